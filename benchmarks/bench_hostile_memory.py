@@ -24,8 +24,8 @@ REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.bench_slow_connections import at_work, completion, fixture_server  # noqa: E402
-from dflash_trt.cli.machine_report import cpu_model  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
+from dflash_trt.files.processor import cpu_model  # noqa: E402
 
 AT_ONCE = 32
 OPTIONS = ("--cache-gib", "0.05")  # the prefix cache is full when the first rounds are over

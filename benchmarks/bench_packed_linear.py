@@ -24,9 +24,9 @@ REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from dflash_trt import _C  # noqa: E402
-from dflash_trt.cli.machine_report import cpu_model  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.engine.graph.onnx_builder import OPSET, PLUGIN_DOMAIN  # noqa: E402
+from dflash_trt.files.processor import cpu_model  # noqa: E402
 from dflash_trt.runtime.drafter.onnxruntime.packed_linear import MIN_PACKED, PACKED_LINEAR  # noqa: E402
 
 SHAPES = ((256, 128), (384, 128), (512, 256), (1536, 256), (512, 512), (3072, 512), (1024, 1024), (6144, 1024),

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from dflash_trt import _C
-from dflash_trt.cli.machine_report import cpu_model
 from dflash_trt.cli.output import print_table
+from dflash_trt.files.processor import cpu_model
 
 COPY = "memory copy (numpy)"
 

@@ -118,7 +118,7 @@ def decode(engine: Path, target: str, device: str) -> None:
     found = {}
     for length in (None, 0):
         with LLM(engine, target, device=device) as llm:
-            found[length] = llm.generate("def main(", SamplingParams(max_tokens=64, draft_length=length))
+            found[length] = llm.generate("def main(", SamplingParams(max_tokens=64, draft_length=length))[0]
     acceptance = found[None].acceptance
     tau = acceptance.tau if acceptance else None
     click.echo(f"tau {tau}, {len(found[None].token_ids)} tokens: {found[None].text!r}")

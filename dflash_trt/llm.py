@@ -8,16 +8,15 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from dflash_trt.api.backend import Chunk, Messages, Prompt, run
+from dflash_trt.api.chat_template import encode_chat
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.metrics import DecoderMetrics
 from dflash_trt.api.prompts import is_prompt
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.api.tokenizer import encode_chat
-from dflash_trt.api.vllm_names import LLM_ARGUMENTS, RENAMED, REQUEST_ARGUMENTS, refuse_others
 from dflash_trt.errors import RequestError, shown
 from dflash_trt.runtime.embedded_backend import PendingRequest
 from dflash_trt.runtime.open_backend import open_engine
@@ -27,49 +26,41 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Params = SamplingParams | Sequence[SamplingParams] | None
-"""For all prompts, or for each its own."""
+"""One for all prompts, or one for each."""
 Given = Prompt | Mapping[str, Any]
 """A prompt, also as {"prompt": text} or {"prompt_token_ids": ids}."""
 Bar = bool | Callable[..., Any]
-"""Whether there is a progress bar, or what makes one, as tqdm does."""
-
-OURS = "LLM(engine, target, max_batch_size=..., draft_length=..., cache_gib=..., dtype=...)"
+"""Whether to show a progress bar, or a function that makes one, like tqdm."""
 
 
 class LLM:
     """An engine directory and its target, serving requests from any thread.
 
     >>> with LLM("engine") as llm:
-    ...     print(llm.generate("def quicksort(").text)
+    ...     print(llm.generate("def quicksort(")[0].text)
     """
 
     def __init__(
         self,
-        engine: str | Path | None = None,
+        engine: str | Path,
         target: str | Path | None = None,
         *,
         max_batch_size: int | None = DEFAULTS.max_batch_size,
-        draft_length: int | str | None = DEFAULTS.draft_length,
+        draft_length: int | str = DEFAULTS.draft_length,
         cache_gib: float = DEFAULTS.cache_gib,
         prefill_chunk: int = DEFAULTS.prefill_chunk,
         device: str = DEFAULTS.device,
         enable_prefix_caching: bool = DEFAULTS.enable_prefix_caching,
         dtype: str = DEFAULTS.dtype,
-        **vllm: object,
     ) -> None:
         """Loads both; `target` is a directory or a repository id, by default the one that the engine was built for.
 
-        The settings are those of `RuntimeOptions`, which says what each means; a `draft_length` of None is its default.
-        Of vLLM's arguments, `model` is the engine directory, `max_num_seqs` the batch size and `spec_tokens` the draft
-        length; others are taken at the defaults that change nothing, else the error names ours.
-
-        Raises EngineError, CheckpointError, RequestError and MissingDependencyError, each with what to do about it.
+        The other arguments are the fields of `RuntimeOptions`. Raises EngineError, CheckpointError, RequestError and
+        MissingDependencyError.
         """
-        own = {"engine": engine, "max_batch_size": max_batch_size, "draft_length": draft_length}
-        engine, max_batch_size, draft_length = _take_vllm(vllm, own)
         options = RuntimeOptions(
             max_batch_size=max_batch_size,
-            draft_length=DEFAULTS.draft_length if draft_length is None else draft_length,
+            draft_length=draft_length,
             cache_gib=cache_gib,
             prefill_chunk=prefill_chunk,
             device=device,
@@ -90,66 +81,28 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Cancels what is left and ends the decoder's thread; so does dropping the last reference."""
+        """Cancels running requests and ends the decoder's thread; so does dropping the last reference."""
         self.backend.close()
 
     def metrics(self) -> DecoderMetrics:
-        """What the decoder does now, and has done since it was made."""
+        """The decoder's current state, and totals since it started."""
         return self.backend.metrics()
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The target's."""
+        """The target's tokenizer."""
         return self.backend.tokenizer
 
-    @overload
-    def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, and goes first
-        self, prompts: str, sampling_params: Params = None, *, use_tqdm: Bar = True, **vllm: object
-    ) -> Completion: ...
-    @overload
     def generate(
-        self,
-        prompts: Sequence[int] | Mapping[str, Any],
-        sampling_params: Params = None,
-        *,
-        use_tqdm: Bar = True,
-        **vllm: object,
-    ) -> Completion: ...
-    @overload
-    def generate(
-        self,
-        prompts: Sequence[str] | Sequence[Sequence[int]] | Sequence[Given],
-        sampling_params: Params = None,
-        *,
-        use_tqdm: Bar = True,
-        **vllm: object,
-    ) -> list[Completion]: ...
-    def generate(
-        self,
-        prompts: Given | Sequence[Given],
-        sampling_params: Params = None,
-        *,
-        use_tqdm: Bar = True,
-        **vllm: object,
-    ) -> Completion | list[Completion]:
-        """The answer to a prompt, or the answers to a list of prompts that run together, in their order.
+        self, prompts: Given | Sequence[Given], sampling_params: Params = None, *, use_tqdm: Bar = True
+    ) -> list[Completion]:
+        """The answers to a prompt, or to a list of prompts that run together, in their order; always a list.
 
         A prompt is a text, or token ids in a list, a tuple or an array, also as {"prompt": text} and
-        {"prompt_token_ids": ids}. A bar on a terminal's stderr counts the answers to a list unless `use_tqdm` is False;
-        a function makes another bar. Raises RequestError for a prompt that cannot be served, before any of them runs.
+        {"prompt_token_ids": ids}. A terminal's stderr shows a progress bar for several prompts unless `use_tqdm` is
+        False; a function makes another bar. Raises RequestError for an invalid prompt before any of them runs.
         """
-        refuse_others(vllm, REQUEST_ARGUMENTS, "generate", "generate(prompts, sampling_params, use_tqdm=...)")
-        if is_prompt(prompts):
-            return self._run([prompts], sampling_params, use_tqdm)[0]
-        return self._run(prompts, sampling_params, use_tqdm)  # type: ignore[arg-type]
+        return self._run([prompts] if is_prompt(prompts) else prompts, sampling_params, use_tqdm)  # type: ignore[arg-type]
 
-    @overload
-    def chat(
-        self, messages: Messages, sampling_params: Params = None, *, use_tqdm: Bar = True, **options: Any
-    ) -> Completion: ...
-    @overload
-    def chat(
-        self, messages: Sequence[Messages], sampling_params: Params = None, *, use_tqdm: Bar = True, **options: Any
-    ) -> list[Completion]: ...
     def chat(
         self,
         messages: Messages | Sequence[Messages],
@@ -161,14 +114,12 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        **vllm: object,
-    ) -> Completion | list[Completion]:
-        """The answer to a conversation [{"role": "user", "content": "..."}, ...], or the answers to a list of them.
+    ) -> list[Completion]:
+        """The answers to a conversation [{"role": "user", "content": "..."}, ...], or to a list of them.
 
         `tools` and `chat_template_kwargs` go to the target's chat template, or to `chat_template` in its place. Raises
-        RequestError where there is none, or it refuses the conversation.
+        RequestError without a template, and for a conversation that the template rejects.
         """
-        refuse_others(vllm, REQUEST_ARGUMENTS, "chat", "chat(messages, sampling_params, use_tqdm=..., tools=...)")
         is_list = isinstance(messages, list | tuple) and bool(messages) and isinstance(messages[0], list | tuple)
         prompts = [
             encode_chat(
@@ -182,8 +133,7 @@ class LLM:
             )
             for each in (messages if is_list else [messages])
         ]
-        answers = self._run(prompts, sampling_params, use_tqdm)
-        return answers if is_list else answers[0]
+        return self._run(prompts, sampling_params, use_tqdm)
 
     def _run(self, prompts: Sequence[Any], sampling_params: Params, bar: Bar) -> list[Completion]:
         with _bar(bar, len(prompts)) as advance:
@@ -200,20 +150,8 @@ class LLM:
         return self.backend.stream(prompt, _params(sampling_params))
 
 
-def _take_vllm(given: dict[str, object], own: dict[str, Any]) -> Iterator[Any]:
-    """Our own arguments, with those that vLLM calls otherwise; RequestError for what means nothing here."""
-    for name in RENAMED.keys() & given.keys():
-        if own[RENAMED[name]] not in (None, DEFAULTS.draft_length):
-            raise RequestError(f"{name}: expected either it or {RENAMED[name]}, found both")
-        own[RENAMED[name]] = given.pop(name)
-    for name, value in given.items():
-        is_setting = name in SamplingParams.__struct_fields__
-        refuse_others({name: value}, LLM_ARGUMENTS, "LLM", f"{name} of SamplingParams" if is_setting else OURS)
-    return iter(own.values())
-
-
 def _prompt(given: Any) -> Any:
-    """vLLM's {"prompt": text} and {"prompt_token_ids": ids} as text or ids; others as they are."""
+    """Text or ids of vLLM's {"prompt": text} and {"prompt_token_ids": ids}; other prompts unchanged."""
     if not isinstance(given, dict):
         return given
     for key in ("prompt_token_ids", "prompt"):
@@ -224,7 +162,7 @@ def _prompt(given: Any) -> Any:
 
 @contextmanager
 def _bar(asked: Bar, total: int) -> Iterator[Callable[[], object]]:
-    """What moves a bar on by one."""
+    """A function that advances the bar by one."""
     if callable(asked):
         bar = asked(total=total, desc="Answers")
         try:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every runtime and every front end shares: settings, requests and answers. Loads no torch."""
+"""Settings, requests and answers that all runtimes and front ends share. Loads no torch."""

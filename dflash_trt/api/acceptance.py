@@ -1,19 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many draft tokens were accepted, in one set of words for every runtime, report and table."""
+"""Counts of accepted draft tokens, with the same names in every runtime, report and table."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 from itertools import accumulate, zip_longest
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 
-if TYPE_CHECKING:
-    from dflash_trt.runtime.request import Step
-
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Tokens that one verify pass emitted for a request.
+
+    Holds only numbers and tuples of numbers, so the garbage collector skips it: a batch keeps thousands.
+    """
+
+    token_ids: tuple[int, ...]
+    """Accepted drafts and the token after them, cut where the answer ends."""
+    proposals: tuple[int, ...]
+    """Draft tokens that the pass verified, rejected ones included."""
+    accepted: int
+    """Draft tokens among `token_ids`."""
+
+    @property
+    def proposed(self) -> int:
+        """Number of draft tokens that the pass verified."""
+        return len(self.proposals)
 
 
 class Acceptance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,7 +38,7 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     passes: Count | None = 0
     """Verify passes, counted once for each request in them."""
     drafting_passes: Count = 0
-    """The verify passes among them that verified draft tokens."""
+    """Verify passes that verified draft tokens."""
     emitted: Count | None = 0
     """Tokens that verify passes emitted: all but the first of each request, which its prefill emits."""
     proposed: Count | None = 0
@@ -34,19 +50,19 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def tau(self) -> float | None:
-        """Acceptance length: emitted tokens per verify pass; None without a pass, or where these are not published."""
+        """Acceptance length: emitted tokens per verify pass; None without passes or published counts."""
         return self.emitted / self.passes if self.passes and self.emitted is not None else None
 
     @property
     def tau_of_drafting_passes(self) -> float | None:
-        """The same where passes without drafts are left out: accepted drafts and the bonus token, per drafting pass.
+        """Accepted drafts and the bonus token, per drafting pass; None without a drafting pass.
 
-        As vLLM counts it: with a bonus token for a pass that a stop token cut, too. None without a drafting pass.
+        Counts a bonus token also for a pass that a stop token cut, as vLLM does.
         """
         return (self.accepted + self.drafting_passes) / self.drafting_passes if self.drafting_passes else None
 
     def __add__(self, other: Acceptance) -> Acceptance:
-        """The counts of both; None where one does not tell."""
+        """Sums of the counts; None where one side is None."""
         by_position = zip_longest(self.accepted_by_position, other.accepted_by_position, fillvalue=0)
         return Acceptance(
             passes=_sum(self.passes, other.passes),
@@ -59,7 +75,7 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @classmethod
     def of(cls, steps: Iterable[Step]) -> Acceptance:
-        """What verify passes came to."""
+        """Counts of these verify passes."""
         counter = AcceptanceCounter()
         for step in steps:
             counter.add(step)
@@ -83,7 +99,7 @@ class AcceptanceCounter:
         self._passes_by_accepted[step.accepted] += 1
 
     def read(self) -> Acceptance:
-        """The counts as they stand; by position, as long as the longest proposal."""
+        """The current counts; by position up to the longest proposal."""
         passes = self._passes_by_accepted.copy()
         at_least = list(accumulate(passes[count] for count in range(self._longest, 0, -1)))[::-1]
         return Acceptance(
@@ -97,14 +113,14 @@ class AcceptanceCounter:
 
 
 class PositionAcceptance(msgspec.Struct, frozen=True, kw_only=True):
-    """How one draft position of the block fared."""
+    """Acceptance at one draft position of the block."""
 
     position: int
-    """1 is the first proposal after the anchor."""
+    """Position in the block; 1 is the first proposal after the anchor."""
     proposed: int
     """Verify passes that judged a proposal here."""
     accepted: int
-    """Of these, passes that accepted it, and so all proposals before it."""
+    """Verify passes that accepted this proposal, and so all before it."""
     share: float | None
     """accepted / proposed; None when nothing was proposed."""
 

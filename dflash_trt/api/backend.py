@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every runtime offers to those who serve people: the command line, Triton, an HTTP server. Loads no torch."""
+"""The interface of a runtime to the command line, Triton and the HTTP server. Loads no torch."""
 
 from __future__ import annotations
 
@@ -8,49 +8,49 @@ from typing import Any, Protocol
 
 import msgspec
 
+from dflash_trt.api.acceptance import Step
 from dflash_trt.api.completion import Completion, PromptLogprobs
 from dflash_trt.api.metrics import DecoderMetrics
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.request import Step
 
 Prompt = str | Sequence[int]
-"""Text, taken as it is, or token ids."""
+"""Text without a chat template, or token ids."""
 Messages = Sequence[dict[str, Any]]
 """A conversation: [{"role": "user", "content": "..."}, ...]."""
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step added to an answer."""
+    """Text and tokens that one step added to an answer."""
 
     text: str
-    """New text; what may be the beginning of a stop text or of a character is held back."""
+    """New text; a possible beginning of a stop text, or an incomplete character, is held back."""
     token_ids: list[int]
     logprobs: list[float] | None = None
-    """Of each of them, where they were asked for and the runtime knows them as they come."""
+    """Log probability of each token; None unless requested and known by the runtime during the answer."""
     top_logprobs: list[dict[int, float]] | None = None
-    """Of the most likely tokens in the place of each, where they were asked for."""
+    """Log probabilities of the most likely tokens at each position; None unless requested."""
     prompt_logprobs: PromptLogprobs | None = None
-    """On the first chunk, where they were asked for."""
+    """Log probabilities of the prompt, on the first chunk; None unless requested."""
     steps: list[Step] = []
-    """The verify passes that brought them, after the prefill's token; empty where the runtime does not know."""
+    """Verify passes that emitted these tokens, after the prefill's token; empty where the runtime does not know."""
     emitted: list[float] = []
-    """When the prefill's token and each pass's came, on the clock of time.perf_counter."""
+    """Times of the prefill's token and of each pass, on the clock of time.perf_counter."""
     completion: Completion | None
     """The whole answer, on the last chunk."""
 
 
 class PendingAnswer(Protocol):
-    """A request whose whole answer is waited for."""
+    """A request whose caller waits for the whole answer."""
 
     def submit(self) -> None:
-        """Queues it."""
+        """Queues the request."""
 
     def result(self) -> Completion:
         """Waits for the answer."""
 
     def cancel(self) -> None:
-        """Ends it; what was not submitted, or has ended, stays as it is."""
+        """Ends the request; no effect before `submit` or after its end."""
 
 
 class Backend(Protocol):
@@ -62,19 +62,19 @@ class Backend(Protocol):
     def stream(
         self, prompt: Prompt, params: SamplingParams, *, incremental: bool = True
     ) -> AsyncGenerator[Chunk, None]:
-        """The answer as it grows, in one chunk where it need not be `incremental`; closing the iterator cancels it.
+        """The answer step by step, or in one chunk unless `incremental`; closing the iterator cancels the request.
 
-        The request is submitted at the first `anext`. Raises RequestError for what cannot be served.
+        Submits the request at the first `anext`. Raises RequestError for an invalid one.
         """
 
     def encode_chat(self, messages: Messages) -> list[int]:
-        """A conversation as a prompt; RequestError where it is none, or the target has no chat template."""
+        """Token ids of a conversation; RequestError for an invalid one, or a target without a chat template."""
 
     def metrics(self) -> DecoderMetrics | None:
-        """What the runtime does and has done; None where it has a page of its own for that."""
+        """Current metrics; None where the runtime publishes its own."""
 
     def close(self) -> None:
-        """Cancels what is left and ends the runtime."""
+        """Cancels running requests and ends the runtime."""
 
 
 def run(
@@ -83,10 +83,10 @@ def run(
     params: SamplingParams | Sequence[SamplingParams],
     advance: Callable[[], object] = lambda: None,
 ) -> list[Completion]:
-    """The answers to prompts that run together, in their order; `params` are for all, or for each its own.
+    """The answers to prompts that run together, in order; `params` has one entry for all prompts or one for each.
 
-    `advance` is called once for each prompt. Raises RequestError for a prompt that cannot be served, before any of
-    them runs; Ctrl-C while it waits cancels all.
+    Calls `advance` once for each prompt. Raises RequestError for an invalid prompt before any of them runs; Ctrl-C
+    cancels all.
     """
     settings = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
     if len(settings) != len(prompts):

@@ -1,144 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request came to: its tokens, its text, and what they cost."""
+"""The answer to a request: tokens, text, log probabilities and times."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import enum
+from collections.abc import Sequence
 
 import msgspec
 
 from dflash_trt.api.acceptance import Acceptance
-from dflash_trt.runtime.request import FinishReason, Request
+
+
+class FinishReason(enum.StrEnum):
+    """Why an answer ended."""
+
+    STOP = "stop"
+    """A stop token or a stop text ended the answer."""
+    LENGTH = "length"
+    """The answer reached max_tokens."""
+    CANCELLED = "cancelled"
+    ERROR = "error"
+    """The target's logits were NaN or infinite: there is no next token."""
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Log probabilities of a prompt's tokens but the first, which nothing precedes."""
+    """Log probabilities of a prompt's tokens, from the second one on."""
 
     logprobs: list[float]
     top_logprobs: list[dict[int, float]] | None
-    """Of the most likely tokens in the place of each; None unless asked for."""
-
-    @classmethod
-    def of(cls, request: Request) -> PromptLogprobs | None:
-        """Those of a request whose prompt has been read."""
-        if not request.params.prompt_logprobs:
-            return None
-        top = list(request.prompt_top_logprobs) if request.params.top_logprobs else None
-        return cls(logprobs=list(request.prompt_logprobs), top_logprobs=top)
+    """Log probabilities of the most likely tokens at each position; None unless requested."""
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to one request; times are wall times in seconds, model loading excluded.
 
-    What a runtime does not know is None.
+    A field that a runtime does not know is None.
     """
 
     token_ids: list[int]
     """Emitted tokens, a final stop token included."""
     text: str
-    """Their text, special tokens and a stop text left out; empty without a tokenizer."""
+    """Text of the tokens without special tokens and a stop text; empty without a tokenizer."""
     finish_reason: str
-    """A FinishReason, or another word of TensorRT-LLM's."""
+    """A FinishReason, or TensorRT-LLM's own."""
     stop_reason: str | int | None
     """The stop text or the token of `stop_token_ids` that ended it; None for any other end."""
     logprobs: list[float] | None
-    """Log probability of each token under the target, before temperature and filters; None unless asked for."""
+    """Log probability of each token under the target, before temperature and filters; None unless requested."""
     top_logprobs: list[dict[int, float]] | None = None
-    """Of the most likely tokens in the place of each, most likely first; None unless asked for."""
+    """Log probabilities of the most likely tokens at each position, highest first; None unless requested."""
     prompt_logprobs: PromptLogprobs | None = None
-    """Of the prompt; None unless asked for."""
+    """Log probabilities of the prompt; None unless requested."""
     cumulative_logprob: float | None
-    """Their sum."""
+    """Sum of `logprobs`."""
     seed: int | None
-    """What tokens were drawn with; greedy decoding draws none. A request that gives it draws the same tokens, unless
-    this one gave none and its proposals were drawn, too (docs/sampling.md)."""
+    """Seed that tokens were drawn with. A request with this seed draws the same tokens, unless this one gave none and
+    drew its proposals, too (docs/sampling.md)."""
     acceptance: Acceptance | None
-    """Its verify passes, and what they accepted."""
+    """Verify passes of this request, and the draft tokens that they accepted."""
     arrived: float
-    """When it was asked, on the clock of time.perf_counter or of TensorRT-LLM."""
+    """Time of arrival, on the clock of time.perf_counter or of TensorRT-LLM."""
     queue_seconds: float | None
-    """From arrival to admission."""
+    """Seconds from arrival to admission."""
     ttft_seconds: float | None
-    """From arrival to the first token; None when there is none."""
+    """Seconds from arrival to the first token; None without one."""
     itl_seconds: float | None
-    """Inter-token latency: from first to last token / tokens after the first; None without one."""
+    """Inter-token latency: seconds from first to last token / tokens after the first; None for fewer than two."""
     seconds: float
-    """From arrival to the end, right behind the last token."""
+    """Seconds from arrival to the end, right after the last token."""
     num_cached_tokens: int | None = None
-    """Tokens of the prompt that an earlier request had left in the caches."""
+    """Prompt tokens served from the prefix cache."""
     other_metrics: dict[str, float] = {}
-    """What only this runtime measures, by its own names."""
+    """Metrics that only this runtime measures, under its own names."""
     prompt: str | Sequence[int] | None = None
-    """As it was given, a conversation as its token ids; None in a stream."""
+    """The prompt as given, or a conversation's token ids; None in a stream."""
     prompt_token_ids: list[int] | None = None
     index: int = 0
-    """Among the `n` answers to its prompt."""
+    """Index among the `n` answers to the prompt."""
     others: tuple[Completion, ...] = ()
-    """The answers after the first, in the first."""
+    """Answers 1 to n - 1 to the same prompt; set on the first answer."""
 
     @property
     def outputs(self) -> tuple[Completion, ...]:
-        """All `n` answers to its prompt, itself first: vLLM's `.outputs[0].text`."""
+        """All `n` answers to the prompt, this one first: vLLM's `.outputs[0].text`."""
         return (self, *self.others)
 
     @property
-    def finished(self) -> bool:
-        """Always: what is not is a Chunk."""
-        return True
-
-    def __iter__(self) -> Iterator[Completion]:
-        """Itself: vLLM answers one prompt, too, with a list."""
-        return iter((self,))
-
-    def __getitem__(self, index: int) -> Completion:
-        """Itself at 0."""
-        return (self,)[index]
-
-    @property
     def steps(self) -> int | None:
-        """Verify passes of the target; the prefill is none."""
+        """Verify passes of the target, without the prefill."""
         return None if self.acceptance is None else self.acceptance.passes
 
     @property
     def tau(self) -> float | None:
         """Tokens after the first / steps; None without a step."""
         return None if self.acceptance is None else self.acceptance.tau
-
-
-def completion(request: Request) -> Completion:
-    """The answer of a finished request; raises its error where the target could not say a token of it."""
-    assert request.finished is not None
-    if request.finished is FinishReason.ERROR:
-        assert request.error is not None
-        raise request.error
-    assert request.ended is not None
-    tokens = len(request.token_ids)
-    first, last = (request.emitted[0], request.emitted[-1]) if request.emitted else (None, None)
-    return Completion(
-        token_ids=list(request.token_ids),
-        prompt_token_ids=list(request.prompt_ids),
-        text="" if request.text is None else request.text.text,
-        finish_reason=request.finished,
-        stop_reason=_stop_reason(request),
-        logprobs=list(request.logprobs) if request.params.logprobs else None,
-        top_logprobs=list(request.top_logprobs) if request.params.top_logprobs else None,
-        prompt_logprobs=PromptLogprobs.of(request),
-        cumulative_logprob=sum(request.logprobs) if request.params.logprobs else None,
-        seed=request.sampler.seed,
-        acceptance=Acceptance.of(request.steps),
-        arrived=request.arrived,
-        queue_seconds=(request.admitted or request.ended) - request.arrived,
-        ttft_seconds=None if first is None else first - request.arrived,
-        itl_seconds=(last - first) / (tokens - 1) if first is not None and last is not None and tokens > 1 else None,
-        seconds=request.ended - request.arrived,
-        num_cached_tokens=request.num_cached_tokens,
-    )
-
-
-def _stop_reason(request: Request) -> str | int | None:
-    if request.finished is not FinishReason.STOP:
-        return None
-    if request.text is not None and request.text.stopped_by is not None:
-        return request.text.stopped_by
-    last = request.token_ids[-1]
-    return last if last in request.params.stop_ids else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a decoder has done since it was made."""
+"""Metrics of a decoder."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from dflash_trt.api.acceptance import Acceptance, AcceptanceCounter
-from dflash_trt.runtime.request import FinishReason, Step
+from dflash_trt.api.acceptance import Acceptance, AcceptanceCounter, Step
+from dflash_trt.api.completion import FinishReason
 
 
 class _Totals(msgspec.Struct, kw_only=True):
-    """Sums since the decoder was made."""
+    """Totals since the decoder started."""
 
     passes: int = 0
     """Passes of the target, prompts included."""
@@ -21,13 +21,13 @@ class _Totals(msgspec.Struct, kw_only=True):
     """Requests that ended, by reason."""
     output_tokens: int = 0
     prefix_cache_queries: int = 0
-    """Prompt tokens of admitted requests, where prefixes are cached."""
+    """Prompt tokens of admitted requests, with prefix caching."""
     prefix_cache_hits: int = 0
-    """Those among them that no pass had to compute."""
+    """Prompt tokens served from the prefix cache."""
 
 
 class DecoderMetrics(_Totals, kw_only=True):
-    """A reading: what the decoder does now, and its totals."""
+    """A reading of the decoder: its current state and its totals."""
 
     running: int
     """Requests that hold a slot."""
@@ -35,11 +35,11 @@ class DecoderMetrics(_Totals, kw_only=True):
     """Requests in the queue."""
     free_slots: int
     free_cache_tokens: int
-    """Room that no request has reserved."""
+    """Tokens that fit in the unreserved pages."""
     draft_length: str
-    """How many drafted tokens a step verifies now, and why."""
+    """Drafted tokens that a step verifies now, and the reason."""
     acceptance: Acceptance
-    """Of all verify passes since it was made."""
+    """Counts of all verify passes since the decoder started."""
 
     @property
     def tau(self) -> float | None:
@@ -58,6 +58,6 @@ class Counts(_Totals):
         self.acceptance.add(step)
 
     def read(self) -> dict[str, Any]:
-        """The totals as they stand now."""
+        """The current totals."""
         totals = {name: getattr(self, name) for name in _Totals.__struct_fields__}
         return totals | {"finished": dict(self.finished), "acceptance": self.acceptance.read()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the embedded runtime is made with: each setting, its default and its check, once for API, CLI and Triton."""
+"""Settings of the embedded runtime: each one's default and check, for API, CLI and Triton."""
 
 from __future__ import annotations
 
@@ -7,34 +7,40 @@ import msgspec
 
 from dflash_trt.api.sampling_params import is_integer
 from dflash_trt.errors import RequestError, shown
-from dflash_trt.runtime.targets.dtype import check_dtype
 
 DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", "float32", "bfloat16")
 MAX_SIZE = 2**31 - 1
 """Slots and positions are INT32 in both graphs."""
 MAX_CACHE_GIB = 2**20  # a PiB, which no machine has
 
 
+def check_dtype(dtype: object) -> None:
+    """Raises RequestError for anything but one of DTYPES."""
+    if dtype not in DTYPES:
+        raise RequestError(f"dtype: expected {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, found {shown(dtype)}")
+
+
 class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of one runtime; raises RequestError, with the field's name, for a value that nobody could serve."""
+    """Settings of one runtime; raises RequestError, with the field's name, for an invalid value."""
 
     max_batch_size: int | None = None
-    """Requests that run at once, 1 to 2^31 - 1; None: what the engine's TensorRT plans hold, or 16 without."""
+    """Requests that run at once, 1 to 2^31 - 1; None: the batch of the engine's TensorRT plans, or 16 without."""
     cache_gib: float = 4.0
-    """Room for the caches of target and drafter together, in GiB, more than 0."""
+    """Memory for the caches of target and drafter together, in GiB, more than 0."""
     device: str = "auto"
-    """cpu, cuda or auto: CUDA where torch sees it."""
+    """Device: cpu, cuda or auto, which is CUDA where torch sees it."""
     dtype: str = "auto"
-    """Type that the target is computed in: float32, which is auto too, or bfloat16, for a checkpoint in it."""
+    """Type that the target is computed in: auto and float32 are FP32; bfloat16 needs a BF16 checkpoint."""
     draft_length: int | str = "auto"
     """Drafted tokens that a step verifies: a number, 0 (plain decoding) to K, a schedule "1:7,8:3" by batch size,
-    or "auto": what measured steps and acceptance say is fastest."""
+    or "auto": the fastest by measured steps and acceptance."""
     prefill_chunk: int = 256
-    """Prompt tokens that join a step at most, 1 to 2^31 - 1: a long prompt does not stall the others."""
+    """Largest number of prompt tokens in a step, 1 to 2^31 - 1, so that a long prompt does not stall other requests."""
     enable_prefix_caching: bool = True
-    """Whether a prompt begins with what earlier requests left in the caches of target and drafter."""
+    """Reuse the cached prefixes of earlier prompts, of target and drafter."""
     tp: int = 1
-    """Ranks that share the target, 1 or more, which torchrun or mpiexec has started."""
+    """Ranks that share the target, 1 or more, started by torchrun or mpiexec."""
 
     def __post_init__(self) -> None:
         for name in ("max_batch_size", "prefill_chunk", "tp"):

@@ -1,124 +1,117 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request asks for: how tokens are drawn, and where the answer ends."""
+"""Sampling parameters of a request: each field's type, range and default, for every front end."""
 
 from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Collection, Mapping
+import sys
+from collections.abc import Collection, Mapping
 from numbers import Integral, Real
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast, get_args, get_origin
 
 import msgspec
 
 from dflash_trt import _C
-from dflash_trt.api.vllm_names import SETTINGS, refuse_others
 from dflash_trt.errors import RequestError
 
 LARGEST_PENALTY = 1e6
-"""And 1 / this for what divides: far beyond any use, and logits stay finite however often it applies."""
-
-
+"""Bound far beyond any use, with which logits stay finite however often a penalty applies."""
 MAX_TOP_LOGPROBS = 20
+"""Limit of the OpenAI API."""
 MAX_BIAS = 100.0
-"""Both as in the OpenAI API."""
+"""Limit of the OpenAI API."""
 MAX_N = 16384
-"""As VLLM_MAX_N_SEQUENCES is unless set."""
+"""Default of VLLM_MAX_N_SEQUENCES."""
+OPENAI_TEMPERATURE = 1.0
+"""Temperature of a server's request that names none, in the OpenAI API, Dynamo and TensorRT-LLM."""
+DEFAULT_CHAT_TOKENS = 4096
+"""Limit of a server's chat that names no max_tokens: a request reserves cache for all that it may generate."""
 
-SAMPLER_FIELDS = (
-    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-)  # fmt: skip
-"""Settings that say how a token is drawn; the others say from what seed, and where the answer ends."""
+
+class Bounds(NamedTuple):
+    """Values that a number may have."""
+
+    low: float
+    high: float
+    expected: str
+    """The bounds in words, for errors."""
+    help: str | None = None
+    """Description of the command-line option."""
+
+
+class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a token is drawn: command line, server, traces, Triton, Dynamo and TensorRT-LLM take each of these fields."""
+
+    temperature: Annotated[float, Bounds(0, sys.float_info.max, "0 or more", "0 is greedy decoding.")] = 0.0
+    """Divides the logits; 0 is greedy: the most likely token, whatever the other settings."""
+    top_k: Annotated[int, Bounds(0, 2**31 - 1, "0 to 2^31 - 1, or -1", "Only the k likeliest tokens; 0: all.")] = 0
+    """Keeps only the k most likely tokens; 0 or -1: all."""
+    top_p: Annotated[float, Bounds(math.ulp(0), 1, "more than 0 and at most 1", "Probability mass to keep.")] = 1.0
+    """Keeps only the smallest set of most likely tokens whose probabilities reach it; in (0, 1]."""
+    min_p: Annotated[float, Bounds(0, 1, "0 to 1", "Minimum probability relative to the likeliest token.")] = 0.0
+    """Keeps only tokens at least this share as likely as the most likely one; in [0, 1]."""
+    repetition_penalty: Annotated[float, Bounds(1 / LARGEST_PENALTY, LARGEST_PENALTY, "1e-6 to 1e6")] = 1.0
+    """Divides positive logits of tokens in prompt or output, multiplies negative ones (arXiv 1909.05858)."""
+    presence_penalty: Annotated[float, Bounds(-LARGEST_PENALTY, LARGEST_PENALTY, "-1e6 to 1e6")] = 0.0
+    """Subtracts from the logit of each token in the output."""
+    frequency_penalty: Annotated[float, Bounds(-LARGEST_PENALTY, LARGEST_PENALTY, "-1e6 to 1e6")] = 0.0
+    """Subtracts once for each time a token is in the output."""
+    seed: Annotated[int | None, Bounds(0, 2**64 - 1, "0 to 2^64 - 1", "Fixes the tokens; random if left out.")] = None
+    """Seed, 0 to 2^64 - 1; it fixes the tokens, whatever else runs. None: one is drawn, and reported."""
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     """What the text of an answer must match."""
 
     kind: Literal["json_schema", "regex", "grammar", "structural_tag"]
-    """The last two are xgrammar's own: EBNF, and texts in tags."""
+    """Language of `text`; the last two are xgrammar's: EBNF, and texts in tags."""
     text: str
-    """A JSON document, but for a regex and EBNF."""
+    """A regular expression, EBNF, or for the other kinds a JSON document."""
     field: str = "structured_outputs"
-    """What an error calls it."""
+    """The request's field that errors name."""
 
 
-class _NamedSettings(msgspec.StructMeta):
-    """Refuses settings that there are not as RequestError, not TypeError."""
-
-    def __call__(self, *args: object, **settings: object) -> Any:
-        fields = self.__struct_fields__
-        others = {name: settings.pop(name) for name in sorted(settings.keys() - set(fields))}
-        refuse_others(others, SETTINGS, "SamplingParams", f"one of {', '.join(sorted(fields))}")
-        return super().__call__(*args, **settings)
-
-
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, metaclass=_NamedSettings):
+class SamplingParams(SamplerSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one request, named as in vLLM; the defaults are greedy decoding.
 
     Raises RequestError, with the field's name, for a value of another type or out of range.
     """
 
-    n: int = 1
+    n: Annotated[int, Bounds(1, MAX_N, f"1 to {MAX_N}")] = 1
     """Answers to each prompt of `LLM.generate` and `LLM.chat`: the `outputs` of its Completion."""
-    max_tokens: int = 128
-    """Of the answer."""
-    temperature: float = 0.0
-    """0 is greedy: the most likely token, whatever the other settings."""
-    top_k: int = 0
-    """Only the k most likely tokens; 0 or -1: all."""
-    top_p: float = 1.0
-    """Only the smallest set of most likely tokens whose probabilities reach it; in (0, 1]."""
-    min_p: float = 0.0
-    """Only tokens at least this share as likely as the most likely one; in [0, 1]."""
-    repetition_penalty: float = 1.0
-    """Divides positive logits of tokens in prompt or output, multiplies negative ones (arXiv 1909.05858)."""
-    presence_penalty: float = 0.0
-    """Subtracted from the logit of each token in the output."""
-    frequency_penalty: float = 0.0
-    """Subtracted once for each time a token is in the output."""
-    seed: int | None = None
-    """0 to 2^64 - 1: the same seed draws the same tokens, whatever else runs. None: one is drawn, and reported."""
+    max_tokens: Annotated[int, Bounds(1, math.inf, "at least 1")] = 128
+    """Maximum number of tokens to generate."""
     stop: Collection[str] | None = ()
-    """A text, or texts, that end the answer; they are cut from its text. Held as a tuple."""
+    """One or several texts that end the answer; they are cut from its text. Held as a tuple."""
     stop_token_ids: int | Collection[int] | None = ()
     """Tokens that end the answer beside the target's end-of-sequence tokens; they stay in its tokens. Held as a set."""
     ignore_eos: bool = False
-    """Whether the target's end-of-sequence tokens end the answer no more."""
+    """Keep generating past end-of-sequence tokens."""
     logprobs: bool | int | None = False
-    """Whether the log probability of each emitted token is returned; a number is that of `top_logprobs`, too."""
-    top_logprobs: int = 0
-    """And those of so many most likely tokens in its place, at most 20."""
+    """Return the log probability of each emitted token; a number also sets `top_logprobs`."""
+    top_logprobs: Annotated[int, Bounds(0, MAX_TOP_LOGPROBS, f"0 to {MAX_TOP_LOGPROBS}")] = 0
+    """Number of alternatives to report per token, 0 to 20."""
     prompt_logprobs: bool | int | None = False
-    """Whether the same is returned for each token of the prompt but the first; nothing of it is read from a cache."""
+    """Return log probabilities of the prompt's tokens but the first; the prompt is then not read from the cache."""
     logit_bias: Mapping[int, float] | None = None
-    """Added to the logits of these tokens, -100 to 100 each."""
+    """Numbers to add to the logits of these tokens, -100 to 100 each."""
     structured_outputs: Grammar | None = None
-    """What the whole text must match where it does not end at max_tokens; needs the package xgrammar."""
-    draft_length: int | None = None
-    """So many drafted tokens are verified in a step where the runtime chooses (`auto`), at most so many where it has a
-    length of its own; 0 is plain decoding, None what the runtime chooses. The output does not depend on it."""
+    """Grammar of the whole text, unless it ends at max_tokens; needs the package xgrammar."""
+    draft_length: Annotated[int | None, Bounds(0, math.inf, "0 or more")] = None
+    """Drafted tokens to verify in a step where the runtime's policy is `auto`, else the maximum; 0 is plain decoding,
+    None the runtime's choice. The output does not depend on it."""
 
     def __post_init__(self) -> None:
-        self._integer("n", 1, MAX_N, f"1 to {MAX_N}")
-        self._integer("max_tokens", 1, math.inf, "at least 1")
-        self._number("temperature", lambda value: 0 <= value < math.inf, "0 or more")
         if self.top_k is not True and self.top_k == -1:
             self._set("top_k", 0)
-        self._integer("top_k", 0, 2**31 - 1, "0 to 2^31 - 1, or -1")
-        self._number("top_p", lambda value: 0 < value <= 1, "more than 0 and at most 1")
-        self._number("min_p", lambda value: 0 <= value <= 1, "0 to 1")
-        self._number("repetition_penalty", lambda value: 1 / LARGEST_PENALTY <= value <= LARGEST_PENALTY, "1e-6 to 1e6")
-        for name in ("presence_penalty", "frequency_penalty"):
-            self._number(name, lambda value: abs(value) <= LARGEST_PENALTY, "-1e6 to 1e6")
-        if self.seed is not None:
-            self._integer("seed", 0, 2**64 - 1, "0 to 2^64 - 1")
-        if self.draft_length is not None:
-            self._integer("draft_length", 0, math.inf, "0 or more")
-        self._set("stop", _texts(self.stop))
-        self._set("stop_token_ids", _token_ids(self.stop_token_ids))
         for name in ("logprobs", "prompt_logprobs"):
             self._count_is_true(name)
-        self._integer("top_logprobs", 0, MAX_TOP_LOGPROBS, f"0 to {MAX_TOP_LOGPROBS}")
+        for name, field in NUMBERS.items():
+            if (value := getattr(self, name)) is not None or field.default is not None:
+                self._set(name, _number(name, value, field))
+        self._set("stop", _texts(self.stop))
+        self._set("stop_token_ids", _token_ids(self.stop_token_ids))
         self._set("logit_bias", _logit_bias(self.logit_bias))
         for name in ("ignore_eos", "logprobs", "prompt_logprobs"):
             if not isinstance(value := getattr(self, name), bool):
@@ -136,26 +129,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
-        """`stop` as it is held."""
+        """`stop` as a tuple."""
         return cast("tuple[str, ...]", self.stop)
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """`stop_token_ids` as they are held."""
+        """`stop_token_ids` as a set."""
         return cast("frozenset[int]", self.stop_token_ids)
 
     def sampler(self) -> _C.SamplerParams:
-        """The settings as the sampling rule takes them; draws a seed where none is given."""
-        seed = secrets.randbits(64) if self.seed is None else self.seed
-        return _C.SamplerParams(**{name: getattr(self, name) for name in SAMPLER_FIELDS}, seed=seed)
+        """The settings for the sampling rule; draws a seed where none is given."""
+        settings = {name: getattr(self, name) for name in SAMPLER_FIELDS}
+        return _C.SamplerParams(**settings | {"seed": secrets.randbits(64) if self.seed is None else self.seed})
 
     def nth(self, index: int) -> SamplingParams:
-        """Of answer `index` of `n`: a seed is increased by the index, as in vLLM."""
+        """Parameters of answer `index` of `n`: a seed is increased by the index, as in vLLM."""
         seed = self.seed if self.seed is None else (self.seed + index) % 2**64
         return msgspec.structs.replace(self, n=1, seed=seed)
 
     def _count_is_true(self, name: str) -> None:
-        """vLLM's number of log probabilities in a place, as True and `top_logprobs`."""
+        """Turns vLLM's number of alternatives into True and `top_logprobs`."""
         value = getattr(self, name)
         if is_integer(value):
             if self.top_logprobs not in (0, value):
@@ -166,30 +159,43 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def _set(self, name: str, value: object) -> None:
         msgspec.structs.force_setattr(self, name, value)
 
-    def _integer(self, name: str, low: int, high: float, expected: str) -> None:
-        value = getattr(self, name)
-        if not is_integer(value):
-            raise _refusal(name, f"an integer, {expected}", value)
-        if not low <= value <= high:
-            raise _refusal(name, expected, value)
-        self._set(name, int(value))
 
-    def _number(self, name: str, holds: Callable[[float], bool], expected: str) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, Real) or isinstance(value, bool):
-            raise _refusal(name, f"a number, {expected}", value)
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if not holds(number):
-            raise _refusal(name, expected, value)
-        self._set(name, number)
+class NumberField(NamedTuple):
+    """A number among the fields of SamplingParams."""
+
+    type: type[int] | type[float]
+    default: float | None
+    bounds: Bounds
+
+
+NUMBERS = {
+    field.name: NumberField(float if kind is float else int, field.default, bounds)
+    for field in msgspec.structs.fields(SamplingParams)
+    if get_origin(field.type) is Annotated
+    for kind, bounds in [get_args(field.type)]
+}
+"""The numbers of SamplingParams, from which checks and front ends are made."""
+SAMPLER_FIELDS = {name: NUMBERS[name] for name in SamplerSettings.__struct_fields__}
 
 
 def is_integer(value: object) -> bool:
-    """Whether it is an integer of Python or numpy; a truth value is none."""
+    """Whether `value` is an integer of Python or numpy, and no truth value."""
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _number(name: str, value: Any, field: NumberField) -> float:
+    low, high, expected, _ = field.bounds
+    kind, noun = (Integral, "an integer") if field.type is int else (Real, "a number")
+    is_number = isinstance(value, kind) and not isinstance(value, bool)
+    if not is_number:
+        raise _refusal(name, f"{noun}, {expected}", value)
+    try:
+        number = field.type(value)
+    except OverflowError:
+        number = math.inf
+    if not low <= number <= high:
+        raise _refusal(name, expected, value)
+    return number
 
 
 def _texts(given: object) -> tuple[str, ...]:

@@ -11,12 +11,12 @@ from typing import Any
 
 import click
 
+from dflash_trt.api.runtime_options import DTYPES
 from dflash_trt.cli.completion import TARGET
 from dflash_trt.cli.options import PATH, json_option, options
 from dflash_trt.cli.output import resumable
 from dflash_trt.errors import shown
 from dflash_trt.files.command import quoted
-from dflash_trt.runtime.targets.dtype import DTYPES
 
 NUMBER = re.compile("[0-9]{1,5}")
 

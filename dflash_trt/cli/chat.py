@@ -41,9 +41,9 @@ def chat(engine: Path, target: str | None, system: str | None, **settings: Any) 
     Example:
       dflash-trt chat engine --max-tokens 512
     """
+    from dflash_trt.api.chat_template import check_chat
     from dflash_trt.api.runtime_options import RuntimeOptions
     from dflash_trt.api.sampling_params import SamplingParams
-    from dflash_trt.api.tokenizer import check_chat
     from dflash_trt.runtime.checked_pair import CheckedPair
     from dflash_trt.runtime.open_backend import open_embedded
 
@@ -79,7 +79,7 @@ class TerminalChat:
 
     async def ask(self, message: str) -> None:
         """Shows the answer as it comes, and what it cost; only an answer that came to its end is remembered."""
-        from dflash_trt.runtime.request import FinishReason
+        from dflash_trt.api.completion import FinishReason
         from dflash_trt.runtime.server.channels import Channels
 
         messages = [*self._messages, {"role": "user", "content": message}]

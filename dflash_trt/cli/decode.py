@@ -14,9 +14,9 @@ import click
 import msgspec
 
 from dflash_trt.api.backend import Backend, run
+from dflash_trt.api.chat_template import encode
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.api.tokenizer import encode
 from dflash_trt.cli.output import number_text, print_json, print_table
 from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.errors import EngineError, RequestError

@@ -74,8 +74,7 @@ def generate(
 
 def _run_engine(engine: Path, target: str | None, job: Job, options: RuntimeOptions) -> None:
     """Decodes with an engine directory in the embedded runtime; on ranks but 0, follows rank 0."""
-    from dflash_trt.api.prompts import check_prompt
-    from dflash_trt.runtime.checked_pair import CheckedPair
+    from dflash_trt.runtime.checked_pair import CheckedPair, check_prompt
     from dflash_trt.runtime.embedded_backend import EmbeddedBackend
     from dflash_trt.runtime.ranks.join import join
 

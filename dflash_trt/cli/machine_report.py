@@ -12,6 +12,7 @@ from importlib.util import find_spec
 
 from dflash_trt.cli.gpu_report import MachineFinding, gpus
 from dflash_trt.cli.plugin_report import plugin_library
+from dflash_trt.files.processor import cpu_model
 
 RUNNING = ("generate", "chat", "serve", "verify", "capture", "dynamo")
 DYNAMO = "pip install 'dflash-trt[dynamo]' && pip install --no-deps ai-dynamo==1.6.1"
@@ -55,18 +56,6 @@ def examine() -> list[MachineFinding]:
         plugin_library(),
         *gpus(),
     ]
-
-
-def cpu_model() -> str:
-    """The processor as its vendor calls it."""
-    try:
-        with open("/proc/cpuinfo") as lines:  # noqa: PTH123 - a device-like file, read line by line
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or "unknown model"
 
 
 def package_version(name: str) -> str | None:

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from dflash_trt.api.runtime_options import DEFAULTS, DEVICES
+from dflash_trt.api.runtime_options import DEFAULTS, DEVICES, DTYPES
+from dflash_trt.api.sampling_params import SAMPLER_FIELDS, SamplingParams
 from dflash_trt.cli.completion import DRAFT, TARGET
 from dflash_trt.deploy.deployment_file import refuse_deployment
 from dflash_trt.files.write import OutputKind, check_replaceable
 from dflash_trt.observe.plots.picture import PICTURE
-from dflash_trt.runtime.targets.dtype import DTYPES
 
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 PATH = click.Path(path_type=Path)
@@ -119,17 +119,12 @@ def max_tokens_option(default: int, least: int) -> Callable[[Command], Command]:
 
 
 sampling_options = options(
-    max_tokens_option(128, 1),
-    click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy decoding."),
-    click.option("--top-k", type=int, default=0, show_default=True, help="Only the k likeliest tokens; 0: all."),
-    click.option("--top-p", type=float, default=1.0, show_default=True,
-                 help="Only the likeliest tokens that reach this share."),
-    click.option("--min-p", type=float, default=0.0, show_default=True,
-                 help="Only tokens at least this likely, relative to the likeliest."),
-    click.option("--repetition-penalty", type=float, default=1.0, show_default=True),
-    click.option("--presence-penalty", type=float, default=0.0, show_default=True),
-    click.option("--frequency-penalty", type=float, default=0.0, show_default=True),
-    click.option("--seed", type=int, help="The same seed draws the same tokens; random if left out."),
+    max_tokens_option(SamplingParams().max_tokens, 1),
+    *(
+        click.option(f"--{name.replace('_', '-')}", type=field.type, default=field.default,
+                     show_default=field.default is not None, help=field.bounds.help)
+        for name, field in SAMPLER_FIELDS.items()
+    ),
     click.option("--stop", multiple=True, metavar="TEXT", help="Text that ends the answer; may be repeated."),
     click.option("--ignore-eos", is_flag=True, help="Do not stop at the target's end-of-sequence tokens."),
     click.option("--logprobs", is_flag=True, help="Return the log probability of each token (with --json)."),

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import click
 import msgspec
 
+from dflash_trt.api.runtime_options import DTYPES
 from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
 from dflash_trt.cli.completion import DEPLOYMENT
 from dflash_trt.cli.options import PATH, json_option, refuse_given, source_options
@@ -21,7 +22,6 @@ from dflash_trt.deploy.real_classes import check_with_package
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.engine.manifest import read_manifest
-from dflash_trt.runtime.targets.dtype import DTYPES
 from dflash_trt.triton.model_file import Dtype, EmbeddedArguments, TritonConfig, check_name
 
 

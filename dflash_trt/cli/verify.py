@@ -93,8 +93,7 @@ def verify(
         verify_deployment(config, target, read_prompts(prompt_file), max_tokens, chat=chat, as_json=as_json)
         return
 
-    from dflash_trt.api.prompts import check_prompt
-    from dflash_trt.runtime.checked_pair import CheckedPair
+    from dflash_trt.runtime.checked_pair import CheckedPair, check_prompt
     from dflash_trt.runtime.measure.verification import Verification, tokenize
     from dflash_trt.runtime.measure.verification_report import find_failure
 

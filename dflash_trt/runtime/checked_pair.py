@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflash_trt.api.tokenizer import load_tokenizer
+from dflash_trt.api.sampling_params import is_integer
+from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.source import configuration_directory, is_local
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, TargetSpec, check_pair, read_target
+from dflash_trt.checkpoint.tokenizer import load_tokenizer
 from dflash_trt.engine.manifest import Manifest, read_manifest, sha256
-from dflash_trt.errors import EngineError
+from dflash_trt.errors import EngineError, RequestError, shown
 from dflash_trt.files.command import quoted
 
 if TYPE_CHECKING:
@@ -64,6 +67,29 @@ def find_target(engine: Path, manifest: Manifest, name: str | None) -> tuple[str
             hint=f"build again, or accept it as it is: --target {quoted(Path(source.name))}",
         )
     return source.name, directory
+
+
+def check_prompt(prompt_ids: Sequence[int], max_tokens: int, draft: DraftSpec, target: TargetSpec) -> None:
+    """Raises RequestError for an invalid prompt, and for one too long for target or draft with `max_tokens`."""
+    if not prompt_ids:
+        raise RequestError("prompt: expected at least one token, found an empty prompt")
+    vocabulary = range(target.vocab_size)
+    if wrong := [token for token in prompt_ids if not (is_integer(token) and int(token) in vocabulary)]:
+        raise RequestError(f"prompt: expected token ids from 0 to {target.vocab_size - 1}, found {shown(wrong[0])}")
+    if draft.mask_token_id in prompt_ids:
+        raise RequestError(f"prompt: expected text, found the draft's mask token {draft.mask_token_id}")
+    limit = max_positions(draft, target)
+    if (length := len(prompt_ids) + max_tokens) > limit:
+        raise RequestError(
+            f"prompt: expected at most {limit} tokens (max_position_embeddings), found {len(prompt_ids)}"
+            f" in the prompt + {max_tokens} new ones = {length}",
+            hint="lower --max-tokens or shorten the prompt",
+        )
+
+
+def max_positions(draft: DraftSpec, target: TargetSpec) -> int:
+    """Positions that both target and draft have."""
+    return min(draft.max_position_embeddings, target.max_position_embeddings)
 
 
 def default_batch_size(manifest: Manifest) -> int:

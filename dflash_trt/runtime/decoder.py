@@ -17,13 +17,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.metrics import Counts, DecoderMetrics
 from dflash_trt.api.runtime_options import DEFAULTS
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.draft_length import DraftLength
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.prefix_sharing import PrefixSharing
-from dflash_trt.runtime.request import FinishReason, Request, StepRecord
+from dflash_trt.runtime.request import Request, StepRecord
 from dflash_trt.runtime.step_input import NO_PROPOSALS, StepInput, accept_parts
 
 if TYPE_CHECKING:

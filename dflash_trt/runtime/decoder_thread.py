@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from dflash_trt.api.completion import FinishReason
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.decoder import Decoder
-from dflash_trt.runtime.request import FinishReason, Request
+from dflash_trt.runtime.request import Request
 
 Command = tuple[Callable[[Request], None], Request]
 

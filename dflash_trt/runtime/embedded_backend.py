@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dflash_trt.api.backend import Chunk, Messages, Prompt
-from dflash_trt.api.completion import Completion, PromptLogprobs, completion
+from dflash_trt.api.completion import Completion, FinishReason
 from dflash_trt.api.metrics import DecoderMetrics
 from dflash_trt.api.prompts import prompt_token_ids
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
@@ -19,9 +19,10 @@ from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.runtime.decoder_thread import DecoderThread
 from dflash_trt.runtime.draft_length import parse_draft_length
+from dflash_trt.runtime.finished_request import completion, prompt_logprobs
 from dflash_trt.runtime.guided_decoding import GrammarCompiler
 from dflash_trt.runtime.kvcache.prefix_index import PageWatcher
-from dflash_trt.runtime.request import FinishReason, Request
+from dflash_trt.runtime.request import Request
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -229,7 +230,7 @@ def _reporter(put: Put, incremental: bool) -> Callable[[Request], None]:
         token_ids = request.token_ids[sent:]
         logprobs = request.logprobs[sent:] if request.params.logprobs else None
         top_logprobs = request.top_logprobs[sent:] if request.params.top_logprobs else None
-        prompt_logprobs = PromptLogprobs.of(request) if sent == 0 else None
+        is_first = sent == 0
         sent += len(token_ids)
         steps, emitted = request.steps[sent_steps:], request.emitted[sent_times:]
         sent_steps += len(steps)
@@ -246,7 +247,7 @@ def _reporter(put: Put, incremental: bool) -> Callable[[Request], None]:
                     token_ids=token_ids,
                     logprobs=logprobs,
                     top_logprobs=top_logprobs,
-                    prompt_logprobs=prompt_logprobs,
+                    prompt_logprobs=prompt_logprobs(request) if is_first else None,
                     steps=steps,
                     emitted=emitted,
                     completion=whole,

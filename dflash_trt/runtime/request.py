@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import enum
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,41 +10,12 @@ from dataclasses import dataclass, field
 import msgspec
 
 from dflash_trt import _C
+from dflash_trt.api.acceptance import Step
+from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.runtime.drafter.proposals import Draw
 from dflash_trt.runtime.logits_processors import LogitsProcessor
 from dflash_trt.runtime.text import TextStream
-
-
-class FinishReason(enum.StrEnum):
-    """Why an answer ended."""
-
-    STOP = "stop"
-    """A stop token or a stop text."""
-    LENGTH = "length"
-    """max_tokens."""
-    CANCELLED = "cancelled"
-    ERROR = "error"
-    """The target's logits were NaN or infinite: there is no next token."""
-
-
-class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What one verify pass emitted for a request.
-
-    Numbers and tuples of numbers, so that the garbage collector need not go through them: a batch keeps thousands.
-    """
-
-    token_ids: tuple[int, ...]
-    """Accepted drafts and the token after them, cut where the answer ends."""
-    proposals: tuple[int, ...]
-    """The draft tokens that the pass verified, those that it rejected too."""
-    accepted: int
-    """Draft tokens among `token_ids`."""
-
-    @property
-    def proposed(self) -> int:
-        """How many draft tokens the pass verified."""
-        return len(self.proposals)
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -8,18 +8,19 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from dflash_trt.api.completion import Completion, completion
-from dflash_trt.api.prompts import check_prompt, max_positions
+from dflash_trt.api.chat_template import encode, encode_chat
+from dflash_trt.api.completion import Completion
 from dflash_trt.api.runtime_options import DEFAULTS
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.api.tokenizer import encode, encode_chat
+from dflash_trt.engine.executor import TOKENS_PER_PAGE
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.errors import RequestError
+from dflash_trt.runtime.checked_pair import check_prompt, max_positions
 from dflash_trt.runtime.decoder import CacheOwner, Decoder
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength
 from dflash_trt.runtime.drafter.drafter import Drafter
+from dflash_trt.runtime.finished_request import completion
 from dflash_trt.runtime.guided_decoding import GrammarCompiler
-from dflash_trt.runtime.kvcache.page_table import TOKENS_PER_PAGE
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.logits_processors import LogitBias, LogitsProcessor
 from dflash_trt.runtime.pair import LocalPair, Pair

@@ -22,6 +22,7 @@ import triton_python_backend_utils as triton  # type: ignore[import-not-found]
 
 from dflash_trt.api.backend import Backend
 from dflash_trt.api.metrics import DecoderMetrics
+from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.errors import ConfigError, DFlashError, RequestError
 from dflash_trt.triton import mpi_ranks
 from dflash_trt.triton.metric_names import COUNTERS, FIELDS, GAUGES
@@ -62,9 +63,9 @@ class TritonPythonModel:
 
 
 def _open_embedded(arguments: dict[str, Any]) -> Backend:
-    from dflash_trt.llm import LLM
+    from dflash_trt.runtime.open_backend import open_engine
 
-    return LLM(**arguments).backend
+    return open_engine(arguments.pop("engine"), arguments.pop("target"), RuntimeOptions(**arguments))
 
 
 def _open_trtllm(arguments: dict[str, Any], config: TritonConfig) -> Backend:

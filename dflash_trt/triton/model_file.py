@@ -18,7 +18,7 @@ MODEL_FILE = "model.yaml"
 TRITON_CONFIG = "triton_config"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 Dtype = Literal["auto", "float32", "bfloat16"]
-"""Of the target: dflash_trt.runtime.targets.dtype.DTYPES."""
+"""Of the target: dflash_trt.api.runtime_options.DTYPES."""
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -39,12 +39,12 @@ class TritonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class EmbeddedArguments(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The arguments of dflash_trt.LLM."""
+    """Engine, target and fields of RuntimeOptions."""
 
     engine: str
     target: str | None = None
     max_batch_size: Positive | None = DEFAULTS.max_batch_size
-    draft_length: int | str | None = DEFAULTS.draft_length
+    draft_length: int | str = DEFAULTS.draft_length
     cache_gib: float = DEFAULTS.cache_gib
     prefill_chunk: Positive = DEFAULTS.prefill_chunk
     enable_prefix_caching: bool = DEFAULTS.enable_prefix_caching

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.api.sampling_params import OPENAI_TEMPERATURE, SamplingParams
 from dflash_trt.errors import RequestError
 from dflash_trt.triton.tensors import INPUTS, SAMPLING, TEXT_INPUT
 
@@ -65,7 +65,7 @@ def _params(fields: Mapping[str, Any], *, with_logprobs: bool) -> SamplingParams
     is_greedy = not fields.keys() & {"temperature", "top_k", "top_p"}
     return SamplingParams(
         max_tokens=fields.get("max_tokens", DEFAULT_MAX_TOKENS),
-        temperature=fields.get("temperature", 0.0 if is_greedy else 1.0),
+        temperature=fields.get("temperature", 0.0 if is_greedy else OPENAI_TEMPERATURE),
         logprobs=with_logprobs,
         **{name: fields[name] for name in UNCHANGED_FIELDS if name in fields},
     )

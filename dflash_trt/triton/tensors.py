@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors of a request and of its responses: NVIDIA's llmapi model's names, types and shapes, and two of ours.
+"""The tensors of a request and of its responses: names, types and shapes of NVIDIA's llmapi model, and four of ours.
 
 Read in triton_backend/all_models/llmapi/tensorrt_llm/config.pbtxt of TensorRT-LLM (main, 2026). Its image and LoRA
 inputs are left out: DFlash deployments take neither, and Triton refuses a request that names them.
@@ -8,6 +8,8 @@ inputs are left out: DFlash deployments take neither, and Triton refuses a reque
 from __future__ import annotations
 
 import msgspec
+
+from dflash_trt.api.sampling_params import SAMPLER_FIELDS, NumberField
 
 SAMPLING = "sampling_param_"
 ANY, ONE = -1, 1
@@ -20,7 +22,13 @@ class TensorSpec(msgspec.Struct, frozen=True):
     data_type: str
     """Triton's name for it, without TYPE_."""
     length: int
-    """Of its one dimension; ANY is any."""
+    """Length of its one dimension; ANY is any."""
+
+
+def _data_type(field: NumberField) -> str:
+    if field.type is float:
+        return "FP32"
+    return "UINT64" if field.bounds.high > 2**31 - 1 else "INT32"
 
 
 TEXT_INPUT = "text_input"
@@ -28,14 +36,9 @@ INPUTS = (
     TensorSpec(TEXT_INPUT, "STRING", ANY),  # the only one that is required
     TensorSpec("streaming", "BOOL", ONE),
     TensorSpec("sampling_param_best_of", "INT32", ONE),
-    TensorSpec("sampling_param_temperature", "FP32", ONE),
-    TensorSpec("sampling_param_top_k", "INT32", ONE),
-    TensorSpec("sampling_param_top_p", "FP32", ONE),
-    TensorSpec("sampling_param_frequency_penalty", "FP32", ONE),
-    TensorSpec("sampling_param_presence_penalty", "FP32", ONE),
+    *(TensorSpec(f"{SAMPLING}{name}", _data_type(field), ONE) for name, field in SAMPLER_FIELDS.items()),
     TensorSpec("sampling_param_max_tokens", "INT32", ONE),
     TensorSpec("sampling_param_stop", "STRING", ANY),
-    TensorSpec("sampling_param_seed", "UINT64", ONE),
     TensorSpec("sampling_param_exclude_input_from_output", "BOOL", ONE),
     TensorSpec("sampling_param_return_perf_metrics", "BOOL", ONE),
     TensorSpec("return_finish_reason", "BOOL", ONE),

@@ -19,11 +19,12 @@ from typing import Any
 
 from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.api.backend import Chunk, Messages, Prompt
+from dflash_trt.api.chat_template import encode_chat
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.prompts import prompt_token_ids
 from dflash_trt.api.sampling_params import SAMPLER_FIELDS, SamplingParams
-from dflash_trt.api.tokenizer import encode_chat, load_tokenizer
 from dflash_trt.checkpoint.source import configuration_directory
+from dflash_trt.checkpoint.tokenizer import load_tokenizer
 from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.deployment_file import Method, load_deployment
 from dflash_trt.deploy.finding import ERROR
@@ -36,7 +37,7 @@ from dflash_trt.trtllm.contract import import_tensorrt_llm
 from dflash_trt.trtllm.launch_environment import is_trtllm_launch
 from dflash_trt.trtllm.start import check_start
 
-SAME_NAMES = (*SAMPLER_FIELDS, "seed", "ignore_eos")
+SAME_NAMES = (*SAMPLER_FIELDS, "ignore_eos")
 DRAWING = ("top_k", "top_p", "min_p")
 TIMES = ("arrival_time", "first_scheduled_time", "first_token_time", "last_token_time")
 KV_CACHE = (

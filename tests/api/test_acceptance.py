@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_trt.api.acceptance import Acceptance, acceptance_by_position
-from dflash_trt.runtime.request import Step
+from dflash_trt.api.acceptance import Acceptance, Step, acceptance_by_position
 
 STEPS = [
     Step(token_ids=(6, 7, 8), proposals=(0,) * 3, accepted=2),

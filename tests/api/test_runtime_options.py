@@ -9,7 +9,7 @@ import click
 import pytest
 
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
-from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.api.sampling_params import SAMPLER_FIELDS, SamplingParams
 from dflash_trt.cli import cli
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
@@ -23,7 +23,7 @@ OTHER_DEFAULTS = {("generate", "max_batch_size"): 1}
 
 def test_the_api_has_its_names_and_defaults() -> None:
     parameters = dict(inspect.signature(LLM.__init__).parameters)
-    settings = {name: parameters[name].default for name in parameters.keys() - {"self", "engine", "target", "vllm"}}
+    settings = {name: parameters[name].default for name in parameters.keys() - {"self", "engine", "target"}}
     assert settings == {name: getattr(DEFAULTS, name) for name in FIELDS if name != "tp"}
 
 
@@ -37,18 +37,7 @@ def test_commands_have_its_names_and_defaults(command: str) -> None:
 
 def test_generate_has_the_sampling_settings_and_their_defaults() -> None:
     with cli.commands["generate"].make_context("generate", ["engine", "def f(", "--target", "target"]) as context:
-        api_only = {
-            *(
-                "n",
-                "draft_length",
-                "stop_token_ids",
-                "top_logprobs",
-                "prompt_logprobs",
-                "logit_bias",
-                "structured_outputs",
-            )
-        }
-        fields = set(SamplingParams.__struct_fields__) - api_only
+        fields = (*SAMPLER_FIELDS, "max_tokens", "stop", "ignore_eos", "logprobs")
         assert SamplingParams(**{name: context.params[name] for name in fields}) == SamplingParams()
 
 

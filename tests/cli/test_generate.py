@@ -143,7 +143,7 @@ def test_a_deployment_is_served_elsewhere(command: str) -> None:
 
 
 def test_llm_takes_no_deployment() -> None:
-    message = refusal(lambda: LLM(model="gpt-oss-120b.b300x8.latency"), EngineError)
+    message = refusal(lambda: LLM("gpt-oss-120b.b300x8.latency"), EngineError)
     assert "dflash-trt serve-config gpt-oss-120b.b300x8.latency --runtime trtllm" in message
 
 

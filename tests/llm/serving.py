@@ -15,9 +15,9 @@ from tests.paths import FIXTURES
 
 PROMPTS = ["def parse_args(argv):", "import os\n", "class Stack:\n    def push(self, x):", "# sort a list\n"]
 LONG = SamplingParams(max_tokens=2000, ignore_eos=True)
-"""A second or so of work: it is still running when a test looks."""
+"""About a second of work, so that it still runs when a test looks."""
 PATIENCE = 60.0
-"""Seconds after which something hangs."""
+"""Seconds after which a test fails as hanging."""
 T = TypeVar("T")
 
 
@@ -50,7 +50,7 @@ def within(call: Callable[[], T], seconds: float = PATIENCE) -> T:
 
 
 def await_idle(llm: LLM) -> None:
-    """Until every slot and every token is given back."""
+    """Waits until all slots and tokens are free."""
     deadline = time.monotonic() + PATIENCE
     while (metrics := llm.metrics()).running or metrics.waiting:
         assert time.monotonic() < deadline, f"still at work: {metrics}"
@@ -60,7 +60,7 @@ def await_idle(llm: LLM) -> None:
 
 
 def await_running(llm: LLM, number: int = 1, *, waiting: int = 0) -> None:
-    """Until so many requests run, and so many more have arrived and wait."""
+    """Waits until `number` requests run and `waiting` more are queued."""
     deadline = time.monotonic() + PATIENCE
     while (metrics := llm.metrics()).running < number or metrics.waiting < waiting:
         assert time.monotonic() < deadline, "nothing runs"

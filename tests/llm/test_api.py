@@ -51,17 +51,16 @@ def test_the_package_lists_its_api() -> None:
     ids=lambda prompt: type(prompt).__name__,
 )
 def test_token_ids_come_as_users_have_them(llm: LLM, prompt: Any) -> None:
-    one = within(lambda: llm.generate(prompt, greedy(4)))
-    assert one.token_ids == within(lambda: llm.generate([5, 6, 7], greedy(4))).token_ids
-    (same,) = within(lambda: llm.generate([prompt], greedy(4)))
-    assert same.token_ids == one.token_ids
+    one = within(lambda: llm.generate(prompt, greedy(4))[0])
+    assert one.token_ids == within(lambda: llm.generate([5, 6, 7], greedy(4))[0]).token_ids
+    assert [same.token_ids for same in within(lambda: llm.generate([prompt], greedy(4)))] == [one.token_ids]
     *_, last = within(lambda: list(llm.stream(prompt, greedy(4))))
     assert last.completion is not None
     assert last.completion.token_ids == one.token_ids
 
 
-def test_one_prompt_gives_one_and_a_list_gives_a_list(llm: LLM) -> None:
-    one = within(lambda: llm.generate(PROMPTS[0], sampling_params=greedy(3)))
+def test_answers_are_always_a_list(llm: LLM) -> None:
+    (one,) = within(lambda: llm.generate(PROMPTS[0], sampling_params=greedy(3)))
     several = within(lambda: llm.generate(prompts=[PROMPTS[0], [5, 6]], sampling_params=[greedy(3), greedy(2)]))
     assert [len(answer.token_ids) for answer in several] == [3, 2]
     assert several[0].token_ids == one.token_ids
@@ -75,7 +74,7 @@ def test_one_prompt_gives_one_and_a_list_gives_a_list(llm: LLM) -> None:
 def test_what_is_no_prompt_is_refused_for_that_request_alone(llm: LLM, prompt: Any) -> None:
     with pytest.raises(RequestError, match=r"prompt: expected (a text or a list of )?token ids"):
         llm.generate(prompt, greedy(3))
-    assert len(within(lambda: llm.generate([5, 6], greedy(3))).token_ids) == 3
+    assert len(within(lambda: llm.generate([5, 6], greedy(3))[0]).token_ids) == 3
 
 
 @pytest.mark.parametrize(
@@ -126,8 +125,10 @@ def test_settings_come_as_users_have_them() -> None:
 
 
 def test_what_is_no_settings_is_refused(llm: LLM) -> None:
+    with pytest.raises(TypeError, match="max_token"):
+        SamplingParams(max_token=2)  # type: ignore[call-arg]
     with pytest.raises(RequestError, match="sampling_params: expected SamplingParams, found 64"):
-        llm.generate(PROMPTS[0], 64)  # type: ignore[call-overload]
+        llm.generate(PROMPTS[0], 64)  # type: ignore[arg-type]
 
 
 def test_chat(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +137,8 @@ def test_chat(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RequestError, match="expected a tokenizer with a chat template, found none"):
         llm.chat(messages)
     monkeypatch.setattr(llm.backend.session.tokenizer, "chat_template", TEMPLATE)
-    expected = within(lambda: llm.generate("<user>def f(<a>", greedy(5)))
-    assert within(lambda: llm.chat(messages, greedy(5))).token_ids == expected.token_ids
+    expected = within(lambda: llm.generate("<user>def f(<a>", greedy(5))[0])
+    assert within(lambda: llm.chat(messages, greedy(5))[0]).token_ids == expected.token_ids
     several = within(lambda: llm.chat([messages, messages], greedy(5)))
     assert [answer.token_ids for answer in several] == [expected.token_ids] * 2
 
@@ -160,7 +161,7 @@ def test_a_conversation_that_the_template_refuses(llm: LLM, monkeypatch: pytest.
 def test_a_request_drafts_what_it_asks_for(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AutoLength, "choose", lambda *_: 0)
     for asked, least in ((None, 0), (0, 0), (3, 3), (7, 7)):
-        answer = within(lambda asked=asked: llm.generate(PROMPTS[0], greedy(32, draft_length=asked)))
+        answer = within(lambda asked=asked: llm.generate(PROMPTS[0], greedy(32, draft_length=asked))[0])
         acceptance = answer.acceptance
         assert acceptance is not None
         assert len(acceptance.accepted_by_position) <= least
@@ -172,7 +173,7 @@ def test_draft_lengths_are_numbers_too(engine: Path) -> None:
         with open_llm(engine, draft_length=length) as llm:
             drafter = llm.backend.session.drafter
             with patch.object(drafter, "inject", wraps=drafter.inject) as inject:
-                answer = within(lambda llm=llm: llm.generate(PROMPTS[0], greedy(12)))
+                answer = within(lambda llm=llm: llm.generate(PROMPTS[0], greedy(12))[0])
             assert answer.acceptance is not None
             assert (answer.acceptance.proposed == 0) == (length == 0)
             assert answer.acceptance.proposed <= int(length) * answer.acceptance.passes

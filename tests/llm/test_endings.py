@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from dflash_trt.api.completion import FinishReason
 from dflash_trt.errors import EngineError
 from dflash_trt.llm import LLM
-from dflash_trt.runtime.request import FinishReason
 from tests.llm.serving import LONG, PATIENCE, PROMPTS, await_idle, await_running, greedy, within
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dflash_trt.api.completion import FinishReason
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
-from dflash_trt.runtime.request import FinishReason
 from tests.decoding import text_of
 from tests.fixtures_data import prompts
 from tests.llm.serving import PATIENCE, PROMPTS, greedy, open_llm, within
@@ -24,17 +24,17 @@ def test_text_in_text_out(llm: LLM) -> None:
     target = load_target(FIXTURES / "tiny-qwen3")
     for prompt in PROMPTS[:2]:
         prompt_ids = llm.backend.session.encode(prompt)
-        answer = within(lambda prompt=prompt: llm.generate(prompt, greedy(24)))
+        answer = within(lambda prompt=prompt: llm.generate(prompt, greedy(24))[0])
         assert answer.token_ids == plain_greedy(target, prompt_ids, 24, ())
         assert answer.text == text_of(llm.backend.session, answer.token_ids)
-        assert within(lambda ids=prompt_ids: llm.generate(ids, greedy(24))).token_ids == answer.token_ids
+        assert within(lambda ids=prompt_ids: llm.generate(ids, greedy(24))[0]).token_ids == answer.token_ids
 
 
 def test_answers_come_in_the_prompts_order(llm: LLM) -> None:
     lengths = [30, 2, 17, 1, 9, 25, 3, 12]
     asked = [PROMPTS[i % 4] for i in range(8)]
     answers = within(lambda: llm.generate(asked, [greedy(n) for n in lengths]))
-    alone = [within(lambda p=p, n=n: llm.generate(p, greedy(n))) for p, n in zip(asked, lengths, strict=True)]
+    alone = [within(lambda p=p, n=n: llm.generate(p, greedy(n))[0]) for p, n in zip(asked, lengths, strict=True)]
     assert [a.token_ids for a in answers] == [a.token_ids for a in alone]
     assert [len(a.token_ids) for a in answers] == lengths
     assert {a.finish_reason for a in answers} == {FinishReason.LENGTH}
@@ -44,12 +44,12 @@ def test_answers_come_in_the_prompts_order(llm: LLM) -> None:
 
 
 def test_the_default_ends_at_the_targets_end_of_sequence(llm: LLM) -> None:
-    full = within(lambda: llm.generate(PROMPTS[0], greedy(40)))
+    full = within(lambda: llm.generate(PROMPTS[0], greedy(40))[0])
     eos = full.token_ids[11]
     stop_ids, llm.backend.session.stop_ids = llm.backend.session.stop_ids, frozenset([eos])
     try:
-        answer = within(lambda: llm.generate(PROMPTS[0]))
-        ignoring = within(lambda: llm.generate(PROMPTS[0], greedy(40)))
+        answer = within(lambda: llm.generate(PROMPTS[0])[0])
+        ignoring = within(lambda: llm.generate(PROMPTS[0], greedy(40))[0])
     finally:
         llm.backend.session.stop_ids = stop_ids
     assert answer.token_ids == full.token_ids[: full.token_ids.index(eos) + 1]
@@ -59,15 +59,15 @@ def test_the_default_ends_at_the_targets_end_of_sequence(llm: LLM) -> None:
 
 @pytest.mark.parametrize("at", range(0, 24, 4))
 def test_stop_ids_and_texts_cut_exactly(llm: LLM, at: int) -> None:
-    full = within(lambda: llm.generate(PROMPTS[2], greedy(32)))
+    full = within(lambda: llm.generate(PROMPTS[2], greedy(32))[0])
     stop_id = full.token_ids[at]
-    answer = within(lambda: llm.generate(PROMPTS[2], greedy(32, stop_token_ids=frozenset([stop_id]))))
+    answer = within(lambda: llm.generate(PROMPTS[2], greedy(32, stop_token_ids=frozenset([stop_id])))[0])
     assert answer.token_ids == full.token_ids[: full.token_ids.index(stop_id) + 1]
     assert (answer.stop_reason, full.stop_reason) == (stop_id, None)
     assert answer.text == text_of(llm.backend.session, answer.token_ids)
 
     stop = full.text[2 * at : 2 * at + 5]
-    answer = within(lambda: llm.generate(PROMPTS[2], greedy(32, stop=("never so", stop))))
+    answer = within(lambda: llm.generate(PROMPTS[2], greedy(32, stop=("never so", stop)))[0])
     assert answer.text == full.text[: full.text.index(stop)]
     assert answer.stop_reason == stop
     assert answer.finish_reason is FinishReason.STOP
@@ -96,7 +96,7 @@ def test_metrics_are_consistent(llm: LLM) -> None:
     after = llm.metrics()
     assert after.acceptance == sum((a.acceptance for a in answers), before.acceptance)
     assert after.output_tokens - before.output_tokens == 8 * 30
-    one = within(lambda: llm.generate(PROMPTS[0], greedy(1)))
+    one = within(lambda: llm.generate(PROMPTS[0], greedy(1))[0])
     assert (one.steps, one.tau, one.itl_seconds, one.acceptance.proposed) == (0, None, None, 0)
 
 
@@ -136,7 +136,7 @@ def test_a_request_beyond_the_caches_is_refused(engine: Path) -> None:
             RequestError, match=f"expected at most {room} tokens, which is what 0.002 GiB of cache hold"
         ):
             llm.generate([5] * room, greedy(1))
-        assert len(within(lambda: llm.generate([5] * (room - 2), greedy(2))).token_ids) == 2
+        assert len(within(lambda: llm.generate([5] * (room - 2), greedy(2))[0]).token_ids) == 2
 
 
 @pytest.mark.parametrize("name", ["max_batch_size", "prefill_chunk"])
@@ -148,10 +148,10 @@ def test_settings_out_of_range_are_refused(engine: Path, name: str) -> None:
 def test_many_threads_at_once(llm: LLM) -> None:
     """Each gets its own answer."""
     lengths = [1 + (7 * i) % 23 for i in range(32)]
-    expected = {p: within(lambda p=p: llm.generate(p, greedy(24))).token_ids for p in PROMPTS}
+    expected = {p: within(lambda p=p: llm.generate(p, greedy(24))[0]).token_ids for p in PROMPTS}
     with ThreadPoolExecutor(16) as pool:
         futures = [pool.submit(llm.generate, PROMPTS[i % 4], greedy(n)) for i, n in enumerate(lengths)]
-        answers = [future.result(PATIENCE) for future in futures]
+        answers = [future.result(PATIENCE)[0] for future in futures]
     for i, (answer, length) in enumerate(zip(answers, lengths, strict=True)):
         assert answer.token_ids == expected[PROMPTS[i % 4]][:length]
 

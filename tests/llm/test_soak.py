@@ -16,9 +16,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.llm import LLM
-from dflash_trt.runtime.request import FinishReason, Request
+from dflash_trt.runtime.request import Request
 from tests.engines import build
 from tests.llm.serving import await_idle
 from tests.oracle.random_pairs import VOCAB_SIZE, write_random_pair
@@ -82,7 +83,7 @@ class Client:
         )
 
     def _generate(self) -> None:
-        self.finished[self._llm.generate(*self._ask()).finish_reason] += 1
+        self.finished[self._llm.generate(*self._ask())[0].finish_reason] += 1
 
     def _generate_several(self) -> None:
         asked = [self._ask() for _ in range(3)]

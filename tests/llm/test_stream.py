@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers step by step, on threads and on an event loop; whoever stops reading cancels."""
+"""Answers step by step, on threads and on an event loop; closing a stream cancels."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import asyncio
 
 import pytest
 
-from dflash_trt.api.completion import Completion
+from dflash_trt.api.completion import Completion, FinishReason
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM, Chunk
-from dflash_trt.runtime.request import FinishReason
 from tests.llm.serving import LONG, PATIENCE, PROMPTS, await_idle, greedy, within
 
 
@@ -29,7 +28,7 @@ def check_stream(chunks: list[Chunk], whole: Completion) -> None:
     "params", [greedy(40), greedy(40, stop=("\n",)), greedy(1), greedy(20, temperature=1.0, seed=5)]
 )
 def test_a_stream_adds_up_to_the_answer(llm: LLM, params: SamplingParams) -> None:
-    whole = within(lambda: llm.generate(PROMPTS[2], params))
+    whole = within(lambda: llm.generate(PROMPTS[2], params)[0])
     chunks = within(lambda: list(llm.stream(PROMPTS[2], params)))
     check_stream(chunks, whole)
 
@@ -64,7 +63,7 @@ def test_async_streams_run_together(llm: LLM) -> None:
         return await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
 
     for i, chunks in enumerate(within(lambda: asyncio.run(read_all()))):
-        check_stream(chunks, within(lambda i=i: llm.generate(PROMPTS[i % 4], greedy(10 + i))))
+        check_stream(chunks, within(lambda i=i: llm.generate(PROMPTS[i % 4], greedy(10 + i))[0]))
 
 
 def test_cancelling_an_async_task_frees_its_slot(llm: LLM) -> None:
@@ -89,7 +88,7 @@ def test_cancelling_an_async_task_frees_its_slot(llm: LLM) -> None:
     chunks, was_cancelled = within(lambda: asyncio.run(cancel_one()))
     assert was_cancelled
     await_idle(llm)
-    check_stream(chunks, within(lambda: llm.generate(PROMPTS[0], greedy(25))))
+    check_stream(chunks, within(lambda: llm.generate(PROMPTS[0], greedy(25))[0]))
 
 
 def test_an_async_refusal_is_raised_where_it_is_awaited(llm: LLM) -> None:
@@ -110,5 +109,5 @@ def test_an_event_loop_that_ends_with_a_stream_open_harms_nobody_else(llm: LLM) 
 
     within(lambda: loop.run_until_complete(read_one()))
     loop.close()
-    assert len(within(lambda: llm.generate(PROMPTS[1], greedy(9))).token_ids) == 9
+    assert len(within(lambda: llm.generate(PROMPTS[1], greedy(9))[0]).token_ids) == 9
     await_idle(llm)

@@ -120,12 +120,13 @@ def read_export(directory: Path, rng: Random) -> None:
 
 def ask(directory: Path, rng: Random) -> None:
     """A request: its settings, and its prompt as a text or as token ids of any kind."""
-    from dflash_trt.api.prompts import check_prompt, prompt_token_ids
+    from dflash_trt.api.prompts import prompt_token_ids
     from dflash_trt.api.sampling_params import SamplingParams
     from dflash_trt.checkpoint.draft_checkpoint import read_draft
     from dflash_trt.checkpoint.target_checkpoint import read_target
     from dflash_trt.errors import RequestError
     from dflash_trt.files.json_file import json_object
+    from dflash_trt.runtime.checked_pair import check_prompt
 
     given: dict[str, Any] = json_object((directory / "request.json").read_bytes(), "request", RequestError)
     prompt = given.pop("prompt", None)

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from dflash_trt.api.acceptance import Step
+from dflash_trt.api.completion import FinishReason
+from dflash_trt.engine.executor import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength, parse_draft_length
-from dflash_trt.runtime.kvcache.page_table import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.pair import LocalPair
-from dflash_trt.runtime.request import FinishReason, Request, Step
+from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.targets.target import Segment
 from tests.decoding import greedy
 from tests.runtime.batches import MAX_NEW_TOKENS, NUM_SLOTS, Job, Workload, drive, fixture_workload, random_workload

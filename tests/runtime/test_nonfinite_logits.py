@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from dflash_trt.api.completion import completion
+from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import EngineError
 from dflash_trt.llm import LLM
+from dflash_trt.runtime.finished_request import completion
 from dflash_trt.runtime.load import open_session
-from dflash_trt.runtime.request import FinishReason, Request
+from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session, run
 from dflash_trt.runtime.targets.target import Verified
 from tests.engines import trained_engine
@@ -110,9 +111,9 @@ def test_a_row_behind_an_accepted_token_ends_the_block(
 def test_the_error_of_one_prompt_is_raised_and_the_llm_goes_on(engine: Path) -> None:
     with open_llm(engine) as llm:
         assert isinstance(llm, LLM)
-        expected = llm.generate(PROMPTS[0], PARAMS[0]).token_ids
+        expected = llm.generate(PROMPTS[0], PARAMS[0])[0].token_ids
         break_token(llm.backend.session)
         for _ in range(2):
             with pytest.raises(EngineError, match="expected finite logits from the target"):
                 llm.generate(PROMPTS[2], PARAMS[1])
-            assert llm.generate(PROMPTS[0], PARAMS[0]).token_ids == expected
+            assert llm.generate(PROMPTS[0], PARAMS[0])[0].token_ids == expected

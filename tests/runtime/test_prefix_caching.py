@@ -10,14 +10,15 @@ from itertools import chain
 import pytest
 import torch
 
+from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.runtime_options import RuntimeOptions
+from dflash_trt.engine.executor import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
-from dflash_trt.runtime.kvcache.page_table import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.pair import LocalPair
-from dflash_trt.runtime.request import FinishReason, Request
+from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.huggingface import make_target
 from dflash_trt.runtime.targets.target import Segment

@@ -12,9 +12,10 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordPiece
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.runtime import text as text_module
-from dflash_trt.runtime.request import FinishReason, Request
+from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.text import TextStream
 from tests.paths import FIXTURES
 

@@ -17,12 +17,12 @@ import onnx
 import pytest
 import torch
 
-from dflash_trt.api.completion import completion
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.engine.graph.context_graph import context_graph
 from dflash_trt.engine.graph.draft_graph import draft_graph
+from dflash_trt.runtime.finished_request import completion
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.pair import LocalPair
 from dflash_trt.runtime.request import Request

@@ -156,12 +156,12 @@ def test_the_targets_type_reaches_the_model(engine: Path, tmp_path: Path) -> Non
     arguments, _ = read_model(tmp_path / "models" / "tensorrt_llm" / "1" / "model.yaml")
     with LLM(**arguments) as llm:
         assert llm.backend.session.target.model.dtype == torch.bfloat16
-        assert llm.generate([5, 6, 7], SamplingParams(max_tokens=2)).token_ids
+        assert llm.generate([5, 6, 7], SamplingParams(max_tokens=2))[0].token_ids
 
 
 def test_embedded_settings_are_the_llms() -> None:
     parameters = dict(inspect.signature(LLM.__init__).parameters)
-    del parameters["self"], parameters["vllm"]
+    del parameters["self"]
     fields = {field.name: field for field in msgspec.structs.fields(EmbeddedArguments)}
     assert fields.keys() == parameters.keys()
     for name, field in fields.items():

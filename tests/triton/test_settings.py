@@ -27,14 +27,14 @@ PROMPT = "class Stack:\n    def push(self, x):"
 )
 def test_sampling(server: Server, llm: LLM, seed: int, inputs: dict[str, float], settings: dict[str, float]) -> None:
     body = {f"sampling_param_{name}": value for name, value in {**inputs, "seed": seed, "max_tokens": 24}.items()}
-    expected = llm.generate(PROMPT, SamplingParams(max_tokens=24, seed=seed, **settings))  # type: ignore[arg-type]
+    expected = llm.generate(PROMPT, SamplingParams(max_tokens=24, seed=seed, **settings))[0]  # type: ignore[arg-type]
     assert server.generate({"text_input": PROMPT, **body})["text_output"] == expected.text
-    greedy = llm.generate(PROMPT, SamplingParams(max_tokens=24))
+    greedy = llm.generate(PROMPT, SamplingParams(max_tokens=24))[0]
     assert expected.text != greedy.text
 
 
 def test_defaults_are_greedy_and_32_tokens(server: Server, llm: LLM) -> None:
-    expected = llm.generate(PROMPT, SamplingParams(max_tokens=32))
+    expected = llm.generate(PROMPT, SamplingParams(max_tokens=32))[0]
     answer = server.generate({"text_input": PROMPT, "sampling_param_return_perf_metrics": True})
     assert answer["text_output"] == expected.text
     assert answer["num_output_tokens"] == 32
@@ -42,7 +42,7 @@ def test_defaults_are_greedy_and_32_tokens(server: Server, llm: LLM) -> None:
 
 @pytest.mark.parametrize("stop", [["XXX"], ["nowhere to be found", "XXX", "The"]])
 def test_stop_texts(server: Server, llm: LLM, stop: list[str]) -> None:
-    whole = llm.generate(PROMPT, SamplingParams(max_tokens=64)).text
+    whole = llm.generate(PROMPT, SamplingParams(max_tokens=64))[0].text
     assert whole is not None
     first = min((text for text in stop if text in whole), key=whole.index)
     body = {"text_input": PROMPT, "sampling_param_stop": stop, "sampling_param_max_tokens": 64}
@@ -57,14 +57,14 @@ def test_no_stop_reason(server: Server) -> None:
 
 
 def test_cumulative_logprob(server: Server, llm: LLM) -> None:
-    expected = llm.generate(PROMPT, SamplingParams(max_tokens=32, logprobs=True)).logprobs
+    expected = llm.generate(PROMPT, SamplingParams(max_tokens=32, logprobs=True))[0].logprobs
     assert expected is not None
     answer = server.generate({"text_input": PROMPT, "return_cumulative_logprob": True})
     assert answer["cumulative_logprob"] == pytest.approx(sum(expected), rel=1e-5)
 
 
 def test_the_prompt_comes_back_when_asked_for(server: Server, llm: LLM) -> None:
-    answer = llm.generate(PROMPT, SamplingParams(max_tokens=32)).text
+    answer = llm.generate(PROMPT, SamplingParams(max_tokens=32))[0].text
     for is_excluded, expected in ((False, f"{PROMPT}{answer}"), (True, answer)):
         body = {"text_input": PROMPT, "sampling_param_exclude_input_from_output": is_excluded}
         assert server.generate(body)["text_output"] == expected

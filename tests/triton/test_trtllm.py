@@ -142,7 +142,7 @@ def test_a_client_that_leaves_aborts_its_request(served: Server, directory: Path
 def test_one_response_a_request(served: Server, llm: LLM) -> None:
     """`infer`, which a decoupled model has not."""
     prompt = "import os\n"
-    expected = llm.generate(prompt, SamplingParams(max_tokens=32)).text
+    expected = llm.generate(prompt, SamplingParams(max_tokens=32))[0].text
     data = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [prompt]}
     answer = json.loads("".join(served.post("/v2/models/unary/infer", {"inputs": [data]})))
     outputs = {output["name"]: output["data"] for output in answer["outputs"]}

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dflash_trt.api.sampling_params import SAMPLER_FIELDS, SamplingParams
+from dflash_trt.api.sampling_params import DEFAULT_CHAT_TOKENS, OPENAI_TEMPERATURE, SAMPLER_FIELDS, SamplingParams
 from dflash_trt.errors import RequestError, shown
 
-DEFAULT_MAX_TOKENS = 4096
-"""A request reserves cache for all tokens that it may generate."""
 NO_EFFECT: dict[str, tuple[object, ...]] = {
     "sampling_options.n": (1,),
     "sampling_options.best_of": (1,),
@@ -43,11 +41,11 @@ def read_request(request: Mapping[str, Any], max_length: int) -> tuple[list[int]
             raise RequestError(f"{field}: expected {expected}, the only supported value, found {shown(value)}")
     prompt = list(request["token_ids"])
     sampling, stop = request.get("sampling_options") or {}, request.get("stop_conditions") or {}
-    given: dict[str, Any] = {"temperature": 1.0}
-    given |= {name: _decimal(sampling[name]) for name in (*SAMPLER_FIELDS, "seed") if sampling.get(name) is not None}
+    given: dict[str, Any] = {"temperature": OPENAI_TEMPERATURE}
+    given |= {name: _decimal(sampling[name]) for name in SAMPLER_FIELDS if sampling.get(name) is not None}
     max_tokens = stop.get("max_tokens")
     if max_tokens is None:
-        max_tokens = max(1, min(DEFAULT_MAX_TOKENS, max_length - len(prompt)))
+        max_tokens = max(1, min(DEFAULT_CHAT_TOKENS, max_length - len(prompt)))
     stop_ids = [id_ for name in STOP_IDS for id_ in stop.get(name) or ()]
     return prompt, SamplingParams(
         **given,

@@ -20,17 +20,18 @@ from dynamo.common.utils.namespace import get_worker_namespace
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, Unknown
 
 from dflash_trt.api.backend import Chunk
+from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.metrics import DecoderMetrics
 from dflash_trt.api.runtime_options import RuntimeOptions
+from dflash_trt.engine.executor import TOKENS_PER_PAGE
 from dflash_trt.errors import ConfigError, DFlashError, EndpointError, EngineError, RequestError
 from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.dynamo.file_discovery import await_loss
 from dflash_trt.runtime.dynamo.generate_request import read_request
 from dflash_trt.runtime.dynamo.kv_events import KvEvents
 from dflash_trt.runtime.embedded_backend import EmbeddedBackend
-from dflash_trt.runtime.kvcache.page_table import TOKENS_PER_PAGE
 from dflash_trt.runtime.open_backend import open_embedded
-from dflash_trt.runtime.request import FinishReason, Request
+from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.server.prometheus import ServerMetrics
 from dflash_trt.runtime.server.responses import completion_metrics
 

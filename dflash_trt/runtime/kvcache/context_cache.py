@@ -10,8 +10,9 @@ from torch import Tensor
 
 from dflash_trt import _C
 from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.engine.executor import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.kvcache.page_table import TOKENS_PER_PAGE, PageTable, num_pages_for
+from dflash_trt.runtime.kvcache.page_table import PageTable
 from dflash_trt.runtime.kvcache.page_tensor import FIRST_PAGES, grown, zeros
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}

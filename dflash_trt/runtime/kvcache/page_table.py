@@ -9,13 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain, count, islice
 
-TOKENS_PER_PAGE = 32
-"""TensorRT-LLM's own default for tokens_per_block."""
-
-
-def num_pages_for(num_tokens: int) -> int:
-    """Pages that hold `num_tokens` tokens of one sequence."""
-    return -(-num_tokens // TOKENS_PER_PAGE)
+from dflash_trt.engine.executor import TOKENS_PER_PAGE, num_pages_for
 
 
 class PageTable:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Protocol
 
-from dflash_trt.runtime.kvcache.page_table import TOKENS_PER_PAGE
+from dflash_trt.engine.executor import TOKENS_PER_PAGE
 
 Key = tuple[int, tuple[int, ...]]
 """The number of the entry before, and a page's tokens."""

@@ -11,11 +11,12 @@ import msgspec
 import torch
 
 from dflash_trt import __version__
-from dflash_trt.api.prompts import PromptLine, check_prompt
-from dflash_trt.api.tokenizer import load_tokenizer
+from dflash_trt.api.prompts import PromptLine
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
+from dflash_trt.checkpoint.tokenizer import load_tokenizer
 from dflash_trt.files.write import check_replaceable, new_file
+from dflash_trt.runtime.checked_pair import check_prompt
 from dflash_trt.runtime.cpu.accelerate import accelerate
 from dflash_trt.runtime.measure.feature_capture import FEATURES, answer_prompts, write_features
 from dflash_trt.runtime.measure.features import SCHEMA_VERSION, FeatureFacts, PromptFacts

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_trt.api.tokenizer import load_tokenizer
 from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.tokenizer import load_tokenizer
 from dflash_trt.engine.proposal_head import frequent_tokens
 from dflash_trt.runtime.measure.features import open_features
 

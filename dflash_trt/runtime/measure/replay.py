@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from dflash_trt.api.acceptance import Acceptance
+from dflash_trt.api.acceptance import Acceptance, Step
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
@@ -20,7 +20,7 @@ from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.measure.features import FeatureFile, PromptFacts
 from dflash_trt.runtime.measure.recorded_target import RecordedTarget
 from dflash_trt.runtime.pair import LocalPair
-from dflash_trt.runtime.request import Request, Step
+from dflash_trt.runtime.request import Request
 
 BATCH_SIZE = 8
 """Sequences at once. More fill the CPU no better, and each holds its taps."""

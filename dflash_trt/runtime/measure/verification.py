@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from dflash_trt.api.acceptance import Step
 from dflash_trt.api.prompts import PromptLine
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
@@ -27,7 +28,6 @@ from dflash_trt.runtime.measure.verification_report import (
     compare,
     engine_facts,
 )
-from dflash_trt.runtime.request import Step
 from dflash_trt.runtime.session import Session, run
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dflash_trt.api.acceptance import PositionAcceptance, acceptance_by_position
+from dflash_trt.api.acceptance import PositionAcceptance, Step, acceptance_by_position
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec
 from dflash_trt.engine.manifest import Manifest
@@ -17,7 +17,6 @@ from dflash_trt.errors import CheckpointError, EngineError, VerificationError
 from dflash_trt.quantize.bounds import CAPTURE
 from dflash_trt.runtime.measure.drafter_error import DrafterError
 from dflash_trt.runtime.measure.statistics import Difference, TauLoss, loss_text, tau_loss
-from dflash_trt.runtime.request import Step
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.measure.features import FeatureFacts

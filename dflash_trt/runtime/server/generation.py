@@ -10,13 +10,13 @@ import msgspec
 
 from dflash_trt.api.backend import Chunk
 from dflash_trt.api.completion import Completion
-from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.api.sampling_params import DEFAULT_CHAT_TOKENS, SamplingParams
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.embedded_backend import EmbeddedBackend
 from dflash_trt.runtime.server.http_error import shutting_down
 from dflash_trt.runtime.server.openai_logprobs import TokenTexts
 from dflash_trt.runtime.server.prometheus import ServerMetrics
-from dflash_trt.runtime.server.requests import DEFAULT_CHAT_TOKENS, CompletionRequest
+from dflash_trt.runtime.server.requests import CompletionRequest
 from dflash_trt.runtime.server.responses import Choice, Envelope, Json, has_content, usage
 from dflash_trt.runtime.server.streaming import merge_streams
 from dflash_trt.runtime.server.tracing import RequestSpan

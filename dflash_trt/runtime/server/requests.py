@@ -9,18 +9,22 @@ from typing import Any, cast
 import msgspec
 
 from dflash_trt.api.backend import Prompt
-from dflash_trt.api.sampling_params import MAX_TOP_LOGPROBS, Grammar, SamplingParams, is_integer
-from dflash_trt.api.tokenizer import join_parts
+from dflash_trt.api.chat_template import join_parts
+from dflash_trt.api.sampling_params import (
+    MAX_TOP_LOGPROBS,
+    OPENAI_TEMPERATURE,
+    SAMPLER_FIELDS,
+    Grammar,
+    SamplingParams,
+    is_integer,
+)
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.server.http_error import HttpError
 from dflash_trt.runtime.server.limits import decode_object
 from dflash_trt.runtime.server.structured_outputs import read_grammar
 from dflash_trt.runtime.server.tools import ToolFormat, Tools, call_grammar, read_tools
 
-SAMPLING_FIELDS = (
-    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
-    "stop", "stop_token_ids", "ignore_eos", "draft_length",
-)  # fmt: skip
+SAMPLING_FIELDS = (*SAMPLER_FIELDS, "stop", "stop_token_ids", "ignore_eos", "draft_length")
 OTHER_FIELDS = {
     "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "n", "stream", "stream_options", "logprobs",
     "top_logprobs", "return_steps", "echo", "logit_bias", "response_format", "structured_outputs",
@@ -69,8 +73,6 @@ STREAM_OPTIONS = {"include_usage", "include_obfuscation", "continuous_usage_stat
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for completions."""
-DEFAULT_CHAT_TOKENS = 4096
-"""Limit for a chat without max_tokens: a request reserves cache for all tokens that it may generate."""
 
 
 class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +136,7 @@ def parse_request(
     if tools is not None:
         tools, grammar = _check_tools(tools, grammar, tool_format, is_chat)
     logprobs, top_logprobs = _logprobs(fields, is_chat)
-    sampling = {"temperature": 1.0} | {name: fields[name] for name in SAMPLING_FIELDS if name in fields}
+    sampling = {"temperature": OPENAI_TEMPERATURE} | {name: fields[name] for name in SAMPLING_FIELDS if name in fields}
     return CompletionRequest(
         prompts=[] if is_chat else _prompts(fields.get("prompt"), max_length),
         messages=read_messages(fields.get("messages")) if is_chat else [],

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dflash_trt.api.acceptance import Step
 from dflash_trt.api.backend import Chunk
-from dflash_trt.runtime.request import Step
 from dflash_trt.runtime.text import TextStream
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
-from dflash_trt.api.tokenizer import encode, render_chat
+from dflash_trt.api.chat_template import encode, render_chat
 from dflash_trt.errors import RequestError
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from dflash_trt import __version__
 from dflash_trt.api.completion import Completion
+from dflash_trt.api.sampling_params import SAMPLER_FIELDS
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.server.http_error import HttpError
 from dflash_trt.runtime.server.requests import CompletionRequest
@@ -31,7 +32,6 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 PROTOCOL = "http/protobuf"
 CANCELLED = (asyncio.CancelledError, ClientDisconnected, GeneratorExit)
-REQUEST_PARAMS = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed")
 
 
 def open_tracing(endpoint: str | None) -> Tracing | None:
@@ -114,7 +114,7 @@ class RequestSpan:
         self._span.set_attribute("gen_ai.request.choice.count", request.n)
         if request.max_tokens is not None:
             self._span.set_attribute("gen_ai.request.max_tokens", request.max_tokens)
-        for name in REQUEST_PARAMS:
+        for name in SAMPLER_FIELDS:
             if (value := getattr(request.params, name)) is not None:
                 self._span.set_attribute(f"gen_ai.request.{name}", value)
 

@@ -9,20 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dflash_trt.api.runtime_options import check_dtype
 from dflash_trt.checkpoint.safetensors_file import Tensor
-from dflash_trt.errors import CheckpointError, RequestError, shown
+from dflash_trt.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
 
-DTYPES = ("auto", "float32", "bfloat16")
 FLOATS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
-
-
-def check_dtype(dtype: object) -> None:
-    """Raises RequestError for what is none of DTYPES."""
-    if dtype not in DTYPES:
-        raise RequestError(f"dtype: expected {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, found {shown(dtype)}")
 
 
 def target_dtype(asked: str, directory: Path, weights: Mapping[str, Tensor]) -> torch.dtype:

@@ -27,13 +27,14 @@ from transformers import (
 
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.hub import fetch_weights, read_headers
+from dflash_trt.checkpoint.refusing import refusing
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError
 from dflash_trt.runtime.targets.dtype import target_dtype
 from dflash_trt.runtime.targets.free_memory import check_memory
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, Acceleration, PackedTarget
-from dflash_trt.runtime.targets.refusal import check_architecture, refusing
+from dflash_trt.runtime.targets.refusal import check_architecture
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
 from dflash_trt.runtime.targets.sequential_target import SequentialTarget
 

@@ -1,48 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What transformers stumbles over becomes an error that names the checkpoint."""
+"""Targets that transformers does not run here are refused by name."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.errors import CheckpointError, DFlashError, cut
-
-REDOWNLOAD = "download or copy the checkpoint again"
-
-
-@contextmanager
-def refusing(where: object, expected: str, *, hint: str = REDOWNLOAD) -> Iterator[None]:
-    """Raises CheckpointError, `expected` of what is at `where`, for whatever transformers stumbles over in the block.
-
-    Without its progress bars and warnings: what matters of them is refused in our own words.
-    """
-    from transformers.utils import logging
-
-    verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    except DFlashError:
-        raise
-    except Exception as error:
-        raise CheckpointError(f"{where}: expected {expected}, found {_reason(error)}", hint=hint) from error
-    finally:
-        logging.set_verbosity(verbosity)
-        if has_bars:
-            logging.enable_progress_bar()
-
-
-def _reason(error: Exception) -> str:
-    """What transformers says, on one line, without its advice to run code that the checkpoint brings along."""
-    sentences = re.split(r"(?<=[.!?]) ", " ".join(str(error).split()))
-    return cut(f"{type(error).__name__}: {' '.join(s for s in sentences if 'trust_remote_code' not in s)}")
-
 
 NOT_RUN = {
     "kimi_k2": "a model that transformers has code for; this one's is its checkpoint's own, which is never run",

@@ -8,8 +8,9 @@ from pathlib import Path
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.distributed import DistributedConfig
 
+from dflash_trt.checkpoint.refusing import refusing
 from dflash_trt.errors import CheckpointError
-from dflash_trt.runtime.targets.refusal import check_architecture, refusing
+from dflash_trt.runtime.targets.refusal import check_architecture
 
 # transformers 5.23 shards gpt-oss's lm_head and, as expert parallelism, its experts; this adds what it leaves whole
 # on every rank. A sink belongs to its query head; being a bare parameter, it needs its owner to run on local tensors.

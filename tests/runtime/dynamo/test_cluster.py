@@ -48,7 +48,7 @@ def check_one_answer(running: Cluster, engine: Path) -> None:
     answer = httpx.post(f"{running.url}/v1/completions", json=body, timeout=PATIENCE).json()
     with LLM(engine, TARGET, max_batch_size=1) as llm:
         params = SamplingParams(max_tokens=20, temperature=0.7, seed=5, logprobs=True, ignore_eos=True)
-        expected = llm.generate(PROMPTS[0], params)
+        expected = llm.generate(PROMPTS[0], params)[0]
     (choice,) = answer["choices"]
     assert choice["text"] == expected.text
     assert choice["logprobs"]["token_logprobs"] == pytest.approx(expected.logprobs, abs=1e-4)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dflash_trt import __version__
+from dflash_trt.api.acceptance import Step
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import Manifest
@@ -19,7 +20,7 @@ from dflash_trt.runtime.measure import recorded_target
 from dflash_trt.runtime.measure.feature_capture import answer_prompts, write_features
 from dflash_trt.runtime.measure.features import SCHEMA_VERSION, FeatureFacts, FeatureFile, PromptFacts, open_features
 from dflash_trt.runtime.measure.replay import replay
-from dflash_trt.runtime.request import Request, Step
+from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session
 from tests.decoding import decode, greedy, open_without_tokenizer
 from tests.engines import build, trained_engine

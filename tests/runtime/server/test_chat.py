@@ -29,7 +29,7 @@ def chat(engine: Path, target: Path, message: bytes | TextIO, *options: str) -> 
 
 def test_a_pipe_is_one_message(engine: Path, chat_target: Path, llm: LLM) -> None:
     result = chat(engine, chat_target, b"def f(\n")
-    answer = llm.chat([{"role": "user", "content": "def f("}], PARAMS)
+    answer = llm.chat([{"role": "user", "content": "def f("}], PARAMS)[0]
     assert (result.returncode, result.stdout) == (0, f"{answer.text}\n")
     # the length of a draft follows measured times
     assert re.search(r"12 tokens, tau \d\.\d\d, \S+ tokens/s; cut at --max-tokens 12\n", result.stderr)
@@ -65,9 +65,9 @@ def test_a_terminal_is_a_conversation(engine: Path, chat_target: Path, llm: LLM)
     expected = []
     for line in ("one", "two"):
         messages.append({"role": "user", "content": line})
-        expected.append(llm.chat(messages, PARAMS).text)
+        expected.append(llm.chat(messages, PARAMS)[0].text)
         messages.append({"role": "assistant", "content": expected[-1]})
-    expected.append(llm.chat([{"role": "user", "content": "one"}], PARAMS).text)
+    expected.append(llm.chat([{"role": "user", "content": "one"}], PARAMS)[0].text)
     parent, child = pty.openpty()
     os.write(parent, b"one\n/nothing\ntwo\n/reset\none\n/exit\n")
     with os.fdopen(child) as terminal:

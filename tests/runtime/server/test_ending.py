@@ -22,8 +22,8 @@ import pytest
 from msgspec.structs import replace
 
 from dflash_trt.api.backend import Chunk
+from dflash_trt.api.completion import FinishReason
 from dflash_trt.errors import EngineError
-from dflash_trt.runtime.request import FinishReason
 from dflash_trt.runtime.server import http_server
 from dflash_trt.runtime.server.http_server import HttpServer
 from tests.runtime.server.live import PATIENCE, Live, until

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_trt.api import tokenizer
-from dflash_trt.api.tokenizer import render_chat
+from dflash_trt.api import chat_template
+from dflash_trt.api.chat_template import render_chat
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.server import limits, requests, tokenizing
 from dflash_trt.runtime.server.http_error import HttpError
@@ -113,14 +113,14 @@ def test_what_is_long_to_render_does_not_hold_up_short_prompts(live: Live, monke
 
 def test_the_failing_message_is_found_in_few_steps(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixty-four of them held the tokenising thread for 9 s, with large tools."""
-    render, num_steps = tokenizer._render, 0
+    render, num_steps = chat_template._render, 0
 
     def counted(*args: Any) -> str:
         nonlocal num_steps
         num_steps += 1
         return render(*args)
 
-    monkeypatch.setattr(tokenizer, "_render", counted)
+    monkeypatch.setattr(chat_template, "_render", counted)
     messages = [{"role": "user", "content": "x"}] * 300
     for index in (0, 1, 150, 299):
         num_steps = 0

@@ -282,7 +282,7 @@ def test_a_port_in_use_is_one_error(live: Live) -> None:
 
 def test_sixteen_at_once_are_those_alone(live: Live) -> None:
     prompts = [f"def f{i}(" for i in range(16)]
-    alone = [live.llm.generate(prompt, SamplingParams(max_tokens=12)).text for prompt in prompts]
+    alone = [live.llm.generate(prompt, SamplingParams(max_tokens=12))[0].text for prompt in prompts]
     texts = [""] * 16
 
     def ask(i: int) -> None:

@@ -18,7 +18,7 @@ PARAMS = SamplingParams(max_tokens=6, logprobs=True, top_logprobs=2, prompt_logp
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("as_ids", [False, True])
 def test_echo_with_logprobs(live: Live, stream: bool, as_ids: bool) -> None:
-    expected = live.llm.generate(PROMPT, PARAMS)
+    expected = live.llm.generate(PROMPT, PARAMS)[0]
     body = {
         "prompt": PROMPT, "max_tokens": 6, "temperature": 0, "echo": True, "logprobs": 2,
         "return_tokens_as_token_ids": as_ids,
@@ -56,7 +56,7 @@ def test_echo_without_an_answer(live: Live, prompt: Any) -> None:
 
 def test_top_logprobs_of_a_chat(live: Live) -> None:
     messages: Any = [{"role": "user", "content": "x"}]
-    expected = live.llm.chat(messages, PARAMS)
+    expected = live.llm.chat(messages, PARAMS)[0]
     client = live.openai().chat.completions
     settings: dict[str, Any] = {"messages": messages, "max_tokens": 6, "temperature": 0, "logprobs": True}
     whole = client.create(model=MODEL, top_logprobs=2, **settings).choices[0].logprobs
@@ -93,7 +93,7 @@ def test_each_token_is_decoded_once(live: Live) -> None:
 
 
 def test_logit_bias(live: Live) -> None:
-    expected = live.llm.generate(PROMPT, SamplingParams(max_tokens=12, logit_bias={300: 100.0}))
+    expected = live.llm.generate(PROMPT, SamplingParams(max_tokens=12, logit_bias={300: 100.0}))[0]
     answer = live.openai().completions.create(
         model=MODEL, prompt=PROMPT, max_tokens=12, temperature=0, logit_bias={"300": 100}
     )

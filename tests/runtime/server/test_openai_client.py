@@ -27,7 +27,7 @@ OURS: list[dict[str, Any]] = [
 
 
 def expected(live: Live, prompt: str | list[int] = PROMPT, **settings: Any) -> Completion:
-    return live.llm.generate(prompt, SamplingParams(**{"max_tokens": 24, **settings}))
+    return live.llm.generate(prompt, SamplingParams(**{"max_tokens": 24, **settings}))[0]
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
@@ -65,7 +65,7 @@ def test_chat(live: Live) -> None:
         {"role": "user", "content": [{"type": "text", "text": "x"}]},
     ]
     plain = [{"role": "system", "content": "code"}, {"role": "user", "content": "x"}]
-    answer = live.llm.chat(plain, SamplingParams(max_tokens=20))
+    answer = live.llm.chat(plain, SamplingParams(max_tokens=20))[0]
     client = live.openai()
     given = client.chat.completions.create(model=MODEL, messages=messages, max_completion_tokens=20, temperature=0)
     assert (given.choices[0].message.content, given.choices[0].message.role) == (answer.text, "assistant")
@@ -111,7 +111,7 @@ def test_logprobs(live: Live, stream: bool) -> None:
 
 def test_chat_logprobs(live: Live) -> None:
     messages = [{"role": "user", "content": "x"}]
-    answer = live.llm.chat(messages, SamplingParams(max_tokens=9, logprobs=True))
+    answer = live.llm.chat(messages, SamplingParams(max_tokens=9, logprobs=True))[0]
     given = live.openai().chat.completions.create(
         model=MODEL,
         messages=messages,

@@ -40,7 +40,7 @@ MESSAGES = [
 def test_text(live: Live) -> None:
     create = live.openai().responses.create
     given = create(model=MODEL, input="x", max_output_tokens=9, temperature=0)
-    expected = live.llm.chat([{"role": "user", "content": "x"}], SamplingParams(max_tokens=9))
+    expected = live.llm.chat([{"role": "user", "content": "x"}], SamplingParams(max_tokens=9))[0]
     assert (given.output_text, given.status) == (expected.text, "incomplete")
     assert given.incomplete_details is not None
     assert given.incomplete_details.reason == "max_output_tokens"
@@ -51,7 +51,7 @@ def test_text(live: Live) -> None:
     assert metrics["speculative_decoding"]["num_spec_steps"] == expected.acceptance.drafting_passes
     settings: Any = {"text": {"verbosity": "medium"}, "reasoning": {"summary": "auto"}}
     settings |= {"instructions": "be brief", "input": CONVERSATION, "max_output_tokens": 9, "temperature": 0}
-    expected = live.llm.chat(MESSAGES, SamplingParams(max_tokens=9))
+    expected = live.llm.chat(MESSAGES, SamplingParams(max_tokens=9))[0]
     assert create(model=MODEL, **settings).output_text == expected.text
 
 

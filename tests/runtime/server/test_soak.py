@@ -103,7 +103,7 @@ def test_many_streams_are_those_alone(server: tuple[Process, str], llm: LLM) -> 
     _, url = server
     prompts = [f"def f{i}(self, x{i}):" for i in range(NUM_STREAMS)]
     params = [SamplingParams(max_tokens=8 + i % 25, temperature=0.8 * (i % 2), seed=i) for i in range(NUM_STREAMS)]
-    alone = [llm.generate(*each) for each in zip(prompts, params, strict=True)]
+    alone = [llm.generate(*each)[0] for each in zip(prompts, params, strict=True)]
 
     async def check(i: int) -> None:
         body = {"prompt": prompts[i], "max_tokens": 8 + i % 25, "temperature": 0.8 * (i % 2), "seed": i, "stream": True}

@@ -20,7 +20,7 @@ def steps_of(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 1.5, "seed": 3}], ids=str)
 @pytest.mark.parametrize("stream", [False, True])
 def test_steps_are_the_decoders(live: Live, settings: dict[str, Any], stream: bool) -> None:
-    answer = live.llm.generate(PROMPT, SamplingParams(max_tokens=60, **settings))
+    answer = live.llm.generate(PROMPT, SamplingParams(max_tokens=60, **settings))[0]
     body = {"prompt": PROMPT, "max_tokens": 60, "return_steps": True, **settings}
     steps = steps_of(live.events(**body) if stream else [live.complete(**body)])
     assert steps[0] == {"is_prefill": True, "proposals": [], "num_accepted": 0, "tokens": steps[0]["tokens"]}
@@ -43,8 +43,8 @@ def test_steps_are_the_decoders(live: Live, settings: dict[str, Any], stream: bo
 def test_texts_of_characters_in_pieces(live: Live) -> None:
     """A character of several tokens is the text of the last of them."""
     ids = live.llm.backend.encode("x = 'é世🙂'")
+    from dflash_trt.api.acceptance import Step
     from dflash_trt.api.backend import Chunk
-    from dflash_trt.runtime.request import Step
     from dflash_trt.runtime.server.step_texts import StepTexts
 
     texts = StepTexts(live.llm.backend.tokenizer)

@@ -12,8 +12,8 @@ import pytest
 from openai import BadRequestError
 from transformers import AutoTokenizer
 
+from dflash_trt.api.chat_template import encode, render_chat
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.api.tokenizer import encode, render_chat
 from dflash_trt.runtime.guided_decoding import GrammarCompiler
 from dflash_trt.runtime.server.requests import read_messages
 from dflash_trt.runtime.server.tools import call_grammar, read_tools, tool_format
@@ -54,14 +54,14 @@ def test_a_demanded_call(live: Live, choice: Any, parallel: bool) -> None:
 def test_the_prompt_offers_tools(live: Live) -> None:
     """Unless none may be called; then the answer is that of a chat without."""
     client = live.openai()
-    plain = live.llm.chat(MESSAGES, SamplingParams(max_tokens=8))
+    plain = live.llm.chat(MESSAGES, SamplingParams(max_tokens=8))[0]
     settings = {**SETTINGS, "max_tokens": 8, "temperature": 0}
     answer = client.chat.completions.create(tool_choice="none", **settings)
     assert (answer.choices[0].message.content, answer.choices[0].message.tool_calls) == (plain.text, None)
     tokenizer = live.llm.backend.tokenizer
     prompt = render_chat(tokenizer, MESSAGES, tools=TOOLS)
     assert "get_time" in prompt
-    expected = live.llm.generate(encode(tokenizer, prompt, chat=False), SamplingParams(max_tokens=8))
+    expected = live.llm.generate(encode(tokenizer, prompt, chat=False), SamplingParams(max_tokens=8))[0]
     answer = client.chat.completions.create(**settings)
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (expected.text, "length")
 
@@ -79,7 +79,7 @@ def test_a_conversation_with_calls_and_template_variables(live: Live) -> None:
     text += '{"zone": "utc"}}</tool_call>\n# tool: noon\n# assistant:'
     variables = {"reasoning_effort": "low", "enable_thinking": True}
     assert render_chat(tokenizer, read_messages(messages), template_kwargs=variables) == text
-    expected = live.llm.generate(encode(tokenizer, text, chat=False), SamplingParams(max_tokens=8))
+    expected = live.llm.generate(encode(tokenizer, text, chat=False), SamplingParams(max_tokens=8))[0]
     settings: dict[str, Any] = {"model": MODEL, "messages": messages, "max_tokens": 8, "temperature": 0}
     create = live.openai().chat.completions.create
     assert create(reasoning_effort="low", **settings).choices[0].message.content == expected.text

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from dflash_trt.api.tokenizer import load_tokenizer
 from dflash_trt.checkpoint.target_checkpoint import read_target
+from dflash_trt.checkpoint.tokenizer import load_tokenizer
 from dflash_trt.errors import CheckpointError
 from dflash_trt.runtime.targets.huggingface import load_model, make_target, stop_token_ids
 from dflash_trt.runtime.targets.refusal import NOT_RUN

@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from dflash_trt.engine.executor import TOKENS_PER_PAGE
 from dflash_trt.errors import CheckpointError
 from dflash_trt.runtime.cpu.accelerate import accelerate
 from dflash_trt.runtime.cpu.paged_attention import PagedPass
 from dflash_trt.runtime.kvcache import slot_cache
-from dflash_trt.runtime.kvcache.page_table import TOKENS_PER_PAGE
 from dflash_trt.runtime.kvcache.page_tensor import FIRST_PAGES
 from dflash_trt.runtime.targets.gathered_attention import GatheredPass
 from dflash_trt.runtime.targets.huggingface import PACKED_MODEL_TYPES, can_pack, make_target

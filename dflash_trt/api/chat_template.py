@@ -1,38 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The target's tokenizer: text -> token ids, with or without its chat template."""
+"""Text and conversations as token ids, with or without the target's chat template."""
 
 from __future__ import annotations
 
 import inspect
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflash_trt.errors import CheckpointError, RequestError, cut, shown
-from dflash_trt.runtime.targets.refusal import refusing
+from dflash_trt.errors import RequestError, cut, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of the checkpoint in `directory`; CheckpointError where it has none, or a damaged one."""
-    from transformers import AutoTokenizer, __version__
-
-    expected = f"tokenizer files that transformers {__version__} loads"
-    hint = "download or copy tokenizer.json and tokenizer_config.json again"
-    with refusing(directory, expected, hint=hint):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            directory, local_files_only=True, trust_remote_code=False
-        )
-    if not tokenizer("a", add_special_tokens=False)["input_ids"]:  # what transformers makes of a directory without
-        raise CheckpointError(f"{directory}: expected {expected}, found none", hint=hint)
-    return tokenizer
-
-
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, chat: bool) -> list[int]:
-    """Token ids of `text`, as it is or as the user's message in the chat template; RequestError for what cannot be."""
+    """Token ids of `text`, as it is or as the user's message in the chat template; RequestError for surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError as error:  # bytes of a command line that are not UTF-8 arrive as lone surrogates
@@ -43,7 +26,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, chat: bool) -> list
 
 
 def check_chat(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises RequestError where there is no chat template."""
+    """Raises RequestError for a tokenizer without a chat template."""
     if tokenizer.chat_template is None:
         raise RequestError(
             "chat: expected a tokenizer with a chat template, found none", hint="give the prompt as plain text"
@@ -67,10 +50,10 @@ def render_chat(
 ) -> str:
     """A conversation [{"role": ..., "content": ...}, ...] in the chat template, ready for the assistant's answer.
 
-    `tools` are functions that it offers, `template_kwargs` other variables of the template, `chat_template` one in
-    place of the tokenizer's. The last message is left open where it is to be continued.
+    `tools` are functions that the model may call, `template_kwargs` other variables of the template; `chat_template`
+    replaces the tokenizer's. `continue_final_message` leaves the last message open.
 
-    Raises RequestError for anything that is no conversation, and where there is no template or it fails.
+    Raises RequestError for an invalid conversation, and where there is no template or it fails.
     """
     if not isinstance(messages, list | tuple) or not messages:
         raise RequestError(f"messages: expected a list of messages, found {messages!r}")
@@ -104,7 +87,7 @@ def render_chat(
 
 
 def join_parts(message: object) -> object:
-    """A message whose text parts are joined to its content; RequestError for parts that are no text."""
+    """Joins the text parts of a message to one text; RequestError for parts of another type."""
     if not isinstance(message, dict) or not isinstance(parts := message.get("content"), list):
         return message
     for part in parts:
@@ -121,7 +104,7 @@ def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[object], vari
 
 
 def _first_failing(tokenizer: PreTrainedTokenizerBase, messages: Sequence[object], variables: dict[str, Any]) -> int:
-    """A message with which the template fails, and without which it does not, by bisection."""
+    """Index of the first message with which the template fails, by bisection."""
 
     def fails(length: int) -> bool:
         try:
