@@ -5,7 +5,7 @@ Drafts of two layers with random weights, from a largest matrix of a quarter MiB
 of 8 behind 64 rows of context, by one thread and by as many as torch has. Before each pass torch computes on its own
 threads and reads 16 MiB, as a target does between two drafts, so ONNX Runtime's sleep and caches are cold. Both ways
 take turns; wall-clock is the median pass, CPU time the mean of the process while it lasts. "rule" is what
-`runtime/drafter/onnxruntime/ort_session.num_threads` chooses. Prints tables, asserts nothing; two minutes, best when nothing else runs.
+`ort_session.num_threads` chooses. Prints tables, asserts nothing; two minutes, best when nothing else runs.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 One linear layer at a time, by one thread: `_C`'s PackedLinear on BF16, FP8 and NVFP4, and a Gemm on the same numbers in
 FLOAT, which ONNX Runtime packs when the session is made. They take turns; each time is the median, in microseconds, and
 beside it the ratio to the Gemm. Between two calls other memory is read, as a target does between two drafts, so weights
-come from where they would then: --cold MiB of it. "rule" is what `runtime/drafter/onnxruntime/packed_linear.MIN_PACKED` chooses.
+come from where they would then: --cold MiB of it. "rule" is what `packed_linear.MIN_PACKED` chooses.
 Prints tables, asserts nothing; two minutes, best when nothing else runs.
 """
 

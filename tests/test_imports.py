@@ -15,7 +15,7 @@ import pytest
 from tests.paths import REPOSITORY
 
 PACKAGE = REPOSITORY / "dflash_trt"
-# The three circles (docs/structure.md), from the ground up. A room imports from the lines above its own and from itself.
+# The three circles (docs/structure.md), from the ground up. A room imports from the lines above its own, and itself.
 FLOORS = [
     {"errors", "_C", ""},  # "": the package itself, for its version
     {"files"},
