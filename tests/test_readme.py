@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from itertools import takewhile
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import click
 import pytest
 
 from dflash_trt.cli import cli
+from dflash_trt.cli.failure import EXTRAS
 from tests.paths import REPOSITORY
 
 DOCUMENTS = [
@@ -24,6 +26,7 @@ FENCE = re.compile(r"^```(?:console|sh|bash|shell)\n(.*?)^```", re.MULTILINE | r
 SHELL = {"|", ">", ">>", "2>", "<", "&&", "||", ";", "&"}
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 TARGET = re.compile(r"^([a-z-]+):", re.MULTILINE)
+EXTRA = re.compile(r"dflash-trt\[([^\]]+)\]")
 INLINE_MAKE = re.compile(r"`make ([a-z-]+)")
 
 
@@ -110,6 +113,16 @@ def test_make_targets_exist() -> None:
         set(phony[1].split())
         == {name for name in targets if re.search(rf"^{name}:.*\n\t", text, re.MULTILINE)} | without_recipe
     )
+
+
+def test_extras_exist() -> None:
+    """Each `dflash-trt[EXTRA]` in hints, documents and the Makefile is an extra of pyproject.toml."""
+    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    files = [*(REPOSITORY / "dflash_trt").rglob("*.py"), *documents(), REPOSITORY / "Makefile"]
+    found = [match for file in files for match in EXTRA.findall(file.read_text()) if "{" not in match]
+    assert {extra for match in found for extra in match.split(",")} <= set(extras)
+    assert {"run", "serve", "observe"} <= set(found)
+    assert set(EXTRAS.values()) <= set(extras)
 
 
 def test_makefile_commands_parse() -> None:
