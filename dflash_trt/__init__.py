@@ -22,11 +22,11 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _HOMES = {
     "LLM": "llm",
-    "Chunk": "runtime.backend",
-    "Completion": "runtime.completion",
+    "Chunk": "api.backend",
+    "Completion": "api.completion",
     "DFlashError": "errors",
     "RequestError": "errors",
-    "SamplingParams": "runtime.sampling",
+    "SamplingParams": "api.sampling_params",
 }
 
 
