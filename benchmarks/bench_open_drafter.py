@@ -28,7 +28,7 @@ import click
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.gpu_steps import write_large_draft  # noqa: E402
+from benchmarks.gpu_steps import SIZES  # noqa: E402
 from dflash_trt.checkpoint.draft_checkpoint import read_draft  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.engine.manifest import read_manifest  # noqa: E402
@@ -37,6 +37,7 @@ from dflash_trt.quantize.convert import quantize_checkpoint  # noqa: E402
 from dflash_trt.quantize.recipe import load_recipe  # noqa: E402
 from dflash_trt.runtime.drafter.open import open_drafter  # noqa: E402
 from tests.engines import build  # noqa: E402
+from tests.reference.synthetic import write_random_draft  # noqa: E402
 
 RECIPES = ("bf16", "fp8", "nvfp4")
 COLUMNS = ("weights", "file, GiB", "own, GiB", "mapped", "of FLOAT", "CPU, s", "of it checking", "wall-clock, s",
@@ -84,7 +85,7 @@ def prepare(work: Path) -> None:
     draft, packed = work / "draft", work / "packed"
     for recipe in [recipe for recipe in RECIPES if not (work / recipe).is_dir()]:
         if not draft.is_dir():
-            write_large_draft(draft)
+            write_random_draft(draft, dialect="gpt_oss", layer_types=["full_attention"] * 8, sizes=SIZES)
         quantize_checkpoint(read_draft(draft), load_recipe(recipe), packed)
         build(packed, work / recipe)
         shutil.rmtree(packed)

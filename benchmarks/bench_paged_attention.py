@@ -22,6 +22,7 @@ sys.path.insert(0, str(REPOSITORY))
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
 from dflash_trt.runtime.cpu.paged_attention import PagedPass  # noqa: E402
+from dflash_trt.runtime.kvcache.page_table import TOKENS_PER_PAGE  # noqa: E402
 from dflash_trt.runtime.kvcache.slot_cache import SlotCache  # noqa: E402
 from dflash_trt.runtime.targets.gathered_attention import GatheredPass  # noqa: E402
 from dflash_trt.runtime.targets.packed_pass import AttentionRule, Pass  # noqa: E402
@@ -63,7 +64,7 @@ def layers_of(
     """A pass of LAYERS layers over sequences that hold `context` tokens, to be run again and again."""
     query_heads, kv_heads, head_dim = heads
     cache = SlotCache(requests, CPU)
-    pages = -(-(context + tokens) // cache.table.tokens_per_page)
+    pages = -(-(context + tokens) // TOKENS_PER_PAGE)
 
     def attend(count: int) -> Callable[[], None]:
         segments = [Segment(slot=slot, token_ids=[0] * count, num_logits=0) for slot in range(requests)]

@@ -259,10 +259,7 @@ def make_report(report: Report, work: Path, output: Path) -> None:
 
 def examine() -> list[MachineFinding]:
     """What doctor finds, in a process of its own: this one has loaded the module that was compiled before."""
-    source = (
-        "import msgspec; from dflash_trt.cli.machine_report import examine;"
-        " print(msgspec.json.encode(examine()).decode())"
-    )
+    source = "import msgspec, dflash_trt.cli.machine_report as m; print(msgspec.json.encode(m.examine()).decode())"
     status, output = run((*PYTHON, "-c", source), 180)
     try:
         return msgspec.json.decode(output.splitlines()[-1], type=list[MachineFinding])

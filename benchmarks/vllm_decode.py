@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vllm import LLM, SamplingParams
-
 
 def main(job: dict[str, Any]) -> dict[str, Any]:
     """Loads the models and runs every batch size."""
+    from vllm import LLM
+
     llm = LLM(
         model=job["target"],
         dtype="float32",
@@ -35,6 +35,8 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
 
 def measure(llm: Any, job: dict[str, Any], batch: int, prompts: list[list[int]]) -> dict[str, Any]:
     """Seconds of each round in which at most `batch` requests run at once, after one that warms up."""
+    from vllm import SamplingParams
+
     llm.llm_engine.engine_core.engine_core.scheduler.max_num_active_reqs = batch
     params = SamplingParams(temperature=0, max_tokens=job["tokens"], ignore_eos=True, detokenize=False)
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python examples of README and docs/runtime.md run as they stand, on a fixture engine."""
+"""The Python blocks of README and docs/runtime.md and the programs in docs/examples run, on the fixtures."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,3 +36,30 @@ def test_example(document: str, code: str, substitutes: dict[str, Path], capsys:
 
 def test_there_are_examples() -> None:
     assert [name for name, _ in EXAMPLES] == ["README.md", "docs/runtime.md", "docs/runtime.md"]
+
+
+def example(name: str, *arguments: object, cwd: Path) -> str:
+    """The output of a program in docs/examples."""
+    program = REPOSITORY / "docs" / "examples" / name
+    command = [sys.executable if program.suffix == ".py" else "bash", program, *arguments]
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return subprocess.run(
+        list(map(str, command)), cwd=cwd, env=environment, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+
+
+def test_build_and_generate(tmp_path: Path) -> None:
+    assert re.findall(r"# tau (\S+):", example("build_and_generate.py", cwd=tmp_path))[1] > "1.00"
+
+
+def test_verify_with_a_loss_budget(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join((FIXTURES / "prompts.jsonl").read_text().splitlines(keepends=True)[:3]))
+    pair = (FIXTURES / "tiny-qwen3-dflash", FIXTURES / "tiny-qwen3", prompts)
+    assert "tau loss" in example("verify_with_a_loss_budget.sh", *pair, "60%", cwd=tmp_path)
+
+
+def test_deploy(tmp_path: Path) -> None:
+    assert "serve.yaml: no findings" in example("deploy.sh", cwd=tmp_path)
+    written = {path.name for path in (tmp_path / "deployment").rglob("*")}
+    assert {"serve.yaml", "kubernetes.yaml", "config.pbtxt"} <= written

@@ -155,7 +155,7 @@ def test_inspect_loads_nothing_heavy(draft_dir: Path, target_dir: Path) -> None:
 
 
 def test_build_needs_no_framework(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
-    """The extra `build` is the package onnx alone."""
+    """`build` needs the package onnx, and nothing else of the extra `run`."""
     arguments = ["build", str(draft_dir), "--target", str(target_dir), "-o", str(tmp_path / "engine")]
     script = f"sys.argv[1:] = {arguments}; from dflash_trt.cli import main; main()"
     assert loaded_by(script) == {"numpy", "onnx"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from itertools import takewhile
 from pathlib import Path
 
@@ -12,10 +13,12 @@ import click
 import pytest
 
 from dflash_trt.cli import cli
+from dflash_trt.cli.failure import EXTRAS
 from tests.paths import REPOSITORY
 
 DOCUMENTS = [
     *(REPOSITORY / name for name in ("README.md", "CHANGELOG.md", "benchmarks/RESULTS.md", "plugins/README.md")),
+    REPOSITORY / ".github" / "CONTRIBUTING.md",
     *sorted((REPOSITORY / "docs").glob("*.md")),
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -23,6 +26,7 @@ FENCE = re.compile(r"^```(?:console|sh|bash|shell)\n(.*?)^```", re.MULTILINE | r
 SHELL = {"|", ">", ">>", "2>", "<", "&&", "||", ";", "&"}
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 TARGET = re.compile(r"^([a-z-]+):", re.MULTILINE)
+EXTRA = re.compile(r"dflash-trt\[([^\]]+)\]")
 INLINE_MAKE = re.compile(r"`make ([a-z-]+)")
 
 
@@ -95,16 +99,30 @@ def test_the_readme_shows_every_command() -> None:
 
 
 def test_make_targets_exist() -> None:
-    """Those of the documents, in shell blocks and in `make X`, and the list of .PHONY: each has a recipe."""
+    """Each target that a document or .PHONY names has a recipe."""
     text = (REPOSITORY / "Makefile").read_text()
     targets = set(TARGET.findall(text))
     for document in documents():
         blocks = [word for words in commands(document) if words[0] == "make" for word in words[1:]]
         asked = {word for word in blocks if "=" not in word} | set(INLINE_MAKE.findall(document.read_text()))
         assert asked <= targets, f"{document.name}: {asked - targets}"
-    phony = set(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)[1].split())
+    phony = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    assert phony is not None
     without_recipe = {"build", "dynamo"}
-    assert phony == {name for name in targets if re.search(rf"^{name}:.*\n\t", text, re.MULTILINE)} | without_recipe
+    assert (
+        set(phony[1].split())
+        == {name for name in targets if re.search(rf"^{name}:.*\n\t", text, re.MULTILINE)} | without_recipe
+    )
+
+
+def test_extras_exist() -> None:
+    """Each `dflash-trt[EXTRA]` in hints, documents and the Makefile is an extra of pyproject.toml."""
+    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    files = [*(REPOSITORY / "dflash_trt").rglob("*.py"), *documents(), REPOSITORY / "Makefile"]
+    found = [match for file in files for match in EXTRA.findall(file.read_text()) if "{" not in match]
+    assert {extra for match in found for extra in match.split(",")} <= set(extras)
+    assert {"run", "serve", "observe"} <= set(found)
+    assert set(EXTRAS.values()) <= set(extras)
 
 
 def test_makefile_commands_parse() -> None:

@@ -234,7 +234,7 @@ def count(case: Case, architecture: str, kernel: str, directory: Path) -> Count:
     ptxas = run(nvcc, "-std=c++20", "-cubin", code, f"-I{PLUGINS}", "-Xptxas=-v", str(source), "-o", str(cubin))
     found = re.search(r"Used (\d+) registers", ptxas)
     assert found, ptxas
-    text = run(find("nvdisasm", "pip install 'dflash-trt[sass]'"), "-c", str(cubin))
+    text = run(find("nvdisasm", "pip install 'nvidia-cuda-nvdisasm>=13'"), "-c", str(cubin))
     plan = make_plan(case, kernel == "wgmma", directory)
     step = wgmma_step(text, case, plan) if kernel == "wgmma" else team_step(text, case, plan)
     return Count(case, architecture, kernel, plan, int(found[1]), step)

@@ -14,7 +14,7 @@ from dflash_trt.errors import DFlashError, MissingDependencyError, printable
 
 # The extra of pyproject.toml that brings a module.
 EXTRAS = {
-    "onnx": "build",
+    "onnx": "run",
     "onnxruntime": "run",
     "torch": "run",
     "transformers": "run",
@@ -22,7 +22,7 @@ EXTRAS = {
     "safetensors": "run",
     "modelopt": "calibrate",
     "requests": "calibrate",
-    "matplotlib": "plot",
+    "matplotlib": "observe",
     "tritonclient": "triton",
     "google": "triton",
     "starlette": "serve",

@@ -18,21 +18,21 @@ RUNNING = ("generate", "chat", "serve", "verify", "capture", "dynamo")
 DYNAMO = "pip install 'dflash-trt[dynamo]' && pip install --no-deps ai-dynamo==1.6.1"
 # A package, the commands that need it, and the extra of pyproject.toml that brings it.
 PACKAGES = {
-    "onnx": (("build", *RUNNING), "pip install 'dflash-trt[build]'"),
+    "onnx": (("build", *RUNNING), "pip install 'dflash-trt[run]'"),
     "onnxruntime": ((*RUNNING, "quantize --calibration"), "pip install 'dflash-trt[run]'"),
     "torch": ((*RUNNING, "search", "recover", "quantize --calibration"), "pip install 'dflash-trt[run]'"),
     "transformers": (RUNNING, "pip install 'dflash-trt[run]'"),
     "nvidia-modelopt": (("quantize --calibration",), "pip install 'dflash-trt[calibrate]'"),
-    "matplotlib": (("bench report", "estimate --html", "--plot"), "pip install 'dflash-trt[plot]'"),
+    "matplotlib": (("bench report", "estimate --html", "--plot"), "pip install 'dflash-trt[observe]'"),
     "starlette": (("serve",), "pip install 'dflash-trt[serve]'"),
-    "xgrammar": (("structured outputs",), "pip install 'dflash-trt[guided]'"),
-    "opentelemetry-sdk": (("traces of serve",), "pip install 'dflash-trt[otel]'"),
+    "xgrammar": (("structured outputs",), "pip install 'dflash-trt[serve]'"),
+    "opentelemetry-sdk": (("traces of serve",), "pip install 'dflash-trt[serve]'"),
     "httpx": (("doctor URL", "bench run"), "pip install 'dflash-trt[observe]'"),
     "tritonclient": (("triton-repo",), "pip install 'dflash-trt[triton]'"),
-    "mpi4py": (("doctor --ranks", "mpiexec instead of torchrun"), "pip install 'dflash-trt[mpi]'"),
+    "mpi4py": (("doctor --ranks", "mpiexec instead of torchrun"), "pip install mpi4py mpich"),
     "ai-dynamo-runtime": (("dynamo",), f"in an environment of its own: {DYNAMO}"),
     "tensorrt": (("TensorRT plans",), "on the GPU machine: pip install 'dflash-trt[tensorrt]'"),
-    "tensorrt_llm": (("serving with TensorRT-LLM",), "in an environment of its own: pip install 'dflash-trt[engine]'"),
+    "tensorrt_llm": (("serving with TensorRT-LLM",), "in an environment of its own: pip install 'dflash-trt[trtllm]'"),
 }
 TOOLS = {
     "c++": (("installing from source",), "apt-get install g++"),

@@ -44,7 +44,7 @@ class GrammarCompiler:
         except ImportError:
             raise RequestError(
                 "structured_outputs: expected the package xgrammar, which is not installed",
-                hint="pip install 'dflash-trt[guided]'",
+                hint="pip install 'dflash-trt[serve]'",
             ) from None
         plain = xgrammar.TokenizerInfo.from_huggingface(
             tokenizer, vocab_size=vocab_size, stop_token_ids=sorted(stop_ids)

@@ -220,5 +220,5 @@ def _missing(asked_by: str, problem: str) -> MissingDependencyError:
     return MissingDependencyError(
         f"{asked_by}: expected {PACKAGE}, found: {problem}",
         # As NVIDIA's installation guide of 1.3.0rc24 has it.
-        hint="in an environment of its own: pip install 'dflash-trt[engine]'",
+        hint="in an environment of its own: pip install 'dflash-trt[trtllm]'",
     )

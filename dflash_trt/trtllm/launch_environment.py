@@ -81,7 +81,7 @@ def import_mpi(wanted_by: str, otherwise: str = "") -> Any:
     except (ImportError, RuntimeError) as error:
         raise MissingDependencyError(
             f"{wanted_by}: expected the package mpi4py with its MPI, found: {error}",
-            hint=f"pip install 'dflash-trt[mpi]'{otherwise}",
+            hint=f"pip install mpi4py mpich{otherwise}",
         ) from None
     return MPI
 

@@ -182,7 +182,7 @@ def test_missing_extra(draft_dir: Path, target_dir: Path, tmp_path: Path) -> Non
     pair = (draft_dir, "--target", target_dir, "-o", tmp_path / "out")
     result = run_process("build", *pair, script=WITHOUT.format(packages=("onnx",)))
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == ("error: missing package onnx\n\nhint: pip install 'dflash-trt[build]'\n")
+    assert result.stderr == ("error: missing package onnx\n\nhint: pip install 'dflash-trt[run]'\n")
     assert not (tmp_path / "out").exists()
 
 

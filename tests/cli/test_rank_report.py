@@ -143,4 +143,4 @@ def test_without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", absent)
     message = refusal(lambda: gather_ranks(None), MissingDependencyError)
     assert "--ranks: expected the package mpi4py with its MPI, found" in message
-    assert "pip install 'dflash-trt[mpi]'" in message
+    assert "pip install mpi4py mpich" in message

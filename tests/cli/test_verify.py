@@ -216,4 +216,4 @@ def test_missing_matplotlib_is_said_before_the_work(monkeypatch: pytest.MonkeyPa
     options = ("--target", "t", "--prompts", "p", "--plot", "a.png")
     result = run("verify", "engine", *options)
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr.endswith("error: missing package matplotlib\n\nhint: pip install 'dflash-trt[plot]'\n")
+    assert result.stderr.endswith("error: missing package matplotlib\n\nhint: pip install 'dflash-trt[observe]'\n")

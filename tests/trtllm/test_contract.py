@@ -50,7 +50,7 @@ def test_without_the_package() -> None:
     with pytest.raises(MissingDependencyError, match="expected tensorrt_llm, found") as refused:
         register()
     assert refused.value.hint is not None
-    assert "pip install 'dflash-trt[engine]'" in refused.value.hint
+    assert "pip install 'dflash-trt[trtllm]'" in refused.value.hint
 
 
 def test_the_known_package_gets_our_builder(install: Install) -> None:

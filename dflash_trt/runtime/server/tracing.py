@@ -58,7 +58,7 @@ def open_tracing(endpoint: str | None) -> Tracing | None:
     except ImportError:
         raise RequestError(
             f"{name}: expected the OpenTelemetry SDK and its OTLP exporter, which are not installed",
-            hint="pip install 'dflash-trt[otel]'",
+            hint="pip install 'dflash-trt[serve]'",
         ) from None
     ours = Resource.create({"service.name": "dflash-trt", "service.version": __version__})
     provider = TracerProvider(resource=ours.merge(OTELResourceDetector().detect()))

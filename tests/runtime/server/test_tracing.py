@@ -190,7 +190,7 @@ def test_without_an_endpoint_there_is_no_opentelemetry(monkeypatch: pytest.Monke
     )
     printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert printed.startswith("--otlp-traces-endpoint: expected the OpenTelemetry SDK")
-    assert printed.endswith("pip install 'dflash-trt[otel]'\n")
+    assert printed.endswith("pip install 'dflash-trt[serve]'\n")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318")
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
     assert open_tracing(None) is None

@@ -27,7 +27,7 @@ def rules(name: str) -> list[dict[str, Any]]:
 
 
 def expressions(name: str) -> list[str]:
-    """Of all panels and alerts, with Grafana's variables filled in."""
+    """Queries of all panels and alerts, with Grafana's variables filled in."""
     found = [target["expr"] for panel in dashboard(name)["panels"] for target in panel.get("targets", ())]
     for variable, value in VARIABLES.items():
         found = [expression.replace(variable, value) for expression in found]
