@@ -62,8 +62,7 @@ def fail_import(error: ModuleNotFoundError) -> int:
         return report_bug()
     return fail(
         MissingDependencyError(
-            f"missing package {PACKAGES.get(module, module)}",
-            hint=f"pip install 'dflash-trt[{EXTRAS[module]}]'",
+            f"missing package {PACKAGES.get(module, module)}", hint=f"pip install 'dflash-trt[{EXTRAS[module]}]'"
         )
     )
 

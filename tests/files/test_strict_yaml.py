@@ -47,10 +47,7 @@ def test_a_good_file(tmp_path: Path) -> None:
     [
         ("name: x\ncuont: 2\n", "outer.yaml: unknown key cuont"),
         ("name: x\ncuont: 2\n", "(nearest key: count): expected only name"),
-        (
-            "name: x\ncount: 2\ninner: {sise: 3}\n",
-            "inner.sise (nearest key: size): expected only size, colour",
-        ),
+        ("name: x\ncount: 2\ninner: {sise: 3}\n", "inner.sise (nearest key: size): expected only size, colour"),
         ("name: x\ncount: 2\nmany: [{size: 1}, {color: red}]\n", "unknown key many[1].color"),
         ("name: x\n", "missing key count: found only name"),
         ("{}", "missing key name: found only an empty mapping"),

@@ -168,6 +168,5 @@ def _failure(output: Path, fallback: str) -> EndpointError:
     error = first_error(output)
     why = "" if error is None else f" (the first error: {error})"
     return EndpointError(
-        f"{output}: AIPerf failed: {cut(errors[-1]) if errors else fallback}{why}",
-        hint=f"{log} says more",
+        f"{output}: AIPerf failed: {cut(errors[-1]) if errors else fallback}{why}", hint=f"{log} says more"
     )
