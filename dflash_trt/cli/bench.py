@@ -58,7 +58,7 @@ def report(
 
     from dflash_trt.observe.bench import report_tables
     from dflash_trt.observe.bench.comparison_report import report as report_on
-    from dflash_trt.observe.bench.workloads import load_runs
+    from dflash_trt.observe.bench.run_directory import load_runs
     from dflash_trt.observe.bench.write_report import HTML, REPORT, write_report
 
     check_replaceable(output, REPORT, force=force)

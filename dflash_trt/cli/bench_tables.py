@@ -14,8 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dflash_trt.cli.output import print_json, print_tables
 from dflash_trt.observe.bench.records import BenchRun
+from dflash_trt.observe.bench.report_tables import describe_point, plan_tables, point_tables
 from dflash_trt.observe.bench.run_directory import read_points, read_run
-from dflash_trt.observe.bench.run_tables import describe_point, plan_tables, point_tables
 from dflash_trt.observe.bench.sweep import MethodServer, PlannedPoint, Sweep
 
 

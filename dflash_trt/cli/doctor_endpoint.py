@@ -46,7 +46,7 @@ def examine_endpoint(
 
 
 def _print(diagnosis: Diagnosis) -> None:
-    from dflash_trt.observe.diagnosis.diagnosis_tables import finding_lines, tables
+    from dflash_trt.observe.diagnosis.diagnosis import finding_lines, tables
 
     print_tables(tables(diagnosis))
     click.echo(f"acceptance: {printable(diagnosis.acceptance)}")

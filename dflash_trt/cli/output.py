@@ -64,7 +64,7 @@ def resumable(state: Path) -> Iterator[None]:
 
 
 def _escaped(document: str) -> str:
-    """The same JSON, with what a terminal would obey (C1 codes, text direction) written as JSON's escapes."""
+    """Writes what a terminal would obey (C1 codes, text direction) as JSON's escapes."""
     if document.replace("\n", "").isprintable():
         return document
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in document)

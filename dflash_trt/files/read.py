@@ -36,7 +36,7 @@ def is_directory(name: str) -> bool:
 
 
 def is_file(name: str) -> bool:
-    """The same of a regular file."""
+    """Whether `name`, which stands in a file, is a regular file here."""
     with suppress(OSError):
         return bool(name) and Path(name).is_file()
     return False

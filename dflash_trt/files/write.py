@@ -21,7 +21,7 @@ class OutputKind:
     """What a command writes, and all that it replaces."""
 
     name: str
-    """As in "expected an engine directory"."""
+    """Name with its article, for "expected an engine directory"."""
     recognizes: Callable[[Path], bool]
     """Whether what stands at a path is one of ours."""
     form: Literal["directory", "file"] = "directory"

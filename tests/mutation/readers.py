@@ -95,7 +95,7 @@ def read_prompts(directory: Path, rng: Random) -> None:
 
 
 def read_report(directory: Path, rng: Random) -> None:
-    from dflash_trt.observe.estimate.acceptance_profile import read_acceptance
+    from dflash_trt.observe.estimate.curve import read_acceptance
 
     read_acceptance(directory / "verify.json", 7).tau(7)
 

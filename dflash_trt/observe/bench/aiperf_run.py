@@ -20,7 +20,7 @@ from dflash_trt.errors import DFlashError, EndpointError, MissingDependencyError
 from dflash_trt.files.read import open_file
 from dflash_trt.observe.bench.aiperf_export import RECORDS, Export, first_error, read_export
 from dflash_trt.observe.bench.child_process import child_process
-from dflash_trt.observe.bench.conversations import Conversation
+from dflash_trt.observe.bench.data_sets import Conversation
 from dflash_trt.observe.bench.records import RequestSettings
 
 VERSION = "0.13.0"
@@ -75,7 +75,7 @@ def find_aiperf(program: Path | None) -> Path:
 
 
 def body_fields(request: RequestSettings, seed: int) -> dict[str, object]:
-    """Of each request's body, all but the prompt."""
+    """All fields of a request's body except the prompt."""
     fields: dict[str, object] = {"max_tokens": request.max_tokens, "temperature": request.temperature}
     if request.temperature > 0:
         fields["seed"] = seed

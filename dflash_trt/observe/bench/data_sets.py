@@ -21,7 +21,27 @@ import msgspec
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json_lines
 from dflash_trt.files.read import open_file
-from dflash_trt.observe.bench.conversations import Conversation, PromptTurn
+
+
+class PromptTurn(msgspec.Struct, frozen=True):
+    """What is said before the model answers; a system prompt is one that is sent with the next."""
+
+    role: str
+    text: str
+
+
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    """The model's answers stand between its turns, as it gives them."""
+
+    id: str
+    turns: tuple[PromptTurn, ...]
+    category: str | None = None
+
+    @property
+    def num_requests(self) -> int:
+        """One for each turn of the user."""
+        return sum(turn.role == "user" for turn in self.turns)
+
 
 Fields = Mapping[str, object]
 REASONING = "\nPlease reason step by step, and put your final answer within \\boxed{}."

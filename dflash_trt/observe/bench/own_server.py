@@ -31,7 +31,7 @@ class OwnServer:
     target: str | None
     """None: the one that the engine was built for."""
     draft_length: str | None
-    """As `--draft-length`; "0": plain decoding."""
+    """Value of `--draft-length`; "0" decodes plainly."""
     max_batch_size: int | None = None
     dtype: str | None = None
 
@@ -51,7 +51,7 @@ class OwnServer:
 
     @contextmanager
     def running(self) -> Iterator[str]:
-        """Its URL, once it serves; raises EndpointError, with its own words, where it does not."""
+        """The server's URL once it serves; raises EndpointError with its output where it does not."""
         with tempfile.NamedTemporaryFile(prefix="dflash-trt-serve-", suffix=".log") as log:
             command = [sys.executable, "-m", "dflash_trt", *self.words(), "--port", "0", "--drain-seconds", "0"]
             with child_process(command, log.fileno()) as process:

@@ -13,8 +13,7 @@ import msgspec
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json_lines
-from dflash_trt.observe.bench.conversations import Conversation, PromptTurn
-from dflash_trt.observe.bench.data_sets import HUB_SETS, read_hub_set, read_speed_bench
+from dflash_trt.observe.bench.data_sets import HUB_SETS, Conversation, PromptTurn, read_hub_set, read_speed_bench
 from dflash_trt.observe.bench.records import PromptSet
 
 HINT = 'each line is {"prompt": "..."}, {"turns": ["...", "..."]} or {"messages": [{"role": ..., "content": ...}]}'
@@ -34,7 +33,7 @@ class PromptList:
         return tuple(dict.fromkeys(prompt.category for prompt in self.prompts if prompt.category is not None))
 
     def only(self, categories: Sequence[str]) -> PromptList:
-        """Those of some categories; raises ConfigError for one that has no prompt."""
+        """The prompts of some categories; raises ConfigError for a category without prompts."""
         if missing := [name for name in categories if name not in self.categories]:
             names = ", ".join(self.categories) or "none"
             raise ConfigError(f"--category: expected one of {names}, found {', '.join(missing)}")

@@ -6,6 +6,7 @@ A run is gone on with by its own settings only.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
@@ -16,7 +17,8 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
 from dflash_trt.files.read import open_file
 from dflash_trt.files.write import OutputKind, new_file
-from dflash_trt.observe.bench.records import SCHEMA, BenchPoint, BenchRecord, BenchRun, request_of
+from dflash_trt.observe.bench.records import SCHEMA, BenchMethod, BenchPoint, BenchRecord, BenchRun, request_of
+from dflash_trt.observe.plots.curves import TITLES
 
 RUN_FILE = "run.json"
 SETTINGS = ("seed", "server", "num_gpus", "concurrencies")
@@ -57,7 +59,7 @@ def read_run(directory: Path) -> BenchRun:
 
 
 def read_point(directory: Path, method: str, category: str | None, concurrency: int) -> BenchPoint | None:
-    """That point, or None where it is not measured yet; raises ConfigError for what is no point, or another's."""
+    """The point, or None if it is not measured yet; raises ConfigError for any other file at its place."""
     file = point_file(directory, method, category, concurrency)
     if not file.exists():
         return None
@@ -147,3 +149,98 @@ def add_warnings(directory: Path, texts: Sequence[str]) -> None:
 def _write(file: Path, record: BenchRecord) -> None:
     with new_file(file, RECORD, force=True) as new:
         new.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+
+
+BASELINE = "none"
+
+
+class LoadedRun(msgspec.Struct, frozen=True):
+    directory: Path
+    run: BenchRun
+    points: tuple[BenchPoint, ...]
+
+
+class MethodSeries(msgspec.Struct, frozen=True):
+    """One method of one run, on one workload."""
+
+    name: str
+    """The method's, with the run's where two runs have one of that name."""
+    run: BenchRun
+    method: BenchMethod
+    points: tuple[BenchPoint, ...]
+    """By concurrency."""
+
+    @property
+    def title(self) -> str:
+        return TITLES.get(self.name, self.name)
+
+    def at(self, concurrency: int) -> BenchPoint | None:
+        """The point there, unless nothing completed."""
+        return next((p for p in self.points if p.concurrency == concurrency and p.requests.completed), None)
+
+
+class Workload(msgspec.Struct, frozen=True):
+    """A set of prompts, or one category of it."""
+
+    prompt_set: str
+    category: str | None
+    series: tuple[MethodSeries, ...]
+
+    @property
+    def title(self) -> str:
+        return self.prompt_set if self.category is None else f"{self.prompt_set}, {self.category}"
+
+    def baseline(self) -> MethodSeries | None:
+        """Plain decoding, if it was measured."""
+        return next((series for series in self.series if series.name == BASELINE), None)
+
+    def compared(self) -> tuple[MethodSeries, ...]:
+        return tuple(series for series in self.series if series.name != BASELINE)
+
+
+def load_runs(directories: Sequence[Path]) -> tuple[LoadedRun, ...]:
+    """Raises ConfigError for what is no run, or has no point yet."""
+    loaded = []
+    for directory in directories:
+        run = read_run(directory)
+        points = read_points(directory, run)
+        if not any(point.requests.completed for point in points):
+            raise ConfigError(
+                f"{directory}: expected a point with a completed request, found {len(points)} points without",
+                hint="let `dflash-trt bench run` finish; it goes on where it stopped",
+            )
+        loaded.append(LoadedRun(directory, run, points))
+    return tuple(loaded)
+
+
+def workloads(runs: Sequence[LoadedRun]) -> tuple[Workload, ...]:
+    """Every set of prompts as a whole, then its categories, where there is a point; runs of one set are merged."""
+    result = []
+    for key in dict.fromkeys(_key(run) for run in runs):
+        of_set = [run for run in runs if _key(run) == key]
+        categories = dict.fromkeys(category for loaded in of_set for category in loaded.run.prompt_set.categories)
+        for category in (None, *categories):
+            series = _series(of_set, category)
+            if series:
+                result.append(Workload(key[0], category, series))
+    return tuple(result)
+
+
+def _key(loaded: LoadedRun) -> tuple[str, str]:
+    return loaded.run.prompt_set.name, loaded.run.prompt_set.sha256
+
+
+def _series(runs: Sequence[LoadedRun], category: str | None) -> tuple[MethodSeries, ...]:
+    names = Counter(method.name for loaded in runs for method in loaded.run.methods)
+    series: list[MethodSeries] = []
+    for loaded in runs:
+        for method in loaded.run.methods:
+            points = [p for p in loaded.points if p.method == method.name and p.category == category]
+            if points:
+                is_first = not any(earlier.method.name == method.name for earlier in series)
+                name = method.name
+                if names[name] > 1 and not (name == BASELINE and is_first):
+                    name = f"{TITLES.get(name, name)} ({loaded.directory.name})"
+                ordered = tuple(sorted(points, key=lambda p: p.concurrency))
+                series.append(MethodSeries(name, loaded.run, method, ordered))
+    return tuple(series)

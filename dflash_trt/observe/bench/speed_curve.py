@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from dflash_trt.observe.bench.bootstrap import NUM_SAMPLES, Samples, interval, point_rates
-from dflash_trt.observe.bench.workloads import BASELINE, MethodSeries, Workload
+from dflash_trt.observe.bench.run_directory import BASELINE, MethodSeries, Workload
 from dflash_trt.observe.plots.pareto import frontier, rate_between
 
 ROUND = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
@@ -31,7 +31,7 @@ class SpeedCurve(msgspec.Struct, frozen=True):
     points: tuple[SpeedPoint, ...]
     """All that are measured, by concurrency."""
     front: tuple[SpeedPoint, ...]
-    """Those that no other beats, fastest user first: what is read between."""
+    """Points that no other beats, fastest user first; speeds are interpolated between them."""
 
 
 class MeasuredSpeedup(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ def gpus_of(series: MethodSeries, workload: Workload) -> int:
 
 
 def curve(series: MethodSeries, gpus: int) -> SpeedCurve:
-    """Of all points where a user's speed is known."""
+    """The curve through all points where a user's speed is known."""
     points = tuple(
         SpeedPoint(point.user_tokens_per_second.p50, point.output_tokens_per_second / gpus, point.concurrency)
         for point in series.points

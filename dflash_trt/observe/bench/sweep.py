@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.errors import EndpointError
+from dflash_trt.observe.bench.aiperf_export import measured_point
 from dflash_trt.observe.bench.aiperf_run import AiperfLoad, body_fields, run_load
-from dflash_trt.observe.bench.measured_point import measured_point
 from dflash_trt.observe.bench.prompt_list import PromptList
 from dflash_trt.observe.bench.records import BenchMethod, BenchPoint, BenchRun, RequestSettings, request_of
 from dflash_trt.observe.bench.run_directory import add_warnings, point_file, read_point, write_point

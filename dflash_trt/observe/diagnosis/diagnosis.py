@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from dflash_trt.errors import ConfigError, EndpointError
+from dflash_trt.errors import ConfigError, EndpointError, printable
 from dflash_trt.files.json_file import read_json
 from dflash_trt.observe.diagnosis import judge, probes
 from dflash_trt.observe.diagnosis.judge import EndpointFinding
@@ -18,7 +19,8 @@ from dflash_trt.observe.diagnosis.prober import Prober, chats
 from dflash_trt.observe.diagnosis.probes import Speed
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import ServerKind, identify
-from dflash_trt.observe.endpoints.metrics_page import MetricsPage
+from dflash_trt.observe.endpoints.observed_acceptance import MetricsPage
+from dflash_trt.observe.pages.page_templates import Table
 
 SECONDS = 110.0
 SCHEMA = "dflash-trt/doctor-endpoint/2"
@@ -145,3 +147,49 @@ def read_baseline(file: Path) -> Diagnosis:
             f"{file}: expected the diagnosis of a healthy server, found: {baseline.findings[0].name}", hint=HINT
         )
     return baseline
+
+
+SHOWN_POSITIONS = 16
+
+
+def tables(diagnosis: Diagnosis) -> Iterator[Table]:
+    """What each probe came to, and the speeds where they were measured."""
+    version = f" {diagnosis.version}" if diagnosis.version else ""
+    title = f"{diagnosis.model} at {diagnosis.url} ({diagnosis.runtime}{version}), {diagnosis.seconds:.0f} s"
+    columns = ("probe", "requests", "prompt tokens", "tau of drafting passes", "accepted at position 1, 2, ... in %")
+    yield Table(title=title, columns=columns, rows=tuple(map(_row, diagnosis.groups)))
+    if diagnosis.speeds:
+        rows = tuple(
+            (
+                str(speed.concurrency),
+                "the server's choice" if speed.draft_length is None else str(speed.draft_length),
+                ", ".join(f"{rate:.0f}" for rate in speed.tokens_per_second),
+            )
+            for speed in diagnosis.speeds
+        )
+        of_speeds = ("requests at a time", "drafts a step", "tokens/s of all")
+        yield Table(title="speed, one figure a round", columns=of_speeds, rows=rows)
+
+
+def finding_lines(word: str, finding: EndpointFinding) -> Iterator[str]:
+    """A finding, its figure, and what it likely comes from."""
+    yield f"\n{word}: {finding.name}\n  {printable(finding.figure)}"
+    if len(finding.causes) > 1:
+        yield "  likely causes, in this order:"
+    for number, cause in enumerate(finding.causes, 1):
+        yield f"  {number}. {cause.what}\n     see     {cause.source}\n     change  {cause.setting}"
+
+
+def _row(group: ProbeGroup) -> tuple[str, ...]:
+    if not group.samples:
+        return group.name, "0", "-", "-", f"not asked: {group.why_not}"
+    lengths = [sample.input_tokens for sample in group.samples if sample.input_tokens is not None]
+    shares = " ".join(f"{share * 100:.0f}" for share in group.shares_by_position[:SHOWN_POSITIONS])
+    remark = f"{shares} ({group.why_not})" if group.why_not else shares
+    return (
+        group.name,
+        str(len(group.samples)),
+        f"{min(lengths)} to {max(lengths)}" if lengths else "-",
+        "-" if group.tau_of_drafting_passes is None else f"{group.tau_of_drafting_passes:.2f}",
+        remark,
+    )

@@ -5,11 +5,14 @@ causes look alike, all are named, the likeliest first.
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from statistics import fmean
 
 import msgspec
 
-from dflash_trt.observe.diagnosis.causes import Cause, causes
+from dflash_trt.errors import ConfigError
+from dflash_trt.files.json_file import read_json
 from dflash_trt.observe.diagnosis.noise import (
     MIN_SAMPLES,
     is_first_compared,
@@ -22,18 +25,50 @@ from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
 from dflash_trt.observe.diagnosis.probes import BATCH, Speed
 from dflash_trt.observe.endpoints.identify import ServerKind
 
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    """A likely cause, for the runtime that was asked."""
+
+    name: str
+    what: str
+    source: str
+    setting: str
+
+
+class CauseEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A cause, for every runtime."""
+
+    what: str
+    source: str
+    setting: str
+    """For runtimes that are not in `settings`."""
+    settings: dict[ServerKind, str] = {}
+
+
+@cache
+def cause_entries() -> dict[str, CauseEntry]:
+    return read_json(
+        Path(__file__).with_name("causes.json"), dict[str, CauseEntry], ConfigError, what="the package's data"
+    )
+
+
+def causes(kind: ServerKind, *names: str) -> list[Cause]:
+    entries = [(name, cause_entries()[name]) for name in names]
+    return [Cause(name=n, what=e.what, source=e.source, setting=e.settings.get(kind, e.setting)) for n, e in entries]
+
+
 NEAR_ZERO = 0.25
 """Accepted drafts a pass: documented failures show 0.02 to 0.16 (tau 1.02 to 1.16), the poorest healthy uses 0.9."""
 COLLAPSED = 0.2
-"""Of the short prompts' accepted drafts a pass: what is left at long contexts, or is worth a note at temperature 1."""
+"""Share of the short prompts' accepted drafts below which long contexts, or temperature 1, have collapsed."""
 PAIRED = 0.05
-"""The smallest loss of accepted drafts on the same prompts that is told."""
+"""The smallest loss of accepted drafts on the same prompts that is reported."""
 SAMPLED = 0.5
-"""The same at temperature 1, where the text of a seed need not be the same, and its acceptance varies with it."""
+"""The smallest reported loss at temperature 1, where a seed's text and so its acceptance may vary."""
 MILD, SEVERE = 0.25, 0.5
 """Losses of accepted drafts that make other causes likelier."""
 SLOWER = 0.75
-"""Of plain decoding's speed, beyond doubt: small differences change with the load."""
+"""Share of plain decoding's speed below which drafts cost time; smaller differences vary with the load."""
 RARE = 0.1
 """Acceptance at a position below which a draft is seldom worth its verification."""
 
@@ -222,7 +257,7 @@ def _values(group: ProbeGroup, reference: ProbeGroup) -> tuple[list[float], list
 
 
 def _paired_loss(group: ProbeGroup, reference: ProbeGroup, smallest: float = PAIRED) -> float | None:
-    """Of accepted drafts, on the same prompts."""
+    """Share of accepted drafts lost on the same prompts; None if that is noise or small."""
     return paired_loss(*_comparable(group, reference), smallest)
 
 

@@ -8,8 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from dflash_trt.errors import EndpointError
-from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer
-from dflash_trt.observe.diagnosis.probe_prompts import ProbePrompt
+from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer, ProbePrompt
 from dflash_trt.observe.endpoints.answer import Answer
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import Runtime

@@ -11,8 +11,7 @@ from zlib import crc32
 import msgspec
 
 from dflash_trt.errors import EndpointError
-from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer, ProbeGroup
-from dflash_trt.observe.diagnosis.probe_prompts import ProbePrompt, passage, prompts
+from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer, ProbeGroup, ProbePrompt, passage, prompts
 from dflash_trt.observe.diagnosis.prober import OutOfTimeError, Prober
 
 SHORT_TOKENS = 64
@@ -21,10 +20,10 @@ PREFIX_TOKENS = 512
 """More than a page of a prefix cache, of most models."""
 NUM_PREFIXES = 8
 NUM_PAIRED = 6
-"""Of the short prompts, where they are asked in another way."""
+"""Short prompts that are asked again in another way."""
 NUM_LONG = 8
 LONG_TOKENS = 6000
-"""Of a long prompt: beyond the windows of 2048 and 4096 tokens that drafters are trained with."""
+"""Length of a long prompt: beyond the windows of 2048 and 4096 tokens that drafters are trained with."""
 NUM_THINKING = 6
 BATCH = 16
 ROUNDS = 5
@@ -101,7 +100,7 @@ def long(prober: Prober, reference: ProbeGroup, num_tokens: int) -> ProbeGroup:
 
 
 def sampled(prober: Prober) -> tuple[ProbeGroup, ProbeGroup]:
-    """The same prompts at temperature 1 with two seeds."""
+    """Short prompts at temperature 1 with two seeds."""
     some = dict(list(prompts().short.items())[-NUM_PAIRED:])
     first, second = (
         _greedy(prober, f"temperature 1, seed {seed}", some, TOKENS, temperature=1.0, seed=seed) for seed in (1, 2)
@@ -151,7 +150,7 @@ def speeds(prober: Prober, num_draft_tokens: int) -> list[Speed]:
 
 
 def _characters_per_token(prober: Prober, reference: ProbeGroup) -> float:
-    """As the server counted the reference's prompts, templates included; never many, so that none gets too long."""
+    """By the server's token counts of the reference, template included; at most 3, so that no prompt is too long."""
     sizes = [
         len(prober.prompt(prompts().short[sample.prompt])) / sample.input_tokens
         for sample in reference.samples

@@ -23,14 +23,14 @@ class Answer:
 
     text: str
     reasoning: str
-    """Of a chat that thinks: `reasoning_content`, or `reasoning`."""
+    """Thinking text of a chat: `reasoning_content` or `reasoning`."""
     finish: str | None
     """The server's `finish_reason`: stop, length, ..."""
     input_tokens: int | None
     """By the server's `usage`, as the two below."""
     output_tokens: int | None
     cached_tokens: int | None
-    """Of the prompt, those from a prefix cache; None where the server does not say."""
+    """Prompt tokens served from the prefix cache; None where the server does not say."""
     emitted: tuple[float, ...]
     """Seconds from the request to each event that carried text."""
     seconds: float

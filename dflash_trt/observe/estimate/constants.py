@@ -49,7 +49,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     attention_seconds: float
     attention_compute_efficiency: float
     window_compute_efficiency: float
-    """Of prompts in sliding layers, whose kernels compute whole tiles."""
+    """Compute efficiency of prompts in sliding layers, whose kernels compute whole tiles."""
     window_bandwidth_efficiency: float
     small_kernel_seconds: float
     small_kernels_per_layer: float
@@ -67,7 +67,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     host_request_seconds: float
     host_speculative_request_seconds: float
     host_prompt_seconds: float
-    """Of the step that ends a prompt, for each: admission."""
+    """Admission of one request, paid by the step that ends its prompt."""
 
     @property
     def read_rate(self) -> float:

@@ -4,13 +4,88 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
-from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile
+from dflash_trt.errors import ConfigError
+from dflash_trt.files.json_file import read_json
 from dflash_trt.observe.estimate.shapes import Method
 from dflash_trt.observe.estimate.step import StepLoad, StepModel
 from dflash_trt.observe.plots.pareto import rate_between
+
+
+class AcceptanceProfile(msgspec.Struct, frozen=True):
+    """The probability that a position holds once those before it did, by position."""
+
+    shares: tuple[float, ...]
+
+    def tau(self, draft_tokens: int) -> float:
+        """Tokens of a pass that verifies K drafts, the bonus included: 1 + p1 + p1 p2 + ..., from 1 to K + 1.
+
+        A position beyond those that were measured holds as often as the last one.
+        """
+        tokens = reached = 1.0
+        for position in range(draft_tokens):
+            reached *= self.shares[min(position, len(self.shares) - 1)]
+            tokens += reached
+        return tokens
+
+
+def from_tau(tau: float, draft_tokens: int) -> AcceptanceProfile:
+    """Every position holds equally often, so that `draft_tokens` drafts give `tau`.
+
+    Raises ConfigError for a tau that so many drafts cannot give.
+    """
+    if not 1 <= tau <= draft_tokens + 1:
+        raise ConfigError(f"tau: expected 1 to {draft_tokens + 1} for {draft_tokens} drafts, found {tau:g}")
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if AcceptanceProfile((middle,)).tau(draft_tokens) < tau else (low, middle)
+    return AcceptanceProfile((high,))
+
+
+class _Position(msgspec.Struct, frozen=True):
+    position: int
+    share: Annotated[float, msgspec.Meta(ge=0, le=1)] | None
+
+
+class _Engine(msgspec.Struct, frozen=True):
+    acceptance: list[_Position]
+
+
+class _Report(msgspec.Struct, frozen=True):
+    schema: str
+    engine: _Engine
+
+
+def read_acceptance(file: Path, draft_tokens: int) -> AcceptanceProfile:
+    """What `dflash-trt verify --json` printed of a draft that proposes `draft_tokens`.
+
+    Raises ConfigError for another document, one of another block size, or one without a pass.
+    """
+    hint = "dflash-trt verify ENGINE --target TARGET --prompts FILE --json > verify.json"
+    report = read_json(file, _Report, ConfigError, what="the document of `dflash-trt verify --json`", hint=hint)
+    if not report.schema.startswith("dflash-trt/verify/"):
+        raise ConfigError(f"{file}: expected a document of dflash-trt verify, found one of {report.schema!r}")
+    shares = [entry.share for entry in sorted(report.engine.acceptance, key=lambda entry: entry.position)]
+    if len(shares) != draft_tokens:
+        raise ConfigError(f"{file}: expected acceptance of {draft_tokens} drafts, found {len(shares)}", hint=hint)
+    judged = tuple(share for share in shares if share is not None)
+    if not judged:
+        raise ConfigError(f"{file}: no verify pass judged a draft")
+    return AcceptanceProfile(judged)
+
+
+def read_routing(file: Path, num_experts: int) -> Sequence[float]:
+    """Measured routing: a JSON list with how often each expert was taken, in any unit."""
+    counts = read_json(file, list[float], ConfigError, what=f"a JSON list of {num_experts} counts")
+    if len(counts) != num_experts or min(counts) < 0 or not sum(counts) > 0:
+        raise ConfigError(f"{file}: expected {num_experts} counts, none negative, found {len(counts)}")
+    return counts
+
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 
@@ -26,7 +101,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_tokens(self) -> int:
-        """Of a request at its end."""
+        """Tokens of a request at its end."""
         return self.prompt_tokens + self.output_tokens
 
 

@@ -15,7 +15,7 @@ from dflash_trt.observe.estimate.constants import DATA, Rates
 from dflash_trt.observe.estimate.shapes import System, TargetShape
 
 TABLE_EXPONENT = 1.2
-"""Of the power law under which the skewed tables were measured."""
+"""Exponent of the power law under which the skewed tables were measured."""
 
 
 class Kernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,7 +33,7 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     microseconds: tuple[tuple[int, float], ...]
     """Tokens and time, fewest tokens first, every expert given as many as any other."""
     skewed_microseconds: tuple[tuple[int, float], ...] = ()
-    """The same under a power law of exponent 1.2, where that was measured: popular experts take several tiles."""
+    """Time under a power law of exponent 1.2, if measured: popular experts take several tiles."""
 
     def seconds(self, touched: float, tokens: float, skew: float) -> float:
         """For `tokens` that take `touched` experts between them; `skew` 0 is balanced routing, 1 that power law's."""
@@ -82,7 +82,7 @@ def measured_kernel(gpu: str, target: TargetShape, ranks: int, runtime: str) -> 
 
 
 def expert_seconds(system: System, tokens: float, touched: float, skew: float, rates: Rates) -> float:
-    """Of one layer on the busiest rank; never below what its bytes take at the memory's peak rate."""
+    """Seconds of one layer on the busiest rank; at least its bytes at the memory's peak rate."""
     target, ranks, expert_ranks = system.target, system.tensor_parallel, system.expert_parallel
     share = 1.0 if expert_ranks == 1 else min(1.0, rates.expert_imbalance / expert_ranks)
     experts = touched * share

@@ -21,8 +21,8 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
 from dflash_trt.files.read import is_directory
 from dflash_trt.files.strict_yaml import closest
-from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile, from_tau, read_acceptance, read_routing
 from dflash_trt.observe.estimate.constants import DATA, constants
+from dflash_trt.observe.estimate.curve import AcceptanceProfile, from_tau, read_acceptance, read_routing
 from dflash_trt.observe.estimate.drafter_pass import dflash_shape
 from dflash_trt.observe.estimate.experts import inclusion
 from dflash_trt.observe.estimate.shapes import DraftShape, Gemm, Method, System, TargetShape
@@ -35,7 +35,7 @@ EAGLE3_DRAFTS = EAGLE3_TAPS = 3
 
 class _Targets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sources: dict[str, str]
-    """Of each target's facts."""
+    """Source of each target's facts."""
     targets: tuple[TargetShape, ...]
 
 

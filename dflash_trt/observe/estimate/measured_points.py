@@ -58,7 +58,7 @@ class MeasuredPoints(msgspec.Struct, frozen=True):
 
 
 def measured_points(path: Path, system: System) -> MeasuredPoints:
-    """Of a run's directory; raises ConfigError for what was measured elsewhere, or is no run."""
+    """The points of a run's directory; raises ConfigError for another machine's run, or none."""
     run = read_run(path)
     _check(path, run, system)
     points = []

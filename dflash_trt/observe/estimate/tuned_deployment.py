@@ -14,10 +14,9 @@ from dflash_trt.deploy.schema import Runtime
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.curve import Traffic
-from dflash_trt.observe.estimate.fleet import Fleet
 from dflash_trt.observe.estimate.inputs import open_acceptances, open_system, read_deployment
 from dflash_trt.observe.estimate.measured_points import measured_points
-from dflash_trt.observe.estimate.tuning import Candidate, Tuning, tune
+from dflash_trt.observe.estimate.tuning import Candidate, Fleet, Tuning, tune
 from dflash_trt.observe.pages.page_templates import Table
 
 NO_MARGIN = 0.05
@@ -29,9 +28,9 @@ class TunedDeployment(msgspec.Struct, frozen=True, kw_only=True):
     tuning: Tuning
     acceptance_source: str
     num_gpus: int
-    """Of the deployment that was asked about, or of all servers."""
+    """GPUs of the deployment, or of all servers."""
     text: str
-    """Of the deployment file."""
+    """Text of the tuned deployment file."""
 
 
 def tune_deployment(

@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile
-from dflash_trt.observe.estimate.batch_limit import batch_limit
 from dflash_trt.observe.estimate.constants import Band, Influence, Rates, rates, vary
-from dflash_trt.observe.estimate.curve import BATCHES, Traffic, point
-from dflash_trt.observe.estimate.fleet import Fleet
+from dflash_trt.observe.estimate.curve import BATCHES, AcceptanceProfile, Traffic, point
 from dflash_trt.observe.estimate.measured_points import MeasuredPoints, PredictedPoint
+from dflash_trt.observe.estimate.report import batch_limit
 from dflash_trt.observe.estimate.shapes import System
 from dflash_trt.observe.estimate.step import StepModel
 
@@ -58,7 +56,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     measured: tuple[PredictedPoint, ...]
     """Points of --from that were used in place of the model, with what it says of them."""
     model_error: float | None
-    """Of the model against them: the median of |predicted / measured - 1|."""
+    """Error of the model against them: the median of |predicted / measured - 1|."""
     model_factor: float
     """What the model is multiplied with where nothing was measured: the median of measured / predicted, or 1."""
     replicas: int = 1
@@ -126,7 +124,7 @@ def tune(
 
 
 def _affordable(candidates: Sequence[Candidate], fleet: Fleet) -> list[Candidate]:
-    """Those of which enough servers fit the fleet's GPUs."""
+    """Candidates of which enough servers fit the fleet's GPUs."""
     if affordable := [candidate for candidate in candidates if fleet.replicas(candidate)]:
         return affordable
     unlimited = msgspec.structs.replace(fleet, num_gpus=None)
@@ -270,3 +268,31 @@ def _schedule(price: Price, largest: int, lengths: Sequence[int], slo: float) ->
             return tuple(schedule)
         tried.append(tuple(schedule))
     return tried[0]
+
+
+class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+    num_gpus: int | None = None
+    """All that there are, of one or more nodes; None: as many as it takes."""
+    request_rate: float | None = None
+    """Requests a second that all servers take together; None: as many as they can."""
+    output_tokens: int
+    """Output tokens of a request."""
+
+    def replicas(self, candidate: Candidate) -> int:
+        """Servers of a candidate: those that take the rate, else as many as the GPUs hold; 0 where neither can be."""
+        most = None if self.num_gpus is None else self.num_gpus // candidate.tensor_parallel
+        if self.request_rate is None:
+            return 1 if most is None else most
+        needed = math.ceil(self.request_rate / self.server_rate(candidate))
+        return needed if most is None or needed <= most else 0
+
+    def server_rate(self, candidate: Candidate) -> float:
+        """Requests a second of one server."""
+        return candidate.batch * candidate.user_rate / self.output_tokens
+
+    def price(self, candidate: Candidate) -> float:
+        """What is minimised: the GPUs that take the rate, or without one the throughput of all GPUs, negated."""
+        replicas = self.replicas(candidate)
+        if self.request_rate is not None:
+            return float(replicas * candidate.tensor_parallel)
+        return -replicas * self.server_rate(candidate)

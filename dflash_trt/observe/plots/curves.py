@@ -160,7 +160,7 @@ def _label(axes: Axes, plot: Plot) -> None:
 
 
 class Style(msgspec.Struct, frozen=True):
-    """Of one curve, in matplotlib's terms; colours are Okabe and Ito's, which colour-blind people tell apart."""
+    """Style of a curve in matplotlib's terms; Okabe and Ito's colours, which colour-blind people tell apart."""
 
     color: str
     marker: str

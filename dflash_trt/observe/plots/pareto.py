@@ -24,7 +24,7 @@ P = TypeVar("P", bound=Rated)
 
 
 def frontier(candidates: Iterable[P]) -> list[P]:
-    """Those that no other beats on both axes, fastest user first."""
+    """The points that no other beats on both axes, fastest user first."""
     best: list[P] = []
     for candidate in sorted(candidates, key=lambda p: (-p.user_rate, -p.gpu_rate)):
         if not best or candidate.gpu_rate > best[-1].gpu_rate:

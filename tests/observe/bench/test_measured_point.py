@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.errors import EndpointError
-from dflash_trt.observe.bench.aiperf_export import read_export
-from dflash_trt.observe.bench.measured_point import measured_point, recorded
+from dflash_trt.observe.bench.aiperf_export import measured_point, read_export, recorded
 from dflash_trt.observe.bench.records import BenchPoint
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting
 from tests.observe.bench.aiperf_samples import Json, record, write_export

@@ -17,7 +17,7 @@ import pytest
 from dflash_trt.errors import MissingDependencyError
 from dflash_trt.observe.bench.aiperf_run import find_aiperf
 from dflash_trt.observe.bench.run_directory import read_points, read_run
-from dflash_trt.observe.endpoints.metrics_page import MetricsPage
+from dflash_trt.observe.endpoints.observed_acceptance import MetricsPage
 from tests.cli.commands import run_here
 from tests.paths import FIXTURES
 

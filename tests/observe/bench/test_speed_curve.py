@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from dflash_trt.observe.bench.records import BenchPoint, Distribution, RequestRow
+from dflash_trt.observe.bench.run_directory import MethodSeries, Workload
 from dflash_trt.observe.bench.speed_curve import at_speeds, curve, ends, speeds
-from dflash_trt.observe.bench.workloads import MethodSeries, Workload
 from tests.observe.bench import samples
 
 

@@ -8,8 +8,7 @@ from typing import get_args
 import pytest
 
 from dflash_trt.observe.diagnosis import judge
-from dflash_trt.observe.diagnosis.causes import cause_entries, causes
-from dflash_trt.observe.diagnosis.judge import EndpointFinding
+from dflash_trt.observe.diagnosis.judge import EndpointFinding, cause_entries, causes
 from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer, ProbeGroup
 from dflash_trt.observe.diagnosis.probes import Speed
 from dflash_trt.observe.endpoints.identify import ServerKind

@@ -13,8 +13,7 @@ from dflash_trt.observe.endpoints import meters
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import identify
 from dflash_trt.observe.endpoints.meters import acceptance_during, meter
-from dflash_trt.observe.endpoints.metrics_page import MetricsPage
-from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, of_request
+from dflash_trt.observe.endpoints.observed_acceptance import MetricsPage, ObservedAcceptance, of_request
 from tests.observe.endpoints.canned import Page, canned, models
 
 

@@ -12,10 +12,19 @@ from msgspec.structs import replace
 
 from dflash_trt.deploy.memory import gpu_memory, request_bytes
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile, from_tau, read_acceptance, read_routing
-from dflash_trt.observe.estimate.batch_limit import CACHES, batch_limit, memory_items
 from dflash_trt.observe.estimate.constants import vary
-from dflash_trt.observe.estimate.curve import OperatingPoint, Traffic, point, points, rate_at
+from dflash_trt.observe.estimate.curve import (
+    AcceptanceProfile,
+    OperatingPoint,
+    Traffic,
+    from_tau,
+    point,
+    points,
+    rate_at,
+    read_acceptance,
+    read_routing,
+)
+from dflash_trt.observe.estimate.report import CACHES, batch_limit, memory_items
 from dflash_trt.observe.estimate.shapes import METHODS, Method
 from dflash_trt.observe.estimate.step import StepLoad
 from dflash_trt.observe.plots.pareto import frontier

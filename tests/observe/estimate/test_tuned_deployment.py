@@ -9,9 +9,8 @@ import pytest
 
 from dflash_trt.deploy.deployment_file import shipped_deployments
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.estimate.acceptance_profile import from_tau
 from dflash_trt.observe.estimate.constants import rates
-from dflash_trt.observe.estimate.curve import Traffic, point
+from dflash_trt.observe.estimate.curve import Traffic, from_tau, point
 from dflash_trt.observe.estimate.inputs import open_system
 from dflash_trt.observe.estimate.shapes import System
 from dflash_trt.observe.estimate.step import StepModel
