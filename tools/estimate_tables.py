@@ -19,7 +19,7 @@ from dflash_trt.observe.estimate.curve import AcceptanceProfile, Traffic, from_t
 from dflash_trt.observe.estimate.inputs import draft_shape, eagle3_shape, target_shape
 from dflash_trt.observe.estimate.shapes import System
 from dflash_trt.observe.estimate.step import StepModel
-from dflash_trt.observe.plots.pareto import frontier
+from dflash_trt.observe.plots.curves import frontier
 from tools.published_points import PublishedPoint, Quantity, published_points
 
 UNITS: dict[Quantity, str] = {

@@ -101,21 +101,20 @@ def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **setti
         --prompts gsm8k --concurrency 1,2,4,8 --hardware "8x B300" --num-gpus 8 -o run
     """
     _check_servers(settings)
-    from dflash_trt.cli.bench_tables import measure, print_plan, print_points
+    from dflash_trt.cli.bench_tables import measure, print_experiment, print_points
     from dflash_trt.observe.bench.aiperf_run import find_aiperf
-    from dflash_trt.observe.bench.bench_plan import BenchRequest
+    from dflash_trt.observe.bench.experiment import design
+    from dflash_trt.observe.bench.sweep import Sweep
 
-    request = BenchRequest(**settings)
-    plan = request.plan()
+    experiment = design(**settings)
     if dry_run:
-        print_plan(plan.run, as_json=as_json)
+        print_experiment(experiment.run, as_json=as_json)
         return
-    program = find_aiperf(aiperf)
-    sweep = request.begin(plan, output, program, _command())
+    sweep = Sweep.begin(experiment, output, find_aiperf(aiperf), _command())
     for warning in sweep.run.warnings:
         click.echo(f"warning: {warning}", err=True)
     with resumable(output):
-        measure(sweep, plan.servers)
+        measure(sweep)
     print_points(output, as_json=as_json)
     click.echo(f"its curve and tables: dflash-trt bench report {quoted(output)} -o DIR", err=True)
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from dflash_trt.api.acceptance import Acceptance
-from dflash_trt.observe.bench.bootstrap import interval, point_rates, request_rate, request_rates
 from dflash_trt.observe.bench.records import BenchRun, RecordedAcceptance, RequestRow
 from dflash_trt.observe.bench.run_directory import BASELINE, LoadedRun, MethodSeries, Workload, workloads
 from dflash_trt.observe.bench.speed_curve import (
@@ -20,7 +19,11 @@ from dflash_trt.observe.bench.speed_curve import (
     curve,
     ends,
     gpus_of,
+    interval,
     num_gpus,
+    point_rates,
+    request_rate,
+    request_rates,
     speeds,
 )
 

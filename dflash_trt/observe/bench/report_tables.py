@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report as tables and pictures, for the terminal and the page."""
+"""Runs, points and reports as tables and pictures, for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ IF_ANY = ("lost", "cut")
 """Columns that are there where something in them is."""
 
 
-def plan_tables(run: BenchRun) -> Iterator[Table]:
+def experiment_tables(run: BenchRun) -> Iterator[Table]:
     """A table for each method, and one of the prompts and what is asked."""
     for method in run.methods:
         fields = msgspec.to_builtins(method)
@@ -196,7 +196,7 @@ def plan_tables(run: BenchRun) -> Iterator[Table]:
         *((f"request {key}", _text(value)) for key, value in msgspec.to_builtins(run.request).items()),
         *(("warning", warning) for warning in run.warnings),
     )
-    yield Table(title="Plan", columns=("setting", "value"), rows=rows)
+    yield Table(title="Experiment", columns=("setting", "value"), rows=rows)
 
 
 def point_tables(run: BenchRun, points: Sequence[BenchPoint]) -> Iterator[Table]:

@@ -4,14 +4,70 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from dflash_trt.observe.bench.bootstrap import NUM_SAMPLES, Samples, interval, point_rates
+from dflash_trt.observe.bench.records import BenchPoint, RequestRow
 from dflash_trt.observe.bench.run_directory import BASELINE, MethodSeries, Workload
-from dflash_trt.observe.plots.pareto import frontier, rate_between
+from dflash_trt.observe.plots.curves import frontier, rate_between
+
+NUM_SAMPLES = 1000
+ENDS = (2.5, 97.5)
+Samples = NDArray[np.float64]
+
+
+def interval(values: Samples) -> tuple[float, float] | None:
+    """The middle 95 % of `values` [NUM_SAMPLES]; None where some sample gave no figure."""
+    if not np.isfinite(values).all():
+        return None
+    low, high = np.percentile(values, ENDS)
+    return float(low), float(high)
+
+
+def request_rate(rows: Sequence[RequestRow]) -> float | None:
+    """Tokens a second of one request, from sending it to its last token: sum of tokens / sum of seconds."""
+    seconds = sum(row.seconds for row in rows)
+    return sum(row.output_tokens for row in rows) / seconds if seconds else None
+
+
+def request_rates(rows: Sequence[RequestRow], seed: int, name: str) -> Samples:
+    """`request_rate` of each sample; `name` makes samples of different rows independent."""
+    indices = _resample(len(rows), seed, name)
+    tokens = np.array([row.output_tokens for row in rows], dtype=float)
+    seconds = np.array([row.seconds for row in rows])
+    return _divide(tokens[indices].sum(axis=1), seconds[indices].sum(axis=1))
+
+
+def point_rates(point: BenchPoint, seed: int, name: str) -> tuple[Samples, Samples]:
+    """(one user's speed, throughput) of each sample: the point's own figures, moved as its requests move."""
+    indices = _resample(len(point.rows), seed, name)
+    tokens = np.array([row.output_tokens for row in point.rows], dtype=float)
+    seconds = np.array([row.seconds for row in point.rows])
+    whole = _divide(tokens[indices].sum(axis=1), seconds[indices].sum(axis=1)) / _divide(tokens.sum(), seconds.sum())
+    waits = np.array([np.nan if row.ttft_seconds is None else row.ttft_seconds for row in point.rows])
+    user = np.where(tokens > 1, _divide(tokens - 1, seconds - waits), np.nan)
+    measured = user[np.isfinite(user)]
+    if point.user_tokens_per_second is None or not len(measured):
+        return np.full(NUM_SAMPLES, np.nan), point.output_tokens_per_second * whole
+    medians = np.median(measured[_resample(len(measured), seed, name)], axis=1)
+    return point.user_tokens_per_second.p50 * medians / np.median(measured), point.output_tokens_per_second * whole
+
+
+def _resample(count: int, seed: int, name: str) -> NDArray[np.int64]:
+    """Indices [NUM_SAMPLES, count] of resampled rows; the same for the same seed and name."""
+    generator = np.random.default_rng((abs(seed), zlib.crc32(name.encode())))
+    return generator.integers(count, size=(NUM_SAMPLES, count))
+
+
+def _divide(above: Samples | np.float64, below: Samples | np.float64) -> Samples:
+    """NaN where `below` is not above 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(np.asarray(below) > 0, np.divide(above, below), np.nan)
+
 
 ROUND = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 ANNOUNCED_SPEED = 550.0  # tokens/s/user: the middle of the announcement's range

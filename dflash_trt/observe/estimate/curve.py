@@ -13,7 +13,7 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
 from dflash_trt.observe.estimate.shapes import Method
 from dflash_trt.observe.estimate.step import StepLoad, StepModel
-from dflash_trt.observe.plots.pareto import rate_between
+from dflash_trt.observe.plots.curves import rate_between
 
 
 class AcceptanceProfile(msgspec.Struct, frozen=True):

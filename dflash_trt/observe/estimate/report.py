@@ -23,7 +23,7 @@ from dflash_trt.observe.estimate.curve import (
 from dflash_trt.observe.estimate.drafter_ranks import DrafterOnRanks, drafters_on_ranks
 from dflash_trt.observe.estimate.shapes import METHODS, DraftShape, Method, System
 from dflash_trt.observe.estimate.step import StepLoad, StepModel, Term
-from dflash_trt.observe.plots.pareto import frontier
+from dflash_trt.observe.plots.curves import frontier
 
 CACHES = "caches of requests"
 MAX_BATCH = 4096

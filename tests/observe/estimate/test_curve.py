@@ -27,7 +27,7 @@ from dflash_trt.observe.estimate.curve import (
 from dflash_trt.observe.estimate.report import CACHES, batch_limit, memory_items
 from dflash_trt.observe.estimate.shapes import METHODS, Method
 from dflash_trt.observe.estimate.step import StepLoad
-from dflash_trt.observe.plots.pareto import frontier
+from dflash_trt.observe.plots.curves import frontier
 from tests.cli.commands import run
 from tests.observe.estimate.systems import DENSE, ENGINE, MOE, NAMES, model_of, system_of
 
