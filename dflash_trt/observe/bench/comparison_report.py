@@ -255,15 +255,11 @@ def _workload_report(work: Workload, seed: int, user_rates: Sequence[float]) -> 
     curves = tuple(curve(series, gpus_of(series, work)) for series in work.series)
     per = "server" if num_gpus(work) is None else "GPU"
     return WorkloadReport(
-        title=work.title,
-        titles={series.name: series.title for series in work.series},
-        per=per,
-        curves=curves,
+        title=work.title, titles={series.name: series.title for series in work.series}, per=per, curves=curves,
         ends=tuple(ends(each, per) for each in curves),
-        at_speeds=at_speeds(work, user_rates or speeds(curves), seed),
-        sweep=sweep(work, seed),
+        at_speeds=at_speeds(work, user_rates or speeds(curves), seed), sweep=sweep(work, seed),
         acceptance=tuple(shares for series in work.series for shares in _shares(series)),
-    )
+    )  # fmt: skip
 
 
 def _shares(series: MethodSeries) -> Iterator[PositionShares]:

@@ -11,7 +11,7 @@ licence lets nobody else hand the texts on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -28,6 +28,15 @@ class PromptTurn(msgspec.Struct, frozen=True):
 
     role: str
     text: str
+
+
+class Message(msgspec.Struct, frozen=True):
+    role: str
+    content: str
+
+
+def prompt_turns(texts: Iterable[str], messages: Iterable[Message] = ()) -> tuple[PromptTurn, ...]:
+    return (*(PromptTurn("user", text) for text in texts), *(PromptTurn(m.role, m.content) for m in messages))
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +135,7 @@ def read_hub_set(name: str) -> tuple[str, list[Conversation]]:
     hub_set = HUB_SETS[name]
     files = [_file(hub_set.repository, file) for file in hub_set.files]
     prompts = [
-        Conversation(id=f"{name}-{number}", turns=tuple(PromptTurn("user", text) for text in turns))
+        Conversation(id=f"{name}-{number}", turns=prompt_turns(turns))
         for number, turns in enumerate((turns for file in files for turns in _turns(file, hub_set)), start=1)
     ]
     return f"{hub_set.repository}@{_revision(files[0], hub_set.files[0])} {' '.join(hub_set.files)}", prompts
@@ -189,23 +198,17 @@ def read_parquet(
             raise ConfigError(f"{where}: expected {', '.join(columns)}, found {error}", hint=hint) from None
 
 
-class _SpeedBenchMessage(msgspec.Struct, frozen=True):
-    role: str
-    content: str
-
-
 class _SpeedBenchRow(msgspec.Struct, frozen=True):
     question_id: str
     category: str
     turns: tuple[str, ...] = ()
-    messages: tuple[_SpeedBenchMessage, ...] = ()
+    messages: tuple[Message, ...] = ()
 
 
 def read_speed_bench(folder: Path, split: str) -> Iterator[Conversation]:
     """The prompts of one split; raises ConfigError where the folder has it not, or only its placeholders."""
     for where, row in _rows(folder, split):
-        turns = tuple(PromptTurn("user", text) for text in row.turns)
-        turns += tuple(PromptTurn(message.role, message.content) for message in row.messages)
+        turns = prompt_turns(row.turns, row.messages)
         if any(turn.text.startswith(PLACEHOLDER) for turn in turns):
             raise ConfigError(f"{where}: expected the texts of SPEED-Bench, found a placeholder", hint=HINT)
         yield Conversation(id=row.question_id, turns=turns, category=row.category)

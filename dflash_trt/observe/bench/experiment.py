@@ -78,19 +78,13 @@ def design(
         found = _running(endpoints, model, key, min(request_timeout, IDENTIFY_SECONDS))
     servers = tuple(_with_overrides(found, method_overrides(overrides)))
     run = BenchRun(
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=(),
-        seed=seed,
-        versions={"dflash_trt": __version__, "python": platform.python_version()},
-        client=_load_machine(),
-        server=hardware,
-        num_gpus=num_gpus,
-        prompt_set=chosen.record(is_pooled=pooled),
+        created=datetime.now(UTC).isoformat(timespec="seconds"), command=(), seed=seed,
+        versions={"dflash_trt": __version__, "python": platform.python_version()}, client=_load_machine(),
+        server=hardware, num_gpus=num_gpus, prompt_set=chosen.record(is_pooled=pooled),
         request=msgspec.convert({**request, "extra": extra_fields(extra)}, RequestSettings),
-        concurrencies=concurrency,
-        methods=tuple(server.method for server in servers),
-    )
-    run = msgspec.structs.replace(run, warnings=settings_warnings(run))
+        concurrencies=concurrency, methods=tuple(server.method for server in servers),
+    )  # fmt: skip
+    run = msgspec.structs.replace(run, warnings=tuple(settings_warnings(run)))
     return Experiment(servers=servers, prompts=chosen, run=run, timeout_seconds=request_timeout, api_key=key)
 
 

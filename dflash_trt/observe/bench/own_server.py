@@ -39,14 +39,9 @@ class OwnServer:
         """The command's, without the program."""
         words = ["serve", str(self.engine), "--served-model-name", MODEL]
         words.append("--no-enable-prefix-caching")  # prompts return at every point, and would be found from the second
-        if self.target is not None:
-            words += ["--target", self.target]
-        if self.draft_length is not None:
-            words += ["--draft-length", self.draft_length]
-        if self.max_batch_size is not None:
-            words += ["--max-batch-size", str(self.max_batch_size)]
-        if self.dtype is not None:
-            words += ["--dtype", self.dtype]
+        for name in ("target", "draft_length", "max_batch_size", "dtype"):
+            if (value := getattr(self, name)) is not None:
+                words += [f"--{name.replace('_', '-')}", str(value)]
         return words
 
     @contextmanager

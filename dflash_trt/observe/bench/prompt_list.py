@@ -13,7 +13,14 @@ import msgspec
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json_lines
-from dflash_trt.observe.bench.data_sets import HUB_SETS, Conversation, PromptTurn, read_hub_set, read_speed_bench
+from dflash_trt.observe.bench.data_sets import (
+    HUB_SETS,
+    Conversation,
+    Message,
+    prompt_turns,
+    read_hub_set,
+    read_speed_bench,
+)
 from dflash_trt.observe.bench.records import PromptSet
 
 HINT = 'each line is {"prompt": "..."}, {"turns": ["...", "..."]} or {"messages": [{"role": ..., "content": ...}]}'
@@ -66,9 +73,8 @@ class PromptList:
         )
 
 
-class _PromptMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    role: str
-    content: str
+class _PromptMessage(Message, frozen=True, forbid_unknown_fields=True):
+    pass
 
 
 class _PromptLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,8 +116,7 @@ def _read_file(file: Path) -> Iterable[Conversation]:
         if sum(way is not None for way in ways) != 1:
             raise ConfigError(f"{where}: expected one of prompt, turns and messages", hint=HINT)
         texts = line.turns if line.prompt is None else (line.prompt,)
-        turns = tuple(PromptTurn("user", text) for text in texts or ())
-        turns += tuple(PromptTurn(message.role, message.content) for message in line.messages or ())
+        turns = prompt_turns(texts or (), line.messages or ())
         yield Conversation(id=line.id or f"line{index + 1}", turns=turns, category=line.category)
 
 

@@ -37,20 +37,17 @@ RECORD = OutputKind(name="a record of a bench run", recognizes=_is_ours, form="f
 
 
 def write_run(directory: Path, run: BenchRun) -> None:
-    """Writes run.json, in place of an older one; raises BuildError where that cannot be."""
+    """Writes run.json, in place of an older one; raises BuildError."""
     _write(directory / RUN_FILE, run)
 
 
 def write_point(directory: Path, point: BenchPoint) -> Path:
-    """Writes a point that is done, in place of an older one, and returns its file; raises BuildError as above."""
-    file = point_file(directory, point.method, point.category, point.concurrency)
-    _write(file, point)
-    return file
+    """Writes a finished point, in place of an older one, and returns its file; raises BuildError."""
+    return _write(point_file(directory, point.method, point.category, point.concurrency), point)
 
 
 def point_file(directory: Path, method: str, category: str | None, concurrency: int) -> Path:
-    folder = directory / "points" / method / (category or "")
-    return folder / f"c{concurrency}.json"
+    return directory / "points" / method / (category or "") / f"c{concurrency}.json"
 
 
 def read_run(directory: Path) -> BenchRun:
@@ -103,12 +100,8 @@ def differences(begun: BenchRun, wanted: BenchRun) -> Iterator[str]:
             yield f"{name}: {_text(old.get(name))} there, {_text(new.get(name))} asked for"
 
 
-def settings_warnings(run: BenchRun) -> tuple[str, ...]:
-    """Where methods cannot be compared as they stand, and points that never reach their concurrency."""
-    return tuple(_warnings(run))
-
-
-def _warnings(run: BenchRun) -> Iterator[str]:
+def settings_warnings(run: BenchRun) -> Iterator[str]:
+    """Settings that make methods incomparable, and concurrencies that the prompts never reach."""
     requests = {method.name: msgspec.to_builtins(request_of(run.request, method)) for method in run.methods}
     for field in msgspec.to_builtins(run.request):
         values = {name: request[field] for name, request in requests.items()}
@@ -146,9 +139,10 @@ def add_warnings(directory: Path, texts: Sequence[str]) -> None:
         write_run(directory, msgspec.structs.replace(run, warnings=(*run.warnings, *warnings)))
 
 
-def _write(file: Path, record: BenchRecord) -> None:
+def _write(file: Path, record: BenchRecord) -> Path:
     with new_file(file, RECORD, force=True) as new:
         new.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+    return file
 
 
 BASELINE = "none"

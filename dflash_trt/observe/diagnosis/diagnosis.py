@@ -15,8 +15,7 @@ from dflash_trt.files.json_file import read_json
 from dflash_trt.observe.diagnosis import judge, probes
 from dflash_trt.observe.diagnosis.judge import EndpointFinding
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
-from dflash_trt.observe.diagnosis.prober import Prober, chats
-from dflash_trt.observe.diagnosis.probes import Speed
+from dflash_trt.observe.diagnosis.probes import Prober, Speed, chats
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import ServerKind, identify
 from dflash_trt.observe.endpoints.observed_acceptance import MetricsPage
@@ -100,19 +99,11 @@ def diagnose(
     findings += judge.lossless(kind, short, plain)
     findings += judge.load(kind, speeds)
     return Diagnosis(
-        url=client.url,
-        runtime=kind,
-        version=runtime.version,
-        model=runtime.model,
-        is_chat=is_chat,
-        acceptance=prober.how,
-        foreign_tokens=prober.foreign_tokens,
-        seconds=time.monotonic() - began,
-        groups=groups,
-        speeds=speeds,
-        findings=findings,
+        url=client.url, runtime=kind, version=runtime.version, model=runtime.model, is_chat=is_chat,
+        acceptance=prober.how, foreign_tokens=prober.foreign_tokens, seconds=time.monotonic() - began,
+        groups=groups, speeds=speeds, findings=findings,
         notes=judge.notes(kind, short, seed_1, foreign, thinking) + judge.prefix_hits(kind, again, hits),
-    )
+    )  # fmt: skip
 
 
 def _check(baseline: Diagnosis, is_chat: bool) -> None:

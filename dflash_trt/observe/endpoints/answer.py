@@ -38,17 +38,6 @@ class Answer:
     acceptance: ObservedAcceptance | None
     """Where the server tells it for each request."""
 
-    @property
-    def ttft_seconds(self) -> float | None:
-        return self.emitted[0] if self.emitted else None
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """(output tokens - 1) / (last text - first text): what its user sees; None where that is not defined."""
-        if self.output_tokens is None or len(self.emitted) < 2 or self.emitted[-1] <= self.emitted[0]:
-            return None
-        return (self.output_tokens - 1) / (self.emitted[-1] - self.emitted[0])
-
 
 class AnswerReader:
     def __init__(self, where: str, *, is_chat: bool) -> None:
@@ -87,16 +76,12 @@ class AnswerReader:
         details = self._optional(self._usage, "prompt_tokens_details", dict) or {}
         speculative = self._optional(self._metrics, "speculative_decoding", dict)
         return Answer(
-            text="".join(self._text),
-            reasoning="".join(self._reasoning),
-            finish=self._finish,
+            text="".join(self._text), reasoning="".join(self._reasoning), finish=self._finish,
             input_tokens=self._optional(self._usage, "prompt_tokens", int),
             output_tokens=self._optional(self._usage, "completion_tokens", int),
-            cached_tokens=self._optional(details, "cached_tokens", int),
-            emitted=tuple(self._emitted),
-            seconds=seconds,
-            acceptance=None if speculative is None else of_request(speculative, self._where),
-        )
+            cached_tokens=self._optional(details, "cached_tokens", int), emitted=tuple(self._emitted),
+            seconds=seconds, acceptance=None if speculative is None else of_request(speculative, self._where),
+        )  # fmt: skip
 
     def _optional(self, holder: dict[str, object], name: str, kind: type[T]) -> T | None:
         value = holder.get(name)

@@ -101,14 +101,12 @@ class Client:
         """`get`, a JSON object; raises EndpointError."""
         return json_object(self.get(path), f"{self.url}{path}", EndpointError, finite=False)
 
-    def answer(
-        self, body: Mapping[str, object], *, is_chat: bool, deadline_seconds: float = 600.0, path: str | None = None
-    ) -> Answer:
+    def answer(self, body: Mapping[str, object], *, is_chat: bool, deadline_seconds: float = 600.0) -> Answer:
         """A streamed answer to `body` (model, prompt or messages, and fields of sampling), with its times.
 
         Raises EndpointError where it is refused, breaks off, or has not ended after `deadline_seconds`.
         """
-        path = PATHS[is_chat] if path is None else path
+        path = PATHS[is_chat]
         streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
         reader = AnswerReader(f"{self.url}{path}", is_chat=is_chat)
         began = time.perf_counter()

@@ -43,7 +43,6 @@ class Runtime:
     version: str | None
     model: str
     """The name that requests must give."""
-    models: tuple[str, ...]
     max_model_len: int | None
     """Tokens of prompt and answer, where it says so."""
 
@@ -63,15 +62,13 @@ def identify(client: Client, *, model: str | None = None) -> Runtime:
                 status=404,
             ) from None
         raise
-    cards = _cards(document, f"{client.url}/v1/models")
-    card = _chosen(cards, model, client.url)
+    card = _chosen(_cards(document, f"{client.url}/v1/models"), model, client.url)
     kind = OWNERS.get(str(card.get("owned_by"))) or _kind_by_metrics(client)
     length = card.get("max_model_len")
     return Runtime(
         kind=kind,
         version=_version(client, kind),
         model=str(card["id"]),
-        models=tuple(str(each["id"]) for each in cards),
         max_model_len=length if isinstance(length, int) else None,
     )
 

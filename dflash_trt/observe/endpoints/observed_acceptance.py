@@ -60,13 +60,9 @@ class Meter:
 def drafting(drafting_passes: int, accepted: int, proposed: int | None, by_position: Sequence[int] = ()) -> Acceptance:
     """The counts of a server that leaves passes without drafts out."""
     return Acceptance(
-        passes=None,
-        drafting_passes=drafting_passes,
-        emitted=None,
-        proposed=proposed,
-        accepted=accepted,
+        passes=None, drafting_passes=drafting_passes, emitted=None, proposed=proposed, accepted=accepted,
         accepted_by_position=tuple(by_position),
-    )
+    )  # fmt: skip
 
 
 class _RequestFigures(msgspec.Struct, frozen=True):

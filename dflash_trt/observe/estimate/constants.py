@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -28,10 +28,6 @@ class Constant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     source: str
     date: str
     """When the source was read or published."""
-
-    @property
-    def is_uncertain(self) -> bool:
-        return self.low < self.high
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,11 +114,8 @@ def constants() -> Constants:
 
 def rates(gpu: str, runtime: str, ends: Mapping[str, End] | None = None) -> Rates:
     """The rates of `gpu` under `runtime`; constants named in `ends` stand at that end of their range."""
-    chosen = ends or {}
-    values = {
-        name: getattr(constant, chosen.get(name, "value")) for name, constant in constants().used(gpu, runtime).items()
-    }
-    return Rates(**values)
+    used, chosen = constants().used(gpu, runtime), ends or {}
+    return Rates(**{name: getattr(constant, chosen.get(name, "value")) for name, constant in used.items()})
 
 
 class Band(msgspec.Struct, frozen=True):
@@ -156,10 +149,9 @@ def vary(gpu: str, runtime: str, predict: Callable[[Rates], Sequence[float]]) ->
     ups, downs = [0.0] * len(nominal), [0.0] * len(nominal)
     influences = []
     for name, constant in constants().used(gpu, runtime).items():
-        if not constant.is_uncertain:
+        if constant.low == constant.high:
             continue
-        ends: tuple[End, End] = ("low", "high")
-        moved = [predict(rates(gpu, runtime, {name: end})) for end in ends]
+        moved = [predict(rates(gpu, runtime, {name: end})) for end in get_args(End)]
         for index, value in enumerate(nominal):
             changes = [math.log(values[index] / value) for values in moved]
             ups[index] += max(0.0, *changes) ** 2

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -159,8 +159,3 @@ def rate_at(front: Sequence[OperatingPoint], user_rate: float) -> float:
         return 0.0
     rate = rate_between(front, user_rate)
     return front[-1].gpu_rate if rate is None else rate
-
-
-def fastest(candidates: Iterable[OperatingPoint], batch: int) -> OperatingPoint:
-    """The draft length that serves a batch best."""
-    return max((p for p in candidates if p.batch == batch), key=lambda p: p.user_rate)

@@ -40,18 +40,13 @@ def dflash_shape(
             gemms["selector" if "hidden" in tensor else "block convolutions", tensor, ""] += math.prod(shape)
     selector = spec.candidate_selector
     return DraftShape(
-        name=name,
-        num_layers=spec.num_layers,
-        hidden_size=spec.hidden_size,
-        num_key_value_heads=spec.num_key_value_heads,
-        head_dim=spec.head_dim,
-        num_taps=len(spec.target_layer_ids),
-        max_draft_tokens=spec.block_size - 1,
-        gemms=_by_term(gemms),
+        name=name, num_layers=spec.num_layers, hidden_size=spec.hidden_size,
+        num_key_value_heads=spec.num_key_value_heads, head_dim=spec.head_dim,
+        num_taps=len(spec.target_layer_ids), max_draft_tokens=spec.block_size - 1, gemms=_by_term(gemms),
         num_convolutions=sum(term == "block convolutions" for term, _, _ in gemms),
         gathered_values=0 if selector is None else 2 * selector.top_k * selector.rank,
         runs_whole_block=runs_whole_block,
-    )
+    )  # fmt: skip
 
 
 def _by_term(gemms: Counter[tuple[str, str, str]]) -> dict[str, tuple[Gemm, ...]]:

@@ -15,7 +15,6 @@ from dflash_trt.observe.estimate.curve import (
     AcceptanceProfile,
     OperatingPoint,
     Traffic,
-    fastest,
     point,
     points,
     rate_at,
@@ -53,14 +52,11 @@ def _load(system: System, method: Method, batch: int) -> memory.ServingLoad:
     assert load is not None, "this system was made to ask for speed only"
     gpu = msgspec.structs.replace(load.gpus.gpu, memory_bytes=system.gpu_memory_bytes)
     return msgspec.structs.replace(
-        load,
-        gpus=msgspec.structs.replace(load.gpus, gpu=gpu),
-        draft=load.draft if method == "dflash" else None,
-        ranks=system.tensor_parallel,
-        drafter_ranks=system.drafter_ranks,
-        max_batch_size=-(-batch // system.replicas),
+        load, gpus=msgspec.structs.replace(load.gpus, gpu=gpu),
+        draft=load.draft if method == "dflash" else None, ranks=system.tensor_parallel,
+        drafter_ranks=system.drafter_ranks, max_batch_size=-(-batch // system.replicas),
         max_num_tokens=system.max_num_tokens,
-    )
+    )  # fmt: skip
 
 
 def _pool_bytes(system: System, method: Method, load: memory.ServingLoad, tokens: int) -> int:
@@ -183,7 +179,9 @@ def estimate(
         bands, by_constant = _bands(system, method, acceptance, traffic, fronts[method], routing)
         if method == "dflash":
             influences = by_constant
-        at = point(model, method, acceptance, traffic, batch, fastest_length(candidates, batch))
+        known = max(p.batch for p in candidates if p.batch <= batch)
+        length = max((p for p in candidates if p.batch == known), key=lambda p: p.user_rate).draft_tokens
+        at = point(model, method, acceptance, traffic, batch, length)
         load = StepLoad(batch=batch, draft_tokens=at.draft_tokens, context=traffic.mean_context)
         count = model.touched_experts(batch * (at.draft_tokens + 1))
         accounts.append(Account(at, model.price(method, load).terms, count))
@@ -196,23 +194,11 @@ def estimate(
         )
     at_rates = [Ratio(rate, {m: rate_at(front, rate) for m, front in fronts.items()}) for rate in HEADLINE_RATES]
     return Estimate(
-        name=name,
-        system=system,
-        traffic=traffic,
-        acceptance=acceptances["dflash"],
-        acceptance_source=source,
-        accounts=accounts,
-        curves=curves,
-        at_rates=at_rates,
+        name=name, system=system, traffic=traffic, acceptance=acceptances["dflash"], acceptance_source=source,
+        accounts=accounts, curves=curves, at_rates=at_rates,
         drafters=[] if system.memory is None else drafters_on_ranks(system.memory, traffic.mean_context),
         influences=influences,
-    )
-
-
-def fastest_length(candidates: Sequence[OperatingPoint], batch: int) -> int:
-    """The draft length that serves the largest known batch up to `batch` best."""
-    largest = max(p.batch for p in candidates if p.batch <= batch)
-    return fastest(candidates, largest).draft_tokens
+    )  # fmt: skip
 
 
 def _bands(

