@@ -16,7 +16,7 @@ from dflash_trt.files.command import quoted
 from dflash_trt.observe.plots.picture import save_picture
 
 
-@click.command(short_help="Predict a deployment's step, curve and memory, before the GPUs are rented.")
+@click.command(short_help="Predict a deployment's step time, throughput curve and memory.")
 @click.argument("config", type=DEPLOYMENT)
 @options(
     deployment_options,

@@ -54,7 +54,7 @@ def print_written(
 
 @contextmanager
 def resumable(state: Path) -> Iterator[None]:
-    """Ctrl-C says that the same command goes on from `state`, where there is something."""
+    """On Ctrl-C, says that the same command resumes from `state`, if it exists."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command lines for people to copy: what stands in them is quoted, and never becomes an option or a second command."""
+"""Command lines to copy: values are quoted and never become an option or a second command."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class SchemaVersion(msgspec.Struct):
-    """What tells a document's version before the rest of it is read."""
+    """Version of a document, read before the rest."""
 
     schema_version: int
 

@@ -88,7 +88,7 @@ DEEP = f"more than {MAX_DEPTH} levels"
         ("a: &x [1]\nb: *x", "the alias *x"),
         ("a: &x [*x]", "the alias *x"),
         ("<<: {a: 1}", "could not determine a constructor"),
-        ("[a]: b", "a key that is no plain value"),
+        ("[a]: b", "a key that is not a plain value"),
         ("1: a\n1.0: b", "key 1.0 twice"),
         ("a: 0x" + "f" * 6000, "a number of 6002 characters"),
         ("a: " + "1" * 4000, "a number of 4000 characters"),

@@ -189,7 +189,7 @@ def measured_point(
 
 
 def recorded(observed: ObservedAcceptance) -> RecordedAcceptance:
-    """`observed` as a run keeps it: counts where all are published, else the average, else why there is none."""
+    """`observed` as a run keeps it: all counts if published, else the average, else why neither is."""
     tau, counts = observed.tau_of_drafting_passes, observed.counts
     if observed.source == "not published" or observed.source == "unreadable":
         return RecordedAcceptance(source="not published", why=observed.how)
@@ -201,7 +201,7 @@ def recorded(observed: ObservedAcceptance) -> RecordedAcceptance:
 
 
 def _of_requests(rows: Sequence[RequestRow]) -> ObservedAcceptance | None:
-    """The sum over answers, where each tells its own."""
+    """The sum over answers, if each has its own counts."""
     counts = [row.acceptance for row in rows if row.acceptance is not None]
     if not counts or len(counts) < len(rows):
         return None

@@ -52,12 +52,12 @@ class AiperfLoad:
 
     @property
     def num_requests(self) -> int:
-        """Planned: a conversation whose request fails is not gone on with."""
+        """Planned requests; a conversation ends early if one of its requests fails."""
         return sum(prompt.num_requests for prompt in self.prompts)
 
 
 def find_aiperf(program: Path | None) -> Path:
-    """`program`, or the one on PATH; raises MissingDependencyError where there is none of release VERSION."""
+    """`program`, or the one on PATH; raises MissingDependencyError without release VERSION."""
     if program is None and (on_path := shutil.which("aiperf")) is not None:
         program = Path(on_path)
     if program is None:
@@ -87,7 +87,7 @@ def body_fields(request: RequestSettings, seed: int) -> dict[str, object]:
 
 
 def command(program: Path, load: AiperfLoad, prompts: Path, tokenizer: Path, output: Path) -> list[str]:
-    """AIPerf's command line; the key is none of its words, because other users may see those."""
+    """AIPerf's command line; without the key, because other users may see the words."""
     return [
         str(program), "profile",
         "--model", load.model, "--url", load.url,
@@ -104,7 +104,7 @@ def command(program: Path, load: AiperfLoad, prompts: Path, tokenizer: Path, out
 
 
 def run_load(program: Path, load: AiperfLoad, output: Path, progress: Callable[[int], None]) -> Export:
-    """Sends `load` and leaves AIPerf's exports in `output`; `progress` is told how many answers have come.
+    """Sends `load` and leaves AIPerf's exports in `output`; `progress` gets the number of answers so far.
 
     Raises EndpointError, with AIPerf's last words, where it does not end well.
     """

@@ -138,7 +138,7 @@ def _task_row(
 
 
 def _tau_of_drafting_passes(rows: Sequence[RequestRow]) -> float | None:
-    """Over requests, where each tells its own counts."""
+    """Tau over requests, if each has its own counts."""
     counts = [row.acceptance for row in rows if row.acceptance is not None]
     return sum(counts, Acceptance()).tau_of_drafting_passes if len(counts) == len(rows) else None
 
@@ -175,7 +175,7 @@ def _factor(row: ComparisonRow, method: str) -> float | None:
 
 
 INVERSION = 1.1
-"""Times faster at a higher concurrency: more is no chance."""
+"""Factor above which a higher speed at a higher concurrency is not chance."""
 
 
 class PositionShares(msgspec.Struct, frozen=True):
@@ -195,7 +195,7 @@ class WorkloadReport(msgspec.Struct, frozen=True, kw_only=True):
     titles: dict[str, str]
     """Display titles by method."""
     per: str
-    """"GPU", or "server" where not every run tells its GPUs."""
+    """"GPU", or "server" where not every run states its GPUs."""
     curves: tuple[SpeedCurve, ...]
     ends: tuple[str, ...]
     at_speeds: tuple[AtSpeed, ...]
@@ -313,7 +313,7 @@ def _workload_notes(work: Workload) -> Iterator[str]:
         if len(values) > 1:
             yield f"{work.title}: the runs differ in {field}: {', '.join(sorted(value.decode() for value in values))}"
     if num_gpus(work) is None and any(series.run.num_gpus for series in work.series):
-        yield f"{work.title}: not every run tells its GPUs, so throughput is per server"
+        yield f"{work.title}: not every run states its GPUs, so throughput is per server"
     for series in work.series:
         points = curve(series, 1).points
         slow = [

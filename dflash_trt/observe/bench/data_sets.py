@@ -6,7 +6,7 @@ predecessor model/utils.py. Files are read as data; no code of a repository is r
 
 SPEED-Bench: NVIDIA/Model-Optimizer's examples/specdec_bench/prepare_data.py writes DIR/speed/SPLIT/test.parquet
 (question_id, category, turns); the data set's own script writes DIR/SPLIT.jsonl (question_id, category, messages). Its
-licence lets nobody else hand the texts on.
+licence forbids redistributing the texts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dflash_trt.files.read import open_file
 
 
 class PromptTurn(msgspec.Struct, frozen=True):
-    """What is said before the model answers; a system prompt is one that is sent with the next."""
+    """A message before the model answers; a system prompt is sent with the next turn."""
 
     role: str
     text: str
@@ -63,7 +63,7 @@ HINT = "python prepare_data.py --dataset speed --config all, in examples/specdec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubSet:
-    """Where a set lies, and how a row becomes the turns of a prompt."""
+    """Location of a data set, and how a row becomes the turns of a prompt."""
 
     repository: str
     files: tuple[str, ...]
@@ -131,7 +131,7 @@ HUB_SETS = {
 
 
 def read_hub_set(name: str) -> tuple[str, list[Conversation]]:
-    """Where it came from, with the revision, and its prompts; raises ConfigError where it cannot be had or is other."""
+    """Its source with revision, and its prompts; raises ConfigError if it is unreachable or differs."""
     hub_set = HUB_SETS[name]
     files = [_file(hub_set.repository, file) for file in hub_set.files]
     prompts = [
@@ -178,7 +178,7 @@ def _revision(file: Path, name: str) -> str:
 def read_parquet(
     file: Path, columns: Sequence[str], kind: type[T], *, hint: str | None = None
 ) -> Iterator[tuple[str, T]]:
-    """Each row's place and value, of those columns alone; raises ConfigError for what is no such file."""
+    """Each row's place and value, of those columns alone; raises ConfigError for a malformed file."""
     import pyarrow
     from pyarrow import parquet
 
@@ -206,7 +206,7 @@ class _SpeedBenchRow(msgspec.Struct, frozen=True):
 
 
 def read_speed_bench(folder: Path, split: str) -> Iterator[Conversation]:
-    """The prompts of one split; raises ConfigError where the folder has it not, or only its placeholders."""
+    """The prompts of one split; raises ConfigError if the folder lacks it or has only placeholders."""
     for where, row in _rows(folder, split):
         turns = prompt_turns(row.turns, row.messages)
         if any(turn.text.startswith(PLACEHOLDER) for turn in turns):

@@ -88,7 +88,7 @@ class _PromptLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def read_prompt_list(name_or_path: str, *, split: str | None = None) -> PromptList:
     """A set of the hub by its name, a SPEED-Bench folder, or a file of our own.
 
-    Raises ConfigError for what is none, and for a set that is neither cached nor to be had.
+    Raises ConfigError for anything else, and for a set that is neither cached nor reachable.
     """
     path = Path(name_or_path)
     if name_or_path in HUB_SETS and not path.exists():

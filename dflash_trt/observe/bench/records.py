@@ -22,7 +22,7 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 
 
 class BenchRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of all: what a file says beyond its fields is an error."""
+    """Base of all records; unknown fields in a file are errors."""
 
 
 class LoadMachine(BenchRecord, frozen=True, kw_only=True):
@@ -73,7 +73,7 @@ class BenchRun(BenchRecord, frozen=True, kw_only=True):
     versions: dict[str, str]
     client: LoadMachine
     server: str | None = None
-    """The server's hardware, as the user told it: '8x B300'."""
+    """The server's hardware, as the user stated it: '8x B300'."""
     num_gpus: Positive | None = None
     """GPUs of each server, as the user stated them; None: throughput is per server."""
     prompt_set: PromptSet
@@ -133,7 +133,7 @@ class RequestRow(BenchRecord, frozen=True, kw_only=True):
     finish: str | None = None
     category: str | None = None
     acceptance: Acceptance | None = None
-    """Where the server tells it with each answer."""
+    """Acceptance of this request, if the server reports it with the answer."""
 
 
 class RecordedAcceptance(BenchRecord, frozen=True, kw_only=True):
@@ -141,7 +141,7 @@ class RecordedAcceptance(BenchRecord, frozen=True, kw_only=True):
 
     source: Literal["counters", "gauges", "per request", "not published"]
     counts: Acceptance | None = None
-    """Where the server tells them: passes without drafts are in none of its counts."""
+    """Counts, if the server publishes them; passes without drafts are in none of them."""
     tau_of_drafting_passes: Annotated[float, msgspec.Meta(ge=1, le=1e6)] | None = None
     """Computed from the counts, or the published average; None without a drafting pass."""
     why: str | None = None

@@ -156,7 +156,7 @@ def run_facts(run: BenchRun) -> Iterator[str]:
 
 
 def factor_text(factor: MeasuredSpeedup | None) -> str:
-    """3.1x (2.9-3.3), or that there is none."""
+    """3.1x (2.9-3.3), or a dash."""
     if factor is None or factor.value is None:
         return NONE
     spread = "" if factor.interval is None else f" ({factor.interval[0]:.2f}-{factor.interval[1]:.2f})"
@@ -179,7 +179,7 @@ def _tau(tau: float | None) -> str:
 
 
 IF_ANY = ("lost", "cut")
-"""Columns that are there where something in them is."""
+"""Columns that are left out if all their cells are 0."""
 
 
 def experiment_tables(run: BenchRun) -> Iterator[Table]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The directory of a run: run.json, and points/METHOD/[CATEGORY/]cCONCURRENCY.json, each complete or absent.
 
-A run is gone on with by its own settings only.
+A run is continued with its own settings only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dflash_trt.observe.plots.curves import TITLES
 RUN_FILE = "run.json"
 SETTINGS = ("seed", "server", "num_gpus", "concurrencies")
 VERSIONS = ("dflash_trt", "aiperf")
-"""Whose change makes another run, beside settings, prompts and methods."""
+"""Versions whose change makes another run, as settings, prompts and methods do."""
 OTHER_RUN = "give another -o, or the settings with which it was begun"
 HINT = "`dflash-trt bench run -o RUN` writes it"
 
@@ -51,7 +51,7 @@ def point_file(directory: Path, method: str, category: str | None, concurrency: 
 
 
 def read_run(directory: Path) -> BenchRun:
-    """run.json; raises ConfigError for what is no run."""
+    """The run in `directory`; raises ConfigError for anything else."""
     return read_json(directory / RUN_FILE, BenchRun, ConfigError, what=f"a run of {SCHEMA}", hint=HINT)
 
 
@@ -193,7 +193,7 @@ class Workload(msgspec.Struct, frozen=True):
 
 
 def load_runs(directories: Sequence[Path]) -> tuple[LoadedRun, ...]:
-    """Raises ConfigError for what is no run, or has no point yet."""
+    """Loads runs; raises ConfigError for anything else, and for a run without points."""
     loaded = []
     for directory in directories:
         run = read_run(directory)
@@ -201,7 +201,7 @@ def load_runs(directories: Sequence[Path]) -> tuple[LoadedRun, ...]:
         if not any(point.requests.completed for point in points):
             raise ConfigError(
                 f"{directory}: expected a point with a completed request, found {len(points)} points without",
-                hint="let `dflash-trt bench run` finish; it goes on where it stopped",
+                hint="let `dflash-trt bench run` finish; it resumes where it stopped",
             )
         loaded.append(LoadedRun(directory, run, points))
     return tuple(loaded)

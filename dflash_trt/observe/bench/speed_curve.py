@@ -110,7 +110,7 @@ class AtSpeed(msgspec.Struct, frozen=True):
 
 
 def num_gpus(workload: Workload) -> int | None:
-    """What throughput is divided by, if every run tells it."""
+    """GPUs that throughput is divided by, if every run states them."""
     counts = [series.run.num_gpus for series in workload.series]
     return None if None in counts else max(count or 1 for count in counts)
 
@@ -180,7 +180,7 @@ def _at_speed(
 
 
 def ends(line: SpeedCurve, per: str) -> str:
-    """Where a curve ends, in words."""
+    """The ends of a curve, in words."""
     if not line.front:
         return f"{line.title}: no point"
     fast, slow = line.front[0], line.front[-1]

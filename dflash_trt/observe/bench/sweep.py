@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All points of a run, one after another; those that are done are kept."""
+"""Measures all points of a run in turn; finished points are kept."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Sweep:
         return cls(directory=output, experiment=experiment, run=begin_run(output, wanted), aiperf=aiperf)
 
     def missing(self, method: str) -> list[SweepPoint]:
-        """The points of a method that are not measured yet; raises ConfigError for a file that is no point."""
+        """The points of a method that are not measured yet; raises ConfigError for any other file."""
         return [point for point in self.points(method) if self._read(point) is None]
 
     def points(self, method: str) -> list[SweepPoint]:
@@ -70,7 +70,7 @@ class Sweep:
     ) -> Iterator[tuple[SweepPoint, BenchPoint, list[str]]]:
         """The missing points of one method, each written when it is done, with what a reader must be warned of.
 
-        `progress` hears how many answers of a point have come. Raises EndpointError where the server does not answer,
+        `progress` gets the number of a point's answers so far. Raises EndpointError where the server does not answer,
         or not with what a measurement needs.
         """
         if not (points := self.missing(server.method.name)):
@@ -111,7 +111,7 @@ class Sweep:
         return measured, warnings
 
     def _warm_up(self, client: Client, runtime: Runtime, request: RequestSettings) -> None:
-        """One short answer: what is wrong with the requests is said before there are hundreds."""
+        """Asks for one short answer, so that a bad request fails before hundreds are sent."""
         short = msgspec.structs.replace(request, max_tokens=min(request.max_tokens, WARM_UP_TOKENS))
         turns = self.experiment.prompts.prompts[0].turns
         until = next(index for index, turn in enumerate(turns, start=1) if turn.role == "user")
@@ -141,5 +141,5 @@ def _warnings(point: BenchPoint, num_planned: int, server_tokens: int | None) ->
     elif not lost and server_tokens is not None and server_tokens != point.output_tokens:
         yield (
             f"{where}: the server counted {server_tokens} output tokens, its answers have {point.output_tokens}:"
-            " somebody else asked it meanwhile, and acceptance is of both"
+            " another client asked it meanwhile, and acceptance is of both"
         )

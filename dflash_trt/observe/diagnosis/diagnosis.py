@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All probes in order, and what they come to."""
+"""Runs all probes in order and draws the conclusions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HINT = "dflash-trt doctor URL --json > healthy.json, while the server is well"
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked and found. A healthy one is the baseline of later ones."""
+    """Probes and findings. A healthy diagnosis is the baseline of later ones."""
 
     schema: str = SCHEMA
     url: str
@@ -42,7 +42,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     acceptance: str
     """From which figures of the server it was read."""
     foreign_tokens: int = 0
-    """Output tokens that the server counted beside ours: then others' acceptance is in these figures."""
+    """Output tokens of other clients, whose acceptance is then in these figures."""
     seconds: float
     groups: list[ProbeGroup]
     speeds: list[Speed]
@@ -129,7 +129,7 @@ def _grown(before: tuple[int, int] | None, after: tuple[int, int] | None) -> int
 
 
 def read_baseline(file: Path) -> Diagnosis:
-    """Raises ConfigError for what is none, and for one that found something wrong itself."""
+    """Reads a healthy diagnosis; raises ConfigError for any other file."""
     baseline = read_json(file, Diagnosis, ConfigError, what="a diagnosis", hint=HINT)
     if baseline.schema != SCHEMA:
         raise ConfigError(f"{file}: expected {SCHEMA}, found {baseline.schema}", hint=HINT)
@@ -144,7 +144,7 @@ SHOWN_POSITIONS = 16
 
 
 def tables(diagnosis: Diagnosis) -> Iterator[Table]:
-    """What each probe came to, and the speeds where they were measured."""
+    """The result of each probe, and the speeds if measured."""
     version = f" {diagnosis.version}" if diagnosis.version else ""
     title = f"{diagnosis.model} at {diagnosis.url} ({diagnosis.runtime}{version}), {diagnosis.seconds:.0f} s"
     columns = ("probe", "requests", "prompt tokens", "tau of drafting passes", "accepted at position 1, 2, ... in %")

@@ -74,7 +74,7 @@ RARE = 0.1
 
 
 class EndpointFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is wrong, or that is worth knowing."""
+    """A fault, or a fact worth knowing."""
 
     name: str
     figure: str
@@ -83,7 +83,7 @@ class EndpointFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def not_seen(kind: ServerKind, short: ProbeGroup, unreadable: str) -> list[EndpointFinding]:
-    """What could not be read or asked is never health."""
+    """Unreadable metrics and missing answers are findings, never health."""
     findings = []
     if unreadable:
         findings.append(_finding(kind, "metrics cannot be read", unreadable, "metrics"))
@@ -201,9 +201,10 @@ def load(kind: ServerKind, speeds: list[Speed]) -> list[EndpointFinding]:
         drafted, plain = rates.get(None, []), rates.get(0, [])
         if is_ratio_below(drafted, plain, SLOWER):
             best = max(rates, key=lambda length: fmean(rates[length]))
+            length = "the server's choice" if best is None else best
             figure = (
                 f"{concurrency} at a time: {fmean(drafted):.0f} tokens/s with drafts, {fmean(plain):.0f} without;"
-                f" best with a draft length of {'the server choice' if best is None else best}"
+                f" best with a draft length of {length}"
             )
             findings.append(_finding(kind, "slower than plain decoding", figure, "batch"))
     return findings
@@ -212,7 +213,7 @@ def load(kind: ServerKind, speeds: list[Speed]) -> list[EndpointFinding]:
 def notes(
     kind: ServerKind, short: ProbeGroup, drawn: ProbeGroup, foreign: ProbeGroup, thinking: tuple[ProbeGroup, ProbeGroup]
 ) -> list[EndpointFinding]:
-    """What is worth knowing, and wrong only for who expects otherwise."""
+    """Facts worth knowing that are faults only for some uses."""
     findings = []
     if is_share_below(*_values(foreign, short), 0.5):
         figure = f"{_tau(foreign)} in other languages, {_tau(short)} in English"

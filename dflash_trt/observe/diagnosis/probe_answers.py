@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one request of a probe brought, and probes as groups of them."""
+"""Results of a probe's requests, in groups, and the prompts they ask."""
 
 from __future__ import annotations
 

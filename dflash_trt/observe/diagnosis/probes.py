@@ -40,7 +40,7 @@ class Prober:
         self.unreadable = ""
         """Why figures that the server publishes could not be read."""
         self.foreign_tokens = 0
-        """Tokens that the server counted beside ours, while we asked alone."""
+        """Tokens that the server counted beyond ours: another client's."""
 
     def ask(self, name: str, question: ProbePrompt, *, max_tokens: int, **fields: object) -> ProbeAnswer:
         """One request; raises EndpointError, and OutOfTimeError before one that has no time left."""
@@ -56,7 +56,7 @@ class Prober:
             self._left()
             return self._sample(name, answer, observed)
         answer = self._answer(body)
-        if answer.acceptance is None:  # this server has no figures of a request: its counters, then
+        if answer.acceptance is None:  # no figures per request: use the server's counters
             self._has_own_figures = False
             return self.ask(name, question, max_tokens=max_tokens, **fields)
         return self._sample(name, answer, answer.acceptance)
@@ -113,7 +113,7 @@ def text_of(answer: Answer) -> str:
 
 
 def chats(client: Client, runtime: Runtime) -> bool:
-    """Whether the server answers chats; what else is wrong with it raises EndpointError."""
+    """Whether the server answers chats; raises EndpointError for any other fault."""
     body = {"model": runtime.model, "max_tokens": 1, "messages": [{"role": "user", "content": "Hello"}]}
     try:
         client.answer(body, is_chat=True, deadline_seconds=60)
@@ -151,7 +151,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def group(name: str, ask: Iterable[Callable[[], ProbeAnswer]]) -> ProbeGroup:
-    """Asks one by one; what a server refuses, and the end of the time, end the group and are noted in it."""
+    """Asks one by one; a refusal or the end of the time ends the group and is noted in it."""
     samples: list[ProbeAnswer] = []
     try:
         for each in ask:
@@ -204,7 +204,7 @@ def long(prober: Prober, reference: ProbeGroup, num_tokens: int) -> ProbeGroup:
         return ProbeGroup(name="long prompts", why_not=f"the model has room for {prober.runtime.max_model_len} tokens")
     characters = int(wanted * _characters_per_token(prober, reference))
     passages = [passage(index, NUM_LONG, characters) for index in range(NUM_LONG)]
-    # Another release of this package has other passages: their names say so, for who compares two diagnoses.
+    # Another release of this package has other passages: their names say so when two diagnoses are compared.
     questions = {f"long-{index}-{crc32(prompt.text.encode()):08x}": prompt for index, prompt in enumerate(passages)}
     return _greedy(prober, "long prompts", questions, TOKENS)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one request brought, put together from the events of its stream."""
+"""The answer to one request, assembled from the events of its stream."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Answer:
     seconds: float
     """From the request to the end of the stream."""
     acceptance: ObservedAcceptance | None
-    """Where the server tells it for each request."""
+    """Acceptance of this request, if the server reports it."""
 
 
 class AnswerReader:
@@ -51,7 +51,7 @@ class AnswerReader:
         self._metrics: dict[str, object] = {}
 
     def add(self, event: dict[str, object], seconds: float) -> None:
-        """An event that came `seconds` after the request; raises EndpointError for what is none of OpenAI's."""
+        """An event that came `seconds` after the request; raises EndpointError for an event outside OpenAI's API."""
         self._usage = self._optional(event, "usage", dict) or self._usage
         self._metrics = self._optional(event, "metrics", dict) or self._metrics
         choices = self._optional(event, "choices", list) or []

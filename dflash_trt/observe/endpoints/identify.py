@@ -37,7 +37,7 @@ VERSION_PATHS: dict[ServerKind, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """What a server says that it is."""
+    """A server's runtime and model, as it reports them."""
 
     kind: ServerKind
     version: str | None
@@ -50,7 +50,7 @@ class Runtime:
 def identify(client: Client, *, model: str | None = None) -> Runtime:
     """The runtime behind `client`, and its model: the only one, or `model`.
 
-    Raises EndpointError when nothing answers, when it is no OpenAI-compatible API, or has not that one model.
+    Raises EndpointError when nothing answers, when the API is not OpenAI-compatible, or does not serve that one model.
     """
     try:
         document = client.get_object("/v1/models")

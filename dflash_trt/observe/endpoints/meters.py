@@ -30,7 +30,7 @@ TRTLLM = "trtllm_spec_decode"
 
 
 def meter(client: Client, runtime: Runtime) -> Meter:
-    """The one for what `runtime` publishes now; never fails for a server that publishes nothing, or what is no page."""
+    """The meter for what `runtime` publishes; a server that publishes nothing, or no valid page, gets a NoMeter."""
     try:
         return _meter(client, runtime)
     except EndpointError as error:
@@ -54,7 +54,7 @@ def _meter(client: Client, runtime: Runtime) -> Meter:
         return TrtllmMeter(client) if _counts_positions(client) else IterationMeter(client)
     if runtime.kind == "triton":
         return NoMeter("Triton's OpenAI frontend leaves acceptance out; its llmapi model tells it per request")
-    return NoMeter("nobody knows this runtime's metrics")
+    return NoMeter("the metrics of this runtime are not known")
 
 
 @contextmanager
@@ -317,5 +317,5 @@ class IterationMeter(Meter):
             return ObservedAcceptance(source="not published", how="no iteration had specDecodingStats: no drafts")
         if not self._num_lost:
             return ObservedAcceptance(source="counters", how=HOW, counts=self._counts)
-        how = f"{HOW}, without {self._num_lost} iterations that were dropped or that somebody else took"
+        how = f"{HOW}, without {self._num_lost} iterations that were dropped or taken by another client"
         return ObservedAcceptance(source="gauges", how=how, sampled_tau=self._counts.tau_of_drafting_passes)

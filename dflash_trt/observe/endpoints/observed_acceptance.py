@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What drafts were worth, in one set of words whatever a server calls it, and what counts it.
+"""Acceptance under one set of names, whatever a server calls it, and the meters' interface.
 
-Servers count the passes that verified a draft, and no others: what is known from outside is tau of drafting passes.
+Servers count the passes that verified a draft, and no others: an observer sees tau of drafting passes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Source = Literal["counters", "gauges", "per request", "not published", "unreadab
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedAcceptance:
-    """Between two moments, or of one request. What a server does not publish is None, never guessed."""
+    """Acceptance between two moments, or of one request; None for what a server does not publish."""
 
     source: Source
     how: str
@@ -32,7 +32,7 @@ class ObservedAcceptance:
     sampled_tau: float | None = None
     """Tau of drafting passes, where only an average is published."""
     output_tokens: int | None = None
-    """The server's own count in the same time: larger than the requests' where somebody else asks it, too."""
+    """The server's own count in the same time: larger than the requests' if another client asks it, too."""
 
     @property
     def tau_of_drafting_passes(self) -> float | None:
@@ -41,7 +41,7 @@ class ObservedAcceptance:
 
 
 class Meter:
-    """One way to count; this one does not."""
+    """Base of all meters."""
 
     sample_seconds: float | None = None
     """How often `sample` wants to be called while requests run; None: never."""
@@ -97,7 +97,7 @@ class MetricsPage:
 
     @classmethod
     def parse(cls, content: bytes, where: str) -> MetricsPage:
-        """Raises EndpointError for what is no such page."""
+        """Parses a page; raises EndpointError if it is malformed."""
         from prometheus_client.parser import text_string_to_metric_families
 
         samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
@@ -117,7 +117,7 @@ class MetricsPage:
         return sum(value for _, value in self.samples.get(name, ()))
 
     def count(self, name: str) -> int:
-        """`total` of a counter of whole things; raises EndpointError where it is no whole number."""
+        """`total` of a counter of whole things; raises EndpointError unless it is a whole number."""
         return self._whole(name, self.total(name))
 
     def by_label(self, name: str, label: str) -> dict[str, int]:
@@ -129,7 +129,7 @@ class MetricsPage:
         return {key: self._whole(name, value) for key, value in totals.items()}
 
     def positions(self, name: str, label: str) -> tuple[int, ...]:
-        """Totals of a counter at position 0, 1, ...; raises EndpointError where a position is none."""
+        """Totals of a counter at position 0, 1, ...; raises EndpointError for a malformed position."""
         totals = self.by_label(name, label)
         if not all(POSITION.fullmatch(key) for key in totals):
             raise EndpointError(

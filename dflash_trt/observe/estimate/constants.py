@@ -71,7 +71,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
         return self.hbm_bandwidth * self.bandwidth_efficiency
 
     def compute_rate(self, bits: float) -> float:
-        """Flops a second that GEMMs reach on weights of `bits`; what a GPU has no tensor cores for is widened."""
+        """Flops a second that GEMMs reach on weights of `bits`; formats without tensor cores are widened."""
         if bits < 8 and self.fp4_flops:
             return self.fp4_flops * self.fp4_compute_efficiency
         if bits <= 8 and self.fp8_flops:

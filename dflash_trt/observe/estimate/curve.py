@@ -17,14 +17,14 @@ from dflash_trt.observe.plots.curves import rate_between
 
 
 class AcceptanceProfile(msgspec.Struct, frozen=True):
-    """The probability that a position holds once those before it did, by position."""
+    """Probability that a draft is accepted once all earlier ones were, by position."""
 
     shares: tuple[float, ...]
 
     def tau(self, draft_tokens: int) -> float:
         """Tokens of a pass that verifies K drafts, the bonus included: 1 + p1 + p1 p2 + ..., from 1 to K + 1.
 
-        A position beyond those that were measured holds as often as the last one.
+        Positions beyond the measured ones are accepted as often as the last one.
         """
         tokens = reached = 1.0
         for position in range(draft_tokens):
@@ -34,7 +34,7 @@ class AcceptanceProfile(msgspec.Struct, frozen=True):
 
 
 def from_tau(tau: float, draft_tokens: int) -> AcceptanceProfile:
-    """Every position holds equally often, so that `draft_tokens` drafts give `tau`.
+    """Every position is accepted equally often, so that `draft_tokens` drafts give `tau`.
 
     Raises ConfigError for a tau that so many drafts cannot give.
     """
@@ -123,7 +123,7 @@ def point(
     model: StepModel, method: Method, acceptance: AcceptanceProfile | None, traffic: Traffic, batch: int,
     draft_tokens: int,
 ) -> OperatingPoint:  # fmt: skip
-    """One way to run: B requests that are replaced as they end, their prompts processed beside the others' steps."""
+    """One way to run: B requests that are replaced as they end, their prompts processed during the others' steps."""
     tau = 1.0 if acceptance is None or not draft_tokens else acceptance.tau(draft_tokens)
     load = StepLoad(batch=batch, draft_tokens=draft_tokens, context=traffic.mean_context)
     seconds = model.price(method, load).seconds

@@ -46,7 +46,7 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """From the balanced table.
 
         Balanced routing spreads n tokens over min(E, n top_k) experts, so that the table is one of seconds by experts
-        touched, until all are; what it grows by from there on is the tokens' arithmetic.
+        touched, until all are; growth beyond that is the tokens' arithmetic.
         """
         reads_all = self.num_experts / self.top_k
         arithmetic = self._at(tokens) - self._at(reads_all) if tokens > reads_all else 0.0

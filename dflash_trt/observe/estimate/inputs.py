@@ -139,7 +139,7 @@ def draft_shape(name: str, algorithm: str = "") -> DraftShape:
 def eagle3_shape(target: TargetShape) -> DraftShape:
     """An EAGLE-3 drafter for a target: one layer of the target's head shapes, three taps; the rest is assumed."""
     assumed = constants().eagle3
-    # Latent attention's row is no head: EAGLE-3 has heads as wide as its values, and the usual eight of K and V.
+    # Latent attention's row is no head: EAGLE-3 gets heads as wide as its values, and the usual eight of K and V.
     heads, head_dim = target.cache.num_key_value_heads, target.cache.head_dim
     if target.latent is not None:
         heads, head_dim = min(8, target.num_attention_heads), target.latent.v_head_dim

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings chosen for a deployment file, and the file with them: what `dflash-trt tune` does."""
+"""Chooses settings for a deployment file and writes the file with them (`dflash-trt tune`)."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def tune(
     """The best of `systems` (by recipe) over ranks, batch and draft length; with a `fleet`, the best for all servers.
 
     `measured` points replace the model where there are any, for the parallelism that the systems have. Raises
-    ConfigError where no setting reaches `slo`, with the fastest that there is, and where the fleet's GPUs are too few.
+    ConfigError where no setting reaches `slo`, naming the fastest, and where the fleet's GPUs are too few.
     """
     candidates: list[Candidate] = []
     fastest = 0.0
@@ -217,7 +217,7 @@ def _candidates(
 
 
 def _prefer_unquantized(candidates: Sequence[Candidate], fleet: Fleet | None) -> Candidate:
-    """The best, but bf16 in the place of a recipe that gains less than WORTH over it and saves the fleet nothing."""
+    """The best; bf16 replaces a recipe that gains less than WORTH over it and saves the fleet nothing."""
     best = candidates[0]
     for candidate in candidates:
         is_as_cheap = fleet is None or math.isclose(fleet.price(candidate), fleet.price(best), rel_tol=WORTH)
@@ -227,7 +227,7 @@ def _prefer_unquantized(candidates: Sequence[Candidate], fleet: Fleet | None) ->
 
 
 def _at_length(candidate: Candidate, draft_tokens: int, price: Price) -> Candidate:
-    """The candidate with the draft length that its schedule has at its batch: what is promised is what is written."""
+    """The candidate with the draft length that its schedule has at its batch, so that the promise matches the file."""
     rate = price(candidate.batch, draft_tokens)
     gpu_rate = candidate.batch * rate / candidate.tensor_parallel
     return msgspec.structs.replace(candidate, draft_tokens=draft_tokens, user_rate=rate, gpu_rate=gpu_rate)
@@ -262,7 +262,7 @@ def _schedule(price: Price, largest: int, lengths: Sequence[int], slo: float) ->
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     num_gpus: int | None = None
-    """All that there are, of one or more nodes; None: as many as it takes."""
+    """All available GPUs, on one or more nodes; None: as many as it takes."""
     request_rate: float | None = None
     """Requests a second that all servers take together; None: as many as they can."""
     output_tokens: int

@@ -89,7 +89,7 @@ class Plot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def description(self) -> str:
-        """For who does not see the picture."""
+        """The picture in words, for screen readers."""
         curves = (
             f"{curve.title}: " + ", ".join(f"{p.user_rate:.1f} and {p.gpu_rate:.1f} at {p.label}" for p in curve.points)
             for curve in self.curves

@@ -25,7 +25,8 @@ pytestmark = pytest.mark.full
 PORT, START_SECONDS = 8943, 900
 DRAFT = f'{{"method": "dflash", "model": "{FIXTURES / "tiny-qwen3-dflash"}", "num_speculative_tokens": 7}}'
 OPTIONS = (
-    "--port", str(PORT), "--speculative-config", DRAFT, "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "4", "--served-model-name", "tiny",
+    "--port", str(PORT), "--speculative-config", DRAFT,
+    "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "4", "--served-model-name", "tiny",
     "--enable-per-request-metrics", "--per-request-spec-decode-metrics", "summary",
 )  # fmt: skip
 NAMES = {
