@@ -38,7 +38,7 @@ def print_points(output: Path, *, as_json: bool) -> None:
 
 
 def measure(sweep: Sweep) -> None:
-    """Measures all points that are missing, and counts their answers on stderr."""
+    """Measures all missing points, and counts their answers on stderr."""
     servers = sweep.experiment.servers
     missing = [point for server in servers for point in sweep.missing(server.method.name)]
     columns = (
@@ -58,7 +58,7 @@ def measure(sweep: Sweep) -> None:
         for server in servers:
             bar.update(task, description=f"{server.method.name}: starting")
             for point, measured, warnings in sweep.measure(server, show):
-                num_answers += point.num_requests  # all that were planned: who fails in a conversation ends it
+                num_answers += point.num_requests  # all planned ones: a failed request ends its conversation
                 bar.update(task, completed=num_answers)
                 if not is_terminal:
                     click.echo(f"{missing.index(point) + 1}{count} {describe_point(measured)}", err=True)

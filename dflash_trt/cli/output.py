@@ -42,7 +42,7 @@ def print_json(command: str, document: dict[str, object]) -> None:
 def print_written(
     command: str, output: Path, summary: str, document: dict[str, object], *, next_step: str = "", as_json: bool
 ) -> None:
-    """What was written: the path on stdout or one JSON document with it; in words, and the next command, on stderr."""
+    """Reports a written result: its path or a JSON document on stdout; a summary and the next command on stderr."""
     click.echo(summary, err=True)
     if next_step:
         click.echo(f"next: {next_step}", err=True)

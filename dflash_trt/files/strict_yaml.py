@@ -126,10 +126,7 @@ def _found(document: object, place: str) -> str:
 
 
 def _check(file: Path, error: type[DFlashError], scope: str, value: object, expected: msgspec.inspect.Type) -> None:
-    """Raises for keys that a struct does not have or that it misses, and for words that are not among its choices.
-
-    `value` stands at `scope`; other types are msgspec's matter.
-    """
+    """Raises `error` for unknown and missing keys and unknown choices of `value` at `scope`."""
     match expected:
         case msgspec.inspect.VarTupleType() if isinstance(value, list):
             for index, item in enumerate(value):

@@ -31,10 +31,7 @@ class OutputKind:
 
 @contextmanager
 def new_directory(path: Path, kind: OutputKind, *, force: bool = False) -> Iterator[Path]:
-    """An empty directory that becomes `path` when the block ends without an error, and is removed otherwise.
-
-    Raises BuildError as `check_replaceable` does, or when it cannot be written (disk full).
-    """
+    """A directory that becomes `path` when the block ends without an error; raises BuildError."""
     with _writing(path, kind, force) as (directory, final):
         new = directory / "new"
         new.mkdir()

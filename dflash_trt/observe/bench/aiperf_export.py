@@ -98,10 +98,9 @@ class Export:
 
 
 def read_export(folder: Path, categories: Mapping[str, str | None], max_tokens: int) -> Export:
-    """Both files; `categories` are those of the conversations. AIPerf keeps no finish_reason: an answer of `max_tokens`
-    tokens was cut.
+    """Reads both files; `categories` are the conversations'; an answer of `max_tokens` tokens counts as cut.
 
-    Raises EndpointError for what AIPerf 0.13 would not write, or where it was cut short.
+    Raises EndpointError for exports that AIPerf 0.13 would not write, and for a run that was cut short.
     """
     summary = read_json(folder / SUMMARY, _Summary, EndpointError, what=WHAT)
     if summary.was_cancelled or not summary.is_complete:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of AIPerf (https://github.com/ai-dynamo/aiperf): prompts in, its exports out.
+"""Runs AIPerf (https://github.com/ai-dynamo/aiperf): prompts in, exports out.
 
 It is a program of its own, in an environment of its own, because it pins what we do not.
 """
@@ -104,10 +104,7 @@ def command(program: Path, load: AiperfLoad, prompts: Path, tokenizer: Path, out
 
 
 def run_load(program: Path, load: AiperfLoad, output: Path, progress: Callable[[int], None]) -> Export:
-    """Sends `load` and leaves AIPerf's exports in `output`; `progress` gets the number of answers so far.
-
-    Raises EndpointError, with AIPerf's last words, where it does not end well.
-    """
+    """Runs AIPerf with exports to `output`; `progress` gets the number of answers. Raises EndpointError."""
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
     inputs = output / "inputs"

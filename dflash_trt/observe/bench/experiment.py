@@ -34,7 +34,7 @@ SET_BY_OPTIONS = {
 IDENTIFY_SECONDS = 60.0
 DEFAULT_SERVER_BATCH = 16  # of `serve`
 Value = str | int | float | bool
-Pairs = Sequence[tuple[str, str]]
+KeyValues = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ class Experiment:
 
 
 def design(
-    *, endpoints: Pairs, engine: Path | None, target: str | None, draft_length: str | None, dtype: str | None,
+    *, endpoints: KeyValues, engine: Path | None, target: str | None, draft_length: str | None, dtype: str | None,
     prompts: str, split: str | None, categories: Sequence[str], pooled: bool, num_prompts: int | None,
-    concurrency: tuple[int, ...], extra: Pairs, overrides: Pairs, model: str | None, api_key_file: Path | None,
+    concurrency: tuple[int, ...], extra: KeyValues, overrides: KeyValues, model: str | None, api_key_file: Path | None,
     request_timeout: float, seed: int, hardware: str | None, num_gpus: int | None, **request: Any,
 ) -> Experiment:  # fmt: skip
     """The experiment that `bench run`'s options describe; `request` are fields of RequestSettings.
@@ -88,7 +88,7 @@ def design(
     return Experiment(servers=servers, prompts=chosen, run=run, timeout_seconds=request_timeout, api_key=key)
 
 
-def _running(endpoints: Pairs, model: str | None, key: str | None, timeout: float) -> Iterator[MethodServer]:
+def _running(endpoints: KeyValues, model: str | None, key: str | None, timeout: float) -> Iterator[MethodServer]:
     names = [name for name, _ in endpoints]
     if len(set(names)) < len(names):
         raise ConfigError(f"--endpoint: expected each name once, found {', '.join(names)}")
@@ -128,7 +128,7 @@ def _with_overrides(
         yield MethodServer(method, server.opened)
 
 
-def method_overrides(pairs: Pairs) -> dict[str, dict[str, Value | None]]:
+def method_overrides(pairs: KeyValues) -> dict[str, dict[str, Value | None]]:
     """Settings by method; raises ConfigError for a field or value that requests do not have."""
     overrides: dict[str, dict[str, Value | None]] = {}
     for place, text in pairs:
@@ -144,7 +144,7 @@ def method_overrides(pairs: Pairs) -> dict[str, dict[str, Value | None]]:
     return overrides
 
 
-def extra_fields(pairs: Pairs) -> Mapping[str, Value]:
+def extra_fields(pairs: KeyValues) -> Mapping[str, Value]:
     """Values are JSON where they can be: top_p=0.95 is a number, reasoning_effort=low a text."""
     fields: dict[str, Value] = {}
     for field, text in pairs:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prompts of a run: where they come from, which of them are sent, and their hash."""
+"""The prompts of a run: their sources, the selection that is sent, and its hash."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HINT = 'each line is {"prompt": "..."}, {"turns": ["...", "..."]} or {"messages"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptList:
-    """In the order in which they are sent."""
+    """Prompts in sending order."""
 
     name: str
     source: str
@@ -36,7 +36,7 @@ class PromptList:
 
     @property
     def categories(self) -> tuple[str, ...]:
-        """Each once, in order; none where the prompts have none."""
+        """Categories in order; empty if the prompts have none."""
         return tuple(dict.fromkeys(prompt.category for prompt in self.prompts if prompt.category is not None))
 
     def only(self, categories: Sequence[str]) -> PromptList:
@@ -47,11 +47,11 @@ class PromptList:
         return replace(self, prompts=tuple(prompt for prompt in self.prompts if prompt.category in categories))
 
     def of(self, category: str | None) -> tuple[Conversation, ...]:
-        """What a point sends; None: all."""
+        """Prompts of a category, which a point sends; None: all."""
         return tuple(prompt for prompt in self.prompts if category in (None, prompt.category))
 
     def exactly(self, number: int) -> PromptList:
-        """The first `number` of each category; where there are fewer they are repeated, under new names."""
+        """The first `number` of each category; fewer are repeated under new names."""
         prompts: list[Conversation] = []
         for category in self.categories or (None,):
             matching = self.of(category)
@@ -86,10 +86,7 @@ class _PromptLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def read_prompt_list(name_or_path: str, *, split: str | None = None) -> PromptList:
-    """A set of the hub by its name, a SPEED-Bench folder, or a file of our own.
-
-    Raises ConfigError for anything else, and for a set that is neither cached nor reachable.
-    """
+    """A hub data set, a SPEED-Bench folder or a file of ours; raises ConfigError for anything else."""
     path = Path(name_or_path)
     if name_or_path in HUB_SETS and not path.exists():
         source, prompts = read_hub_set(name_or_path)

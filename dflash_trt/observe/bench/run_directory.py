@@ -75,10 +75,7 @@ def read_points(directory: Path, run: BenchRun) -> tuple[BenchPoint, ...]:
 
 
 def begin_run(directory: Path, run: BenchRun) -> BenchRun:
-    """The run that is measured: one that was begun with the same settings, or `run`, which is written.
-
-    Raises ConfigError for a directory that holds something else, or a run of other settings, and says which.
-    """
+    """Continues a run of the same settings or writes `run`; raises ConfigError naming what differs."""
     if not (directory / RUN_FILE).exists():
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise ConfigError(f"{directory} is not empty, and no run of this command", hint="give another -o")

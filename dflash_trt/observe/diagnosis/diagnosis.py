@@ -60,10 +60,7 @@ def diagnose(
     client: Client, *, model: str | None = None, baseline: Diagnosis | None = None, expected_tau: float | None = None,
     long_tokens: int = probes.LONG_TOKENS, has_load: bool = True, seconds: float = SECONDS,
 ) -> Diagnosis:  # fmt: skip
-    """Asks for at most `seconds`; `client` has a deadline not much later.
-
-    Raises EndpointError where nothing can be asked, or for a baseline of another API.
-    """
+    """Diagnoses within `seconds`; raises EndpointError if nothing answers or `baseline` used another API."""
     began = time.monotonic()
     runtime = identify(client, model=model)
     is_chat = chats(client, runtime)

@@ -214,17 +214,17 @@ def notes(
     kind: ServerKind, short: ProbeGroup, drawn: ProbeGroup, foreign: ProbeGroup, thinking: tuple[ProbeGroup, ProbeGroup]
 ) -> list[EndpointFinding]:
     """Facts worth knowing that are faults only for some uses."""
-    findings = []
-    if is_share_below(*_values(foreign, short), 0.5):
-        figure = f"{_tau(foreign)} in other languages, {_tau(short)} in English"
-        findings.append(_finding(kind, "other languages are drafted worse", figure, "language"))
-    if is_share_below(*_values(drawn, short), COLLAPSED):
-        figure = f"{_tau(drawn)} at temperature 1, {_tau(short)} at 0"
-        findings.append(_finding(kind, "few drafts are accepted when sampling", figure, "independent"))
-    for worse, better in (thinking, thinking[::-1]):
-        if is_share_below(*_values(worse, better), 0.5):
-            figure = f"{_tau(worse)} with {worse.name}, {_tau(better)} with {better.name}"
-            findings.append(_finding(kind, f"drafted worse with {worse.name}", figure, "thinking"))
+    compared = [
+        (foreign, "in other languages", short, "in English", 0.5, "other languages are drafted worse", "language"),
+        (drawn, "at temperature 1", short, "at 0", COLLAPSED, "few drafts are accepted when sampling", "independent"),
+        *((w, f"with {w.name}", b, f"with {b.name}", 0.5, f"drafted worse with {w.name}", "thinking")
+          for w, b in (thinking, thinking[::-1])),
+    ]  # fmt: skip
+    findings = [
+        _finding(kind, name, f"{_tau(worse)} {where}, {_tau(better)} {usually}", cause)
+        for worse, where, better, usually, share, name, cause in compared
+        if is_share_below(*_values(worse, better), share)
+    ]
     # Where a server verifies fewer drafts at times, a late position's share says less about the draft than about that.
     is_whole = (short.draft_length or 0) > 0.9 * len(short.shares_by_position)
     shares = short.shares_by_position if is_whole else []

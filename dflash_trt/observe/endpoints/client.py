@@ -102,10 +102,7 @@ class Client:
         return json_object(self.get(path), f"{self.url}{path}", EndpointError, finite=False)
 
     def answer(self, body: Mapping[str, object], *, is_chat: bool, deadline_seconds: float = 600.0) -> Answer:
-        """A streamed answer to `body` (model, prompt or messages, and fields of sampling), with its times.
-
-        Raises EndpointError where it is refused, breaks off, or has not ended after `deadline_seconds`.
-        """
+        """A streamed answer to `body`, with its times; raises EndpointError if it fails or takes too long."""
         path = PATHS[is_chat]
         streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
         reader = AnswerReader(f"{self.url}{path}", is_chat=is_chat)

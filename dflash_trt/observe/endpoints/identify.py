@@ -48,10 +48,7 @@ class Runtime:
 
 
 def identify(client: Client, *, model: str | None = None) -> Runtime:
-    """The runtime behind `client`, and its model: the only one, or `model`.
-
-    Raises EndpointError when nothing answers, when the API is not OpenAI-compatible, or does not serve that one model.
-    """
+    """The runtime and its model: the only one, or `model`; raises EndpointError if there is no such API or model."""
     try:
         document = client.get_object("/v1/models")
     except EndpointError as error:

@@ -86,10 +86,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     eagle3: dict[str, Constant]
 
     def used(self, gpu: str, runtime: str) -> dict[str, Constant]:
-        """The constants behind the rates of a GPU under a runtime, by name.
-
-        Raises ConfigError for a GPU or a runtime that has none, with the list of those that have.
-        """
+        """Constants of a GPU under a runtime, by name; raises ConfigError with the list of known ones."""
         for name, entries, kind in ((gpu, self.gpus, "GPU"), (runtime, self.runtimes, "runtime")):
             if name not in entries:
                 raise ConfigError(

@@ -34,10 +34,7 @@ class AcceptanceProfile(msgspec.Struct, frozen=True):
 
 
 def from_tau(tau: float, draft_tokens: int) -> AcceptanceProfile:
-    """Every position is accepted equally often, so that `draft_tokens` drafts give `tau`.
-
-    Raises ConfigError for a tau that so many drafts cannot give.
-    """
+    """The profile, equal at every position, that gives `tau`; raises ConfigError for an impossible tau."""
     if not 1 <= tau <= draft_tokens + 1:
         raise ConfigError(f"tau: expected 1 to {draft_tokens + 1} for {draft_tokens} drafts, found {tau:g}")
     low, high = 0.0, 1.0
@@ -62,10 +59,7 @@ class _Report(msgspec.Struct, frozen=True):
 
 
 def read_acceptance(file: Path, draft_tokens: int) -> AcceptanceProfile:
-    """What `dflash-trt verify --json` printed of a draft that proposes `draft_tokens`.
-
-    Raises ConfigError for another document, one of another block size, or one without a pass.
-    """
+    """The profile in a document of `verify --json`; raises ConfigError unless it is for K `draft_tokens`."""
     hint = "dflash-trt verify ENGINE --target TARGET --prompts FILE --json > verify.json"
     report = read_json(file, _Report, ConfigError, what="the document of `dflash-trt verify --json`", hint=hint)
     if not report.schema.startswith("dflash-trt/verify/"):

@@ -75,10 +75,9 @@ def drafter_pass(
 def drafter_seconds(
     spec: PartialDraftSpec, gpu: str, batch_size: int, context_tokens: int
 ) -> Callable[[Mapping[str, str], bool], float]:
-    """Seconds of a pass on `gpu` over `context_tokens` of all requests, by the algorithms of quantised modules and
-    whether the context is FP8.
+    """Prices a pass on `gpu` over all requests' `context_tokens`, by module algorithms and context format.
 
-    Raises ConfigError for a GPU whose rates are not known.
+    Raises ConfigError for an unknown GPU.
     """
     constants = rates(gpu, "trtllm")
     load = StepLoad(batch=batch_size, draft_tokens=spec.block_size - 1, context=context_tokens / batch_size)

@@ -61,9 +61,9 @@ def target_shape(name: str) -> TargetShape:
 
 
 def system(deployment: ResolvedDeployment, runtime: Runtime, target_directory: str | None = None) -> System:
-    """The system that a resolved deployment makes of a runtime; `target_directory` stands in for its target.
+    """The system of a deployment under a runtime; raises ConfigError if target or draft do not fit.
 
-    Raises ConfigError for a target without known layers, and for one that the draft was not made for.
+    `target_directory` replaces the deployment's target.
     """
     target, draft = target_shape(target_directory or deployment.target), deployment.draft_sizes
     taps, layers = draft.spec.target_layer_ids, draft.spec.num_target_layers

@@ -158,10 +158,7 @@ def estimate(
     name: str, system: System, traffic: Traffic, acceptances: dict[Method, AcceptanceProfile], *, source: str,
     batch: int = 1, routing: Sequence[float] | None = None,
 ) -> Estimate:  # fmt: skip
-    """The estimate of a system; `batch` is the one whose step is accounted for, `source` says where tau is from.
-
-    Raises ConfigError where no request fits by any method.
-    """
+    """Predicts a system; `batch` is itemised, `source` names tau's origin. Raises ConfigError if no request fits."""
     if traffic.max_tokens > system.max_seq_len:
         raise ConfigError(
             f"{name}: expected requests of at most max_seq_len {system.max_seq_len} tokens, found"

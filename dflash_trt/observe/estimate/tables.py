@@ -23,9 +23,7 @@ def title(result: Estimate) -> str:
 
 
 def verdict(result: Estimate, replicas: int = 1) -> str:
-    """One user's speed, the drafts' gain, the most throughput, also of several servers, and how far such figures have
-    been off.
-    """
+    """Speed of one user, gain of drafts, most throughput, and how far such figures have been off."""
     plain, dflash = ((curve.points[0].user_rate if curve.points else None)
                      for curve in (result.curve("none"), result.curve("dflash")))  # fmt: skip
     if dflash is None:

@@ -72,10 +72,7 @@ def _cache(facts: Facts, layers: int) -> TargetCache:
 def _latent(facts: Facts) -> LatentHeads:
     return LatentHeads(
         q_lora_rank=facts.optional("q_lora_rank", facts.integer) or 0,
-        kv_lora_rank=facts.integer("kv_lora_rank"),
-        qk_nope_head_dim=facts.integer("qk_nope_head_dim"),
-        qk_rope_head_dim=facts.integer("qk_rope_head_dim"),
-        v_head_dim=facts.integer("v_head_dim"),
+        **{name: facts.integer(name) for name in LatentHeads.__struct_fields__ if name != "q_lora_rank"},
     )
 
 

@@ -38,10 +38,9 @@ def tune_deployment(
     measured: Path | None, target: str | None, draft: str | None, gpus: int | None = None,
     request_rate: float | None = None,
 ) -> TunedDeployment:  # fmt: skip
-    """The settings, and the deployment file with them.
+    """The settings and their deployment file; raises ConfigError if none reaches `slo` or drafts do not pay.
 
-    `measured` is a run in the model's place. Raises ConfigError where no setting reaches the speed, or drafts cost more
-    than they bring.
+    `measured` is a run that replaces the model.
     """
     file = read_deployment(config)
     # What is chosen here has no say in the choice: so tuning what was tuned changes nothing.

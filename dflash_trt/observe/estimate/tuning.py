@@ -99,7 +99,10 @@ def tune(
     schedule: Schedule = ((1, best.draft_tokens),)
     if is_scheduled:
         schedule = _schedule(price, best.batch, _lengths(variant, lengths), slo)
-        best = _at_length(best, schedule[-1][1], price)
+        length = schedule[-1][1]  # at the largest batch, so that the promise matches the file
+        rate = price(best.batch, length)
+        gpu_rate = best.batch * rate / best.tensor_parallel
+        best = msgspec.structs.replace(best, draft_tokens=length, user_rate=rate, gpu_rate=gpu_rate)
 
     def predict(moved: Rates) -> list[float]:
         return [_price(variant, traffic, acceptance, moved, measured)(best.batch, best.draft_tokens)]
@@ -155,10 +158,7 @@ def _variant(system: System, ranks: int, expert_ranks: int) -> System:
 
 
 def _lengths(system: System, lengths: Sequence[int] | None) -> list[int]:
-    """Draft lengths to choose from; 0, a step of plain decoding, only where drafts after it are as good as before.
-
-    TensorRT-LLM's worker stores no context in such a step.
-    """
+    """Draft lengths to choose from; without 0 for TensorRT-LLM, whose worker stores no context in plain steps."""
     assert system.draft is not None
     plain = [] if system.runtime == "trtllm" else [0]
     return [*plain, *(lengths or range(1, system.draft.max_draft_tokens + 1))]
@@ -224,13 +224,6 @@ def _prefer_unquantized(candidates: Sequence[Candidate], fleet: Fleet | None) ->
         if candidate.recipe == "bf16" and is_as_cheap and candidate.gpu_rate * (1 + WORTH) >= best.gpu_rate:
             return candidate
     return best
-
-
-def _at_length(candidate: Candidate, draft_tokens: int, price: Price) -> Candidate:
-    """The candidate with the draft length that its schedule has at its batch, so that the promise matches the file."""
-    rate = price(candidate.batch, draft_tokens)
-    gpu_rate = candidate.batch * rate / candidate.tensor_parallel
-    return msgspec.structs.replace(candidate, draft_tokens=draft_tokens, user_rate=rate, gpu_rate=gpu_rate)
 
 
 def _schedule(price: Price, largest: int, lengths: Sequence[int], slo: float) -> Schedule:

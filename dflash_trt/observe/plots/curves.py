@@ -53,7 +53,7 @@ def rate_between(front: Sequence[Rated], user_rate: float) -> float | None:
 WIDE, NARROW = (8.5, 5.0), (4.2, 4.2)  # inches: for a desktop's page or a slide, and for a telephone
 GREY = "#5a5a5a"
 LABEL_ROOM = 22, 11  # points around a label in which there is no other
-SEGMENTS = 8  # of the line between two points: it is straight in tokens/s, and a logarithmic axis bends it
+LINE_STEPS = 8  # of the line between two points: it is straight in tokens/s, and a logarithmic axis bends it
 TITLES = {"none": "plain", "eagle3": "EAGLE-3", "dflash": "DFlash"}
 
 
@@ -150,8 +150,8 @@ def _line_places(front: Sequence[PlotPoint]) -> Iterator[tuple[float, float]]:
     """Through the best points, fastest user first."""
     yield from ((p.user_rate, p.gpu_rate) for p in front[:1])
     for fast, slow in pairwise(front):
-        for share in range(1, SEGMENTS):
-            user = fast.user_rate + (slow.user_rate - fast.user_rate) * share / SEGMENTS
+        for share in range(1, LINE_STEPS):
+            user = fast.user_rate + (slow.user_rate - fast.user_rate) * share / LINE_STEPS
             rate = rate_between(front, user)
             assert rate is not None, "between two of its points"
             yield user, rate
