@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that `dflash-trt bench report` says, as values."""
+"""The values of `dflash-trt bench report`: methods at equal concurrency and at equal speed, by workload and task."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ from dflash_trt.observe.bench.speed_curve import (
     request_rates,
     speeds,
 )
+
+INVERSION = 1.1
+"""Factor above which a higher speed at a higher concurrency is not chance."""
 
 
 class MethodFigures(msgspec.Struct, frozen=True):
@@ -172,10 +175,6 @@ def average(rows: Sequence[ComparisonRow], methods: Sequence[str]) -> Average | 
 def _factor(row: ComparisonRow, method: str) -> float | None:
     measured = row.by_method.get(method)
     return measured.speedup.value if measured is not None and measured.speedup is not None else None
-
-
-INVERSION = 1.1
-"""Factor above which a higher speed at a higher concurrency is not chance."""
 
 
 class PositionShares(msgspec.Struct, frozen=True):

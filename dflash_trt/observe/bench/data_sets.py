@@ -22,6 +22,14 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json_lines
 from dflash_trt.files.read import open_file
 
+Fields = Mapping[str, object]
+REASONING = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+MAX_ROWS = 100_000
+T = TypeVar("T")
+SPLITS = ("qualitative", "throughput_1k", "throughput_2k", "throughput_8k", "throughput_16k", "throughput_32k")
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # begins what is published in a text's place
+HINT = "python prepare_data.py --dataset speed --config all, in examples/specdec_bench of NVIDIA/Model-Optimizer"
+
 
 class PromptTurn(msgspec.Struct, frozen=True):
     """A message before the model answers; a system prompt is sent with the next turn."""
@@ -50,15 +58,6 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     def num_requests(self) -> int:
         """One for each turn of the user."""
         return sum(turn.role == "user" for turn in self.turns)
-
-
-Fields = Mapping[str, object]
-REASONING = "\nPlease reason step by step, and put your final answer within \\boxed{}."
-MAX_ROWS = 100_000
-T = TypeVar("T")
-SPLITS = ("qualitative", "throughput_1k", "throughput_2k", "throughput_8k", "throughput_16k", "throughput_32k")
-PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # begins what is published in a text's place
-HINT = "python prepare_data.py --dataset speed --config all, in examples/specdec_bench of NVIDIA/Model-Optimizer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

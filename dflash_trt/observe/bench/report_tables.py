@@ -15,6 +15,8 @@ from dflash_trt.observe.bench.speed_curve import AtSpeed, MeasuredSpeedup, Speed
 from dflash_trt.observe.pages.page_templates import Table
 from dflash_trt.observe.plots.curves import Plot, PlotCurve, PlotPoint, styles
 
+IF_ANY = ("lost", "cut")
+"""Columns that are left out if all their cells are 0."""
 NONE = "-"
 TAU = "tau of drafting passes"
 
@@ -176,10 +178,6 @@ def _rate(rate: float | None) -> str:
 
 def _tau(tau: float | None) -> str:
     return NONE if tau is None else f"{tau:.2f}"
-
-
-IF_ANY = ("lost", "cut")
-"""Columns that are left out if all their cells are 0."""
 
 
 def experiment_tables(run: BenchRun) -> Iterator[Table]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The directory of a run: run.json, and points/METHOD/[CATEGORY/]cCONCURRENCY.json, each complete or absent.
 
-A run is continued with its own settings only.
+A run is continued with its own settings only. `load_runs` and `workloads` put several runs side by side.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from dflash_trt.files.read import open_file
 from dflash_trt.files.write import OutputKind, new_file
 from dflash_trt.observe.bench.records import SCHEMA, BenchMethod, BenchPoint, BenchRecord, BenchRun, request_of
 from dflash_trt.observe.plots.curves import TITLES
+
+BASELINE = "none"
 
 RUN_FILE = "run.json"
 SETTINGS = ("seed", "server", "num_gpus", "concurrencies")
@@ -140,9 +142,6 @@ def _write(file: Path, record: BenchRecord) -> Path:
     with new_file(file, RECORD, force=True) as new:
         new.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
     return file
-
-
-BASELINE = "none"
 
 
 class LoadedRun(msgspec.Struct, frozen=True):

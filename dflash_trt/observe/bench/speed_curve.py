@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The curve of each method, and how many times the throughput one gives where users get the same speed."""
+"""The curve of each method, and how many times the throughput one gives where users get the same speed.
+
+Intervals: completed requests are resampled with replacement NUM_SAMPLES times, and each figure is computed from every
+sample; an interval spans the middle 95 %. That is the spread between prompts, not between runs, machines or days.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,8 @@ from dflash_trt.observe.bench.records import BenchPoint, RequestRow
 from dflash_trt.observe.bench.run_directory import BASELINE, MethodSeries, Workload
 from dflash_trt.observe.plots.curves import frontier, rate_between
 
+ROUND = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
+ANNOUNCED_SPEED = 550.0  # tokens/s/user: the middle of the announcement's range
 NUM_SAMPLES = 1000
 ENDS = (2.5, 97.5)
 Samples = NDArray[np.float64]
@@ -67,10 +73,6 @@ def _divide(above: Samples | np.float64, below: Samples | np.float64) -> Samples
     """NaN where `below` is not above 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(np.asarray(below) > 0, np.divide(above, below), np.nan)
-
-
-ROUND = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
-ANNOUNCED_SPEED = 550.0  # tokens/s/user: the middle of the announcement's range
 
 
 class SpeedPoint(msgspec.Struct, frozen=True):

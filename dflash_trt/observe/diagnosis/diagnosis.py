@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs all probes in order and draws the conclusions."""
+"""Runs all probes in order and draws the conclusions; the diagnosis as a document, tables and lines."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import ServerKind, identify
 from dflash_trt.observe.endpoints.observed_acceptance import MetricsPage
 from dflash_trt.observe.pages.page_templates import Table
+
+SHOWN_POSITIONS = 16
 
 SECONDS = 110.0
 SCHEMA = "dflash-trt/doctor-endpoint/2"
@@ -135,9 +137,6 @@ def read_baseline(file: Path) -> Diagnosis:
             f"{file}: expected the diagnosis of a healthy server, found: {baseline.findings[0].name}", hint=HINT
         )
     return baseline
-
-
-SHOWN_POSITIONS = 16
 
 
 def tables(diagnosis: Diagnosis) -> Iterator[Table]:

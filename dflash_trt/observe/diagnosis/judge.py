@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong, from the groups of a diagnosis; pure functions. A client sees acceptance, no layers: where several
-causes look alike, all are named, the likeliest first.
+"""Finds faults in the groups of a diagnosis, and names their causes (causes.json); pure functions.
+
+A client sees acceptance, no layers: where several causes look alike, all are named, the likeliest first.
 """
 
 from __future__ import annotations
@@ -24,6 +25,21 @@ from dflash_trt.observe.diagnosis.noise import (
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
 from dflash_trt.observe.diagnosis.probes import BATCH, Speed
 from dflash_trt.observe.endpoints.identify import ServerKind
+
+NEAR_ZERO = 0.25
+"""Accepted drafts a pass: documented failures show 0.02 to 0.16 (tau 1.02 to 1.16), the poorest healthy uses 0.9."""
+COLLAPSED = 0.2
+"""Share of the short prompts' accepted drafts below which long contexts, or temperature 1, have collapsed."""
+PAIRED = 0.05
+"""The smallest loss of accepted drafts on the same prompts that is reported."""
+SAMPLED = 0.5
+"""The smallest reported loss at temperature 1, where a seed's text and so its acceptance may vary."""
+MILD, SEVERE = 0.25, 0.5
+"""Losses of accepted drafts that make other causes likelier."""
+SLOWER = 0.75
+"""Share of plain decoding's speed below which drafts cost time; smaller differences vary with the load."""
+RARE = 0.1
+"""Acceptance at a position below which a draft is seldom worth its verification."""
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,22 +71,6 @@ def cause_entries() -> dict[str, CauseEntry]:
 def causes(kind: ServerKind, *names: str) -> list[Cause]:
     entries = [(name, cause_entries()[name]) for name in names]
     return [Cause(name=n, what=e.what, source=e.source, setting=e.settings.get(kind, e.setting)) for n, e in entries]
-
-
-NEAR_ZERO = 0.25
-"""Accepted drafts a pass: documented failures show 0.02 to 0.16 (tau 1.02 to 1.16), the poorest healthy uses 0.9."""
-COLLAPSED = 0.2
-"""Share of the short prompts' accepted drafts below which long contexts, or temperature 1, have collapsed."""
-PAIRED = 0.05
-"""The smallest loss of accepted drafts on the same prompts that is reported."""
-SAMPLED = 0.5
-"""The smallest reported loss at temperature 1, where a seed's text and so its acceptance may vary."""
-MILD, SEVERE = 0.25, 0.5
-"""Losses of accepted drafts that make other causes likelier."""
-SLOWER = 0.75
-"""Share of plain decoding's speed below which drafts cost time; smaller differences vary with the load."""
-RARE = 0.1
-"""Acceptance at a position below which a draft is seldom worth its verification."""
 
 
 class EndpointFinding(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,8 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
 from dflash_trt.files.read import read_text
 
+CONTINUE = "Continue this Python file.\n\n```python\n"
+
 UNPUBLISHED = Acceptance(passes=None, emitted=None, proposed=None)
 
 
@@ -82,9 +84,6 @@ class ProbeGroup(msgspec.Struct, frozen=True, kw_only=True):
             sample.prompt: sample.first_acceptance if is_first else sample.accepted_per_pass for sample in self.samples
         }
         return {name: value for name, value in values.items() if value is not None}
-
-
-CONTINUE = "Continue this Python file.\n\n```python\n"
 
 
 class ProbePrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The probes, each a handful of requests."""
+"""The probes, each a handful of requests, one at a time, so that a server's counters tell each one's acceptance."""
 
 from __future__ import annotations
 
@@ -20,6 +20,22 @@ from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import Runtime
 from dflash_trt.observe.endpoints.meters import acceptance_during, meter
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance
+
+SHORT_TOKENS = 64
+TOKENS = 48
+PREFIX_TOKENS = 512
+"""More than a page of a prefix cache, of most models."""
+NUM_PREFIXES = 8
+NUM_PAIRED = 6
+"""Short prompts that are asked again in another way."""
+NUM_LONG = 8
+LONG_TOKENS = 6000
+"""Length of a long prompt: beyond the windows of 2048 and 4096 tokens that drafters are trained with."""
+NUM_THINKING = 6
+BATCH = 16
+ROUNDS = 5
+LOAD_TOKENS = 32
+OUT_OF_TIME = "the diagnosis ran out of time"
 
 
 class OutOfTimeError(Exception):
@@ -122,23 +138,6 @@ def chats(client: Client, runtime: Runtime) -> bool:
             return False
         raise
     return True
-
-
-SHORT_TOKENS = 64
-TOKENS = 48
-PREFIX_TOKENS = 512
-"""More than a page of a prefix cache, of most models."""
-NUM_PREFIXES = 8
-NUM_PAIRED = 6
-"""Short prompts that are asked again in another way."""
-NUM_LONG = 8
-LONG_TOKENS = 6000
-"""Length of a long prompt: beyond the windows of 2048 and 4096 tokens that drafters are trained with."""
-NUM_THINKING = 6
-BATCH = 16
-ROUNDS = 5
-LOAD_TOKENS = 32
-OUT_OF_TIME = "the diagnosis ran out of time"
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):

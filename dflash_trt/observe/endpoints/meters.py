@@ -23,6 +23,7 @@ from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import Runtime
 from dflash_trt.observe.endpoints.observed_acceptance import Meter, MetricsPage, ObservedAcceptance, Source, drafting
 
+HOW = "specDecodingStats of iterations: drafting passes = numRequestsWithDraftTokens, numDraftTokens, numAcceptedTokens"
 IDLE_SECONDS = 10.0  # for counters that lag behind the last answer, and for requests that were given up
 VLLM = "vllm:spec_decode_num"
 SGLANG_STEPS = "sglang:spec_verify_calls_total"
@@ -245,9 +246,6 @@ def _page(client: Client, path: str) -> MetricsPage | None:
             raise
         return None
     return MetricsPage.parse(content, f"{client.url}{path}")
-
-
-HOW = "specDecodingStats of iterations: drafting passes = numRequestsWithDraftTokens, numDraftTokens, numAcceptedTokens"
 
 
 class _DraftCounts(msgspec.Struct, frozen=True, rename="camel"):

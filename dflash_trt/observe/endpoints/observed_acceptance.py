@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acceptance under one set of names, whatever a server calls it, and the meters' interface.
+"""Acceptance under one set of names, whatever a server calls it; the meters' interface; and Prometheus pages.
 
 Servers count the passes that verified a draft, and no others: an observer sees tau of drafting passes.
 """
@@ -15,6 +15,8 @@ import msgspec
 
 from dflash_trt.api.acceptance import Acceptance, Count
 from dflash_trt.errors import EndpointError, shown
+
+POSITION = re.compile("[0-9]{1,4}")
 
 Source = Literal["counters", "gauges", "per request", "not published", "unreadable"]
 """unreadable: the server publishes something, and it cannot be read."""
@@ -83,9 +85,6 @@ def of_request(figures: Mapping[str, object], where: str) -> ObservedAcceptance:
     by_position = [sum(histogram[position:]) for position in range(1, len(histogram))]
     counts = drafting(request.num_spec_steps, request.num_accepted_draft_tokens, request.num_draft_tokens, by_position)
     return ObservedAcceptance(source="per request", how="metrics.speculative_decoding of the answer", counts=counts)
-
-
-POSITION = re.compile("[0-9]{1,4}")
 
 
 @dataclass(frozen=True, slots=True)

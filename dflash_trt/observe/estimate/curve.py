@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Throughput per GPU against tokens a second of one user, for each method over batch and draft length."""
+"""Throughput per GPU against tokens a second of one user, for each method over batch and draft length.
+
+Acceptance by draft length comes from one tau, or from what `verify` measured.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from dflash_trt.files.json_file import read_json
 from dflash_trt.observe.estimate.shapes import Method
 from dflash_trt.observe.estimate.step import StepLoad, StepModel
 from dflash_trt.observe.plots.curves import rate_between
+
+BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 
 
 class AcceptanceProfile(msgspec.Struct, frozen=True):
@@ -79,9 +84,6 @@ def read_routing(file: Path, num_experts: int) -> Sequence[float]:
     if len(counts) != num_experts or min(counts) < 0 or not sum(counts) > 0:
         raise ConfigError(f"{file}: expected {num_experts} counts, none negative, found {len(counts)}")
     return counts
-
-
-BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):

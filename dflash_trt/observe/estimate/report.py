@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that `dflash-trt estimate` says, as values: accounts, curves with bands, memory, headlines."""
+"""The values of `dflash-trt estimate`: accounts, curves with bands, memory and batch limits, headlines."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from dflash_trt.observe.estimate.shapes import METHODS, DraftShape, Method, Syst
 from dflash_trt.observe.estimate.step import StepLoad, StepModel, Term
 from dflash_trt.observe.plots.curves import frontier
 
+HEADLINE_RATES = (100.0, 200.0, 300.0, 400.0, 500.0, 550.0, 600.0)
 CACHES = "caches of requests"
 MAX_BATCH = 4096
 
@@ -102,9 +103,6 @@ def batch_limit(system: System, method: Method, tokens: int, draft_tokens: int =
         return BatchLimit(batch, "no bound found: the search ends here")
     what = "caches of requests" if batch else "weights alone"
     return BatchLimit(batch, f"memory: {what} of {tokens} tokens fill {system.gpu}")
-
-
-HEADLINE_RATES = (100.0, 200.0, 300.0, 400.0, 500.0, 550.0, 600.0)
 
 
 class BandedPoint(msgspec.Struct, frozen=True):

@@ -17,6 +17,9 @@ from dflash_trt.observe.estimate.report import batch_limit
 from dflash_trt.observe.estimate.shapes import System
 from dflash_trt.observe.estimate.step import StepModel
 
+Price = Callable[[int, int], float]
+"""Tokens a second of one user by batch and draft length."""
+
 TIE = 0.02
 """A shorter schedule wins where it costs less than this."""
 WORTH = 0.02
@@ -61,10 +64,6 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     """What the model is multiplied with where nothing was measured: the median of measured / predicted, or 1."""
     replicas: int = 1
     """Servers of `best` in the fleet."""
-
-
-Price = Callable[[int, int], float]
-"""Tokens a second of one user by batch and draft length."""
 
 
 def tune(

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+WIDE, NARROW = (8.5, 5.0), (4.2, 4.2)  # inches: for a desktop's page or a slide, and for a telephone
+GREY = "#5a5a5a"
+LABEL_ROOM = 22, 11  # points around a label in which there is no other
+LINE_STEPS = 8  # of the line between two points: it is straight in tokens/s, and a logarithmic axis bends it
+TITLES = {"none": "plain", "eagle3": "EAGLE-3", "dflash": "DFlash"}
+
 
 class Rated(Protocol):
     """A point: what one user gets, and what all of them get."""
@@ -48,13 +54,6 @@ def rate_between(front: Sequence[Rated], user_rate: float) -> float | None:
             share = (fast.user_rate - user_rate) / (fast.user_rate - slow.user_rate)
             return fast.gpu_rate + share * (slow.gpu_rate - fast.gpu_rate)
     return front[-1].gpu_rate
-
-
-WIDE, NARROW = (8.5, 5.0), (4.2, 4.2)  # inches: for a desktop's page or a slide, and for a telephone
-GREY = "#5a5a5a"
-LABEL_ROOM = 22, 11  # points around a label in which there is no other
-LINE_STEPS = 8  # of the line between two points: it is straight in tokens/s, and a logarithmic axis bends it
-TITLES = {"none": "plain", "eagle3": "EAGLE-3", "dflash": "DFlash"}
 
 
 class PlotPoint(msgspec.Struct, frozen=True, kw_only=True):
