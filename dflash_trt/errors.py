@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong, in words for the person who can fix it.
+"""Errors in words for the person who can fix them.
 
 Every error says what was expected, what was found and where; the hint is the next command to run.
 """
@@ -10,14 +10,14 @@ MAX_SHOWN = 200  # characters of a value that an error quotes
 
 
 def printable(text: str) -> str:
-    """`text` with what a terminal would obey rather than show (ESC, carriage return, ...) as escapes; lines stay."""
+    """`text` with control characters (ESC, carriage return, ...) as escapes; line breaks stay."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def cut(text: str) -> str:
-    """`text` without what an error need not quote of it."""
+    """`text`, cut to the length that an error quotes."""
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
@@ -74,7 +74,7 @@ class RequestError(DFlashError):
 
 
 class VerificationError(DFlashError):
-    """An engine was measured, and it does not hold what was asked of it."""
+    """A measured engine misses what was asked of it."""
 
 
 class MissingDependencyError(DFlashError):
@@ -86,7 +86,7 @@ class RankError(DFlashError):
 
 
 class EndpointError(DFlashError):
-    """A running server does not answer, or not as an OpenAI-compatible one does."""
+    """A running server does not answer, or not as OpenAI's API does."""
 
     def __init__(self, message: str, *, hint: str | None = None, status: int | None = None) -> None:
         """`status` is that of the HTTP answer, where there was one."""

@@ -13,14 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile, from_tau
 from dflash_trt.observe.estimate.constants import Band, Rates, constants, vary
 from dflash_trt.observe.estimate.constants import rates as rates_of
-from dflash_trt.observe.estimate.curve import Traffic, point, points, rate_at
+from dflash_trt.observe.estimate.curve import AcceptanceProfile, Traffic, from_tau, point, points, rate_at
 from dflash_trt.observe.estimate.inputs import draft_shape, eagle3_shape, target_shape
 from dflash_trt.observe.estimate.shapes import System
 from dflash_trt.observe.estimate.step import StepModel
-from dflash_trt.observe.plots.pareto import frontier
+from dflash_trt.observe.plots.curves import frontier
 from tools.published_points import PublishedPoint, Quantity, published_points
 
 UNITS: dict[Quantity, str] = {

@@ -53,12 +53,12 @@ def report(
       dflash-trt bench report results/ -o report --at 550
       dflash-trt bench report gsm8k/ math500/ humaneval/ -o report
     """
-    import jinja2  # noqa: F401 - what is missing is said before the work, not after it
+    import jinja2  # noqa: F401 - a missing package fails before the work, not after it
     import matplotlib  # noqa: F401
 
     from dflash_trt.observe.bench import report_tables
     from dflash_trt.observe.bench.comparison_report import report as report_on
-    from dflash_trt.observe.bench.workloads import load_runs
+    from dflash_trt.observe.bench.run_directory import load_runs
     from dflash_trt.observe.bench.write_report import HTML, REPORT, write_report
 
     check_replaceable(output, REPORT, force=force)

@@ -27,7 +27,7 @@ class Concurrencies(click.ParamType):  # type: ignore[type-arg]  # generic as of
     name = "N,..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Each once, in the order given."""
+        """Concurrencies, each once, in the given order."""
         if isinstance(value, tuple):
             return value
         words = str(value).split(",")
@@ -43,7 +43,7 @@ class KeyValue(click.ParamType):  # type: ignore[type-arg]
         self.name = name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        """Both sides, neither empty."""
+        """Key and value, neither empty."""
         if isinstance(value, tuple):
             return value
         key, _, text = str(value).partition("=")
@@ -56,7 +56,7 @@ class KeyValue(click.ParamType):  # type: ignore[type-arg]
 @options(
     click.option("--endpoint", "endpoints", multiple=True, type=KeyValue("NAME=URL"),
                  help="A server to measure; repeatable."),
-    click.option("--engine", type=PATH, help="Instead: serve this engine here, plain and DFlash."),
+    click.option("--engine", type=PATH, help="Serve this engine here, plain and with DFlash, in place of --endpoint."),
     click.option("--target", type=TARGET, help="Target of --engine. Default: what it was built for."),
     click.option("--draft-length", metavar="LENGTH", help="Draft length of --engine, as in `serve`. Default: its own."),
     click.option("--dtype", type=click.Choice(DTYPES),
@@ -78,16 +78,16 @@ class KeyValue(click.ParamType):  # type: ignore[type-arg]
     click.option("--extra", multiple=True, type=KeyValue("FIELD=VALUE"),
                  help="Add to each request: reasoning_effort=low, top_p=0.95."),
     click.option("--set", "overrides", multiple=True, type=KeyValue("NAME.FIELD=VALUE"),
-                 help="Another setting for one method."),
-    click.option("--model", help="The model, where a server has several."),
-    click.option("--api-key-file", type=PATH, help="The servers' key, on its first line."),
+                 help="Override a setting for one method."),
+    click.option("--model", help="Model to ask for, if a server has several."),
+    click.option("--api-key-file", type=PATH, help="File with the servers' key on its first line."),
     click.option("--request-timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True),
     click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True),
     click.option("--hardware", metavar="TEXT", help="The servers' hardware, for reports: '8x B300'."),
     click.option("--num-gpus", type=click.IntRange(min=1), help="GPUs of each server, for throughput per GPU."),
     click.option("--aiperf", type=PATH, help="AIPerf's program. Default: aiperf on PATH."),
     click.option("-o", "--output", required=True, type=PATH, help="Run to write or resume."),
-    click.option("--dry-run", is_flag=True, help="Say what would be measured; send no prompt and write nothing."),
+    click.option("--dry-run", is_flag=True, help="Show what would be measured; send no prompt and write nothing."),
     json_option,
 )  # fmt: skip
 def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **settings: Any) -> None:
@@ -101,27 +101,26 @@ def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **setti
         --prompts gsm8k --concurrency 1,2,4,8 --hardware "8x B300" --num-gpus 8 -o run
     """
     _check_servers(settings)
-    from dflash_trt.cli.bench_tables import measure, print_plan, print_points
+    from dflash_trt.cli.bench_tables import measure, print_experiment, print_points
     from dflash_trt.observe.bench.aiperf_run import find_aiperf
-    from dflash_trt.observe.bench.bench_plan import BenchRequest
+    from dflash_trt.observe.bench.experiment import design
+    from dflash_trt.observe.bench.sweep import Sweep
 
-    request = BenchRequest(**settings)
-    plan = request.plan()
+    experiment = design(**settings)
     if dry_run:
-        print_plan(plan.run, as_json=as_json)
+        print_experiment(experiment.run, as_json=as_json)
         return
-    program = find_aiperf(aiperf)
-    sweep = request.begin(plan, output, program, _command())
+    sweep = Sweep.begin(experiment, output, find_aiperf(aiperf), _command())
     for warning in sweep.run.warnings:
         click.echo(f"warning: {warning}", err=True)
     with resumable(output):
-        measure(sweep, plan.servers)
+        measure(sweep)
     print_points(output, as_json=as_json)
     click.echo(f"its curve and tables: dflash-trt bench report {quoted(output)} -o DIR", err=True)
 
 
 def _check_servers(settings: dict[str, Any]) -> None:
-    """Servers that run, or an engine that is served here."""
+    """Checks that either running servers or an engine to serve here are given."""
     if settings["engine"] is not None:
         if settings["endpoints"]:
             raise click.UsageError("--engine: expected no --endpoint")

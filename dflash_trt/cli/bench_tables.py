@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `bench run` prints: its plan, how far it is, and the points that are measured."""
+"""What `bench run` prints: the experiment, its progress, and the measured points."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -14,16 +13,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dflash_trt.cli.output import print_json, print_tables
 from dflash_trt.observe.bench.records import BenchRun
+from dflash_trt.observe.bench.report_tables import describe_point, experiment_tables, point_tables
 from dflash_trt.observe.bench.run_directory import read_points, read_run
-from dflash_trt.observe.bench.run_tables import describe_point, plan_tables, point_tables
-from dflash_trt.observe.bench.sweep import MethodServer, PlannedPoint, Sweep
+from dflash_trt.observe.bench.sweep import Sweep, SweepPoint
 
 
-def print_plan(run: BenchRun, *, as_json: bool) -> None:
+def print_experiment(run: BenchRun, *, as_json: bool) -> None:
     if as_json:
-        print_json("bench-plan", {"run": msgspec.to_builtins(run)})
+        print_json("bench-experiment", {"run": msgspec.to_builtins(run)})
     else:
-        print_tables(plan_tables(run))
+        print_tables(experiment_tables(run))
 
 
 def print_points(output: Path, *, as_json: bool) -> None:
@@ -38,29 +37,30 @@ def print_points(output: Path, *, as_json: bool) -> None:
         print_tables(point_tables(run, points))
 
 
-def measure(sweep: Sweep, servers: Sequence[MethodServer]) -> None:
-    """Measures all points that are missing, and counts their answers on stderr."""
-    plans = [plan for server in servers for plan in sweep.missing(server.method.name)]
+def measure(sweep: Sweep) -> None:
+    """Measures all missing points, and counts their answers on stderr."""
+    servers = sweep.experiment.servers
+    missing = [point for server in servers for point in sweep.missing(server.method.name)]
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         TextColumn("left"), TimeRemainingColumn(),
     )  # fmt: skip
     console, is_terminal = Console(stderr=True), sys.stderr.isatty()
     with Progress(*columns, console=console, transient=True, disable=not is_terminal) as bar:
-        task = bar.add_task("", total=sum(plan.num_requests for plan in plans), visible=bool(plans))
-        num_answers, count = 0, f"/{len(plans)}"
+        task = bar.add_task("", total=sum(point.num_requests for point in missing), visible=bool(missing))
+        num_answers, count = 0, f"/{len(missing)}"
 
-        def show(plan: PlannedPoint, num_new: int) -> None:
-            category = "" if plan.category is None else f" {plan.category}"
-            text = f"{plan.method}{category} c{plan.concurrency} ({plans.index(plan) + 1}{count})"
+        def show(point: SweepPoint, num_new: int) -> None:
+            category = "" if point.category is None else f" {point.category}"
+            text = f"{point.method}{category} c{point.concurrency} ({missing.index(point) + 1}{count})"
             bar.update(task, description=text, completed=num_answers + num_new)
 
         for server in servers:
             bar.update(task, description=f"{server.method.name}: starting")
-            for plan, point, warnings in sweep.measure(server, show):
-                num_answers += plan.num_requests  # all that were planned: who fails in a conversation ends it
+            for point, measured, warnings in sweep.measure(server, show):
+                num_answers += point.num_requests  # all planned ones: a failed request ends its conversation
                 bar.update(task, completed=num_answers)
                 if not is_terminal:
-                    click.echo(f"{plans.index(plan) + 1}{count} {describe_point(point)}", err=True)
+                    click.echo(f"{missing.index(point) + 1}{count} {describe_point(measured)}", err=True)
                 for warning in warnings:
                     console.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)

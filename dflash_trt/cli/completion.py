@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of arguments that the shell completes: a path, or a name that the command takes in its place."""
+"""Argument types that the shell completes: paths, or names that stand for them."""
 
 from __future__ import annotations
 

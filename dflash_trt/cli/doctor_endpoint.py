@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dflash-trt doctor URL`: what is asked, and what is printed of it."""
+"""`dflash-trt doctor URL`: runs the diagnosis and prints it."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def examine_endpoint(
         _print(diagnosis)
     if diagnosis.findings:
         names = "; ".join(finding.name for finding in diagnosis.findings)
-        raise EndpointError(f"{diagnosis.url}: {names}", hint="change what stands first, then ask again")
+        raise EndpointError(f"{diagnosis.url}: {names}", hint="fix the first finding, then ask again")
 
 
 def _print(diagnosis: Diagnosis) -> None:
-    from dflash_trt.observe.diagnosis.diagnosis_tables import finding_lines, tables
+    from dflash_trt.observe.diagnosis.diagnosis import finding_lines, tables
 
     print_tables(tables(diagnosis))
     click.echo(f"acceptance: {printable(diagnosis.acceptance)}")
     if diagnosis.foreign_tokens:
         click.echo(
-            f"{diagnosis.foreign_tokens} tokens of other clients are in these figures: ask while nobody else does"
+            f"{diagnosis.foreign_tokens} tokens of other clients are in these figures: ask while no other client does"
         )
     for word, findings in (("worth knowing", diagnosis.notes), ("WRONG", diagnosis.findings)):
         for finding in findings:

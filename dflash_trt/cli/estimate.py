@@ -16,11 +16,11 @@ from dflash_trt.files.command import quoted
 from dflash_trt.observe.plots.picture import save_picture
 
 
-@click.command(short_help="Predict a deployment's step, curve and memory, before the GPUs are rented.")
+@click.command(short_help="Predict a deployment's step time, throughput curve and memory.")
 @click.argument("config", type=DEPLOYMENT)
 @options(
     deployment_options,
-    click.option("--eagle3-tau", type=float, help="As --tau, for EAGLE-3 with 3 drafts; assumed unless given."),
+    click.option("--eagle3-tau", type=float, help="Tokens per pass of EAGLE-3 with 3 drafts; assumed unless given."),
     click.option("--routing", default="power-law", show_default=True,
                  help="Popularity of experts: power-law, uniform, or a JSON list of counts."),
     click.option("--batch", type=click.IntRange(1), default=1, show_default=True,
@@ -35,7 +35,7 @@ def estimate(
     output_tokens: int, runtime: Runtime, routing: str, batch: int, replicas: int, target: str | None,
     draft: str | None, as_json: bool, plot: Path | None, html: Path | None,
 ) -> None:  # fmt: skip
-    """Predict what a deployment will do: one step term by term, throughput per GPU against the speed of a user for
+    """Predict a deployment's performance: one step term by term, throughput per GPU against the speed of a user for
     plain decoding, EAGLE-3 and DFlash, memory and the batch limit.
 
     CONFIG is a deployment file or the name of a shipped one. Nothing is measured here: docs/estimate.md has the
@@ -53,7 +53,7 @@ def estimate(
     check_picture(plot)
     check_output_file("--html", html, ".html", PAGE)
     if html is not None:
-        import jinja2  # noqa: F401 - what is missing is said before the work, not after it
+        import jinja2  # noqa: F401 - a missing package fails before the work, not after it
         import matplotlib  # noqa: F401
     deployment, system = inputs.open_system(config, runtime, target, draft)
     check_one_acceptance(acceptance, tau, inputs.published_tau(system))

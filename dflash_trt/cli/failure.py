@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a command says that it has failed: one line on stderr, and with --json one document on stdout."""
+"""Failure of a command: one line on stderr, and with --json one document on stdout."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ EXTRAS = {
     "pyarrow": "observe",
 }
 PACKAGES = {"google": "protobuf"}
-"""Where a package is not called as its module."""
+"""Names of packages that differ from their modules."""
 
 
 def fail(error: DFlashError) -> int:
-    """For what the user can fix; returns the exit code."""
+    """Reports an error that the user can fix; returns the exit code."""
     click.echo(f"error: {error.message}", err=True)
     if error.hint:
         click.echo(f"\nhint: {error.hint}", err=True)
@@ -46,14 +46,14 @@ def fail(error: DFlashError) -> int:
 
 
 def fail_usage(error: click.ClickException) -> int:
-    """For what click refuses: wrong options, above all."""
+    """Reports what click refuses: mostly wrong options."""
     error.show()
     _print_document(error.format_message(), None)
     return error.exit_code
 
 
 def fail_import(error: ModuleNotFoundError) -> int:
-    """For a package that an extra brings; any other is a bug of ours."""
+    """Reports a missing package of an extra; any other missing module is our bug."""
     if error.name == "dflash_trt._C":
         hint = "in the source directory: pip install -e ."
         return fail(MissingDependencyError("the compiled module dflash_trt._C is not built", hint=hint))
@@ -62,14 +62,13 @@ def fail_import(error: ModuleNotFoundError) -> int:
         return report_bug()
     return fail(
         MissingDependencyError(
-            f"missing package {PACKAGES.get(module, module)}",
-            hint=f"pip install 'dflash-trt[{EXTRAS[module]}]'",
+            f"missing package {PACKAGES.get(module, module)}", hint=f"pip install 'dflash-trt[{EXTRAS[module]}]'"
         )
     )
 
 
 def fail_interrupted() -> int:
-    """For Ctrl-C, with the exit code that shells give it."""
+    """Reports Ctrl-C, with the exit code that shells give it."""
     click.echo("error: interrupted", err=True)  # on a new line: click has ended the one with ^C
     _print_document("interrupted", None)
     return 130
@@ -84,7 +83,7 @@ def report_bug() -> int:
 
 
 def _print_document(error: str, hint: str | None) -> None:
-    """Where --json is given, and its document is not out already: a failed `verify` prints one, too."""
+    """Prints the error document with --json, unless a document is out already, as a failed `verify`'s is."""
     options = sys.argv[1:]
     try:
         sys.stdout.flush()

@@ -30,9 +30,9 @@ from dflash_trt.errors import printable
 from dflash_trt.files.command import quoted
 
 
-@click.command(short_help="Show and check what a checkpoint or an engine directory is.")
+@click.command(short_help="Show and check the facts of a checkpoint or an engine directory.")
 @click.argument("path", type=CHECKPOINT, required=False)
-@click.option("--catalog", "catalogue", is_flag=True, help="In place of PATH: all drafts that are known.")
+@click.option("--catalog", "catalogue", is_flag=True, help="List all known drafts in place of PATH.")
 @click.option("--target", type=TARGET, help="Target checkpoint that a draft or engine is checked against.")
 @json_option
 def inspect(path: str | None, catalogue: bool, target: str | None, as_json: bool) -> None:
@@ -50,7 +50,7 @@ def inspect(path: str | None, catalogue: bool, target: str | None, as_json: bool
         _print_catalog(as_json=as_json)
         return
     if path is None:
-        raise click.UsageError("expected PATH, or --catalog for all drafts that are known")
+        raise click.UsageError("expected PATH, or --catalog for all known drafts")
     document = _describe(path, target)
     if licence := document.get("licence"):
         click.echo(f"warning: {path}: its licence, {licence}, forbids commercial use", err=True)

@@ -42,7 +42,7 @@ def print_json(command: str, document: dict[str, object]) -> None:
 def print_written(
     command: str, output: Path, summary: str, document: dict[str, object], *, next_step: str = "", as_json: bool
 ) -> None:
-    """What was written: the path on stdout or one JSON document with it; in words, and the next command, on stderr."""
+    """Reports a written result: its path or a JSON document on stdout; a summary and the next command on stderr."""
     click.echo(summary, err=True)
     if next_step:
         click.echo(f"next: {next_step}", err=True)
@@ -54,7 +54,7 @@ def print_written(
 
 @contextmanager
 def resumable(state: Path) -> Iterator[None]:
-    """Ctrl-C says that the same command goes on from `state`, where there is something."""
+    """On Ctrl-C, says that the same command resumes from `state`, if it exists."""
     try:
         yield
     except KeyboardInterrupt:
@@ -64,7 +64,7 @@ def resumable(state: Path) -> Iterator[None]:
 
 
 def _escaped(document: str) -> str:
-    """The same JSON, with what a terminal would obey (C1 codes, text direction) written as JSON's escapes."""
+    """Writes what a terminal would obey (C1 codes, text direction) as JSON's escapes."""
     if document.replace("\n", "").isprintable():
         return document
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in document)

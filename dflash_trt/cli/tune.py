@@ -41,7 +41,7 @@ def tune(
     **settings: Any,
 ) -> None:  # fmt: skip
     """Find the settings with the most throughput per GPU that give each user --slo tokens/s: ranks, batch, draft
-    lengths by batch and recipe. What is written with -o is a deployment file for `serve-config` and `build`. With
+    lengths by batch and recipe. -o writes a deployment file for `serve-config` and `build`. With
     --gpus and --request-rate, also how many servers of it.
 
     CONFIG is a deployment file or the name of a shipped one. The same model as `estimate`; see docs/estimate.md.
@@ -53,8 +53,8 @@ def tune(
     from dflash_trt.observe.estimate.curve import Traffic
     from dflash_trt.observe.estimate.tuned_deployment import tune_deployment, tuning_lines, tuning_tables
 
-    if output is not None and output.exists():  # people edit them: none is replaced
-        raise ConfigError(f"{output} is there already", hint="remove it, or choose another name")
+    if output is not None and output.exists():  # people edit deployment files, so none is replaced
+        raise ConfigError(f"{output} exists already", hint="remove it, or choose another name")
     check_output_file("--output", output, ".yaml", TUNED_FILE)
     check_one_acceptance(settings["acceptance"], settings["tau"], None)
     traffic = Traffic(prompt_tokens=prompt_tokens, output_tokens=output_tokens)

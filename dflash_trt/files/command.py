@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command lines for people to copy: what stands in them is quoted, and never becomes an option or a second command."""
+"""Command lines to copy: values are quoted and never become an option or a second command."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ OPTION = re.compile(r"-(?!\d)")  # -1 is a number
 
 
 def argument(value: object, what: str) -> str:
-    """`value` as a word behind an option or in place of one; `what` names it in errors.
-
-    Raises ConfigError where the command would take it for an option, and for control characters.
-    """
+    """`value` as a word of a command; raises ConfigError for option-like words and control characters in `what`."""
     text = plain(str(value), what)
     if OPTION.match(text):
         raise ConfigError(

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class SchemaVersion(msgspec.Struct):
-    """What tells a document's version before the rest of it is read."""
+    """Version of a document, read before the rest."""
 
     schema_version: int
 
@@ -149,10 +149,7 @@ def read_json_lines(
     hint: str | None = None,
     may_be_pipe: bool = False,
 ) -> Iterator[tuple[str, T]]:
-    """Each line's place ("FILE:3") and value; blank lines are passed over. Raises `error` as `read_json` does.
-
-    Read line by line: the file may be large, no line may.
-    """
+    """Each line's place ("FILE:3") and value, read line by line, blank lines skipped; raises `error`."""
     with open_file(file, error, may_be_pipe=may_be_pipe, hint=hint) as stream:
         number = 0
         while line := stream.readline(MAX_BYTES + 1):

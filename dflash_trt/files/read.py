@@ -29,14 +29,14 @@ def is_file_name(name: str) -> bool:
 
 
 def is_directory(name: str) -> bool:
-    """Whether `name`, which stands in a file, is a directory here; a text that cannot be a path is none."""
+    """Whether `name`, which stands in a file, is a directory here; False for a text that cannot be a path."""
     with suppress(OSError):  # too long, or no permission to look
         return bool(name) and Path(name).is_dir()
     return False
 
 
 def is_file(name: str) -> bool:
-    """The same of a regular file."""
+    """Whether `name`, which stands in a file, is a regular file here."""
     with suppress(OSError):
         return bool(name) and Path(name).is_file()
     return False
@@ -53,7 +53,7 @@ def open_file(
     """
     try:
         is_pipe = may_be_pipe and stat.S_ISFIFO(file.stat().st_mode)
-        # O_NONBLOCK: a pipe that nobody writes to would keep `open` waiting.
+        # O_NONBLOCK: `open` would wait for a pipe without a writer.
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | (0 if is_pipe else os.O_NONBLOCK))
         with os.fdopen(descriptor, "rb") as stream:
             kind = stat.S_IFMT(os.fstat(descriptor).st_mode)

@@ -23,7 +23,7 @@ INTEGERS = range(-(2**63), 2**64)
 
 
 class _StrictLoader(yaml.SafeLoader):  # type: ignore[misc]  # untyped without types-PyYAML
-    """yaml.SafeLoader for plain data: refuses tags, aliases, what it would drop, and what nobody means to write."""
+    """yaml.SafeLoader for plain data: refuses tags, aliases, what it would drop, and likely mistakes."""
 
     _depth = 0
 
@@ -46,7 +46,7 @@ class _StrictLoader(yaml.SafeLoader):  # type: ignore[misc]  # untyped without t
         entries: dict[object, object] = {}
         for key_node, value in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                raise yaml.YAMLError(f"a key that is no plain value{key_node.start_mark}")
+                raise yaml.YAMLError(f"a key that is not a plain value{key_node.start_mark}")
             key = self.construct_object(key_node)
             if key in entries:
                 raise yaml.YAMLError(f"key {shown(key)} twice in one mapping{node.start_mark}")
@@ -126,10 +126,7 @@ def _found(document: object, place: str) -> str:
 
 
 def _check(file: Path, error: type[DFlashError], scope: str, value: object, expected: msgspec.inspect.Type) -> None:
-    """Raises for keys that a struct does not have or that it misses, and for words that are none of its choices.
-
-    `value` stands at `scope`; other types are msgspec's matter.
-    """
+    """Raises `error` for unknown and missing keys and unknown choices of `value` at `scope`."""
     match expected:
         case msgspec.inspect.VarTupleType() if isinstance(value, list):
             for index, item in enumerate(value):

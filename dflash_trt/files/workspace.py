@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Private directories beside a result, in which it grows.
+"""Private directories next to a result, in which it is written.
 
 A workspace `.NAME.<16 hex digits>.partial` belongs to the process that holds the lock (flock) on the file `lock` in it:
 containers that share a volume see each other's locks, and not each other's processes. Where a file system has no locks
-nobody can tell whether it is abandoned, and nothing is removed.
+abandoned workspaces cannot be told from others, and nothing is removed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def recover_abandoned(folder: Path) -> None:
 
 
 def _create(final: Path) -> tuple[Path, int]:
-    """A workspace and its lock's descriptor; again where somebody took the unlocked beginning of one for abandoned."""
+    """A workspace and its lock's descriptor; retries if another process took a not yet locked one for abandoned."""
     while True:
         directory = final.with_name(f".{final.name}.{secrets.token_hex(8)}.partial")
         directory.mkdir(mode=0o700)
@@ -99,14 +99,14 @@ def _recover_if_unlocked(directory: Path, final: Path) -> None:
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # in use, or nobody can tell
+    except OSError:  # in use, or the file system has no locks
         os.close(lock)
         return
     _restore_and_remove(directory, final, lock)
 
 
 def _restore_and_remove(directory: Path, final: Path, lock: int) -> None:
-    """Undoes half an exchange, then removes everything, the lock last: who is killed meanwhile leaves a workspace."""
+    """Undoes half an exchange, then removes everything, the lock last: a process killed before leaves a workspace."""
     try:
         if (directory / OLD).exists() and not os.path.lexists(final):
             (directory / OLD).rename(final)

@@ -21,20 +21,17 @@ class OutputKind:
     """What a command writes, and all that it replaces."""
 
     name: str
-    """As in "expected an engine directory"."""
+    """Name with its article, for "expected an engine directory"."""
     recognizes: Callable[[Path], bool]
-    """Whether what stands at a path is one of ours."""
+    """Whether the file or directory at a path is one of ours."""
     form: Literal["directory", "file"] = "directory"
     option: str = "-o DIR"
-    """Where the user names another place."""
+    """Option with which the user names another place."""
 
 
 @contextmanager
 def new_directory(path: Path, kind: OutputKind, *, force: bool = False) -> Iterator[Path]:
-    """An empty directory that becomes `path` when the block ends without an error, and is removed otherwise.
-
-    Raises BuildError as `check_replaceable` does, or when it cannot be written (disk full).
-    """
+    """A directory that becomes `path` when the block ends without an error; raises BuildError."""
     with _writing(path, kind, force) as (directory, final):
         new = directory / "new"
         new.mkdir()
@@ -72,13 +69,13 @@ def check_replaceable(path: Path, kind: OutputKind, *, force: bool) -> None:
     """Raises BuildError where `path` is neither free nor, with `force`, empty or of that kind."""
     try:
         mode = path.stat().st_mode
-    except OSError:  # what else it may be, who writes finds out
+    except OSError:  # other obstacles show when it is written
         return
     hint, expected = f"choose another {kind.option}", f"expected a {kind.form} that does not exist yet"
     if kind.form == "directory" and not stat.S_ISDIR(mode):
         raise BuildError(f"{path}: {expected}, found a file", hint=hint)
     if kind.form == "file" and not stat.S_ISREG(mode):
-        found = "a directory" if stat.S_ISDIR(mode) else "something that is no file"
+        found = "a directory" if stat.S_ISDIR(mode) else "something that is not a file"
         raise BuildError(f"{path}: {expected}, found {found}", hint=hint)
     if not (_is_empty(path) or kind.recognizes(path)):
         raise BuildError(f"{path}: expected {kind.name} or none, found another {kind.form}", hint=hint)
@@ -124,7 +121,7 @@ def _rename_to_nothing(new: Path, final: Path) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Files and folders below, too; what else somebody may have put there has no bytes of its own."""
+    """Flushes a path with all files and folders below it."""
     for folder, _, names in os.walk(path):
         for name in names:
             _flush_entry(Path(folder, name))

@@ -99,10 +99,7 @@ def test_without_a_method(prompts: Path, tmp_path: Path) -> None:
 
 def test_the_key_is_sent(prompts: Path, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("\n")
-    with (
-        canned({"/v1/models": (401, "no")}) as locked,
-        pytest.raises(DFlashError, match="no API key in it"),
-    ):
+    with canned({"/v1/models": (401, "no")}) as locked, pytest.raises(DFlashError, match="no API key in it"):
         run_here(
             "bench", "run", "--endpoint", f"a={locked}", "--prompts", prompts, "-o", tmp_path / "run",
             "--api-key-file", tmp_path / "key",

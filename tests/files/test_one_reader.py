@@ -12,7 +12,7 @@ from tests.paths import REPOSITORY
 
 PACKAGE = REPOSITORY / "dflash_trt"
 CALLS = {
-    *(
+    *[
         "open",
         "io.open",
         "os.open",
@@ -21,19 +21,28 @@ CALLS = {
         "json.loads",
         "msgspec.json.decode",
         "msgspec.yaml.decode",
-    ),
-    *("yaml.load", "yaml.safe_load", "yaml.load_all", "yaml.safe_load_all", "yaml.full_load", "yaml.unsafe_load"),
-    *(
+        "yaml.load",
+    ],
+    *[
+        "yaml.safe_load",
+        "yaml.load_all",
+        "yaml.safe_load_all",
+        "yaml.full_load",
+        "yaml.unsafe_load",
         "np.load",
         "numpy.load",
+    ],
+    *[
         "np.fromfile",
         "numpy.fromfile",
         "np.loadtxt",
         "torch.load",
         "pickle.load",
         "pickle.loads",
-    ),
-    *("tomllib.load", "tomllib.loads", "configparser.ConfigParser", "csv.reader"),
+        "tomllib.load",
+        "tomllib.loads",
+    ],
+    *["configparser.ConfigParser", "csv.reader"],
 }
 CLASS = re.compile(r"[A-Z]\w*[a-z]\w*$")
 METHODS = {"read_text", "read_bytes", "open"}  # of any object: a Path's
@@ -42,15 +51,9 @@ EXCEPTIONS = {
     ("checkpoint/safetensors_writer.py", "msgspec.json.decode"): "only who wrote it, of a bounded header",
     ("checkpoint/quantization.py", "open"): "four bytes at an offset of a header that was read",
     ("checkpoint/safetensors_writer.py", "open"): "copies tensors of a header that was read, and writes",
-    (
-        "engine/plans/plan_runner.py",
-        "read_bytes",
-    ): "a plan of many gigabytes, whose hash the manifest's reader has checked",
+    ("engine/plans/plan_runner.py", "read_bytes"): "a plan of gigabytes, whose hash is checked already",
     ("engine/manifest.py", "open"): "hashes what the manifest names, block by block",
-    (
-        "runtime/server/limits.py",
-        "msgspec.json.decode",
-    ): "a request's body, which was bounded; its fields are refused by name",
+    ("runtime/server/limits.py", "msgspec.json.decode"): "a request's bounded body; fields are refused by name",
     ("cli/failure.py", "os.open"): "the null device, in the place of a stdout that failed",
     ("runtime/server/grammar_worker.py", "read_text"): "/proc/self/statm",
     ("runtime/server/hermes.py", "msgspec.json.decode"): "a call that a model wrote; what is no JSON is text",

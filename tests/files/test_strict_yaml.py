@@ -47,10 +47,7 @@ def test_a_good_file(tmp_path: Path) -> None:
     [
         ("name: x\ncuont: 2\n", "outer.yaml: unknown key cuont"),
         ("name: x\ncuont: 2\n", "(nearest key: count): expected only name"),
-        (
-            "name: x\ncount: 2\ninner: {sise: 3}\n",
-            "inner.sise (nearest key: size): expected only size, colour",
-        ),
+        ("name: x\ncount: 2\ninner: {sise: 3}\n", "inner.sise (nearest key: size): expected only size, colour"),
         ("name: x\ncount: 2\nmany: [{size: 1}, {color: red}]\n", "unknown key many[1].color"),
         ("name: x\n", "missing key count: found only name"),
         ("{}", "missing key name: found only an empty mapping"),
@@ -91,7 +88,7 @@ DEEP = f"more than {MAX_DEPTH} levels"
         ("a: &x [1]\nb: *x", "the alias *x"),
         ("a: &x [*x]", "the alias *x"),
         ("<<: {a: 1}", "could not determine a constructor"),
-        ("[a]: b", "a key that is no plain value"),
+        ("[a]: b", "a key that is not a plain value"),
         ("1: a\n1.0: b", "key 1.0 twice"),
         ("a: 0x" + "f" * 6000, "a number of 6002 characters"),
         ("a: " + "1" * 4000, "a number of 4000 characters"),

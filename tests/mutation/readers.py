@@ -11,6 +11,22 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from dflash_trt.api.prompts import prompt_token_ids, read_prompts
+from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.checkpoint.convert_dialect import LAYOUTS
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.checkpoint.target_checkpoint import read_target
+from dflash_trt.cli import cli
+from dflash_trt.errors import CheckpointError, RequestError
+from dflash_trt.files.json_file import json_object
+from dflash_trt.observe.bench.aiperf_export import read_export
+from dflash_trt.observe.bench.prompt_list import read_prompt_list
+from dflash_trt.observe.bench.run_directory import read_points, read_run
+from dflash_trt.observe.diagnosis import judge
+from dflash_trt.observe.diagnosis.diagnosis import read_baseline
+from dflash_trt.observe.estimate.curve import read_acceptance
+from dflash_trt.quantize.recipe import load_recipe
+from dflash_trt.runtime.checked_pair import check_prompt
 from tests.mutation.mutations import NASTY, Mutation, mutate_document, mutate_header, mutate_lines
 from tests.observe.diagnosis.samples import group
 
@@ -26,8 +42,6 @@ class Reader:
 
 def command(*arguments: object) -> None:
     """`dflash-trt`, in this process; errors come out as they are."""
-    from dflash_trt.cli import cli
-
     cli.main([str(argument) for argument in arguments], prog_name="dflash-trt", standalone_mode=False)
 
 
@@ -48,10 +62,6 @@ def mutate_dialect(content: bytes, rng: Random) -> bytes:
 
 def inspect_dialects(directory: Path, rng: Random) -> None:
     """A draft of the dialect that `mutate_dialect` has chosen, or of each; what is read is spelled in another, too."""
-    from dflash_trt.checkpoint.convert_dialect import LAYOUTS
-    from dflash_trt.checkpoint.draft_checkpoint import read_draft
-    from dflash_trt.errors import CheckpointError
-
     content = (directory / "dialects" / "configs.json").read_bytes()
     if content.startswith(b"{"):  # undamaged: some cannot be spelled otherwise, and that is refused
         chosen = {name: json.dumps(config).encode() for name, config in json.loads(content).items()}
@@ -66,68 +76,13 @@ def inspect_dialects(directory: Path, rng: Random) -> None:
             LAYOUTS[rng.choice(sorted(LAYOUTS))].to_config(read_draft(draft).spec, "bfloat16")
 
 
-def read_recipe(directory: Path, rng: Random) -> None:
-    from dflash_trt.checkpoint.draft_checkpoint import read_draft
-    from dflash_trt.quantize.recipe import load_recipe
-
-    load_recipe(str(directory / "recipe.yaml")).algorithms(read_draft(directory / "draft").spec.linear_modules())
-
-
 def read_deployment(directory: Path, rng: Random) -> None:
     file, runtime = directory / "deployment.yaml", rng.choice(("trtllm", "vllm", "sglang"))
     command(*rng.choice((("serve-config", file, "--runtime", runtime), ("build", file, "--dry-run"))))
 
 
-def check_configuration(directory: Path, rng: Random) -> None:
-    command(
-        "serve-config",
-        "--check",
-        directory / "serve.yaml",
-        "--runtime",
-        rng.choice(("trtllm",) * 8 + ("vllm", "sglang")),
-    )
-
-
-def read_prompts(directory: Path, rng: Random) -> None:
-    from dflash_trt.api import prompts
-
-    prompts.read_prompts(directory / "prompts.jsonl")
-
-
-def read_report(directory: Path, rng: Random) -> None:
-    from dflash_trt.observe.estimate.acceptance_profile import read_acceptance
-
-    read_acceptance(directory / "verify.json", 7).tau(7)
-
-
-def read_bench(directory: Path, rng: Random) -> None:
-    from dflash_trt.observe.bench.run_directory import read_points, read_run
-
-    read_points(directory / "bench", read_run(directory / "bench"))
-
-
-def read_bench_prompts(directory: Path, rng: Random) -> None:
-    from dflash_trt.observe.bench.prompt_list import read_prompt_list
-
-    read_prompt_list(str(directory / "turns.jsonl")).exactly(3)
-
-
-def read_export(directory: Path, rng: Random) -> None:
-    from dflash_trt.observe.bench import aiperf_export
-
-    aiperf_export.read_export(directory / "aiperf", {}, 64)
-
-
 def ask(directory: Path, rng: Random) -> None:
     """A request: its settings, and its prompt as a text or as token ids of any kind."""
-    from dflash_trt.api.prompts import prompt_token_ids
-    from dflash_trt.api.sampling_params import SamplingParams
-    from dflash_trt.checkpoint.draft_checkpoint import read_draft
-    from dflash_trt.checkpoint.target_checkpoint import read_target
-    from dflash_trt.errors import RequestError
-    from dflash_trt.files.json_file import json_object
-    from dflash_trt.runtime.checked_pair import check_prompt
-
     given: dict[str, Any] = json_object((directory / "request.json").read_bytes(), "request", RequestError)
     prompt = given.pop("prompt", None)
     if rng.random() < 0.4:
@@ -142,15 +97,14 @@ def ask(directory: Path, rng: Random) -> None:
 
 
 def read_diagnosis(directory: Path, rng: Random) -> None:
-    from dflash_trt.observe.diagnosis import judge
-    from dflash_trt.observe.diagnosis.diagnosis import read_baseline
-
     baseline = read_baseline(directory / "healthy.json")
     if (short := baseline.group("short prompts")) is not None:
         judge.low_acceptance("vllm", group("short prompts", 0.5), short, None)
         judge.low_acceptance("vllm", short, group("short prompts", 0.5), 3.0)
 
 
+READ_BENCH = lambda d, _: read_points(d / "bench", read_run(d / "bench"))  # noqa: E731
+RUNTIMES = ("trtllm",) * 8 + ("vllm", "sglang")
 READERS = {
     "draft config.json": Reader("draft/config.json", mutate_document, inspect("draft")),
     "target config.json": Reader("target/config.json", mutate_document, inspect("target")),
@@ -160,15 +114,27 @@ READERS = {
     "index": Reader("sharded/model.safetensors.index.json", mutate_document, inspect("sharded")),
     "hf_quant_config.json": Reader("quantised/hf_quant_config.json", mutate_document, inspect("quantised")),
     "manifest": Reader("engine/manifest.json", mutate_document, inspect("engine")),
-    "recipe": Reader("recipe.yaml", mutate_lines, read_recipe),
+    "recipe": Reader(
+        "recipe.yaml",
+        mutate_lines,
+        lambda d, _: load_recipe(str(d / "recipe.yaml")).algorithms(read_draft(d / "draft").spec.linear_modules()),
+    ),
     "deployment": Reader("deployment.yaml", mutate_lines, read_deployment),
-    "configuration": Reader("serve.yaml", mutate_lines, check_configuration),
-    "prompts": Reader("prompts.jsonl", mutate_lines, read_prompts),
+    "configuration": Reader(
+        "serve.yaml",
+        mutate_lines,
+        lambda d, rng: command("serve-config", "--check", d / "serve.yaml", "--runtime", rng.choice(RUNTIMES)),
+    ),
+    "prompts": Reader("prompts.jsonl", mutate_lines, lambda d, _: read_prompts(d / "prompts.jsonl")),
     "request": Reader("request.json", mutate_document, ask),
-    "bench run": Reader("bench/run.json", mutate_document, read_bench),
-    "bench point": Reader("bench/points/dflash/c2.json", mutate_document, read_bench),
-    "bench prompts": Reader("turns.jsonl", mutate_lines, read_bench_prompts),
-    "AIPerf's records": Reader("aiperf/profile_export.jsonl", mutate_lines, read_export),
+    "bench run": Reader("bench/run.json", mutate_document, READ_BENCH),
+    "bench point": Reader("bench/points/dflash/c2.json", mutate_document, READ_BENCH),
+    "bench prompts": Reader(
+        "turns.jsonl", mutate_lines, lambda d, _: read_prompt_list(str(d / "turns.jsonl")).exactly(3)
+    ),
+    "AIPerf's records": Reader(
+        "aiperf/profile_export.jsonl", mutate_lines, lambda d, _: read_export(d / "aiperf", {}, 64)
+    ),
     "diagnosis": Reader("healthy.json", mutate_document, read_diagnosis),
-    "report": Reader("verify.json", mutate_document, read_report),
+    "report": Reader("verify.json", mutate_document, lambda d, _: read_acceptance(d / "verify.json", 7).tau(7)),
 }

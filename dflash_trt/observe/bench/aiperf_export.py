@@ -7,7 +7,7 @@ Names and units as AIPerf 0.13.0 writes them (schema 1.4): times in ms, moments 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,8 @@ import msgspec
 
 from dflash_trt.errors import EndpointError, cut
 from dflash_trt.files.json_file import read_json, read_json_lines
-from dflash_trt.observe.bench.records import RequestRow
-from dflash_trt.observe.endpoints.observed_acceptance import drafting
+from dflash_trt.observe.bench.records import BenchPoint, Distribution, RecordedAcceptance, RequestCounts, RequestRow
+from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting
 
 SUMMARY = "profile_export_aiperf.json"
 RECORDS = "profile_export.jsonl"
@@ -37,7 +37,7 @@ class _Tokens(msgspec.Struct, frozen=True):
 
 
 class _Metrics(msgspec.Struct, frozen=True):
-    """Those that are read; a request that failed has none."""
+    """Metrics that are read; a request that failed has none."""
 
     request_latency: _Milliseconds | None = None
     time_to_first_token: _Milliseconds | None = None
@@ -98,10 +98,9 @@ class Export:
 
 
 def read_export(folder: Path, categories: Mapping[str, str | None], max_tokens: int) -> Export:
-    """Both files; `categories` are those of the conversations. AIPerf keeps no finish_reason: an answer of `max_tokens`
-    tokens was cut.
+    """Reads both files; `categories` are the conversations'; an answer of `max_tokens` tokens counts as cut.
 
-    Raises EndpointError for what AIPerf 0.13 would not write, or where it was cut short.
+    Raises EndpointError for exports that AIPerf 0.13 would not write, and for a run that was cut short.
     """
     summary = read_json(folder / SUMMARY, _Summary, EndpointError, what=WHAT)
     if summary.was_cancelled or not summary.is_complete:
@@ -119,7 +118,7 @@ def read_export(folder: Path, categories: Mapping[str, str | None], max_tokens: 
 
 
 def first_error(folder: Path) -> str | None:
-    """Of a run that went wrong: what its first failed request got, where AIPerf has written that."""
+    """What the first failed request got, where AIPerf has recorded it."""
     with suppress(EndpointError):
         return next((record.failure for _, record in _records(folder) if record.failure is not None), None)
     return None
@@ -135,8 +134,7 @@ def _row(where: str, record: _Record, categories: Mapping[str, str | None], max_
     metrics, speculation = record.metrics, record.spec_decode_acceptance
     if metrics.usage_prompt_tokens is None or metrics.usage_completion_tokens is None:
         raise EndpointError(
-            f"{where}: the server did not count the tokens",
-            hint="the server must answer stream_options.include_usage",
+            f"{where}: the server did not count the tokens", hint="the server must answer stream_options.include_usage"
         )
     if metrics.request_latency is None:
         raise EndpointError(f"{where}: request_latency is missing")
@@ -152,3 +150,68 @@ def _row(where: str, record: _Record, categories: Mapping[str, str | None], max_
         if speculation is None
         else drafting(speculation.num_spec_steps, speculation.num_accepted_draft_tokens, speculation.num_draft_tokens),
     )
+
+
+def measured_point(
+    export: Export, observed: ObservedAcceptance, *, method: str, category: str | None, concurrency: int, seed: int,
+) -> BenchPoint:  # fmt: skip
+    rows, lost = export.rows, sum(export.errors.values())
+    decodings = [(row, row.seconds - row.ttft_seconds) for row in rows if row.ttft_seconds is not None]
+    later = [(row.output_tokens - 1, seconds) for row, seconds in decodings if row.output_tokens > 1]
+    output_tokens = sum(row.output_tokens for row in rows)
+    is_hidden = observed.source in ("not published", "unreadable")
+    timed_out = export.errors.get(TIMED_OUT, 0)
+    return BenchPoint(
+        method=method,
+        category=category,
+        concurrency=concurrency,
+        seed=seed,
+        requests=RequestCounts(
+            sent=len(rows) + lost,
+            completed=len(rows),
+            failed=lost - timed_out,
+            timed_out=timed_out,
+            cut=sum(row.finish == "length" for row in rows),
+            errors=dict(export.errors),
+        ),
+        seconds=export.seconds,
+        input_tokens=sum(row.input_tokens for row in rows),
+        output_tokens=output_tokens,
+        output_tokens_per_second=output_tokens / export.seconds if export.seconds else 0.0,
+        ttft_seconds=_distribution([row.ttft_seconds for row in rows if row.ttft_seconds is not None]),
+        itl_seconds=_distribution([seconds / tokens for tokens, seconds in later]),
+        request_seconds=_distribution([row.seconds for row in rows]),
+        user_tokens_per_second=_distribution([tokens / seconds for tokens, seconds in later if seconds > 0]),
+        rows=rows,
+        acceptance=recorded(_of_requests(rows) or observed if is_hidden else observed),
+    )
+
+
+def recorded(observed: ObservedAcceptance) -> RecordedAcceptance:
+    """`observed` as a run keeps it: all counts if published, else the average, else why neither is."""
+    tau, counts = observed.tau_of_drafting_passes, observed.counts
+    if observed.source == "not published" or observed.source == "unreadable":
+        return RecordedAcceptance(source="not published", why=observed.how)
+    if counts is not None and counts.proposed is not None:
+        return RecordedAcceptance(source=observed.source, counts=counts, tau_of_drafting_passes=tau, how=observed.how)
+    if tau is None:
+        return RecordedAcceptance(source="not published", why=f"no verify pass: {observed.how}")
+    return RecordedAcceptance(source="gauges", tau_of_drafting_passes=tau, how=observed.how)
+
+
+def _of_requests(rows: Sequence[RequestRow]) -> ObservedAcceptance | None:
+    """The sum over answers, if each has its own counts."""
+    counts = [row.acceptance for row in rows if row.acceptance is not None]
+    if not counts or len(counts) < len(rows):
+        return None
+    how = "metrics.speculative_decoding of each answer"
+    return ObservedAcceptance(source="per request", how=how, counts=sum(counts, drafting(0, 0, 0)))
+
+
+def _distribution(values: Sequence[float]) -> Distribution | None:
+    import numpy as np
+
+    if not values:
+        return None
+    p50, p90, p99 = (float(value) for value in np.percentile(values, (50, 90, 99)))
+    return Distribution(mean=float(np.mean(values)), p50=p50, p90=p90, p99=p99)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of AIPerf (https://github.com/ai-dynamo/aiperf): prompts in, its exports out.
+"""Runs AIPerf (https://github.com/ai-dynamo/aiperf): prompts in, exports out.
 
 It is a program of its own, in an environment of its own, because it pins what we do not.
 """
@@ -20,7 +20,7 @@ from dflash_trt.errors import DFlashError, EndpointError, MissingDependencyError
 from dflash_trt.files.read import open_file
 from dflash_trt.observe.bench.aiperf_export import RECORDS, Export, first_error, read_export
 from dflash_trt.observe.bench.child_process import child_process
-from dflash_trt.observe.bench.conversations import Conversation
+from dflash_trt.observe.bench.data_sets import Conversation
 from dflash_trt.observe.bench.records import RequestSettings
 
 VERSION = "0.13.0"
@@ -52,12 +52,12 @@ class AiperfLoad:
 
     @property
     def num_requests(self) -> int:
-        """Planned: a conversation whose request fails is not gone on with."""
+        """Planned requests; a conversation ends early if one of its requests fails."""
         return sum(prompt.num_requests for prompt in self.prompts)
 
 
 def find_aiperf(program: Path | None) -> Path:
-    """`program`, or the one on PATH; raises MissingDependencyError where there is none of release VERSION."""
+    """`program`, or the one on PATH; raises MissingDependencyError without release VERSION."""
     if program is None and (on_path := shutil.which("aiperf")) is not None:
         program = Path(on_path)
     if program is None:
@@ -75,7 +75,7 @@ def find_aiperf(program: Path | None) -> Path:
 
 
 def body_fields(request: RequestSettings, seed: int) -> dict[str, object]:
-    """Of each request's body, all but the prompt."""
+    """All fields of a request's body except the prompt."""
     fields: dict[str, object] = {"max_tokens": request.max_tokens, "temperature": request.temperature}
     if request.temperature > 0:
         fields["seed"] = seed
@@ -87,7 +87,7 @@ def body_fields(request: RequestSettings, seed: int) -> dict[str, object]:
 
 
 def command(program: Path, load: AiperfLoad, prompts: Path, tokenizer: Path, output: Path) -> list[str]:
-    """AIPerf's command line; the key is none of its words, because other users may see those."""
+    """AIPerf's command line; without the key, because other users may see the words."""
     return [
         str(program), "profile",
         "--model", load.model, "--url", load.url,
@@ -104,10 +104,7 @@ def command(program: Path, load: AiperfLoad, prompts: Path, tokenizer: Path, out
 
 
 def run_load(program: Path, load: AiperfLoad, output: Path, progress: Callable[[int], None]) -> Export:
-    """Sends `load` and leaves AIPerf's exports in `output`; `progress` is told how many answers have come.
-
-    Raises EndpointError, with AIPerf's last words, where it does not end well.
-    """
+    """Runs AIPerf with exports to `output`; `progress` gets the number of answers. Raises EndpointError."""
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
     inputs = output / "inputs"
@@ -168,6 +165,5 @@ def _failure(output: Path, fallback: str) -> EndpointError:
     error = first_error(output)
     why = "" if error is None else f" (the first error: {error})"
     return EndpointError(
-        f"{output}: AIPerf failed: {cut(errors[-1]) if errors else fallback}{why}",
-        hint=f"{log} says more",
+        f"{output}: AIPerf failed: {cut(errors[-1]) if errors else fallback}{why}", hint=f"{log} says more"
     )

@@ -1,27 +1,180 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that `dflash-trt bench report` says, as values."""
+"""The values of `dflash-trt bench report`: methods at equal concurrency and at equal speed, by workload and task."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from dflash_trt.observe.bench.comparison_tables import (
-    Average,
-    ComparisonRow,
-    average,
-    category_rows,
-    data_set_row,
-    matched_concurrencies,
-    sweep,
+from dflash_trt.api.acceptance import Acceptance
+from dflash_trt.observe.bench.records import BenchRun, RecordedAcceptance, RequestRow
+from dflash_trt.observe.bench.run_directory import BASELINE, LoadedRun, MethodSeries, Workload, workloads
+from dflash_trt.observe.bench.speed_curve import (
+    AtSpeed,
+    MeasuredSpeedup,
+    SpeedCurve,
+    at_speeds,
+    curve,
+    ends,
+    gpus_of,
+    interval,
+    num_gpus,
+    point_rates,
+    request_rate,
+    request_rates,
+    speeds,
 )
-from dflash_trt.observe.bench.records import BenchRun, RecordedAcceptance
-from dflash_trt.observe.bench.speed_curve import AtSpeed, SpeedCurve, at_speeds, curve, ends, gpus_of, num_gpus, speeds
-from dflash_trt.observe.bench.workloads import BASELINE, LoadedRun, MethodSeries, Workload, workloads
 
 INVERSION = 1.1
-"""Times faster at a higher concurrency: more is no chance."""
+"""Factor above which a higher speed at a higher concurrency is not chance."""
+
+
+class MethodFigures(msgspec.Struct, frozen=True):
+    """One method in one row of a table."""
+
+    rate: float | None
+    """Tokens a second: of all users in a sweep, of one request in tasks."""
+    speedup: MeasuredSpeedup | None
+    """Over plain decoding; None for itself."""
+    tau_of_drafting_passes: float | None = None
+    user_rate: float | None = None
+    lost: int | None = None
+    """Requests that failed or timed out."""
+
+
+class ComparisonRow(msgspec.Struct, frozen=True):
+    """A row of a table: a concurrency, a category or a data set."""
+
+    name: str
+    concurrency: int
+    by_method: dict[str, MethodFigures]
+
+
+class Average(msgspec.Struct, frozen=True):
+    """The mean of the rows' speed-ups and taus, over the rows that every method has."""
+
+    num_rows: int
+    speedups: dict[str, float]
+    taus_of_drafting_passes: dict[str, float]
+
+
+def sweep(workload: Workload, seed: int) -> tuple[ComparisonRow, ...]:
+    """Every concurrency that some method was measured at; speed-ups of throughput where plain decoding was, too."""
+    rows = []
+    for concurrency in sorted({p.concurrency for series in workload.series for p in series.points}):
+        by_method = {}
+        for series in workload.series:
+            point = series.at(concurrency)
+            if point is not None:
+                user = point.user_tokens_per_second
+                by_method[series.name] = MethodFigures(
+                    point.output_tokens_per_second / gpus_of(series, workload),
+                    _sweep_speedup(workload, series, concurrency, seed), point.acceptance.tau_of_drafting_passes,
+                    user.p50 if user else None, point.requests.failed + point.requests.timed_out,
+                )  # fmt: skip
+        if by_method:
+            rows.append(ComparisonRow(str(concurrency), concurrency, by_method))
+    return tuple(rows)
+
+
+def _sweep_speedup(workload: Workload, series: MethodSeries, concurrency: int, seed: int) -> MeasuredSpeedup | None:
+    if series.name == BASELINE:
+        return None
+    baseline, point = workload.baseline(), series.at(concurrency)
+    plain = baseline.at(concurrency) if baseline else None
+    if baseline is None or plain is None or point is None:
+        return MeasuredSpeedup(None, why=f"plain decoding was not measured at concurrency {concurrency}")
+    pairs = ((point, series), (plain, baseline))
+    rates = [p.output_tokens_per_second / gpus_of(of, workload) for p, of in pairs]
+    if not rates[1]:
+        return MeasuredSpeedup(None, why="plain decoding brought no token")
+    samples = [
+        point_rates(p, seed, f"{of.name}/{p.category}/{concurrency}")[1] / gpus_of(of, workload) for p, of in pairs
+    ]
+    return MeasuredSpeedup(rates[0] / rates[1], interval(samples[0] / samples[1]))
+
+
+def matched_concurrencies(workload: Workload) -> tuple[int, ...]:
+    """Concurrencies at which every method of the workload has a point."""
+    sets = [{p.concurrency for p in series.points if p.requests.completed} for series in workload.series]
+    return tuple(sorted(set.intersection(*sets))) if sets else ()
+
+
+def category_rows(
+    whole: Workload | None, categories: Sequence[Workload], concurrency: int, seed: int
+) -> tuple[ComparisonRow, ...]:
+    """A row per category: from points of its own, or else from the requests of it among those on all prompts."""
+    rows = [_task_row(work.category or "", work.series, concurrency, seed) for work in categories]
+    if not categories and whole is not None:
+        points = [point for series in whole.series for point in series.points]
+        names = {row.category for point in points for row in point.rows if row.category is not None}
+        rows = [_task_row(name, whole.series, concurrency, seed, category=name) for name in sorted(names)]
+    return tuple(row for row in rows if row.by_method)
+
+
+def data_set_row(workload: Workload, seed: int) -> ComparisonRow | None:
+    """At the lowest concurrency that every method has; None where they share none."""
+    matched = matched_concurrencies(workload)
+    return _task_row(workload.title, workload.series, matched[0], seed) if matched else None
+
+
+def _task_row(
+    name: str, series: Iterable[MethodSeries], concurrency: int, seed: int, category: str | None = None
+) -> ComparisonRow:
+    """With `category`, of its requests only."""
+    requests: dict[str, tuple[tuple[RequestRow, ...], float | None]] = {}
+    for method in series:
+        point = method.at(concurrency)
+        rows = () if point is None else tuple(row for row in point.rows if category in (None, row.category))
+        if point is not None and rows:
+            whole = point.acceptance.tau_of_drafting_passes
+            requests[method.name] = rows, whole if category is None else _tau_of_drafting_passes(rows)
+    by_method = {}
+    for method_name, (rows, tau) in requests.items():
+        speedup = None
+        if method_name != BASELINE:
+            speedup = _speedup(name, method_name, rows, requests.get(BASELINE, ((), None))[0], seed)
+        by_method[method_name] = MethodFigures(request_rate(rows), speedup, tau)
+    return ComparisonRow(name, concurrency, by_method)
+
+
+def _tau_of_drafting_passes(rows: Sequence[RequestRow]) -> float | None:
+    """Tau over requests, if each has its own counts."""
+    counts = [row.acceptance for row in rows if row.acceptance is not None]
+    return sum(counts, Acceptance()).tau_of_drafting_passes if len(counts) == len(rows) else None
+
+
+def _speedup(
+    name: str, method: str, rows: Sequence[RequestRow], plain: Sequence[RequestRow], seed: int
+) -> MeasuredSpeedup:
+    rate, plain_rate = request_rate(rows), request_rate(plain)
+    if not plain_rate or rate is None:
+        return MeasuredSpeedup(None, why="plain decoding was not measured on it")
+    samples = request_rates(rows, seed, f"{method}/{name}") / request_rates(plain, seed, f"none/{name}")
+    return MeasuredSpeedup(rate / plain_rate, interval(samples))
+
+
+def average(rows: Sequence[ComparisonRow], methods: Sequence[str]) -> Average | None:
+    """Over the rows in which every method has a speed-up; None where there is no such row, or a single one."""
+    compared = [method for method in methods if method != BASELINE]
+    whole = [row for row in rows if all(_factor(row, method) is not None for method in compared)]
+    if len(whole) < 2:
+        return None
+    speedups = {method: statistics.fmean(_factor(row, method) or 0.0 for row in whole) for method in compared}
+    taus = {}
+    for method in methods:
+        values = [row.by_method[method].tau_of_drafting_passes for row in whole if method in row.by_method]
+        reported = [tau for tau in values if tau is not None]
+        if len(reported) == len(whole):
+            taus[method] = statistics.fmean(reported)
+    return Average(len(whole), speedups, taus)
+
+
+def _factor(row: ComparisonRow, method: str) -> float | None:
+    measured = row.by_method.get(method)
+    return measured.speedup.value if measured is not None and measured.speedup is not None else None
 
 
 class PositionShares(msgspec.Struct, frozen=True):
@@ -39,9 +192,9 @@ class WorkloadReport(msgspec.Struct, frozen=True, kw_only=True):
 
     title: str
     titles: dict[str, str]
-    """Of methods."""
+    """Display titles by method."""
     per: str
-    """"GPU", or "server" where not every run tells its GPUs."""
+    """"GPU", or "server" where not every run states its GPUs."""
     curves: tuple[SpeedCurve, ...]
     ends: tuple[str, ...]
     at_speeds: tuple[AtSpeed, ...]
@@ -66,7 +219,7 @@ class RunFacts(msgspec.Struct, frozen=True):
 class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[RunFacts, ...]
     seed: int
-    """Of the intervals."""
+    """Seed of the resampled intervals."""
     notes: tuple[str, ...]
     workloads: tuple[WorkloadReport, ...]
     tasks: tuple[TaskReport, ...]
@@ -101,15 +254,11 @@ def _workload_report(work: Workload, seed: int, user_rates: Sequence[float]) -> 
     curves = tuple(curve(series, gpus_of(series, work)) for series in work.series)
     per = "server" if num_gpus(work) is None else "GPU"
     return WorkloadReport(
-        title=work.title,
-        titles={series.name: series.title for series in work.series},
-        per=per,
-        curves=curves,
+        title=work.title, titles={series.name: series.title for series in work.series}, per=per, curves=curves,
         ends=tuple(ends(each, per) for each in curves),
-        at_speeds=at_speeds(work, user_rates or speeds(curves), seed),
-        sweep=sweep(work, seed),
+        at_speeds=at_speeds(work, user_rates or speeds(curves), seed), sweep=sweep(work, seed),
         acceptance=tuple(shares for series in work.series for shares in _shares(series)),
-    )
+    )  # fmt: skip
 
 
 def _shares(series: MethodSeries) -> Iterator[PositionShares]:
@@ -163,7 +312,7 @@ def _workload_notes(work: Workload) -> Iterator[str]:
         if len(values) > 1:
             yield f"{work.title}: the runs differ in {field}: {', '.join(sorted(value.decode() for value in values))}"
     if num_gpus(work) is None and any(series.run.num_gpus for series in work.series):
-        yield f"{work.title}: not every run tells its GPUs, so throughput is per server"
+        yield f"{work.title}: not every run states its GPUs, so throughput is per server"
     for series in work.series:
         points = curve(series, 1).points
         slow = [

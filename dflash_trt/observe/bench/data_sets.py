@@ -6,12 +6,12 @@ predecessor model/utils.py. Files are read as data; no code of a repository is r
 
 SPEED-Bench: NVIDIA/Model-Optimizer's examples/specdec_bench/prepare_data.py writes DIR/speed/SPLIT/test.parquet
 (question_id, category, turns); the data set's own script writes DIR/SPLIT.jsonl (question_id, category, messages). Its
-licence lets nobody else hand the texts on.
+licence forbids redistributing the texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +21,6 @@ import msgspec
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json_lines
 from dflash_trt.files.read import open_file
-from dflash_trt.observe.bench.conversations import Conversation, PromptTurn
 
 Fields = Mapping[str, object]
 REASONING = "\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -32,9 +31,38 @@ PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # begins what is publishe
 HINT = "python prepare_data.py --dataset speed --config all, in examples/specdec_bench of NVIDIA/Model-Optimizer"
 
 
+class PromptTurn(msgspec.Struct, frozen=True):
+    """A message before the model answers; a system prompt is sent with the next turn."""
+
+    role: str
+    text: str
+
+
+class Message(msgspec.Struct, frozen=True):
+    role: str
+    content: str
+
+
+def prompt_turns(texts: Iterable[str], messages: Iterable[Message] = ()) -> tuple[PromptTurn, ...]:
+    return (*(PromptTurn("user", text) for text in texts), *(PromptTurn(m.role, m.content) for m in messages))
+
+
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    """The model's answers stand between its turns, as it gives them."""
+
+    id: str
+    turns: tuple[PromptTurn, ...]
+    category: str | None = None
+
+    @property
+    def num_requests(self) -> int:
+        """One for each turn of the user."""
+        return sum(turn.role == "user" for turn in self.turns)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubSet:
-    """Where a set lies, and how a row becomes the turns of a prompt."""
+    """Location of a data set, and how a row becomes the turns of a prompt."""
 
     repository: str
     files: tuple[str, ...]
@@ -102,11 +130,11 @@ HUB_SETS = {
 
 
 def read_hub_set(name: str) -> tuple[str, list[Conversation]]:
-    """Where it came from, with the revision, and its prompts; raises ConfigError where it cannot be had or is other."""
+    """Its source with revision, and its prompts; raises ConfigError if it is unreachable or differs."""
     hub_set = HUB_SETS[name]
     files = [_file(hub_set.repository, file) for file in hub_set.files]
     prompts = [
-        Conversation(id=f"{name}-{number}", turns=tuple(PromptTurn("user", text) for text in turns))
+        Conversation(id=f"{name}-{number}", turns=prompt_turns(turns))
         for number, turns in enumerate((turns for file in files for turns in _turns(file, hub_set)), start=1)
     ]
     return f"{hub_set.repository}@{_revision(files[0], hub_set.files[0])} {' '.join(hub_set.files)}", prompts
@@ -149,7 +177,7 @@ def _revision(file: Path, name: str) -> str:
 def read_parquet(
     file: Path, columns: Sequence[str], kind: type[T], *, hint: str | None = None
 ) -> Iterator[tuple[str, T]]:
-    """Each row's place and value, of those columns alone; raises ConfigError for what is no such file."""
+    """Each row's place and value, of those columns alone; raises ConfigError for a malformed file."""
     import pyarrow
     from pyarrow import parquet
 
@@ -169,23 +197,17 @@ def read_parquet(
             raise ConfigError(f"{where}: expected {', '.join(columns)}, found {error}", hint=hint) from None
 
 
-class _SpeedBenchMessage(msgspec.Struct, frozen=True):
-    role: str
-    content: str
-
-
 class _SpeedBenchRow(msgspec.Struct, frozen=True):
     question_id: str
     category: str
     turns: tuple[str, ...] = ()
-    messages: tuple[_SpeedBenchMessage, ...] = ()
+    messages: tuple[Message, ...] = ()
 
 
 def read_speed_bench(folder: Path, split: str) -> Iterator[Conversation]:
-    """The prompts of one split; raises ConfigError where the folder has it not, or only its placeholders."""
+    """The prompts of one split; raises ConfigError if the folder lacks it or has only placeholders."""
     for where, row in _rows(folder, split):
-        turns = tuple(PromptTurn("user", text) for text in row.turns)
-        turns += tuple(PromptTurn(message.role, message.content) for message in row.messages)
+        turns = prompt_turns(row.turns, row.messages)
         if any(turn.text.startswith(PLACEHOLDER) for turn in turns):
             raise ConfigError(f"{where}: expected the texts of SPEED-Bench, found a placeholder", hint=HINT)
         yield Conversation(id=row.question_id, turns=turns, category=row.category)

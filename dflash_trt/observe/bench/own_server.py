@@ -31,7 +31,7 @@ class OwnServer:
     target: str | None
     """None: the one that the engine was built for."""
     draft_length: str | None
-    """As `--draft-length`; "0": plain decoding."""
+    """Value of `--draft-length`; "0" decodes plainly."""
     max_batch_size: int | None = None
     dtype: str | None = None
 
@@ -39,19 +39,14 @@ class OwnServer:
         """The command's, without the program."""
         words = ["serve", str(self.engine), "--served-model-name", MODEL]
         words.append("--no-enable-prefix-caching")  # prompts return at every point, and would be found from the second
-        if self.target is not None:
-            words += ["--target", self.target]
-        if self.draft_length is not None:
-            words += ["--draft-length", self.draft_length]
-        if self.max_batch_size is not None:
-            words += ["--max-batch-size", str(self.max_batch_size)]
-        if self.dtype is not None:
-            words += ["--dtype", self.dtype]
+        for name in ("target", "draft_length", "max_batch_size", "dtype"):
+            if (value := getattr(self, name)) is not None:
+                words += [f"--{name.replace('_', '-')}", str(value)]
         return words
 
     @contextmanager
     def running(self) -> Iterator[str]:
-        """Its URL, once it serves; raises EndpointError, with its own words, where it does not."""
+        """The server's URL once it serves; raises EndpointError with its output where it does not."""
         with tempfile.NamedTemporaryFile(prefix="dflash-trt-serve-", suffix=".log") as log:
             command = [sys.executable, "-m", "dflash_trt", *self.words(), "--port", "0", "--drain-seconds", "0"]
             with child_process(command, log.fileno()) as process:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prompts of a run: where they come from, which of them are sent, and their hash."""
+"""The prompts of a run: their sources, the selection that is sent, and its hash."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ import msgspec
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json_lines
-from dflash_trt.observe.bench.conversations import Conversation, PromptTurn
-from dflash_trt.observe.bench.data_sets import HUB_SETS, read_hub_set, read_speed_bench
+from dflash_trt.observe.bench.data_sets import (
+    HUB_SETS,
+    Conversation,
+    Message,
+    prompt_turns,
+    read_hub_set,
+    read_speed_bench,
+)
 from dflash_trt.observe.bench.records import PromptSet
 
 HINT = 'each line is {"prompt": "..."}, {"turns": ["...", "..."]} or {"messages": [{"role": ..., "content": ...}]}'
@@ -22,7 +28,7 @@ HINT = 'each line is {"prompt": "..."}, {"turns": ["...", "..."]} or {"messages"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptList:
-    """In the order in which they are sent."""
+    """Prompts in sending order."""
 
     name: str
     source: str
@@ -30,22 +36,22 @@ class PromptList:
 
     @property
     def categories(self) -> tuple[str, ...]:
-        """Each once, in order; none where the prompts have none."""
+        """Categories in order; empty if the prompts have none."""
         return tuple(dict.fromkeys(prompt.category for prompt in self.prompts if prompt.category is not None))
 
     def only(self, categories: Sequence[str]) -> PromptList:
-        """Those of some categories; raises ConfigError for one that has no prompt."""
+        """The prompts of some categories; raises ConfigError for a category without prompts."""
         if missing := [name for name in categories if name not in self.categories]:
             names = ", ".join(self.categories) or "none"
             raise ConfigError(f"--category: expected one of {names}, found {', '.join(missing)}")
         return replace(self, prompts=tuple(prompt for prompt in self.prompts if prompt.category in categories))
 
     def of(self, category: str | None) -> tuple[Conversation, ...]:
-        """What a point sends; None: all."""
+        """Prompts of a category, which a point sends; None: all."""
         return tuple(prompt for prompt in self.prompts if category in (None, prompt.category))
 
     def exactly(self, number: int) -> PromptList:
-        """The first `number` of each category; where there are fewer they are repeated, under new names."""
+        """The first `number` of each category; fewer are repeated under new names."""
         prompts: list[Conversation] = []
         for category in self.categories or (None,):
             matching = self.of(category)
@@ -67,9 +73,8 @@ class PromptList:
         )
 
 
-class _PromptMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    role: str
-    content: str
+class _PromptMessage(Message, frozen=True, forbid_unknown_fields=True):
+    pass
 
 
 class _PromptLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,10 +86,7 @@ class _PromptLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def read_prompt_list(name_or_path: str, *, split: str | None = None) -> PromptList:
-    """A set of the hub by its name, a SPEED-Bench folder, or a file of our own.
-
-    Raises ConfigError for what is none, and for a set that is neither cached nor to be had.
-    """
+    """A hub data set, a SPEED-Bench folder or a file of ours; raises ConfigError for anything else."""
     path = Path(name_or_path)
     if name_or_path in HUB_SETS and not path.exists():
         source, prompts = read_hub_set(name_or_path)
@@ -111,8 +113,7 @@ def _read_file(file: Path) -> Iterable[Conversation]:
         if sum(way is not None for way in ways) != 1:
             raise ConfigError(f"{where}: expected one of prompt, turns and messages", hint=HINT)
         texts = line.turns if line.prompt is None else (line.prompt,)
-        turns = tuple(PromptTurn("user", text) for text in texts or ())
-        turns += tuple(PromptTurn(message.role, message.content) for message in line.messages or ())
+        turns = prompt_turns(texts or (), line.messages or ())
         yield Conversation(id=line.id or f"line{index + 1}", turns=turns, category=line.category)
 
 

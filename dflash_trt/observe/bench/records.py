@@ -22,7 +22,7 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 
 
 class BenchRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of all: what a file says beyond its fields is an error."""
+    """Base of all records; unknown fields in a file are errors."""
 
 
 class LoadMachine(BenchRecord, frozen=True, kw_only=True):
@@ -73,9 +73,9 @@ class BenchRun(BenchRecord, frozen=True, kw_only=True):
     versions: dict[str, str]
     client: LoadMachine
     server: str | None = None
-    """The server's hardware, as the user told it: '8x B300'."""
+    """The server's hardware, as the user stated it: '8x B300'."""
     num_gpus: Positive | None = None
-    """Of each server, as the user told it; without it throughput is per server."""
+    """GPUs of each server, as the user stated them; None: throughput is per server."""
     prompt_set: PromptSet
     request: RequestSettings
     concurrencies: tuple[Positive, ...]
@@ -102,7 +102,7 @@ class RequestCounts(BenchRecord, frozen=True, kw_only=True):
     failed: Count = 0
     timed_out: Count = 0
     cut: Count = 0
-    """Of the completed, those that max_tokens ended."""
+    """Completed requests that max_tokens ended."""
     errors: dict[str, Positive] = {}
     """What the failed and timed-out said, and how often."""
 
@@ -133,7 +133,7 @@ class RequestRow(BenchRecord, frozen=True, kw_only=True):
     finish: str | None = None
     category: str | None = None
     acceptance: Acceptance | None = None
-    """Where the server tells it with each answer."""
+    """Acceptance of this request, if the server reports it with the answer."""
 
 
 class RecordedAcceptance(BenchRecord, frozen=True, kw_only=True):
@@ -141,9 +141,9 @@ class RecordedAcceptance(BenchRecord, frozen=True, kw_only=True):
 
     source: Literal["counters", "gauges", "per request", "not published"]
     counts: Acceptance | None = None
-    """Where the server tells them: passes without drafts are in none of its counts."""
+    """Counts, if the server publishes them; passes without drafts are in none of them."""
     tau_of_drafting_passes: Annotated[float, msgspec.Meta(ge=1, le=1e6)] | None = None
-    """That of the counts, or where only an average is published, this. None where no pass was made."""
+    """Computed from the counts, or the published average; None without a drafting pass."""
     why: str | None = None
     """Where it is not published."""
     how: str | None = None
@@ -182,7 +182,7 @@ class BenchPoint(BenchRecord, frozen=True, kw_only=True):
     """The measured interval."""
     input_tokens: Count
     output_tokens: Count
-    """Of the completed requests, as the server counts them."""
+    """Output tokens of the completed requests, by the server's own count."""
     output_tokens_per_second: Amount
     ttft_seconds: Distribution | None = None
     itl_seconds: Distribution | None = None

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The directory of a run: run.json, and points/METHOD/[CATEGORY/]cCONCURRENCY.json, each complete or absent.
 
-A run is gone on with by its own settings only.
+A run is continued with its own settings only. `load_runs` and `workloads` put several runs side by side.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
@@ -16,12 +17,15 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
 from dflash_trt.files.read import open_file
 from dflash_trt.files.write import OutputKind, new_file
-from dflash_trt.observe.bench.records import SCHEMA, BenchPoint, BenchRecord, BenchRun, request_of
+from dflash_trt.observe.bench.records import SCHEMA, BenchMethod, BenchPoint, BenchRecord, BenchRun, request_of
+from dflash_trt.observe.plots.curves import TITLES
+
+BASELINE = "none"
 
 RUN_FILE = "run.json"
 SETTINGS = ("seed", "server", "num_gpus", "concurrencies")
 VERSIONS = ("dflash_trt", "aiperf")
-"""Whose change makes another run, beside settings, prompts and methods."""
+"""Versions whose change makes another run, as settings, prompts and methods do."""
 OTHER_RUN = "give another -o, or the settings with which it was begun"
 HINT = "`dflash-trt bench run -o RUN` writes it"
 
@@ -35,29 +39,26 @@ RECORD = OutputKind(name="a record of a bench run", recognizes=_is_ours, form="f
 
 
 def write_run(directory: Path, run: BenchRun) -> None:
-    """Writes run.json, in place of an older one; raises BuildError where that cannot be."""
+    """Writes run.json, in place of an older one; raises BuildError."""
     _write(directory / RUN_FILE, run)
 
 
 def write_point(directory: Path, point: BenchPoint) -> Path:
-    """Writes a point that is done, in place of an older one, and returns its file; raises BuildError as above."""
-    file = point_file(directory, point.method, point.category, point.concurrency)
-    _write(file, point)
-    return file
+    """Writes a finished point, in place of an older one, and returns its file; raises BuildError."""
+    return _write(point_file(directory, point.method, point.category, point.concurrency), point)
 
 
 def point_file(directory: Path, method: str, category: str | None, concurrency: int) -> Path:
-    folder = directory / "points" / method / (category or "")
-    return folder / f"c{concurrency}.json"
+    return directory / "points" / method / (category or "") / f"c{concurrency}.json"
 
 
 def read_run(directory: Path) -> BenchRun:
-    """run.json; raises ConfigError for what is no run."""
+    """The run in `directory`; raises ConfigError for anything else."""
     return read_json(directory / RUN_FILE, BenchRun, ConfigError, what=f"a run of {SCHEMA}", hint=HINT)
 
 
 def read_point(directory: Path, method: str, category: str | None, concurrency: int) -> BenchPoint | None:
-    """That point, or None where it is not measured yet; raises ConfigError for what is no point, or another's."""
+    """The point, or None if it is not measured yet; raises ConfigError for any other file at its place."""
     file = point_file(directory, method, category, concurrency)
     if not file.exists():
         return None
@@ -76,10 +77,7 @@ def read_points(directory: Path, run: BenchRun) -> tuple[BenchPoint, ...]:
 
 
 def begin_run(directory: Path, run: BenchRun) -> BenchRun:
-    """The run that is measured: one that was begun with the same settings, or `run`, which is written.
-
-    Raises ConfigError for a directory that holds something else, or a run of other settings, and says which.
-    """
+    """Continues a run of the same settings or writes `run`; raises ConfigError naming what differs."""
     if not (directory / RUN_FILE).exists():
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise ConfigError(f"{directory} is not empty, and no run of this command", hint="give another -o")
@@ -101,12 +99,8 @@ def differences(begun: BenchRun, wanted: BenchRun) -> Iterator[str]:
             yield f"{name}: {_text(old.get(name))} there, {_text(new.get(name))} asked for"
 
 
-def settings_warnings(run: BenchRun) -> tuple[str, ...]:
-    """Where methods cannot be compared as they stand, and points that never reach their concurrency."""
-    return tuple(_warnings(run))
-
-
-def _warnings(run: BenchRun) -> Iterator[str]:
+def settings_warnings(run: BenchRun) -> Iterator[str]:
+    """Settings that make methods incomparable, and concurrencies that the prompts never reach."""
     requests = {method.name: msgspec.to_builtins(request_of(run.request, method)) for method in run.methods}
     for field in msgspec.to_builtins(run.request):
         values = {name: request[field] for name, request in requests.items()}
@@ -144,6 +138,99 @@ def add_warnings(directory: Path, texts: Sequence[str]) -> None:
         write_run(directory, msgspec.structs.replace(run, warnings=(*run.warnings, *warnings)))
 
 
-def _write(file: Path, record: BenchRecord) -> None:
+def _write(file: Path, record: BenchRecord) -> Path:
     with new_file(file, RECORD, force=True) as new:
         new.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+    return file
+
+
+class LoadedRun(msgspec.Struct, frozen=True):
+    directory: Path
+    run: BenchRun
+    points: tuple[BenchPoint, ...]
+
+
+class MethodSeries(msgspec.Struct, frozen=True):
+    """One method of one run, on one workload."""
+
+    name: str
+    """The method's, with the run's where two runs have one of that name."""
+    run: BenchRun
+    method: BenchMethod
+    points: tuple[BenchPoint, ...]
+    """By concurrency."""
+
+    @property
+    def title(self) -> str:
+        return TITLES.get(self.name, self.name)
+
+    def at(self, concurrency: int) -> BenchPoint | None:
+        """The point there, unless nothing completed."""
+        return next((p for p in self.points if p.concurrency == concurrency and p.requests.completed), None)
+
+
+class Workload(msgspec.Struct, frozen=True):
+    """A set of prompts, or one category of it."""
+
+    prompt_set: str
+    category: str | None
+    series: tuple[MethodSeries, ...]
+
+    @property
+    def title(self) -> str:
+        return self.prompt_set if self.category is None else f"{self.prompt_set}, {self.category}"
+
+    def baseline(self) -> MethodSeries | None:
+        """Plain decoding, if it was measured."""
+        return next((series for series in self.series if series.name == BASELINE), None)
+
+    def compared(self) -> tuple[MethodSeries, ...]:
+        return tuple(series for series in self.series if series.name != BASELINE)
+
+
+def load_runs(directories: Sequence[Path]) -> tuple[LoadedRun, ...]:
+    """Loads runs; raises ConfigError for anything else, and for a run without points."""
+    loaded = []
+    for directory in directories:
+        run = read_run(directory)
+        points = read_points(directory, run)
+        if not any(point.requests.completed for point in points):
+            raise ConfigError(
+                f"{directory}: expected a point with a completed request, found {len(points)} points without",
+                hint="let `dflash-trt bench run` finish; it resumes where it stopped",
+            )
+        loaded.append(LoadedRun(directory, run, points))
+    return tuple(loaded)
+
+
+def workloads(runs: Sequence[LoadedRun]) -> tuple[Workload, ...]:
+    """Every set of prompts as a whole, then its categories, where there is a point; runs of one set are merged."""
+    result = []
+    for key in dict.fromkeys(_key(run) for run in runs):
+        of_set = [run for run in runs if _key(run) == key]
+        categories = dict.fromkeys(category for loaded in of_set for category in loaded.run.prompt_set.categories)
+        for category in (None, *categories):
+            series = _series(of_set, category)
+            if series:
+                result.append(Workload(key[0], category, series))
+    return tuple(result)
+
+
+def _key(loaded: LoadedRun) -> tuple[str, str]:
+    return loaded.run.prompt_set.name, loaded.run.prompt_set.sha256
+
+
+def _series(runs: Sequence[LoadedRun], category: str | None) -> tuple[MethodSeries, ...]:
+    names = Counter(method.name for loaded in runs for method in loaded.run.methods)
+    series: list[MethodSeries] = []
+    for loaded in runs:
+        for method in loaded.run.methods:
+            points = [p for p in loaded.points if p.method == method.name and p.category == category]
+            if points:
+                is_first = not any(earlier.method.name == method.name for earlier in series)
+                name = method.name
+                if names[name] > 1 and not (name == BASELINE and is_first):
+                    name = f"{TITLES.get(name, name)} ({loaded.directory.name})"
+                ordered = tuple(sorted(points, key=lambda p: p.concurrency))
+                series.append(MethodSeries(name, loaded.run, method, ordered))
+    return tuple(series)

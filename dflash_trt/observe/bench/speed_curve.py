@@ -1,20 +1,78 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The curve of each method, and how many times the throughput one gives where users get the same speed."""
+"""The curve of each method, and how many times the throughput one gives where users get the same speed.
+
+Intervals: completed requests are resampled with replacement NUM_SAMPLES times, and each figure is computed from every
+sample; an interval spans the middle 95 %. That is the spread between prompts, not between runs, machines or days.
+"""
 
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from dflash_trt.observe.bench.bootstrap import NUM_SAMPLES, Samples, interval, point_rates
-from dflash_trt.observe.bench.workloads import BASELINE, MethodSeries, Workload
-from dflash_trt.observe.plots.pareto import frontier, rate_between
+from dflash_trt.observe.bench.records import BenchPoint, RequestRow
+from dflash_trt.observe.bench.run_directory import BASELINE, MethodSeries, Workload
+from dflash_trt.observe.plots.curves import frontier, rate_between
 
 ROUND = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 ANNOUNCED_SPEED = 550.0  # tokens/s/user: the middle of the announcement's range
+NUM_SAMPLES = 1000
+ENDS = (2.5, 97.5)
+Samples = NDArray[np.float64]
+
+
+def interval(values: Samples) -> tuple[float, float] | None:
+    """The middle 95 % of `values` [NUM_SAMPLES]; None where some sample gave no figure."""
+    if not np.isfinite(values).all():
+        return None
+    low, high = np.percentile(values, ENDS)
+    return float(low), float(high)
+
+
+def request_rate(rows: Sequence[RequestRow]) -> float | None:
+    """Tokens a second of one request, from sending it to its last token: sum of tokens / sum of seconds."""
+    seconds = sum(row.seconds for row in rows)
+    return sum(row.output_tokens for row in rows) / seconds if seconds else None
+
+
+def request_rates(rows: Sequence[RequestRow], seed: int, name: str) -> Samples:
+    """`request_rate` of each sample; `name` makes samples of different rows independent."""
+    indices = _resample(len(rows), seed, name)
+    tokens = np.array([row.output_tokens for row in rows], dtype=float)
+    seconds = np.array([row.seconds for row in rows])
+    return _divide(tokens[indices].sum(axis=1), seconds[indices].sum(axis=1))
+
+
+def point_rates(point: BenchPoint, seed: int, name: str) -> tuple[Samples, Samples]:
+    """(one user's speed, throughput) of each sample: the point's own figures, moved as its requests move."""
+    indices = _resample(len(point.rows), seed, name)
+    tokens = np.array([row.output_tokens for row in point.rows], dtype=float)
+    seconds = np.array([row.seconds for row in point.rows])
+    whole = _divide(tokens[indices].sum(axis=1), seconds[indices].sum(axis=1)) / _divide(tokens.sum(), seconds.sum())
+    waits = np.array([np.nan if row.ttft_seconds is None else row.ttft_seconds for row in point.rows])
+    user = np.where(tokens > 1, _divide(tokens - 1, seconds - waits), np.nan)
+    measured = user[np.isfinite(user)]
+    if point.user_tokens_per_second is None or not len(measured):
+        return np.full(NUM_SAMPLES, np.nan), point.output_tokens_per_second * whole
+    medians = np.median(measured[_resample(len(measured), seed, name)], axis=1)
+    return point.user_tokens_per_second.p50 * medians / np.median(measured), point.output_tokens_per_second * whole
+
+
+def _resample(count: int, seed: int, name: str) -> NDArray[np.int64]:
+    """Indices [NUM_SAMPLES, count] of resampled rows; the same for the same seed and name."""
+    generator = np.random.default_rng((abs(seed), zlib.crc32(name.encode())))
+    return generator.integers(count, size=(NUM_SAMPLES, count))
+
+
+def _divide(above: Samples | np.float64, below: Samples | np.float64) -> Samples:
+    """NaN where `below` is not above 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(np.asarray(below) > 0, np.divide(above, below), np.nan)
 
 
 class SpeedPoint(msgspec.Struct, frozen=True):
@@ -31,7 +89,7 @@ class SpeedCurve(msgspec.Struct, frozen=True):
     points: tuple[SpeedPoint, ...]
     """All that are measured, by concurrency."""
     front: tuple[SpeedPoint, ...]
-    """Those that no other beats, fastest user first: what is read between."""
+    """Points that no other beats, fastest user first; speeds are interpolated between them."""
 
 
 class MeasuredSpeedup(msgspec.Struct, frozen=True):
@@ -54,7 +112,7 @@ class AtSpeed(msgspec.Struct, frozen=True):
 
 
 def num_gpus(workload: Workload) -> int | None:
-    """What throughput is divided by, if every run tells it."""
+    """GPUs that throughput is divided by, if every run states them."""
     counts = [series.run.num_gpus for series in workload.series]
     return None if None in counts else max(count or 1 for count in counts)
 
@@ -65,7 +123,7 @@ def gpus_of(series: MethodSeries, workload: Workload) -> int:
 
 
 def curve(series: MethodSeries, gpus: int) -> SpeedCurve:
-    """Of all points where a user's speed is known."""
+    """The curve through all points where a user's speed is known."""
     points = tuple(
         SpeedPoint(point.user_tokens_per_second.p50, point.output_tokens_per_second / gpus, point.concurrency)
         for point in series.points
@@ -124,7 +182,7 @@ def _at_speed(
 
 
 def ends(line: SpeedCurve, per: str) -> str:
-    """Where a curve ends, in words."""
+    """The ends of a curve, in words."""
     if not line.front:
         return f"{line.title}: no point"
     fast, slow = line.front[0], line.front[-1]

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All points of a run, one after another; those that are done are kept."""
+"""Measures all points of a run in turn; finished points are kept."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from dflash_trt.errors import EndpointError
-from dflash_trt.observe.bench.aiperf_run import AiperfLoad, body_fields, run_load
-from dflash_trt.observe.bench.measured_point import measured_point
-from dflash_trt.observe.bench.prompt_list import PromptList
-from dflash_trt.observe.bench.records import BenchMethod, BenchPoint, BenchRun, RequestSettings, request_of
-from dflash_trt.observe.bench.run_directory import add_warnings, point_file, read_point, write_point
+from dflash_trt.observe.bench.aiperf_export import measured_point
+from dflash_trt.observe.bench.aiperf_run import VERSION, AiperfLoad, body_fields, run_load
+from dflash_trt.observe.bench.experiment import Experiment, MethodServer
+from dflash_trt.observe.bench.records import BenchPoint, BenchRun, RequestSettings, request_of
+from dflash_trt.observe.bench.run_directory import add_warnings, begin_run, point_file, read_point, write_point
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import Runtime, identify
 from dflash_trt.observe.endpoints.meters import acceptance_during, meter
@@ -24,14 +24,7 @@ WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MethodServer:
-    method: BenchMethod
-    opened: Callable[[], AbstractContextManager[str]]
-    """Gives the URL, and ends what was started for it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedPoint:
+class SweepPoint:
     method: str
     category: str | None
     concurrency: int
@@ -40,79 +33,87 @@ class PlannedPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """What every point of a run shares."""
+    """An experiment as it is measured into a directory."""
 
     directory: Path
+    experiment: Experiment
     run: BenchRun
-    prompts: PromptList
+    """The run as it was begun, which may have been earlier."""
     aiperf: Path
-    timeout_seconds: float
-    api_key: str | None
 
-    def missing(self, method: str) -> list[PlannedPoint]:
-        """The points of a method that are not measured yet; raises ConfigError for a file that is no point."""
-        return [plan for plan in self.plan(method) if self._read(plan) is None]
+    @classmethod
+    def begin(cls, experiment: Experiment, output: Path, aiperf: Path, command: tuple[str, ...]) -> Sweep:
+        """Begins or continues the run in `output`."""
+        versions = {**experiment.run.versions, "aiperf": VERSION}
+        wanted = msgspec.structs.replace(experiment.run, command=command, versions=versions)
+        return cls(directory=output, experiment=experiment, run=begin_run(output, wanted), aiperf=aiperf)
 
-    def plan(self, method: str) -> list[PlannedPoint]:
+    def missing(self, method: str) -> list[SweepPoint]:
+        """The points of a method that are not measured yet; raises ConfigError for any other file."""
+        return [point for point in self.points(method) if self._read(point) is None]
+
+    def points(self, method: str) -> list[SweepPoint]:
         """All points of a method, in the order in which they are measured."""
         return [
-            PlannedPoint(
+            SweepPoint(
                 method=method,
                 category=category,
                 concurrency=concurrency,
-                num_requests=sum(prompt.num_requests for prompt in self.prompts.of(category)),
+                num_requests=sum(prompt.num_requests for prompt in self.experiment.prompts.of(category)),
             )
             for category in self.run.prompt_set.categories or (None,)
             for concurrency in self.run.concurrencies
         ]
 
     def measure(
-        self, server: MethodServer, progress: Callable[[PlannedPoint, int], None]
-    ) -> Iterator[tuple[PlannedPoint, BenchPoint, list[str]]]:
+        self, server: MethodServer, progress: Callable[[SweepPoint, int], None]
+    ) -> Iterator[tuple[SweepPoint, BenchPoint, list[str]]]:
         """The missing points of one method, each written when it is done, with what a reader must be warned of.
 
-        `progress` hears how many answers of a point have come. Raises EndpointError where the server does not answer,
+        `progress` gets the number of a point's answers so far. Raises EndpointError where the server does not answer,
         or not with what a measurement needs.
         """
-        if not (plans := self.missing(server.method.name)):
+        if not (points := self.missing(server.method.name)):
             return
         with ExitStack() as stack:
             url = stack.enter_context(server.opened())
-            client = stack.enter_context(Client(url, api_key=self.api_key, timeout=self.timeout_seconds))
+            client = stack.enter_context(
+                Client(url, api_key=self.experiment.api_key, timeout=self.experiment.timeout_seconds)
+            )
             runtime = identify(client, model=server.method.model)
             request = request_of(self.run.request, server.method)
             self._warm_up(client, runtime, request)
-            for plan in plans:
-                yield plan, *self._measure(plan, client, runtime, request, progress)
+            for point in points:
+                yield point, *self._measure(point, client, runtime, request, progress)
 
     def _measure(
-        self, plan: PlannedPoint, client: Client, runtime: Runtime, request: RequestSettings,
-        progress: Callable[[PlannedPoint, int], None],
+        self, point: SweepPoint, client: Client, runtime: Runtime, request: RequestSettings,
+        progress: Callable[[SweepPoint, int], None],
     ) -> tuple[BenchPoint, list[str]]:  # fmt: skip
-        progress(plan, 0)
+        progress(point, 0)
         load = AiperfLoad(
-            url=client.url, model=runtime.model, prompts=self.prompts.of(plan.category), request=request,
-            concurrency=plan.concurrency, seed=self.run.seed, timeout_seconds=self.timeout_seconds,
-            api_key=self.api_key,
+            url=client.url, model=runtime.model, prompts=self.experiment.prompts.of(point.category), request=request,
+            concurrency=point.concurrency, seed=self.run.seed, timeout_seconds=self.experiment.timeout_seconds,
+            api_key=self.experiment.api_key,
         )  # fmt: skip
-        file = point_file(self.directory, plan.method, plan.category, plan.concurrency)
+        file = point_file(self.directory, point.method, point.category, point.concurrency)
         with acceptance_during(meter(client, runtime)) as end:
             output = file.parent / "aiperf" / file.stem
-            export = run_load(self.aiperf, load, output, lambda num_answers: progress(plan, num_answers))
+            export = run_load(self.aiperf, load, output, lambda num_answers: progress(point, num_answers))
             observed = end()
-        point = measured_point(
-            export, observed, method=plan.method, category=plan.category, concurrency=plan.concurrency,
+        measured = measured_point(
+            export, observed, method=point.method, category=point.category, concurrency=point.concurrency,
             seed=self.run.seed,
         )  # fmt: skip
-        write_point(self.directory, point)
-        warnings = list(_warnings(point, plan, observed.output_tokens))
+        write_point(self.directory, measured)
+        warnings = list(_warnings(measured, point.num_requests, observed.output_tokens))
         add_warnings(self.directory, warnings)
-        return point, warnings
+        return measured, warnings
 
     def _warm_up(self, client: Client, runtime: Runtime, request: RequestSettings) -> None:
-        """One short answer: what is wrong with the requests is said before there are hundreds."""
+        """Asks for one short answer, so that a bad request fails before hundreds are sent."""
         short = msgspec.structs.replace(request, max_tokens=min(request.max_tokens, WARM_UP_TOKENS))
-        turns = self.prompts.prompts[0].turns
+        turns = self.experiment.prompts.prompts[0].turns
         until = next(index for index, turn in enumerate(turns, start=1) if turn.role == "user")
         body = {"model": runtime.model, **body_fields(short, self.run.seed)}
         is_chat = request.template == "chat"
@@ -120,25 +121,25 @@ class Sweep:
             body["messages"] = [{"role": turn.role, "content": turn.text} for turn in turns[:until]]
         else:
             body["prompt"] = turns[0].text
-        answer = client.answer(body, is_chat=is_chat, deadline_seconds=self.timeout_seconds)
+        answer = client.answer(body, is_chat=is_chat, deadline_seconds=self.experiment.timeout_seconds)
         if answer.output_tokens is None:
             raise EndpointError(
                 f"{client.url}: the server does not count tokens in its stream",
                 hint="it must answer stream_options.include_usage",
             )
 
-    def _read(self, plan: PlannedPoint) -> BenchPoint | None:
-        return read_point(self.directory, plan.method, plan.category, plan.concurrency)
+    def _read(self, point: SweepPoint) -> BenchPoint | None:
+        return read_point(self.directory, point.method, point.category, point.concurrency)
 
 
-def _warnings(point: BenchPoint, plan: PlannedPoint, server_tokens: int | None) -> Iterator[str]:
+def _warnings(point: BenchPoint, num_planned: int, server_tokens: int | None) -> Iterator[str]:
     where, requests = point.name, point.requests
     if lost := requests.failed + requests.timed_out:
         yield f"{where}: {lost} of {requests.sent} requests failed or timed out"
-    if requests.sent != plan.num_requests:
-        yield f"{where}: {requests.sent} of {plan.num_requests} planned requests were sent"
+    if requests.sent != num_planned:
+        yield f"{where}: {requests.sent} of {num_planned} planned requests were sent"
     elif not lost and server_tokens is not None and server_tokens != point.output_tokens:
         yield (
             f"{where}: the server counted {server_tokens} output tokens, its answers have {point.output_tokens}:"
-            " somebody else asked it meanwhile, and acceptance is of both"
+            " another client asked it meanwhile, and acceptance is of both"
         )

@@ -9,8 +9,8 @@ from typing import Literal
 
 from dflash_trt.files.write import OutputKind, new_directory
 from dflash_trt.observe.bench import report_tables
-from dflash_trt.observe.bench.bootstrap import NUM_SAMPLES
 from dflash_trt.observe.bench.comparison_report import BenchReport
+from dflash_trt.observe.bench.speed_curve import NUM_SAMPLES
 from dflash_trt.observe.pages.page_templates import PAGE, render
 from dflash_trt.observe.plots.curves import NARROW, Plot, draw, svg
 from dflash_trt.observe.plots.picture import save_picture

@@ -1,24 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All probes in order, and what they come to."""
+"""Runs all probes in order and draws the conclusions; the diagnosis as a document, tables and lines."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from dflash_trt.errors import ConfigError, EndpointError
+from dflash_trt.errors import ConfigError, EndpointError, printable
 from dflash_trt.files.json_file import read_json
 from dflash_trt.observe.diagnosis import judge, probes
 from dflash_trt.observe.diagnosis.judge import EndpointFinding
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
-from dflash_trt.observe.diagnosis.prober import Prober, chats
-from dflash_trt.observe.diagnosis.probes import Speed
+from dflash_trt.observe.diagnosis.probes import Prober, Speed, chats
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import ServerKind, identify
-from dflash_trt.observe.endpoints.metrics_page import MetricsPage
+from dflash_trt.observe.endpoints.observed_acceptance import MetricsPage
+from dflash_trt.observe.pages.page_templates import Table
+
+SHOWN_POSITIONS = 16
 
 SECONDS = 110.0
 SCHEMA = "dflash-trt/doctor-endpoint/2"
@@ -30,7 +33,7 @@ HINT = "dflash-trt doctor URL --json > healthy.json, while the server is well"
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked and found. A healthy one is the baseline of later ones."""
+    """Probes and findings. A healthy diagnosis is the baseline of later ones."""
 
     schema: str = SCHEMA
     url: str
@@ -41,7 +44,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     acceptance: str
     """From which figures of the server it was read."""
     foreign_tokens: int = 0
-    """Output tokens that the server counted beside ours: then others' acceptance is in these figures."""
+    """Output tokens of other clients, whose acceptance is then in these figures."""
     seconds: float
     groups: list[ProbeGroup]
     speeds: list[Speed]
@@ -59,10 +62,7 @@ def diagnose(
     client: Client, *, model: str | None = None, baseline: Diagnosis | None = None, expected_tau: float | None = None,
     long_tokens: int = probes.LONG_TOKENS, has_load: bool = True, seconds: float = SECONDS,
 ) -> Diagnosis:  # fmt: skip
-    """Asks for at most `seconds`; `client` has a deadline not much later.
-
-    Raises EndpointError where nothing can be asked, or for a baseline of another API.
-    """
+    """Diagnoses within `seconds`; raises EndpointError if nothing answers or `baseline` used another API."""
     began = time.monotonic()
     runtime = identify(client, model=model)
     is_chat = chats(client, runtime)
@@ -98,19 +98,11 @@ def diagnose(
     findings += judge.lossless(kind, short, plain)
     findings += judge.load(kind, speeds)
     return Diagnosis(
-        url=client.url,
-        runtime=kind,
-        version=runtime.version,
-        model=runtime.model,
-        is_chat=is_chat,
-        acceptance=prober.how,
-        foreign_tokens=prober.foreign_tokens,
-        seconds=time.monotonic() - began,
-        groups=groups,
-        speeds=speeds,
-        findings=findings,
+        url=client.url, runtime=kind, version=runtime.version, model=runtime.model, is_chat=is_chat,
+        acceptance=prober.how, foreign_tokens=prober.foreign_tokens, seconds=time.monotonic() - began,
+        groups=groups, speeds=speeds, findings=findings,
         notes=judge.notes(kind, short, seed_1, foreign, thinking) + judge.prefix_hits(kind, again, hits),
-    )
+    )  # fmt: skip
 
 
 def _check(baseline: Diagnosis, is_chat: bool) -> None:
@@ -136,7 +128,7 @@ def _grown(before: tuple[int, int] | None, after: tuple[int, int] | None) -> int
 
 
 def read_baseline(file: Path) -> Diagnosis:
-    """Raises ConfigError for what is none, and for one that found something wrong itself."""
+    """Reads a healthy diagnosis; raises ConfigError for any other file."""
     baseline = read_json(file, Diagnosis, ConfigError, what="a diagnosis", hint=HINT)
     if baseline.schema != SCHEMA:
         raise ConfigError(f"{file}: expected {SCHEMA}, found {baseline.schema}", hint=HINT)
@@ -145,3 +137,46 @@ def read_baseline(file: Path) -> Diagnosis:
             f"{file}: expected the diagnosis of a healthy server, found: {baseline.findings[0].name}", hint=HINT
         )
     return baseline
+
+
+def tables(diagnosis: Diagnosis) -> Iterator[Table]:
+    """The result of each probe, and the speeds if measured."""
+    version = f" {diagnosis.version}" if diagnosis.version else ""
+    title = f"{diagnosis.model} at {diagnosis.url} ({diagnosis.runtime}{version}), {diagnosis.seconds:.0f} s"
+    columns = ("probe", "requests", "prompt tokens", "tau of drafting passes", "accepted at position 1, 2, ... in %")
+    yield Table(title=title, columns=columns, rows=tuple(map(_row, diagnosis.groups)))
+    if diagnosis.speeds:
+        rows = tuple(
+            (
+                str(speed.concurrency),
+                "the server's choice" if speed.draft_length is None else str(speed.draft_length),
+                ", ".join(f"{rate:.0f}" for rate in speed.tokens_per_second),
+            )
+            for speed in diagnosis.speeds
+        )
+        of_speeds = ("requests at a time", "drafts a step", "tokens/s of all")
+        yield Table(title="speed, one figure a round", columns=of_speeds, rows=rows)
+
+
+def finding_lines(word: str, finding: EndpointFinding) -> Iterator[str]:
+    """A finding, its figure, and what it likely comes from."""
+    yield f"\n{word}: {finding.name}\n  {printable(finding.figure)}"
+    if len(finding.causes) > 1:
+        yield "  likely causes, in this order:"
+    for number, cause in enumerate(finding.causes, 1):
+        yield f"  {number}. {cause.what}\n     see     {cause.source}\n     change  {cause.setting}"
+
+
+def _row(group: ProbeGroup) -> tuple[str, ...]:
+    if not group.samples:
+        return group.name, "0", "-", "-", f"not asked: {group.why_not}"
+    lengths = [sample.input_tokens for sample in group.samples if sample.input_tokens is not None]
+    shares = " ".join(f"{share * 100:.0f}" for share in group.shares_by_position[:SHOWN_POSITIONS])
+    remark = f"{shares} ({group.why_not})" if group.why_not else shares
+    return (
+        group.name,
+        str(len(group.samples)),
+        f"{min(lengths)} to {max(lengths)}" if lengths else "-",
+        "-" if group.tau_of_drafting_passes is None else f"{group.tau_of_drafting_passes:.2f}",
+        remark,
+    )

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong, from the groups of a diagnosis; pure functions. A client sees acceptance, no layers: where several
-causes look alike, all are named, the likeliest first.
+"""Finds faults in the groups of a diagnosis, and names their causes (causes.json); pure functions.
+
+A client sees acceptance, no layers: where several causes look alike, all are named, the likeliest first.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from statistics import fmean
 
 import msgspec
 
-from dflash_trt.observe.diagnosis.causes import Cause, causes
+from dflash_trt.errors import ConfigError
+from dflash_trt.files.json_file import read_json
 from dflash_trt.observe.diagnosis.noise import (
     MIN_SAMPLES,
     is_first_compared,
@@ -25,21 +29,52 @@ from dflash_trt.observe.endpoints.identify import ServerKind
 NEAR_ZERO = 0.25
 """Accepted drafts a pass: documented failures show 0.02 to 0.16 (tau 1.02 to 1.16), the poorest healthy uses 0.9."""
 COLLAPSED = 0.2
-"""Of the short prompts' accepted drafts a pass: what is left at long contexts, or is worth a note at temperature 1."""
+"""Share of the short prompts' accepted drafts below which long contexts, or temperature 1, have collapsed."""
 PAIRED = 0.05
-"""The smallest loss of accepted drafts on the same prompts that is told."""
+"""The smallest loss of accepted drafts on the same prompts that is reported."""
 SAMPLED = 0.5
-"""The same at temperature 1, where the text of a seed need not be the same, and its acceptance varies with it."""
+"""The smallest reported loss at temperature 1, where a seed's text and so its acceptance may vary."""
 MILD, SEVERE = 0.25, 0.5
 """Losses of accepted drafts that make other causes likelier."""
 SLOWER = 0.75
-"""Of plain decoding's speed, beyond doubt: small differences change with the load."""
+"""Share of plain decoding's speed below which drafts cost time; smaller differences vary with the load."""
 RARE = 0.1
 """Acceptance at a position below which a draft is seldom worth its verification."""
 
 
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    """A likely cause, for the runtime that was asked."""
+
+    name: str
+    what: str
+    source: str
+    setting: str
+
+
+class CauseEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A cause, for every runtime."""
+
+    what: str
+    source: str
+    setting: str
+    """For runtimes that are not in `settings`."""
+    settings: dict[ServerKind, str] = {}
+
+
+@cache
+def cause_entries() -> dict[str, CauseEntry]:
+    return read_json(
+        Path(__file__).with_name("causes.json"), dict[str, CauseEntry], ConfigError, what="the package's data"
+    )
+
+
+def causes(kind: ServerKind, *names: str) -> list[Cause]:
+    entries = [(name, cause_entries()[name]) for name in names]
+    return [Cause(name=n, what=e.what, source=e.source, setting=e.settings.get(kind, e.setting)) for n, e in entries]
+
+
 class EndpointFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is wrong, or that is worth knowing."""
+    """A fault, or a fact worth knowing."""
 
     name: str
     figure: str
@@ -48,7 +83,7 @@ class EndpointFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def not_seen(kind: ServerKind, short: ProbeGroup, unreadable: str) -> list[EndpointFinding]:
-    """What could not be read or asked is never health."""
+    """Unreadable metrics and missing answers are findings, never health."""
     findings = []
     if unreadable:
         findings.append(_finding(kind, "metrics cannot be read", unreadable, "metrics"))
@@ -166,9 +201,10 @@ def load(kind: ServerKind, speeds: list[Speed]) -> list[EndpointFinding]:
         drafted, plain = rates.get(None, []), rates.get(0, [])
         if is_ratio_below(drafted, plain, SLOWER):
             best = max(rates, key=lambda length: fmean(rates[length]))
+            length = "the server's choice" if best is None else best
             figure = (
                 f"{concurrency} at a time: {fmean(drafted):.0f} tokens/s with drafts, {fmean(plain):.0f} without;"
-                f" best with a draft length of {'the server choice' if best is None else best}"
+                f" best with a draft length of {length}"
             )
             findings.append(_finding(kind, "slower than plain decoding", figure, "batch"))
     return findings
@@ -177,18 +213,18 @@ def load(kind: ServerKind, speeds: list[Speed]) -> list[EndpointFinding]:
 def notes(
     kind: ServerKind, short: ProbeGroup, drawn: ProbeGroup, foreign: ProbeGroup, thinking: tuple[ProbeGroup, ProbeGroup]
 ) -> list[EndpointFinding]:
-    """What is worth knowing, and wrong only for who expects otherwise."""
-    findings = []
-    if is_share_below(*_values(foreign, short), 0.5):
-        figure = f"{_tau(foreign)} in other languages, {_tau(short)} in English"
-        findings.append(_finding(kind, "other languages are drafted worse", figure, "language"))
-    if is_share_below(*_values(drawn, short), COLLAPSED):
-        figure = f"{_tau(drawn)} at temperature 1, {_tau(short)} at 0"
-        findings.append(_finding(kind, "few drafts are accepted when sampling", figure, "independent"))
-    for worse, better in (thinking, thinking[::-1]):
-        if is_share_below(*_values(worse, better), 0.5):
-            figure = f"{_tau(worse)} with {worse.name}, {_tau(better)} with {better.name}"
-            findings.append(_finding(kind, f"drafted worse with {worse.name}", figure, "thinking"))
+    """Facts worth knowing that are faults only for some uses."""
+    compared = [
+        (foreign, "in other languages", short, "in English", 0.5, "other languages are drafted worse", "language"),
+        (drawn, "at temperature 1", short, "at 0", COLLAPSED, "few drafts are accepted when sampling", "independent"),
+        *((w, f"with {w.name}", b, f"with {b.name}", 0.5, f"drafted worse with {w.name}", "thinking")
+          for w, b in (thinking, thinking[::-1])),
+    ]  # fmt: skip
+    findings = [
+        _finding(kind, name, f"{_tau(worse)} {where}, {_tau(better)} {usually}", cause)
+        for worse, where, better, usually, share, name, cause in compared
+        if is_share_below(*_values(worse, better), share)
+    ]
     # Where a server verifies fewer drafts at times, a late position's share says less about the draft than about that.
     is_whole = (short.draft_length or 0) > 0.9 * len(short.shares_by_position)
     shares = short.shares_by_position if is_whole else []
@@ -222,7 +258,7 @@ def _values(group: ProbeGroup, reference: ProbeGroup) -> tuple[list[float], list
 
 
 def _paired_loss(group: ProbeGroup, reference: ProbeGroup, smallest: float = PAIRED) -> float | None:
-    """Of accepted drafts, on the same prompts."""
+    """Share of accepted drafts lost on the same prompts; None if that is noise or small."""
     return paired_loss(*_comparable(group, reference), smallest)
 
 

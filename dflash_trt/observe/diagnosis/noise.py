@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is more than noise. The unit is a request: passes of one request resemble each other.
+"""Tests for differences beyond noise. The unit is a request: passes of one request resemble each other.
 
 Every test is one-sided at 99.95 %: a diagnosis makes a handful, and a healthy server must hear nothing in years.
 """

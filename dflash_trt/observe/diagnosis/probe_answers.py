@@ -1,11 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one request of a probe brought, and probes as groups of them."""
+"""Results of a probe's requests, in groups, and the prompts they ask."""
 
 from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
 
 import msgspec
 
 from dflash_trt.api.acceptance import Acceptance
+from dflash_trt.errors import ConfigError
+from dflash_trt.files.json_file import read_json
+from dflash_trt.files.read import read_text
+
+CONTINUE = "Continue this Python file.\n\n```python\n"
 
 UNPUBLISHED = Acceptance(passes=None, emitted=None, proposed=None)
 
@@ -14,7 +22,7 @@ class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One request. Figures that the server does not publish are None."""
 
     prompt: str
-    """Its name: the same in two diagnoses is the same text."""
+    """Name of the prompt; equal names in two diagnoses mean equal texts."""
     text: str
     """SHA-256 of the answer, of what was thought, too."""
     output_tokens: int
@@ -23,7 +31,7 @@ class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     acceptance: Acceptance | None = None
     tau_of_drafting_passes: float | None = None
-    """Of these counts; where the server publishes only an average, that."""
+    """Computed from the counts, or the average where a server publishes only that."""
 
     @property
     def accepted_per_pass(self) -> float | None:
@@ -76,3 +84,38 @@ class ProbeGroup(msgspec.Struct, frozen=True, kw_only=True):
             sample.prompt: sample.first_acceptance if is_first else sample.accepted_per_pass for sample in self.samples
         }
         return {name: value for name, value in values.items() if value is not None}
+
+
+class ProbePrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    chat: str
+    """A user's message."""
+    text: str
+    """A completion's prompt."""
+
+
+class Prompts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Name -> question."""
+
+    short: dict[str, ProbePrompt]
+    foreign: dict[str, ProbePrompt]
+
+
+@cache
+def prompts() -> Prompts:
+    return read_json(Path(__file__).with_name("probe_prompts.json"), Prompts, ConfigError, what="the package's data")
+
+
+def passage(index: int, count: int, num_characters: int) -> ProbePrompt:
+    """Passage `index` of `count` of a long text."""
+    text = _source()
+    begin = index * max(0, len(text) - num_characters) // max(1, count)
+    taken = text[begin : begin + num_characters]
+    return ProbePrompt(f"{CONTINUE}{taken}", taken)
+
+
+@cache
+def _source() -> str:
+    """A long text that every installation has: this package's own source code."""
+    package = Path(__file__).parents[2]
+    files = [file for room in ("checkpoint", "cli", "deploy") for file in sorted((package / room).glob("*.py"))]
+    return "\n\n".join(read_text(file, ConfigError, limit=2**20) for file in files)

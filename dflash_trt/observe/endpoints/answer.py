@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one request brought, put together from the events of its stream."""
+"""The answer to one request, assembled from the events of its stream."""
 
 from __future__ import annotations
 
@@ -23,31 +23,20 @@ class Answer:
 
     text: str
     reasoning: str
-    """Of a chat that thinks: `reasoning_content`, or `reasoning`."""
+    """Thinking text of a chat: `reasoning_content` or `reasoning`."""
     finish: str | None
     """The server's `finish_reason`: stop, length, ..."""
     input_tokens: int | None
     """By the server's `usage`, as the two below."""
     output_tokens: int | None
     cached_tokens: int | None
-    """Of the prompt, those from a prefix cache; None where the server does not say."""
+    """Prompt tokens served from the prefix cache; None where the server does not say."""
     emitted: tuple[float, ...]
     """Seconds from the request to each event that carried text."""
     seconds: float
     """From the request to the end of the stream."""
     acceptance: ObservedAcceptance | None
-    """Where the server tells it for each request."""
-
-    @property
-    def ttft_seconds(self) -> float | None:
-        return self.emitted[0] if self.emitted else None
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """(output tokens - 1) / (last text - first text): what its user sees; None where that is not defined."""
-        if self.output_tokens is None or len(self.emitted) < 2 or self.emitted[-1] <= self.emitted[0]:
-            return None
-        return (self.output_tokens - 1) / (self.emitted[-1] - self.emitted[0])
+    """Acceptance of this request, if the server reports it."""
 
 
 class AnswerReader:
@@ -62,7 +51,7 @@ class AnswerReader:
         self._metrics: dict[str, object] = {}
 
     def add(self, event: dict[str, object], seconds: float) -> None:
-        """An event that came `seconds` after the request; raises EndpointError for what is none of OpenAI's."""
+        """An event that came `seconds` after the request; raises EndpointError for an event outside OpenAI's API."""
         self._usage = self._optional(event, "usage", dict) or self._usage
         self._metrics = self._optional(event, "metrics", dict) or self._metrics
         choices = self._optional(event, "choices", list) or []
@@ -87,16 +76,12 @@ class AnswerReader:
         details = self._optional(self._usage, "prompt_tokens_details", dict) or {}
         speculative = self._optional(self._metrics, "speculative_decoding", dict)
         return Answer(
-            text="".join(self._text),
-            reasoning="".join(self._reasoning),
-            finish=self._finish,
+            text="".join(self._text), reasoning="".join(self._reasoning), finish=self._finish,
             input_tokens=self._optional(self._usage, "prompt_tokens", int),
             output_tokens=self._optional(self._usage, "completion_tokens", int),
-            cached_tokens=self._optional(details, "cached_tokens", int),
-            emitted=tuple(self._emitted),
-            seconds=seconds,
-            acceptance=None if speculative is None else of_request(speculative, self._where),
-        )
+            cached_tokens=self._optional(details, "cached_tokens", int), emitted=tuple(self._emitted),
+            seconds=seconds, acceptance=None if speculative is None else of_request(speculative, self._where),
+        )  # fmt: skip
 
     def _optional(self, holder: dict[str, object], name: str, kind: type[T]) -> T | None:
         value = holder.get(name)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import httpx
 
 
-MAX_PAGE_BYTES = 64 * 2**20  # of an answer that is no stream: /metrics of a large deployment has some MiB
+MAX_PAGE_BYTES = 64 * 2**20  # of an answer that is not streamed: /metrics of a large deployment has some MiB
 MAX_ERROR_BYTES = 64 * 2**10
 CONNECT_SECONDS = 10.0
 SLOW_HINT = "is it overloaded? --seconds gives it more time"
@@ -42,7 +42,7 @@ class Client:
         """`url` with or without /v1; `timeout`: seconds for a connection, and for each wait for bytes.
 
         `deadline_seconds` from now every connection is cut, whatever still comes, and requests raise EndpointError.
-        Raises EndpointError for what is no http(s) URL.
+        Raises EndpointError unless it is an http(s) URL.
         """
         import httpx
 
@@ -79,7 +79,7 @@ class Client:
         self._http.close()
 
     def _cut(self) -> None:
-        """Wakes whoever waits for bytes: a server that sends one a second never runs into a time-out."""
+        """Ends all waits for bytes: a server that sends one a second never runs into a time-out."""
         for connection in self._sockets:
             with suppress(OSError):  # closed already
                 connection.shutdown(socket.SHUT_RDWR)
@@ -101,14 +101,9 @@ class Client:
         """`get`, a JSON object; raises EndpointError."""
         return json_object(self.get(path), f"{self.url}{path}", EndpointError, finite=False)
 
-    def answer(
-        self, body: Mapping[str, object], *, is_chat: bool, deadline_seconds: float = 600.0, path: str | None = None
-    ) -> Answer:
-        """A streamed answer to `body` (model, prompt or messages, and fields of sampling), with its times.
-
-        Raises EndpointError where it is refused, breaks off, or has not ended after `deadline_seconds`.
-        """
-        path = PATHS[is_chat] if path is None else path
+    def answer(self, body: Mapping[str, object], *, is_chat: bool, deadline_seconds: float = 600.0) -> Answer:
+        """A streamed answer to `body`, with its times; raises EndpointError if it fails or takes too long."""
+        path = PATHS[is_chat]
         streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
         reader = AnswerReader(f"{self.url}{path}", is_chat=is_chat)
         began = time.perf_counter()
@@ -159,7 +154,7 @@ def base_url(url: str) -> str:
 
 
 def refusal(where: str, status: int, body: bytes) -> EndpointError:
-    """The error for an answer that is no 200."""
+    """The error for an answer other than 200."""
     hint = None
     if status in (401, 403):
         hint = "give the server's key with --api-key-file"
@@ -201,7 +196,7 @@ def _unreachable(where: str, error: httpx.HTTPError) -> EndpointError:
 
 
 def _is_unknown_host(error: BaseException | None) -> bool:
-    """httpx keeps what the resolver said only as the cause of the cause."""
+    """Looks through the causes: httpx keeps the resolver's error only there."""
     while error is not None and not isinstance(error, socket.gaierror):
         error = error.__cause__ or error.__context__
     return error is not None

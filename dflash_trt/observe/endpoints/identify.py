@@ -37,22 +37,18 @@ VERSION_PATHS: dict[ServerKind, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """What a server says that it is."""
+    """A server's runtime and model, as it reports them."""
 
     kind: ServerKind
     version: str | None
     model: str
     """The name that requests must give."""
-    models: tuple[str, ...]
     max_model_len: int | None
     """Tokens of prompt and answer, where it says so."""
 
 
 def identify(client: Client, *, model: str | None = None) -> Runtime:
-    """The runtime behind `client`, and its model: the only one, or `model`.
-
-    Raises EndpointError when nothing answers, when it is no OpenAI-compatible API, or has not that one model.
-    """
+    """The runtime and its model: the only one, or `model`; raises EndpointError if there is no such API or model."""
     try:
         document = client.get_object("/v1/models")
     except EndpointError as error:
@@ -63,15 +59,13 @@ def identify(client: Client, *, model: str | None = None) -> Runtime:
                 status=404,
             ) from None
         raise
-    cards = _cards(document, f"{client.url}/v1/models")
-    card = _chosen(cards, model, client.url)
+    card = _chosen(_cards(document, f"{client.url}/v1/models"), model, client.url)
     kind = OWNERS.get(str(card.get("owned_by"))) or _kind_by_metrics(client)
     length = card.get("max_model_len")
     return Runtime(
         kind=kind,
         version=_version(client, kind),
         model=str(card["id"]),
-        models=tuple(str(each["id"]) for each in cards),
         max_model_len=length if isinstance(length, int) else None,
     )
 

@@ -14,13 +14,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import msgspec
+
+from dflash_trt.api.acceptance import Count
 from dflash_trt.errors import EndpointError
+from dflash_trt.files.json_file import json_document
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import Runtime
-from dflash_trt.observe.endpoints.iteration_meter import IterationMeter
-from dflash_trt.observe.endpoints.metrics_page import MetricsPage
-from dflash_trt.observe.endpoints.observed_acceptance import Meter, ObservedAcceptance, Source, drafting
+from dflash_trt.observe.endpoints.observed_acceptance import Meter, MetricsPage, ObservedAcceptance, Source, drafting
 
+HOW = "specDecodingStats of iterations: drafting passes = numRequestsWithDraftTokens, numDraftTokens, numAcceptedTokens"
 IDLE_SECONDS = 10.0  # for counters that lag behind the last answer, and for requests that were given up
 VLLM = "vllm:spec_decode_num"
 SGLANG_STEPS = "sglang:spec_verify_calls_total"
@@ -28,7 +31,7 @@ TRTLLM = "trtllm_spec_decode"
 
 
 def meter(client: Client, runtime: Runtime) -> Meter:
-    """The one for what `runtime` publishes now; never fails for a server that publishes nothing, or what is no page."""
+    """The meter for what `runtime` publishes; a server that publishes nothing, or no valid page, gets a NoMeter."""
     try:
         return _meter(client, runtime)
     except EndpointError as error:
@@ -52,7 +55,7 @@ def _meter(client: Client, runtime: Runtime) -> Meter:
         return TrtllmMeter(client) if _counts_positions(client) else IterationMeter(client)
     if runtime.kind == "triton":
         return NoMeter("Triton's OpenAI frontend leaves acceptance out; its llmapi model tells it per request")
-    return NoMeter("nobody knows this runtime's metrics")
+    return NoMeter("the metrics of this runtime are not known")
 
 
 @contextmanager
@@ -109,7 +112,7 @@ class CounterMeter(Meter):
         return self.difference(self._before, self._read_idle())
 
     def difference(self, before: MetricsPage, after: MetricsPage) -> ObservedAcceptance:
-        """Of two pages."""
+        """Acceptance between two scrapes of the page."""
         raise NotImplementedError
 
     def _read(self) -> MetricsPage:
@@ -191,7 +194,7 @@ class TrtllmMeter(CounterMeter):
     running = ("trtllm_num_requests_running", "trtllm_num_requests_waiting")
 
     def difference(self, before: MetricsPage, after: MetricsPage) -> ObservedAcceptance:
-        """Its own acceptance length of an iteration, (accepted + requests) / requests, is tau of drafting passes."""
+        """TensorRT-LLM's own acceptance length, (accepted + requests) / requests, is tau of drafting passes."""
         drafted = increase_by_position(before, after, f"{TRTLLM}_drafted_tokens_total", "token_position")
         accepted = increase_by_position(before, after, f"{TRTLLM}_accepted_tokens_total", "token_position")
         output = increase(before, after, "trtllm_generation_tokens_total")
@@ -212,7 +215,7 @@ def increase(before: MetricsPage, after: MetricsPage, name: str) -> int:
 
 
 def increase_by_position(before: MetricsPage, after: MetricsPage, name: str, label: str) -> tuple[int, ...]:
-    """The same at position 1, 2, ..., whose label is 0, 1, ..."""
+    """`increase` at position 1, 2, ..., whose label is 0, 1, ..."""
     ends, begins = after.positions(name, label), before.positions(name, label)
     begins += (0,) * (len(ends) - len(begins))
     return tuple(_difference(begin, end, name, after.where) for begin, end in zip(begins, ends, strict=True))
@@ -243,3 +246,74 @@ def _page(client: Client, path: str) -> MetricsPage | None:
             raise
         return None
     return MetricsPage.parse(content, f"{client.url}{path}")
+
+
+class _DraftCounts(msgspec.Struct, frozen=True, rename="camel"):
+    num_draft_tokens: Count = 0
+    num_accepted_tokens: Count = 0
+    num_requests_with_draft_tokens: Count = 0
+
+
+class _Iteration(msgspec.Struct, frozen=True, rename="camel"):
+    iter: int | None = None
+    attention_dp_rank: int | None = 0
+    """Ranks of attention data parallelism repeat what rank 0 says."""
+    spec_decoding_stats: _DraftCounts | None = None
+
+
+class IterationMeter(Meter):
+    """The sum over iterations, and whether all were seen."""
+
+    sample_seconds = 0.5
+
+    def __init__(self, client: Client) -> None:
+        self._client, self._where = client, f"{client.url}/metrics"
+        self._reset()
+
+    def _reset(self) -> None:
+        self._counts = drafting(0, 0, 0)
+        self._num_iterations = self._num_lost = 0
+        self._last: int | None = None
+
+    def begin(self) -> None:
+        self.sample()
+        self._reset()
+
+    def sample(self) -> None:
+        rows = json_document(self._client.get("/metrics"), self._where, EndpointError, finite=False)
+        if isinstance(rows, list):  # some releases send each as a text
+            rows = [self._document(row) if isinstance(row, str) else row for row in rows]
+        try:
+            iterations = msgspec.convert(rows, list[_Iteration])
+        except msgspec.ValidationError as error:
+            raise EndpointError(f"{self._where}: expected a list of iterations, found {error}") from None
+        for iteration in iterations:
+            if not iteration.attention_dp_rank:
+                self._add(iteration)
+
+    def _document(self, text: str) -> object:
+        return json_document(text.encode(), self._where, EndpointError, finite=False)
+
+    def _add(self, iteration: _Iteration) -> None:
+        self._num_iterations += 1
+        if iteration.iter is not None:
+            if self._last is not None:
+                self._num_lost += max(0, iteration.iter - self._last - 1)
+            self._last = iteration.iter
+        stats = iteration.spec_decoding_stats
+        if stats is not None and stats.num_draft_tokens:
+            self._counts += drafting(
+                stats.num_requests_with_draft_tokens, stats.num_accepted_tokens, stats.num_draft_tokens
+            )
+
+    def end(self) -> ObservedAcceptance:
+        self.sample()
+        if not self._num_iterations:
+            why = "GET /metrics lists no iterations: set enable_iter_perf_stats (or return_perf_metrics)"
+            return ObservedAcceptance(source="not published", how=why)
+        if not self._counts.drafting_passes:
+            return ObservedAcceptance(source="not published", how="no iteration had specDecodingStats: no drafts")
+        if not self._num_lost:
+            return ObservedAcceptance(source="counters", how=HOW, counts=self._counts)
+        how = f"{HOW}, without {self._num_lost} iterations that were dropped or taken by another client"
+        return ObservedAcceptance(source="gauges", how=how, sampled_tau=self._counts.tau_of_drafting_passes)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -29,10 +29,6 @@ class Constant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     date: str
     """When the source was read or published."""
 
-    @property
-    def is_uncertain(self) -> bool:
-        return self.low < self.high
-
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """The constants of one GPU under one runtime, in SI units; a rate of 0 means that the hardware lacks it."""
@@ -49,7 +45,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     attention_seconds: float
     attention_compute_efficiency: float
     window_compute_efficiency: float
-    """Of prompts in sliding layers, whose kernels compute whole tiles."""
+    """Compute efficiency of prompts in sliding layers, whose kernels compute whole tiles."""
     window_bandwidth_efficiency: float
     small_kernel_seconds: float
     small_kernels_per_layer: float
@@ -67,7 +63,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     host_request_seconds: float
     host_speculative_request_seconds: float
     host_prompt_seconds: float
-    """Of the step that ends a prompt, for each: admission."""
+    """Admission of one request, paid by the step that ends its prompt."""
 
     @property
     def read_rate(self) -> float:
@@ -75,7 +71,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
         return self.hbm_bandwidth * self.bandwidth_efficiency
 
     def compute_rate(self, bits: float) -> float:
-        """Flops a second that GEMMs reach on weights of `bits`; what a GPU has no tensor cores for is widened."""
+        """Flops a second that GEMMs reach on weights of `bits`; formats without tensor cores are widened."""
         if bits < 8 and self.fp4_flops:
             return self.fp4_flops * self.fp4_compute_efficiency
         if bits <= 8 and self.fp8_flops:
@@ -90,10 +86,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     eagle3: dict[str, Constant]
 
     def used(self, gpu: str, runtime: str) -> dict[str, Constant]:
-        """The constants behind the rates of a GPU under a runtime, by name.
-
-        Raises ConfigError for a GPU or a runtime that has none, with the list of those that have.
-        """
+        """Constants of a GPU under a runtime, by name; raises ConfigError with the list of known ones."""
         for name, entries, kind in ((gpu, self.gpus, "GPU"), (runtime, self.runtimes, "runtime")):
             if name not in entries:
                 raise ConfigError(
@@ -118,11 +111,8 @@ def constants() -> Constants:
 
 def rates(gpu: str, runtime: str, ends: Mapping[str, End] | None = None) -> Rates:
     """The rates of `gpu` under `runtime`; constants named in `ends` stand at that end of their range."""
-    chosen = ends or {}
-    values = {
-        name: getattr(constant, chosen.get(name, "value")) for name, constant in constants().used(gpu, runtime).items()
-    }
-    return Rates(**values)
+    used, chosen = constants().used(gpu, runtime), ends or {}
+    return Rates(**{name: getattr(constant, chosen.get(name, "value")) for name, constant in used.items()})
 
 
 class Band(msgspec.Struct, frozen=True):
@@ -156,10 +146,9 @@ def vary(gpu: str, runtime: str, predict: Callable[[Rates], Sequence[float]]) ->
     ups, downs = [0.0] * len(nominal), [0.0] * len(nominal)
     influences = []
     for name, constant in constants().used(gpu, runtime).items():
-        if not constant.is_uncertain:
+        if constant.low == constant.high:
             continue
-        ends: tuple[End, End] = ("low", "high")
-        moved = [predict(rates(gpu, runtime, {name: end})) for end in ends]
+        moved = [predict(rates(gpu, runtime, {name: end})) for end in get_args(End)]
         for index, value in enumerate(nominal):
             changes = [math.log(values[index] / value) for values in moved]
             ups[index] += max(0.0, *changes) ** 2

@@ -1,18 +1,89 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Throughput per GPU against tokens a second of one user, for each method over batch and draft length."""
+"""Throughput per GPU against tokens a second of one user, for each method over batch and draft length.
+
+Acceptance by draft length comes from one tau, or from what `verify` measured.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
-from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile
+from dflash_trt.errors import ConfigError
+from dflash_trt.files.json_file import read_json
 from dflash_trt.observe.estimate.shapes import Method
 from dflash_trt.observe.estimate.step import StepLoad, StepModel
-from dflash_trt.observe.plots.pareto import rate_between
+from dflash_trt.observe.plots.curves import rate_between
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+
+
+class AcceptanceProfile(msgspec.Struct, frozen=True):
+    """Probability that a draft is accepted once all earlier ones were, by position."""
+
+    shares: tuple[float, ...]
+
+    def tau(self, draft_tokens: int) -> float:
+        """Tokens of a pass that verifies K drafts, the bonus included: 1 + p1 + p1 p2 + ..., from 1 to K + 1.
+
+        Positions beyond the measured ones are accepted as often as the last one.
+        """
+        tokens = reached = 1.0
+        for position in range(draft_tokens):
+            reached *= self.shares[min(position, len(self.shares) - 1)]
+            tokens += reached
+        return tokens
+
+
+def from_tau(tau: float, draft_tokens: int) -> AcceptanceProfile:
+    """The profile, equal at every position, that gives `tau`; raises ConfigError for an impossible tau."""
+    if not 1 <= tau <= draft_tokens + 1:
+        raise ConfigError(f"tau: expected 1 to {draft_tokens + 1} for {draft_tokens} drafts, found {tau:g}")
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if AcceptanceProfile((middle,)).tau(draft_tokens) < tau else (low, middle)
+    return AcceptanceProfile((high,))
+
+
+class _Position(msgspec.Struct, frozen=True):
+    position: int
+    share: Annotated[float, msgspec.Meta(ge=0, le=1)] | None
+
+
+class _Engine(msgspec.Struct, frozen=True):
+    acceptance: list[_Position]
+
+
+class _Report(msgspec.Struct, frozen=True):
+    schema: str
+    engine: _Engine
+
+
+def read_acceptance(file: Path, draft_tokens: int) -> AcceptanceProfile:
+    """The profile in a document of `verify --json`; raises ConfigError unless it is for K `draft_tokens`."""
+    hint = "dflash-trt verify ENGINE --target TARGET --prompts FILE --json > verify.json"
+    report = read_json(file, _Report, ConfigError, what="the document of `dflash-trt verify --json`", hint=hint)
+    if not report.schema.startswith("dflash-trt/verify/"):
+        raise ConfigError(f"{file}: expected a document of dflash-trt verify, found one of {report.schema!r}")
+    shares = [entry.share for entry in sorted(report.engine.acceptance, key=lambda entry: entry.position)]
+    if len(shares) != draft_tokens:
+        raise ConfigError(f"{file}: expected acceptance of {draft_tokens} drafts, found {len(shares)}", hint=hint)
+    judged = tuple(share for share in shares if share is not None)
+    if not judged:
+        raise ConfigError(f"{file}: no verify pass judged a draft")
+    return AcceptanceProfile(judged)
+
+
+def read_routing(file: Path, num_experts: int) -> Sequence[float]:
+    """Measured routing: a JSON list with how often each expert was taken, in any unit."""
+    counts = read_json(file, list[float], ConfigError, what=f"a JSON list of {num_experts} counts")
+    if len(counts) != num_experts or min(counts) < 0 or not sum(counts) > 0:
+        raise ConfigError(f"{file}: expected {num_experts} counts, none negative, found {len(counts)}")
+    return counts
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +97,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_tokens(self) -> int:
-        """Of a request at its end."""
+        """Tokens of a request at its end."""
         return self.prompt_tokens + self.output_tokens
 
 
@@ -48,7 +119,7 @@ def point(
     model: StepModel, method: Method, acceptance: AcceptanceProfile | None, traffic: Traffic, batch: int,
     draft_tokens: int,
 ) -> OperatingPoint:  # fmt: skip
-    """One way to run: B requests that are replaced as they end, their prompts processed beside the others' steps."""
+    """One way to run: B requests that are replaced as they end, their prompts processed during the others' steps."""
     tau = 1.0 if acceptance is None or not draft_tokens else acceptance.tau(draft_tokens)
     load = StepLoad(batch=batch, draft_tokens=draft_tokens, context=traffic.mean_context)
     seconds = model.price(method, load).seconds
@@ -84,8 +155,3 @@ def rate_at(front: Sequence[OperatingPoint], user_rate: float) -> float:
         return 0.0
     rate = rate_between(front, user_rate)
     return front[-1].gpu_rate if rate is None else rate
-
-
-def fastest(candidates: Iterable[OperatingPoint], batch: int) -> OperatingPoint:
-    """The draft length that serves a batch best."""
-    return max((p for p in candidates if p.batch == batch), key=lambda p: p.user_rate)

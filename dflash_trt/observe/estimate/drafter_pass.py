@@ -40,18 +40,13 @@ def dflash_shape(
             gemms["selector" if "hidden" in tensor else "block convolutions", tensor, ""] += math.prod(shape)
     selector = spec.candidate_selector
     return DraftShape(
-        name=name,
-        num_layers=spec.num_layers,
-        hidden_size=spec.hidden_size,
-        num_key_value_heads=spec.num_key_value_heads,
-        head_dim=spec.head_dim,
-        num_taps=len(spec.target_layer_ids),
-        max_draft_tokens=spec.block_size - 1,
-        gemms=_by_term(gemms),
+        name=name, num_layers=spec.num_layers, hidden_size=spec.hidden_size,
+        num_key_value_heads=spec.num_key_value_heads, head_dim=spec.head_dim,
+        num_taps=len(spec.target_layer_ids), max_draft_tokens=spec.block_size - 1, gemms=_by_term(gemms),
         num_convolutions=sum(term == "block convolutions" for term, _, _ in gemms),
         gathered_values=0 if selector is None else 2 * selector.top_k * selector.rank,
         runs_whole_block=runs_whole_block,
-    )
+    )  # fmt: skip
 
 
 def _by_term(gemms: Counter[tuple[str, str, str]]) -> dict[str, tuple[Gemm, ...]]:
@@ -80,10 +75,9 @@ def drafter_pass(
 def drafter_seconds(
     spec: PartialDraftSpec, gpu: str, batch_size: int, context_tokens: int
 ) -> Callable[[Mapping[str, str], bool], float]:
-    """Seconds of a pass on `gpu` over `context_tokens` of all requests, by the algorithms of quantised modules and
-    whether the context is FP8.
+    """Prices a pass on `gpu` over all requests' `context_tokens`, by module algorithms and context format.
 
-    Raises ConfigError for a GPU whose rates are not known.
+    Raises ConfigError for an unknown GPU.
     """
     constants = rates(gpu, "trtllm")
     load = StepLoad(batch=batch_size, draft_tokens=spec.block_size - 1, context=context_tokens / batch_size)

@@ -24,7 +24,7 @@ class DrafterOnRanks(msgspec.Struct, frozen=True, kw_only=True):
     is_deployed: bool
     """Whether the deployment's drafter is this one."""
     seconds: dict[int, float]
-    """Of a pass that proposes all drafts, by batch; without the lm_head, which costs both the same."""
+    """Seconds of a pass that proposes all drafts, by batch; without lm_head, which costs both the same."""
     weight_bytes: int
     """On one GPU."""
     context_bytes: int

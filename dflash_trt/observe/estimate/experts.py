@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
+from itertools import accumulate
 
 import msgspec
 
@@ -15,7 +16,7 @@ from dflash_trt.observe.estimate.constants import DATA, Rates
 from dflash_trt.observe.estimate.shapes import System, TargetShape
 
 TABLE_EXPONENT = 1.2
-"""Of the power law under which the skewed tables were measured."""
+"""Exponent of the power law under which the skewed tables were measured."""
 
 
 class Kernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,27 +34,19 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     microseconds: tuple[tuple[int, float], ...]
     """Tokens and time, fewest tokens first, every expert given as many as any other."""
     skewed_microseconds: tuple[tuple[int, float], ...] = ()
-    """The same under a power law of exponent 1.2, where that was measured: popular experts take several tiles."""
+    """Time under a power law of exponent 1.2, if measured: popular experts take several tiles."""
 
     def seconds(self, touched: float, tokens: float, skew: float) -> float:
-        """For `tokens` that take `touched` experts between them; `skew` 0 is balanced routing, 1 that power law's."""
-        balanced = self._balanced(touched, tokens)
+        """For `tokens` that take `touched` experts between them; `skew` 0 is balanced routing, 1 that power law's.
+
+        Balanced routing spreads n tokens over min(E, n top_k) experts, so that the table is one of seconds by experts
+        touched, until all are; growth beyond that is the tokens' arithmetic.
+        """
+        at, reads_all = partial(_interpolated, self.microseconds), self.num_experts / self.top_k
+        balanced = at(touched / self.top_k) + (at(tokens) - at(reads_all) if tokens > reads_all else 0.0)
         if not self.skewed_microseconds:
             return balanced
         return balanced + skew * (_interpolated(self.skewed_microseconds, tokens) - balanced)
-
-    def _balanced(self, touched: float, tokens: float) -> float:
-        """From the balanced table.
-
-        Balanced routing spreads n tokens over min(E, n top_k) experts, so that the table is one of seconds by experts
-        touched, until all are; what it grows by from there on is the tokens' arithmetic.
-        """
-        reads_all = self.num_experts / self.top_k
-        arithmetic = self._at(tokens) - self._at(reads_all) if tokens > reads_all else 0.0
-        return self._at(touched / self.top_k) + arithmetic
-
-    def _at(self, tokens: float) -> float:
-        return _interpolated(self.microseconds, tokens)
 
 
 class _Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,7 +75,7 @@ def measured_kernel(gpu: str, target: TargetShape, ranks: int, runtime: str) -> 
 
 
 def expert_seconds(system: System, tokens: float, touched: float, skew: float, rates: Rates) -> float:
-    """Of one layer on the busiest rank; never below what its bytes take at the memory's peak rate."""
+    """Seconds of one layer on the busiest rank; at least its bytes at the memory's peak rate."""
     target, ranks, expert_ranks = system.target, system.tensor_parallel, system.expert_parallel
     share = 1.0 if expert_ranks == 1 else min(1.0, rates.expert_imbalance / expert_ranks)
     experts = touched * share
@@ -110,10 +103,7 @@ def _interpolated(table: tuple[tuple[int, float], ...], tokens: float) -> float:
 @cache
 def _monotone(table: tuple[tuple[int, float], ...]) -> list[tuple[float, float]]:
     """Tokens and microseconds, measurement noise removed: more tokens never take less."""
-    points: list[tuple[float, float]] = []
-    for tokens, value in table:
-        points.append((float(tokens), max(value, points[-1][1] if points else 0.0)))
-    return points
+    return list(zip((float(tokens) for tokens, _ in table), accumulate((time for _, time in table), max), strict=True))
 
 
 @cache
@@ -126,21 +116,18 @@ def power_law(num_experts: int, top_k: int, exponent: float) -> tuple[float, ...
 def inclusion(weights: Sequence[float], top_k: int) -> tuple[float, ...]:
     """Popularity (any scale) as the probability that a token takes each expert, at most 1, of sum `top_k`.
 
-    p_i = 1 - (1 - w_i)^m, with the m that gives the sum: top_k draws without taking an expert twice, nearly.
+    p_i = 1 - (1 - w_i)^m with the m that gives the sum: nearly top_k draws without replacement.
     """
     total = sum(weights)
     shares = [weight / total for weight in weights]
     if top_k >= sum(share > 0 for share in shares):
         return tuple(float(share > 0) for share in shares)
     low, high = 0.0, 1.0
-    while sum(1 - (1 - share) ** high for share in shares) < top_k:
+    while touched(shares, high) < top_k:
         high *= 2
     for _ in range(60):
         middle = (low + high) / 2
-        if sum(1 - (1 - share) ** middle for share in shares) < top_k:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if touched(shares, middle) < top_k else (low, middle)
     return tuple(1 - (1 - share) ** high for share in shares)
 
 

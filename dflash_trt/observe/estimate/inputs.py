@@ -21,8 +21,8 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
 from dflash_trt.files.read import is_directory
 from dflash_trt.files.strict_yaml import closest
-from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile, from_tau, read_acceptance, read_routing
 from dflash_trt.observe.estimate.constants import DATA, constants
+from dflash_trt.observe.estimate.curve import AcceptanceProfile, from_tau, read_acceptance, read_routing
 from dflash_trt.observe.estimate.drafter_pass import dflash_shape
 from dflash_trt.observe.estimate.experts import inclusion
 from dflash_trt.observe.estimate.shapes import DraftShape, Gemm, Method, System, TargetShape
@@ -35,7 +35,7 @@ EAGLE3_DRAFTS = EAGLE3_TAPS = 3
 
 class _Targets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sources: dict[str, str]
-    """Of each target's facts."""
+    """Source of each target's facts."""
     targets: tuple[TargetShape, ...]
 
 
@@ -61,9 +61,9 @@ def target_shape(name: str) -> TargetShape:
 
 
 def system(deployment: ResolvedDeployment, runtime: Runtime, target_directory: str | None = None) -> System:
-    """The system that a resolved deployment makes of a runtime; `target_directory` stands in for its target.
+    """The system of a deployment under a runtime; raises ConfigError if target or draft do not fit.
 
-    Raises ConfigError for a target without known layers, and for one that the draft was not made for.
+    `target_directory` replaces the deployment's target.
     """
     target, draft = target_shape(target_directory or deployment.target), deployment.draft_sizes
     taps, layers = draft.spec.target_layer_ids, draft.spec.num_target_layers
@@ -82,22 +82,13 @@ def system(deployment: ResolvedDeployment, runtime: Runtime, target_directory: s
     return System(
         target=target,
         draft=dflash_shape(draft.spec, load.algorithms, name=draft.name, runs_whole_block=load.workspace_bytes > 0),
-        eagle3=eagle3_shape(target),
-        gpu=gpus.name,
-        gpu_memory_bytes=gpus.gpu.memory_bytes,
-        num_gpus=gpus.count,
-        tensor_parallel=deployment.tensor_parallel,
-        expert_parallel=deployment.expert_parallel,
-        drafter_ranks=load.drafter_ranks,
-        runtime=runtime,
-        attention_dp=load.attention_dp,
-        kv_bytes=1 if load.is_fp8_cache else 2,
-        draft_kv_bytes=1 if load.is_fp8_context else 2,
-        max_batch_size=deployment.max_batch_size,
-        max_seq_len=deployment.max_seq_len,
-        max_num_tokens=deployment.max_num_tokens,
-        memory=load,
-    )
+        eagle3=eagle3_shape(target), gpu=gpus.name, gpu_memory_bytes=gpus.gpu.memory_bytes, num_gpus=gpus.count,
+        tensor_parallel=deployment.tensor_parallel, expert_parallel=deployment.expert_parallel,
+        drafter_ranks=load.drafter_ranks, runtime=runtime, attention_dp=load.attention_dp,
+        kv_bytes=1 if load.is_fp8_cache else 2, draft_kv_bytes=1 if load.is_fp8_context else 2,
+        max_batch_size=deployment.max_batch_size, max_seq_len=deployment.max_seq_len,
+        max_num_tokens=deployment.max_num_tokens, memory=load,
+    )  # fmt: skip
 
 
 def _memory_load(deployment: ResolvedDeployment, runtime: Runtime, target: TargetShape) -> ServingLoad:
@@ -106,24 +97,18 @@ def _memory_load(deployment: ResolvedDeployment, runtime: Runtime, target: Targe
     is_engine, is_fp8 = is_trtllm and deployment.mode == "engine", deployment.kv_cache_dtype == "fp8"
     is_base = deployment.mode == "engine" and not is_engine  # other runtimes load the checkpoint as it was
     return ServingLoad(
-        gpus=deployment.gpus,
-        draft=msgspec.structs.replace(deployment.draft_sizes, checkpoint=None),
-        target=target_sizes_of(target),
-        algorithms={} if is_base else deployment.algorithms,
+        gpus=deployment.gpus, draft=msgspec.structs.replace(deployment.draft_sizes, checkpoint=None),
+        target=target_sizes_of(target), algorithms={} if is_base else deployment.algorithms,
         ranks=deployment.tensor_parallel,
         drafter_ranks=deployment.tensor_parallel if is_base else deployment.draft_tensor_parallel,
-        attention_dp=deployment.enable_attention_dp,
-        max_batch_size=deployment.max_batch_size,
-        max_num_tokens=deployment.max_num_tokens,
-        max_seq_len=deployment.max_seq_len,
-        draft_tokens=deployment.draft_tokens,
-        is_dense=is_trtllm and deployment.draft_attention != "TRTLLM",
-        is_fp8_cache=is_fp8,
-        is_fp8_context=is_fp8 and not is_trtllm,
+        attention_dp=deployment.enable_attention_dp, max_batch_size=deployment.max_batch_size,
+        max_num_tokens=deployment.max_num_tokens, max_seq_len=deployment.max_seq_len,
+        draft_tokens=deployment.draft_tokens, is_dense=is_trtllm and deployment.draft_attention != "TRTLLM",
+        is_fp8_cache=is_fp8, is_fp8_context=is_fp8 and not is_trtllm,
         pool_fraction=deployment.kv_cache_fraction if is_trtllm else POOL_FRACTION,
         **worker_buffers(load_schema(runtime)),
         workspace_bytes=len(GRAPHS) * DEFAULT_WORKSPACE_BYTES if is_engine else 0,
-    )
+    )  # fmt: skip
 
 
 def target_sizes_of(target: TargetShape) -> TargetSizes:
@@ -154,7 +139,7 @@ def draft_shape(name: str, algorithm: str = "") -> DraftShape:
 def eagle3_shape(target: TargetShape) -> DraftShape:
     """An EAGLE-3 drafter for a target: one layer of the target's head shapes, three taps; the rest is assumed."""
     assumed = constants().eagle3
-    # Latent attention's row is no head: EAGLE-3 has heads as wide as its values, and the usual eight of K and V.
+    # Latent attention's row is no head: EAGLE-3 gets heads as wide as its values, and the usual eight of K and V.
     heads, head_dim = target.cache.num_key_value_heads, target.cache.head_dim
     if target.latent is not None:
         heads, head_dim = min(8, target.num_attention_heads), target.latent.v_head_dim
@@ -163,17 +148,11 @@ def eagle3_shape(target: TargetShape) -> DraftShape:
     layer = 2 * H * (queries + 2 * heads * head_dim) + queries * H
     layer += 3 * H * round(assumed["eagle3_intermediate_ratio"].value * H)
     return DraftShape(
-        name="EAGLE-3 (assumed shape)",
-        num_layers=1,
-        hidden_size=H,
-        num_key_value_heads=heads,
-        head_dim=head_dim,
-        num_taps=EAGLE3_TAPS,
-        max_draft_tokens=MAX_EAGLE3_DRAFTS,
+        name="EAGLE-3 (assumed shape)", num_layers=1, hidden_size=H, num_key_value_heads=heads,
+        head_dim=head_dim, num_taps=EAGLE3_TAPS, max_draft_tokens=MAX_EAGLE3_DRAFTS,
         gemms={"tap projection": (Gemm(EAGLE3_TAPS * H * H),), "layers": (Gemm(layer, kernels=4),)},
-        head_rows=min(target.vocab_size, round(assumed["eagle3_head_rows"].value)),
-        is_chain=True,
-    )
+        head_rows=min(target.vocab_size, round(assumed["eagle3_head_rows"].value)), is_chain=True,
+    )  # fmt: skip
 
 
 def read_deployment(config: str) -> DeploymentFile:

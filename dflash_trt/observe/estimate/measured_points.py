@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The points of a bench run in place of the model: batch is the requests at once, speed the median user's."""
+"""Points of a bench run in place of the model: batch is the concurrency, speed the median user's."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class MeasuredPoints(msgspec.Struct, frozen=True):
 
 
 def measured_points(path: Path, system: System) -> MeasuredPoints:
-    """Of a run's directory; raises ConfigError for what was measured elsewhere, or is no run."""
+    """The points of a run's directory; raises ConfigError for another machine's run, or none."""
     run = read_run(path)
     _check(path, run, system)
     points = []
@@ -77,7 +77,7 @@ def measured_points(path: Path, system: System) -> MeasuredPoints:
 
 
 def _check(path: Path, run: BenchRun, system: System) -> None:
-    """The run's GPUs and runtimes, where it tells them, are the deployment's."""
+    """Checks that the run's GPUs and runtimes, if recorded, are the deployment's."""
     if run.num_gpus is not None and run.num_gpus != system.num_gpus:
         raise ConfigError(f"{path}: expected a run on the deployment's {system.num_gpus} GPUs, found {run.num_gpus}")
     for method in run.methods:

@@ -1,23 +1,108 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that `dflash-trt estimate` says, as values: accounts, curves with bands, memory, headlines."""
+"""The values of `dflash-trt estimate`: accounts, curves with bands, memory and batch limits, headlines."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import msgspec
 
+from dflash_trt.deploy import memory
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile
-from dflash_trt.observe.estimate.batch_limit import BatchLimit, MemoryItem, batch_limit, memory_items
 from dflash_trt.observe.estimate.constants import Band, Influence, Rates, rates, vary
-from dflash_trt.observe.estimate.curve import OperatingPoint, Traffic, fastest, point, points, rate_at
+from dflash_trt.observe.estimate.curve import (
+    AcceptanceProfile,
+    OperatingPoint,
+    Traffic,
+    point,
+    points,
+    rate_at,
+)
 from dflash_trt.observe.estimate.drafter_ranks import DrafterOnRanks, drafters_on_ranks
-from dflash_trt.observe.estimate.shapes import METHODS, Method, System
+from dflash_trt.observe.estimate.shapes import METHODS, DraftShape, Method, System
 from dflash_trt.observe.estimate.step import StepLoad, StepModel, Term
-from dflash_trt.observe.plots.pareto import frontier
+from dflash_trt.observe.plots.curves import frontier
 
 HEADLINE_RATES = (100.0, 200.0, 300.0, 400.0, 500.0, 550.0, 600.0)
+CACHES = "caches of requests"
+MAX_BATCH = 4096
+
+
+class MemoryItem(msgspec.Struct, frozen=True):
+    name: str
+    bytes: int
+
+
+class BatchLimit(msgspec.Struct, frozen=True):
+    """The largest batch of a method, and what stops a larger one."""
+
+    batch: int
+    reason: str
+
+
+def memory_items(system: System, method: Method, batch: int, tokens: int) -> tuple[MemoryItem, ...]:
+    """What one GPU holds with `batch` requests of `tokens` tokens each, for as long as it serves."""
+    load = _load(system, method, batch)
+    items = [MemoryItem(item.name, item.bytes) for item in memory.memory_items(load)[0] if not item.is_late]
+    return (*items, *_eagle3_items(system, method), MemoryItem(CACHES, _pool_bytes(system, method, load, tokens)))
+
+
+def _load(system: System, method: Method, batch: int) -> memory.ServingLoad:
+    load = system.memory
+    assert load is not None, "this system was made to ask for speed only"
+    gpu = msgspec.structs.replace(load.gpus.gpu, memory_bytes=system.gpu_memory_bytes)
+    return msgspec.structs.replace(
+        load, gpus=msgspec.structs.replace(load.gpus, gpu=gpu),
+        draft=load.draft if method == "dflash" else None, ranks=system.tensor_parallel,
+        drafter_ranks=system.drafter_ranks, max_batch_size=-(-batch // system.replicas),
+        max_num_tokens=system.max_num_tokens,
+    )  # fmt: skip
+
+
+def _pool_bytes(system: System, method: Method, load: memory.ServingLoad, tokens: int) -> int:
+    """Bytes that `load`'s requests of `tokens` tokens fill in the pool."""
+    request = memory.request_bytes(msgspec.structs.replace(load, max_seq_len=tokens))
+    assert request is not None, "a shape knows its cache"
+    if method == "eagle3" and (draft := system.eagle3) is not None:
+        heads = -(-draft.num_key_value_heads // system.ranks_of_drafter(method))
+        request += tokens * draft.num_layers * 2 * heads * draft.head_dim * system.kv_bytes
+    return load.max_batch_size * request
+
+
+def _eagle3_items(system: System, method: Method) -> list[MemoryItem]:
+    """Memory of the assumed EAGLE-3 drafter, which deploy/memory does not know."""
+    if method != "eagle3" or system.eagle3 is None:
+        return []
+    draft: DraftShape = system.eagle3
+    (fc,), (layer,) = draft.gemms["tap projection"], draft.gemms["layers"]
+    weights = 2 * (layer.params / system.ranks_of_drafter(method) + fc.params + draft.head_rows * draft.hidden_size)
+    captured = 2 * system.max_num_tokens * draft.num_taps * draft.hidden_size
+    return [MemoryItem("drafter weights", round(weights)), MemoryItem("captured hidden states", captured)]
+
+
+def batch_limit(system: System, method: Method, tokens: int, draft_tokens: int = 0) -> BatchLimit:
+    """The largest batch whose requests hold `tokens` tokens each; 0 where not even one fits.
+
+    A cache pool takes `pool_fraction` of what the rest leaves, as TensorRT-LLM's does, or less, where what is allocated
+    after it needs more.
+    """
+
+    def fits(batch: int) -> bool:
+        load = _load(system, method, batch)
+        late = sum(item.bytes for item in memory.memory_items(load)[0] if item.is_late)
+        fixed = sum(item.bytes for item in memory_items(system, method, batch, tokens) if item.name != CACHES)
+        free = system.gpu_memory_bytes - fixed
+        return _pool_bytes(system, method, load, tokens) <= min(int(free * load.pool_fraction), free - late)
+
+    by_tokens = system.max_num_tokens // (draft_tokens + 1) * system.replicas
+    batch = bisect_left(range(1, min(MAX_BATCH, by_tokens) + 1), True, key=lambda batch: not fits(batch))
+    if batch == by_tokens:
+        return BatchLimit(batch, f"max_num_tokens {system.max_num_tokens}: each request verifies {draft_tokens + 1}")
+    if batch == MAX_BATCH:
+        return BatchLimit(batch, "no bound found: the search ends here")
+    what = "caches of requests" if batch else "weights alone"
+    return BatchLimit(batch, f"memory: {what} of {tokens} tokens fill {system.gpu}")
 
 
 class BandedPoint(msgspec.Struct, frozen=True):
@@ -39,7 +124,7 @@ class Account(msgspec.Struct, frozen=True):
     point: OperatingPoint
     terms: tuple[Term, ...]
     experts_touched: float
-    """Of one layer; 0 for a dense target."""
+    """Experts of one layer that the step touches; 0 for a dense target."""
 
 
 class Ratio(msgspec.Struct, frozen=True):
@@ -71,10 +156,7 @@ def estimate(
     name: str, system: System, traffic: Traffic, acceptances: dict[Method, AcceptanceProfile], *, source: str,
     batch: int = 1, routing: Sequence[float] | None = None,
 ) -> Estimate:  # fmt: skip
-    """The estimate of a system; `batch` is the one whose step is accounted for, `source` says where tau is from.
-
-    Raises ConfigError where no request fits by any method.
-    """
+    """Predicts a system; `batch` is itemised, `source` names tau's origin. Raises ConfigError if no request fits."""
     if traffic.max_tokens > system.max_seq_len:
         raise ConfigError(
             f"{name}: expected requests of at most max_seq_len {system.max_seq_len} tokens, found"
@@ -92,7 +174,9 @@ def estimate(
         bands, by_constant = _bands(system, method, acceptance, traffic, fronts[method], routing)
         if method == "dflash":
             influences = by_constant
-        at = point(model, method, acceptance, traffic, batch, fastest_length(candidates, batch))
+        known = max(p.batch for p in candidates if p.batch <= batch)
+        length = max((p for p in candidates if p.batch == known), key=lambda p: p.user_rate).draft_tokens
+        at = point(model, method, acceptance, traffic, batch, length)
         load = StepLoad(batch=batch, draft_tokens=at.draft_tokens, context=traffic.mean_context)
         count = model.touched_experts(batch * (at.draft_tokens + 1))
         accounts.append(Account(at, model.price(method, load).terms, count))
@@ -105,23 +189,11 @@ def estimate(
         )
     at_rates = [Ratio(rate, {m: rate_at(front, rate) for m, front in fronts.items()}) for rate in HEADLINE_RATES]
     return Estimate(
-        name=name,
-        system=system,
-        traffic=traffic,
-        acceptance=acceptances["dflash"],
-        acceptance_source=source,
-        accounts=accounts,
-        curves=curves,
-        at_rates=at_rates,
+        name=name, system=system, traffic=traffic, acceptance=acceptances["dflash"], acceptance_source=source,
+        accounts=accounts, curves=curves, at_rates=at_rates,
         drafters=[] if system.memory is None else drafters_on_ranks(system.memory, traffic.mean_context),
         influences=influences,
-    )
-
-
-def fastest_length(candidates: Sequence[OperatingPoint], batch: int) -> int:
-    """The draft length that serves the largest known batch up to `batch` best."""
-    largest = max(p.batch for p in candidates if p.batch <= batch)
-    return fastest(candidates, largest).draft_tokens
+    )  # fmt: skip
 
 
 def _bands(

@@ -39,25 +39,25 @@ class TargetShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     has_output_gate: bool = False
     """Whether q brings a gate for what its heads give, and so is twice as wide (Qwen3-Next, Qwen3.5)."""
     linear_gate_rank: int = 0
-    """Of a delta net's gates of each channel, two of them (Kimi delta attention); 0: z, and two gates a head."""
+    """Rank of a delta net's two channel gates (Kimi delta attention); 0: z, and two gates a head."""
     has_shared_values: bool = False
     """Whether full layers take their keys for values, too (Gemma 4)."""
     vocab_size: int
     intermediate_size: int
-    """Of the MLP of layers without experts."""
+    """Width of the MLP in layers without experts."""
     num_dense_layers: int = 0
     """Layers without experts, where others have them."""
     num_experts: int = 0
-    """Of the other layers; 0: no layer has any."""
+    """Experts of each other layer; 0: the target is dense."""
     top_k: int = 0
     expert_intermediate_size: int = 0
     shared_intermediate_size: int = 0
-    """Of the MLP beside the experts, which every token passes."""
+    """Width of the shared MLP beside the experts, which every token passes."""
     expert_bits: float = 16
     weight_bits: float = 16
-    """Of attention and dense MLPs."""
+    """Bits of a weight of attention and dense MLPs."""
     head_bits: float = 16
-    """Of embedding and lm_head."""
+    """Bits of a weight of embedding and lm_head."""
 
     @property
     def num_expert_layers(self) -> int:
@@ -74,7 +74,7 @@ class TargetShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def attention_params(self) -> int:
-        """Of all layers' projections that ranks share: q, k, v and o, and a delta net's."""
+        """Parameters of the projections that ranks share: q, k, v and o, and a delta net's."""
         H, N, cache = self.hidden_size, self.num_attention_heads, self.cache
         if (heads := self.latent) is not None:
             queries = N * (heads.qk_nope_head_dim + heads.qk_rope_head_dim)
@@ -90,7 +90,7 @@ class TargetShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def replicated_attention_params(self) -> int:
-        """Of all layers' projections that every rank keeps whole: latent attention's, down to what all heads share."""
+        """Parameters that every rank keeps whole: latent attention's down projections, which all heads share."""
         if self.latent is None:
             return 0
         width = self.latent.q_lora_rank + self.latent.kv_lora_rank + self.latent.qk_rope_head_dim
@@ -98,7 +98,7 @@ class TargetShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def _linear_params(self) -> int:
-        """Of the delta nets: q, k, v, the way out, and their gates."""
+        """Parameters of the delta nets: q, k, v, output and gates."""
         if (state := self.cache.recurrent) is None:
             return 0
         H, rank, heads = self.hidden_size, self.linear_gate_rank, state.num_value_heads
@@ -107,7 +107,7 @@ class TargetShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return state.num_layers * (H * (2 * keys + 2 * values) + gates)
 
     def attention_flops(self, tokens: float, rows: float, ranks: int, *, is_prompt: bool) -> float:
-        """Of `tokens` that each see `rows` rows, over the layers together, on one of `ranks` ranks.
+        """Flops of `tokens` that each see `rows` rows, summed over layers, on one of `ranks` ranks.
 
         Latent attention decodes on the rows as they are kept, whose heads are wide; prompts are widened first.
         """
@@ -122,7 +122,7 @@ class TargetShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def mlp_params(self) -> int:
-        """Of all layers' dense MLPs, those beside experts included."""
+        """Parameters of all dense MLPs, including those beside experts."""
         dense = (self.num_layers - self.num_expert_layers) * self.intermediate_size
         return 3 * self.hidden_size * (dense + self.num_expert_layers * self.shared_intermediate_size)
 
@@ -136,12 +136,12 @@ class TargetShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def dense_params(self) -> int:
-        """Of everything but experts and the vocabulary; without norms, biases, routers, convolutions and indices."""
+        """Parameters except experts and vocabulary; without norms, biases, routers, convolutions and indices."""
         return self.attention_params + self.replicated_attention_params + self.mlp_params
 
     @property
     def active_params(self) -> int:
-        """That one token is multiplied with, lm_head aside."""
+        """Parameters that one token is multiplied with, without lm_head."""
         return self.dense_params + self.num_expert_layers * self.top_k * self.expert_params
 
     @property
@@ -156,10 +156,10 @@ class Gemm(msgspec.Struct, frozen=True):
 
     params: float
     bits: float = BF16_BITS
-    """Of a weight, scales included."""
+    """Bits of a weight, scales included."""
     kernels: int = 1
     compute_bits: float | None = None
-    """Of the arithmetic, where it is not that of the weights."""
+    """Bits of the arithmetic, if not those of the weights."""
 
 
 class DraftShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,9 +178,9 @@ class DraftShape(msgspec.Struct, frozen=True, kw_only=True):
     head_rows: int = 0
     """Rows of a head of its own; 0: the target's lm_head."""
     num_convolutions: int = 0
-    """Of DFlash2, each with two sides."""
+    """Block convolutions of DFlash2, each with two sides."""
     gathered_values: int = 0
-    """Of DFlash2's codebooks, for each draft token: two rows for each candidate."""
+    """Values gathered from DFlash2's codebooks per draft token: two rows per candidate."""
     is_chain: bool = False
     runs_whole_block: bool = False
     """Whether every pass computes the whole block, however few drafts are verified (engine mode)."""
@@ -201,9 +201,9 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
     attention_dp: bool = False
     """Whether a rank keeps all but the experts whole, for requests of its own."""
     kv_bytes: int = 2
-    """Of a K or V element that the target caches."""
+    """Bytes of a K or V element in the target's cache."""
     draft_kv_bytes: int = 2
-    """And of one that the drafter does."""
+    """Bytes of a K or V element in the drafter's context."""
     max_batch_size: int = 64
     max_seq_len: int = 32768
     max_num_tokens: int = 16384

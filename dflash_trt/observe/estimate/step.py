@@ -18,7 +18,7 @@ from dflash_trt.observe.estimate.shapes import DraftShape, Gemm, Method, System,
 
 ACTIVATION_BYTES = 2  # BF16
 STATE_FLOPS = 7
-"""Of a token and a number of recurrent state: decay, k S, the outer product that is added, q S."""
+"""Flops per token and element of recurrent state: decay, k S, the added outer product, q S."""
 
 
 class Term(msgspec.Struct, frozen=True):
@@ -192,7 +192,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     """GPUs that share it: a target's lm_head is divided among its ranks, a drafter's own stands on each."""
 
     def num_bytes(self, hidden_size: int) -> float:
-        """Of one rank's part."""
+        """Bytes of one rank's part."""
         return self.rows * hidden_size * self.bits / 8 / self.ranks
 
 

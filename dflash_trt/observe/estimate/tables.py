@@ -23,9 +23,7 @@ def title(result: Estimate) -> str:
 
 
 def verdict(result: Estimate, replicas: int = 1) -> str:
-    """One user's speed, what drafts gain, the most throughput, also of several servers, and how far such figures have
-    been off.
-    """
+    """Speed of one user, gain of drafts, most throughput, and how far such figures have been off."""
     plain, dflash = ((curve.points[0].user_rate if curve.points else None)
                      for curve in (result.curve("none"), result.curve("dflash")))  # fmt: skip
     if dflash is None:
@@ -43,7 +41,7 @@ def verdict(result: Estimate, replicas: int = 1) -> str:
 
 
 def caution(result: Estimate) -> str:
-    """Where predictions are known to be too high, and no term of the model says why; "" elsewhere."""
+    """A warning where predictions are known to be too high for no modelled reason; "" elsewhere."""
     has_fp4 = rates(result.system.gpu, result.system.runtime).fp4_flops > 0
     if has_fp4 or result.system.target.expert_bits >= FP8_BITS:
         return ""
@@ -54,7 +52,7 @@ def caution(result: Estimate) -> str:
 
 
 def lead(result: Estimate) -> str:
-    """What was asked, and what the figures are."""
+    """The question, and what kind of figures answer it."""
     system, traffic = result.system, result.traffic
     return (
         f"TP {system.tensor_parallel}, EP {system.expert_parallel}, {system.runtime}; {traffic.prompt_tokens} prompt"
@@ -166,7 +164,7 @@ def _band(band: Band) -> str:
 
 
 def write_page(result: Estimate, file: Path) -> None:
-    """Writes the page; raises BuildError where `file` is no page of ours, or cannot be written."""
+    """Writes the page; raises BuildError if `file` is another file, or cannot be written."""
     with new_file(file, PAGE, force=True) as new:
         new.write_text(page(result), encoding="utf-8")
 

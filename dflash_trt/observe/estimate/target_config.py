@@ -41,25 +41,17 @@ def shape_of(facts: Facts, name: str) -> TargetShape:
     bits = STORED_BITS.get(dtype, STORED_BITS["bfloat16"])
     expert_bits, weight_bits = _quantized_bits(quantized, bits)
     return TargetShape(
-        target=name,
-        num_layers=layers,
-        hidden_size=facts.integer("hidden_size"),
-        num_attention_heads=facts.integer("num_attention_heads"),
-        cache=cache,
+        target=name, num_layers=layers, hidden_size=facts.integer("hidden_size"),
+        num_attention_heads=facts.integer("num_attention_heads"), cache=cache,
         latent=_latent(facts) if cache.is_latent else None,
         has_output_gate=facts.text("model_type") in GATED if "model_type" in facts else False,
-        has_shared_values=facts.flag("attention_k_eq_v", default=False),
-        vocab_size=facts.integer("vocab_size"),
+        has_shared_values=facts.flag("attention_k_eq_v", default=False), vocab_size=facts.integer("vocab_size"),
         intermediate_size=_dense_width(facts, experts),
-        num_dense_layers=_num_dense(facts, layers) if experts else 0,
-        num_experts=experts,
-        top_k=top_k,
+        num_dense_layers=_num_dense(facts, layers) if experts else 0, num_experts=experts, top_k=top_k,
         expert_intermediate_size=_expert_width(facts) if experts else 0,
-        shared_intermediate_size=_shared_width(facts) if experts else 0,
-        expert_bits=expert_bits,
-        weight_bits=weight_bits,
-        head_bits=bits,
-    )
+        shared_intermediate_size=_shared_width(facts) if experts else 0, expert_bits=expert_bits,
+        weight_bits=weight_bits, head_bits=bits,
+    )  # fmt: skip
 
 
 def _cache(facts: Facts, layers: int) -> TargetCache:
@@ -80,15 +72,12 @@ def _cache(facts: Facts, layers: int) -> TargetCache:
 def _latent(facts: Facts) -> LatentHeads:
     return LatentHeads(
         q_lora_rank=facts.optional("q_lora_rank", facts.integer) or 0,
-        kv_lora_rank=facts.integer("kv_lora_rank"),
-        qk_nope_head_dim=facts.integer("qk_nope_head_dim"),
-        qk_rope_head_dim=facts.integer("qk_rope_head_dim"),
-        v_head_dim=facts.integer("v_head_dim"),
+        **{name: facts.integer(name) for name in LatentHeads.__struct_fields__ if name != "q_lora_rank"},
     )
 
 
 def _experts(facts: Facts) -> tuple[int, int]:
-    """Of a layer, and of those the ones that a token takes; 0, 0 for a dense target."""
+    """Experts of a layer and the number that a token takes; 0, 0 for a dense target."""
     experts = next((count for key in EXPERT_COUNTS if (count := facts.optional(key, facts.integer))), 0)
     if not experts:
         return 0, 0
@@ -101,13 +90,13 @@ def _expert_width(facts: Facts) -> int:
 
 
 def _dense_width(facts: Facts, experts: int) -> int:
-    """Of the MLPs of layers without experts."""
+    """Width of the MLPs in layers without experts."""
     has_some = not experts or _num_dense(facts, facts.integer("num_hidden_layers"))
     return facts.integer("intermediate_size") if has_some else 0
 
 
 def _shared_width(facts: Facts) -> int:
-    """Of the MLP beside the experts: Qwen's shared expert, DeepSeek's, or Gemma 4's own MLP; 0 without one."""
+    """Width of the MLP beside the experts: Qwen's and DeepSeek's shared experts, Gemma 4's own MLP; or 0."""
     if (width := facts.optional("shared_expert_intermediate_size", facts.integer)) is not None:
         return width
     if "n_shared_experts" in facts:
@@ -128,7 +117,7 @@ def _num_dense(facts: Facts, layers: int) -> int:
 
 
 def _quantized_bits(facts: Facts, bits: float) -> tuple[float, float]:
-    """Of a weight of experts, and of one of attention and dense MLPs, as `quantization_config` stores them."""
+    """Bits of a weight of experts, and of attention and dense MLPs, from `quantization_config`."""
     if facts.optional("quantization_config", facts.section) is None:
         return bits, bits
     config = facts.section("quantization_config")
@@ -139,7 +128,7 @@ def _quantized_bits(facts: Facts, bits: float) -> tuple[float, float]:
 
 
 def _packed_bits(config: Facts) -> float:
-    """Of experts packed by compressed-tensors (Kimi's INT4), scales included, all else being left out of it."""
+    """Bits of expert weights packed by compressed-tensors (Kimi's INT4), scales included."""
     groups = config.section("config_groups")
     if len(groups.keys()) != 1 or not any("self_attn" in name for name in config.texts("ignore")):
         raise config.error("ignore", "one group of weights, the experts', and self_attn left out")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings chosen for a deployment file, and the file with them: what `dflash-trt tune` does."""
+"""Chooses settings for a deployment file and writes the file with them (`dflash-trt tune`)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from dflash_trt.deploy.schema import Runtime
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.curve import Traffic
-from dflash_trt.observe.estimate.fleet import Fleet
 from dflash_trt.observe.estimate.inputs import open_acceptances, open_system, read_deployment
 from dflash_trt.observe.estimate.measured_points import measured_points
-from dflash_trt.observe.estimate.tuning import Candidate, Tuning, tune
+from dflash_trt.observe.estimate.tuning import Candidate, Fleet, Tuning, tune
 from dflash_trt.observe.pages.page_templates import Table
 
 NO_MARGIN = 0.05
@@ -29,9 +28,9 @@ class TunedDeployment(msgspec.Struct, frozen=True, kw_only=True):
     tuning: Tuning
     acceptance_source: str
     num_gpus: int
-    """Of the deployment that was asked about, or of all servers."""
+    """GPUs of the deployment, or of all servers."""
     text: str
-    """Of the deployment file."""
+    """Text of the tuned deployment file."""
 
 
 def tune_deployment(
@@ -39,10 +38,9 @@ def tune_deployment(
     measured: Path | None, target: str | None, draft: str | None, gpus: int | None = None,
     request_rate: float | None = None,
 ) -> TunedDeployment:  # fmt: skip
-    """The settings, and the deployment file with them.
+    """The settings and their deployment file; raises ConfigError if none reaches `slo` or drafts do not pay.
 
-    `measured` is a run in the model's place. Raises ConfigError where no setting reaches the speed, or drafts cost more
-    than they bring.
+    `measured` is a run that replaces the model.
     """
     file = read_deployment(config)
     # What is chosen here has no say in the choice: so tuning what was tuned changes nothing.

@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile
-from dflash_trt.observe.estimate.batch_limit import batch_limit
 from dflash_trt.observe.estimate.constants import Band, Influence, Rates, rates, vary
-from dflash_trt.observe.estimate.curve import BATCHES, Traffic, point
-from dflash_trt.observe.estimate.fleet import Fleet
+from dflash_trt.observe.estimate.curve import BATCHES, AcceptanceProfile, Traffic, point
 from dflash_trt.observe.estimate.measured_points import MeasuredPoints, PredictedPoint
+from dflash_trt.observe.estimate.report import batch_limit
 from dflash_trt.observe.estimate.shapes import System
 from dflash_trt.observe.estimate.step import StepModel
+
+Price = Callable[[int, int], float]
+"""Tokens a second of one user by batch and draft length."""
 
 TIE = 0.02
 """A shorter schedule wins where it costs less than this."""
@@ -58,15 +59,11 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     measured: tuple[PredictedPoint, ...]
     """Points of --from that were used in place of the model, with what it says of them."""
     model_error: float | None
-    """Of the model against them: the median of |predicted / measured - 1|."""
+    """Error of the model against them: the median of |predicted / measured - 1|."""
     model_factor: float
     """What the model is multiplied with where nothing was measured: the median of measured / predicted, or 1."""
     replicas: int = 1
     """Servers of `best` in the fleet."""
-
-
-Price = Callable[[int, int], float]
-"""Tokens a second of one user by batch and draft length."""
 
 
 def tune(
@@ -77,7 +74,7 @@ def tune(
     """The best of `systems` (by recipe) over ranks, batch and draft length; with a `fleet`, the best for all servers.
 
     `measured` points replace the model where there are any, for the parallelism that the systems have. Raises
-    ConfigError where no setting reaches `slo`, with the fastest that there is, and where the fleet's GPUs are too few.
+    ConfigError where no setting reaches `slo`, naming the fastest, and where the fleet's GPUs are too few.
     """
     candidates: list[Candidate] = []
     fastest = 0.0
@@ -101,7 +98,10 @@ def tune(
     schedule: Schedule = ((1, best.draft_tokens),)
     if is_scheduled:
         schedule = _schedule(price, best.batch, _lengths(variant, lengths), slo)
-        best = _at_length(best, schedule[-1][1], price)
+        length = schedule[-1][1]  # at the largest batch, so that the promise matches the file
+        rate = price(best.batch, length)
+        gpu_rate = best.batch * rate / best.tensor_parallel
+        best = msgspec.structs.replace(best, draft_tokens=length, user_rate=rate, gpu_rate=gpu_rate)
 
     def predict(moved: Rates) -> list[float]:
         return [_price(variant, traffic, acceptance, moved, measured)(best.batch, best.draft_tokens)]
@@ -111,22 +111,17 @@ def tune(
     model = _price(variant, traffic, acceptance, nominal, None)
     comparisons = () if measured is None else measured.compare(model)
     return Tuning(
-        slo=slo,
-        best=best,
-        schedule=schedule,
-        user_rate=bands[0],
+        slo=slo, best=best, schedule=schedule, user_rate=bands[0],
         gpu_rate=Band(bands[0].value * scale, bands[0].low * scale, bands[0].high * scale),
-        influences=influences,
-        others=[candidate for candidate in candidates if candidate is not chosen],
+        influences=influences, others=[candidate for candidate in candidates if candidate is not chosen],
         measured=comparisons,
         model_error=statistics.median(abs(comparison.error) for comparison in comparisons) if comparisons else None,
-        model_factor=_factor(model, measured),
-        replicas=1 if fleet is None else fleet.replicas(best),
-    )
+        model_factor=_factor(model, measured), replicas=1 if fleet is None else fleet.replicas(best),
+    )  # fmt: skip
 
 
 def _affordable(candidates: Sequence[Candidate], fleet: Fleet) -> list[Candidate]:
-    """Those of which enough servers fit the fleet's GPUs."""
+    """Candidates of which enough servers fit the fleet's GPUs."""
     if affordable := [candidate for candidate in candidates if fleet.replicas(candidate)]:
         return affordable
     unlimited = msgspec.structs.replace(fleet, num_gpus=None)
@@ -162,10 +157,7 @@ def _variant(system: System, ranks: int, expert_ranks: int) -> System:
 
 
 def _lengths(system: System, lengths: Sequence[int] | None) -> list[int]:
-    """Draft lengths to choose from; 0, a step of plain decoding, only where drafts after it are as good as before.
-
-    TensorRT-LLM's worker stores no context in such a step.
-    """
+    """Draft lengths to choose from; without 0 for TensorRT-LLM, whose worker stores no context in plain steps."""
     assert system.draft is not None
     plain = [] if system.runtime == "trtllm" else [0]
     return [*plain, *(lengths or range(1, system.draft.max_draft_tokens + 1))]
@@ -217,32 +209,20 @@ def _candidates(
         low, high = (middle, high) if best_length(middle)[0] >= slo else (low, middle - 1)
     rate, length = best_length(low)
     yield Candidate(
-        tensor_parallel=system.tensor_parallel,
-        expert_parallel=system.expert_parallel,
-        recipe=recipe,
-        batch=low,
-        draft_tokens=-length,
-        user_rate=rate,
-        gpu_rate=low * rate / system.num_gpus,
+        tensor_parallel=system.tensor_parallel, expert_parallel=system.expert_parallel, recipe=recipe,
+        batch=low, draft_tokens=-length, user_rate=rate, gpu_rate=low * rate / system.num_gpus,
         limit=memory.reason if low == memory.batch else "speed",
-    )
+    )  # fmt: skip
 
 
 def _prefer_unquantized(candidates: Sequence[Candidate], fleet: Fleet | None) -> Candidate:
-    """The best, but bf16 in the place of a recipe that gains less than WORTH over it and saves the fleet nothing."""
+    """The best; bf16 replaces a recipe that gains less than WORTH over it and saves the fleet nothing."""
     best = candidates[0]
     for candidate in candidates:
         is_as_cheap = fleet is None or math.isclose(fleet.price(candidate), fleet.price(best), rel_tol=WORTH)
         if candidate.recipe == "bf16" and is_as_cheap and candidate.gpu_rate * (1 + WORTH) >= best.gpu_rate:
             return candidate
     return best
-
-
-def _at_length(candidate: Candidate, draft_tokens: int, price: Price) -> Candidate:
-    """The candidate with the draft length that its schedule has at its batch: what is promised is what is written."""
-    rate = price(candidate.batch, draft_tokens)
-    gpu_rate = candidate.batch * rate / candidate.tensor_parallel
-    return msgspec.structs.replace(candidate, draft_tokens=draft_tokens, user_rate=rate, gpu_rate=gpu_rate)
 
 
 def _schedule(price: Price, largest: int, lengths: Sequence[int], slo: float) -> Schedule:
@@ -270,3 +250,31 @@ def _schedule(price: Price, largest: int, lengths: Sequence[int], slo: float) ->
             return tuple(schedule)
         tried.append(tuple(schedule))
     return tried[0]
+
+
+class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+    num_gpus: int | None = None
+    """All available GPUs, on one or more nodes; None: as many as it takes."""
+    request_rate: float | None = None
+    """Requests a second that all servers take together; None: as many as they can."""
+    output_tokens: int
+    """Output tokens of a request."""
+
+    def replicas(self, candidate: Candidate) -> int:
+        """Servers of a candidate: those that take the rate, else as many as the GPUs hold; 0 where neither can be."""
+        most = None if self.num_gpus is None else self.num_gpus // candidate.tensor_parallel
+        if self.request_rate is None:
+            return 1 if most is None else most
+        needed = math.ceil(self.request_rate / self.server_rate(candidate))
+        return needed if most is None or needed <= most else 0
+
+    def server_rate(self, candidate: Candidate) -> float:
+        """Requests a second of one server."""
+        return candidate.batch * candidate.user_rate / self.output_tokens
+
+    def price(self, candidate: Candidate) -> float:
+        """What is minimised: the GPUs that take the rate, or without one the throughput of all GPUs, negated."""
+        replicas = self.replicas(candidate)
+        if self.request_rate is not None:
+            return float(replicas * candidate.tensor_parallel)
+        return -replicas * self.server_rate(candidate)

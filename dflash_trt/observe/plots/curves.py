@@ -4,24 +4,56 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
-
-from dflash_trt.observe.plots.pareto import rate_between
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
 WIDE, NARROW = (8.5, 5.0), (4.2, 4.2)  # inches: for a desktop's page or a slide, and for a telephone
 GREY = "#5a5a5a"
 LABEL_ROOM = 22, 11  # points around a label in which there is no other
-SEGMENTS = 8  # of the line between two points: it is straight in tokens/s, and a logarithmic axis bends it
+LINE_STEPS = 8  # of the line between two points: it is straight in tokens/s, and a logarithmic axis bends it
 TITLES = {"none": "plain", "eagle3": "EAGLE-3", "dflash": "DFlash"}
+
+
+class Rated(Protocol):
+    """A point: what one user gets, and what all of them get."""
+
+    @property
+    def user_rate(self) -> float:
+        """Tokens a second of one user."""
+
+    @property
+    def gpu_rate(self) -> float:
+        """Tokens a second of all users, per GPU (or of the whole server)."""
+
+
+P = TypeVar("P", bound=Rated)
+
+
+def frontier(candidates: Iterable[P]) -> list[P]:
+    """The points that no other beats on both axes, fastest user first."""
+    best: list[P] = []
+    for candidate in sorted(candidates, key=lambda p: (-p.user_rate, -p.gpu_rate)):
+        if not best or candidate.gpu_rate > best[-1].gpu_rate:
+            best.append(candidate)
+    return best
+
+
+def rate_between(front: Sequence[Rated], user_rate: float) -> float | None:
+    """Throughput of a frontier where users get `user_rate`, between points linearly; None beyond either end."""
+    if not front or not front[-1].user_rate <= user_rate <= front[0].user_rate:
+        return None
+    for fast, slow in pairwise(front):
+        if slow.user_rate <= user_rate:
+            share = (fast.user_rate - user_rate) / (fast.user_rate - slow.user_rate)
+            return fast.gpu_rate + share * (slow.gpu_rate - fast.gpu_rate)
+    return front[-1].gpu_rate
 
 
 class PlotPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +88,7 @@ class Plot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def description(self) -> str:
-        """For who does not see the picture."""
+        """The picture in words, for screen readers."""
         curves = (
             f"{curve.title}: " + ", ".join(f"{p.user_rate:.1f} and {p.gpu_rate:.1f} at {p.label}" for p in curve.points)
             for curve in self.curves
@@ -117,8 +149,8 @@ def _line_places(front: Sequence[PlotPoint]) -> Iterator[tuple[float, float]]:
     """Through the best points, fastest user first."""
     yield from ((p.user_rate, p.gpu_rate) for p in front[:1])
     for fast, slow in pairwise(front):
-        for share in range(1, SEGMENTS):
-            user = fast.user_rate + (slow.user_rate - fast.user_rate) * share / SEGMENTS
+        for share in range(1, LINE_STEPS):
+            user = fast.user_rate + (slow.user_rate - fast.user_rate) * share / LINE_STEPS
             rate = rate_between(front, user)
             assert rate is not None, "between two of its points"
             yield user, rate
@@ -160,7 +192,7 @@ def _label(axes: Axes, plot: Plot) -> None:
 
 
 class Style(msgspec.Struct, frozen=True):
-    """Of one curve, in matplotlib's terms; colours are Okabe and Ito's, which colour-blind people tell apart."""
+    """Style of a curve in matplotlib's terms; Okabe and Ito's colours, which colour-blind people tell apart."""
 
     color: str
     marker: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PNG files of --plot, which say who drew them: only those are replaced."""
+"""PNG files of --plot, marked as ours: only marked files are replaced."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ PICTURE = OutputKind(name="a picture that dflash-trt drew", recognizes=_is_ours,
 
 
 def save_picture(figure: Figure, file: Path) -> None:
-    """Writes a PNG; raises BuildError where `file` is no picture of ours, or cannot be written."""
+    """Writes a PNG; raises BuildError if `file` is another file, or cannot be written."""
     with new_file(file, PICTURE, force=True) as new:
         figure.savefig(new, format="png", metadata={"Software": f"dflash-trt {__version__}"})

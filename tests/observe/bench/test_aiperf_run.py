@@ -10,7 +10,7 @@ import pytest
 
 from dflash_trt.errors import EndpointError, MissingDependencyError
 from dflash_trt.observe.bench.aiperf_run import VERSION, AiperfLoad, body_fields, command, find_aiperf, run_load
-from dflash_trt.observe.bench.conversations import Conversation, PromptTurn
+from dflash_trt.observe.bench.data_sets import Conversation, PromptTurn
 from dflash_trt.observe.bench.records import RequestSettings
 from tests.observe.bench.test_child_process import await_end
 

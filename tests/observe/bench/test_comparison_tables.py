@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.bench.comparison_tables import (
+from dflash_trt.observe.bench.comparison_report import (
     Average,
     average,
     category_rows,
@@ -17,8 +17,7 @@ from dflash_trt.observe.bench.comparison_tables import (
     sweep,
 )
 from dflash_trt.observe.bench.records import BenchPoint, RequestRow
-from dflash_trt.observe.bench.run_directory import write_point, write_run
-from dflash_trt.observe.bench.workloads import BASELINE, load_runs, workloads
+from dflash_trt.observe.bench.run_directory import BASELINE, load_runs, workloads, write_point, write_run
 from dflash_trt.observe.endpoints.observed_acceptance import drafting
 from tests.observe.bench import samples
 

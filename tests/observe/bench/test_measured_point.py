@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.errors import EndpointError
-from dflash_trt.observe.bench.aiperf_export import read_export
-from dflash_trt.observe.bench.measured_point import measured_point, recorded
+from dflash_trt.observe.bench.aiperf_export import measured_point, read_export, recorded
 from dflash_trt.observe.bench.records import BenchPoint
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting
 from tests.observe.bench.aiperf_samples import Json, record, write_export
@@ -23,15 +22,8 @@ def point(folder: Path, *records: Json, max_tokens: int = 24, observed: Observed
 
 
 def test_every_request_is_counted(tmp_path: Path) -> None:
-    found = point(
-        tmp_path,
-        record("a", 0),
-        record("b", 1, tokens=24, seconds=0.51),
-        record("c", 2, error="TimeoutError"),
-        record("d", 3, error="Bad Request"),
-        record("e", 4, error="Bad Request"),
-        record("f", 5, tokens=1),
-    )
+    failed = [record("c", 2, error="TimeoutError"), *(record("de"[i], 3 + i, error="Bad Request") for i in range(2))]
+    found = point(tmp_path, record("a", 0), record("b", 1, tokens=24, seconds=0.51), *failed, record("f", 5, tokens=1))
     requests = found.requests
     assert (requests.sent, requests.completed, requests.failed, requests.timed_out, requests.cut) == (6, 3, 2, 1, 1)
     assert requests.errors == {"timed out": 1, "400: x": 2}

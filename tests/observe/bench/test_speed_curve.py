@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from dflash_trt.observe.bench.records import BenchPoint, Distribution, RequestRow
+from dflash_trt.observe.bench.run_directory import MethodSeries, Workload
 from dflash_trt.observe.bench.speed_curve import at_speeds, curve, ends, speeds
-from dflash_trt.observe.bench.workloads import MethodSeries, Workload
 from tests.observe.bench import samples
 
 
@@ -46,12 +46,9 @@ def test_a_curve_that_does_not_reach_a_speed_has_no_factor_and_says_where_it_end
         slow.factors["dflash"].why
         == "DFlash was not measured there: its slowest point is 80 tokens/s/user at concurrency 4"
     )
-
-
-def test_curves_that_do_not_overlap_name_both_ends() -> None:
     far = series("dflash", [samples.point("dflash", 1, 300, 240), samples.point("dflash", 4, 200, 400)])
-    (found,) = at_speeds(workload(PLAIN, far), [150], seed=7)
-    assert found.factors["dflash"].why == (
+    (between,) = at_speeds(workload(PLAIN, far), [150], seed=7)
+    assert between.factors["dflash"].why == (
         "DFlash was not measured there: its slowest point is 200 tokens/s/user at concurrency 4;"
         " plain does not reach it: its fastest point is 100 tokens/s/user at concurrency 1"
     )

@@ -8,8 +8,7 @@ from typing import get_args
 import pytest
 
 from dflash_trt.observe.diagnosis import judge
-from dflash_trt.observe.diagnosis.causes import cause_entries, causes
-from dflash_trt.observe.diagnosis.judge import EndpointFinding
+from dflash_trt.observe.diagnosis.judge import EndpointFinding, cause_entries, causes
 from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer, ProbeGroup
 from dflash_trt.observe.diagnosis.probes import Speed
 from dflash_trt.observe.endpoints.identify import ServerKind
@@ -60,11 +59,8 @@ def test_below_the_baseline_the_loss_orders_the_causes(factor: float, likeliest:
     assert said(findings) == [("acceptance below the baseline", likeliest)]
     assert {"k_norm", "taps", "scales"} <= {cause.name for cause in findings[0].causes}
     assert "16 of 16 answers are the same" in findings[0].figure
-
-
-def test_other_texts_point_to_the_template() -> None:
-    findings = judge.low_acceptance(OURS, group("short", 0.6, text="other"), group("short"), None)
-    assert said(findings) == [("acceptance below the baseline", "template")]
+    other = judge.low_acceptance(OURS, group("short", 0.6, text="other"), group("short"), None)
+    assert said(other) == [("acceptance below the baseline", "template")]
 
 
 def test_below_what_was_expected() -> None:
@@ -91,13 +87,10 @@ def test_features_that_a_prefix_cache_loses() -> None:
     assert "3584 of its tokens came from the cache" in finding.figure
 
 
-def test_temperature_that_is_ignored() -> None:
+def test_texts_that_are_the_same_at_temperature_1_or_differ_at_0() -> None:
     one, other = group("one", count=6), group("two", count=6)
     assert said(judge.temperature(OURS, one, other)) == [("temperature ignored", "temperature")]
     assert judge.temperature(OURS, one, ProbeGroup(name="two", samples=other.samples[:3])) == []
-
-
-def test_texts_that_differ_from_plain_decoding() -> None:
     (finding,) = judge.lossless(OURS, group("short"), group("plain", text="other", count=6))
     assert finding.figure == "6 of 6 greedy answers differ from plain decoding's"
 

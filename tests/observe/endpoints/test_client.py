@@ -58,10 +58,7 @@ def test_a_host_that_nobody_knows() -> None:
 def test_a_server_that_says_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with (
-            Client(url, timeout=0.05) as client,
-            pytest.raises(EndpointError, match="timed out waiting for an answer"),
-        ):
+        with Client(url, timeout=0.05) as client, pytest.raises(EndpointError, match="timed out waiting for an answer"):
             client.get("/v1/models")
 
 

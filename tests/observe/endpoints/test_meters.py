@@ -13,8 +13,7 @@ from dflash_trt.observe.endpoints import meters
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import identify
 from dflash_trt.observe.endpoints.meters import acceptance_during, meter
-from dflash_trt.observe.endpoints.metrics_page import MetricsPage
-from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, of_request
+from dflash_trt.observe.endpoints.observed_acceptance import MetricsPage, ObservedAcceptance, drafting, of_request
 from tests.observe.endpoints.canned import Page, canned, models
 
 
@@ -49,13 +48,7 @@ def test_vllm_counts_by_difference_over_engines() -> None:
     before = vllm(10, 70, 20, (10, 6, 4), 30) + vllm(1, 7, 0, (0, 0, 0), 1, engine=1)
     after = vllm(14, 98, 31, (14, 10, 7), 45) + vllm(3, 21, 5, (2, 2, 1), 8, engine=1)
     found = measured("vllm", {"/metrics": before}, {"/metrics": after})
-    assert (found.source, found.counts.drafting_passes, found.counts.proposed, found.counts.accepted) == (
-        "counters",
-        6,
-        42,
-        16,
-    )
-    assert (found.counts.accepted_by_position, found.output_tokens) == ((6, 6, 4), 22)
+    assert (found.source, found.counts, found.output_tokens) == ("counters", drafting(6, 16, 42, (6, 6, 4)), 22)
     assert found.tau_of_drafting_passes == (16 + 6) / 6
 
 
@@ -94,12 +87,7 @@ def sglang(steps: int, tokens: int, requests: int) -> str:
 
 def test_sglang_counts_what_requests_kept() -> None:
     found = measured("sglang", {"/metrics": sglang(0, 100, 9)}, {"/metrics": sglang(20, 172, 11)})
-    assert (found.source, found.counts.drafting_passes, found.counts.accepted, found.counts.proposed) == (
-        "counters",
-        20,
-        50,
-        None,
-    )
+    assert (found.source, found.counts) == ("counters", drafting(20, 50, None))
     assert found.tau_of_drafting_passes == 3.5  # 70 tokens behind the first of 2 requests, in 20 passes
 
 
@@ -135,12 +123,7 @@ def trtllm(drafted: tuple[int, ...], accepted: tuple[int, ...], tokens: int) -> 
 def test_tensorrt_llm_counts_by_position() -> None:
     path = "/prometheus/metrics"
     found = measured("tensorrt_llm", {path: trtllm((), (), 5)}, {path: trtllm((10, 10, 8), (7, 4, 1), 30)})
-    assert (
-        found.counts.drafting_passes,
-        found.counts.proposed,
-        found.counts.accepted,
-        found.counts.accepted_by_position,
-    ) == (10, 28, 12, (7, 4, 1))
+    assert found.counts == drafting(10, 12, 28, (7, 4, 1))
     assert (found.tau_of_drafting_passes, found.output_tokens) == (2.2, 25)
 
 
@@ -159,12 +142,7 @@ def test_tensorrt_llm_hands_iterations_out_once() -> None:
     # Asked by who looks which runtime it is, dropped at the beginning, summed at the end; some releases send texts.
     pages = handed_out([iteration(7, 7, 1)], [iteration(7, 7, 1)], [*rows, json.dumps(iteration(7, 1, 1))])
     found = measured("tensorrt_llm", {"/metrics": pages}, {})
-    assert (
-        found.counts.drafting_passes,
-        found.counts.proposed,
-        found.counts.accepted,
-        found.tau_of_drafting_passes,
-    ) == (3, 21, 6, 3.0)
+    assert (found.counts, found.tau_of_drafting_passes) == (drafting(3, 6, 21), 3.0)
 
 
 def test_tensorrt_llm_iterations_that_are_missed_make_it_a_sample() -> None:

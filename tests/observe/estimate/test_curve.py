@@ -12,13 +12,21 @@ from msgspec.structs import replace
 
 from dflash_trt.deploy.memory import gpu_memory, request_bytes
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile, from_tau, read_acceptance, read_routing
-from dflash_trt.observe.estimate.batch_limit import CACHES, batch_limit, memory_items
 from dflash_trt.observe.estimate.constants import vary
-from dflash_trt.observe.estimate.curve import OperatingPoint, Traffic, point, points, rate_at
+from dflash_trt.observe.estimate.curve import (
+    AcceptanceProfile,
+    OperatingPoint,
+    Traffic,
+    from_tau,
+    point,
+    points,
+    rate_at,
+    read_acceptance,
+    read_routing,
+)
+from dflash_trt.observe.estimate.report import CACHES, batch_limit, memory_items
 from dflash_trt.observe.estimate.shapes import METHODS, Method
 from dflash_trt.observe.estimate.step import StepLoad
-from dflash_trt.observe.plots.pareto import frontier
 from tests.cli.commands import run
 from tests.observe.estimate.systems import DENSE, ENGINE, MOE, NAMES, model_of, system_of
 
@@ -118,16 +126,12 @@ def test_longer_prompts_cost_speed() -> None:
     assert speeds[0] > 1.5 * speeds[2]
 
 
-def _point(user: float, gpu: float) -> OperatingPoint:
-    return OperatingPoint(method="none", batch=1, draft_tokens=0, tau=1, step_seconds=1, user_rate=user, gpu_rate=gpu)
-
-
-def test_frontier_and_its_reading() -> None:
-    front = frontier([_point(100, 10), _point(90, 5), _point(50, 30), _point(20, 25)])
-    assert [(p.user_rate, p.gpu_rate) for p in front] == [(100, 10), (50, 30)]
-    assert rate_at(front, 75) == 20
-    assert rate_at(front, 101) == 0
-    assert rate_at(front, 10) == 30
+def test_rates_beyond_the_ends_of_a_curve() -> None:
+    front = [
+        OperatingPoint(method="none", batch=1, draft_tokens=0, tau=1, step_seconds=1, user_rate=user, gpu_rate=gpu)
+        for user, gpu in ((100, 10), (50, 30))
+    ]
+    assert [rate_at(front, rate) for rate in (75, 101, 10)] == [20, 0, 30]
     assert rate_at([], 10) == 0
 
 

@@ -13,16 +13,7 @@ from dflash_trt.observe.estimate.drafter_pass import drafter_pass
 from dflash_trt.observe.estimate.inputs import draft_shape, target_shape
 from dflash_trt.observe.estimate.shapes import System
 from dflash_trt.observe.estimate.step import Head, StepLoad, StepModel
-from tools.recipe_tables import (
-    DRAFT,
-    PAGE,
-    TARGET,
-    Setting,
-    heads,
-    replace_tables,
-    tables,
-    weight_bytes,
-)
+from tools.recipe_tables import DRAFT, PAGE, TARGET, Setting, heads, replace_tables, tables, weight_bytes
 from tools.recipe_tables import cost as cost_of
 
 SPEC = published_drafts()[DRAFT].spec

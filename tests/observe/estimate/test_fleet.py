@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.estimate.acceptance_profile import from_tau
-from dflash_trt.observe.estimate.curve import Traffic
-from dflash_trt.observe.estimate.fleet import Fleet
-from dflash_trt.observe.estimate.tuning import Tuning, tune
+from dflash_trt.observe.estimate.curve import Traffic, from_tau
+from dflash_trt.observe.estimate.tuning import Fleet, Tuning, tune
 from tests.cli.commands import run
 from tests.observe.estimate.systems import MOE, system_of
 

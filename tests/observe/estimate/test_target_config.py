@@ -16,7 +16,7 @@ from tests.observe.estimate.systems import CONFIGS, HYBRID, LATENT, model_of, ta
 from tests.runtime.targets.family_checkpoints import FAMILIES, write_family
 
 QUICK = ("qwen3-next", "deepseek-v3")
-NO_WEIGHTS = (
+NO_WEIGHTS = [
     "vis",
     "mm_",
     "multi_modal",
@@ -27,8 +27,8 @@ NO_WEIGHTS = (
     "router",
     "shared_expert_gate",
     "_bias",
-)
-"""Of the vision part, the vocabulary, and what picks experts: not among `dense_params`."""
+]
+"""Names in the vision part, the vocabulary, and what picks experts: not among `dense_params`."""
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.full) for n in FAMILIES])

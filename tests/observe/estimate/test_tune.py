@@ -11,8 +11,7 @@ import pytest
 
 from dflash_trt.deploy.deployment_file import load_deployment
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.estimate.acceptance_profile import from_tau
-from dflash_trt.observe.estimate.curve import Traffic, point
+from dflash_trt.observe.estimate.curve import Traffic, from_tau, point
 from dflash_trt.observe.estimate.measured_points import MeasuredPoint, MeasuredPoints
 from dflash_trt.observe.estimate.tuning import TIE, tune
 from tests.cli.commands import run

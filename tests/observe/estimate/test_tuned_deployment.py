@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.deploy.deployment_file import shipped_deployments
-from dflash_trt.errors import ConfigError
-from dflash_trt.observe.estimate.acceptance_profile import from_tau
 from dflash_trt.observe.estimate.constants import rates
-from dflash_trt.observe.estimate.curve import Traffic, point
+from dflash_trt.observe.estimate.curve import Traffic, from_tau, point
 from dflash_trt.observe.estimate.inputs import open_system
 from dflash_trt.observe.estimate.shapes import System
 from dflash_trt.observe.estimate.step import StepModel
@@ -84,8 +82,3 @@ def test_the_longest_context_stays_what_the_file_says(tmp_path: Path) -> None:
     file.write_text(source + "max_seq_len: 1024\n")
     assert f"max_seq_len: {TRAFFIC.max_tokens}" in tuned(str(file)).text
     assert long.tuning.best.gpu_rate <= tuned(QUICK[0]).tuning.best.gpu_rate
-
-
-def test_a_speed_that_nothing_reaches_is_refused() -> None:
-    with pytest.raises(ConfigError, match="expected a setting with 1e\\+09 tokens/s"):
-        tuned(QUICK[1], slo=1e9)

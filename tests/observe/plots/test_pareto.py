@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from dflash_trt.observe.plots.curves import MORE, STYLES, styles
-from dflash_trt.observe.plots.pareto import frontier, rate_between
+from dflash_trt.observe.plots.curves import MORE, STYLES, frontier, rate_between, styles
 
 
 class Point(NamedTuple):

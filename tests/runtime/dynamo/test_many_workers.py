@@ -11,7 +11,7 @@ from openai import AsyncOpenAI, BadRequestError
 
 from dflash_trt.errors import MissingDependencyError
 from dflash_trt.observe.bench.aiperf_run import AiperfLoad, find_aiperf, run_load
-from dflash_trt.observe.bench.conversations import Conversation, PromptTurn
+from dflash_trt.observe.bench.data_sets import Conversation, PromptTurn
 from dflash_trt.observe.bench.records import RequestSettings
 from tests.runtime.dynamo.cluster import PATIENCE, Cluster, cluster
 from tests.runtime.dynamo.conftest import TARGET

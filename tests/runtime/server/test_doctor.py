@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
-from dflash_trt.observe.diagnosis.probe_prompts import ProbePrompt, prompts
-from dflash_trt.observe.diagnosis.prober import Prober, chats
-from dflash_trt.observe.diagnosis.probes import OUT_OF_TIME, group, plain
+from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup, ProbePrompt, prompts
+from dflash_trt.observe.diagnosis.probes import OUT_OF_TIME, Prober, chats, group, plain
 from dflash_trt.observe.endpoints.answer import Answer
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import identify
