@@ -57,7 +57,6 @@ def make_app(
         Route("/v1/models", endpoints.models),
         Route("/v1/completions", endpoints.completions, methods=["POST"]),
         Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
-        Route("/v1/responses", endpoints.responses, methods=["POST"]),
         Route("/tokenize", endpoints.tokenize, methods=["POST"]),
         Route("/health", endpoints.health),
         Route("/version", endpoints.version),

@@ -22,7 +22,6 @@ from dflash_trt.runtime.server.limits import Admission, BodyReader, decode_objec
 from dflash_trt.runtime.server.openai_logprobs import TokenTexts
 from dflash_trt.runtime.server.prometheus import ServerMetrics
 from dflash_trt.runtime.server.requests import CompletionRequest, parse_request, read_messages
-from dflash_trt.runtime.server.response_items import ResponseBuilder, names_of_a_response
 from dflash_trt.runtime.server.responses import Json
 from dflash_trt.runtime.server.streaming import EventStream, cancel_on_disconnect
 from dflash_trt.runtime.server.tokenizing import TokenizerPool
@@ -66,10 +65,6 @@ class Endpoints:
     async def chat_completions(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         return await self._complete(request, is_chat=True)
-
-    async def responses(self, request: Request) -> Response:
-        """POST /v1/responses."""
-        return await self._complete(request, is_chat=True, is_response=True)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -128,22 +123,16 @@ class Endpoints:
         self.grammars.close()
         self._backend.close()
 
-    async def _complete(self, http_request: Request, *, is_chat: bool, is_response: bool = False) -> Response:
+    async def _complete(self, http_request: Request, *, is_chat: bool) -> Response:
         client = _client(http_request)
         with ExitStack() as admission:  # until all sequences are computed
-            if is_response:
-                admission.enter_context(names_of_a_response())
             span = None
             if self._tracing is not None:
                 operation = "chat" if is_chat else "text_completion"
                 span = admission.enter_context(self._tracing.request(operation, self._model, http_request.headers))
             async with self.bodies.read(http_request, client) as encoded:
                 body = decode_object(encoded)
-                builder = ResponseBuilder(body) if is_response else None
-                request = parse_request(
-                    body if builder is None else builder.chat,
-                    self._model, self._backend.max_length, self._tool_format, is_chat=is_chat,
-                )  # fmt: skip
+                request = parse_request(body, self._model, self._backend.max_length, self._tool_format, is_chat=is_chat)
                 admission.enter_context(self.admission.admit(request.n * max(1, len(request.prompts)), client))
                 prompt_ids = await cancel_on_disconnect(
                     http_request.receive, self._prompt_ids(request, len(encoded), client)
@@ -157,8 +146,8 @@ class Endpoints:
             http_request.scope["dflash_trt.log_fields"] = generation.log_fields
             if not request.stream:
                 document = await cancel_on_disconnect(http_request.receive, generation.response())
-                return MsgspecResponse(document if builder is None else builder.whole(document))
-            events = generation.events() if builder is None else builder.events(generation.events())
+                return MsgspecResponse(document)
+            events = generation.events()
             try:  # before the headers are sent, so that an error has its status
                 first = await cancel_on_disconnect(http_request.receive, _next(events))
             except BaseException:

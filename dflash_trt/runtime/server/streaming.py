@@ -124,8 +124,7 @@ class EventStream(Response):
 
 
 def _event(document: dict[str, Any]) -> bytes:
-    name = b"event: %s\n" % document["type"].encode() if "type" in document else b""  # of a response
-    return name + b"data: " + msgspec.json.encode(document) + b"\n\n"
+    return b"data: " + msgspec.json.encode(document) + b"\n\n"
 
 
 async def merge_streams(streams: Sequence[AsyncGenerator[Chunk, None]]) -> AsyncGenerator[tuple[int, Chunk], None]:
