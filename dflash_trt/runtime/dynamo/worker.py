@@ -7,7 +7,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 import uvloop
@@ -19,7 +19,7 @@ from dynamo.common.backend.publisher import ComponentSnapshot, PushSource
 from dynamo.common.utils.namespace import get_worker_namespace
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, Unknown
 
-from dflash_trt.api.backend import Chunk
+from dflash_trt.api.backend import Chunk, RoutedBackend, check_room
 from dflash_trt.api.metrics import DecoderMetrics
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.errors import ConfigError, DFlashError, EndpointError, EngineError, RequestError
@@ -27,10 +27,9 @@ from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.dynamo.file_discovery import await_loss
 from dflash_trt.runtime.dynamo.generate_request import read_request
 from dflash_trt.runtime.dynamo.kv_events import KvEvents
-from dflash_trt.runtime.embedded_backend import EmbeddedBackend
 from dflash_trt.runtime.kvcache.page_table import TOKENS_PER_PAGE
 from dflash_trt.runtime.open_backend import open_embedded
-from dflash_trt.runtime.request import FinishReason, Request
+from dflash_trt.runtime.request import FinishReason
 from dflash_trt.runtime.server.prometheus import ServerMetrics
 from dflash_trt.runtime.server.responses import completion_metrics
 
@@ -65,8 +64,8 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
         self._options = options
         self._drain_seconds = drain_seconds
         self._served_model_name = served_model_name
-        self._backend: EmbeddedBackend | None = None
-        self._running: dict[str, Request] = {}
+        self._backend: RoutedBackend | None = None
+        self._running: dict[str, Callable[[], None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -79,8 +78,9 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
         if self.is_leaving:  # since before Dynamo's handler was there
             signal.raise_signal(signal.SIGTERM)
         try:
-            self._backend = backend = await asyncio.to_thread(open_embedded, self._pair, self._options)
-            backend.check_room()
+            backend: RoutedBackend = await asyncio.to_thread(open_embedded, self._pair, self._options)
+            self._backend = backend
+            check_room(backend)
         except DFlashError as error:
             self.error = error
             raise
@@ -108,31 +108,31 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
         assert backend is not None
         try:
             prompt, params = read_request(request, backend.max_length)
-            asked, chunks = backend.start(prompt, params)
+            cancel, chunks = backend.start(prompt, params)
         except RequestError as error:
             raise InvalidArgument(str(error)) from None
         except EngineError as error:
             raise self._shut_down(error) from None
-        self._running[context.id()] = asked
+        self._running[context.id()] = cancel
         if context.is_stopped():  # before `abort` could find it
-            backend.cancel(asked)
+            cancel()
         emitted: float | None = None
         try:
             async for chunk in chunks:
                 if _is_cancelled(chunk) and not context.is_stopped():
                     raise EngineShutdown("the worker ended before the answer did")  # the frontend asks another one
                 emitted = self._metrics.observe_chunk(chunk, emitted)
-                yield self._chunk(asked, chunk)
+                yield self._chunk(len(prompt), chunk)
         except EngineError as error:
             raise self._shut_down(error) from None
         finally:
             del self._running[context.id()]
-            backend.cancel(asked)
+            cancel()
 
     async def abort(self, context: Any) -> None:
         """Frees the slot of a request whose client has gone, before the next step."""
-        if (request := self._running.get(context.id())) is not None and self._backend is not None:
-            self._backend.cancel(request)
+        if (cancel := self._running.get(context.id())) is not None:
+            cancel()
 
     async def cleanup(self) -> None:
         """Waits for running requests, new ones going elsewhere, and ends the decoder's thread."""
@@ -150,8 +150,7 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
 
     async def health_check_payload(self) -> dict[str, Any]:
         """A prompt of one token, which is not the mask token."""
-        assert self._backend is not None
-        mask = self._backend.session.manifest.draft.mask_token_id
+        mask = self._pair.manifest.draft.mask_token_id
         payload: dict[str, Any] = build_health_check_payload(int(mask == 0))
         return payload
 
@@ -195,19 +194,19 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
             self.error = lost
             signal.raise_signal(signal.SIGTERM)
 
-    def _chunk(self, request: Request, chunk: Chunk) -> dict[str, Any]:
+    def _chunk(self, num_prompt_tokens: int, chunk: Chunk) -> dict[str, Any]:
         document: dict[str, Any] = {"token_ids": chunk.token_ids, "index": 0}
         if chunk.logprobs is not None:
             document["log_probs"] = chunk.logprobs
         if (completion := chunk.completion) is not None:
-            prompt, answer = len(request.prompt_ids), len(completion.token_ids)
-            self._metrics.observe_completion(prompt, completion)
+            num_tokens = len(completion.token_ids)
+            self._metrics.observe_completion(num_prompt_tokens, completion)
             document["finish_reason"] = str(completion.finish_reason)
             document["completion_usage"] = {
-                "prompt_tokens": prompt,
-                "completion_tokens": answer,
-                "total_tokens": prompt + answer,
-                "prompt_tokens_details": {"cached_tokens": request.num_cached_tokens},
+                "prompt_tokens": num_prompt_tokens,
+                "completion_tokens": num_tokens,
+                "total_tokens": num_prompt_tokens + num_tokens,
+                "prompt_tokens_details": {"cached_tokens": completion.num_cached_tokens},
             }
             assert self._backend is not None
             document["engine_data"] = {"metrics": completion_metrics(completion, self._backend.num_draft_tokens)}

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from dflash_trt import __version__
+from dflash_trt.api.backend import ServedBackend, check_room
 from dflash_trt.errors import DFlashError
-from dflash_trt.runtime.embedded_backend import EmbeddedBackend
 from dflash_trt.runtime.server.generation import Generation
 from dflash_trt.runtime.server.grammars import GrammarProcesses
 from dflash_trt.runtime.server.http_error import HttpError
@@ -38,14 +38,14 @@ class Endpoints:
 
     def __init__(
         self,
-        backend: EmbeddedBackend,
+        backend: ServedBackend,
         model: str,
         *,
         max_waiting: int,
         max_body_bytes: int,
         tracing: Tracing | None = None,
     ) -> None:
-        backend.check_room()
+        check_room(backend)
         self.admission = Admission(backend.num_slots + max_waiting)
         self._backend = backend
         self._model = model

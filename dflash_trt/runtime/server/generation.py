@@ -8,11 +8,10 @@ from contextlib import aclosing
 
 import msgspec
 
-from dflash_trt.api.backend import Chunk
+from dflash_trt.api.backend import Chunk, ServedBackend
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import EngineError
-from dflash_trt.runtime.embedded_backend import EmbeddedBackend
 from dflash_trt.runtime.server.http_error import shutting_down
 from dflash_trt.runtime.server.openai_logprobs import TokenTexts
 from dflash_trt.runtime.server.prometheus import ServerMetrics
@@ -27,7 +26,7 @@ class Generation:
 
     def __init__(
         self,
-        backend: EmbeddedBackend,
+        backend: ServedBackend,
         model: str,
         metrics: ServerMetrics,
         request: CompletionRequest,

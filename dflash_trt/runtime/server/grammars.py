@@ -15,9 +15,9 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
+from dflash_trt.api.backend import Grammars
 from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import DFlashError, RequestError
-from dflash_trt.runtime.guided_decoding import GrammarCompiler
 from dflash_trt.runtime.server import grammar_worker
 from dflash_trt.runtime.server.grammar_worker import GrammarWorker
 from dflash_trt.runtime.server.http_error import shutting_down
@@ -42,10 +42,10 @@ class _Place:
 class GrammarProcesses:
     """As many processes as grammars were compiled at once."""
 
-    def __init__(self, compiler: Callable[[], GrammarCompiler]) -> None:
+    def __init__(self, compiler: Callable[[], Grammars]) -> None:
         """`compiler` keeps what was compiled; RequestError where there can be none."""
         self._new_compiler = compiler
-        self._opened: asyncio.Future[GrammarCompiler] | None = None
+        self._opened: asyncio.Future[Grammars] | None = None
         self._is_closed = False
         self.places = [_Place() for _ in range(MAX_COMPILING)]
         self._free: asyncio.LifoQueue[_Place] = asyncio.LifoQueue()
@@ -66,7 +66,7 @@ class GrammarProcesses:
         """Grammars that are being compiled."""
         return MAX_COMPILING - self._free.qsize()
 
-    async def prepare(self) -> GrammarCompiler:
+    async def prepare(self) -> Grammars:
         """Once, whoever has left: imports xgrammar and starts the first process, which takes seconds.
 
         RequestError, or DFlashError where no process starts.
@@ -110,8 +110,8 @@ class GrammarProcesses:
                 )
                 raise RequestError(f"{grammar.field}: expected a {grammar.kind} that compiles {found}") from None
 
-    async def _open(self) -> GrammarCompiler:
-        def open_compiler() -> tuple[GrammarCompiler, str]:
+    async def _open(self) -> Grammars:
+        def open_compiler() -> tuple[Grammars, str]:
             compiler = self._new_compiler()
             return compiler, compiler.vocabulary
 
@@ -139,7 +139,7 @@ class GrammarProcesses:
             self._free.put_nowait(place)
             share.release()
 
-    async def _start(self, place: _Place, compiler: GrammarCompiler) -> GrammarWorker:
+    async def _start(self, place: _Place, compiler: Grammars) -> GrammarWorker:
         """Holds the place until the process runs, whoever has left."""
         start = asyncio.ensure_future(self._in_thread(GrammarWorker, compiler.vocabulary))
         try:
@@ -167,5 +167,5 @@ def _in_daemon_thread(function: Callable[[], T]) -> asyncio.Future[T]:
     return asyncio.wrap_future(result)
 
 
-def _exchange(worker: GrammarWorker, compiler: GrammarCompiler, grammar: Grammar) -> Any:
+def _exchange(worker: GrammarWorker, compiler: Grammars, grammar: Grammar) -> Any:
     return compiler.add(grammar, worker.compile(grammar))
