@@ -9,6 +9,7 @@ from typing import Any, cast
 import msgspec
 
 from dflash_trt.api.backend import Prompt
+from dflash_trt.api.neutral_fields import ANY, NEUTRAL_VALUES, check_neutral
 from dflash_trt.api.sampling_params import MAX_TOP_LOGPROBS, Grammar, SamplingParams, is_integer
 from dflash_trt.api.tokenizer import join_parts
 from dflash_trt.errors import RequestError
@@ -27,39 +28,6 @@ OTHER_FIELDS = {
     "return_tokens_as_token_ids", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort",
     "chat_template_kwargs",
 }  # fmt: skip
-IGNORED_FIELDS = {
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-}  # fmt: skip
-"""Accepted without effect: they do not change the response."""
-DEFAULT_ONLY: dict[str, tuple[object, ...]] = {
-    "best_of": (1,),
-    "suffix": ("",),
-    "min_tokens": (0,),
-    "length_penalty": (1, 1.0),
-    "add_special_tokens": (True,),
-    "skip_special_tokens": (True,),
-    "return_token_ids": (False,),
-    "use_beam_search": (False,),
-    "functions": ([],),
-    "modalities": (["text"],),
-    "add_generation_prompt": (True,),
-    "spaces_between_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
-    "bad_words": ([],),
-    "priority": (0,),
-    "include_reasoning": (True,),
-    "continue_final_message": (False,),
-    "watermarking": (False,),
-    "thinking_token_budget": (-1,),
-    "stream_interval": (1,),
-    "return_prompt_text": (False,),
-    "return_token_offsets": (False,),
-    "return_mm_kwargs": (True,),
-    "routed_experts_prompt_start": (0,),
-}
-"""Fields that are not supported, with the values that have no effect."""
-CHAT_DEFAULT_ONLY = DEFAULT_ONLY | {"add_special_tokens": (False,)}
-"""A chat template has written them."""
 MAX_ITEMS = {"stop": 64, "stop_token_ids": 1024, "logit_bias": 1024, "chat_template_kwargs": 64}
 MAX_STOP_CHARACTERS = 1024
 MAX_ARGUMENT_CHARACTERS = 2**21
@@ -114,7 +82,7 @@ def parse_request(
         raise RequestError(f"{other}: unknown field of a {'chat' if is_chat else 'completion'}")
     if "stream_options" in fields and fields.get("stream") is not True:
         raise _invalid("stream_options", "a request with stream: true", fields["stream_options"])
-    _check_names(fields, CHAT_DEFAULT_ONLY if is_chat else DEFAULT_ONLY)
+    _check_names(fields, is_chat)
     if fields.get("model", model) != model:
         raise HttpError(404, f"model: expected {model}, found {fields['model']!r}", code="model_not_found")
     options = fields.pop("stream_options", {})
@@ -159,17 +127,16 @@ def parse_request(
     )
 
 
-def _check_names(fields: dict[str, Any], default_only: dict[str, tuple[object, ...]]) -> None:
+def _check_names(fields: dict[str, Any], is_chat: bool) -> None:
     for name, value in fields.items():
-        if name in OTHER_FIELDS or name in SAMPLING_FIELDS or name in IGNORED_FIELDS:
+        if name in OTHER_FIELDS or name in SAMPLING_FIELDS:
             continue
         if name.startswith("guided_"):
             raise RequestError(f"{name}: expected structured_outputs, its name since vLLM 0.12, found the old one")
-        if name not in default_only:
+        if name not in NEUTRAL_VALUES:
             raise RequestError(f"{name}: unknown field")
-        if not any(type(value) is type(other) and value == other for other in default_only[name]):
-            shown = " or ".join(repr(other) for other in default_only[name])
-            raise _invalid(name, f"{shown}, because no other value is supported", value)
+        # A chat template has written the special tokens of a chat.
+        check_neutral(name, value, (not is_chat,) if name == "add_special_tokens" else ANY)
 
 
 def _check_tools(
