@@ -27,7 +27,7 @@ def test_one_client_leaves_places_to_others() -> None:
         with admission.admit(2, "other"), pytest.raises(HttpError, match="16 of 16"), admission.admit(1, "third"):
             pass
     assert admission.active == 0
-    assert not admission._by_client
+    assert not admission.by_client
 
 
 @pytest.mark.parametrize("path", [b"v1/completions", b"tokenize"])
@@ -45,16 +45,16 @@ def test_bodies_in_memory_are_bounded(live: Live, path: bytes) -> None:
             return connection.recv(100).startswith(b"HTTP/1.1 429 ")
 
     held = [announce(1) for _ in range(limits.CONCURRENT_BODIES - 1)]
-    until(lambda: live.endpoints.bodies.active_bytes == 1000000 * len(held))
+    until(lambda: live.endpoints.bodies.active == 1000000 * len(held))
     assert is_refused(1)
     held.append(announce(2))
-    until(lambda: live.endpoints.bodies.active_bytes == 1000000 * len(held))
+    until(lambda: live.endpoints.bodies.active == 1000000 * len(held))
     assert is_refused(3)
     assert live.complete(prompt="x", max_tokens=1)
     for connection in held:
         connection.close()
-    until(lambda: live.endpoints.bodies.active_bytes == 0)
-    assert not live.endpoints.bodies._by_client
+    until(lambda: live.endpoints.bodies.active == 0)
+    assert not live.endpoints.bodies.by_client
 
 
 def test_turns_of_the_tokenizer(live: Live) -> None:
