@@ -87,9 +87,7 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
         self._loop = asyncio.get_running_loop()
         if self._is_in_file:
             self._tasks.append(self._loop.create_task(self._end_when_lost(worker_id)))
-        self._metrics = ServerMetrics(
-            self._served_model_name, backend.max_length, backend.num_draft_tokens, backend.metrics
-        )
+        self._metrics = ServerMetrics(self._served_model_name, backend)
         return EngineConfig(
             model=str(self._pair.target.directory),  # the frontend reads its tokenizer
             served_model_name=self._served_model_name,

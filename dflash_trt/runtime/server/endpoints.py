@@ -52,7 +52,7 @@ class Endpoints:
         self.bodies = BodyReader(max_body_bytes)
         self._tracing = tracing
         self._created = int(time.time())
-        self._metrics = ServerMetrics(model, backend.max_length, backend.num_draft_tokens, backend.metrics)
+        self._metrics = ServerMetrics(model, backend)
         self.grammars = GrammarProcesses(lambda: backend.grammars)
         self._tool_format = tool_format(backend.tokenizer)
         self._token_texts = TokenTexts(backend.tokenizer)

@@ -12,7 +12,7 @@ from dflash_trt.api.backend import Prompt
 from dflash_trt.api.neutral_fields import ANY, NEUTRAL_VALUES, check_neutral
 from dflash_trt.api.sampling_params import MAX_TOP_LOGPROBS, Grammar, SamplingParams, is_integer
 from dflash_trt.api.tokenizer import join_parts
-from dflash_trt.errors import RequestError
+from dflash_trt.errors import RequestError, shown
 from dflash_trt.runtime.server.http_error import HttpError
 from dflash_trt.runtime.server.limits import decode_object
 from dflash_trt.runtime.server.structured_outputs import read_grammar
@@ -271,5 +271,4 @@ def _boolean(fields: dict[str, Any], name: str) -> bool:
 
 
 def _invalid(name: str, expected: str, found: object) -> RequestError:
-    shown = repr(found)
-    return RequestError(f"{name}: expected {expected}, found {shown if len(shown) <= 80 else f'{shown[:77]}...'}")
+    return RequestError(f"{name}: expected {expected}, found {shown(found)}")
