@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every runtime offers to those who serve people: the command line, Triton, an HTTP server. Loads no torch."""
+"""The interface of every runtime to the command line, Triton, Dynamo and the HTTP server. Loads no torch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of Dynamo's frontend as prompts and SamplingParams.
-
-The frontend tokenises, and cuts the text at `stop`; what neither it nor we can do is refused by its name.
-"""
+"""Reads requests of Dynamo's frontend, which tokenises prompts and cuts text at `stop`."""
 
 from __future__ import annotations
 
@@ -13,14 +10,14 @@ from dflash_trt.api.neutral_fields import NEUTRAL_VALUES, check_neutral
 from dflash_trt.api.sampling_params import SAMPLER_FIELDS, SamplingParams
 
 DEFAULT_MAX_TOKENS = 4096
-"""A request reserves cache for all tokens that it may generate."""
+"""Limit without max_tokens: a request reserves cache for all tokens that it may generate."""
 UNSUPPORTED = ("multi_modal_data", "prefill_result", "bootstrap_info")
 """Fields of a request itself; the other unsupported ones are in its groups."""
 STOP_IDS = ("stop_token_ids", "stop_token_ids_visible", "stop_token_ids_hidden")
 
 
 def read_request(request: Mapping[str, Any], max_length: int) -> tuple[list[int], SamplingParams]:
-    """Prompt and parameters; RequestError, with the field's name, for what is not supported."""
+    """Prompt and parameters; RequestError, with the field's name, for an unsupported value."""
     prompt = list(request["token_ids"])
     groups = ("sampling_options", "stop_conditions", "output_options")
     sampling, stop, output = (request.get(name) or {} for name in groups)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The embedded runtime as Dynamo's LLMEngine (dynamo.common.backend of ai-dynamo 1.6.1)."""
+"""Dynamo worker: a backend as an LLMEngine (dynamo.common.backend of ai-dynamo 1.6.1)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from dflash_trt.runtime.server.responses import completion_metrics
 SNAPSHOT_SECONDS = 0.1
 DRAIN_POLL_SECONDS = 0.01
 DYNAMOS_OWN = ("Unavailable: ", "InvalidRequest: ")
-"""Begin what Dynamo raises of its own: all that an engine raises begins with another word."""
+"""Prefixes of errors that Dynamo itself raises; a worker's own errors have others."""
 HINTS = {
     "filesystem": "let DYN_FILE_KV name a folder in which this user may write, on a disk with space",
     "etcd": "start etcd, and let ETCD_ENDPOINTS name it; one machine needs none: --discovery-backend file",
@@ -44,7 +44,7 @@ HINTS = {
 
 
 class DFlashWorker(LLMEngine):  # type: ignore[misc]
-    """One pair of models, loaded when the worker starts."""
+    """A worker for one pair of models, which are loaded when it starts."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
         is_in_file: bool,
     ) -> None:
         self.error: DFlashError | None = None
-        """What ended the worker, or kept it from starting."""
+        """Error that ended the worker, or kept it from starting."""
         self.is_leaving = False
-        """Somebody asked it to end."""
+        """Whether it has been asked to shut down."""
         self._is_in_file = is_in_file
         self._pair = pair
         self._options = options
@@ -70,12 +70,12 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[DFlashWorker, Any]:
-        """Is not called: `dflash-trt dynamo` reads the command line."""
+        """Never called: `dflash-trt dynamo` reads the command line."""
         raise NotImplementedError
 
     async def start(self, worker_id: int) -> EngineConfig:
-        """Loads both models; what the router and the planner are told of them."""
-        if self.is_leaving:  # since before Dynamo's handler was there
+        """Loads both models; returns their figures for the router and the planner."""
+        if self.is_leaving:  # asked before Dynamo installed its handler
             signal.raise_signal(signal.SIGTERM)
         try:
             backend: RoutedBackend = await asyncio.to_thread(open_embedded, self._pair, self._options)
@@ -101,7 +101,7 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
         )
 
     async def generate(self, request: Mapping[str, Any], context: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """The answer, a chunk for each verify step."""
+        """Yields the answer, a chunk for each verify step."""
         backend = self._backend
         assert backend is not None
         try:
@@ -112,7 +112,7 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
         except EngineError as error:
             raise self._shut_down(error) from None
         self._running[context.id()] = cancel
-        if context.is_stopped():  # before `abort` could find it
+        if context.is_stopped():  # too early for `abort` to find it
             cancel()
         emitted: float | None = None
         try:
@@ -128,12 +128,12 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
             cancel()
 
     async def abort(self, context: Any) -> None:
-        """Frees the slot of a request whose client has gone, before the next step."""
+        """Cancels a request whose client has gone; its slot is free before the next step."""
         if (cancel := self._running.get(context.id())) is not None:
             cancel()
 
     async def cleanup(self) -> None:
-        """Waits for running requests, new ones going elsewhere, and ends the decoder's thread."""
+        """Waits for running requests, while new ones go elsewhere; then closes the backend."""
         deadline = self._drain_seconds + time.monotonic()
         while self._running and time.monotonic() < deadline:
             await asyncio.sleep(DRAIN_POLL_SECONDS)
@@ -147,27 +147,27 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
             await asyncio.to_thread(self._backend.close)
 
     async def health_check_payload(self) -> dict[str, Any]:
-        """A prompt of one token, which is not the mask token."""
+        """A prompt of one token other than the mask token."""
         mask = self._pair.manifest.draft.mask_token_id
         payload: dict[str, Any] = build_health_check_payload(int(mask == 0))
         return payload
 
     async def register_prometheus(self, metrics: Any) -> None:
-        """The server's metrics, acceptance among them, on the worker's /metrics."""
+        """Adds the metrics of the server, with acceptance, to the worker's /metrics."""
         register_engine_registry(metrics, self._metrics.registry)
 
     async def kv_event_sources(self) -> list[PushSource]:
-        """What the router learns of cached prefixes."""
+        """Sources of events about cached prefixes for the router."""
         assert self._backend is not None
         backend = self._backend
         return [PushSource(on_ready=lambda publisher: backend.watch_shared_pages(KvEvents(publisher)))]
 
     def component_metrics_dp_ranks(self) -> list[int]:
-        """One."""
+        """Data-parallel ranks: only rank 0."""
         return [0]
 
     def attach_snapshot_publisher(self, publisher: Any) -> None:
-        """Publishes the load from now on."""
+        """Starts publishing the load."""
         publishing = self._publish_load(publisher)
         self._loop.call_soon_threadsafe(lambda: self._tasks.append(self._loop.create_task(publishing)))
 
@@ -211,7 +211,7 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
         return document
 
     def _shut_down(self, error: EngineError) -> Exception:
-        """What the frontend is told; where the decoder has ended, the worker ends, and the request goes elsewhere."""
+        """The error for the frontend; if the decoder has ended, the worker shuts down and the request is migrated."""
         self._metrics.observe_failure(error)
         if self._backend is not None and self._backend.is_alive:
             return Unknown(str(error))  # type: ignore[no-any-return]
@@ -243,10 +243,10 @@ def serve(
     tool_call_parser: str | None,
     drain_seconds: int,
 ) -> None:
-    """Registers a worker and serves until SIGTERM, and then for what runs.
+    """Registers a worker and serves until SIGTERM, then until running requests end.
 
-    Raises ConfigError for a parser that Dynamo does not have, EngineError where the decoder fails, and EndpointError
-    where Dynamo's runtime does not begin or ends by itself.
+    Raises ConfigError for an unknown parser, EngineError where the decoder fails, and EndpointError where Dynamo's
+    runtime does not start, or ends by itself.
 
     A target without a chat template serves completions only: the frontend never lists a chat model without one.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The handlers of all paths."""
+"""Handlers of all paths."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from dflash_trt.runtime.server.tools import tool_format
 from dflash_trt.runtime.server.tracing import Tracing
 
 DEGRADED_FAILURES = 3
-"""Failed sequences, without one that succeeds between them, after which /health says so."""
+"""Sequences that fail in a row before /health reports it."""
 TOKENIZE_FIELDS = {"model", "prompt", "messages", "add_special_tokens"}
 
 
@@ -75,7 +75,7 @@ class Endpoints:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def health(self, request: Request) -> Response:
-        """GET /health: 200, or 503 when the decoder thread has ended, or one request after the other fails in it."""
+        """GET /health: 200, or 503 when the decoder thread has ended or request after request fails."""
         if not self._backend.is_alive:
             return Response("decoder thread has ended", 503)
         if (number := self._metrics.consecutive_failures) >= DEGRADED_FAILURES:
@@ -114,7 +114,7 @@ class Endpoints:
         return {"count": len(ids), "max_model_len": self._backend.max_length, "tokens": ids}
 
     async def prepare(self) -> None:
-        """Starts what structured outputs need; a request is told what is missing."""
+        """Starts what structured outputs need; if that fails, requests that need it report why."""
         with suppress(DFlashError):
             await self.grammars.prepare()
 
@@ -167,17 +167,17 @@ class Endpoints:
 
 
 class MsgspecResponse(Response):
-    """A JSON document."""
+    """Response with a JSON document."""
 
     media_type = "application/json"
 
     def render(self, content: object) -> bytes:
-        """Its bytes."""
+        """Encodes the document."""
         return msgspec.json.encode(content)
 
 
 def _client(request: Request) -> str:
-    """Whose places it takes: its API key's, or its address's."""
+    """The client that limits apply to: its API key, or its address."""
     return request.scope.get("dflash_trt.client") or (request.client.host if request.client else "")
 
 

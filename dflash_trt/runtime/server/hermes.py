@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls in Hermes's format, which Qwen2.5 and Qwen3 share: <tool_call>{"name": ..., "arguments": {...}}</tool_call>."""
+"""Calls in Hermes's format, which Qwen2.5 and Qwen3 share: <tool_call>{"name": ..., "arguments": {...}}</tool_call>.
+
+transformers 5.24's ResponseParser reports the name of a call only after its arguments, and raises for text that is no
+JSON; here the name comes first, and such text is content.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from dflash_trt.runtime.text import overlap
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 NAME = r"[a-zA-Z0-9_-]{1,64}"
-"""As in the OpenAI API."""
+"""Names of functions, as in the OpenAI API."""
 HEADER = re.compile(rf'\s*\{{\s*"name"\s*:\s*"({NAME})"\s*,\s*"arguments"\s*:\s*(?=\{{)')
 MARK = re.compile(r'["\\{}\[\]<\x00-\x1f]')
 
@@ -20,7 +24,7 @@ class CallDelta(msgspec.Struct, frozen=True):
     """What a chunk of an answer adds to a call."""
 
     name: str | None
-    """Of the call that it begins; None where it continues the last one."""
+    """Name of the call that it begins; None where it continues the last one."""
     arguments: str
     """Text of a JSON object, as the target writes it."""
 
@@ -28,8 +32,8 @@ class CallDelta(msgspec.Struct, frozen=True):
 class HermesParser:
     """Incremental parser of one answer: text in, content and calls out; text that is no call is content.
 
-    Arguments come as they are written where a call begins with its name and an object, as templates and grammars have
-    it; any other call comes when it has ended.
+    Arguments are streamed where a call begins with its name and an object, as templates and grammars write it; any
+    other call is reported when it has ended.
     """
 
     def __init__(self) -> None:
@@ -43,11 +47,11 @@ class HermesParser:
 
     @property
     def has_open_call(self) -> bool:
-        """Whether the answer ended, or is, inside arguments."""
+        """Whether the text so far ends inside arguments."""
         return self._read == self._read_arguments
 
     def push(self, text: str, *, is_last: bool) -> tuple[str, list[CallDelta]]:
-        """What it adds to (content, calls); whitespace around calls is in neither."""
+        """Returns what `text` adds to (content, calls); drops whitespace around calls."""
         self._text += text
         self._is_last = is_last
         self._content, self._calls = "", []
@@ -56,7 +60,7 @@ class HermesParser:
         return self._content, self._calls
 
     def _read_text(self) -> bool:
-        """Whether there is more to read now, as each of these methods says."""
+        """Reads what it can; returns whether there is more to read now, as the other readers do."""
         if self._is_behind_call:
             self._text = self._text.lstrip()
             self._is_behind_call = not self._text
@@ -87,7 +91,7 @@ class HermesParser:
         return self._arguments.has_ended
 
     def _read_end(self) -> bool:
-        """What stands between the arguments and the end of the call is dropped; without an end it is content."""
+        """Drops text between the arguments and the end of the call; without an end, it is content."""
         _, end, after = self._text.partition(END)
         if not end and not self._is_last:
             return False
@@ -107,7 +111,7 @@ class HermesParser:
 
 
 class JsonObject:
-    """Finds the end of a JSON object that comes in pieces: its last bracket, or the end of the call before that."""
+    """Finds the end of a JSON object in a stream: the last bracket, or the end of the call if that is earlier."""
 
     def __init__(self) -> None:
         self.has_ended = False
@@ -115,7 +119,7 @@ class JsonObject:
         self._is_in_string = False
 
     def take(self, text: str, *, is_last: bool) -> int:
-        """Characters of `text`, what was not taken of the last one included, that are the object's."""
+        """Number of characters of `text` that belong to the object; `text` begins with what was not taken before."""
         end = 0
         while mark := MARK.search(text, end):
             begin, end = mark.span()

@@ -31,7 +31,7 @@ OTHER_FIELDS = {
 MAX_ITEMS = {"stop": 64, "stop_token_ids": 1024, "logit_bias": 1024, "chat_template_kwargs": 64}
 MAX_STOP_CHARACTERS = 1024
 MAX_ARGUMENT_CHARACTERS = 2**21
-"""Of a conversation's tool calls together: they are JSON in JSON."""
+"""Characters of all tool calls of a conversation, which are JSON in JSON."""
 TOKEN_ID = re.compile(r"[0-9]{1,9}")
 STREAM_OPTIONS = {"include_usage", "include_obfuscation", "continuous_usage_stats"}
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -45,13 +45,13 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A parsed request."""
 
     prompts: list[Prompt]
-    """Of a completion; empty in a chat."""
+    """Prompts of a completion; empty in a chat."""
     messages: list[dict[str, Any]]
-    """Of a chat; empty in a completion."""
+    """Messages of a chat; empty in a completion."""
     params: SamplingParams
-    """Without max_tokens, which may depend on the length of the prompt."""
+    """Sampling parameters without max_tokens, which may depend on the length of the prompt."""
     max_tokens: int | None
-    """None: as many as fit, up to DEFAULT_CHAT_TOKENS."""
+    """Maximum number of tokens to generate; None: as many as fit, up to DEFAULT_CHAT_TOKENS."""
     n: int
     stream: bool
     include_usage: bool
@@ -73,9 +73,9 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
 def parse_request(
     body: dict[str, Any], model: str, max_length: int, tool_format: ToolFormat | None, *, is_chat: bool
 ) -> CompletionRequest:
-    """A request for a model whose prompts have at most `max_length` tokens, and tool calls `tool_format`.
+    """Parses a request for a model with prompts of at most `max_length` tokens and tool calls in `tool_format`.
 
-    Raises RequestError, which names an invalid or unsupported field; HttpError 404 for another model.
+    Raises RequestError for an invalid or unsupported field, HttpError 404 for another model.
     """
     fields = {name: value for name, value in body.items() if value is not None}
     if (other := "prompt" if is_chat else "messages") in fields:
@@ -142,7 +142,7 @@ def _check_names(fields: dict[str, Any], is_chat: bool) -> None:
 def _check_tools(
     tools: Tools, grammar: Grammar | None, tool_format: ToolFormat | None, is_chat: bool
 ) -> tuple[Tools, Grammar | None]:
-    """And the grammar of an answer that must call one."""
+    """Returns the tools, and the grammar of an answer that must call one."""
     if not is_chat:
         raise RequestError("tools: unknown field of a completion")
     if tool_format is None:
@@ -153,7 +153,7 @@ def _check_tools(
 
 
 def _template_kwargs(fields: dict[str, Any]) -> dict[str, Any]:
-    """As in vLLM, a reasoning_effort also says whether a template thinks that has a switch for it."""
+    """Variables of the chat template; as in vLLM, reasoning_effort also sets enable_thinking."""
     given, effort = fields.get("chat_template_kwargs", {}), fields.get("reasoning_effort")
     if not isinstance(given, dict):
         raise _invalid("chat_template_kwargs", "an object", given)
@@ -165,7 +165,7 @@ def _template_kwargs(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_sizes(fields: dict[str, Any]) -> None:
-    """Bounds what each step of a request looks through."""
+    """Bounds the lists that each step of a request searches."""
     for name, limit in MAX_ITEMS.items():
         if isinstance(value := fields.get(name), list | dict) and len(value) > limit:
             raise RequestError(f"{name}: expected at most {limit} items, found {len(value)}")
@@ -185,7 +185,7 @@ def _max_tokens(fields: dict[str, Any], is_chat: bool, lowest: int) -> int | Non
 
 
 def _logprobs(fields: dict[str, Any], is_chat: bool) -> tuple[bool, int]:
-    """Whether log probabilities of the sampled tokens are requested, and of how many others."""
+    """Whether log probabilities of the sampled tokens are requested, and for how many other tokens."""
     value, top = fields.get("logprobs", False), fields.get("top_logprobs", 0)
     if is_chat:
         if not isinstance(value, bool):
@@ -226,7 +226,7 @@ def _prompts(value: object, max_length: int) -> list[Prompt]:
 
 
 def read_messages(value: object) -> list[dict[str, Any]]:
-    """Messages whose content is a text: text parts are joined, other parts rejected."""
+    """Checks messages and joins their text parts; RequestError for other parts."""
     if not isinstance(value, list) or not value:
         raise _invalid("messages", "a list of messages", value)
     messages = []
@@ -253,10 +253,10 @@ def _argument_characters(call: object) -> int:
 
 
 def _tool_call(call: object) -> object:
-    """With its arguments as an object, which templates write as they do a tool's definition."""
+    """A call with its arguments as an object, which is what templates expect."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict):
-        return call  # the template's to refuse
+        return call  # left to the template
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         arguments = decode_object(arguments or "{}", "messages[].tool_calls[].function.arguments")
