@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 TOKENS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
 OPTIONAL = ("<|return|>", "<|call|>")
 REASONING_CHANNEL = "analysis"
-# openai-harmony 0.0.8 parses only tokens of its own vocabulary, o200k_harmony, which it downloads when it is first used;
-# here the tokens are those of the target's tokenizer.
+# openai-harmony 0.0.8 parses only tokens of its own vocabulary, which it downloads when it is first used; here tokens
+# are those of the target's tokenizer.
 RECIPIENT = re.compile(r"to=functions\.([\w-]+)")
 
 
