@@ -13,7 +13,7 @@ from dflash_trt.runtime.server import limits
 from dflash_trt.runtime.server.http_error import HttpError
 from dflash_trt.runtime.server.limits import Admission
 from dflash_trt.runtime.server.tokenizing import MAX_QUEUED_PER_CLIENT, TokenizerPool
-from tests.runtime.server.live import PATIENCE, Live, until
+from tests.runtime.server.live import PATIENCE, Live, bounded, until
 
 HEAD = b"POST /%b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 1000000\r\n\r\n"
 
@@ -57,7 +57,8 @@ def test_bodies_in_memory_are_bounded(live: Live, path: bytes) -> None:
     assert not live.endpoints.bodies.by_client
 
 
-def test_turns_of_the_tokenizer(live: Live) -> None:
+@bounded
+async def test_turns_of_the_tokenizer(live: Live) -> None:
     pool = TokenizerPool(live.llm.backend.tokenizer, 100)
     may_go_on = threading.Event()
     order: list[str] = []
@@ -66,14 +67,11 @@ def test_turns_of_the_tokenizer(live: Live) -> None:
         await pool.encode_chat([{"role": "user", "content": "x"}], client=client)
         order.append(client)
 
-    async def test() -> None:
-        pool._short.submit(may_go_on.wait, PATIENCE)
-        tasks = [asyncio.create_task(ask(client)) for client in [*["one"] * 9, "other"]]
-        await asyncio.sleep(0)
-        may_go_on.set()
-        await asyncio.gather(*tasks)
-
-    asyncio.run(test())
+    pool._short.submit(may_go_on.wait, PATIENCE)
+    tasks = [asyncio.create_task(ask(client)) for client in [*["one"] * 9, "other"]]
+    await asyncio.sleep(0)
+    may_go_on.set()
+    await asyncio.gather(*tasks)
     assert order.index("other") <= 2 * MAX_QUEUED_PER_CLIENT  # it is rendered, then tokenised
 
 
