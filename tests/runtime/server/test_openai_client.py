@@ -109,22 +109,6 @@ def test_logprobs(live: Live, stream: bool) -> None:
     assert offsets == [len("".join(tokens[:i])) for i in range(len(tokens))]
 
 
-def test_chat_logprobs(live: Live) -> None:
-    messages = [{"role": "user", "content": "x"}]
-    answer = live.llm.chat(messages, SamplingParams(max_tokens=9, logprobs=True))
-    given = live.openai().chat.completions.create(
-        model=MODEL,
-        messages=messages,
-        max_tokens=9,
-        temperature=0,
-        logprobs=True,  # type: ignore[arg-type]
-    )
-    assert given.choices[0].logprobs is not None
-    entries = given.choices[0].logprobs.content or []
-    assert [entry.logprob for entry in entries] == pytest.approx(answer.logprobs, abs=1e-4)
-    assert b"".join(bytes(entry.bytes or []) for entry in entries).decode() == answer.text
-
-
 def test_several_prompts_and_answers(live: Live) -> None:
     prompts = ["def a(", "import os\n", "class Stack:"]
     answers = [expected(live, prompt, temperature=1, seed=seed) for prompt in prompts for seed in (5, 6)]
