@@ -11,7 +11,7 @@ import click
 from dflash_trt.cli.options import ENGINE, drain_option, engine_target_option, runtime_options
 
 MAX_SYSTEM_PORT = 2**15 - 1
-"""Dynamo 1.6.1 reads it into 16 bits with a sign."""
+"""Largest port of Dynamo 1.6.1, which reads it into a signed 16-bit number."""
 
 
 @click.command(short_help="Serve an engine as an NVIDIA Dynamo worker.")
@@ -36,18 +36,10 @@ MAX_SYSTEM_PORT = 2**15 - 1
 @runtime_options("max_batch_size", "draft_length", "cache_gib", "enable_prefix_caching", "device", "dtype")
 @drain_option
 def dynamo(
-    engine: Path,
-    target: str | None,
-    served_model_name: str | None,
-    host: str,
-    metrics_port: int | None,
-    namespace: str,
-    discovery_backend: str,
-    reasoning_parser: str | None,
-    tool_call_parser: str | None,
-    drain_seconds: int,
-    **options: Any,
-) -> None:
+    engine: Path, target: str | None, served_model_name: str | None, host: str, metrics_port: int | None,
+    namespace: str, discovery_backend: str, reasoning_parser: str | None, tool_call_parser: str | None,
+    drain_seconds: int, **options: Any,
+) -> None:  # fmt: skip
     """Serve ENGINE, an engine directory, as a worker behind Dynamo's frontend (docs/scaling.md).
 
     Dynamo's own DYN_* variables also apply.
@@ -74,12 +66,6 @@ def dynamo(
     if pair.tokenizer.chat_template is None:
         click.echo(f"{pair.target_name}: no chat template: {name} serves completions only", err=True)
     serve(
-        pair,
-        settings,
-        name,
-        namespace=namespace,
-        discovery_backend=discovery_backend,
-        reasoning_parser=reasoning_parser,
-        tool_call_parser=tool_call_parser,
-        drain_seconds=drain_seconds,
-    )
+        pair, settings, name, namespace=namespace, discovery_backend=discovery_backend,
+        reasoning_parser=reasoning_parser, tool_call_parser=tool_call_parser, drain_seconds=drain_seconds,
+    )  # fmt: skip

@@ -73,7 +73,7 @@ def serve(
     keys = None if api_key_file is None else ApiKeys.read(api_key_file)
     with exit_on_sigterm(), bind(host, port) as listening:  # a port in use is reported before the target is loaded
         if find_spec("xgrammar") is not None:
-            with suppress(OSError):  # a request would tell
+            with suppress(OSError):  # a request will report it
                 start_forkserver()  # imports while the target is loaded
         connection_limit = max_connections()
         tracing = open_tracing(otlp_traces_endpoint)
@@ -112,6 +112,6 @@ async def _serve(server: HttpServer, listening: socket.socket, endpoints: Endpoi
 
 
 def _say(line: str) -> None:
-    """On stderr; one that cannot be written ends nothing."""
+    """Prints a line on stderr; ignores a failure to write it."""
     with suppress(OSError):
         click.echo(line, err=True)

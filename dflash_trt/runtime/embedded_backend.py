@@ -8,9 +8,10 @@ import queue
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
-from dflash_trt.api.backend import Chunk, Messages, Prompt
+from dflash_trt.api.backend import Chunk, Messages, PageWatcher, Prompt
 from dflash_trt.api.completion import Completion, FinishReason
 from dflash_trt.api.metrics import DecoderMetrics
 from dflash_trt.api.prompts import prompt_token_ids
@@ -21,15 +22,12 @@ from dflash_trt.runtime.decoder_thread import DecoderThread
 from dflash_trt.runtime.draft_length import parse_draft_length
 from dflash_trt.runtime.finished_request import completion, prompt_logprobs
 from dflash_trt.runtime.guided_decoding import GrammarCompiler
-from dflash_trt.runtime.kvcache.prefix_index import PageWatcher
 from dflash_trt.runtime.request import Request
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from dflash_trt.runtime.session import Session
-
-MIN_LENGTH = 2
 
 Put = Callable[[Chunk | Exception], None]
 
@@ -53,17 +51,17 @@ class EmbeddedBackend:
         self, prompt: Prompt, params: SamplingParams, *, incremental: bool = True
     ) -> AsyncGenerator[Chunk, None]:
         """The answer step by step on the running event loop; closing the iterator, or cancelling the task, cancels."""
-        request, chunks = self.start(prompt, params, incremental=incremental)
+        cancel, chunks = self.start(prompt, params, incremental=incremental)
         try:
             async for chunk in chunks:
                 yield chunk
         finally:
-            self.cancel(request)
+            cancel()
 
     def start(
         self, prompt: Prompt, params: SamplingParams, *, incremental: bool = True
-    ) -> tuple[Request, AsyncGenerator[Chunk, None]]:
-        """Submits a request; its chunks come on the running event loop, the last one of a cancelled request, too."""
+    ) -> tuple[Callable[[], None], AsyncGenerator[Chunk, None]]:
+        """Submits a request: what cancels it, and its chunks, on the running event loop."""
         loop = asyncio.get_running_loop()
         chunks: asyncio.Queue[Chunk | Exception] = asyncio.Queue()
 
@@ -73,7 +71,7 @@ class EmbeddedBackend:
 
         request = self.request(prompt, params, put, incremental=incremental)
         self.submit(request)
-        return request, _until_whole(chunks)
+        return partial(self.cancel, request), _until_whole(chunks)
 
     def prepare(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[PendingRequest]:
         """Requests whose caller waits for the last of them, not submitted yet."""
@@ -139,14 +137,6 @@ class EmbeddedBackend:
     def max_length(self) -> int:
         """Tokens that a prompt and its answer may have together."""
         return self.session.max_length
-
-    def check_room(self) -> None:
-        """RequestError where the caches hold less than a prompt of one token and its answer of one."""
-        if self.max_length < MIN_LENGTH:
-            raise RequestError(
-                f"cache_gib: expected room for at least {MIN_LENGTH} tokens, found {self.max_length}",
-                hint="give the caches more with --cache-gib",
-            )
 
     def encode_chat(self, messages: Messages) -> list[int]:
         """A conversation in the target's chat template."""

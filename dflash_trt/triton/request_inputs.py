@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dflash_trt.api.neutral_fields import check_neutral
 from dflash_trt.api.sampling_params import OPENAI_TEMPERATURE, SamplingParams
 from dflash_trt.errors import RequestError
 from dflash_trt.triton.tensors import INPUTS, SAMPLING, TEXT_INPUT
@@ -60,8 +61,7 @@ def read_inputs(tensors: Mapping[str, npt.NDArray[np.generic]]) -> RequestInputs
 
 def _params(fields: Mapping[str, Any], *, with_logprobs: bool) -> SamplingParams:
     """SamplingParams with TensorRT-LLM's defaults: greedy unless temperature, top_k or top_p is set."""
-    if fields.get("best_of", 1) != 1:
-        raise RequestError(f"sampling_param_best_of: expected 1, found {fields['best_of']}")
+    check_neutral("best_of", fields.get("best_of"), shown_as=f"{SAMPLING}best_of")
     is_greedy = not fields.keys() & {"temperature", "top_k", "top_p"}
     return SamplingParams(
         max_tokens=fields.get("max_tokens", DEFAULT_MAX_TOKENS),

@@ -13,9 +13,10 @@ import shlex
 import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.api.backend import Chunk, Messages, Prompt
@@ -36,6 +37,9 @@ from dflash_trt.errors import ConfigError, RequestError
 from dflash_trt.trtllm.contract import import_tensorrt_llm
 from dflash_trt.trtllm.launch_environment import is_trtllm_launch
 from dflash_trt.trtllm.start import check_start
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SAME_NAMES = (*SAMPLER_FIELDS, "ignore_eos")
 DRAWING = ("top_k", "top_p", "min_p")
@@ -62,7 +66,7 @@ class TrtllmBackend:
         """`arguments` are those of tensorrt_llm.LLM; MissingDependencyError without TensorRT-LLM."""
         self._package = import_tensorrt_llm("a deployment file")
         self._target = str(arguments["model"])
-        self._num_draft_tokens = arguments.get("speculative_config", {}).get("max_draft_len", 0)
+        self.num_draft_tokens: int = arguments.get("speculative_config", {}).get("max_draft_len", 0)
         self._llm = self._package.LLM(**arguments)
 
     @classmethod
@@ -86,7 +90,7 @@ class TrtllmBackend:
     def submit(self, prompt: Prompt, params: SamplingParams, *, incremental: bool) -> Any:
         """Hands a request to the executor; its RequestOutput."""
         inputs = prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt_token_ids(prompt)}
-        is_speculative = self._num_draft_tokens > 0
+        is_speculative = self.num_draft_tokens > 0
         sampling = self._package.SamplingParams(**sampling_arguments(params, is_speculative=is_speculative))
         return self._llm.generate_async(inputs, sampling, streaming=incremental)
 
@@ -111,7 +115,12 @@ class TrtllmBackend:
 
     def encode_chat(self, messages: Messages) -> list[int]:
         """A conversation in the target's chat template."""
-        return encode_chat(load_tokenizer(configuration_directory(self._target)), messages)
+        return encode_chat(self.tokenizer, messages)
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The target's tokenizer."""
+        return load_tokenizer(configuration_directory(self._target))
 
     def metrics(self) -> None:
         """None: they would be per iteration, and TensorRT-LLM has its own ways to them."""
@@ -142,7 +151,7 @@ class TrtllmBackend:
     def _acceptance(self, drafts: Any) -> Acceptance:
         """It counts the placeholders of a request's first pass as proposed: every pass has K, and none is plain."""
         proposed, accepted = drafts.total_draft_tokens, drafts.total_accepted_draft_tokens
-        passes = round(proposed / self._num_draft_tokens) if proposed and self._num_draft_tokens else None
+        passes = round(proposed / self.num_draft_tokens) if proposed and self.num_draft_tokens else None
         return Acceptance(
             passes=passes,
             drafting_passes=passes or 0,

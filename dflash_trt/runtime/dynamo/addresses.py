@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a worker listens: Dynamo reads it from the environment as its package is loaded."""
+"""Addresses of a worker, which Dynamo reads from the environment when its package is imported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ADDRESSES = ("DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
 
 
 def set_addresses(host: str, metrics_port: int | None) -> None:
-    """Sets this machine's address, and the port of its metrics where one is given; ConfigError for what it has not."""
+    """Sets the address, and the port of metrics if given; ConfigError for one that this machine does not have."""
     address = _own_address(host)
     for name in ADDRESSES:
         os.environ.setdefault(name, address)
@@ -24,7 +24,7 @@ def set_addresses(host: str, metrics_port: int | None) -> None:
 
 
 def _check_port(host: str, port: int) -> None:
-    """Dynamo's worker would go on without its metrics."""
+    """Raises ConfigError for a port in use, where Dynamo would go on without metrics."""
     if port <= 0:
         return
     with socket.socket() as probe:
@@ -33,7 +33,7 @@ def _check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                return  # another family's address, of which Dynamo tells
+                return  # another address family, which Dynamo reports
             raise ConfigError(
                 f"--metrics-port: expected a free port on {host}, found {port}: {error.strerror}",
                 hint="stop the process that listens there, or choose another port",
@@ -41,7 +41,7 @@ def _check_port(host: str, port: int) -> None:
 
 
 def _own_address(host: str) -> str:
-    """An address of this machine: Dynamo's event plane takes no name, and no address of all interfaces."""
+    """An address of this machine: Dynamo's event plane takes neither names nor 0.0.0.0."""
     try:
         address = socket.gethostbyname(host)
         with socket.socket() as probe:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dynamo's discovery through a folder: is a worker still registered?
+"""Watches a worker's registration in a folder, Dynamo's discovery without etcd.
 
 Dynamo 1.6.1 writes a worker's files once, and renews only their times afterwards (lib/runtime/src/storage/kv/file.rs).
-When they are deleted, by hand or by another process that takes a worker stopped for ten seconds for dead, no frontend
-finds the worker again. With etcd, Dynamo shuts a worker down that has lost its lease; here we do.
+When they are deleted, by hand or by a process that found the worker stopped for ten seconds, no frontend finds it
+again. With etcd, Dynamo shuts down a worker that has lost its lease; here we do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REGISTRATION_SECONDS = 60.0
 
 
 async def await_loss(worker_id: int, is_leaving: Callable[[], bool]) -> EngineError | None:
-    """What to say when a file of this worker's registration is gone; None when the worker leaves by itself."""
+    """Returns the error when a file of the registration is gone; None when the worker shuts down."""
     folder = Path(os.environ.get("DYN_FILE_KV") or Path(tempfile.gettempdir(), "dynamo_store_kv"))
     registered: set[Path] = set()
     deadline = time.monotonic() + REGISTRATION_SECONDS
@@ -37,7 +37,7 @@ async def await_loss(worker_id: int, is_leaving: Callable[[], bool]) -> EngineEr
                 else f"found none in {REGISTRATION_SECONDS:g} s"
             )
             return EngineError(
-                f"{folder}: expected the files of this worker, without which no frontend finds it, {state}",
+                f"{folder}: expected the files by which frontends find this worker, {state}",
                 hint="start the worker again; after the whole folder was deleted, the frontend, too",
             )
         registered = found

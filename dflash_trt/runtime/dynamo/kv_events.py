@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Dynamo's router learns of cached prefixes."""
+"""Events that tell Dynamo's router which prefixes are cached."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dflash_trt.runtime.kvcache.prefix_index import ROOT
 
 
 class KvEvents:
-    """Shared pages as Dynamo's KV events: an entry's number is the hash of its block."""
+    """Publishes shared pages as Dynamo's KV events; the number of an entry is the hash of its block."""
 
     def __init__(self, publisher: Any) -> None:
         self._publisher = publisher
 
     def stored(self, number: int, before: int, token_ids: Sequence[int]) -> None:
-        """A page that a prompt may begin with."""
+        """Publishes a page that prompts can reuse."""
         parent = None if before == ROOT else before
         self._publisher.publish_stored(list(token_ids), [len(token_ids)], [number], parent)
 
     def removed(self, number: int) -> None:
-        """A page whose room was needed."""
+        """Publishes that a page was evicted."""
         self._publisher.publish_removed([number])

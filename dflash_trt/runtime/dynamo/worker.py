@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The embedded runtime as Dynamo's LLMEngine (dynamo.common.backend of ai-dynamo 1.6.1)."""
+"""Dynamo worker: a backend as an LLMEngine (dynamo.common.backend of ai-dynamo 1.6.1)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 import uvloop
@@ -19,7 +19,7 @@ from dynamo.common.backend.publisher import ComponentSnapshot, PushSource
 from dynamo.common.utils.namespace import get_worker_namespace
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, Unknown
 
-from dflash_trt.api.backend import Chunk
+from dflash_trt.api.backend import Chunk, RoutedBackend, check_room
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.metrics import DecoderMetrics
 from dflash_trt.api.runtime_options import RuntimeOptions
@@ -29,16 +29,14 @@ from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.dynamo.file_discovery import await_loss
 from dflash_trt.runtime.dynamo.generate_request import read_request
 from dflash_trt.runtime.dynamo.kv_events import KvEvents
-from dflash_trt.runtime.embedded_backend import EmbeddedBackend
 from dflash_trt.runtime.open_backend import open_embedded
-from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.server.prometheus import ServerMetrics
 from dflash_trt.runtime.server.responses import completion_metrics
 
 SNAPSHOT_SECONDS = 0.1
 DRAIN_POLL_SECONDS = 0.01
 DYNAMOS_OWN = ("Unavailable: ", "InvalidRequest: ")
-"""Begin what Dynamo raises of its own: all that an engine raises begins with another word."""
+"""Prefixes of errors that Dynamo itself raises; a worker's own errors have others."""
 HINTS = {
     "filesystem": "let DYN_FILE_KV name a folder in which this user may write, on a disk with space",
     "etcd": "start etcd, and let ETCD_ENDPOINTS name it; one machine needs none: --discovery-backend file",
@@ -46,7 +44,7 @@ HINTS = {
 
 
 class DFlashWorker(LLMEngine):  # type: ignore[misc]
-    """One pair of models, loaded when the worker starts."""
+    """A worker for one pair of models, which are loaded when it starts."""
 
     def __init__(
         self,
@@ -58,39 +56,38 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
         is_in_file: bool,
     ) -> None:
         self.error: DFlashError | None = None
-        """What ended the worker, or kept it from starting."""
+        """Error that ended the worker, or kept it from starting."""
         self.is_leaving = False
-        """Somebody asked it to end."""
+        """Whether it has been asked to shut down."""
         self._is_in_file = is_in_file
         self._pair = pair
         self._options = options
         self._drain_seconds = drain_seconds
         self._served_model_name = served_model_name
-        self._backend: EmbeddedBackend | None = None
-        self._running: dict[str, Request] = {}
+        self._backend: RoutedBackend | None = None
+        self._running: dict[str, Callable[[], None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[DFlashWorker, Any]:
-        """Is not called: `dflash-trt dynamo` reads the command line."""
+        """Never called: `dflash-trt dynamo` reads the command line."""
         raise NotImplementedError
 
     async def start(self, worker_id: int) -> EngineConfig:
-        """Loads both models; what the router and the planner are told of them."""
-        if self.is_leaving:  # since before Dynamo's handler was there
+        """Loads both models; returns their figures for the router and the planner."""
+        if self.is_leaving:  # asked before Dynamo installed its handler
             signal.raise_signal(signal.SIGTERM)
         try:
-            self._backend = backend = await asyncio.to_thread(open_embedded, self._pair, self._options)
-            backend.check_room()
+            backend: RoutedBackend = await asyncio.to_thread(open_embedded, self._pair, self._options)
+            self._backend = backend
+            check_room(backend)
         except DFlashError as error:
             self.error = error
             raise
         self._loop = asyncio.get_running_loop()
         if self._is_in_file:
             self._tasks.append(self._loop.create_task(self._end_when_lost(worker_id)))
-        self._metrics = ServerMetrics(
-            self._served_model_name, backend.max_length, backend.num_draft_tokens, backend.metrics
-        )
+        self._metrics = ServerMetrics(self._served_model_name, backend)
         return EngineConfig(
             model=str(self._pair.target.directory),  # the frontend reads its tokenizer
             served_model_name=self._served_model_name,
@@ -104,39 +101,39 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
         )
 
     async def generate(self, request: Mapping[str, Any], context: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """The answer, a chunk for each verify step."""
+        """Yields the answer, a chunk for each verify step."""
         backend = self._backend
         assert backend is not None
         try:
             prompt, params = read_request(request, backend.max_length)
-            asked, chunks = backend.start(prompt, params)
+            cancel, chunks = backend.start(prompt, params)
         except RequestError as error:
             raise InvalidArgument(str(error)) from None
         except EngineError as error:
             raise self._shut_down(error) from None
-        self._running[context.id()] = asked
-        if context.is_stopped():  # before `abort` could find it
-            backend.cancel(asked)
+        self._running[context.id()] = cancel
+        if context.is_stopped():  # too early for `abort` to find it
+            cancel()
         emitted: float | None = None
         try:
             async for chunk in chunks:
                 if _is_cancelled(chunk) and not context.is_stopped():
                     raise EngineShutdown("the worker ended before the answer did")  # the frontend asks another one
                 emitted = self._metrics.observe_chunk(chunk, emitted)
-                yield self._chunk(asked, chunk)
+                yield self._chunk(len(prompt), chunk)
         except EngineError as error:
             raise self._shut_down(error) from None
         finally:
             del self._running[context.id()]
-            backend.cancel(asked)
+            cancel()
 
     async def abort(self, context: Any) -> None:
-        """Frees the slot of a request whose client has gone, before the next step."""
-        if (request := self._running.get(context.id())) is not None and self._backend is not None:
-            self._backend.cancel(request)
+        """Cancels a request whose client has gone; its slot is free before the next step."""
+        if (cancel := self._running.get(context.id())) is not None:
+            cancel()
 
     async def cleanup(self) -> None:
-        """Waits for running requests, new ones going elsewhere, and ends the decoder's thread."""
+        """Waits for running requests, while new ones go elsewhere; then closes the backend."""
         deadline = self._drain_seconds + time.monotonic()
         while self._running and time.monotonic() < deadline:
             await asyncio.sleep(DRAIN_POLL_SECONDS)
@@ -150,28 +147,27 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
             await asyncio.to_thread(self._backend.close)
 
     async def health_check_payload(self) -> dict[str, Any]:
-        """A prompt of one token, which is not the mask token."""
-        assert self._backend is not None
-        mask = self._backend.session.manifest.draft.mask_token_id
+        """A prompt of one token other than the mask token."""
+        mask = self._pair.manifest.draft.mask_token_id
         payload: dict[str, Any] = build_health_check_payload(int(mask == 0))
         return payload
 
     async def register_prometheus(self, metrics: Any) -> None:
-        """The server's metrics, acceptance among them, on the worker's /metrics."""
+        """Adds the metrics of the server, with acceptance, to the worker's /metrics."""
         register_engine_registry(metrics, self._metrics.registry)
 
     async def kv_event_sources(self) -> list[PushSource]:
-        """What the router learns of cached prefixes."""
+        """Sources of events about cached prefixes for the router."""
         assert self._backend is not None
         backend = self._backend
         return [PushSource(on_ready=lambda publisher: backend.watch_shared_pages(KvEvents(publisher)))]
 
     def component_metrics_dp_ranks(self) -> list[int]:
-        """One."""
+        """Data-parallel ranks: only rank 0."""
         return [0]
 
     def attach_snapshot_publisher(self, publisher: Any) -> None:
-        """Publishes the load from now on."""
+        """Starts publishing the load."""
         publishing = self._publish_load(publisher)
         self._loop.call_soon_threadsafe(lambda: self._tasks.append(self._loop.create_task(publishing)))
 
@@ -196,26 +192,26 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
             self.error = lost
             signal.raise_signal(signal.SIGTERM)
 
-    def _chunk(self, request: Request, chunk: Chunk) -> dict[str, Any]:
+    def _chunk(self, num_prompt_tokens: int, chunk: Chunk) -> dict[str, Any]:
         document: dict[str, Any] = {"token_ids": chunk.token_ids, "index": 0}
         if chunk.logprobs is not None:
             document["log_probs"] = chunk.logprobs
         if (completion := chunk.completion) is not None:
-            prompt, answer = len(request.prompt_ids), len(completion.token_ids)
-            self._metrics.observe_completion(prompt, completion)
+            num_tokens = len(completion.token_ids)
+            self._metrics.observe_completion(num_prompt_tokens, completion)
             document["finish_reason"] = str(completion.finish_reason)
             document["completion_usage"] = {
-                "prompt_tokens": prompt,
-                "completion_tokens": answer,
-                "total_tokens": prompt + answer,
-                "prompt_tokens_details": {"cached_tokens": request.num_cached_tokens},
+                "prompt_tokens": num_prompt_tokens,
+                "completion_tokens": num_tokens,
+                "total_tokens": num_prompt_tokens + num_tokens,
+                "prompt_tokens_details": {"cached_tokens": completion.num_cached_tokens},
             }
             assert self._backend is not None
             document["engine_data"] = {"metrics": completion_metrics(completion, self._backend.num_draft_tokens)}
         return document
 
     def _shut_down(self, error: EngineError) -> Exception:
-        """What the frontend is told; where the decoder has ended, the worker ends, and the request goes elsewhere."""
+        """The error for the frontend; if the decoder has ended, the worker shuts down and the request is migrated."""
         self._metrics.observe_failure(error)
         if self._backend is not None and self._backend.is_alive:
             return Unknown(str(error))  # type: ignore[no-any-return]
@@ -247,10 +243,10 @@ def serve(
     tool_call_parser: str | None,
     drain_seconds: int,
 ) -> None:
-    """Registers a worker and serves until SIGTERM, and then for what runs.
+    """Registers a worker and serves until SIGTERM, then until running requests end.
 
-    Raises ConfigError for a parser that Dynamo does not have, EngineError where the decoder fails, and EndpointError
-    where Dynamo's runtime does not begin or ends by itself.
+    Raises ConfigError for an unknown parser, EngineError where the decoder fails, and EndpointError where Dynamo's
+    runtime does not start, or ends by itself.
 
     A target without a chat template serves completions only: the frontend never lists a chat model without one.
     """

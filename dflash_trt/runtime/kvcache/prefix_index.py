@@ -8,24 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from dflash_trt.engine.executor import TOKENS_PER_PAGE
+
+if TYPE_CHECKING:
+    from dflash_trt.api.backend import PageWatcher
 
 Key = tuple[int, tuple[int, ...]]
 """The number of the entry before, and a page's tokens."""
 ROOT = 0
 """The number before the first page."""
-
-
-class PageWatcher(Protocol):
-    """Hears what becomes of entries."""
-
-    def stored(self, number: int, before: int, token_ids: Sequence[int]) -> None:
-        """A new entry, with a page's tokens, behind the entry `before` or ROOT."""
-
-    def removed(self, number: int) -> None:
-        """An entry is found no more."""
 
 
 class PrefixIndex:

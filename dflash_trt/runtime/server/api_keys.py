@@ -22,19 +22,20 @@ class ApiKeys:
 
     @classmethod
     def read(cls, file: Path) -> ApiKeys:
-        """The keys of a file, one a line; ConfigError where there is none."""
+        """Reads a file with one key per line; ConfigError where there is none."""
         lines = [line.strip() for line in read_text(file, ConfigError, limit=MAX_KEYS_BYTES).splitlines()]
         keys = [line for line in lines if line and not line.startswith("#")]
         if wrong := next((number for number, line in enumerate(lines, 1) if not line.isascii()), None):
-            raise ConfigError(f"{file}, line {wrong}: expected ASCII, which is all that a header can send")
+            raise ConfigError(f"{file}, line {wrong}: expected ASCII, the only characters that a header can send")
         if not keys:
             raise ConfigError(
-                f"{file}: no API key in it", hint="write one key a line; lines that begin with # are comments"
+                f"{file}: expected an API key, found none",
+                hint="write one key per line; lines that begin with # are comments",
             )
         return cls(keys)
 
     def check(self, authorization: str) -> str:
-        """The key's digest; HttpError 401 for an unknown one. Takes the same time for every key."""
+        """Returns the digest of a known key, in constant time; HttpError 401 for an unknown one."""
         scheme, _, key = authorization.partition(" ")
         digest = hashlib.sha256(key.strip().encode()).digest()
         matches = [hmac.compare_digest(digest, known) for known in self._digests]

@@ -8,7 +8,9 @@ import ipaddress
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -30,13 +32,13 @@ from dflash_trt.runtime.server.streaming import ClientDisconnected
 
 PAGE = Path(__file__).parent / "page"
 PUBLIC_PATHS = ("/", "/health")
-"""Need no key, nor do paths below /page/."""
+"""Paths that need no key; those below /page/ need none, either."""
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'self'; img-src data:; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
 }
 CLIENT_CLOSED_REQUEST = 499
-"""nginx's status 499, for the access log."""
+"""Status of nginx for the access log; it is never sent."""
 REQUEST_ID = re.compile(r"[!-~]{1,64}")
 
 
@@ -47,9 +49,9 @@ def make_app(
     origins: Sequence[str] = (),
     hosts: Sequence[str] | None = None,
 ) -> ASGIApp:
-    """The routes, behind API keys, CORS for `origins`, a check of the Host header and the access log.
+    """The routes behind API keys, CORS for `origins`, a check of the Host header and the access log.
 
-    `hosts` are accepted beside loopback names; None: any.
+    `hosts` are accepted besides loopback names; None accepts any.
     """
     routes = [
         Route("/", _page),
@@ -57,85 +59,78 @@ def make_app(
         Route("/v1/models", endpoints.models),
         Route("/v1/completions", endpoints.completions, methods=["POST"]),
         Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
-        Route("/v1/responses", endpoints.responses, methods=["POST"]),
         Route("/tokenize", endpoints.tokenize, methods=["POST"]),
         Route("/health", endpoints.health),
         Route("/version", endpoints.version),
         Route("/metrics", endpoints.metrics),
     ]
-    middleware = [Middleware(ApiKeyMiddleware, keys=keys)] if keys is not None else []
+    middleware = [Middleware(ErrorMiddleware)]
+    if hosts is not None:
+        names = frozenset(host.lower() for host in hosts)
+        middleware.append(Middleware(CheckMiddleware, check=partial(_check_host, names)))
     if origins:  # outside of the key check: a CORS preflight has no key
         cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
-        middleware.insert(0, cors)
+        middleware.append(cors)
+    if keys is not None:
+        middleware.append(Middleware(CheckMiddleware, check=partial(_check_key, keys)))
     handlers = {
         HttpError: _on_error,
         DFlashError: _on_error,
         HTTPException: _on_routing_error,
         ClientDisconnected: _on_disconnect,
     }
-    if hosts is not None:
-        middleware.insert(0, Middleware(HostMiddleware, hosts=hosts))
-    middleware.insert(0, Middleware(ErrorMiddleware))
-    app = Starlette(routes=routes, middleware=middleware, exception_handlers={**handlers})
-    return AccessLogMiddleware(app)
+    return AccessLogMiddleware(Starlette(routes=routes, middleware=middleware, exception_handlers={**handlers}))
 
 
-class ApiKeyMiddleware:
-    """401 without a key, except on public paths."""
+class CheckMiddleware:
+    """Answers a request with the HttpError that `check` raises for it."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+    def __init__(self, app: ASGIApp, check: Callable[[Request], None]) -> None:
         self._app = app
-        self._keys = keys
+        self._check = check
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
-        if scope["type"] == "http" and scope["path"] not in PUBLIC_PATHS and not scope["path"].startswith("/page/"):
-            try:
-                scope["dflash_trt.client"] = self._keys.check(Request(scope).headers.get("authorization", ""))
-            except HttpError as error:
-                await _response(error)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-
-class HostMiddleware:
-    """403 for other hosts than loopback names and `hosts`: a page whose name is rebound to 127.0.0.1 sends its own."""
-
-    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
-        self._app = app
-        self._hosts = {host.lower() for host in hosts}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
-        if scope["type"] == "http" and not self._is_allowed(host := Request(scope).headers.get("host")):
-            message = f"host: expected a loopback name or an --allowed-host, found {shown(host)}"
-            await _response(HttpError(403, message))(scope, receive, send)
+        """Handles one request."""
+        try:
+            self._check(Request(scope))
+        except HttpError as error:
+            await _response(error)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    def _is_allowed(self, host: str | None) -> bool:
-        if host is None:  # HTTP/1.0; browsers send it
-            return True
-        name = re.sub(r":\d*$", "", host.lower()).strip("[]")
-        if name == "localhost" or name.endswith(".localhost") or name in self._hosts:
-            return True
-        try:
-            return ipaddress.ip_address(name).is_loopback
-        except ValueError:
-            return False
+
+def _check_key(keys: ApiKeys, request: Request) -> None:
+    """Raises HttpError 401 without a key, except on public paths."""
+    if (path := request.scope["path"]) not in PUBLIC_PATHS and not path.startswith("/page/"):
+        request.scope["dflash_trt.client"] = keys.check(request.headers.get("authorization", ""))
+
+
+def _check_host(names: frozenset[str], request: Request) -> None:
+    """Raises HttpError 403 for hosts that are neither loopback names nor in `names`.
+
+    A page whose name is rebound to 127.0.0.1 sends its own name.
+    """
+    if (host := request.headers.get("host")) is None:  # HTTP/1.0; browsers send it
+        return
+    name = re.sub(r":\d*$", "", host.lower()).strip("[]")
+    is_loopback = name == "localhost" or name.endswith(".localhost")
+    with suppress(ValueError):
+        is_loopback = is_loopback or ipaddress.ip_address(name).is_loopback
+    if not is_loopback and name not in names:
+        raise HttpError(403, f"host: expected a loopback name or an --allowed-host, found {shown(host)}")
 
 
 class ErrorMiddleware:
-    """Responds to unexpected errors, and to a task that is cancelled at shutdown.
+    """Responds to unexpected errors, and to tasks that are cancelled at shutdown.
 
-    Starlette and uvicorn would close the connection after their own response without saying so.
+    Starlette and uvicorn close the connection after their own response without a header that says so.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handles one request."""
         has_started = False
 
         async def send_and_note_start(message: Message) -> None:
@@ -155,16 +150,13 @@ class ErrorMiddleware:
 
 
 class AccessLogMiddleware:
-    """One line a request: client, method, path, status, seconds, request id, tokens; never a prompt."""
+    """Logs a line for each request: client, method, path, status, seconds, request id, tokens; never a prompt."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+        """Handles one request."""
         begin, status = time.perf_counter(), CLIENT_CLOSED_REQUEST
         client_id = Request(scope).headers.get("x-request-id", "")
         request_id = client_id if REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
@@ -179,7 +171,7 @@ class AccessLogMiddleware:
         try:
             await self._app(scope, receive, send_and_note_status)
         finally:
-            path = scope["raw_path"].decode("ascii", "replace")[:200]  # as it was sent, with its escapes
+            path = scope["raw_path"].decode("ascii", "replace")[:200]  # with the escapes that were sent
             extra = "".join(f", {name} {value}" for name, value in scope.get("dflash_trt.log_fields", {}).items())
             client = scope["client"][0] if scope["client"] else "-"
             seconds = time.perf_counter() - begin
@@ -200,7 +192,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
-    return Response(status_code=CLIENT_CLOSED_REQUEST)  # is not sent
+    return Response(status_code=CLIENT_CLOSED_REQUEST)  # never sent
 
 
 async def _on_routing_error(request: Request, error: Exception) -> Response:

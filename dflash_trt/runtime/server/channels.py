@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splits gpt-oss's harmony format into reasoning (its analysis channel), tool calls and content (the other channels).
+"""Splits gpt-oss's harmony format into reasoning (the analysis channel), tool calls and content (the other channels).
 
 <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
 <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 TOKENS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
 OPTIONAL = ("<|return|>", "<|call|>")
 REASONING_CHANNEL = "analysis"
+# openai-harmony 0.0.8 parses only tokens of its own vocabulary, which it downloads when it is first used; here tokens
+# are those of the target's tokenizer.
 RECIPIENT = re.compile(r"to=functions\.([\w-]+)")
 
 
@@ -35,7 +37,7 @@ class ChannelTokens(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, tokenizer: PreTrainedTokenizerBase) -> ChannelTokens | None:
-        """None where the tokenizer lacks one of them."""
+        """Reads them from a tokenizer; None where it lacks one."""
         vocabulary = tokenizer.get_added_vocab()
         if not all(token in vocabulary for token in TOKENS):
             return None
@@ -49,7 +51,7 @@ class ChannelTokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Channels:
-    """Incremental parser of one response: tokens in, reasoning, content and calls out; headers are in none."""
+    """Incremental parser of one response: tokens in, reasoning, content and calls out; headers are dropped."""
 
     def __init__(
         self,
@@ -59,12 +61,12 @@ class Channels:
         *,
         has_tools: bool = False,
     ) -> None:
-        """Each message's text ends before a `stop` string; with tools, a message to a function is a call of it."""
+        """Cuts the text of each message at a `stop` string; with tools, a message to a function is a call."""
         self._has_tools = has_tools
         self._role: Sequence[int] = ()
         self._function: str | None = None
         self.has_open_call = False
-        """Whether the answer ended inside arguments."""
+        """Whether the answer ended inside the arguments of a call."""
         self.num_reasoning_tokens = 0
         self._tokens = tokens
         self._tokenizer = tokenizer
@@ -74,7 +76,7 @@ class Channels:
         self._text: TextStream | None = self._open()
 
     def push(self, token_ids: Sequence[int], *, is_last: bool) -> tuple[str, str, list[CallDelta]]:
-        """What they add to (reasoning, content, calls)."""
+        """Returns what the tokens add to (reasoning, content, calls)."""
         added = ["", ""]
         calls: list[CallDelta] = []
         for token in token_ids:
@@ -104,7 +106,7 @@ class Channels:
         return TextStream(self._tokenizer, self._stop)
 
     def _close(self, added: list[str], calls: list[CallDelta]) -> None:
-        """Ends a message's text; what comes before the next one's is no text."""
+        """Ends the text of a message; tokens up to the next message are no text."""
         if self._text is not None:
             self._text.close()
             self._take(added, calls)
@@ -120,7 +122,7 @@ class Channels:
             calls.append(CallDelta(None, text))
 
     def _read_header(self) -> None:
-        """What stands behind <|channel|>, and behind <|start|> before it, where the recipient may be, too."""
+        """Reads channel and recipient, which stand after <|channel|>; the recipient may also precede it."""
         role, header = (str(self._tokenizer.decode(list(ids))) for ids in (self._role, self._header or []))
         self._is_reasoning = header.split()[:1] == [REASONING_CHANNEL]
         recipient = RECIPIENT.search(f"{role} {header}") if self._has_tools else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The handlers of all paths."""
+"""Handlers of all paths."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from dflash_trt import __version__
+from dflash_trt.api.backend import ServedBackend, check_room
 from dflash_trt.errors import DFlashError
-from dflash_trt.runtime.embedded_backend import EmbeddedBackend
 from dflash_trt.runtime.server.generation import Generation
 from dflash_trt.runtime.server.grammars import GrammarProcesses
 from dflash_trt.runtime.server.http_error import HttpError
@@ -22,7 +22,6 @@ from dflash_trt.runtime.server.limits import Admission, BodyReader, decode_objec
 from dflash_trt.runtime.server.openai_logprobs import TokenTexts
 from dflash_trt.runtime.server.prometheus import ServerMetrics
 from dflash_trt.runtime.server.requests import CompletionRequest, parse_request, read_messages
-from dflash_trt.runtime.server.response_items import ResponseBuilder, names_of_a_response
 from dflash_trt.runtime.server.responses import Json
 from dflash_trt.runtime.server.streaming import EventStream, cancel_on_disconnect
 from dflash_trt.runtime.server.tokenizing import TokenizerPool
@@ -30,7 +29,7 @@ from dflash_trt.runtime.server.tools import tool_format
 from dflash_trt.runtime.server.tracing import Tracing
 
 DEGRADED_FAILURES = 3
-"""Failed sequences, without one that succeeds between them, after which /health says so."""
+"""Sequences that fail in a row before /health reports it."""
 TOKENIZE_FIELDS = {"model", "prompt", "messages", "add_special_tokens"}
 
 
@@ -39,21 +38,21 @@ class Endpoints:
 
     def __init__(
         self,
-        backend: EmbeddedBackend,
+        backend: ServedBackend,
         model: str,
         *,
         max_waiting: int,
         max_body_bytes: int,
         tracing: Tracing | None = None,
     ) -> None:
-        backend.check_room()
+        check_room(backend)
         self.admission = Admission(backend.num_slots + max_waiting)
         self._backend = backend
         self._model = model
         self.bodies = BodyReader(max_body_bytes)
         self._tracing = tracing
         self._created = int(time.time())
-        self._metrics = ServerMetrics(model, backend.max_length, backend.num_draft_tokens, backend.metrics)
+        self._metrics = ServerMetrics(model, backend)
         self.grammars = GrammarProcesses(lambda: backend.grammars)
         self._tool_format = tool_format(backend.tokenizer)
         self._token_texts = TokenTexts(backend.tokenizer)
@@ -67,10 +66,6 @@ class Endpoints:
         """POST /v1/chat/completions."""
         return await self._complete(request, is_chat=True)
 
-    async def responses(self, request: Request) -> Response:
-        """POST /v1/responses."""
-        return await self._complete(request, is_chat=True, is_response=True)
-
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
         model = {
@@ -80,7 +75,7 @@ class Endpoints:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def health(self, request: Request) -> Response:
-        """GET /health: 200, or 503 when the decoder thread has ended, or one request after the other fails in it."""
+        """GET /health: 200, or 503 when the decoder thread has ended or request after request fails."""
         if not self._backend.is_alive:
             return Response("decoder thread has ended", 503)
         if (number := self._metrics.consecutive_failures) >= DEGRADED_FAILURES:
@@ -119,7 +114,7 @@ class Endpoints:
         return {"count": len(ids), "max_model_len": self._backend.max_length, "tokens": ids}
 
     async def prepare(self) -> None:
-        """Starts what structured outputs need; a request is told what is missing."""
+        """Starts what structured outputs need; if that fails, requests that need it report why."""
         with suppress(DFlashError):
             await self.grammars.prepare()
 
@@ -128,22 +123,16 @@ class Endpoints:
         self.grammars.close()
         self._backend.close()
 
-    async def _complete(self, http_request: Request, *, is_chat: bool, is_response: bool = False) -> Response:
+    async def _complete(self, http_request: Request, *, is_chat: bool) -> Response:
         client = _client(http_request)
         with ExitStack() as admission:  # until all sequences are computed
-            if is_response:
-                admission.enter_context(names_of_a_response())
             span = None
             if self._tracing is not None:
                 operation = "chat" if is_chat else "text_completion"
                 span = admission.enter_context(self._tracing.request(operation, self._model, http_request.headers))
             async with self.bodies.read(http_request, client) as encoded:
                 body = decode_object(encoded)
-                builder = ResponseBuilder(body) if is_response else None
-                request = parse_request(
-                    body if builder is None else builder.chat,
-                    self._model, self._backend.max_length, self._tool_format, is_chat=is_chat,
-                )  # fmt: skip
+                request = parse_request(body, self._model, self._backend.max_length, self._tool_format, is_chat=is_chat)
                 admission.enter_context(self.admission.admit(request.n * max(1, len(request.prompts)), client))
                 prompt_ids = await cancel_on_disconnect(
                     http_request.receive, self._prompt_ids(request, len(encoded), client)
@@ -157,8 +146,8 @@ class Endpoints:
             http_request.scope["dflash_trt.log_fields"] = generation.log_fields
             if not request.stream:
                 document = await cancel_on_disconnect(http_request.receive, generation.response())
-                return MsgspecResponse(document if builder is None else builder.whole(document))
-            events = generation.events() if builder is None else builder.events(generation.events())
+                return MsgspecResponse(document)
+            events = generation.events()
             try:  # before the headers are sent, so that an error has its status
                 first = await cancel_on_disconnect(http_request.receive, _next(events))
             except BaseException:
@@ -178,17 +167,17 @@ class Endpoints:
 
 
 class MsgspecResponse(Response):
-    """A JSON document."""
+    """Response with a JSON document."""
 
     media_type = "application/json"
 
     def render(self, content: object) -> bytes:
-        """Its bytes."""
+        """Encodes the document."""
         return msgspec.json.encode(content)
 
 
 def _client(request: Request) -> str:
-    """Whose places it takes: its API key's, or its address's."""
+    """The client that limits apply to: its API key, or its address."""
     return request.scope.get("dflash_trt.client") or (request.client.host if request.client else "")
 
 

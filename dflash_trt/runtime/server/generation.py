@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decodes the sequences of one completion request, and gives its response whole or as events."""
+"""Decodes the sequences of one completion request and makes its response, whole or as events."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from contextlib import aclosing
 
 import msgspec
 
-from dflash_trt.api.backend import Chunk
+from dflash_trt.api.backend import Chunk, ServedBackend
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.sampling_params import DEFAULT_CHAT_TOKENS, SamplingParams
 from dflash_trt.errors import EngineError
-from dflash_trt.runtime.embedded_backend import EmbeddedBackend
 from dflash_trt.runtime.server.http_error import shutting_down
 from dflash_trt.runtime.server.openai_logprobs import TokenTexts
 from dflash_trt.runtime.server.prometheus import ServerMetrics
@@ -27,7 +26,7 @@ class Generation:
 
     def __init__(
         self,
-        backend: EmbeddedBackend,
+        backend: ServedBackend,
         model: str,
         metrics: ServerMetrics,
         request: CompletionRequest,
@@ -36,7 +35,7 @@ class Generation:
         span: RequestSpan | None = None,
     ) -> None:
         self.log_fields: dict[str, object] = {"prompt_tokens": sum(map(len, prompt_ids)), "output_tokens": 0}
-        """For the access log."""
+        """Fields for the access log."""
         self._backend = backend
         self._metrics = metrics
         self._request = request
@@ -105,7 +104,7 @@ class Generation:
         return {"usage": counts, "metrics": self._envelope.metrics(self._choices)}
 
     def _params(self, prompt_ids: list[int], index: int) -> SamplingParams:
-        """Of sequence `index` of a prompt."""
+        """Parameters of sequence `index` of a prompt."""
         params, limit = self._request.params, self._request.max_tokens
         if limit is None:
             limit = min(DEFAULT_CHAT_TOKENS, self._backend.max_length - len(prompt_ids))

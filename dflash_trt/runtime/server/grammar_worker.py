@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles grammars in a process that can be ended, which xgrammar's compiler cannot, and whose memory is bounded."""
+"""Compiles grammars in a process with bounded memory, which can be killed: xgrammar cannot be interrupted."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ COMPILE_SECONDS = 10.0
 COMPILE_BYTES = 2**30
 """Address space for one grammar: the regex a?a?..., 30,000 items long, took 4 GiB within 10 s."""
 MAX_COMPILED_BYTES = 2**26
-"""What a compiled grammar may take, as xgrammar counts it."""
+"""Largest compiled grammar, as xgrammar counts it."""
 JOIN_SECONDS = 10.0
 FORKSERVER_ENDED = 255
-"""multiprocessing's exit code where it cannot know."""
+"""Exit code that multiprocessing reports when it cannot know."""
 NICENESS = 10
-"""Decoding goes first."""
+"""Niceness of compilation: decoding goes first."""
 
 CONTEXT = multiprocessing.get_context("forkserver")
-"""Its server imports torch, as xgrammar does, once, in 3 s; each process is a fork of it."""
+"""Context whose server imports xgrammar and torch once, in 3 s; each process is a fork of it."""
 CONTEXT.set_forkserver_preload(["xgrammar", __name__])
 
 
 def start_forkserver() -> None:
-    """Starts it unless it runs, and does not wait for its imports; OSError where it does not start."""
+    """Starts the server of CONTEXT unless it runs, without waiting for its imports; OSError where that fails."""
     with ThreadPoolExecutor(1) as thread:  # its child inherits a thread's niceness and signal mask
         thread.submit(_start_forkserver).result()
 
@@ -53,10 +53,10 @@ def _start_forkserver() -> None:
 
 
 class GrammarWorker:
-    """A process that compiles one grammar after another. `kill` is for any thread, and ends what waits for it."""
+    """A process that compiles one grammar after another. Any thread may call `kill`, which also ends `compile`."""
 
     def __init__(self, vocabulary: str) -> None:
-        """Starts it, with what `GrammarCompiler.vocabulary` says; DFlashError where it does not start."""
+        """Starts the process with a `Grammars.vocabulary`; DFlashError where that fails."""
         try:
             start_forkserver()
             self._connection, theirs = CONTEXT.Pipe()
@@ -95,7 +95,7 @@ class GrammarWorker:
 
 
 def _work(connection: Connection, vocabulary: str, num_bytes: int) -> None:
-    """Until nobody holds the other end of `connection`."""
+    """Compiles until the other end of `connection` is closed."""
     threading.Thread(target=_end_with_server, daemon=True).start()
     compiler = read_vocabulary(vocabulary)
     with suppress(EOFError, ConnectionError):
@@ -117,7 +117,7 @@ def _compile(compiler: Any, grammar: Grammar, num_bytes: int) -> str | RequestEr
 
 
 def _too_large(grammar: Grammar, num_bytes: int) -> RequestError:
-    """For a grammar beyond a limit of memory."""
+    """The error for a grammar beyond a memory limit."""
     limits = f"at most {num_bytes >> 20} MiB, and to at most {MAX_COMPILED_BYTES >> 20} MiB"
     return RequestError(
         f"{grammar.field}: expected a {grammar.kind} that compiles in {limits}, found one that takes more"
@@ -125,7 +125,7 @@ def _too_large(grammar: Grammar, num_bytes: int) -> RequestError:
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """For one grammar."""
+    """Limits the memory for the next grammar."""
     if sys.platform == "linux":
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + num_bytes, resource.RLIM_INFINITY))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles grammars beside the event loop, within limits of time, memory and number.
 
-An optional item more takes xgrammar longer than the last: 1,000 of them took 8 s, 2,000 took 50 (the regex a?a?...,
-vocabulary 1,024, AMD EPYC). It cannot be interrupted, so it runs in processes that are killed.
+xgrammar takes more than linear time: 1,000 optional items took 8 s, 2,000 took 50 (the regex a?a?..., vocabulary
+1,024, AMD EPYC). It cannot be interrupted, so it runs in processes that are killed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
+from dflash_trt.api.backend import Grammars
 from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import DFlashError, RequestError
-from dflash_trt.runtime.guided_decoding import GrammarCompiler
 from dflash_trt.runtime.server import grammar_worker
 from dflash_trt.runtime.server.grammar_worker import GrammarWorker
 from dflash_trt.runtime.server.http_error import shutting_down
@@ -28,24 +28,24 @@ PLACE_SECONDS = 10.0
 MAX_COMPILING = 4
 """Grammars compiled at once, each in a process."""
 MAX_COMPILING_PER_CLIENT = 2
-"""With three on two cores, p99 of others was 1.7 times as long."""
+"""Grammars compiled at once for one client: with three on two cores, p99 of others was 1.7 times as long."""
 
 T = TypeVar("T")
 
 
 class _Place:
-    """A process, once it was needed."""
+    """Room for one process, which starts when it is first needed."""
 
     worker: GrammarWorker | None = None
 
 
 class GrammarProcesses:
-    """As many processes as grammars were compiled at once."""
+    """Pool of compiler processes, which grows to the number of grammars compiled at once."""
 
-    def __init__(self, compiler: Callable[[], GrammarCompiler]) -> None:
-        """`compiler` keeps what was compiled; RequestError where there can be none."""
+    def __init__(self, compiler: Callable[[], Grammars]) -> None:
+        """`compiler` returns where compiled grammars are kept; RequestError where there can be none."""
         self._new_compiler = compiler
-        self._opened: asyncio.Future[GrammarCompiler] | None = None
+        self._opened: asyncio.Future[Grammars] | None = None
         self._is_closed = False
         self.places = [_Place() for _ in range(MAX_COMPILING)]
         self._free: asyncio.LifoQueue[_Place] = asyncio.LifoQueue()
@@ -55,7 +55,7 @@ class GrammarProcesses:
         self._threads = ThreadPoolExecutor(MAX_COMPILING, "dflash-trt grammar")
 
     def close(self) -> None:
-        """Ends the processes; what is compiled, and later grammars, get HttpError 503."""
+        """Ends the processes; running and later compilations raise HttpError 503."""
         self._is_closed = True
         for place in self.places:
             if place.worker is not None:
@@ -63,13 +63,13 @@ class GrammarProcesses:
 
     @property
     def num_active(self) -> int:
-        """Grammars that are being compiled."""
+        """Number of grammars that are being compiled."""
         return MAX_COMPILING - self._free.qsize()
 
-    async def prepare(self) -> GrammarCompiler:
-        """Once, whoever has left: imports xgrammar and starts the first process, which takes seconds.
+    async def prepare(self) -> Grammars:
+        """Imports xgrammar and starts the first process, once; takes seconds, even if the caller is cancelled.
 
-        RequestError, or DFlashError where no process starts.
+        Raises RequestError, or DFlashError where no process starts.
         """
         opened = self._opened
         if opened is None or (opened.done() and (opened.cancelled() or opened.exception() is not None)):
@@ -77,15 +77,16 @@ class GrammarProcesses:
         return await asyncio.shield(opened)
 
     async def compile(self, grammar: Grammar, client: str = "") -> Any:
-        """xgrammar's compiled grammar.
+        """Returns xgrammar's compiled grammar.
 
-        RequestError where it does not compile, or takes too long; HttpError 429 where others do, 503 after `close`.
+        Raises RequestError where it does not compile or takes too long, HttpError 429 where all places are taken,
+        503 after `close`.
         """
-        compiler = await self.prepare()  # without a limit of time
+        compiler = await self.prepare()  # no time limit
         if (known := compiler.known(grammar)) is not None:
             return known
         async with self._place(client) as place:
-            if (known := compiler.known(grammar)) is not None:  # by another request meanwhile
+            if (known := compiler.known(grammar)) is not None:  # compiled by another request meanwhile
                 return known
             if self._is_closed:
                 raise shutting_down()
@@ -110,8 +111,8 @@ class GrammarProcesses:
                 )
                 raise RequestError(f"{grammar.field}: expected a {grammar.kind} that compiles {found}") from None
 
-    async def _open(self) -> GrammarCompiler:
-        def open_compiler() -> tuple[GrammarCompiler, str]:
+    async def _open(self) -> Grammars:
+        def open_compiler() -> tuple[Grammars, str]:
             compiler = self._new_compiler()
             return compiler, compiler.vocabulary
 
@@ -139,8 +140,8 @@ class GrammarProcesses:
             self._free.put_nowait(place)
             share.release()
 
-    async def _start(self, place: _Place, compiler: GrammarCompiler) -> GrammarWorker:
-        """Holds the place until the process runs, whoever has left."""
+    async def _start(self, place: _Place, compiler: Grammars) -> GrammarWorker:
+        """Starts a process, and holds the place until it runs, even if the caller is cancelled."""
         start = asyncio.ensure_future(self._in_thread(GrammarWorker, compiler.vocabulary))
         try:
             return await asyncio.shield(start)
@@ -153,7 +154,7 @@ class GrammarProcesses:
 
 
 def _in_daemon_thread(function: Callable[[], T]) -> asyncio.Future[T]:
-    """What it returns; the end of the server does not wait for it."""
+    """Runs `function` on a thread that does not delay the end of the server."""
     result: Future[T] = Future()
     result.set_running_or_notify_cancel()
 
@@ -167,5 +168,5 @@ def _in_daemon_thread(function: Callable[[], T]) -> asyncio.Future[T]:
     return asyncio.wrap_future(result)
 
 
-def _exchange(worker: GrammarWorker, compiler: GrammarCompiler, grammar: Grammar) -> Any:
+def _exchange(worker: GrammarWorker, compiler: Grammars, grammar: Grammar) -> Any:
     return compiler.add(grammar, worker.compile(grammar))

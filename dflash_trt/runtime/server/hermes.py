@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls in Hermes's format, which Qwen2.5 and Qwen3 share: <tool_call>{"name": ..., "arguments": {...}}</tool_call>."""
+"""Calls in Hermes's format, which Qwen2.5 and Qwen3 share: <tool_call>{"name": ..., "arguments": {...}}</tool_call>.
+
+transformers 5.24's ResponseParser reports the name of a call only after its arguments, and raises for text that is no
+JSON; here the name comes first, and such text is content.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import msgspec
 
@@ -11,7 +16,7 @@ from dflash_trt.runtime.text import overlap
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 NAME = r"[a-zA-Z0-9_-]{1,64}"
-"""As in the OpenAI API."""
+"""Names of functions, as in the OpenAI API."""
 HEADER = re.compile(rf'\s*\{{\s*"name"\s*:\s*"({NAME})"\s*,\s*"arguments"\s*:\s*(?=\{{)')
 MARK = re.compile(r'["\\{}\[\]<\x00-\x1f]')
 
@@ -20,7 +25,7 @@ class CallDelta(msgspec.Struct, frozen=True):
     """What a chunk of an answer adds to a call."""
 
     name: str | None
-    """Of the call that it begins; None where it continues the last one."""
+    """Name of the call that it begins; None where it continues the last one."""
     arguments: str
     """Text of a JSON object, as the target writes it."""
 
@@ -28,78 +33,66 @@ class CallDelta(msgspec.Struct, frozen=True):
 class HermesParser:
     """Incremental parser of one answer: text in, content and calls out; text that is no call is content.
 
-    Arguments come as they are written where a call begins with its name and an object, as templates and grammars have
-    it; any other call comes when it has ended.
+    Arguments are streamed where a call begins with its name and an object, as templates and grammars write it; any
+    other call is reported when it has ended.
     """
 
     def __init__(self) -> None:
-        self._text = ""
-        self._is_last = False
-        self._content = ""
+        self.has_open_call = False
+        """Whether the text so far ends inside arguments."""
+        self._text = self._content = ""
+        self._is_last = self._has_calls = False
         self._calls: list[CallDelta] = []
-        self._has_calls = self._is_behind_call = False
-        self._arguments = JsonObject()
-        self._read = self._read_text
-
-    @property
-    def has_open_call(self) -> bool:
-        """Whether the answer ended, or is, inside arguments."""
-        return self._read == self._read_arguments
+        self._reading = self._read()
 
     def push(self, text: str, *, is_last: bool) -> tuple[str, list[CallDelta]]:
-        """What it adds to (content, calls); whitespace around calls is in neither."""
+        """Returns what `text` adds to (content, calls); drops whitespace around calls."""
         self._text += text
         self._is_last = is_last
         self._content, self._calls = "", []
-        while self._read():
-            pass
+        next(self._reading)
         return self._content, self._calls
 
-    def _read_text(self) -> bool:
-        """Whether there is more to read now, as each of these methods says."""
-        if self._is_behind_call:
-            self._text = self._text.lstrip()
-            self._is_behind_call = not self._text
-        before, begin, rest = self._text.partition(BEGIN)
-        if not begin:
-            ready = self._text if self._is_last else self._text[: len(self._text) - overlap(self._text, BEGIN)]
-            self._content += self._take(len(ready if self._is_last and not self._has_calls else ready.rstrip()))
-            return False
-        self._content += self._take(len(before.rstrip()))
-        if header := HEADER.match(rest):
-            self._begin_call(CallDelta(header[1], ""), rest[header.end() :])
-            self._arguments, self._read = JsonObject(), self._read_arguments
-            return True
-        body, end, after = rest.partition(END)
-        if not end and not self._is_last:
-            return False
-        if call := _whole_call(body):
-            self._begin_call(call, after)
-        else:
-            self._content += self._take(len(self._text) - len(after))
-        return True
+    def _read(self) -> Iterator[None]:
+        """Reads what is there, and yields for more."""
+        while True:
+            before, begin, rest = self._text.partition(BEGIN)
+            if not begin:
+                ready = self._text if self._is_last else self._text[: len(self._text) - overlap(self._text, BEGIN)]
+                self._content += self._take(len(ready if self._is_last and not self._has_calls else ready.rstrip()))
+                yield
+                continue
+            self._content += self._take(len(before.rstrip()))
+            body, end, after = rest.partition(END)
+            if header := HEADER.match(rest):
+                yield from self._begin_call(CallDelta(header[1], ""), rest[header.end() :], JsonObject())
+            elif not end and not self._is_last:
+                yield
+            elif call := _whole_call(body):
+                yield from self._begin_call(call, after)
+            else:
+                self._content += self._take(len(self._text) - len(after))
 
-    def _read_arguments(self) -> bool:
-        if text := self._take(self._arguments.take(self._text, is_last=self._is_last)):
-            self._calls.append(CallDelta(None, text))
-        if self._arguments.has_ended:
-            self._read = self._read_end
-        return self._arguments.has_ended
-
-    def _read_end(self) -> bool:
-        """What stands between the arguments and the end of the call is dropped; without an end it is content."""
-        _, end, after = self._text.partition(END)
-        if not end and not self._is_last:
-            return False
-        rest = self._text.lstrip().removeprefix("}")
-        self._text = after if end else "" if END.startswith(rest.lstrip()) else rest
-        self._read = self._read_text
-        return True
-
-    def _begin_call(self, call: CallDelta, rest: str) -> None:
+    def _begin_call(self, call: CallDelta, rest: str, arguments: JsonObject | None = None) -> Iterator[None]:
+        """Reads a call, and `arguments` that follow; drops text between them and the end, unless that is missing."""
         self._calls.append(call)
-        self._has_calls = self._is_behind_call = True
-        self._text = rest
+        self._has_calls, self._text = True, rest
+        if arguments is not None:
+            self.has_open_call = True
+            while not arguments.has_ended:
+                if text := self._take(arguments.take(self._text, is_last=self._is_last)):
+                    self._calls.append(CallDelta(None, text))
+                if not arguments.has_ended:
+                    yield
+            self.has_open_call = False
+            while END not in self._text and not self._is_last:
+                yield
+            _, end, after = self._text.partition(END)
+            rest = self._text.lstrip().removeprefix("}")
+            self._text = after if end else "" if END.startswith(rest.lstrip()) else rest
+        while not (stripped := self._text.lstrip()):
+            yield
+        self._text = stripped
 
     def _take(self, size: int) -> str:
         text, self._text = self._text[:size], self._text[size:]
@@ -107,7 +100,7 @@ class HermesParser:
 
 
 class JsonObject:
-    """Finds the end of a JSON object that comes in pieces: its last bracket, or the end of the call before that."""
+    """Finds the end of a JSON object in a stream: the last bracket, or the end of the call if that is earlier."""
 
     def __init__(self) -> None:
         self.has_ended = False
@@ -115,7 +108,7 @@ class JsonObject:
         self._is_in_string = False
 
     def take(self, text: str, *, is_last: bool) -> int:
-        """Characters of `text`, what was not taken of the last one included, that are the object's."""
+        """Number of characters of `text` that belong to the object; `text` begins with what was not taken before."""
         end = 0
         while mark := MARK.search(text, end):
             begin, end = mark.span()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors in OpenAI's shape, with our message."""
+"""Error responses in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class HttpError(Exception):
     def __init__(
         self, status: int, message: str, *, code: str | None = None, headers: Mapping[str, str] | None = None
     ) -> None:
-        """`message` begins with the name of the field that is wrong, if one is."""
+        """`message` begins with the name of the invalid field, if there is one."""
         super().__init__(message)
         self.status = status
         self.message = message
@@ -36,12 +36,12 @@ class HttpError(Exception):
 
 
 def shutting_down() -> HttpError:
-    """A 503."""
+    """The 503 of a server that is shutting down."""
     return HttpError(503, "the server is shutting down", headers={"connection": "close"})
 
 
 def to_http_error(error: Exception) -> HttpError:
-    """The response to an error; a 5xx is logged with its traceback."""
+    """Turns any error into a response; logs a 5xx with its traceback."""
     if isinstance(error, HttpError):
         return error
     if isinstance(error, RequestError):

@@ -27,35 +27,35 @@ from dflash_trt.runtime.server.log import log
 HEADER_SECONDS = 30.0
 """Time limit for the headers of a request, from the connection or the first byte of the next request."""
 KEEP_ALIVE_SECONDS = 75
-"""Time limit for a connection between requests: more than clients and load balancers keep one (httpx 5 s, AWS 60 s), so
-that it is they who close it, and no request arrives at a connection that is just closing. As nginx's."""
+"""Time limit for a connection between requests, as nginx's: longer than clients and load balancers keep one (httpx 5 s,
+AWS 60 s), so that they close it, and no request arrives at a closing connection."""
 WRITE_SECONDS = 60.0
-"""Time limit for a client that does not read: then its connection is reset."""
+"""Time limit for a client that does not read; then its connection is reset."""
 DRAIN_SECONDS = 60
 """Time limit for running requests after SIGTERM."""
 ERROR_SECONDS = 5
-"""Then, for error responses to those that are left."""
+"""Time limit for error responses to the requests that are left then."""
 SMALL_CHUNKS = 1024
 CHUNK_BYTES = 256
-"""The mean size of a body's chunks behind the first SMALL_CHUNKS; each takes 20 us, whatever its size."""
+"""Smallest mean size of a body's chunks after the first SMALL_CHUNKS; each takes 20 us, whatever its size."""
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 16384
-"""Of a request, as Apache's and h11's; each header takes 2 us of the thread that all connections share."""
+"""Most header bytes of a request, as in Apache and h11; each header takes 2 us of the event loop."""
 HEADERS_END = re.compile(rb"\n\r?\n")
 LAST_CHUNK = re.compile(rb"\r?\n?0+[;\s]")
-"""Its size; trailers follow."""
+"""Size line of the last chunk, before the trailers."""
 LAST_CHUNK_BYTES = 23
-"""Of what LAST_CHUNK matches: h11 0.16 takes at most 20 digits."""
+"""Longest match of LAST_CHUNK: h11 0.16 takes at most 20 digits."""
 ACCEPT_RETRY_SECONDS = 0.5
 BACKLOG = 2048
 RESERVED_FILES = 16
-"""File descriptors that connections leave free, for the page and for logs."""
+"""File descriptors kept free for the page and for logs."""
 MIN_CONNECTIONS = 8
-HOST_HINT = "127.0.0.1 is this machine alone, 0.0.0.0 every address that it has"
+HOST_HINT = "127.0.0.1 is reached from this machine alone, 0.0.0.0 is every address of it"
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet; RequestError where the address is not available."""
+    """Returns a bound socket that does not listen yet; RequestError where the address is not available."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -80,7 +80,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def max_connections() -> int:
-    """Connections that the limit of open files leaves room for; raises its soft limit to the hard one."""
+    """Connections that the limit of open files allows; raises the soft limit to the hard one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     num_open = len(list(Path("/proc/self/fd").iterdir()))
@@ -94,16 +94,16 @@ def max_connections() -> int:
 
 
 class Connection(h11.Connection):
-    """HTTP/1.1's state machine, which refuses many headers or trailers, and bodies in many small chunks."""
+    """HTTP/1.1 state machine that refuses many headers or trailers, and bodies in many small chunks."""
 
     refusal: str | None = None
     _num_chunks = _num_bytes = 0
     _is_chunk_next = _is_trailer_next = False
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """The next one in what was received."""
+        """The next event in the received bytes."""
         if self._is_chunk_next and not self._is_trailer_next:
-            start = self._receive_buffer._data[:LAST_CHUNK_BYTES]  # trailing_data copies all that was received
+            start = self._receive_buffer._data[:LAST_CHUNK_BYTES]  # trailing_data copies all received bytes
             self._is_trailer_next = LAST_CHUNK.match(start) is not None
         if self.their_state is h11.IDLE or self._is_trailer_next:
             self._check_headers(self.trailing_data[0])
@@ -123,7 +123,7 @@ class Connection(h11.Connection):
         return event
 
     def _check_headers(self, received: bytes) -> None:
-        """Or trailers, before they are parsed: that is what takes time."""
+        """Checks headers or trailers before they are parsed, which takes time."""
         if len(received) <= MAX_HEADER_BYTES and received.count(b"\n") <= MAX_HEADERS:
             return
         lines = HEADERS_END.split(received, 1)[0]
@@ -145,12 +145,12 @@ class Protocol(H11Protocol):
     _write_timer: asyncio.TimerHandle | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        """As uvicorn's."""
+        """Takes the arguments of uvicorn's class."""
         super().__init__(*arguments, **options)
         self.conn = Connection(h11.SERVER)
 
     def send_400_response(self, msg: str) -> None:
-        """Why, where it is one of ours; just the end where a response has begun or is over."""
+        """Sends our reason for a refusal if there is one; closes the connection if a response has begun."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(self.conn.refusal or msg)
         else:
@@ -193,12 +193,12 @@ class Protocol(H11Protocol):
 
     @property
     def idle_until(self) -> float | None:
-        """The event loop's time at which it is closed; None unless it is between two requests."""
+        """Time on the event loop's clock at which an idle connection closes; None during a request."""
         timer = self.timeout_keep_alive_task
         return None if timer is None else timer.when()
 
     def close_idle(self) -> None:
-        """Closes it before that."""
+        """Closes an idle connection now."""
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_handler()
 
@@ -221,7 +221,7 @@ class Protocol(H11Protocol):
 
 
 class Acceptor:
-    """Accepts connections within a limit, at which idle ones make room; uvicorn sees an asyncio.Server.
+    """Accepts connections up to a limit, at which it closes idle ones; replaces asyncio.Server.
 
     asyncio's own (CPython 3.11) logs and retries BACKLOG times at once when file descriptors run out.
     """
@@ -243,12 +243,12 @@ class Acceptor:
         self._task = asyncio.create_task(self._run())
 
     def close(self) -> None:
-        """Accepts no more."""
+        """Stops accepting."""
         asyncio.get_running_loop().remove_reader(self._listening)
         self._task.cancel()
 
     async def wait_closed(self) -> None:
-        """Until it does not."""
+        """Waits for the accept loop to end."""
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
@@ -273,7 +273,7 @@ class Acceptor:
                 connection.close()
 
     async def _wait(self, reason: str) -> None:
-        """Logs the reason once, until a connection is accepted again."""
+        """Waits; logs the reason once, until a connection is accepted again."""
         if not self._is_full:
             log.error("new connections wait: %s", reason)
         self._is_full = True
@@ -292,7 +292,7 @@ class HttpServer(uvicorn.Server):
         cancel_all: Callable[[], None] = lambda: None,
         connection_limit: int = BACKLOG,
     ) -> None:
-        """Exits when `is_alive` says no; `cancel_all` ends the requests that run after `drain_seconds`."""
+        """Exits when `is_alive` returns False; calls `cancel_all` to end requests that run after `drain_seconds`."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -347,7 +347,7 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handlers while it serves; unlike uvicorn, does not raise a handled signal again."""
+        """Handles signals while it serves; unlike uvicorn, does not raise a handled signal again."""
         is_main = threading.current_thread() is threading.main_thread()  # only that receives signals
         numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()
         before = {number: signal.signal(number, self.handle_exit) for number in numbers}
@@ -360,9 +360,9 @@ class HttpServer(uvicorn.Server):
 
 @contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends the process with 0 while there is no request to drain.
+    """Ends the process with 0 at SIGTERM, while there is no request to drain.
 
-    At once: an exception raised by a handler is lost where it lands in a finaliser.
+    Without an exception: one that a handler raises inside a finaliser is lost.
     """
     before = signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:

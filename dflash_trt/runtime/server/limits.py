@@ -17,28 +17,50 @@ from dflash_trt.runtime.server.http_error import HttpError
 BODY_SECONDS = 30.0
 """Time limit for reading a body."""
 SMALL_BODY_BYTES = 2**16
-"""Not counted in `BodyReader`: connections bound them."""
+"""Largest body that `BodyReader` does not count: the number of connections bounds these."""
 CONCURRENT_BODIES = 4
-"""Bodies of the largest size that are in memory at once; a client leaves one to the others."""
+"""Bodies of the largest size that may be in memory at once; one client gets all but one."""
 OTHERS_SHARE = 8
-"""One client leaves 1 / 8 of the places to the others."""
+"""Reciprocal of the share of places that one client leaves to others."""
 MAX_ITEMS = 2**16
-"""Texts, lists and objects in one JSON document: nothing else runs while they are made, 2.6 s for 5 million lists."""
+"""Texts, lists and objects in one JSON document: parsing blocks the event loop, 2.6 s for 5 million lists."""
 MAX_VALUES = 2**20
-"""And numbers, which are cheaper."""
+"""Values of any kind in one JSON document; numbers are cheaper."""
 MAX_NESTING = 128
-"""Levels of lists and objects: errors that quote a value with 960 ended in Python's RecursionError."""
+"""Levels of lists and objects: an error that quotes a value with 960 raises RecursionError."""
 NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
-class Admission:
-    """Bounds the sequences that run or wait, of all clients and of each; a request beyond a bound gets 429 at once."""
+class ClientCounter:
+    """Counts what is in use, by all clients and by each."""
+
+    def __init__(self) -> None:
+        self.active = 0
+        self.by_client: Counter[str] = Counter()
+
+    @contextmanager
+    def _counted(self, client: str, number: int) -> Iterator[None]:
+        """Counts `number` until the block ends."""
+        self._add(client, number)
+        try:
+            yield
+        finally:
+            self._add(client, -number)
+
+    def _add(self, client: str, number: int) -> None:
+        self.active += number
+        self.by_client[client] += number
+        if not self.by_client[client]:
+            del self.by_client[client]
+
+
+class Admission(ClientCounter):
+    """Bounds the sequences that run or wait; a request beyond a bound gets 429 at once."""
 
     def __init__(self, limit: int) -> None:
+        super().__init__()
         self.limit = limit
         self.limit_per_client = limit - limit // OTHERS_SHARE
-        self.active = 0
-        self._by_client: Counter[str] = Counter()
 
     @contextmanager
     def admit(self, num_sequences: int, client: str) -> Iterator[None]:
@@ -48,38 +70,30 @@ class Admission:
             raise HttpError(400, f"n: expected at most {limit} sequences in one request, found {num_sequences}")
         if self.active + num_sequences > self.limit:
             raise overloaded(f"{self.active} of {self.limit} sequences are running or queued")
-        if self._by_client[client] + num_sequences > self.limit_per_client:
-            raise overloaded(f"{self._by_client[client]} sequences of this client are running or queued")
-        self.active += num_sequences
-        self._by_client[client] += num_sequences
-        try:
+        if self.by_client[client] + num_sequences > self.limit_per_client:
+            raise overloaded(f"{self.by_client[client]} sequences of this client are running or queued")
+        with self._counted(client, num_sequences):
             yield
-        finally:
-            self.active -= num_sequences
-            self._by_client[client] -= num_sequences
-            if not self._by_client[client]:
-                del self._by_client[client]
 
 
 def overloaded(reason: str) -> HttpError:
-    """A 429."""
+    """The 429 of a request that may be tried again."""
     message = f"server overloaded: {reason}"
     return HttpError(429, message, code="server_overloaded", headers={"retry-after": "1"})
 
 
-class BodyReader:
-    """Reads bodies of at most `max_bytes`, within a bound for all that are in memory."""
+class BodyReader(ClientCounter):
+    """Reads bodies of at most `max_bytes`, and bounds the bytes of all that are in memory."""
 
     def __init__(self, max_bytes: int) -> None:
-        self.active_bytes = 0
-        self._by_client: Counter[str] = Counter()
+        super().__init__()
         self._max_bytes = max_bytes
 
     @asynccontextmanager
     async def read(self, request: Request, client: str = "") -> AsyncGenerator[bytes, None]:
-        """A body, counted while the block runs.
+        """Reads a body, and counts it until the block ends.
 
-        Raises HttpError where its type is not JSON, it is too large or arrives too slowly, or others take all memory.
+        Raises HttpError where its type is not JSON, it is too large or too slow, or others take all memory.
         The type is required because a cross-origin page cannot send it without a CORS preflight.
         """
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -90,22 +104,13 @@ class BodyReader:
         if size > self._max_bytes:
             raise self._too_large()
         counted = size if size > SMALL_BODY_BYTES else 0
-        limit, of_client = CONCURRENT_BODIES * self._max_bytes, self._by_client[client] + counted
-        if counted and (self.active_bytes + counted > limit or of_client > limit - self._max_bytes):
-            error = overloaded(f"request bodies of {self.active_bytes} bytes are being read")
+        limit, of_client = CONCURRENT_BODIES * self._max_bytes, self.by_client[client] + counted
+        if counted and (self.active + counted > limit or of_client > limit - self._max_bytes):
+            error = overloaded(f"request bodies of {self.active} bytes are being read")
             error.headers["connection"] = "close"
             raise error
-        self._count(client, counted)
-        try:
+        with self._counted(client, counted):
             yield await self._receive(request)
-        finally:
-            self._count(client, -counted)
-
-    def _count(self, client: str, size: int) -> None:
-        self.active_bytes += size
-        self._by_client[client] += size
-        if not self._by_client[client]:
-            del self._by_client[client]
 
     async def _receive(self, request: Request) -> bytes:
         body = bytearray()
@@ -139,7 +144,7 @@ def decode_object(body: bytes | str, field: str = "body") -> dict[str, object]:
 
 
 def _exceeded(json: bytes) -> str | None:
-    """The limit that a document is beyond, from its bytes outside of texts."""
+    """The limit that a document exceeds, found by its bytes outside of texts."""
     unescaped = json.replace(rb"\\", b"").replace(rb"\"", b"") if b"\\" in json else json
     num_texts = unescaped.count(b'"') // 2
     outside = b"" if num_texts > MAX_ITEMS else b"".join(unescaped.split(b'"')[::2])

@@ -14,7 +14,7 @@ Top = Sequence[dict[int, float]]
 
 
 class TokenTexts(dict[int, str]):
-    """Of each token, decoded once: 20 for each of 4,000 tokens held the event loop for 0.3 s, now 0.02 s."""
+    """Text of each token, decoded once: 20 for each of 4,000 tokens held the event loop for 0.3 s, now 0.02 s."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -27,7 +27,7 @@ class TokenTexts(dict[int, str]):
 def chat_logprobs(
     name: Callable[[int], str], token_ids: Sequence[int], logprobs: Sequence[float], top: Top | None
 ) -> Json:
-    """`name` gives a token's text."""
+    """Log probabilities in the shape of chats; `name` returns a token's text."""
 
     def entry(token: int, logprob: float) -> Json:
         return {"token": (text := name(token)), "logprob": logprob, "bytes": list(text.encode())}
@@ -48,9 +48,9 @@ def completion_logprobs(
     top: Sequence[dict[int, float] | None] | None,
     offset: int,
 ) -> Json:
-    """The first text begins at character `offset`; None is for the first token of a prompt, which nothing precedes.
+    """Log probabilities in the shape of completions; the first text begins at character `offset`.
 
-    As in the OpenAI API, the sampled token is among the most likely ones even where it is less likely.
+    The first token of a prompt has None. As in the OpenAI API, the sampled token is listed among the most likely ones.
     """
     tokens = [name(token) for token in token_ids]
     offsets = []
@@ -67,7 +67,7 @@ def completion_logprobs(
 
 
 def _by_text(name: Callable[[int], str], others: dict[int, float | None]) -> dict[str, float | None]:
-    """Of tokens with the same text, which are parts of characters, the most likely one."""
+    """Values by text; the most likely one where tokens have the same text, as parts of characters do."""
     named: dict[str, float | None] = {}
     for token, value in others.items():
         named.setdefault(name(token), value)

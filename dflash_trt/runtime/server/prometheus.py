@@ -1,22 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """/metrics under vLLM's names, so that dashboards for vLLM work with this server.
 
-Names, labels and buckets as in vLLM's vllm/v1/metrics/loggers.py and vllm/v1/spec_decode/metrics.py. Counters and
-gauges are read from the decoder at each scrape; times come from chunks and completions.
+Names, labels and buckets as in vLLM's vllm/v1/metrics/loggers.py and vllm/v1/spec_decode/metrics.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dflash_trt.api.backend import Chunk
+from dflash_trt.api.backend import Chunk, ServedBackend
 from dflash_trt.api.completion import Completion
-from dflash_trt.api.metrics import DecoderMetrics
 
 LABELS = ("model_name", "engine")
 GAUGES = {
@@ -54,38 +52,38 @@ SECONDS = {
 }
 
 
-class ServerMetrics:
-    """One server's metrics."""
+class ServerMetrics(Collector):
+    """The metrics of a backend; counters and gauges are read from it at each scrape."""
 
-    def __init__(self, model: str, max_length: int, num_draft_tokens: int, read: Callable[[], DecoderMetrics]) -> None:
-        """`read` returns the decoder's counters."""
+    def __init__(self, model: str, backend: ServedBackend) -> None:
         self.consecutive_failures = 0
         self.last_failure = ""
         self.registry = CollectorRegistry()
-        labels = (model, "0")
-        self._decoder = _DecoderCollector(labels, num_draft_tokens, read)
-        self.registry.register(self._decoder)
+        self._backend = backend
+        self._labels = labels = (model, "0")
+        self._num_prompt_tokens = 0
+        self.registry.register(self)
 
         def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
             family = Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=self.registry)
             return family.labels(*labels)
 
         self._seconds = {name: histogram(f"{name}_seconds", *rest) for name, rest in SECONDS.items()}
-        sizes = _one_two_five(max_length)
+        sizes = _one_two_five(backend.max_length)
         self._prompt = histogram("request_prompt_tokens", "Number of prefill tokens processed.", sizes)
         self._generation = histogram("request_generation_tokens", "Number of generation tokens processed.", sizes)
 
     def observe_failure(self, error: Exception) -> None:
-        """A sequence that failed on our side."""
+        """Counts a sequence that the server failed."""
         self.consecutive_failures += 1
         self.last_failure = str(error)
 
     def exposition(self) -> bytes:
-        """Prometheus's text format."""
+        """The page, in Prometheus's text format."""
         return generate_latest(self.registry)
 
     def observe_chunk(self, chunk: Chunk, previous: float | None) -> float | None:
-        """Inter-token latencies; `previous` and the result are the times of the last step before and in the chunk."""
+        """Counts inter-token latencies; returns the time of the last step, `previous` is that of the step before."""
         for time in chunk.emitted:
             if previous is not None:
                 self._seconds["inter_token_latency"].observe(time - previous)
@@ -93,9 +91,9 @@ class ServerMetrics:
         return previous
 
     def observe_completion(self, num_prompt_tokens: int, completion: Completion) -> None:
-        """One finished sequence."""
+        """Counts a finished sequence."""
         self.consecutive_failures = 0
-        self._decoder.num_prompt_tokens += num_prompt_tokens
+        self._num_prompt_tokens += num_prompt_tokens
         self._prompt.observe(num_prompt_tokens)
         self._generation.observe(len(completion.token_ids))
         queue, ttft = completion.queue_seconds or 0.0, completion.ttft_seconds
@@ -111,32 +109,22 @@ class ServerMetrics:
         if seconds is not None:
             self._seconds[name].observe(seconds)
 
-
-class _DecoderCollector(Collector):
-    """The decoder's counters, read at each scrape."""
-
-    def __init__(self, labels: tuple[str, str], num_draft_tokens: int, read: Callable[[], DecoderMetrics]) -> None:
-        self.num_prompt_tokens = 0
-        self._labels = labels
-        self._num_draft_tokens = num_draft_tokens
-        self._read = read
-
     def describe(self) -> list[Metric]:
-        """Empty, so that registering does not read the decoder."""
+        """Returns nothing, so that registering does not read the backend."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """All families, from one snapshot."""
-        metrics = self._read()
+        """Yields the families of counters and gauges from one snapshot."""
+        metrics = self._backend.metrics()
         for name, (field, text) in GAUGES.items():
             gauge = GaugeMetricFamily(name, text, labels=LABELS)
             gauge.add_metric(self._labels, attrgetter(field)(metrics))
             yield gauge
         for name, (field, text) in COUNTERS.items():
             yield self._counter(name, text, {(): attrgetter(field)(metrics)})
-        yield self._counter("vllm:prompt_tokens", "Number of prefill tokens processed.", {(): self.num_prompt_tokens})
+        yield self._counter("vllm:prompt_tokens", "Number of prefill tokens processed.", {(): self._num_prompt_tokens})
         counts = metrics.acceptance.accepted_by_position
-        counts += (0,) * (self._num_draft_tokens - len(counts))
+        counts += (0,) * (self._backend.num_draft_tokens - len(counts))
         positions: dict[tuple[str, ...], int] = {  # vLLM's count from 0
             (str(index),): count for index, count in enumerate(counts)
         }
@@ -157,5 +145,5 @@ class _DecoderCollector(Collector):
 
 
 def _one_two_five(limit: int) -> list[float]:
-    """1, 2, 5, 10, 20, ... up to `limit`."""
+    """Buckets 1, 2, 5, 10, 20, ... up to `limit`."""
     return [m * 10**e for e in range(len(str(limit))) for m in (1, 2, 5) if m * 10**e <= limit]

@@ -10,6 +10,7 @@ import msgspec
 
 from dflash_trt.api.backend import Prompt
 from dflash_trt.api.chat_template import join_parts
+from dflash_trt.api.neutral_fields import ANY, NEUTRAL_VALUES, check_neutral
 from dflash_trt.api.sampling_params import (
     MAX_TOP_LOGPROBS,
     OPENAI_TEMPERATURE,
@@ -18,7 +19,7 @@ from dflash_trt.api.sampling_params import (
     SamplingParams,
     is_integer,
 )
-from dflash_trt.errors import RequestError
+from dflash_trt.errors import RequestError, shown
 from dflash_trt.runtime.server.http_error import HttpError
 from dflash_trt.runtime.server.limits import decode_object
 from dflash_trt.runtime.server.structured_outputs import read_grammar
@@ -31,43 +32,10 @@ OTHER_FIELDS = {
     "return_tokens_as_token_ids", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort",
     "chat_template_kwargs",
 }  # fmt: skip
-IGNORED_FIELDS = {
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-}  # fmt: skip
-"""Accepted without effect: they do not change the response."""
-DEFAULT_ONLY: dict[str, tuple[object, ...]] = {
-    "best_of": (1,),
-    "suffix": ("",),
-    "min_tokens": (0,),
-    "length_penalty": (1, 1.0),
-    "add_special_tokens": (True,),
-    "skip_special_tokens": (True,),
-    "return_token_ids": (False,),
-    "use_beam_search": (False,),
-    "functions": ([],),
-    "modalities": (["text"],),
-    "add_generation_prompt": (True,),
-    "spaces_between_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
-    "bad_words": ([],),
-    "priority": (0,),
-    "include_reasoning": (True,),
-    "continue_final_message": (False,),
-    "watermarking": (False,),
-    "thinking_token_budget": (-1,),
-    "stream_interval": (1,),
-    "return_prompt_text": (False,),
-    "return_token_offsets": (False,),
-    "return_mm_kwargs": (True,),
-    "routed_experts_prompt_start": (0,),
-}
-"""Fields that are not supported, with the values that have no effect."""
-CHAT_DEFAULT_ONLY = DEFAULT_ONLY | {"add_special_tokens": (False,)}
-"""A chat template has written them."""
 MAX_ITEMS = {"stop": 64, "stop_token_ids": 1024, "logit_bias": 1024, "chat_template_kwargs": 64}
 MAX_STOP_CHARACTERS = 1024
 MAX_ARGUMENT_CHARACTERS = 2**21
-"""Of a conversation's tool calls together: they are JSON in JSON."""
+"""Characters of all tool calls of a conversation, which are JSON in JSON."""
 TOKEN_ID = re.compile(r"[0-9]{1,9}")
 STREAM_OPTIONS = {"include_usage", "include_obfuscation", "continuous_usage_stats"}
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -79,13 +47,13 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A parsed request."""
 
     prompts: list[Prompt]
-    """Of a completion; empty in a chat."""
+    """Prompts of a completion; empty in a chat."""
     messages: list[dict[str, Any]]
-    """Of a chat; empty in a completion."""
+    """Messages of a chat; empty in a completion."""
     params: SamplingParams
-    """Without max_tokens, which may depend on the length of the prompt."""
+    """Sampling parameters without max_tokens, which may depend on the length of the prompt."""
     max_tokens: int | None
-    """None: as many as fit, up to DEFAULT_CHAT_TOKENS."""
+    """Maximum number of tokens to generate; None: as many as fit, up to DEFAULT_CHAT_TOKENS."""
     n: int
     stream: bool
     include_usage: bool
@@ -107,16 +75,16 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
 def parse_request(
     body: dict[str, Any], model: str, max_length: int, tool_format: ToolFormat | None, *, is_chat: bool
 ) -> CompletionRequest:
-    """A request for a model whose prompts have at most `max_length` tokens, and tool calls `tool_format`.
+    """Parses a request for a model with prompts of at most `max_length` tokens and tool calls in `tool_format`.
 
-    Raises RequestError, which names an invalid or unsupported field; HttpError 404 for another model.
+    Raises RequestError for an invalid or unsupported field, HttpError 404 for another model.
     """
     fields = {name: value for name, value in body.items() if value is not None}
     if (other := "prompt" if is_chat else "messages") in fields:
         raise RequestError(f"{other}: unknown field of a {'chat' if is_chat else 'completion'}")
     if "stream_options" in fields and fields.get("stream") is not True:
         raise _invalid("stream_options", "a request with stream: true", fields["stream_options"])
-    _check_names(fields, CHAT_DEFAULT_ONLY if is_chat else DEFAULT_ONLY)
+    _check_names(fields, is_chat)
     if fields.get("model", model) != model:
         raise HttpError(404, f"model: expected {model}, found {fields['model']!r}", code="model_not_found")
     options = fields.pop("stream_options", {})
@@ -161,23 +129,22 @@ def parse_request(
     )
 
 
-def _check_names(fields: dict[str, Any], default_only: dict[str, tuple[object, ...]]) -> None:
+def _check_names(fields: dict[str, Any], is_chat: bool) -> None:
     for name, value in fields.items():
-        if name in OTHER_FIELDS or name in SAMPLING_FIELDS or name in IGNORED_FIELDS:
+        if name in OTHER_FIELDS or name in SAMPLING_FIELDS:
             continue
         if name.startswith("guided_"):
             raise RequestError(f"{name}: expected structured_outputs, its name since vLLM 0.12, found the old one")
-        if name not in default_only:
+        if name not in NEUTRAL_VALUES:
             raise RequestError(f"{name}: unknown field")
-        if not any(type(value) is type(other) and value == other for other in default_only[name]):
-            shown = " or ".join(repr(other) for other in default_only[name])
-            raise _invalid(name, f"{shown}, because no other value is supported", value)
+        # A chat template has written the special tokens of a chat.
+        check_neutral(name, value, (not is_chat,) if name == "add_special_tokens" else ANY)
 
 
 def _check_tools(
     tools: Tools, grammar: Grammar | None, tool_format: ToolFormat | None, is_chat: bool
 ) -> tuple[Tools, Grammar | None]:
-    """And the grammar of an answer that must call one."""
+    """Returns the tools, and the grammar of an answer that must call one."""
     if not is_chat:
         raise RequestError("tools: unknown field of a completion")
     if tool_format is None:
@@ -188,7 +155,7 @@ def _check_tools(
 
 
 def _template_kwargs(fields: dict[str, Any]) -> dict[str, Any]:
-    """As in vLLM, a reasoning_effort also says whether a template thinks that has a switch for it."""
+    """Variables of the chat template; as in vLLM, reasoning_effort also sets enable_thinking."""
     given, effort = fields.get("chat_template_kwargs", {}), fields.get("reasoning_effort")
     if not isinstance(given, dict):
         raise _invalid("chat_template_kwargs", "an object", given)
@@ -200,7 +167,7 @@ def _template_kwargs(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_sizes(fields: dict[str, Any]) -> None:
-    """Bounds what each step of a request looks through."""
+    """Bounds the lists that each step of a request searches."""
     for name, limit in MAX_ITEMS.items():
         if isinstance(value := fields.get(name), list | dict) and len(value) > limit:
             raise RequestError(f"{name}: expected at most {limit} items, found {len(value)}")
@@ -220,7 +187,7 @@ def _max_tokens(fields: dict[str, Any], is_chat: bool, lowest: int) -> int | Non
 
 
 def _logprobs(fields: dict[str, Any], is_chat: bool) -> tuple[bool, int]:
-    """Whether log probabilities of the sampled tokens are requested, and of how many others."""
+    """Whether log probabilities of the sampled tokens are requested, and for how many other tokens."""
     value, top = fields.get("logprobs", False), fields.get("top_logprobs", 0)
     if is_chat:
         if not isinstance(value, bool):
@@ -261,7 +228,7 @@ def _prompts(value: object, max_length: int) -> list[Prompt]:
 
 
 def read_messages(value: object) -> list[dict[str, Any]]:
-    """Messages whose content is a text: text parts are joined, other parts rejected."""
+    """Checks messages and joins their text parts; RequestError for other parts."""
     if not isinstance(value, list) or not value:
         raise _invalid("messages", "a list of messages", value)
     messages = []
@@ -288,10 +255,10 @@ def _argument_characters(call: object) -> int:
 
 
 def _tool_call(call: object) -> object:
-    """With its arguments as an object, which templates write as they do a tool's definition."""
+    """A call with its arguments as an object, which is what templates expect."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict):
-        return call  # the template's to refuse
+        return call  # left to the template
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         arguments = decode_object(arguments or "{}", "messages[].tool_calls[].function.arguments")
@@ -306,5 +273,4 @@ def _boolean(fields: dict[str, Any], name: str) -> bool:
 
 
 def _invalid(name: str, expected: str, found: object) -> RequestError:
-    shown = repr(found)
-    return RequestError(f"{name}: expected {expected}, found {shown if len(shown) <= 80 else f'{shown[:77]}...'}")
+    return RequestError(f"{name}: expected {expected}, found {shown(found)}")

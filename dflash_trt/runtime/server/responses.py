@@ -65,18 +65,18 @@ class Choice:
 
     @property
     def num_generated_tokens(self) -> int:
-        """Of its completion; none where only the prompt is echoed."""
+        """Tokens of the completion; 0 where only the prompt is echoed."""
         return 0 if self.completion is None or self._request.max_tokens == 0 else len(self.completion.token_ids)
 
     @property
     def num_cached_tokens(self) -> int:
-        """Of its prompt, for the first answer to it."""
+        """Cached tokens of the prompt, counted for the first answer to it only."""
         if self.completion is None or self.index % self._request.n:
             return 0
         return self.completion.num_cached_tokens or 0
 
     def add(self, chunk: Chunk, *, is_delta: bool) -> Json:
-        """The choice of a streamed event, which has what the chunk adds, or of a whole response."""
+        """The choice of a whole response, or of an event with what the chunk adds."""
         self.completion = chunk.completion
         if self._request.max_tokens == 0:
             chunk = msgspec.structs.replace(
@@ -116,7 +116,7 @@ class Choice:
         return message
 
     def _tool_calls(self, deltas: list[CallDelta]) -> list[Json]:
-        """What they add to each call; to the first one alone where calls may not be parallel."""
+        """Deltas of each call; of the first one alone where calls may not be parallel."""
         calls: dict[int, Json] = {}
         for delta in deltas:
             self._num_calls += delta.name is not None
@@ -158,13 +158,13 @@ def _without_index(call: Json) -> Json:
 
 
 def has_content(delta: Json) -> bool:
-    """Whether a streamed choice is worth an event."""
+    """Whether a streamed choice needs an event."""
     content = delta.get("text") or delta.get("delta") or delta["finish_reason"] or delta.get("steps")
     return bool(content) or delta["logprobs"] is not None
 
 
 class Envelope:
-    """The fields that all documents of one response share."""
+    """Fields that all documents of one response share."""
 
     def __init__(self, request: CompletionRequest, model: str, num_draft_tokens: int) -> None:
         kind = "chat.completion" if request.is_chat else "text_completion"
@@ -182,7 +182,7 @@ class Envelope:
         return {**self._common, "choices": choices, **extra}
 
     def metrics(self, choices: Sequence[Choice]) -> Json | None:
-        """vLLM's `metrics`, of requests with one sequence only."""
+        """vLLM's `metrics`; None for requests with several sequences."""
         completion = choices[0].completion
         return (
             completion_metrics(completion, self._num_draft_tokens)
@@ -192,7 +192,7 @@ class Envelope:
 
 
 def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> Json:
-    """Tokens of all prompts, each counted once, and of all sequences."""
+    """Token counts of all prompts, each counted once, and of all sequences."""
     num_generated = sum(choice.num_generated_tokens for choice in choices)
     counts: Json = {
         "prompt_tokens": num_prompt_tokens,
@@ -206,7 +206,7 @@ def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> Json:
 
 
 def completion_metrics(completion: Completion, num_draft_tokens: int) -> Json:
-    """What one sequence came to, in vLLM's words."""
+    """Metrics of one sequence, under vLLM's names."""
     ttft, queue, itl = completion.ttft_seconds, completion.queue_seconds, completion.itl_seconds
     generation = None if ttft is None else completion.seconds - ttft
     after_first = len(completion.token_ids) - 1
@@ -223,7 +223,7 @@ def completion_metrics(completion: Completion, num_draft_tokens: int) -> Json:
 
 
 def _speculative_decoding(acceptance: Acceptance, num_draft_tokens: int) -> Json:
-    """As vLLM counts: passes that verified drafts; index j of the histogram are those that accepted exactly j."""
+    """Counts of drafting passes, as in vLLM; index j of the histogram counts those that accepted exactly j."""
     at_least = [acceptance.drafting_passes, *acceptance.accepted_by_position]
     at_least += [0] * (num_draft_tokens + 2 - len(at_least))
     return {

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NUM_CONTEXT_TOKENS = 8
-"""Emitted tokens that are decoded in front of rejected proposals, whose text may depend on them."""
+"""Emitted tokens that are decoded before rejected proposals, whose text may depend on them."""
 Tokens = list[dict[str, Any]]
 
 
 class StepTexts:
-    """Decodes tokens one by one; their texts, joined, are the completion's before it is cut at a stop string."""
+    """Decodes tokens one by one; their joined texts are the completion before it is cut at a stop string."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -27,7 +27,7 @@ class StepTexts:
         self._token_ids: list[int] = []
 
     def read(self, chunk: Chunk) -> list[dict[str, Any]]:
-        """The steps of a chunk: the prefill's token, then its verify passes."""
+        """Steps of a chunk: the prefill's token, then the verify passes."""
         num_verified = sum(len(step.token_ids) for step in chunk.steps)
         prefill = chunk.token_ids[: len(chunk.token_ids) - num_verified]
         steps: list[dict[str, Any]] = []

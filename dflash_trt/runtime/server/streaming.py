@@ -18,9 +18,9 @@ from dflash_trt.runtime.server.http_error import HttpError, to_http_error
 
 DONE = b"data: [DONE]\n\n"
 MAX_UNREAD_BYTES = 2**22
-"""Events of one response that its client has not read; a response beyond ends with an error."""
+"""Most unread bytes of one response; beyond it, the response ends with an error."""
 MAX_ALL_UNREAD_BYTES = 2**28
-"""And of all responses."""
+"""Most unread bytes of all responses."""
 T = TypeVar("T")
 
 
@@ -29,7 +29,7 @@ class ClientDisconnected(Exception):  # noqa: N818  # an event
 
 
 async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns; a disconnect before that cancels it and raises ClientDisconnected.
+    """Returns the result of `work`; a disconnect before that cancels it and raises ClientDisconnected.
 
     The body must have been read.
     """
@@ -53,15 +53,14 @@ async def _await_disconnect(receive: Receive) -> None:
 class EventStream(Response):
     """JSON documents as server-sent events.
 
-    Documents are taken as they come, so that a slow client holds no place in the decoder: what it has not read is
-    buffered within a bound.
+    Unread documents are buffered within a bound, so that a slow client holds no slot of the decoder.
     """
 
     media_type = "text/event-stream"
     _all_unread_bytes = 0
 
     def __init__(self, events: AsyncGenerator[dict[str, Any], None]) -> None:
-        """An exception of `events` becomes the last event."""
+        """Sends `events`; an exception becomes the last one."""
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
@@ -124,12 +123,11 @@ class EventStream(Response):
 
 
 def _event(document: dict[str, Any]) -> bytes:
-    name = b"event: %s\n" % document["type"].encode() if "type" in document else b""  # of a response
-    return name + b"data: " + msgspec.json.encode(document) + b"\n\n"
+    return b"data: " + msgspec.json.encode(document) + b"\n\n"
 
 
 async def merge_streams(streams: Sequence[AsyncGenerator[Chunk, None]]) -> AsyncGenerator[tuple[int, Chunk], None]:
-    """Chunks of all streams as they come, each with its stream's index; closing it closes all."""
+    """Yields the chunks of all streams as they come, each with the index of its stream; closing it closes all."""
     queue: asyncio.Queue[tuple[int, Chunk] | Exception] = asyncio.Queue()
 
     async def pump(index: int, stream: AsyncGenerator[Chunk, None]) -> None:

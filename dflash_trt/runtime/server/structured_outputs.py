@@ -15,12 +15,12 @@ from dflash_trt.runtime.server.limits import decode_object
 
 MAX_CHARACTERS = 2**16
 MAX_NESTING = {"json_schema": 64, "structural_tag": 64, "regex": 16, "grammar": 16}
-"""Levels of brackets: the time of a step may grow exponentially with them (xgrammar 0.2.8)."""
+"""Levels of brackets; the time of a step may grow exponentially with them (xgrammar 0.2.8)."""
 ANY_OBJECT = '{"type": "object"}'
 
 
 def read_grammar(fields: dict[str, Any]) -> Grammar | None:
-    """What an answer must match, if anything; RequestError, with the field's name, for what is no grammar."""
+    """The grammar of a request, if it has one; RequestError, with the field's name, for an invalid one."""
     grammar = _response_format(fields.get("response_format", {"type": "text"}))
     if (options := fields.get("structured_outputs")) is not None:
         if grammar is not None:
@@ -30,7 +30,7 @@ def read_grammar(fields: dict[str, Any]) -> Grammar | None:
 
 
 def bounded(grammar: Grammar) -> Grammar:
-    """The same; RequestError for one that takes too long to compile or to match."""
+    """Returns `grammar`; RequestError for one that takes too long to compile or to match."""
     limit = MAX_NESTING[grammar.kind]
     change = {"(": 1, ")": -1} if grammar.kind in ("regex", "grammar") else {"{": 1, "[": 1, "}": -1, "]": -1}
     if (size := len(grammar.text)) > MAX_CHARACTERS:

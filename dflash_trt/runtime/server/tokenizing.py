@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenises prompts off the event loop, within a bound; a long prompt does not hold up short ones."""
+"""Tokenises prompts on threads, up to a length; a long prompt does not delay short ones."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CHUNK_CHARACTERS = 2**16
-"""A longer prompt is long: its tokens are counted by chunks of this size before it is tokenised whole."""
+"""Chunk in which a longer prompt is counted before it is tokenised whole."""
 MAX_QUEUED_PER_CLIENT = 2
-"""Texts of one client that wait for a thread, so that one of another client is soon next."""
+"""Texts of one client that may wait for a thread, so that another client's turn comes soon."""
 SLACK_TOKENS = 16
-"""That a chunk may have more than its part of the whole text, where its end cuts a word."""
+"""Tokens that a chunk may add where its end cuts a word."""
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class TokenizerPool:
     """One thread for short prompts and one for long ones, because tokenizers are not thread-safe."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-        """A prompt has at most `max_length` tokens."""
+        """Refuses prompts of more than `max_length` tokens."""
         self._tokenizer = tokenizer
         self._max_length = max_length
         self._shares: WeakValueDictionary[tuple[ThreadPoolExecutor, str], asyncio.Semaphore] = WeakValueDictionary()
@@ -41,7 +41,7 @@ class TokenizerPool:
 
     @cached_property
     def max_characters(self) -> int:
-        """More than `max_length` tokens never stand for: a token of the vocabulary is at least as long as its text."""
+        """Most characters of `max_length` tokens: an entry of the vocabulary is at least as long as its text."""
         return self._max_length * max(map(len, self._tokenizer.get_vocab()))
 
     @cached_property
@@ -61,9 +61,9 @@ class TokenizerPool:
         num_bytes: int = 0,
         client: str = "",
     ) -> list[int]:
-        """Token ids of a conversation in the chat template; RequestError where it is too long, or refused by it.
+        """Token ids of a conversation in the chat template; RequestError where it is too long, or the template fails.
 
-        `num_bytes` is the size of all that the template may read.
+        `num_bytes` is the size of everything that the template may read.
         """
         if len(messages) > self._max_length:
             raise RequestError(f"messages: expected at most {self._max_length}, found {len(messages)}")
@@ -82,7 +82,7 @@ class TokenizerPool:
     async def _run(
         self, text: str, tokenize: Callable[[PreTrainedTokenizerBase, str], list[int]], client: str
     ) -> list[int]:
-        """What `tokenize` returns; between chunks it ends when the task that awaits it is cancelled."""
+        """Runs `tokenize` on a thread; stops between chunks when the caller is cancelled."""
         self._check_characters(len(text))
         pool, tokenizer = self._choose(len(text))
         cancelled = threading.Event()

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tools that a chat may call: their definitions, and the grammar of a call that is demanded.
-
-Two formats: Hermes's, and gpt-oss's harmony, a message to functions.NAME.
-"""
+"""Tools that a chat may call: their definitions, and the grammar of a required call."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ import msgspec
 
 from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import RequestError, shown
+from dflash_trt.runtime.server.channels import ChannelTokens
 from dflash_trt.runtime.server.hermes import BEGIN, END, NAME
 from dflash_trt.runtime.server.structured_outputs import bounded
 
@@ -21,39 +19,35 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 MAX_TOOLS = 128
-"""As in the OpenAI API."""
+"""Most tools of a request, as in the OpenAI API."""
 
 
-class ToolFormat(msgspec.Struct, frozen=True):
-    """How calls are written; harmony has the ids of <|channel|> and <|message|>."""
-
-    name: Literal["hermes", "harmony"]
-    channel: int = 0
-    message: int = 0
+ToolFormat = ChannelTokens | Literal["hermes"]
+"""How a chat template writes calls: in harmony, with these control tokens, or as Hermes does."""
 
 
 class Tools(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request may call."""
+    """Functions that a request may call."""
 
     definitions: list[Json]
     required: bool
+    """Whether at least one must be called."""
     parallel: bool
-    """Whether there may be more than one call."""
+    """Whether several may be called."""
 
 
 def tool_format(tokenizer: PreTrainedTokenizerBase) -> ToolFormat | None:
-    """How the chat template writes calls; None where it is neither of the two formats."""
-    added = tokenizer.get_added_vocab()
-    if "<|channel|>" in added and "<|message|>" in added:
-        return ToolFormat("harmony", added["<|channel|>"], added["<|message|>"])
+    """The format of the chat template's calls; None for an unknown one."""
+    if (tokens := ChannelTokens.read(tokenizer)) is not None:
+        return tokens
     template = str(tokenizer.chat_template or "")
-    token = added.get(BEGIN)
+    token = tokenizer.get_added_vocab().get(BEGIN)
     is_text = token is None or not tokenizer.added_tokens_decoder[token].special
-    return ToolFormat("hermes") if BEGIN in template and "<function=" not in template and is_text else None
+    return "hermes" if BEGIN in template and "<function=" not in template and is_text else None
 
 
 def read_tools(fields: Json) -> Tools | None:
-    """None where nothing may be called; RequestError, with the field's name, for what is no tool."""
+    """The tools of a request, None if it may call none; RequestError, with the field's name, for invalid ones."""
     definitions, choice = fields.get("tools", []), fields.get("tool_choice", "auto")
     if not isinstance(definitions, list) or len(definitions) > MAX_TOOLS:
         raise RequestError(f"tools: expected a list of at most {MAX_TOOLS}, found {shown(definitions)}")
@@ -90,22 +84,19 @@ def _name(definition: object) -> str:
 
 
 def call_grammar(tools: Tools, form: ToolFormat) -> Grammar:
-    """Of an answer that calls at least one tool."""
+    """Grammar of an answer that calls at least one tool."""
     functions = [definition["function"] for definition in tools.definitions]
     schemas = [{"type": "object", **(function.get("parameters") or {})} for function in functions]
     arguments = [{"type": "json_schema", "json_schema": schema} for schema in schemas]
-    if form.name == "harmony":
-        calls = [_harmony_call(form, f["name"], schema) for f, schema in zip(functions, arguments, strict=True)]
+    names = [function["name"] for function in functions]
+    if isinstance(form, ChannelTokens):
+        calls = [_harmony_call(form, *call) for call in zip(names, arguments, strict=True)]
         whole: Json = {"type": "or", "elements": calls}
     else:
+        begins = [f'{BEGIN}\n{{"name": "{name}", "arguments": ' for name in names]
         tags = [
-            {
-                "type": "tag",
-                "begin": f'{BEGIN}\n{{"name": "{f["name"]}", "arguments": ',
-                "content": schema,
-                "end": f"}}\n{END}",
-            }
-            for f, schema in zip(functions, arguments, strict=True)
+            {"type": "tag", "begin": begin, "content": schema, "end": f"}}\n{END}"}
+            for begin, schema in zip(begins, arguments, strict=True)
         ]
         whole = {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
         whole["stop_after_first"] = not tools.parallel
@@ -113,8 +104,8 @@ def call_grammar(tools: Tools, form: ToolFormat) -> Grammar:
     return bounded(Grammar(kind="structural_tag", text=msgspec.json.encode(tag).decode(), field="tools"))
 
 
-def _harmony_call(form: ToolFormat, name: str, arguments: Json) -> Json:
-    """One message, whose end also ends the answer."""
+def _harmony_call(form: ChannelTokens, name: str, arguments: Json) -> Json:
+    """The message of one call, whose end also ends the answer."""
     header = [
         {"type": "token", "token": form.channel},
         {"type": "const_string", "value": f"commentary to=functions.{name} json"},

@@ -3,7 +3,7 @@
 
 Attributes are those of the GenAI semantic conventions 1.44, and latencies have vLLM's names
 (vllm/tracing/utils.py): https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
-No text of a client's is in them.
+They contain no text of a client.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ CANCELLED = (asyncio.CancelledError, ClientDisconnected, GeneratorExit)
 
 
 def open_tracing(endpoint: str | None) -> Tracing | None:
-    """Exports to `endpoint`, a URL, or to that of the environment; None without either.
+    """Exports to the URL `endpoint`, or to that of the environment; returns None without either.
 
-    All else is as OTEL_* say. Raises RequestError for what is no http URL, for OTLP over gRPC, and where the extra is
-    missing.
+    OTEL_* variables set the rest. Raises RequestError for another URL than http, for OTLP over gRPC, and where the
+    extra is missing.
     """
     name, url = next(((each, os.environ[each]) for each in ENDPOINTS if os.environ.get(each)), (OPTION, ""))
     if endpoint is not None:
@@ -76,12 +76,12 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
 
     def request(self, operation: str, model: str, headers: Mapping[str, str]) -> RequestSpan:
-        """The span of one request, a child of the one that its `traceparent` names."""
+        """Starts the span of one request, a child of the one that its `traceparent` names."""
         return RequestSpan(self, operation, model, headers)
 
 
 class RequestSpan:
-    """Ends with its block; an exception says how."""
+    """Span of one request, which ends with the block; an exception sets its status."""
 
     def __init__(self, tracing: Tracing, operation: str, model: str, headers: Mapping[str, str]) -> None:
         from opentelemetry.trace import SpanKind, set_span_in_context
@@ -104,11 +104,11 @@ class RequestSpan:
 
     @property
     def trace_id(self) -> str:
-        """32 hexadecimal digits."""
+        """Trace id, in 32 hexadecimal digits."""
         return f"{self._span.get_span_context().trace_id:032x}"
 
     def set_request(self, request: CompletionRequest, num_prompt_tokens: int) -> None:
-        """What was asked for."""
+        """Sets the attributes of the request."""
         self._span.set_attribute("gen_ai.usage.input_tokens", num_prompt_tokens)
         self._span.set_attribute("gen_ai.request.stream", request.stream)
         self._span.set_attribute("gen_ai.request.choice.count", request.n)
@@ -119,7 +119,7 @@ class RequestSpan:
                 self._span.set_attribute(f"gen_ai.request.{name}", value)
 
     def add_completion(self, index: int, completion: Completion, *, is_only: bool) -> None:
-        """Children of sequence `index`, which has ended; latencies are the request's where there `is_only` one."""
+        """Adds the children of the finished sequence `index`, and latencies if it `is_only` one."""
         self._num_output_tokens += len(completion.token_ids)
         self._finish_reasons.append(str(completion.finish_reason))
         self._span.set_attribute("gen_ai.usage.output_tokens", self._num_output_tokens)

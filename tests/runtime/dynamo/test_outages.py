@@ -87,7 +87,7 @@ def test_discovery_is_deleted(engine: Path, tmp_path: Path, deleted: str) -> Non
 def check_ended(workers: Sequence[Worker]) -> None:
     for worker in workers:
         assert worker.popen.wait(PATIENCE) == 1
-        assert "expected the files of this worker, without which no frontend finds it" in worker.log.read_text()
+        assert "expected the files by which frontends find this worker" in worker.log.read_text()
 
 
 def test_worker_that_was_stopped_is_not_left_alone(engine: Path, tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import httpx
@@ -27,6 +28,16 @@ MODEL = "tiny"
 PATIENCE = 60.0
 """Seconds after which something hangs."""
 Json = dict[str, Any]
+
+
+def bounded(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs an async test, for PATIENCE at most."""
+
+    @wraps(test)
+    def run(*arguments: Any, **fixtures: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*arguments, **fixtures), PATIENCE))
+
+    return run
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -81,10 +92,7 @@ class Live:
     def await_idle(self) -> None:
         """Until every slot, every cached token and every admission is given back."""
         slots = self.llm.backend._decoder.slots
-        deadline = time.monotonic() + PATIENCE
-        while self.endpoints.admission.active or self.llm.metrics().running or self.llm.metrics().waiting:
-            assert time.monotonic() < deadline, (self.endpoints.admission.active, self.llm.metrics())
-            time.sleep(0.005)
+        until(lambda: not (self.endpoints.admission.active or self.llm.metrics().running or self.llm.metrics().waiting))
         assert (slots.free_slots, slots.free_tokens) == (slots.num_slots, slots.num_tokens)
 
 
@@ -107,10 +115,7 @@ def serving(
     server = HttpServer(app, drain_seconds=5, cancel_all=endpoints.shut_down, connection_limit=connection_limit)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), daemon=True)
     thread.start()
-    deadline = time.monotonic() + PATIENCE
-    while not server.started:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until(lambda: server.started)
     live = Live(llm, listening.getsockname()[1], endpoints)
     try:
         yield live

@@ -27,38 +27,30 @@ from dflash_trt.errors import EngineError
 from dflash_trt.runtime.server import http_server
 from dflash_trt.runtime.server.http_server import HttpServer
 from tests.runtime.server.live import PATIENCE, Live, until
-from tests.runtime.server.process import LONG, Process, children, refuses, started
+from tests.runtime.server.process import LONG, children, refuses, started
 
 
 @pytest.mark.full
 def test_after_the_drain_every_client_is_told(engine: Path, chat_target: Path, tmp_path: Path) -> None:
+    body, whole = LONG | {"max_tokens": 8000}, list[httpx.Response]()
     with started(engine, chat_target, tmp_path / "log", "--drain-seconds", 1) as process:
-        _drain(process, process.await_url())
-
-
-def _drain(process: Process, url: str) -> None:
-    body = LONG | {"max_tokens": 8000}
-    whole: list[httpx.Response] = []
-    post = threading.Thread(
-        target=lambda: whole.append(
-            httpx.post(f"{url}/v1/completions", json=body | {"stream": False}, timeout=PATIENCE)
-        )
-    )
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as response:
-        lines = response.iter_lines()
-        assert next(lines).startswith("data: ")
-        post.start()
-        until(
-            lambda: 'vllm:num_requests_running{engine="0",model_name="engine"} 2.0' in httpx.get(f"{url}/metrics").text
-        )
-        process.popen.send_signal(signal.SIGTERM)
-        events = [line for line in lines if line]
-    post.join(PATIENCE)
-    assert process.popen.wait(PATIENCE) == 0
-    assert whole[0].status_code == 503
-    assert events[-1] == "data: [DONE]"
-    assert "shutting down" in events[-2]
-    assert "Traceback" not in process.text
+        url = f"{process.await_url()}/v1/completions"
+        unstreamed = body | {"stream": False}
+        post = threading.Thread(target=lambda: whole.append(httpx.post(url, json=unstreamed, timeout=PATIENCE)))
+        with httpx.stream("POST", url, json=body, timeout=PATIENCE) as response:
+            lines = response.iter_lines()
+            assert next(lines).startswith("data: ")
+            post.start()
+            running = 'vllm:num_requests_running{engine="0",model_name="engine"} 2.0'
+            until(lambda: running in httpx.get(url.replace("v1/completions", "metrics")).text)
+            process.popen.send_signal(signal.SIGTERM)
+            events = [line for line in lines if line]
+        post.join(PATIENCE)
+        assert process.popen.wait(PATIENCE) == 0
+        assert whole[0].status_code == 503
+        assert events[-1] == "data: [DONE]"
+        assert "shutting down" in events[-2]
+        assert "Traceback" not in process.text
 
 
 @pytest.mark.full

@@ -8,8 +8,7 @@ import json
 import multiprocessing
 import os
 import resource
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -20,7 +19,7 @@ from dflash_trt.runtime.guided_decoding import GrammarCompiler, read_vocabulary
 from dflash_trt.runtime.server import grammar_worker, grammars
 from dflash_trt.runtime.server.grammars import MAX_COMPILING, MAX_COMPILING_PER_CLIENT, GrammarProcesses
 from dflash_trt.runtime.server.http_error import HttpError
-from tests.runtime.server.live import PATIENCE
+from tests.runtime.server.live import PATIENCE, bounded
 
 
 def regex(text: str) -> Grammar:
@@ -39,16 +38,13 @@ def compiler(llm: LLM) -> GrammarCompiler:
 
 
 @pytest.fixture
+def processes(compiler: GrammarCompiler) -> GrammarProcesses:
+    return GrammarProcesses(lambda: compiler)
+
+
+@pytest.fixture
 def limit_seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return lambda seconds: monkeypatch.setattr(grammar_worker, "COMPILE_SECONDS", seconds)
-
-
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(PATIENCE):
-            await test()
-
-    asyncio.run(bounded())
 
 
 TAG = {"type": "tag", "begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"}
@@ -60,22 +56,19 @@ KINDS = [
 ]
 
 
-def test_another_process_compiles_the_same(compiler: GrammarCompiler, llm: LLM) -> None:
+@bounded
+async def test_another_process_compiles_the_same(processes: GrammarProcesses, llm: LLM) -> None:
     own = GrammarCompiler(llm.backend.tokenizer, 1024, {0})
-
-    async def test() -> None:
-        processes = GrammarProcesses(lambda: compiler)
-        for grammar in KINDS:
-            compiled = await processes.compile(grammar)
-            assert compiled.serialize_json() == own.compile(grammar).serialize_json()
-            assert await processes.compile(grammar) is compiled
-        with pytest.raises(RequestError, match=r"a: expected a regex that compiles, found: .*Unclosed '\['"):
-            await processes.compile(Grammar(kind="regex", text="[a", field="a"))
-
-    run(test)
+    for grammar in KINDS:
+        compiled = await processes.compile(grammar)
+        assert compiled.serialize_json() == own.compile(grammar).serialize_json()
+        assert await processes.compile(grammar) is compiled
+    with pytest.raises(RequestError, match=r"a: expected a regex that compiles, found: .*Unclosed '\['"):
+        await processes.compile(Grammar(kind="regex", text="[a", field="a"))
 
 
-def test_the_first_grammar_finds_its_process(compiler: GrammarCompiler) -> None:
+@bounded
+async def test_the_first_grammar_finds_its_process(compiler: GrammarCompiler) -> None:
     """Which was prepared once, although who asked for it first had left."""
     opened: list[GrammarCompiler] = []
 
@@ -83,144 +76,120 @@ def test_the_first_grammar_finds_its_process(compiler: GrammarCompiler) -> None:
         opened.append(compiler)
         return compiler
 
-    async def test() -> None:
-        processes = GrammarProcesses(open_compiler)
-        early = asyncio.create_task(processes.compile(KINDS[0]))
-        while not opened:
-            await asyncio.sleep(0)
-        early.cancel()
-        await processes.prepare()
-        (worker,) = (place.worker for place in processes.places if place.worker is not None)
-        niceness = [os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, worker._process.pid or 0)]
-        assert niceness[1] == min(19, niceness[0] + grammar_worker.NICENESS)
-        await processes.compile(KINDS[0])
-        assert [place.worker for place in processes.places if place.worker is not None] == [worker]
-        assert len(opened) == 1
-
-    run(test)
+    processes = GrammarProcesses(open_compiler)
+    early = asyncio.create_task(processes.compile(KINDS[0]))
+    while not opened:
+        await asyncio.sleep(0)
+    early.cancel()
+    await processes.prepare()
+    (worker,) = (place.worker for place in processes.places if place.worker is not None)
+    niceness = [os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, worker._process.pid or 0)]
+    assert niceness[1] == min(19, niceness[0] + grammar_worker.NICENESS)
+    await processes.compile(KINDS[0])
+    assert [place.worker for place in processes.places if place.worker is not None] == [worker]
+    assert len(opened) == 1
 
 
-def test_grammars_that_never_end(compiler: GrammarCompiler, limit_seconds: Callable[[float], None]) -> None:
-    async def test() -> None:
-        processes = GrammarProcesses(lambda: compiler)
-        await processes.compile(KINDS[0])
-        limit_seconds(0.1)
-        for i in range(MAX_COMPILING + 1):
-            with pytest.raises(RequestError, match=r"expected a regex that compiles within 0\.1 s"):
-                await processes.compile(endless(i))
-        limit_seconds(PATIENCE)
-        hostile = [asyncio.create_task(processes.compile(endless(i), "a")) for i in range(2 * MAX_COMPILING)]
-        while processes.num_active < MAX_COMPILING_PER_CLIENT:
-            await asyncio.sleep(0.01)
-        await processes.compile(regex("[a-z]{4}"), "b")
-        workers = [place.worker for place in processes.places if place.worker is not None]
-        for task in hostile:
-            task.cancel()
-        await asyncio.gather(*hostile, return_exceptions=True)
-        assert processes.num_active == 0
-        await processes.compile(regex("[a-z]{5}"), "a")
-        while sum(worker.is_alive for worker in workers) > 1:  # the one that compiled for b
-            await asyncio.sleep(0.01)
-
-    run(test)
+@bounded
+async def test_grammars_that_never_end(processes: GrammarProcesses, limit_seconds: Callable[[float], None]) -> None:
+    await processes.compile(KINDS[0])
+    limit_seconds(0.1)
+    for i in range(MAX_COMPILING + 1):
+        with pytest.raises(RequestError, match=r"expected a regex that compiles within 0\.1 s"):
+            await processes.compile(endless(i))
+    limit_seconds(PATIENCE)
+    hostile = [asyncio.create_task(processes.compile(endless(i), "a")) for i in range(2 * MAX_COMPILING)]
+    while processes.num_active < MAX_COMPILING_PER_CLIENT:
+        await asyncio.sleep(0.01)
+    await processes.compile(regex("[a-z]{4}"), "b")
+    workers = [place.worker for place in processes.places if place.worker is not None]
+    for task in hostile:
+        task.cancel()
+    await asyncio.gather(*hostile, return_exceptions=True)
+    assert processes.num_active == 0
+    await processes.compile(regex("[a-z]{5}"), "a")
+    while sum(worker.is_alive for worker in workers) > 1:  # the one that compiled for b
+        await asyncio.sleep(0.01)
 
 
-def test_no_place_becomes_free(
-    compiler: GrammarCompiler, limit_seconds: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+@bounded
+async def test_no_place_becomes_free(
+    processes: GrammarProcesses, limit_seconds: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammars, "PLACE_SECONDS", 0.1)
     limit_seconds(PATIENCE)
-
-    async def test() -> None:
-        processes = GrammarProcesses(lambda: compiler)
-        hostile = [asyncio.create_task(processes.compile(endless(i), str(i))) for i in range(MAX_COMPILING)]
-        while processes.num_active < MAX_COMPILING:
-            await asyncio.sleep(0.01)
-        with pytest.raises(HttpError, match="4 grammars are being compiled") as refusal:
-            await processes.compile(KINDS[0], "b")
-        assert refusal.value.status == 429
-        for task in hostile:
-            task.cancel()
-        await asyncio.gather(*hostile, return_exceptions=True)
+    hostile = [asyncio.create_task(processes.compile(endless(i), str(i))) for i in range(MAX_COMPILING)]
+    while processes.num_active < MAX_COMPILING:
+        await asyncio.sleep(0.01)
+    with pytest.raises(HttpError, match="4 grammars are being compiled") as refusal:
         await processes.compile(KINDS[0], "b")
+    assert refusal.value.status == 429
+    for task in hostile:
+        task.cancel()
+    await asyncio.gather(*hostile, return_exceptions=True)
+    await processes.compile(KINDS[0], "b")
 
-    run(test)
 
-
-def test_a_grammar_that_takes_all_memory(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+@bounded
+async def test_a_grammar_that_takes_all_memory(processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_worker, "COMPILE_BYTES", 2**24)
-
-    async def test() -> None:
-        processes = GrammarProcesses(lambda: compiler)
-        with pytest.raises(RequestError, match="expected a regex that compiles in at most 16 MiB"):
-            await processes.compile(endless(0))
-        await processes.compile(KINDS[0])
-
-    run(test)
+    with pytest.raises(RequestError, match="expected a regex that compiles in at most 16 MiB"):
+        await processes.compile(endless(0))
+    await processes.compile(KINDS[0])
 
 
-def test_a_process_that_ends(compiler: GrammarCompiler) -> None:
+@bounded
+async def test_a_process_that_ends(processes: GrammarProcesses, compiler: GrammarCompiler) -> None:
     """By the kernel where memory is short, and by a service manager that ends all processes of the server's."""
-
-    async def test() -> None:
-        processes = GrammarProcesses(lambda: compiler)
-        await processes.compile(KINDS[0])
-        (worker,) = (place.worker for place in processes.places if place.worker is not None)
-        task = asyncio.create_task(processes.compile(endless(0)))
-        while not processes.num_active:
-            await asyncio.sleep(0)
-        worker.kill()
-        with pytest.raises(RequestError, match="expected a regex that compiles without ending the compiler"):
-            await task
-        await processes.compile(KINDS[1])
-        task = asyncio.create_task(processes.compile(endless(1)))
-        while not processes.num_active:
-            await asyncio.sleep(0)
-        await asyncio.sleep(0.1)  # it has begun
-        for child in multiprocessing.active_children():
-            child.terminate()
-        with pytest.raises(HttpError, match="the process that compiles grammars was ended") as refusal:
-            await task
-        assert refusal.value.status == 503
-        await processes.compile(KINDS[3])
-        for place in processes.places:
-            if place.worker is not None:
-                place.worker.kill()  # while it waits
-        while any(place.worker is not None and place.worker.is_alive for place in processes.places):
-            await asyncio.sleep(0.01)
-        await processes.compile(KINDS[2])
-
-    run(test)
+    await processes.compile(KINDS[0])
+    (worker,) = (place.worker for place in processes.places if place.worker is not None)
+    task = asyncio.create_task(processes.compile(endless(0)))
+    while not processes.num_active:
+        await asyncio.sleep(0)
+    worker.kill()
+    with pytest.raises(RequestError, match="expected a regex that compiles without ending the compiler"):
+        await task
+    await processes.compile(KINDS[1])
+    task = asyncio.create_task(processes.compile(endless(1)))
+    while not processes.num_active:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.1)  # it has begun
+    for child in multiprocessing.active_children():
+        child.terminate()
+    with pytest.raises(HttpError, match="the process that compiles grammars was ended") as refusal:
+        await task
+    assert refusal.value.status == 503
+    await processes.compile(KINDS[3])
+    for place in processes.places:
+        if place.worker is not None:
+            place.worker.kill()  # while it waits
+    while any(place.worker is not None and place.worker.is_alive for place in processes.places):
+        await asyncio.sleep(0.01)
+    await processes.compile(KINDS[2])
 
 
-def test_a_process_that_does_not_start(compiler: GrammarCompiler) -> None:
-    async def test() -> None:
-        processes = GrammarProcesses(lambda: compiler)
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-        try:
-            with pytest.raises(DFlashError, match=r"grammars to start, found: .*Too many open"):
-                await processes.compile(KINDS[0])
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        await processes.compile(KINDS[0])
-
-    run(test)
+@bounded
+async def test_a_process_that_does_not_start(processes: GrammarProcesses) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(DFlashError, match=r"grammars to start, found: .*Too many open"):
+            await processes.compile(KINDS[0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    await processes.compile(KINDS[0])
 
 
-def test_the_end_of_the_drain(compiler: GrammarCompiler) -> None:
-    async def test() -> None:
-        processes = GrammarProcesses(lambda: compiler)
-        await processes.compile(KINDS[0])
-        task = asyncio.create_task(processes.compile(endless(0)))
-        while not processes.num_active:
-            await asyncio.sleep(0)
-        processes.close()
-        for late in (task, processes.compile(KINDS[1])):
-            with pytest.raises(HttpError, match="the server is shutting down"):
-                await late
-
-    run(test)
+@bounded
+async def test_the_end_of_the_drain(processes: GrammarProcesses) -> None:
+    await processes.compile(KINDS[0])
+    task = asyncio.create_task(processes.compile(endless(0)))
+    while not processes.num_active:
+        await asyncio.sleep(0)
+    processes.close()
+    for late in (task, processes.compile(KINDS[1])):
+        with pytest.raises(HttpError, match="the server is shutting down"):
+            await late
 
 
 def test_a_grammar_that_is_large_when_compiled(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from dflash_trt.llm import LLM
 from dflash_trt.runtime.server import http_server, limits
 from dflash_trt.runtime.server.api_keys import ApiKeys
 from dflash_trt.runtime.server.http_server import bind
-from tests.runtime.server.live import PATIENCE, Live, read_response, serving
+from tests.runtime.server.live import PATIENCE, Live, read_response, serving, until
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 LONG = {"prompt": "def f(", "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
@@ -26,10 +26,7 @@ LONG = {"prompt": "def f(", "max_tokens": 2000, "ignore_eos": True, "temperature
 
 
 def await_running(live: Live, number: int) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while live.llm.metrics().running < number:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    until(lambda: live.llm.metrics().running >= number)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -70,10 +67,7 @@ def test_the_queue_is_limited(llm: LLM) -> None:
         held = [threading.Thread(target=live.post, kwargs={**LONG, "max_tokens": 300}) for _ in range(5)]
         for thread in held:
             thread.start()
-        deadline = time.monotonic() + PATIENCE
-        while live.endpoints.admission.active < 5:
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
+        until(lambda: live.endpoints.admission.active == 5)
         response = live.post(prompt="x", max_tokens=1)
         assert (response.status_code, response.headers["retry-after"]) == (429, "1")
         assert response.json()["error"]["type"] == "rate_limit_error"
@@ -206,7 +200,7 @@ def test_keys(llm: LLM, tmp_path: Path) -> None:
 
 def test_a_file_without_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys.txt"
-    for content, found in ((b"# none\n", "no API key"), (b"\xff", "not UTF-8")):
+    for content, found in ((b"# none\n", "expected an API key, found none"), (b"\xff", "not UTF-8")):
         file.write_bytes(content)
         with pytest.raises(ConfigError, match=found):
             ApiKeys.read(file)
@@ -229,12 +223,8 @@ def test_the_log_has_no_prompts(live: Live, caplog: pytest.LogCaptureFixture) ->
     caplog.set_level("INFO", logger="dflash_trt.runtime.server")
     live.complete(prompt="secret words", max_tokens=4, temperature=0)
     live.http.get("/%0aforged?secret=words")
-    deadline = time.monotonic() + PATIENCE  # a line is written when its answer has gone out
-    lines: list[str] = []
-    while len(lines) < 2 and time.monotonic() < deadline:
-        lines = [record.getMessage() for record in caplog.records if record.name == "dflash_trt.runtime.server"]
-        time.sleep(0.01)
-    (first, second) = lines
+    until(lambda: len(caplog.messages) >= 2)  # a line is written when its answer has gone out
+    first, second = (record.getMessage() for record in caplog.records if record.name == "dflash_trt.runtime.server")
     assert "POST /v1/completions 200" in first
     assert "output_tokens 4" in first
     assert "GET /%0aforged 404" in second

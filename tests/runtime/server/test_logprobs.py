@@ -69,6 +69,7 @@ def test_top_logprobs_of_a_chat(live: Live) -> None:
         for item in chunk.choices[0].logprobs.content or []
     ]
     assert [item.logprob for item in whole.content] == [item.logprob for item in streamed] == expected.logprobs
+    assert b"".join(bytes(item.bytes or []) for item in whole.content).decode() == expected.text
     assert [[each.logprob for each in item.top_logprobs] for item in whole.content] == [
         list(top.values()) for top in expected.top_logprobs or []
     ]

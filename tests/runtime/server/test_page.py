@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.runtime.server.browser import chromium, set_colours, set_size
-from tests.runtime.server.live import PATIENCE, Live
+from tests.runtime.server.live import PATIENCE, Live, until
 
 pytestmark = pytest.mark.full
 BANDS = """
@@ -112,7 +112,4 @@ def test_an_error_is_shown(live: Live) -> None:
         verdict(window)
         window.execute_script("document.getElementById('prompt').value = 'x '.repeat(9000)")
         window.find_element("id", "start").click()
-        deadline = time.monotonic() + PATIENCE
-        while "max_position_embeddings" not in text_of(window, "#error"):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: "max_position_embeddings" in text_of(window, "#error"))

@@ -37,18 +37,6 @@ def test_sigterm_lets_answers_end(engine: Path, chat_target: Path, tmp_path: Pat
             httpx.get(f"{url}/health")
 
 
-@pytest.mark.full
-def test_draining_has_an_end(engine: Path, chat_target: Path, tmp_path: Path) -> None:
-    with started(engine, chat_target, tmp_path / "log", "--drain-seconds", 0) as process:
-        url = process.await_url()
-        with httpx.stream(
-            "POST", f"{url}/v1/completions", json=LONG | {"max_tokens": 8000}, timeout=PATIENCE
-        ) as response:
-            assert next(response.iter_lines()).startswith("data: ")
-            process.popen.send_signal(signal.SIGTERM)
-            assert process.popen.wait(PATIENCE) == 0
-
-
 def test_a_port_in_use_is_said_before_loading(engine: Path, chat_target: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

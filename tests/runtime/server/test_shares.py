@@ -13,7 +13,7 @@ from dflash_trt.runtime.server import limits
 from dflash_trt.runtime.server.http_error import HttpError
 from dflash_trt.runtime.server.limits import Admission
 from dflash_trt.runtime.server.tokenizing import MAX_QUEUED_PER_CLIENT, TokenizerPool
-from tests.runtime.server.live import PATIENCE, Live, until
+from tests.runtime.server.live import PATIENCE, Live, bounded, until
 
 HEAD = b"POST /%b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 1000000\r\n\r\n"
 
@@ -27,7 +27,7 @@ def test_one_client_leaves_places_to_others() -> None:
         with admission.admit(2, "other"), pytest.raises(HttpError, match="16 of 16"), admission.admit(1, "third"):
             pass
     assert admission.active == 0
-    assert not admission._by_client
+    assert not admission.by_client
 
 
 @pytest.mark.parametrize("path", [b"v1/completions", b"tokenize"])
@@ -45,19 +45,20 @@ def test_bodies_in_memory_are_bounded(live: Live, path: bytes) -> None:
             return connection.recv(100).startswith(b"HTTP/1.1 429 ")
 
     held = [announce(1) for _ in range(limits.CONCURRENT_BODIES - 1)]
-    until(lambda: live.endpoints.bodies.active_bytes == 1000000 * len(held))
+    until(lambda: live.endpoints.bodies.active == 1000000 * len(held))
     assert is_refused(1)
     held.append(announce(2))
-    until(lambda: live.endpoints.bodies.active_bytes == 1000000 * len(held))
+    until(lambda: live.endpoints.bodies.active == 1000000 * len(held))
     assert is_refused(3)
     assert live.complete(prompt="x", max_tokens=1)
     for connection in held:
         connection.close()
-    until(lambda: live.endpoints.bodies.active_bytes == 0)
-    assert not live.endpoints.bodies._by_client
+    until(lambda: live.endpoints.bodies.active == 0)
+    assert not live.endpoints.bodies.by_client
 
 
-def test_turns_of_the_tokenizer(live: Live) -> None:
+@bounded
+async def test_turns_of_the_tokenizer(live: Live) -> None:
     pool = TokenizerPool(live.llm.backend.tokenizer, 100)
     may_go_on = threading.Event()
     order: list[str] = []
@@ -66,14 +67,11 @@ def test_turns_of_the_tokenizer(live: Live) -> None:
         await pool.encode_chat([{"role": "user", "content": "x"}], client=client)
         order.append(client)
 
-    async def test() -> None:
-        pool._short.submit(may_go_on.wait, PATIENCE)
-        tasks = [asyncio.create_task(ask(client)) for client in [*["one"] * 9, "other"]]
-        await asyncio.sleep(0)
-        may_go_on.set()
-        await asyncio.gather(*tasks)
-
-    asyncio.run(test())
+    pool._short.submit(may_go_on.wait, PATIENCE)
+    tasks = [asyncio.create_task(ask(client)) for client in [*["one"] * 9, "other"]]
+    await asyncio.sleep(0)
+    may_go_on.set()
+    await asyncio.gather(*tasks)
     assert order.index("other") <= 2 * MAX_QUEUED_PER_CLIENT  # it is rendered, then tokenised
 
 

@@ -33,7 +33,7 @@ from dflash_trt.runtime.server.log import MAX_QUEUED_LINES, NonBlockingHandler
 from dflash_trt.runtime.server.streaming import EventStream
 from dflash_trt.runtime.server.tokenizing import CHUNK_CHARACTERS, TokenizerPool
 from tests.cli.commands import run_here
-from tests.runtime.server.live import PATIENCE, Live, read_response, serving, until
+from tests.runtime.server.live import PATIENCE, Live, bounded, read_response, serving, until
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
@@ -76,7 +76,8 @@ def test_a_long_prompt_is_tokenised_up_to_the_limit(live: Live) -> None:
     assert asyncio.run(pool.encode(text)) == live.llm.backend.encode(text)
 
 
-def test_tokenising_ends_with_the_client(live: Live) -> None:
+@bounded
+async def test_tokenising_ends_with_the_client(live: Live) -> None:
     tokenizer = CountingTokenizer(live.llm.backend.tokenizer)
     pool = TokenizerPool(tokenizer, 10**6)  # type: ignore[arg-type]
     begun, may_go_on = threading.Event(), threading.Event()
@@ -86,15 +87,11 @@ def test_tokenising_ends_with_the_client(live: Live) -> None:
         assert may_go_on.wait(PATIENCE)
 
     tokenizer.on_call = wait
-
-    async def disconnect() -> None:
-        task = asyncio.create_task(pool.encode("x " * 2 * CHUNK_CHARACTERS))
-        while not begun.is_set():
-            await asyncio.sleep(0.001)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(disconnect())
+    task = asyncio.create_task(pool.encode("x " * 2 * CHUNK_CHARACTERS))
+    while not begun.is_set():
+        await asyncio.sleep(0.001)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
     may_go_on.set()
     pool._long.shutdown(wait=True)
     assert tokenizer.num_characters == CHUNK_CHARACTERS
@@ -131,41 +128,33 @@ async def read_slowly(number: int) -> tuple[bool, bytes]:
     return is_computed, sent
 
 
-def test_a_response_that_nobody_reads_gives_its_place_back() -> None:
+@pytest.mark.parametrize("limit", [None, "MAX_UNREAD_BYTES", "MAX_ALL_UNREAD_BYTES"])
+def test_a_response_that_nobody_reads(limit: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives its place back, and is cut at a limit."""
+    if limit is not None:
+        monkeypatch.setattr(streaming, limit, 10_000)
     is_computed, sent = asyncio.run(read_slowly(50))
     assert is_computed
-    assert sent.count(b"data: ") == 51
+    assert sent.count(b'"index"') == 50 if limit is None else sent.count(b'"index"') < 11
+    assert (b"the client is too slow" in sent) == (limit is not None)
     assert sent.endswith(b"data: [DONE]\n\n")
     assert EventStream._all_unread_bytes == 0
 
 
-@pytest.mark.parametrize("limit", ["MAX_UNREAD_BYTES", "MAX_ALL_UNREAD_BYTES"])
-def test_a_response_that_nobody_reads_is_cut(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, limit, 10_000)
-    is_computed, sent = asyncio.run(read_slowly(50))
-    assert is_computed
-    assert sent.count(b'"index"') < 11
-    assert b"the client is too slow" in sent
-    assert sent.endswith(b"data: [DONE]\n\n")
-    assert EventStream._all_unread_bytes == 0
+@bounded
+async def test_a_client_that_leaves_is_not_counted_any_more() -> None:
+    ended: list[int] = []
 
+    async def send(message: Any) -> None:
+        await asyncio.get_running_loop().create_future()
 
-def test_a_client_that_leaves_is_not_counted_any_more() -> None:
-    async def leave() -> None:
-        ended: list[int] = []
+    async def receive() -> dict[str, str]:
+        while not ended:
+            await asyncio.sleep(0)
+        assert EventStream._all_unread_bytes > 50_000
+        return {"type": "http.disconnect"}
 
-        async def send(message: Any) -> None:
-            await asyncio.get_running_loop().create_future()
-
-        async def receive() -> dict[str, str]:
-            while not ended:
-                await asyncio.sleep(0)
-            assert EventStream._all_unread_bytes > 50_000
-            return {"type": "http.disconnect"}
-
-        await EventStream(documents(50, ended))({"dflash_trt.log_fields": {}}, receive, send)
-
-    asyncio.run(leave())
+    await EventStream(documents(50, ended))({"dflash_trt.log_fields": {}}, receive, send)
     assert EventStream._all_unread_bytes == 0
 
 
@@ -182,23 +171,19 @@ class Transport(asyncio.Transport):
 
 
 @pytest.mark.parametrize("reads_again", [False, True])
-def test_a_client_that_does_not_read_is_disconnected(reads_again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@bounded
+async def test_a_client_that_does_not_read_is_disconnected(reads_again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "WRITE_SECONDS", 0.01)
-
-    async def write() -> bool:
-        transport = Transport()
-        protocol = http_server.Protocol(
-            uvicorn.Config(lambda: None, log_config=None, access_log=False), ServerState(), {}
-        )  # type: ignore[arg-type]
-        protocol.connection_made(transport)
-        protocol.pause_writing()
-        if reads_again:
-            protocol.resume_writing()
-        await asyncio.sleep(0.1)
-        protocol._stop_header_timer()
-        return transport.is_aborted
-
-    assert asyncio.run(write()) is not reads_again
+    transport = Transport()
+    config = uvicorn.Config(lambda: None, log_config=None, access_log=False)  # type: ignore[arg-type]
+    protocol = http_server.Protocol(config, ServerState(), {})
+    protocol.connection_made(transport)
+    protocol.pause_writing()
+    if reads_again:
+        protocol.resume_writing()
+    await asyncio.sleep(0.1)
+    protocol._stop_header_timer()
+    assert transport.is_aborted is not reads_again
 
 
 def test_the_next_request_of_a_connection_has_a_time_limit(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

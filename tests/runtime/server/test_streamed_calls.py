@@ -65,21 +65,3 @@ def test_deltas_are_the_whole(served: Live, choice: Any, limits: dict[str, Any])
         assert "stop" in reasons  # inside the arguments, so nothing is to be called
     else:
         assert set(reasons) <= {"length", "tool_calls"}
-
-
-def test_events_of_a_response(served: Live) -> None:
-    """Each call is an item, whose arguments come in deltas."""
-    (tool, *_) = SETTINGS["tools"]
-    settings: Any = {"model": SETTINGS["model"], "input": "x", "tools": [{"type": "function", **tool["function"]}]}
-    settings |= {"tool_choice": "required", "extra_body": {"seed": 4}, "max_output_tokens": 80}
-    client = served.openai()
-    events = list(client.responses.create(stream=True, **settings))
-    items = [item for item in client.responses.create(**settings).output if item.type == "function_call"]
-    assert items
-    deltas = [event for event in events if event.type == "response.function_call_arguments.delta"]
-    places = [i for i, item in enumerate(events[-1].response.output) if item.type == "function_call"]  # type: ignore[union-attr]
-    texts = ["".join(delta.delta for delta in deltas if delta.output_index == place) for place in places]
-    assert texts == [item.arguments for item in items]
-    assert len(deltas) > 2 * len(items)
-    done = [event.arguments for event in events if event.type == "response.function_call_arguments.done"]
-    assert done == texts

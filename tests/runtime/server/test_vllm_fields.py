@@ -8,13 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dflash_trt.runtime.server.requests import (
-    CHAT_DEFAULT_ONLY,
-    DEFAULT_ONLY,
-    IGNORED_FIELDS,
-    OTHER_FIELDS,
-    SAMPLING_FIELDS,
-)
+from dflash_trt.api.neutral_fields import NEUTRAL_VALUES
+from dflash_trt.runtime.server.requests import OTHER_FIELDS, SAMPLING_FIELDS
 from tests.runtime.server.live import Live
 
 HONOURED = {
@@ -24,7 +19,6 @@ HONOURED = {
     "structured_outputs", "return_tokens_as_token_ids", "tools", "tool_choice", "parallel_tool_calls",
     "reasoning_effort", "chat_template_kwargs",
 }  # fmt: skip
-WITHOUT_EFFECT = {"user"}
 REFUSED: dict[str, Any] = {
     "suffix": "x", "use_beam_search": True, "watermarking": True, "length_penalty": 2.0, "min_tokens": 1,
     "include_stop_str_in_output": True, "skip_special_tokens": False, "spaces_between_special_tokens": False,
@@ -62,9 +56,10 @@ def test_defaults_of_vllm_may_be_spelled_out(live: Live) -> None:
 
 
 def test_each_field_of_vllm(live: Live) -> None:
-    assert OTHER_FIELDS | set(SAMPLING_FIELDS) >= HONOURED
-    assert WITHOUT_EFFECT <= IGNORED_FIELDS
-    assert not REFUSED.keys() & (OTHER_FIELDS | set(SAMPLING_FIELDS) | IGNORED_FIELDS)
+    supported = OTHER_FIELDS | set(SAMPLING_FIELDS)
+    assert supported >= HONOURED
+    assert NEUTRAL_VALUES["user"] is None
+    assert not REFUSED.keys() & supported
     requests: dict[str, Any] = {
         "/v1/completions": {"prompt": "x"}, "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]}
     }  # fmt: skip
@@ -74,6 +69,7 @@ def test_each_field_of_vllm(live: Live) -> None:
             response = live.post(path, **request, max_tokens=1, **{field: value})
             assert response.status_code == 400, field
             assert response.json()["error"]["param"] == field
-        default_only = CHAT_DEFAULT_ONLY if is_chat else DEFAULT_ONLY
-        harmless = {field: values[0] for field, values in default_only.items()}
+        harmless = {field: values[0] for field, values in NEUTRAL_VALUES.items() if values and field not in supported}
+        harmless.pop("guided_decoding")  # Dynamo's
+        harmless["add_special_tokens"] = not is_chat
         assert live.post(path, **request, max_tokens=1, **harmless).status_code == 200

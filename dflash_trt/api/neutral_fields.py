@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Request fields of other servers that are not supported here, with the values that change nothing."""
+
+from __future__ import annotations
+
+from dflash_trt.errors import RequestError, shown
+
+ANY = None
+"""Marks a field that never changes the answer."""
+NEUTRAL_VALUES: dict[str, tuple[object, ...] | None] = {
+    **dict.fromkeys(
+        ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+         "prompt_cache_retention"),
+        ANY,
+    ),
+    **dict.fromkeys(
+        ("use_beam_search", "return_token_ids", "include_stop_str_in_output", "continue_final_message",
+         "watermarking", "return_prompt_text", "return_token_offsets"),
+        (False,),
+    ),
+    **dict.fromkeys(
+        ("skip_special_tokens", "add_special_tokens", "add_generation_prompt", "spaces_between_special_tokens",
+         "include_reasoning", "return_mm_kwargs"),
+        (True,),
+    ),
+    **dict.fromkeys(("min_tokens", "priority", "routed_experts_prompt_start"), (0,)),
+    **dict.fromkeys(("n", "best_of", "stream_interval"), (1,)),
+    **dict.fromkeys(("bad_words", "functions"), ([],)),
+    **dict.fromkeys(("guided_decoding", "multi_modal_data"), ({},)),
+    **dict.fromkeys(("max_thinking_tokens", "prefill_result", "bootstrap_info"), ()),
+    "suffix": ("",),
+    "length_penalty": (1, 1.0),
+    "modalities": (["text"],),
+    "thinking_token_budget": (-1,),
+}  # fmt: skip
+"""Neutral values by field; null is one for each. A caller looks up only fields that it does not support."""
+
+
+def check_neutral(name: str, value: object, neutral: tuple[object, ...] | None = ANY, *, shown_as: str = "") -> None:
+    """Raises RequestError for a value that would change the answer; `neutral` overrides the table."""
+    values = NEUTRAL_VALUES[name] if neutral is ANY else neutral
+    if value is None or values is ANY or any(type(value) is type(each) and value == each for each in values):
+        return
+    expected = " or ".join(map(repr, values)) or "none"
+    only = "because no other value is supported"
+    raise RequestError(f"{shown_as or name}: expected {expected}, {only}, found {shown(value)}")
