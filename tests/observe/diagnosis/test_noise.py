@@ -31,7 +31,7 @@ def test_paired_loss_by_hand() -> None:
 
 
 def test_a_collapse_is_seen_beside_an_easy_prompt() -> None:
-    """As measured with a prefix cache that loses features: the mean of plain differences scatters too much."""
+    """Figures measured with a prefix cache that loses features: the mean of plain differences scatters too much."""
     before = dict(zip("abcdefgh", (0.64, 0.52, 0.24, 0.39, 0.18, 0.21, 2.36, 0.64), strict=True))
     after = dict.fromkeys(before, 0.0) | {"g": 0.02}
     assert paired_loss(after, before, 0.05) == pytest.approx(1 - 0.02 / 5.18)
@@ -39,7 +39,7 @@ def test_a_collapse_is_seen_beside_an_easy_prompt() -> None:
 
 
 def test_noise_is_no_finding() -> None:
-    """Of 4000 comparisons of equals, two would be expected at 99.95 %."""
+    """Two of 4000 comparisons of equals would be expected at 99.95 %."""
     generator = random.Random(0)
     found = 0
     for _ in range(4000):
