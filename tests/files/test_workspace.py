@@ -178,7 +178,7 @@ def test_stopped_between_the_two_renames(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_exchange_is_one_step(tmp_path: Path) -> None:
-    """As this kernel and file system do it."""
+    """Uses the exchange of this kernel and file system."""
     for name in ("new", "old"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()

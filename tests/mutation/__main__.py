@@ -24,14 +24,14 @@ from dflash_trt.errors import DFlashError
 from tests.mutation.readers import READERS
 
 SECONDS = 5
-"""Of the processor, so that a busy machine changes nothing."""
+"""Processor time, so that a busy machine changes nothing."""
 PATIENCE = 120
 """Seconds, for what waits and computes nothing."""
 BYTES = 500_000_000
 
 
 class TooSlow(BaseException):
-    """Its time is over."""
+    """A mutation used up its time."""
 
 
 def main(count: int, directory: Path, names: list[str]) -> int:

@@ -134,7 +134,7 @@ def _row(where: str, record: _Record, categories: Mapping[str, str | None], max_
     metrics, speculation = record.metrics, record.spec_decode_acceptance
     if metrics.usage_prompt_tokens is None or metrics.usage_completion_tokens is None:
         raise EndpointError(
-            f"{where}: the server did not count the tokens", hint="the server must answer stream_options.include_usage"
+            f"{where}: the server did not count tokens", hint="the server must answer stream_options.include_usage"
         )
     if metrics.request_latency is None:
         raise EndpointError(f"{where}: request_latency is missing")

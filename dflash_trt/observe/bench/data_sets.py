@@ -141,7 +141,7 @@ def read_hub_set(name: str) -> tuple[str, list[Conversation]]:
 
 
 def _turns(file: Path, hub_set: HubSet) -> Iterator[tuple[str, ...]]:
-    hint = f"is it {hub_set.repository}, as the reference reads it?"
+    hint = f"is it {hub_set.repository} as the reference reads it?"
     rows: Iterator[tuple[str, dict[str, object]]] = (
         read_json_lines(file, dict[str, object], ConfigError, what="an object", hint=hint)
         if file.suffix == ".jsonl"

@@ -99,7 +99,7 @@ def read_prompt_list(name_or_path: str, *, split: str | None = None) -> PromptLi
             prompts=_checked(name_or_path, read_speed_bench(path, split)),
         )
     if split is not None:
-        raise ConfigError(f"--split: expected it with a SPEED-Bench folder, found --prompts {name_or_path}")
+        raise ConfigError(f"--split: expected --prompts to be a SPEED-Bench folder, found {name_or_path}")
     if not path.exists():
         names = ", ".join(HUB_SETS)
         raise ConfigError(f"--prompts: expected a file, a SPEED-Bench folder or one of {names}, found {name_or_path}")
@@ -128,7 +128,7 @@ def _checked(where: str, prompts: Iterable[Conversation]) -> tuple[Conversation,
         if not users or set(users) != {"user"}:
             raise ConfigError(
                 f"{where}: {prompt.id}: expected user turns, optionally after a system prompt, found {roles}",
-                hint="leave out what the model said: the run asks it again",
+                hint="leave out the model's answers: the run asks for them again",
             )
         if not all(turn.text for turn in prompt.turns):
             raise ConfigError(f"{where}: {prompt.id}: expected a text in each turn, found an empty one")

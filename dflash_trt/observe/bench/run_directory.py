@@ -80,14 +80,12 @@ def begin_run(directory: Path, run: BenchRun) -> BenchRun:
     """Continues a run of the same settings or writes `run`; raises ConfigError naming what differs."""
     if not (directory / RUN_FILE).exists():
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise ConfigError(f"{directory} is not empty, and no run of this command", hint="give another -o")
+            raise ConfigError(f"{directory} is not empty and holds no bench run", hint="give another -o")
         write_run(directory, run)
         return run
     begun = read_run(directory)
     if changes := list(differences(begun, run)):
-        raise ConfigError(
-            f"{directory}: the run that is there has other settings: {'; '.join(changes)}", hint=OTHER_RUN
-        )
+        raise ConfigError(f"{directory}: the existing run has other settings: {'; '.join(changes)}", hint=OTHER_RUN)
     return begun
 
 

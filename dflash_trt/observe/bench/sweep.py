@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -50,7 +51,8 @@ class Sweep:
 
     def missing(self, method: str) -> list[SweepPoint]:
         """The points of a method that are not measured yet; raises ConfigError for any other file."""
-        return [point for point in self.points(method) if self._read(point) is None]
+        read = partial(read_point, self.directory, method)
+        return [point for point in self.points(method) if read(point.category, point.concurrency) is None]
 
     def points(self, method: str) -> list[SweepPoint]:
         """All points of a method, in the order in which they are measured."""
@@ -127,9 +129,6 @@ class Sweep:
                 f"{client.url}: the server does not count tokens in its stream",
                 hint="it must answer stream_options.include_usage",
             )
-
-    def _read(self, point: SweepPoint) -> BenchPoint | None:
-        return read_point(self.directory, point.method, point.category, point.concurrency)
 
 
 def _warnings(point: BenchPoint, num_planned: int, server_tokens: int | None) -> Iterator[str]:

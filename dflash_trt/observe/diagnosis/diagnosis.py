@@ -66,8 +66,9 @@ def diagnose(
     began = time.monotonic()
     runtime = identify(client, model=model)
     is_chat = chats(client, runtime)
-    if baseline is not None:
-        _check(baseline, is_chat)
+    if baseline is not None and baseline.is_chat != is_chat:
+        api = {True: "chats", False: "completions"}
+        raise EndpointError(f"baseline: expected one of {api[is_chat]}, found {api[baseline.is_chat]}")
     prober = Prober(client, runtime, is_chat=is_chat, seconds=seconds - (time.monotonic() - began))
     kind = runtime.kind
 
@@ -103,12 +104,6 @@ def diagnose(
         groups=groups, speeds=speeds, findings=findings,
         notes=judge.notes(kind, short, seed_1, foreign, thinking) + judge.prefix_hits(kind, again, hits),
     )  # fmt: skip
-
-
-def _check(baseline: Diagnosis, is_chat: bool) -> None:
-    if baseline.is_chat != is_chat:
-        api = {True: "chats", False: "completions"}
-        raise EndpointError(f"baseline: expected one of {api[is_chat]}, found {api[baseline.is_chat]}")
 
 
 def _prefix_hits(client: Client) -> tuple[int, int] | None:

@@ -54,7 +54,7 @@ def _meter(client: Client, runtime: Runtime) -> Meter:
     if runtime.kind == "tensorrt-llm":
         return TrtllmMeter(client) if _counts_positions(client) else IterationMeter(client)
     if runtime.kind == "triton":
-        return NoMeter("Triton's OpenAI frontend leaves acceptance out; its llmapi model tells it per request")
+        return NoMeter("Triton's OpenAI frontend leaves acceptance out; its llmapi model reports it per request")
     return NoMeter("the metrics of this runtime are not known")
 
 
@@ -225,7 +225,7 @@ def _difference(before: int, after: int, name: str, where: str) -> int:
     if after < before:
         raise EndpointError(
             f"{where}: expected {name} to grow, found {after} after {before}",
-            hint="the server was restarted meanwhile: measure again",
+            hint="the server was restarted in between: measure again",
         )
     return after - before
 

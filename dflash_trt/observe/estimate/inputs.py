@@ -55,7 +55,7 @@ def target_shape(name: str) -> TargetShape:
         raise ConfigError(
             f"estimate: expected a target whose layers are known ({', '.join(sorted(shapes))}), or a directory, found"
             f" {name!r}{closest(name, shapes, 'target')}",
-            hint="give its directory with --target; a config.json is all that is read of it",
+            hint="give its directory with --target; only its config.json is read",
         )
     return shapes[name]
 

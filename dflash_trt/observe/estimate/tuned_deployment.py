@@ -60,7 +60,9 @@ def tune_deployment(
             f"{deployment.name}: enable_attention_dp: expected tensor-parallel attention to tune, found true"
         )
     systems = {recipe: open_system(config, runtime, target, draft, **free, recipe=recipe)[1] for recipe in recipes}
-    fleet = _fleet(gpus, request_rate, traffic)
+    fleet = None
+    if gpus is not None or request_rate is not None:
+        fleet = Fleet(num_gpus=gpus, request_rate=request_rate, output_tokens=traffic.output_tokens)
     tuning = tune(
         systems, traffic, acceptances["dflash"], slo, measured=points,
         is_scheduled=runtime != "sglang", fleet=fleet,
@@ -73,12 +75,6 @@ def tune_deployment(
     num_gpus = system.num_gpus if fleet is None else tuning.best.tensor_parallel * tuning.replicas
     text = _text(file, tuning)
     return TunedDeployment(tuning=tuning, acceptance_source=source, num_gpus=num_gpus, text=text)
-
-
-def _fleet(gpus: int | None, request_rate: float | None, traffic: Traffic) -> Fleet | None:
-    if gpus is None and request_rate is None:
-        return None
-    return Fleet(num_gpus=gpus, request_rate=request_rate, output_tokens=traffic.output_tokens)
 
 
 def _text(file: DeploymentFile, tuning: Tuning) -> str:

@@ -86,7 +86,7 @@ def tune(
     if not candidates:
         raise ConfigError(
             f"tune: expected a setting with {slo:g} tokens/s for each user, found at most {fastest:.0f}, for one user",
-            hint="ask for less, or see what `dflash-trt estimate` says the time goes to",
+            hint="ask for less, or see in `dflash-trt estimate` where the time goes",
         )
     if fleet is not None:
         candidates = _affordable(candidates, fleet)

@@ -90,7 +90,7 @@ def test_categories_from_points_of_their_own(tmp_path: Path) -> None:
 
 
 def test_categories_from_the_requests_of_points_on_all_prompts(tmp_path: Path) -> None:
-    """Of a category: over its requests."""
+    """Tau of a category is over its requests."""
     plain = (row(10, 1, "coding", 0, 10), row(20, 1, "math", 0, 20), row(20, 1, "math", 0, 20))
     ours = (row(40, 1, "coding", 30, 10), row(30, 1, "math", 10, 10), row(30, 1, "math", 30, 10))
     points = [samples.point("none", 1, 1, 1, rows=plain), samples.point("dflash", 1, 1, 1, rows=ours)]

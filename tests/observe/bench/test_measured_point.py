@@ -89,7 +89,7 @@ def test_other_units_and_names_are_refused(tmp_path: Path) -> None:
         read_export(write_export(tmp_path, [seconds]), {}, 24)
     uncounted = record("a", 0)
     del uncounted["metrics"]["usage_completion_tokens"]
-    with pytest.raises(EndpointError, match="jsonl:1: the server did not count the tokens") as error:
+    with pytest.raises(EndpointError, match="jsonl:1: the server did not count tokens") as error:
         read_export(write_export(tmp_path, [uncounted]), {}, 24)
     assert "include_usage" in str(error.value.hint)
     with pytest.raises(EndpointError, match="no request was recorded"):

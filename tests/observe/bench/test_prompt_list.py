@@ -77,7 +77,7 @@ def test_what_is_no_prompt(lines: list[dict[str, object]], message: str, tmp_pat
 def test_what_is_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a file, a SPEED-Bench folder or one of gsm8k, math500"):
         read_prompt_list(str(tmp_path / "none"))
-    with pytest.raises(ConfigError, match="--split: expected it with a SPEED-Bench folder"):
+    with pytest.raises(ConfigError, match="--split: expected --prompts to be a SPEED-Bench folder"):
         read_prompt_list(write(tmp_path / "p.jsonl", {"prompt": "a"}), split="qualitative")
 
 

@@ -13,7 +13,7 @@ Page = str | bytes | Callable[[], str] | tuple[int, str]
 
 @contextmanager
 def canned(pages: Mapping[str, Page]) -> Iterator[str]:
-    """Its URL; a page may be text, a function that writes it, or a status and text. POST answers as GET."""
+    """Gives its URL; a page may be text, a function that writes it, or a status and text. POST answers as GET."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

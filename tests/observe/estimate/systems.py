@@ -40,7 +40,7 @@ CONFIGS: dict[str, dict[str, object]] = {
 
 
 def target_of(name: str, **changes: object) -> TargetShape:
-    """Of CONFIGS, some facts changed; those that are None are absent."""
+    """A target of CONFIGS, some facts changed; None removes a fact."""
     return shape_of(Facts(CONFIGS[name] | changes, Path("config.json")), name)
 
 
@@ -55,6 +55,6 @@ def system_of(name: str, **changes: object) -> System:
 
 
 def model_of(name: str, **changed_rates: float) -> StepModel:
-    """Its cost model, with some rates changed."""
+    """The cost model of a system, with some rates changed."""
     machine = system_of(name)
     return StepModel(machine, msgspec.structs.replace(rates(machine.gpu, machine.runtime), **changed_rates))

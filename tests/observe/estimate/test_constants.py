@@ -114,7 +114,7 @@ def test_an_index_keeps_keys_and_spares_reads() -> None:
 
 
 def test_muse_glimmer_is_as_transformers_has_it(tmp_path: Path) -> None:
-    """Its config.json was not read: the class's defaults are those of the released checkpoint."""
+    """Muse's config.json was not read: the class's defaults are those of the released checkpoint."""
     (tmp_path / "config.json").write_text(json.dumps(MuseGlimmerTextConfig().to_dict()))
     name = "meta-models/Muse-Glimmer-30B"
     assert msgspec.structs.replace(read_target_shape(tmp_path), target=name) == target_shape(name)

@@ -30,7 +30,7 @@ def test_the_page_is_in_step_with_the_code() -> None:
 @pytest.mark.parametrize("algorithm", ["", "FP8", "NVFP4"])
 @pytest.mark.parametrize("batch", [1, 64])
 def test_alike_layers_cost_what_a_step_says(algorithm: str, batch: int) -> None:
-    """Of the drafter's part, with every module but fc in one format and all drafts verified."""
+    """Compares the drafter's terms, with every module but fc in one format and all drafts verified."""
     target = target_shape(TARGET)
     system = System(
         target=target, draft=draft_shape(DRAFT, algorithm), eagle3=None, gpu="b300", gpu_memory_bytes=0, num_gpus=1,

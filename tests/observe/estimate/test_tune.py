@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings for a speed: the best there is, measured points before the model, and a file that serve-config takes."""
+"""Settings for a speed: the best there is, measured points before the model, fleets, and files that keep their word."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
-from dflash_trt.deploy.deployment_file import load_deployment
+from dflash_trt.deploy.deployment_file import load_deployment, shipped_deployments
 from dflash_trt.errors import ConfigError
+from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.curve import Traffic, from_tau, point
+from dflash_trt.observe.estimate.inputs import open_system
 from dflash_trt.observe.estimate.measured_points import MeasuredPoint, MeasuredPoints
-from dflash_trt.observe.estimate.tuning import TIE, tune
+from dflash_trt.observe.estimate.shapes import System
+from dflash_trt.observe.estimate.step import StepModel
+from dflash_trt.observe.estimate.tuned_deployment import TunedDeployment, tune_deployment
+from dflash_trt.observe.estimate.tuning import TIE, Fleet, Price, Tuning, _schedule, tune
 from tests.cli.commands import run
 from tests.observe.estimate.systems import DENSE, MOE, model_of, system_of
 
@@ -126,3 +132,131 @@ def test_recipes_that_the_gpu_has_tensor_cores_for(config: str, recipes: set[str
     result = run("tune", config, "--slo", "100", "--tau", "4", "--json")
     document = json.loads(result.stdout)
     assert {one["recipe"] for one in [document["best"], *document["others"]]} == recipes
+
+
+FLEET_TRAFFIC = Traffic(prompt_tokens=1024, output_tokens=512)
+
+
+def tuned_fleet(fleet: Fleet | None, slo: float = 300) -> Tuning:
+    return tune({"bf16": system_of(MOE)}, FLEET_TRAFFIC, TAU, slo, fleet=fleet)
+
+
+@pytest.mark.parametrize("request_rate", [1.0, 30.0, 200.0])
+def test_no_other_candidate_takes_the_rate_on_fewer_gpus(request_rate: float) -> None:
+    fleet = Fleet(request_rate=request_rate, output_tokens=512)
+    tuning = tuned_fleet(fleet)
+    best = tuning.best
+    assert tuning.replicas * best.batch * best.user_rate >= request_rate * 512
+    assert (tuning.replicas - 1) * best.batch * best.user_rate < request_rate * 512  # one server less does not
+    fewest = tuning.replicas * best.tensor_parallel
+    assert all(fleet.replicas(other) * other.tensor_parallel >= fewest for other in tuning.others)
+
+
+def test_gpus_without_a_rate_give_the_most_throughput() -> None:
+    """Twelve GPUs: three servers of 4 or twelve of 1, whichever is more; of 8 only one, and four idle."""
+    fleet = Fleet(num_gpus=12, output_tokens=512)
+    tuning = tuned_fleet(fleet)
+    best = tuning.best
+    assert tuning.replicas == 12 // best.tensor_parallel
+    total = tuning.replicas * best.batch * best.user_rate
+    assert all(12 // o.tensor_parallel * o.batch * o.user_rate <= total for o in tuning.others if fleet.replicas(o))
+
+
+def test_one_small_server_does_for_a_low_rate() -> None:
+    tuning = tuned_fleet(Fleet(request_rate=0.1, output_tokens=512), slo=100)
+    assert tuning.replicas * tuning.best.tensor_parallel == 1
+
+
+def test_too_few_gpus_are_refused_with_the_number_that_it_takes() -> None:
+    needed = tuned_fleet(Fleet(request_rate=500, output_tokens=512))
+    num_gpus = needed.replicas * needed.best.tensor_parallel
+    with pytest.raises(ConfigError, match=f"expected at least {num_gpus} GPUs for 500 requests/s, found --gpus 8"):
+        tuned_fleet(Fleet(num_gpus=8, request_rate=500, output_tokens=512))
+
+
+def test_what_tune_proposes_can_be_written(tmp_path: Path) -> None:
+    file = tmp_path / "tuned.yaml"
+    result = run("tune", MOE, "--slo", 300, "--tau", 4.7, "--request-rate", 40, "--gpus", 16, "-o", file)
+    assert result.returncode == 0, result.stderr
+    assert " servers on " in result.stdout
+    command = shlex.split(result.stderr.rpartition("next: ")[2])
+    written = run(*command[1:])
+    assert written.returncode == 0, written.stderr
+    assert f"replicas: {command[-1]}\n" in written.stdout
+
+
+def test_estimate_multiplies_by_the_servers() -> None:
+    said = run("estimate", MOE, "--tau", 4.7, "--replicas", 3).stdout
+    (line,) = [line for line in said.splitlines() if "3 servers on 24 GPUs: " in line]
+    per_gpu = float(line.partition("a GPU at most ")[2].partition(" tokens")[0].replace(",", ""))
+    total = float(line.partition("24 GPUs: ")[2].partition(" tokens")[0].replace(",", ""))
+    assert total == pytest.approx(24 * per_gpu, rel=0.001)
+    assert json.loads(run("estimate", MOE, "--tau", 4.7, "--replicas", 3, "--json").stdout)["replicas"] == 3
+
+
+REFUSED = "gpt-oss-120b.b200x2.throughput"  # attention data parallelism
+QUICK = ("gpt-oss-120b.h200x8.latency", "qwen3-4b.h200x1.latency", "gpt-oss-20b.b200x1.nvfp4")
+SLO = 50.0
+TRAFFIC = Traffic()
+
+
+def tuned(config: str, slo: float = SLO) -> TunedDeployment:
+    return tune_deployment(
+        config, TRAFFIC, slo=slo, acceptance=None, tau=4.0, runtime="trtllm", measured=None, target=None, draft=None
+    )
+
+
+def price_of(system: System) -> Price:
+    assert system.draft is not None
+    model, profile = StepModel(system, rates(system.gpu, "trtllm")), from_tau(4.0, system.draft.max_draft_tokens)
+    return lambda batch, length: point(model, "dflash", profile, TRAFFIC, batch, length).user_rate
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.full) for n in shipped_deployments() if n != REFUSED],
+)
+def test_a_tuned_file_keeps_the_speed_and_is_not_tuned_again(name: str, tmp_path: Path) -> None:
+    first = tuned(name)
+    file = tmp_path / "tuned.yaml"
+    file.write_text(first.text)
+    assert tuned(str(file)).text == first.text
+    deployment, system = open_system(str(file), "trtllm", None, None)
+    price = price_of(system)
+    schedule = deployment.draft_schedule or ((1, deployment.draft_tokens),)
+    ends = [begin - 1 for begin, _ in schedule[1:]] + [deployment.max_batch_size]
+    for (begin, length), end in zip(schedule, ends, strict=True):
+        for batch in {begin, (begin + end) // 2, end}:
+            assert price(batch, length) >= SLO * (1 - 1e-9), (batch, length)
+    promised = first.tuning
+    assert promised.user_rate.value == pytest.approx(price(ends[-1], schedule[-1][1]))
+    assert promised.gpu_rate.value == pytest.approx(ends[-1] * promised.user_rate.value / system.num_gpus)
+
+
+def test_a_shorter_schedule_does_not_cost_the_speed() -> None:
+    """Nine drafts are within 2 % of eight at batch 16, but only eight keep 100 tokens/s."""
+    speeds = {1: {8: 290, 9: 300}, 16: {8: 100.2, 9: 98.6}}
+    at = lambda batch, length: speeds[1 if batch < 16 else 16][length] - batch * 1e-6  # noqa: E731
+    assert _schedule(at, 16, [8, 9], 100) == ((1, 9), (16, 8))
+    assert _schedule(at, 16, [8, 9], 90) == ((1, 9),)
+
+
+def test_a_length_that_only_a_large_batch_needs_is_there_from_the_start() -> None:
+    """Runtimes draft at most what they begin with."""
+    speeds = {1: {4: 300, 9: 297}, 16: {4: 90, 9: 110}}
+    at = lambda batch, length: speeds[1 if batch < 16 else 16][length]  # noqa: E731
+    assert _schedule(at, 16, [4, 9], 100) == ((1, 9),)
+    assert _schedule(at, 16, [4, 9], 310) == ((1, 4),), "where nothing keeps the speed, the best for one user"
+
+
+def test_the_longest_context_stays_what_the_file_says(tmp_path: Path) -> None:
+    """But requests that were asked about fit."""
+    assert "max_seq_len" not in tuned(QUICK[0]).text
+    file = tmp_path / "long.yaml"
+    source = shipped_deployments()[QUICK[0]].read_text()
+    file.write_text(source + "max_seq_len: 65536\n")
+    long = tuned(str(file))
+    assert "max_seq_len: 65536" in long.text
+    file.write_text(source + "max_seq_len: 1024\n")
+    assert f"max_seq_len: {TRAFFIC.max_tokens}" in tuned(str(file)).text
+    assert long.tuning.best.gpu_rate <= tuned(QUICK[0]).tuning.best.gpu_rate
