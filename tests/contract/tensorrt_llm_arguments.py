@@ -22,8 +22,8 @@ from dflash_trt.deploy.real_classes import check_trtllm
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.schema import Schema, load_schema, versions
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
-from dflash_trt.trtllm.contract import read_package
 from tests.contract.bare_import import import_bare
+from tests.contract.drafter_contract import read_package
 from tests.deploy.broken import CASES
 from tests.deploy.broken.configuration import changed
 from tests.deploy.deployments import resolved

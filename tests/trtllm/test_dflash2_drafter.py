@@ -18,10 +18,10 @@ from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import Session
-from dflash_trt.trtllm.contract import contract_data
 from dflash_trt.trtllm.dflash2_drafter import DFlash2EngineDrafter
 from dflash_trt.trtllm.registration import build_draft_model
 from tests.checkpoint.samples import edit_config
+from tests.contract.drafter_contract import contract_data
 from tests.contract.launcher import HostLauncher
 from tests.contract.machine import pretend
 from tests.contract.recorder import VERSIONS

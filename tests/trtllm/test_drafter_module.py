@@ -26,11 +26,11 @@ from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.runtime.drafter.open import choose_executor, open_drafter
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import Session
-from dflash_trt.trtllm.contract import contract_data
 from dflash_trt.trtllm.drafter_module import EngineDrafter
 from dflash_trt.trtllm.rank_engine import DISTRIBUTED
 from dflash_trt.trtllm.registration import build_draft_model
 from tests.checkpoint.dialect_samples import write_dspark
+from tests.contract.drafter_contract import contract_data
 from tests.contract.launcher import HostLauncher
 from tests.contract.machine import pretend
 from tests.contract.recorder import VERSIONS
@@ -94,7 +94,9 @@ def test_drafts_are_those_of_our_own_runtime(
     """Also where the worker verifies fewer drafts than a block has: the drafter still sees whole blocks."""
     worker = make_worker(session, OnnxExecutor(engine, session.manifest), num_drafts, generation)
     drafter = open_drafter(engine, session.manifest, num_slots=BATCH)
+    assert not worker.drafter.has_drafted
     check(session, decode(worker, session.target, drafter, texts(session), STEPS))
+    assert worker.drafter.has_drafted
 
 
 def test_a_cache_that_the_worker_replaces(session: Session, engine: Path) -> None:

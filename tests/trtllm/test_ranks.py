@@ -121,7 +121,7 @@ def test_a_start_that_cannot_work(tmp_path: Path) -> None:
     unknown = run([sys.executable, *ENGINE_MODE[1:], "no-such-script"], write_package(tmp_path))
     assert unknown.returncode == 1
     said, usage = unknown.stderr.splitlines()
-    assert said == "dflash-trt: its drafter is registered, for TensorRT-LLM's worker of 8d62b3e5f164"
+    assert said == "dflash-trt: drafter registered in TensorRT-LLM 1.4.0rc1"
     assert usage.startswith("usage: python -m dflash_trt.trtllm trtllm-serve|")
 
 
