@@ -36,7 +36,7 @@ sys.path.insert(0, str(REPOSITORY))
 from benchmarks.forced_acceptance import random_prompts, write_pair  # noqa: E402
 from dflash_trt.api.runtime_options import RuntimeOptions  # noqa: E402
 from dflash_trt.api.sampling_params import SamplingParams  # noqa: E402
-from dflash_trt.cli.machine_report import cpu_model  # noqa: E402
+from dflash_trt.cli.doctor_machine import cpu_model  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.runtime import accept, decoder, pair  # noqa: E402
 from dflash_trt.runtime.cpu import accelerate as cpu  # noqa: E402

@@ -31,7 +31,7 @@ REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.forced_acceptance import MOE_DRAFT, ForcedPair, random_prompts, write_moe_pair  # noqa: E402
-from dflash_trt.cli.machine_report import cpu_model  # noqa: E402
+from dflash_trt.cli.doctor_machine import cpu_model  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.runtime.draft_length import AutoLength, DraftLength, FixedLength  # noqa: E402
 from dflash_trt.runtime.session import Session, run  # noqa: E402

@@ -22,7 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from dflash_trt import _C
-from dflash_trt.cli.machine_report import cpu_model
+from dflash_trt.cli.doctor_machine import cpu_model
 from dflash_trt.cli.output import print_table
 from tests.plugins import test_reference
 from tests.plugins.cases import Case

@@ -39,7 +39,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.forced_acceptance import ForcedPair, random_prompts, write_pair  # noqa: E402
 from dflash_trt.api.runtime_options import RuntimeOptions  # noqa: E402
-from dflash_trt.cli.machine_report import cpu_model  # noqa: E402
+from dflash_trt.cli.doctor_machine import cpu_model  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength, parse_draft_length  # noqa: E402

@@ -28,7 +28,7 @@ REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from dflash_trt.api.runtime_options import RuntimeOptions  # noqa: E402
-from dflash_trt.cli.machine_report import cpu_model  # noqa: E402
+from dflash_trt.cli.doctor_machine import cpu_model  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.observe.estimate.constants import Rates  # noqa: E402
 from dflash_trt.observe.estimate.inputs import draft_shape, eagle3_shape, target_shape  # noqa: E402

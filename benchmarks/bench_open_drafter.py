@@ -30,7 +30,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.gpu_steps import write_large_draft  # noqa: E402
 from dflash_trt.checkpoint.draft_checkpoint import read_draft  # noqa: E402
-from dflash_trt.cli.machine_report import cpu_model  # noqa: E402
+from dflash_trt.cli.doctor_machine import cpu_model  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.engine.manifest import read_manifest  # noqa: E402
 from dflash_trt.quantize.convert import quantize_checkpoint  # noqa: E402

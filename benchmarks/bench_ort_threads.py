@@ -25,7 +25,7 @@ import torch
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from dflash_trt.cli.machine_report import cpu_model  # noqa: E402
+from dflash_trt.cli.doctor_machine import cpu_model  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.engine.manifest import read_manifest  # noqa: E402
 from dflash_trt.runtime.drafter.drafter import Drafter  # noqa: E402

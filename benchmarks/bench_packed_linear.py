@@ -24,7 +24,7 @@ REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from dflash_trt import _C  # noqa: E402
-from dflash_trt.cli.machine_report import cpu_model  # noqa: E402
+from dflash_trt.cli.doctor_machine import cpu_model  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.engine.graph.onnx_builder import OPSET, PLUGIN_DOMAIN  # noqa: E402
 from dflash_trt.runtime.drafter.onnxruntime.packed_linear import MIN_PACKED, PACKED_LINEAR  # noqa: E402

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from dflash_trt import _C
-from dflash_trt.cli.machine_report import cpu_model
+from dflash_trt.cli.doctor_machine import cpu_model
 from dflash_trt.cli.output import print_table
 
 COPY = "memory copy (numpy)"

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from transformers import PreTrainedModel, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 from transformers.utils import logging
 
-from dflash_trt.cli.machine_report import cpu_model
+from dflash_trt.cli.doctor_machine import cpu_model
 from dflash_trt.cli.output import print_table
 from dflash_trt.runtime.targets.packed_target import PackedTarget
 from dflash_trt.runtime.targets.sequential_target import SequentialTarget

@@ -27,7 +27,7 @@ import numpy as np
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from dflash_trt.cli.machine_report import cpu_model  # noqa: E402
+from dflash_trt.cli.doctor_machine import cpu_model  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from tests.engines import build  # noqa: E402
 from tests.paths import FIXTURES  # noqa: E402

@@ -29,7 +29,7 @@ from transformers.integrations.moe import grouped_mm_experts_forward
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from dflash_trt.cli.machine_report import cpu_model  # noqa: E402
+from dflash_trt.cli.doctor_machine import cpu_model  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.runtime.cpu import bfloat16_linear, grouped_experts, panel_linear  # noqa: E402
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks import gpu_report, gpu_steps
 from benchmarks.gpu_report import FAILED, LACKED, PASSED, Gpu, Outcome, Report, Step, make_report, page, run
 from dflash_trt.cli import cli
-from dflash_trt.cli.gpu_report import MachineFinding
+from dflash_trt.cli.doctor_machine import MachineFinding
 from dflash_trt.engine.executor import DraftInputs
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.plans.machine import Gpu as DriverGpu
@@ -81,7 +81,7 @@ def test_the_machine_is_examined_in_a_process_of_its_own(monkeypatch: pytest.Mon
     names = {finding.name for finding in gpu_report.examine()}
     assert {"Python", "torch", "tensorrt"} <= names
     monkeypatch.setattr(gpu_report, "run", lambda command, seconds: (1, "Traceback\nOSError: no such library"))
-    monkeypatch.setattr(gpu_report, "gpus", list)
+    monkeypatch.setattr(gpu_report, "gpu_findings", list)
     assert [finding.name for finding in gpu_report.examine()] == ["doctor (OSError: no such library)"]
 
 
@@ -276,7 +276,7 @@ def test_a_failure_ends_nothing(stand_in: Make) -> None:
 
 
 def test_every_step_says_what_it_lacks_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_report, "gpus", lambda: [MISSING])
+    monkeypatch.setattr(gpu_report, "gpu_findings", lambda: [MISSING])
     monkeypatch.setattr(gpu_report, "examine", lambda: [MISSING])
     monkeypatch.setattr(gpu_report, "find_nvcc", lambda: None)
     monkeypatch.setattr(gpu_report, "package_version", lambda name: None)

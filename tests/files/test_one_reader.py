@@ -42,7 +42,7 @@ EXCEPTIONS = {
     ("checkpoint/safetensors_writer.py", "msgspec.json.decode"): "only who wrote it, of a bounded header",
     ("checkpoint/quantization.py", "open"): "four bytes at an offset of a header that was read",
     ("checkpoint/safetensors_writer.py", "open"): "copies tensors of a header that was read, and writes",
-    ("cli/machine_report.py", "open"): "/proc/cpuinfo",
+    ("cli/doctor_machine.py", "open"): "/proc/cpuinfo",
     (
         "engine/plans/plan_runner.py",
         "read_bytes",

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt import __version__
-from dflash_trt.cli.machine_report import cpu_model
+from dflash_trt.cli.doctor_machine import cpu_model
 from dflash_trt.errors import ConfigError, shown
 from dflash_trt.files.json_file import json_document
 from dflash_trt.observe.bench.aiperf_run import VERSION
