@@ -22,7 +22,7 @@ from dflash_trt.deploy.cluster.slurm import sbatch_script
 from dflash_trt.deploy.deployment_file import METHODS, Method, deployment_path, load_deployment, shipped_deployments
 from dflash_trt.deploy.finding import ACCEPTED, ERROR, UNCHECKED, WARNING, Finding, judged
 from dflash_trt.deploy.gpus import parse_gpus
-from dflash_trt.deploy.memory import context_in_words
+from dflash_trt.deploy.memory import drafter_in_words
 from dflash_trt.deploy.real_classes import check_with_package
 from dflash_trt.deploy.render import render
 from dflash_trt.deploy.resolve import ResolvedDeployment, directory_deployment, resolve
@@ -30,7 +30,6 @@ from dflash_trt.deploy.rules.memory_rules import document_load
 from dflash_trt.deploy.schema import PACKAGES, Runtime, load_schema
 from dflash_trt.deploy.trtllm_arguments import is_engine_mode
 from dflash_trt.errors import ConfigError, printable
-from dflash_trt.observe.estimate.drafter_ranks import drafters_on_ranks, in_words
 
 LAUNCHERS = ("slurm", "kubernetes")
 
@@ -133,10 +132,7 @@ def serve_config(
         )
     click.echo(rendered.text, nl=False)
     if runtime == "trtllm" and method == "dflash" and (load := document_load(config)) is not None:
-        click.echo(f"\n{context_in_words(load)}", err=True)
-        context = load.max_seq_len / 2
-        if drafters := drafters_on_ranks(load, context):
-            click.echo(in_words(drafters, context), err=True)
+        click.echo(f"\n{drafter_in_words(load)}", err=True)
     click.echo(f"\nwith this text in FILE, start it with:\n  {rendered.start}", err=True)
 
 

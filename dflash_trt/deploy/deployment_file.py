@@ -28,7 +28,7 @@ class Eagle3(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     model: str
     """Directory or Hugging Face repository id."""
-    draft_tokens: Positive = 3
+    num_draft_tokens: Positive = 3
 
 
 class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,7 +50,7 @@ class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Ranks that share every layer; all GPUs unless said otherwise."""
     expert_parallel: Positive | None = None
     """Ranks among which whole experts are divided."""
-    draft_tensor_parallel: Positive | None = None
+    num_ranks: Positive | None = None
     """Engine mode: ranks that share the drafter's heads and MLPs, all of tensor_parallel; 1: each has all of them.
     Natively the runtime divides the drafter among all."""
     max_batch_size: Positive | None = None
@@ -59,7 +59,7 @@ class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Tokens of one forward pass, prefill and verification together."""
     max_seq_len: Positive | None = None
     """Tokens of a request, prompt and answer together; sizes the context cache."""
-    draft_tokens: Positive | None = None
+    num_draft_tokens: Positive | None = None
     """K, proposals per step; block_size - 1 unless said otherwise."""
     draft_schedule: dict[Positive, Count] | None = None
     """K by smallest batch, where it is not the same for all: {1: 9, 17: 4, 65: 0}. 0 decodes plainly."""

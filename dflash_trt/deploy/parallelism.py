@@ -54,18 +54,18 @@ def ranks_of_drafter(
 
     Raises ConfigError for ranks that cannot.
     """
-    ranks, asked, expected = file.tensor_parallel or gpus.count, file.draft_tensor_parallel, ""
+    ranks, asked, expected = file.tensor_parallel or gpus.count, file.num_ranks, ""
     if file.mode == "native" and asked is not None:
         expected, fix = "none in native mode, whose runtime divides the drafter", "remove it, or add mode: engine"
     elif asked not in (None, 1, ranks):
-        expected, fix = f"1 or the {ranks} ranks of tensor_parallel", f"set draft_tensor_parallel to 1 or {ranks}"
+        expected, fix = f"1 or the {ranks} ranks of tensor_parallel", f"set num_ranks to 1 or {ranks}"
     elif file.enable_attention_dp and asked not in (None, 1):
         expected, fix = "1 beside enable_attention_dp, whose ranks have requests of their own", "set it to 1"
     if expected:
-        raise ConfigError(f"{name}: draft_tensor_parallel: expected {expected}, found {asked}", hint=fix)
+        raise ConfigError(f"{name}: num_ranks: expected {expected}, found {asked}", hint=fix)
     if asked is not None:
         if problem := not_shared(draft, asked):
-            raise ConfigError(f"{name}: draft_tensor_parallel: {problem}", hint="set draft_tensor_parallel to 1")
+            raise ConfigError(f"{name}: num_ranks: {problem}", hint="set num_ranks to 1")
         return asked, "file"
     if file.mode == "native":
         return 1 if file.enable_attention_dp else ranks, "as the runtime divides it"

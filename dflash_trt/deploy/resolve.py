@@ -52,14 +52,14 @@ class ResolvedDeployment(msgspec.Struct, frozen=True, kw_only=True):
     recipe: str
     tensor_parallel: int
     expert_parallel: int
-    draft_tensor_parallel: int
+    num_ranks: int
     """Ranks that share the drafter: natively all whose attention is shared."""
     max_batch_size: int
     max_num_tokens: int
     max_seq_len: int
-    draft_tokens: int
+    num_draft_tokens: int
     draft_schedule: Schedule
-    """K by batch; empty where it is draft_tokens for all."""
+    """K by batch; empty where it is num_draft_tokens for all."""
     draft_attention: str
     kv_cache_dtype: str
     kv_cache_fraction: float
@@ -91,7 +91,7 @@ class ResolvedDeployment(msgspec.Struct, frozen=True, kw_only=True):
         if self.eagle3 is None:
             raise ConfigError(
                 f"{self.name}: missing key eagle3: expected the EAGLE-3 drafter to compare with",
-                hint="add to the file: eagle3: {model: DIRECTORY_OR_REPOSITORY, draft_tokens: 3}",
+                hint="add to the file: eagle3: {model: DIRECTORY_OR_REPOSITORY, num_draft_tokens: 3}",
             )
         return self.eagle3
 
@@ -112,14 +112,14 @@ def resolve(
     settings = _Settings(file)
     sources = settings.sources
     served, sources["draft"] = _served_draft(file, name, draft)
-    draft_ranks, sources["draft_tensor_parallel"] = ranks_of_drafter(file, name, gpus, sizes.spec, served)
+    draft_ranks, sources["num_ranks"] = ranks_of_drafter(file, name, gpus, sizes.spec, served)
     sources["target"] = "--target" if target else "file"
     moe_backend, sources["moe_backend"] = _moe_backend(file.target, gpus)
-    draft_tokens = settings.given_or(
-        "draft_tokens", file.draft_tokens, sizes.spec.num_draft_tokens, f"block_size - 1, {sizes.origin}"
+    num_draft_tokens = settings.given_or(
+        "num_draft_tokens", file.num_draft_tokens, sizes.spec.num_draft_tokens, f"block_size - 1, {sizes.origin}"
     )
     schedule = (
-        read_schedule(file.draft_schedule, draft_tokens, f"{name}: draft_schedule") if file.draft_schedule else ()
+        read_schedule(file.draft_schedule, num_draft_tokens, f"{name}: draft_schedule") if file.draft_schedule else ()
     )
     max_seq_len = settings.by_purpose("max_seq_len", file.max_seq_len)
     positions = [sizes.spec.max_position_embeddings, partner.spec.max_position_embeddings if partner else None]
@@ -144,12 +144,12 @@ def resolve(
         recipe=settings.default("recipe", file.recipe),
         tensor_parallel=settings.given_or("tensor_parallel", file.tensor_parallel, gpus.count, f"all GPUs of {gpus}"),
         expert_parallel=settings.given_or("expert_parallel", file.expert_parallel, 1, "default"),
-        draft_tensor_parallel=draft_ranks,
+        num_ranks=draft_ranks,
         max_batch_size=settings.by_purpose("max_batch_size", file.max_batch_size),
         max_num_tokens=settings.by_purpose("max_num_tokens", file.max_num_tokens),
         max_seq_len=max_seq_len,
-        draft_tokens=draft_tokens,
-        draft_schedule=settings.given_or("draft_schedule", schedule or None, (), "draft_tokens for every batch"),
+        num_draft_tokens=num_draft_tokens,
+        draft_schedule=settings.given_or("draft_schedule", schedule or None, (), "num_draft_tokens for every batch"),
         draft_attention=settings.given_or(
             "draft_attention", file.draft_attention, attention, f"{file.mode} mode on {gpus.gpu.sm}"
         ),
@@ -188,7 +188,7 @@ def plan_sizes(deployment: ResolvedDeployment) -> PlanOptions:
     """
     return PlanOptions(
         max_batch_size=deployment.max_batch_size,
-        max_seq_len=deployment.max_seq_len + 4 * (deployment.draft_tokens + 1),
+        max_seq_len=deployment.max_seq_len + 4 * (deployment.num_draft_tokens + 1),
         max_num_tokens=deployment.max_num_tokens,
     )
 

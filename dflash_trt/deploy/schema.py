@@ -34,9 +34,9 @@ class RuntimeKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_batch_size: str
     max_num_tokens: str
     max_seq_len: str
-    draft_tokens: str
+    num_draft_tokens: str
     counts_window: bool = False
-    """Whether draft_tokens counts the last verified token too."""
+    """Whether num_draft_tokens counts the last verified token too."""
     cache_dtype: str
     draft: str
 

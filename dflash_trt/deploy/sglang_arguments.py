@@ -48,15 +48,15 @@ def sglang_arguments(deployment: ResolvedDeployment, method: Method, host: str, 
             "speculative_algorithm": "DFLASH",
             "speculative_draft_model_path": deployment.checkpoint if deployment.mode == "engine" else deployment.draft,
             # SGLang counts the verify window, the last verified token included.
-            "speculative_num_draft_tokens": deployment.draft_tokens + 1,
+            "speculative_num_draft_tokens": deployment.num_draft_tokens + 1,
         }
     elif method == "eagle3":
         eagle3 = deployment.eagle3_drafter()
         arguments |= {
             "speculative_algorithm": "EAGLE3",
             "speculative_draft_model_path": eagle3.model,
-            "speculative_num_steps": eagle3.draft_tokens,
+            "speculative_num_steps": eagle3.num_draft_tokens,
             "speculative_eagle_topk": 1,
-            "speculative_num_draft_tokens": eagle3.draft_tokens + 1,
+            "speculative_num_draft_tokens": eagle3.num_draft_tokens + 1,
         }
     return arguments

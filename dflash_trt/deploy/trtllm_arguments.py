@@ -57,7 +57,7 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
         arguments["speculative_config"] = {
             "decoding_type": "DFlash",
             "speculative_model": _draft(deployment),
-            "max_draft_len": deployment.draft_tokens,
+            "max_draft_len": deployment.num_draft_tokens,
             "attention_backend": deployment.draft_attention,
             **_draft_facts(deployment),
             **_sampling(deployment),
@@ -70,7 +70,7 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
         arguments["speculative_config"] = {
             "decoding_type": "Eagle3",
             "speculative_model": eagle3.model,
-            "max_draft_len": eagle3.draft_tokens,
+            "max_draft_len": eagle3.num_draft_tokens,
             **_sampling(deployment),
         }
     return arguments

@@ -23,7 +23,7 @@ def vllm_arguments(deployment: ResolvedDeployment, method: Method, host: str, po
         "max_model_len": deployment.max_seq_len,
         "max_num_seqs": deployment.max_batch_size,
         "max_num_batched_tokens": deployment.max_num_tokens,
-        "max_cudagraph_capture_size": deployment.max_batch_size * (1 + deployment.draft_tokens),
+        "max_cudagraph_capture_size": deployment.max_batch_size * (1 + deployment.num_draft_tokens),
         "kv_cache_dtype": deployment.kv_cache_dtype,
         "enable_prefix_caching": deployment.asks_for_prefix_reuse,
         "enable_chunked_prefill": True,
@@ -43,7 +43,7 @@ def vllm_arguments(deployment: ResolvedDeployment, method: Method, host: str, po
         arguments["speculative_config"] = {
             "method": "dflash",
             "model": deployment.checkpoint if deployment.mode == "engine" else deployment.draft,
-            "num_speculative_tokens": deployment.draft_tokens,
+            "num_speculative_tokens": deployment.num_draft_tokens,
         }
         if deployment.draft_schedule:
             ranges = vllm_schedule(deployment.draft_schedule, deployment.max_batch_size)
@@ -53,6 +53,6 @@ def vllm_arguments(deployment: ResolvedDeployment, method: Method, host: str, po
         arguments["speculative_config"] = {
             "method": "eagle3",
             "model": eagle3.model,
-            "num_speculative_tokens": eagle3.draft_tokens,
+            "num_speculative_tokens": eagle3.num_draft_tokens,
         }
     return arguments

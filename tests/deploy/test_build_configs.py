@@ -117,7 +117,7 @@ def test_the_flagship_in_both_modes_and_for_both_purposes(gpus: str) -> None:
     assert kinds >= expected | ({("engine", "throughput")} if gpus.startswith("b") else set())
     native = next(d for d in flagship if (d.mode, d.purpose) == ("native", "latency"))
     assert native.draft_attention == ("TRTLLM" if gpus.startswith("b") else "VANILLA")
-    assert (native.draft_tokens, native.tensor_parallel) == (9, 8)
+    assert (native.num_draft_tokens, native.tensor_parallel) == (9, 8)
     engine = next(d for d in flagship if (d.mode, d.purpose) == ("engine", "latency"))
     assert engine.recipe == ("nvfp4" if gpus.startswith("b") else "fp8")  # Hopper has no FP4
     assert engine.draft_attention == "TRTLLM"

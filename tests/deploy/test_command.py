@@ -147,7 +147,7 @@ def test_dry_run_says_where_every_value_came_from(capsys: pytest.CaptureFixture[
     assert settings["gpus"] == ("b300x8", "file")
     assert settings["mode"] == ("engine", "file")
     assert settings["max_batch_size"] == (64, "default for latency")
-    assert settings["draft_tokens"] == (9, "block_size - 1, published facts")
+    assert settings["num_draft_tokens"] == (9, "block_size - 1, published facts")
     assert settings["draft_attention"] == ("TRTLLM", "engine mode on SM 10.3")
     assert settings["kv_cache_fraction"] == (0.9, "default")
     assert settings["speculative_config.context_recompute_tail"] == ("0", "schema: TensorRT-LLM 1.4.0rc1")

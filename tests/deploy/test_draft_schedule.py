@@ -71,9 +71,9 @@ def test_sglang_refuses_it() -> None:
 @pytest.mark.parametrize(
     ("schedule", "words"),
     [
-        ({2: 9}, "expected to begin with batch 1 and draft_tokens 9, found {2: 9, ...}"),
-        ({1: 4}, "expected to begin with batch 1 and draft_tokens 9, found {1: 4, ...}"),
-        ({1: 9, 8: 10}, "expected at most draft_tokens 9, found 10 from batch 8 on"),
+        ({2: 9}, "expected to begin with batch 1 and num_draft_tokens 9, found {2: 9, ...}"),
+        ({1: 4}, "expected to begin with batch 1 and num_draft_tokens 9, found {1: 4, ...}"),
+        ({1: 9, 8: 10}, "expected at most num_draft_tokens 9, found 10 from batch 8 on"),
     ],
 )
 def test_schedules_that_cannot_be_meant(schedule: dict[int, int], words: str) -> None:

@@ -191,7 +191,7 @@ def test_more_ranks_than_gpus(package: Package, monkeypatch: pytest.MonkeyPatch)
 def test_a_deployment_that_could_not_run(package: Package) -> None:
     import msgspec
 
-    broken: ResolvedDeployment = msgspec.structs.replace(resolved("qwen3-8b.h200x1.latency"), draft_tokens=99)
+    broken: ResolvedDeployment = msgspec.structs.replace(resolved("qwen3-8b.h200x1.latency"), num_draft_tokens=99)
     with pytest.raises(ConfigError, match="draft-length"):
         generate(broken, "dflash", [[1]], GREEDY)
     assert package.made == []

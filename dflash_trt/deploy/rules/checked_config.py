@@ -28,7 +28,7 @@ class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
     algorithms: dict[str, str]
     """Quantisation of the drafter's linear layers."""
     mode: Literal["native", "engine"]
-    engine_ranks: int = 1
+    num_ranks: int = 1
     """In engine mode, ranks that share the drafter."""
 
     def setting(self, path: str) -> Any:
@@ -75,10 +75,10 @@ def check_required(config: CheckedConfig, method: str, section: str = "") -> Ite
             yield error("missing-key", key, f"a value for {method}", "no such key", f"add {name}")
 
 
-def check_draft_tokens(config: CheckedConfig, found: int | None) -> Iterator[Finding]:
+def check_num_draft_tokens(config: CheckedConfig, found: int | None) -> Iterator[Finding]:
     """K against the block that the draft was trained with, or both with the last verified token."""
     keys, draft = runtime_keys()[config.schema.runtime], config.draft
-    key, window = keys.draft_tokens, keys.counts_window
+    key, window = keys.num_draft_tokens, keys.counts_window
     if draft is None:
         yield unchecked("draft-length", key, "the draft's block_size is not known", "give --draft DIR")
         return
@@ -99,17 +99,17 @@ def check_token_budget(config: CheckedConfig, is_speculative: bool) -> Iterator[
     """Every running request verifies 1 + K tokens in one forward pass: max_batch_size * (1 + K) <= max_num_tokens."""
     keys = runtime_keys()[config.schema.runtime]
     batch_key, tokens_key = keys.max_batch_size, keys.max_num_tokens
-    draft_tokens = config.number(keys.draft_tokens) if is_speculative else None
+    num_draft_tokens = config.number(keys.num_draft_tokens) if is_speculative else None
     batch, tokens = config.number(batch_key), config.number(tokens_key)
-    if batch is None or tokens is None or draft_tokens is None or batch * (1 + draft_tokens) <= tokens:
+    if batch is None or tokens is None or num_draft_tokens is None or batch * (1 + num_draft_tokens) <= tokens:
         return
-    needed, most = batch * (1 + draft_tokens), tokens // (1 + draft_tokens)
+    needed, most = batch * (1 + num_draft_tokens), tokens // (1 + num_draft_tokens)
     # A batch that the file leaves to the runtime is cut down by it; one that the file asks for is refused.
     make = error if config.is_set(batch_key) else warning
     yield make(
         "token-budget",
         tokens_key,
-        f"at least {batch_key} * (1 + K) = {batch} * {1 + draft_tokens} = {needed}",
+        f"at least {batch_key} * (1 + K) = {batch} * {1 + num_draft_tokens} = {needed}",
         tokens,
         f"raise it to {needed}" + (f" or set {batch_key} to {most}" if most else ""),
     )

@@ -11,7 +11,7 @@ from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.rules.checked_config import (
     CheckedConfig,
     Rule,
-    check_draft_tokens,
+    check_num_draft_tokens,
     check_ranks,
     check_token_budget,
     error,
@@ -271,7 +271,7 @@ RULES: tuple[Rule, ...] = (
 )
 DFLASH_RULES: tuple[Rule, ...] = (
     required,
-    lambda config: check_draft_tokens(config, config.number(f"{SPEC}.max_draft_len")),
+    lambda config: check_num_draft_tokens(config, config.number(f"{SPEC}.max_draft_len")),
     draft_schedule,
     draft_attention,
     prefix_reuse,

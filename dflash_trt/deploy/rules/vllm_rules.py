@@ -9,7 +9,7 @@ from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.rules.checked_config import (
     CheckedConfig,
     Rule,
-    check_draft_tokens,
+    check_num_draft_tokens,
     check_ranks,
     check_required,
     check_token_budget,
@@ -83,7 +83,7 @@ RULES: tuple[Rule, ...] = (
     lambda config: check_token_budget(config, _method(config) is not None),
 )
 DFLASH_RULES: tuple[Rule, ...] = (
-    lambda config: check_draft_tokens(config, config.number(f"{SPEC}.num_speculative_tokens")),
+    lambda config: check_num_draft_tokens(config, config.number(f"{SPEC}.num_speculative_tokens")),
     context_projection,
     hybrid_cache,
     check_memory,

@@ -24,7 +24,7 @@ STEP = StepLoad(batch=64, draft_tokens=9, context=16384)
 
 
 def both(name: str, context: float) -> tuple[DrafterOnRanks, DrafterOnRanks]:
-    changes = {"draft_tensor_parallel": 1} if name == WHOLE else {}
+    changes = {"num_ranks": 1} if name == WHOLE else {}
     _, system = open_system(ENGINE if name == WHOLE else name, "trtllm", None, None, **changes)
     assert system.memory is not None
     whole, shared = drafters_on_ranks(system.memory, context)

@@ -47,7 +47,7 @@ def test_a_tuned_file_keeps_the_speed_and_is_not_tuned_again(name: str, tmp_path
     assert tuned(str(file)).text == first.text
     deployment, system = open_system(str(file), "trtllm", None, None)
     price = price_of(system)
-    schedule = deployment.draft_schedule or ((1, deployment.draft_tokens),)
+    schedule = deployment.draft_schedule or ((1, deployment.num_draft_tokens),)
     ends = [begin - 1 for begin, _ in schedule[1:]] + [deployment.max_batch_size]
     for (begin, length), end in zip(schedule, ends, strict=True):
         for batch in {begin, (begin + end) // 2, end}:
