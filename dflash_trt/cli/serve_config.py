@@ -169,7 +169,7 @@ def _print_list(as_json: bool) -> None:
 
 
 def refuse_errors(source: str, runtime: str, findings: Sequence[Finding]) -> None:
-    """Tells of every finding; raises ConfigError where one is an error."""
+    """Print every finding; ConfigError where one is an error."""
     for finding in findings:
         click.echo(printable(str(finding)), err=True)
     if errors := [finding for finding in findings if finding.severity == ERROR]:

@@ -90,7 +90,7 @@ def _embedded(
     max_batch_size: int | None,
     dtype: Dtype,
 ) -> dict[str, Any]:
-    """The arguments of dflash_trt.LLM, for an engine that is there and fits the target."""
+    """Arguments of dflash_trt.LLM; the engine must exist and fit the target."""
     from dflash_trt.runtime.checked_pair import default_batch_size, find_target
 
     engine = Path(draft or source)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deployment configurations: the YAML files of build_configs/ that say what runs where, and for what."""
+"""Deployment configurations: the YAML files of build_configs/."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Eagle3(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a deployment's YAML file says; what it leaves out is resolved from the purpose, the GPU and the draft."""
+    """A deployment's YAML file; missing settings are resolved from the purpose, the GPU and the draft."""
 
     description: str
     target: Name
@@ -66,7 +66,7 @@ class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     draft_attention: Literal["VANILLA", "TRTLLM", "FA4"] | None = None
     """TensorRT-LLM's attention kernel of the native drafter."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    """Of the target's cache, and with it of the drafter's context cache."""
+    """Type of the target's cache and of the drafter's context cache."""
     kv_cache_fraction: Fraction = 0.9
     """Share of the free memory that TensorRT-LLM's cache pool takes; 0.9 is its own default (KvCacheConfig)."""
     prefix_reuse: bool | None = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draft lengths by batch size, in the words of each runtime."""
+"""Draft lengths by batch size, in each runtime's format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Schedule = tuple[tuple[int, int], ...]
 
 
 def read_schedule(lengths: Mapping[int, int], num_draft_tokens: int, where: str) -> Schedule:
-    """The schedule of a deployment file; raises ConfigError, naming `where`, for one that cannot be meant."""
+    """Read a deployment file's schedule; ConfigError, naming `where`, for an invalid one."""
     schedule = tuple(sorted(lengths.items()))
     if not schedule or schedule[0] != (1, num_draft_tokens):
         found = f"{{{schedule[0][0]}: {schedule[0][1]}, ...}}" if schedule else "{}"

@@ -23,7 +23,7 @@ MAX_BATCH, MAX_TOKENS = 2**16, 2**24  # bounds of the search for what fits: beyo
 
 
 class ServingLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What a deployment asks of each GPU."""
+    """A deployment's load on each GPU."""
 
     gpus: Gpus
     draft: DraftSizes | None
@@ -45,7 +45,7 @@ class ServingLoad(msgspec.Struct, frozen=True, kw_only=True):
     is_fp8_cache: bool
     """Whether the target's cached K and V are FP8; BF16 otherwise."""
     is_fp8_context: bool = False
-    """Whether the drafter's are, too: never in TensorRT-LLM, whose worker caches in fc's dtype."""
+    """Whether the drafter's cached K and V are FP8; never in TensorRT-LLM, whose worker caches in fc's dtype."""
     pool_fraction: float
     captures_by_graph: bool = False
     """Whether taps are captured in a buffer for each CUDA graph, as by TensorRT-LLM up to its worker of 414ba69f."""
@@ -63,31 +63,31 @@ class Item(msgspec.Struct, frozen=True):
     bytes: int
     how: str
     is_late: bool = False
-    """Whether it is allocated after the pool, so that it must fit beside it."""
+    """Whether it is allocated after the pool, and must fit beside it."""
 
 
 class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the memory of one GPU goes."""
+    """Memory account of one GPU."""
 
     capacity_bytes: int
     items: tuple[Item, ...]
     unknown: tuple[str, ...]
-    """What is not counted because its size is not known."""
+    """Allocations of unknown size, which are not counted."""
     free_bytes: int
-    """Left after the items that are there before the pool; negative where they do not fit."""
+    """Memory left after the items allocated before the pool; negative where they do not fit."""
     pool_bytes: int
     request_bytes: int | None
     """Pool bytes of one request at full length, its context rows included."""
     full_requests: int | None
     """Requests at full length that the pool holds."""
     largest_fraction: float
-    """Of what is free, as the pool, that leaves room for what is allocated after it; 0 where none does."""
+    """Largest pool, as a fraction of free memory, that leaves room for later allocations; 0 if none does."""
     fits: bool
     """Whether everything known fits and the pool holds at least one request at full length."""
     largest_batch: int
-    """That fits with the deployment's max_seq_len; 0 where none does."""
+    """Largest batch that fits with the deployment's max_seq_len; 0 if none does."""
     largest_context: int
-    """That fits with the deployment's max_batch_size; 0 where none does."""
+    """Longest context that fits with the deployment's max_batch_size; 0 if none does."""
 
 
 def arena_bytes(load: ServingLoad) -> int:
@@ -122,7 +122,7 @@ def drafter_in_words(load: ServingLoad) -> str:
 
 
 def gpu_memory(load: ServingLoad) -> GpuMemory:
-    """What `load` leaves, and the largest batch and context that would fit."""
+    """Account for `load`, and find the largest batch and context that fit."""
     items, unknown = memory_items(load)
     free = _free(load, items)
     pool = max(0, int(free * load.pool_fraction))
@@ -144,7 +144,7 @@ def gpu_memory(load: ServingLoad) -> GpuMemory:
 
 
 def memory_items(load: ServingLoad) -> tuple[tuple[Item, ...], tuple[str, ...]]:
-    """What is allocated beside the cache pool, and what is not counted because its size is not known."""
+    """Allocations beside the cache pool, and those of unknown size."""
     target = load.target
     unknown = []
     items = []

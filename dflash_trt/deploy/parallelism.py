@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Among how many ranks a deployment divides its two models."""
+"""Checks of the number of ranks among which a deployment divides its two models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_ranks(file: DeploymentFile, name: str, gpus: Gpus, target: TargetSizes
 
 
 def _check_tensor_parallel(file: DeploymentFile, name: str, gpus: Gpus, target: TargetSizes | None) -> None:
-    """Every rank has whole attention heads, and no GPU of the node is left over."""
+    """Require whole attention heads on every rank, and no unused GPU."""
     ranks = file.tensor_parallel or gpus.count
     heads = target.num_attention_heads or 0 if target else 0  # 0: not known, and a multiple of everything
     if gpus.count % ranks:
@@ -38,7 +38,7 @@ def _check_tensor_parallel(file: DeploymentFile, name: str, gpus: Gpus, target: 
 
 
 def _check_expert_parallel(file: DeploymentFile, name: str, gpus: Gpus) -> None:
-    """Experts are divided among some of the ranks, evenly."""
+    """Require a divisor of the number of ranks."""
     ranks, groups = file.tensor_parallel or gpus.count, file.expert_parallel or 1
     if ranks % groups:
         raise ConfigError(
@@ -50,7 +50,7 @@ def _check_expert_parallel(file: DeploymentFile, name: str, gpus: Gpus) -> None:
 def ranks_of_drafter(
     file: DeploymentFile, name: str, gpus: Gpus, draft: PartialDraftSpec, served: str
 ) -> tuple[int, str]:
-    """Ranks that share the drafter, and why; of an engine that is here, `served`, those it was built for.
+    """Number of ranks that share the drafter, and its source; by default that of the engine `served`, if it is here.
 
     Raises ConfigError for ranks that cannot.
     """

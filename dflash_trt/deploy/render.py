@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `dflash-trt serve-config` prints: a file for a runtime, and the command that starts it."""
+"""Output of `dflash-trt serve-config`: a file for a runtime, and the command that starts it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from dflash_trt.files.command import command_line, plain
 
 
 class Rendered(msgspec.Struct, frozen=True):
-    """A deployment in a runtime's own words."""
+    """A deployment in a runtime's own format."""
 
     arguments: dict[str, Any]
-    """What a check reads."""
+    """Arguments by name, for checks."""
     text: str
     """For stdout: YAML, or a command line."""
     start: str
@@ -32,7 +32,7 @@ class Rendered(msgspec.Struct, frozen=True):
 
 
 def render(deployment: ResolvedDeployment, runtime: Runtime, method: Method, *, host: str, port: int) -> Rendered:
-    """The same deployment gives the same bytes; methods differ in nothing but what names the method.
+    """Render deterministically; methods differ only in the settings that select them.
 
     Raises ConfigError for a runtime that cannot serve the deployment.
     """

@@ -36,16 +36,16 @@ TRTLLM_ATTENTION = ((10, 0), (10, 3))
 
 
 class ResolvedDeployment(msgspec.Struct, frozen=True, kw_only=True):
-    """A deployment file with every setting resolved: all that a runtime is told."""
+    """A deployment file with every setting resolved."""
 
     name: str
     digest: str
-    """Of the file's content: the same settings, the same digest."""
+    """Hash of the file's settings."""
     target: str
     draft: str
-    """What TensorRT-LLM loads: repository id or directory."""
+    """Repository id or directory that TensorRT-LLM loads."""
     checkpoint: str
-    """The draft checkpoint itself, for runtimes that do not know our plans."""
+    """Draft checkpoint, for runtimes that cannot use our plans."""
     gpus: Gpus
     purpose: str
     mode: Literal["native", "engine"]
@@ -53,7 +53,7 @@ class ResolvedDeployment(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int
     expert_parallel: int
     num_ranks: int
-    """Ranks that share the drafter: natively all whose attention is shared."""
+    """Ranks that share the drafter; natively all ranks unless attention is data-parallel."""
     max_batch_size: int
     max_num_tokens: int
     max_seq_len: int
@@ -64,7 +64,7 @@ class ResolvedDeployment(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str
     kv_cache_fraction: float
     prefix_reuse: bool
-    """TensorRT-LLM's; other runtimes' where `asks_for_prefix_reuse`."""
+    """Prefix reuse in TensorRT-LLM; other runtimes follow `asks_for_prefix_reuse`."""
     enable_attention_dp: bool
     use_rejection_sampling: bool
     trust_remote_code: bool
@@ -73,21 +73,21 @@ class ResolvedDeployment(msgspec.Struct, frozen=True, kw_only=True):
     draft_sizes: DraftSizes
     target_sizes: TargetSizes | None
     algorithms: dict[str, str]
-    """Algorithm by linear layer of the drafter as it is served."""
+    """Quantisation algorithm by linear layer of the served drafter."""
     runtimes: tuple[Runtime, ...]
-    """That can serve it."""
+    """Runtimes that can serve it."""
     accepted_warnings: dict[str, str]
     """Reason by rule."""
     sources: dict[str, str]
-    """Where each setting came from."""
+    """Source of each setting."""
 
     @property
     def asks_for_prefix_reuse(self) -> bool:
-        """Whether the file does, and not only TensorRT-LLM's pools allow it."""
+        """Whether the file asks for it; otherwise only TensorRT-LLM's paired pools allow it."""
         return self.prefix_reuse and self.sources["prefix_reuse"] == "file"
 
     def eagle3_drafter(self) -> Eagle3:
-        """What `--method eagle3` serves; raises ConfigError where the file names none."""
+        """Drafter of `--method eagle3`; ConfigError where the file names none."""
         if self.eagle3 is None:
             raise ConfigError(
                 f"{self.name}: missing key eagle3: expected the EAGLE-3 drafter to compare with",
@@ -101,7 +101,7 @@ def resolve(
 ) -> ResolvedDeployment:
     """Resolves `file`; `draft` and `target` are local directories in place of what it names.
 
-    Raises ConfigError for GPUs that are not known, and where the draft's facts are to be had nowhere, CheckpointError
+    Raises ConfigError for unknown GPUs and for a draft whose facts are neither here nor published, CheckpointError
     for directories that do not fit each other.
     """
     sizes, partner = _draft_sizes(draft or file.draft, name), target_sizes(target or file.target)
@@ -181,7 +181,7 @@ def pairs_pools(draft_attention: str, kv_cache_dtype: str, target: TargetSizes |
 
 
 def plan_sizes(deployment: ResolvedDeployment) -> PlanOptions:
-    """What TensorRT plans of the deployment are to serve.
+    """Sizes that TensorRT plans of the deployment must serve.
 
     A slot of TensorRT-LLM's context arena has room for a block more than a sequence, whose length it has raised before
     by up to three blocks (overlapped steps; `_lazy_init_ctx_buffers`).
@@ -206,7 +206,7 @@ def directory_deployment(directory: Path, *, target: str, gpus: str) -> Deployme
 
 
 class _Settings:
-    """Notes where each setting came from."""
+    """Records the source of each setting."""
 
     def __init__(self, file: DeploymentFile) -> None:
         self._purpose = file.purpose
@@ -218,7 +218,7 @@ class _Settings:
         return default if given is None else given
 
     def by_purpose(self, key: str, given: int | None) -> int:
-        """`given`, or what the deployment's purpose asks for."""
+        """`given`, or the default of the deployment's purpose."""
         return self.given_or(key, given, PURPOSES[self._purpose][key], f"default for {self._purpose}")
 
     def default(self, key: str, value: T) -> T:
@@ -246,7 +246,7 @@ def _draft_sizes(draft: str, name: str) -> DraftSizes:
 
 
 def _served_draft(file: DeploymentFile, name: str, draft: str | None) -> tuple[str, str]:
-    """What TensorRT-LLM loads as the drafter, and why."""
+    """Drafter that TensorRT-LLM loads, and its source."""
     if draft is not None:
         return draft, "--draft"
     is_as_it_is = file.mode == "native" and file.recipe == UNQUANTIZED

@@ -15,7 +15,7 @@ CACHE_DTYPES = {"auto": "auto", "fp8": "fp8_e4m3"}
 
 
 def sglang_arguments(deployment: ResolvedDeployment, method: Method, host: str, port: int) -> dict[str, Any]:
-    """By argument name; methods differ in the speculative_* arguments alone."""
+    """Arguments by name; methods differ only in speculative_*."""
     arguments: dict[str, Any] = {
         "model_path": deployment.target,
         "host": host,

@@ -13,7 +13,7 @@ from dflash_trt.deploy.trtllm_arguments import STREAM_INTERVAL
 
 
 def vllm_arguments(deployment: ResolvedDeployment, method: Method, host: str, port: int) -> dict[str, Any]:
-    """By argument name; methods differ in speculative_config alone."""
+    """Arguments by name; methods differ only in speculative_config."""
     arguments: dict[str, Any] = {
         "model_tag": deployment.target,
         "host": host,

@@ -13,13 +13,13 @@ PROMPT = {"text_input": "def quicksort(", "streaming": True, "sampling_param_max
 
 
 def server_command(repository: Path, host: str) -> list[str]:
-    """tritonserver, bound to `host` with everything it offers; config.pbtxt is complete, so nothing is guessed."""
+    """tritonserver with all services bound to `host`; config.pbtxt is complete, so none is generated."""
     addresses = [f"--{service}-address={host}" for service in ("http", "grpc", "metrics")]
     return ["tritonserver", f"--model-repository={repository}", *addresses, "--disable-auto-complete-config"]
 
 
 def instructions(repository: Path, name: str, *, host: str) -> str:
-    """How to start it, in one process whose ranks TensorRT-LLM spawns, check that it is ready and send a request."""
+    """Commands that start the server, check that it is ready and send a request."""
     host = argument(host, "--host")
     server = command_line(server_command(repository, host))
     address = f"[{host}]:{HTTP_PORT}" if ":" in host else f"{host}:{HTTP_PORT}"

@@ -23,4 +23,4 @@ FIELDS = {
     "dflash_draft_tokens": "acceptance.proposed",
     "dflash_accepted_draft_tokens": "acceptance.accepted",
 }
-"""Their names in DecoderMetrics."""
+"""Fields of DecoderMetrics."""

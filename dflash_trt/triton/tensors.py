@@ -20,7 +20,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
     data_type: str
     """Triton's name for it, without TYPE_."""
     length: int
-    """Of its one dimension; ANY is any."""
+    """Size of the only dimension, or ANY."""
 
 
 TEXT_INPUT = "text_input"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drafter module of a DFlash2 draft, of which the worker also asks for the path through a block's candidates.
+"""The drafter module of a DFlash2 draft, which also chooses the path through a block's candidates.
 
 Read in TensorRT-LLM's own DFlash2 drafter (pull request 18155 with its `test_dflash2_semantics.py`).
 """

@@ -52,7 +52,7 @@ class EngineDrafter(nn.Module):
         self.mask_token_embedding: Tensor | None = None  # a mask row of the draft's own; ours use the target's
         self.block_size = spec.block_size
         self.dflash_attention_backend = POOL_BACKEND if in_pool else DENSE_BACKEND
-        # A pool without the worker's own attention, and so without what that asks of GPUs and masks.
+        # A pool without the worker's own attention, and so without its demands on GPUs and masks.
         self._paged_ctx_cache = in_pool
         self._uses_worker_attention_backend = False
         self._kv_factor = 2

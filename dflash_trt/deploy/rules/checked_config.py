@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rule looks at: a runtime's arguments, and what is known of the models and the GPUs."""
+"""The input of rules: a runtime's arguments, and the known facts of models and GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dflash_trt.deploy.sizes import DraftSizes, TargetSizes
 
 
 class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration of a runtime, and what is known of the models and GPUs around it; None where it is not."""
+    """A configuration of a runtime, with the models and GPUs, or None where they are not known."""
 
     schema: Schema
     document: dict[str, Any]
@@ -54,22 +54,22 @@ Rule = Callable[[CheckedConfig], Iterator[Finding]]
 
 
 def error(rule: str, key: str, expected: str, found: object, fix: str) -> Finding:
-    """What the runtime refuses, or what breaks it."""
+    """A setting that the runtime refuses, or that breaks it."""
     return Finding(rule, ERROR, key, f"expected {expected}, found {found}", fix)
 
 
 def warning(rule: str, key: str, expected: str, found: object, fix: str) -> Finding:
-    """What runs, but not as it should."""
+    """A setting that runs, but badly."""
     return Finding(rule, WARNING, key, f"expected {expected}, found {found}", fix)
 
 
 def unchecked(rule: str, key: str, missing: str, fix: str) -> Finding:
-    """What could not be looked at."""
+    """A check that could not be made."""
     return Finding(rule, UNCHECKED, key, missing, fix)
 
 
 def check_required(config: CheckedConfig, method: str, section: str = "") -> Iterator[Finding]:
-    """The keys that a method of drafting needs."""
+    """Keys that a drafting method needs."""
     for name in config.schema.rules["required"]["methods"].get(method, []):
         if config.setting(key := f"{section}{name}") is None:
             yield error("missing-key", key, f"a value for {method}", "no such key", f"add {name}")
@@ -116,7 +116,7 @@ def check_token_budget(config: CheckedConfig, is_speculative: bool) -> Iterator[
 
 
 def check_ranks(config: CheckedConfig, key: str, *others: str) -> Iterator[Finding]:
-    """The ranks of all kinds of parallelism, the keys of which are multiplied, against the GPUs."""
+    """The product of all kinds of parallelism against the number of GPUs."""
     rest = math.prod(config.number(other) or 1 for other in others)
     ranks = (config.number(key) or 1) * rest
     if config.gpus is not None and ranks > config.gpus.count:
@@ -125,7 +125,7 @@ def check_ranks(config: CheckedConfig, key: str, *others: str) -> Iterator[Findi
 
 
 def quantized_context(config: CheckedConfig) -> tuple[list[str], str]:
-    """The drafter's modules that must not be quantised, and those that are, in words; "" where none is."""
+    """Modules that must not be quantised, and a description of those that are, or ""."""
     names: list[str] = config.schema.rules["quantized_context"]["modules"]
     modules = [module for module in config.algorithms if module.rpartition(".")[2] in names]
     return names, f"{modules[0]} and {len(modules) - 1} more in {config.algorithms[modules[0]]}" if modules else ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What engine mode, in which TensorRT-LLM calls our plans, asks of its arguments, GPUs and engine."""
+"""Rules of engine mode, in which TensorRT-LLM calls our plans."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _release(config: CheckedConfig) -> Iterator[Finding]:
 
 
 def _ranks(config: CheckedConfig) -> Iterator[Finding]:
-    """An engine is whole on every rank, or shared by all of them; the one that is here is the one that was reckoned."""
+    """An engine is whole on every rank, or shared by all ranks; a local one must match the deployment."""
     ranks, found = config.number("tensor_parallel_size") or 1, config.num_ranks
     if found > 1 and config.setting("enable_attention_dp") is True:
         yield error(
@@ -58,7 +58,7 @@ def _ranks(config: CheckedConfig) -> Iterator[Finding]:
 
 
 def _precision(config: CheckedConfig) -> Iterator[Finding]:
-    """Our plans need tensor cores that read their weights."""
+    """The GPU must support the plans' precision."""
     if config.gpus is None:
         return
     try:

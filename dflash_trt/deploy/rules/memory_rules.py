@@ -16,7 +16,7 @@ POOL_FRACTION = 0.9
 
 
 def document_load(config: CheckedConfig) -> ServingLoad | None:
-    """What the arguments ask of each GPU; None where the draft, the GPU or a number is not known."""
+    """Load of the arguments on each GPU; None where the draft, the GPU or a number is not known."""
     keys = runtime_keys()[config.schema.runtime]
     names = ("ranks", "max_batch_size", "max_num_tokens", "max_seq_len", "num_draft_tokens")
     settings = {name: config.number(getattr(keys, name)) for name in names}
@@ -54,7 +54,7 @@ def worker_buffers(schema: Schema) -> dict[str, bool]:
 
 
 def check_memory(config: CheckedConfig) -> Iterator[Finding]:
-    """Refuses, before anything starts, what cannot fit, and says what can."""
+    """Refuse what cannot fit, and name the largest sizes that do."""
     keys = runtime_keys()[config.schema.runtime]
     load = document_load(config)
     if load is None:
@@ -106,7 +106,7 @@ def _arena(memory: GpuMemory) -> int:
 
 
 def _refusal(load: ServingLoad, memory: GpuMemory, keys: RuntimeKeys) -> tuple[str, str, str]:
-    """What was expected, what was found and how to fix it."""
+    """Expected and found memory, and the fix."""
     gpu = f"{load.gpus.name} ({_gib(memory.capacity_bytes)})"
     arena = _arena(memory)
     if memory.free_bytes >= 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the drafter's context in TensorRT-LLM's pool asks of the pool's settings."""
+"""Rules for the pool that holds the drafter's context in TensorRT-LLM."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def prefix_reuse(config: CheckedConfig) -> Iterator[Finding]:
 
 
 def _paired_pools(config: CheckedConfig, said: str) -> Iterator[Finding]:
-    """What keeps the drafter's pages from being reused with the target's (`resolve.pairs_pools`)."""
+    """Settings that keep the drafter's pages from being reused with the target's (`resolve.pairs_pools`)."""
     manager = "kv_cache_config.use_kv_cache_manager_v2"
     cache = None if config.target is None else config.target.cache
     if config.setting(manager) is False:

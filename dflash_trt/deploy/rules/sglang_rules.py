@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What SGLang's arguments must agree on."""
+"""Rules for SGLang's arguments."""
 
 from __future__ import annotations
 
@@ -93,4 +93,4 @@ RULES: tuple[Rule, ...] = (
     draft_window,
 )
 DFLASH_RULES: tuple[Rule, ...] = (verify_window, pipeline, dp_attention, running_requests, check_memory)
-"""Of configurations that decode with DFlash."""
+"""Rules for configurations that decode with DFlash."""

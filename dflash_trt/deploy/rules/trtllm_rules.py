@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TensorRT-LLM's arguments must agree on, beyond what each key may hold."""
+"""Rules for TensorRT-LLM's arguments."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def cuda_graphs(config: CheckedConfig) -> Iterator[Finding]:
 
 
 def required(config: CheckedConfig) -> Iterator[Finding]:
-    """Keys without which DFlash cannot start, or not as it should."""
+    """Keys that DFlash needs."""
     for key in ("speculative_model", "max_draft_len"):
         if config.setting(f"{SPEC}.{key}") is None:
             what = "the draft checkpoint" if key == "speculative_model" else "K, the drafted tokens of a step"
@@ -170,8 +170,8 @@ def mixed_precision(config: CheckedConfig) -> Iterator[Finding]:
     if config.mode == "engine" or len(set(config.algorithms.values())) < 2:
         return
     yield error(
-        "mixed-precision", f"{SPEC}.speculative_model", "one algorithm for all quantised layers in native mode: those"
-        " of a mixed checkpoint are found by names that a draft's layers have not, and stay unquantised without a word",
+        "mixed-precision", f"{SPEC}.speculative_model", "one algorithm for all quantised layers in native mode:"
+        " TensorRT-LLM looks up those of a mixed checkpoint by names that drafts lack, and silently skips them",
         " and ".join(sorted(set(config.algorithms.values()))),
         "quantise with --recipe nvfp4-native or serve in engine mode",
     )  # fmt: skip
@@ -205,7 +205,7 @@ def backbone(config: CheckedConfig) -> Iterator[Finding]:
 
 
 def same_facts(config: CheckedConfig) -> Iterator[Finding]:
-    """What the file repeats of the draft's config.json must be the same."""
+    """Facts repeated from the draft's config.json must match it."""
     draft = config.draft
     if draft is None:
         return
@@ -256,7 +256,7 @@ def disk_cache(config: CheckedConfig) -> Iterator[Finding]:
 
 
 def removed(config: CheckedConfig) -> Iterator[Finding]:
-    """Arguments of older releases that are dropped without a word."""
+    """Arguments that the release silently drops."""
     for key, successor in config.schema.removed().items():
         if config.is_set(key):
             yield warning("removed-key", key, successor, "a key that the release drops", "remove it")
@@ -286,4 +286,4 @@ DFLASH_RULES: tuple[Rule, ...] = (
     target_family,
     check_memory,
 )
-"""Of configurations that decode with DFlash."""
+"""Rules for configurations that decode with DFlash."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM's arguments must agree on."""
+"""Rules for vLLM's arguments."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def is_dflash(config: CheckedConfig) -> bool:
 
 
 def renamed(config: CheckedConfig) -> Iterator[Finding]:
-    """Keys that vLLM only knows in order to refuse them."""
+    """Old keys, which vLLM refuses."""
     for key, name in config.schema.rules["renamed"]["keys"].items():
         if config.is_set(f"{SPEC}.{key}"):
             yield error("renamed-key", f"{SPEC}.{key}", f"{name} in its place", "this key", f"write {name}")
@@ -88,4 +88,4 @@ DFLASH_RULES: tuple[Rule, ...] = (
     hybrid_cache,
     check_memory,
 )
-"""Of configurations that decode with DFlash."""
+"""Rules for configurations that decode with DFlash."""
