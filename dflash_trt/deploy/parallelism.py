@@ -15,35 +15,22 @@ from dflash_trt.errors import ConfigError
 
 
 def check_ranks(file: DeploymentFile, name: str, gpus: Gpus, target: TargetSizes | None) -> None:
-    """Raises ConfigError where the target's layers or experts do not divide among the ranks."""
-    _check_tensor_parallel(file, name, gpus, target)
-    _check_expert_parallel(file, name, gpus)
-
-
-def _check_tensor_parallel(file: DeploymentFile, name: str, gpus: Gpus, target: TargetSizes | None) -> None:
-    """Require whole attention heads on every rank, and no unused GPU."""
+    """Raise ConfigError unless ranks have whole attention heads, use all GPUs, and divide the experts evenly."""
     ranks = file.tensor_parallel or gpus.count
     heads = target.num_attention_heads or 0 if target else 0  # 0: not known, and a multiple of everything
+    key, found, expected = "tensor_parallel", ranks, ""
+    fitting = [n for n in range(1, gpus.count + 1) if gpus.count % n == 0 and heads % n == 0]
     if gpus.count % ranks:
-        expected = f"a divisor of the {gpus.count} GPUs of {gpus}"
+        expected = f"the {gpus.count} GPUs of {gpus}"
     elif target and heads % ranks:
-        expected = f"a divisor of the {heads} attention heads of {target.name}"
-    else:
-        return
-    fitting = [str(n) for n in range(1, gpus.count + 1) if gpus.count % n == 0 and heads % n == 0]
-    raise ConfigError(
-        f"{name}: tensor_parallel: expected {expected}, found {ranks}",
-        hint=f"set tensor_parallel to {' or '.join(fitting)}",
-    )
-
-
-def _check_expert_parallel(file: DeploymentFile, name: str, gpus: Gpus) -> None:
-    """Require a divisor of the number of ranks."""
-    ranks, groups = file.tensor_parallel or gpus.count, file.expert_parallel or 1
-    if ranks % groups:
+        expected = f"the {heads} attention heads of {target.name}"
+    elif ranks % (file.expert_parallel or 1):
+        key, found, expected = "expert_parallel", file.expert_parallel or 1, f"the {ranks} ranks of tensor_parallel"
+        fitting = [n for n in range(1, ranks + 1) if ranks % n == 0]
+    if expected:
         raise ConfigError(
-            f"{name}: expert_parallel: expected a divisor of the {ranks} ranks of tensor_parallel, found {groups}",
-            hint="set expert_parallel to " + " or ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0),
+            f"{name}: {key}: expected a divisor of {expected}, found {found}",
+            hint=f"set {key} to {' or '.join(map(str, fitting))}",
         )
 
 

@@ -13,9 +13,8 @@ from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.flags import command_text
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.schema import Runtime
-from dflash_trt.deploy.sglang_arguments import sglang_arguments
+from dflash_trt.deploy.server_arguments import server_arguments
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments, trtllm_command
-from dflash_trt.deploy.vllm_arguments import vllm_arguments
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import command_line, plain
 
@@ -51,6 +50,5 @@ def render(deployment: ResolvedDeployment, runtime: Runtime, method: Method, *, 
         arguments = trtllm_arguments(deployment, method)
         text = head + yaml.safe_dump(arguments, sort_keys=False, default_flow_style=False, width=120)
         return Rendered(arguments, text, command_line(trtllm_command(deployment, method, host, port)))
-    make = vllm_arguments if runtime == "vllm" else sglang_arguments
-    arguments = make(deployment, method, host, port)
+    arguments = server_arguments(deployment, runtime, method, host, port)
     return Rendered(arguments, head + command_text(runtime, arguments), "sh FILE")

@@ -12,7 +12,7 @@ import json
 from msgspec.structs import replace
 
 from dflash_trt.deploy.cluster.cluster_server import CONFIG, ClusterServer, shortened
-from dflash_trt.deploy.cluster.kubernetes import Manifest, config_maps, pod_spec, to_yaml
+from dflash_trt.deploy.cluster.kubernetes import WEIGHTS, Manifest, config_maps, pod_spec, to_yaml, weights_environment
 from dflash_trt.deploy.flags import flag_words
 from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.schema import Runtime
@@ -73,10 +73,10 @@ def dynamo_graph(server: ClusterServer) -> str:
                 "command": ["python3", "-m", "dynamo.frontend"],
                 "args": ["--router-mode", routing, "--migration-limit", "3"],
                 "volumeMounts": [{"name": "models", "mountPath": server.models, "readOnly": True}],
-                "env": [{"name": "HF_HOME", "value": server.models}, {"name": "HF_HUB_OFFLINE", "value": "1"}],
+                "env": weights_environment(server),
             }
         ],
-        "volumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}}],
+        "volumes": [WEIGHTS],
     }
     worker = pod_spec(server, "main", _worker_command(server), _worker_arguments(server))
     worker["volumes"] = [volume for volume in worker["volumes"] if volume["name"] != "shm"]  # the operator's own

@@ -13,9 +13,9 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import command_line
 
 Manifest = dict[str, Any]
+WEIGHTS = {"name": "models", "persistentVolumeClaim": {"claimName": "models"}}
+"""Volume of an existing claim with the weights."""
 METRICS = {"trtllm": "/prometheus/metrics", "vllm": "/metrics", "sglang": "/metrics"}
-CLAIM = "models"
-"""Existing PersistentVolumeClaim with the weights."""
 LEADER = "-leader"
 """Suffix of a LeaderWorkerSet's Service: the set itself makes one with its name, for its pods."""
 PATIENCE_SECONDS = 3600
@@ -61,7 +61,7 @@ def kubernetes_manifests(server: ClusterServer) -> str:
 def to_yaml(server: ClusterServer, place: str, manifests: list[Manifest]) -> str:
     """Several documents, below a comment that says what must be there, and in which `place` they answer."""
     kinds = {manifest["kind"] for manifest in manifests}
-    needs = [f"the PersistentVolumeClaim {CLAIM}, with the weights, on every node"]
+    needs = ["the PersistentVolumeClaim models, with the weights, on every node"]
     if "PodMonitor" in kinds:
         needs.append("the Prometheus operator; without it, remove the PodMonitor")
     if "LeaderWorkerSet" in kinds:
@@ -86,10 +86,7 @@ def pod_spec(server: ClusterServer, container: str, command: list[str], argument
     if server.image == NO_IMAGE:
         raise ConfigError(f"--image: expected an image, as pods run nothing else, found {NO_IMAGE}")
     mounts = [{"name": "models", "mountPath": server.models}, {"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108
-    volumes: list[Manifest] = [
-        {"name": "models", "persistentVolumeClaim": {"claimName": CLAIM}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "32Gi"}},
-    ]
+    volumes: list[Manifest] = [WEIGHTS, {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "32Gi"}}]
     if server.config is not None:
         mounts.append({"name": "config", "mountPath": CONFIG.rpartition("/")[0]})
         volumes.append({"name": "config", "configMap": {"name": server.name}})
@@ -99,11 +96,16 @@ def pod_spec(server: ClusterServer, container: str, command: list[str], argument
         "command": command,
         **({"args": list(arguments)} if arguments else {}),
         "workingDir": server.models,
-        "env": [{"name": "HF_HOME", "value": server.models}, {"name": "HF_HUB_OFFLINE", "value": "1"}],
+        "env": weights_environment(server),
         "resources": {"limits": {"nvidia.com/gpu": server.gpus_per_node}},
         "volumeMounts": mounts,
     }
     return {"containers": [main], "volumes": volumes}
+
+
+def weights_environment(server: ClusterServer) -> list[Manifest]:
+    """Environment that reads weights from the volume and downloads nothing."""
+    return [{"name": "HF_HOME", "value": server.models}, {"name": "HF_HUB_OFFLINE", "value": "1"}]
 
 
 def _metadata(server: ClusterServer, labels: dict[str, str]) -> Manifest:
