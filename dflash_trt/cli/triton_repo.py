@@ -73,8 +73,7 @@ def triton_repo(
         engine_mode = deployment.mode == "engine" and method == "dflash"
         config = msgspec.structs.replace(config, engine_mode=engine_mode)
 
-    from dflash_trt.triton.instructions import instructions
-    from dflash_trt.triton.repository import write_repository
+    from dflash_trt.triton.repository import instructions, write_repository
 
     commands = instructions(output, name, host=host)
     write_repository(output, name, arguments, config, force=force)
