@@ -70,7 +70,7 @@ def find_package(directory: Path) -> Path | None:
 
 
 def release_of(package: Path) -> str:
-    """As its version.py says."""
+    """Release in the package's version.py."""
     file = package / "version.py"
     found = re.search(r'__version__\s*=\s*"([^"]+)"', file.read_text()) if file.is_file() else None
     return found[1] if found else "of an unknown release"

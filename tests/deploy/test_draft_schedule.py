@@ -56,7 +56,7 @@ def test_without_one_nothing_is_written() -> None:
 
 
 def test_a_step_without_drafts_is_never_written_for_tensorrt_llm() -> None:
-    """Its worker returns before it stores the step's context rows."""
+    """The worker returns before it stores the step's context rows."""
     with pytest.raises(ConfigError, match="expected 1 or more drafts for every batch with TensorRT-LLM, found 0") as no:
         arguments(scheduled(SCHEDULE, max_batch_size=128), "trtllm")
     assert str(no.value.hint).startswith("set max_batch_size to 64, or write 1")

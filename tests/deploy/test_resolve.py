@@ -147,7 +147,7 @@ def test_pools_of_a_target_with_recurrent_states_are_not_paired(tmp_path: Path) 
 
 
 def test_the_default_context_ends_where_the_models_do() -> None:
-    """Those of the fixtures have 8192 positions."""
+    """The fixtures have 8192 positions."""
     pair: dict[str, Any] = {"draft": str(FIXTURES / "tiny-qwen3-dflash"), "target": str(FIXTURES / "tiny-qwen3")}
     pair |= {"mode": "native", "gpus": "h100x1", "recipe": "bf16", "num_ranks": None}
     deployment = resolve(changed(**pair), "x")

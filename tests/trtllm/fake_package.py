@@ -347,9 +347,9 @@ def builder():
 def builder_and_drafts(engine, target):
     from pathlib import Path
 
-    from tests.trtllm.rank_script import proposed
+    from tests.trtllm.rank_script import whole
 
-    return builder(), proposed(Path(engine), target)
+    return builder(), whole(Path(engine), target)
 
 
 def main():

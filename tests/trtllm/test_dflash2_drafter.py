@@ -37,7 +37,7 @@ BATCH, CONTEXT, STEPS = 3, 240, 8
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
-    """Of the fixture with a head whose logits are multiplied and capped, so that both count."""
+    """A session whose head multiplies and caps logits, so that both count."""
     directory = tmp_path_factory.mktemp("dflash2")
     draft = edit_config(
         copytree(FIXTURES / "tiny-qwen3-dflash2", directory / "draft"),
@@ -77,7 +77,7 @@ def test_drafts_are_those_of_our_own_walk(session: Session, num_drafts: int) -> 
 
 @pytest.mark.parametrize("wrong", ["unary_logits", "block_hidden_states", "anchor_token_ids"])
 def test_each_argument_counts(wrong: str, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of another slot or request, it gives other drafts."""
+    """A block of another slot or request gives other drafts."""
     honest = DFlash2EngineDrafter.select_candidate_path
     names = ("unary_logits", "block_hidden_states", "anchor_token_ids")
 

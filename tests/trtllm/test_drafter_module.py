@@ -91,7 +91,7 @@ def engine(session: Session, tmp_path: Path) -> Path:
 def test_drafts_are_those_of_our_own_runtime(
     session: Session, engine: Path, generation: str, num_drafts: int | None
 ) -> None:
-    """Also where the worker verifies fewer drafts than a block has: the drafter still sees whole blocks."""
+    """The drafter sees whole blocks even where the worker verifies fewer drafts."""
     worker = make_worker(session, OnnxExecutor(engine, session.manifest), num_drafts, generation)
     drafter = open_drafter(engine, session.manifest, num_slots=BATCH)
     assert not worker.drafter.has_drafted
@@ -272,7 +272,7 @@ class AllReduce:
 
 
 def test_each_rank_has_its_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an engine that ranks share, with TensorRT-LLM's all-reduce; others than those are refused."""
+    """Each rank builds its shard, with TensorRT-LLM's all-reduce; other numbers of ranks are refused."""
     monkeypatch.setattr(launcher, "CurrentStreamLauncher", HostLauncher)
     monkeypatch.setitem(sys.modules, DISTRIBUTED, SimpleNamespace(AllReduce=AllReduce))
     pretend(monkeypatch, tmp_path, VERSIONS[-1])

@@ -129,7 +129,7 @@ def step(drafter: Drafter, *, num_contexts: int, draft_len: int = 7) -> Any:
 
 
 def test_a_target_that_builds_its_own_drafter_is_refused_in_the_first_drafted_step(install: Install) -> None:
-    """As Kimi-K3's `_build_draft_model` does; steps that do not draft prove nothing."""
+    """Kimi-K3's `_build_draft_model` does so; steps that do not draft prove nothing."""
     install()
     register()
     own, ours = Drafter(is_ours=False), Drafter(is_ours=True)
