@@ -172,31 +172,25 @@ def refuse_errors(source: str, runtime: str, findings: Sequence[Finding]) -> Non
     """Print every finding; ConfigError where one is an error."""
     for finding in findings:
         click.echo(printable(str(finding)), err=True)
-    if errors := [finding for finding in findings if finding.severity == ERROR]:
-        raise ConfigError(f"{source}: expected a configuration that {runtime} can run, found {_count(errors)}")
+    _refuse(findings, f"{source}: expected a configuration that {runtime} can run")
 
 
 def _report(file: Path, runtime: Runtime, version: str, findings: Sequence[Finding], as_json: bool) -> None:
-    errors = [finding for finding in findings if finding.severity == ERROR]
+    counts, release = Counter(finding.severity for finding in findings), f"{PACKAGES[runtime]} {version}"
     if as_json:
-        print_json(
-            "serve-config-check",
-            {"file": str(file), "runtime": runtime, "version": version, "passed": not errors, "findings": findings},
-        )
+        document = {"file": str(file), "runtime": runtime, "version": version, "passed": not counts[ERROR]}
+        print_json("serve-config-check", document | {"findings": findings})
     else:
         for finding in findings:
             click.echo(printable(str(finding)))
-        counts = Counter(finding.severity for finding in findings)
-        if not errors:
+        if not counts[ERROR]:
             plural = "" if counts[WARNING] == 1 else "s"
             found = f"{counts[WARNING]} warning{plural}" if counts[WARNING] else "no findings"
-            others = "".join(
-                f"; {counts[severity]} {severity}" for severity in (ACCEPTED, UNCHECKED) if counts[severity]
-            )
-            click.echo(f"{file}: {found} against {PACKAGES[runtime]} {version}{others}")
-    if errors:
-        raise ConfigError(f"{file}: expected a configuration for {PACKAGES[runtime]} {version}, found {_count(errors)}")
+            others = [f"; {counts[severity]} {severity}" for severity in (ACCEPTED, UNCHECKED) if counts[severity]]
+            click.echo(f"{file}: {found} against {release}{''.join(others)}")
+    _refuse(findings, f"{file}: expected a configuration for {release}")
 
 
-def _count(errors: Sequence[Finding]) -> str:
-    return f"{len(errors)} error{'s' if len(errors) != 1 else ''}"
+def _refuse(findings: Sequence[Finding], expected: str) -> None:
+    if errors := sum(finding.severity == ERROR for finding in findings):
+        raise ConfigError(f"{expected}, found {errors} error{'s' if errors != 1 else ''}")

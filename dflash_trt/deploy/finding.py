@@ -32,12 +32,11 @@ class Finding(msgspec.Struct, frozen=True):
 
 def judged(findings: Iterable[Finding], accepted: Mapping[str, str], *, is_strict: bool = False) -> list[Finding]:
     """Mark warnings that a deployment accepts, with its reason; make the others errors if `is_strict`."""
-    return [_judged(finding, accepted, is_strict) for finding in findings]
-
-
-def _judged(finding: Finding, accepted: Mapping[str, str], is_strict: bool) -> Finding:
-    if finding.severity != WARNING:
-        return finding
-    if finding.rule in accepted:
-        return msgspec.structs.replace(finding, severity=ACCEPTED, fix=accepted[finding.rule])
-    return msgspec.structs.replace(finding, severity=ERROR) if is_strict else finding
+    verdicts = []
+    for finding in findings:
+        if finding.severity == WARNING and finding.rule in accepted:
+            finding = msgspec.structs.replace(finding, severity=ACCEPTED, fix=accepted[finding.rule])
+        elif finding.severity == WARNING and is_strict:
+            finding = msgspec.structs.replace(finding, severity=ERROR)
+        verdicts.append(finding)
+    return verdicts

@@ -103,7 +103,7 @@ class BoundContext:
             )
 
     def _check_pages(self, layers: Sequence[Tensor]) -> None:
-        """A layer's page is K [G, rows, D], then V; its pages are contiguous (V2), or interleaved with other layers' (V1)."""
+        """A layer's page is K [G, rows, D], then V; pages are contiguous (V2) or interleaved by layer (V1)."""
         rows, first = layers[0].shape[3], min(layer.data_ptr() for layer in layers)
         if rows not in PAGE_SIZES:
             raise EngineError(
