@@ -30,8 +30,7 @@ REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from dflash_trt import __version__  # noqa: E402
-from dflash_trt.cli.gpu_report import MachineFinding, gpus  # noqa: E402
-from dflash_trt.cli.machine_report import package_version  # noqa: E402
+from dflash_trt.cli.doctor_machine import MachineFinding, gpu_findings, package_version  # noqa: E402
 from dflash_trt.engine.plans.plan import check_precision  # noqa: E402
 from dflash_trt.engine.plans.tensorrt_api import OLDEST  # noqa: E402
 from dflash_trt.errors import BuildError  # noqa: E402
@@ -101,7 +100,7 @@ class Gpu:
 
 def find_gpu() -> Gpu | None:
     """None without a driver or a GPU."""
-    found = {finding.name: finding.found for finding in gpus()}
+    found = {finding.name: finding.found for finding in gpu_findings()}
     described, cuda = found.get("GPU 0"), found.get("CUDA of the driver")
     if described is None or cuda is None:
         return None
@@ -247,7 +246,7 @@ def make_report(report: Report, work: Path, output: Path) -> None:
         report.run(step)
         output.write_text(page(report.outcomes, report.machine, commit))
 
-    report.machine = gpus()
+    report.machine = gpu_findings()
     gpu = find_gpu()
     for step in setup_steps(gpu):
         run_step(step)
@@ -259,13 +258,13 @@ def make_report(report: Report, work: Path, output: Path) -> None:
 
 def examine() -> list[MachineFinding]:
     """What doctor finds, in a process of its own: this one has loaded the module that was compiled before."""
-    source = "import msgspec, dflash_trt.cli.machine_report as m; print(msgspec.json.encode(m.examine()).decode())"
+    source = "import dflash_trt.cli.doctor_machine as m, msgspec; print(msgspec.json.encode(m.examine()).decode())"
     status, output = run((*PYTHON, "-c", source), 180)
     try:
         return msgspec.json.decode(output.splitlines()[-1], type=list[MachineFinding])
     except (IndexError, msgspec.DecodeError):  # the last line of what ended it, in the place of findings
         problem = (output.splitlines() or [f"exit status {status}"])[-1]
-        return [MachineFinding(name=f"doctor ({problem})", found=None), *gpus()]
+        return [MachineFinding(name=f"doctor ({problem})", found=None), *gpu_findings()]
 
 
 def name_of(finding: MachineFinding) -> str:

@@ -151,7 +151,7 @@ def build_deployment(config: Path, request: BuildRequest) -> Path | None:
     assert sizes.checkpoint is not None
     if file.mode == "engine":
         _print_ranks(deployment, str(target))
-        request = msgspec.structs.replace(request, tp=deployment.draft_tensor_parallel)
+        request = msgspec.structs.replace(request, tp=deployment.num_ranks)
     has_plans = request.plans.is_wanted or file.mode == "engine"
     served = plan_sizes(deployment) if has_plans else None
     _write_engine(file.draft, source, sizes.checkpoint, output, request, served)
@@ -173,7 +173,7 @@ def _print_ranks(deployment: ResolvedDeployment, target: str) -> None:
     if drafters:
         click.echo(in_words(drafters, context), err=True)
         if not (best := preferred(drafters)).is_deployed:
-            click.echo(f"by that estimate, set draft_tensor_parallel to {best.ranks}", err=True)
+            click.echo(f"by that estimate, set num_ranks to {best.ranks}", err=True)
 
 
 def build_plans(engine: Path, request: BuildRequest) -> Path | None:

@@ -13,14 +13,11 @@ from dflash_trt.cli.completion import ENGINE_OR_URL
 from dflash_trt.cli.doctor_endpoint import examine_endpoint
 from dflash_trt.cli.options import PATH, json_option, refuse_given
 from dflash_trt.cli.output import print_json, print_table
-from dflash_trt.errors import RankError
 
 if TYPE_CHECKING:
-    from dflash_trt.cli.gpu_report import MachineFinding
-    from dflash_trt.cli.rank_report import Rank
+    from dflash_trt.cli.doctor_machine import MachineFinding
 
 PIP = re.compile(r"pip install 'dflash-trt\[(\w+)\]'")
-HASH_DIGITS = 12  # of 64, which tell files apart and fit a column
 
 
 @click.command(short_help="Show what this machine has, or what is wrong with a running server.")
@@ -57,16 +54,18 @@ def doctor(subject: str | None, ranks: bool, as_json: bool, **options: Any) -> N
             "expected a URL as http://localhost:8000; ENGINE is for --ranks, and dflash-trt inspect ENGINE looks at one"
         )
     if ranks:
-        _compare_ranks(None if subject is None else Path(subject), as_json)
+        from dflash_trt.cli.doctor_ranks import compare_ranks
+
+        compare_ranks(None if subject is None else Path(subject), as_json=as_json)
         return
-    from dflash_trt.cli.machine_report import examine
+    from dflash_trt.cli.doctor_machine import examine
 
     findings = examine()
     if as_json:
         print_json("doctor", {"findings": findings})
         return
     print_table("this machine", ("what", "found", "needed for"), map(_row, findings))
-    # Below the table, where a command is one line that can be copied.
+    # A command below the table is one line that can be copied.
     missing = [finding for finding in findings if not finding.found and finding.fix]
     if missing:
         click.echo("\nto fix what is missing:")
@@ -82,41 +81,3 @@ def _row(finding: MachineFinding) -> tuple[str, str, str]:
     name, _, reason = finding.name.partition(" (")
     nothing = f"nothing: {reason.removesuffix(')')}" if reason else "nothing"
     return name, finding.found or nothing, ", ".join(finding.needed_for)
-
-
-def _compare_ranks(engine: Path | None, as_json: bool) -> None:
-    from dflash_trt.cli.rank_report import gather_ranks, problems
-
-    reports = gather_ranks(engine)
-    if reports is None:
-        return  # rank 0 speaks for all
-    odd = problems(reports)
-    if as_json:
-        print_json("doctor-ranks", {"ranks": reports, "problems": odd})
-    else:
-        _print_ranks(reports)
-    if all(rank.gpu is None for rank in reports):
-        click.echo("no rank sees a GPU: only files and versions were compared", err=True)
-    if odd:
-        raise RankError("\n".join(odd), hint="make the ranks match, then run this again")
-
-
-def _print_ranks(ranks: list[Rank]) -> None:
-    """What is the same everywhere once, the rest rank by rank."""
-    from dflash_trt.cli.rank_report import fact_names
-
-    first = ranks[0]
-    names = fact_names(ranks)
-    common = [name for name in names if all(rank.fact(name) == first.fact(name) for rank in ranks)]
-    print_table(f"on all {len(ranks)} ranks", ("what", "found"), [(name, first.fact(name)) for name in common])
-    differing = [name for name in names if name not in common]
-    rows = [
-        (
-            str(rank.rank),
-            rank.host,
-            "none" if rank.gpu is None else f"{rank.gpu.name} {rank.gpu.uuid}",
-            *(rank.fact(name)[:HASH_DIGITS] if "sha256" in name else rank.fact(name) for name in differing),
-        )
-        for rank in ranks
-    ]
-    print_table(f"{len(ranks)} ranks", ("rank", "host", "GPU", *differing), rows)

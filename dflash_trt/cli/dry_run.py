@@ -70,7 +70,7 @@ def _planned_commands(deployment: ResolvedDeployment, output: Path, plans: PlanR
     check_precision(set(deployment.algorithms.values()), options.hardware_compatibility, gpu.compute_capability)
     spec = deployment.draft_sizes.spec
     check_limits(spec, options.max_batch_size, options.max_seq_len)
-    ranks = deployment.draft_tensor_parallel if deployment.mode == "engine" else 1
+    ranks = deployment.num_ranks if deployment.mode == "engine" else 1
     return trtexec_commands(output, spec, ranks, options, plans.timing_cache)
 
 

@@ -57,7 +57,7 @@ def dynamo(
     try:
         from dflash_trt.runtime.dynamo.worker import serve
     except ModuleNotFoundError as error:
-        from dflash_trt.cli.machine_report import DYNAMO
+        from dflash_trt.cli.doctor_machine import DYNAMO
 
         raise MissingDependencyError(f"missing package {error.name}", hint=DYNAMO) from None
     settings = RuntimeOptions(**options)

@@ -22,7 +22,7 @@ from dflash_trt.deploy.cluster.slurm import sbatch_script
 from dflash_trt.deploy.deployment_file import METHODS, Method, deployment_path, load_deployment, shipped_deployments
 from dflash_trt.deploy.finding import ACCEPTED, ERROR, UNCHECKED, WARNING, Finding, judged
 from dflash_trt.deploy.gpus import parse_gpus
-from dflash_trt.deploy.memory import context_in_words
+from dflash_trt.deploy.memory import drafter_in_words
 from dflash_trt.deploy.real_classes import check_with_package
 from dflash_trt.deploy.render import render
 from dflash_trt.deploy.resolve import ResolvedDeployment, directory_deployment, resolve
@@ -30,7 +30,6 @@ from dflash_trt.deploy.rules.memory_rules import document_load
 from dflash_trt.deploy.schema import PACKAGES, Runtime, load_schema
 from dflash_trt.deploy.trtllm_arguments import is_engine_mode
 from dflash_trt.errors import ConfigError, printable
-from dflash_trt.observe.estimate.drafter_ranks import drafters_on_ranks, in_words
 
 LAUNCHERS = ("slurm", "kubernetes")
 
@@ -133,10 +132,7 @@ def serve_config(
         )
     click.echo(rendered.text, nl=False)
     if runtime == "trtllm" and method == "dflash" and (load := document_load(config)) is not None:
-        click.echo(f"\n{context_in_words(load)}", err=True)
-        context = load.max_seq_len / 2
-        if drafters := drafters_on_ranks(load, context):
-            click.echo(in_words(drafters, context), err=True)
+        click.echo(f"\n{drafter_in_words(load)}", err=True)
     click.echo(f"\nwith this text in FILE, start it with:\n  {rendered.start}", err=True)
 
 
@@ -173,34 +169,28 @@ def _print_list(as_json: bool) -> None:
 
 
 def refuse_errors(source: str, runtime: str, findings: Sequence[Finding]) -> None:
-    """Tells of every finding; raises ConfigError where one is an error."""
+    """Print every finding; ConfigError where one is an error."""
     for finding in findings:
         click.echo(printable(str(finding)), err=True)
-    if errors := [finding for finding in findings if finding.severity == ERROR]:
-        raise ConfigError(f"{source}: expected a configuration that {runtime} can run, found {_count(errors)}")
+    _refuse(findings, f"{source}: expected a configuration that {runtime} can run")
 
 
 def _report(file: Path, runtime: Runtime, version: str, findings: Sequence[Finding], as_json: bool) -> None:
-    errors = [finding for finding in findings if finding.severity == ERROR]
+    counts, release = Counter(finding.severity for finding in findings), f"{PACKAGES[runtime]} {version}"
     if as_json:
-        print_json(
-            "serve-config-check",
-            {"file": str(file), "runtime": runtime, "version": version, "passed": not errors, "findings": findings},
-        )
+        document = {"file": str(file), "runtime": runtime, "version": version, "passed": not counts[ERROR]}
+        print_json("serve-config-check", document | {"findings": findings})
     else:
         for finding in findings:
             click.echo(printable(str(finding)))
-        counts = Counter(finding.severity for finding in findings)
-        if not errors:
+        if not counts[ERROR]:
             plural = "" if counts[WARNING] == 1 else "s"
             found = f"{counts[WARNING]} warning{plural}" if counts[WARNING] else "no findings"
-            others = "".join(
-                f"; {counts[severity]} {severity}" for severity in (ACCEPTED, UNCHECKED) if counts[severity]
-            )
-            click.echo(f"{file}: {found} against {PACKAGES[runtime]} {version}{others}")
-    if errors:
-        raise ConfigError(f"{file}: expected a configuration for {PACKAGES[runtime]} {version}, found {_count(errors)}")
+            others = [f"; {counts[severity]} {severity}" for severity in (ACCEPTED, UNCHECKED) if counts[severity]]
+            click.echo(f"{file}: {found} against {release}{''.join(others)}")
+    _refuse(findings, f"{file}: expected a configuration for {release}")
 
 
-def _count(errors: Sequence[Finding]) -> str:
-    return f"{len(errors)} error{'s' if len(errors) != 1 else ''}"
+def _refuse(findings: Sequence[Finding], expected: str) -> None:
+    if errors := sum(finding.severity == ERROR for finding in findings):
+        raise ConfigError(f"{expected}, found {errors} error{'s' if errors != 1 else ''}")

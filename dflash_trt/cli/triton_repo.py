@@ -73,8 +73,7 @@ def triton_repo(
         engine_mode = deployment.mode == "engine" and method == "dflash"
         config = msgspec.structs.replace(config, engine_mode=engine_mode)
 
-    from dflash_trt.triton.instructions import instructions
-    from dflash_trt.triton.repository import write_repository
+    from dflash_trt.triton.repository import instructions, write_repository
 
     commands = instructions(output, name, host=host)
     write_repository(output, name, arguments, config, force=force)
@@ -90,7 +89,7 @@ def _embedded(
     max_batch_size: int | None,
     dtype: Dtype,
 ) -> dict[str, Any]:
-    """The arguments of dflash_trt.LLM, for an engine that is there and fits the target."""
+    """Arguments of dflash_trt.LLM; the engine must exist and fit the target."""
     from dflash_trt.runtime.checked_pair import default_batch_size, find_target
 
     engine = Path(draft or source)

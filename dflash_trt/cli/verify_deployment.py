@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def verify_deployment(
     config: Path, target: str | None, prompts: Sequence[PromptLine], max_tokens: int, *, chat: bool, as_json: bool
 ) -> None:
-    """Decodes prompts with the drafter and without; VerificationError when a token differs."""
+    """Decode prompts with the drafter and without; VerificationError when a token differs."""
     from dflash_trt.runtime.measure.statistics import first_difference
 
     tokenizer = deployment_tokenizer(config, target)

@@ -22,50 +22,50 @@ from dflash_trt.files.json_file import read_json
 
 
 class Speedup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What somebody published."""
+    """A published measurement."""
 
     ratio: float
-    """Against decoding without a draft; below 1 is a loss."""
+    """Speed relative to decoding without a draft."""
     setting: str
     source: str
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is common to drafts of one architecture."""
+    """Facts common to the drafts of one architecture."""
 
     dialect: str | None
-    """None where it is not read here, or not known."""
+    """None for an unknown dialect, or one that is not read here."""
     runtimes: dict[str, str]
-    """Who serves it, and why not otherwise; a runtime that is not named is not known."""
+    """Version that serves it, or the reason that none does, by runtime; unknown for runtimes not listed."""
     verified: str
-    """What was verified here, with a small model of the same architecture."""
+    """Tests run here on a small model of the same architecture."""
 
 
 class KnownDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One draft checkpoint."""
 
     draft: str
-    """Repository id, or where only that is known, what it is called."""
+    """Repository id, or the name where no more is known."""
     target: str
     family: str
     spec: PartialDraftSpec | None = None
-    """Where checkpoints.json has none."""
+    """Facts of a draft that checkpoints.json lacks."""
     source: str | None = None
-    """Of `spec`, or why there is none; None: checkpoints.json's."""
+    """Source of `spec`, or the reason that there is none; None where checkpoints.json has both."""
     licence: str | None = None
-    """Where it forbids commercial use; None is another one, or not known."""
+    """Licence that forbids commercial use; None for any other, or an unknown one."""
     deployments: tuple[str, ...]
     """Files in build_configs/."""
     speedups: tuple[Speedup, ...]
 
     @property
     def facts(self) -> PartialDraftSpec | None:
-        """What is known of its architecture."""
+        """Known facts of its architecture."""
         published = published_drafts().get(self.draft)
         return self.spec if published is None else published.spec
 
     def weight_bytes(self) -> dict[str, int] | None:
-        """Of the layers by precision, the rest always in BF16; None where the facts are not known."""
+        """Bytes of all weights by precision of the layers; None where the facts are not known."""
         if (spec := self.facts) is None:
             return None
         sizes = DraftSizes(name=self.draft, spec=spec)
@@ -91,7 +91,7 @@ def catalog() -> Catalog:
 def trained_for(draft: str, target: str) -> str | None:
     """The known target of a repository `draft`, where `target` is another repository.
 
-    One that has the known one's name within its own, as quantised copies have, is taken for a copy.
+    A name that contains the known target's is a copy, as of a quantised target.
     """
     usual_target = next((each.target for each in catalog().drafts if each.draft == draft), None)
     if usual_target is None or is_local(target) or usual_target.rpartition("/")[2].lower() in target.lower():
@@ -100,7 +100,7 @@ def trained_for(draft: str, target: str) -> str | None:
 
 
 def entry(draft: KnownDraft) -> dict[str, object]:
-    """One draft for JSON: facts, memory, and what holds for its family."""
+    """One draft for JSON: facts, memory, and the facts of its family."""
     family = catalog().families[draft.family]
     return {
         **msgspec.structs.asdict(draft),
@@ -114,7 +114,7 @@ COLUMNS = ("draft", "target", "layers", "H", "heads", "S", "taps", "BF16", "FP8"
 
 
 def row(draft: KnownDraft) -> tuple[str, ...]:
-    """The same for a table; "?" is not known."""
+    """One draft as a table row; "?" is not known."""
     facts, sizes = draft.facts, draft.weight_bytes()
     if facts is None or sizes is None:
         return (draft.draft, draft.target, *["?"] * (len(COLUMNS) - 2))

@@ -55,7 +55,7 @@ def deployment_config(deployment: ResolvedDeployment, schema: Schema, document: 
         target_name=deployment.target,
         algorithms={} if is_base else deployment.algorithms,
         mode="engine" if is_engine else "native",
-        engine_ranks=deployment.draft_tensor_parallel if is_engine else 1,
+        num_ranks=deployment.num_ranks if is_engine else 1,
     )
 
 
@@ -83,7 +83,7 @@ def file_config(
         target_name=target,
         algorithms={} if sizes is None else sizes.quantized,
         mode="native" if ranks is None else "engine",
-        engine_ranks=ranks or 1,
+        num_ranks=ranks or 1,
     )
 
 

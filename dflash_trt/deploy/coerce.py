@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads values as TensorRT-LLM's pydantic classes do, which take "64", 64.0 and true for an integer.
+"""Convert values as TensorRT-LLM's pydantic classes do, which take "64", 64.0 and true for an integer.
 
-What is read so is a warning: other readers of the same file do not. A property with `x-case` is compared in that case.
+Each conversion is a warning: other readers do not convert. A property with `x-case` is compared in that case.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KINDS = ("integer", "number", "boolean")
 
 
 def coerce(schema: Schema, document: dict[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
-    """`document` as the runtime's classes read it, and what they read otherwise than it stands there."""
+    """`document` as the runtime's classes read it, and a finding for each value that they convert."""
     if not schema.json.get("x-coerces", False):
         return document, []
     findings: list[Finding] = []
@@ -63,7 +63,7 @@ def _value(schema: Schema, part: dict[str, Any], value: Any, path: str, findings
 
 
 def _as(kind: str, value: object) -> Iterator[bool | int | float]:
-    """The value as pydantic would take it; none where it would not."""
+    """Yield the value as pydantic converts it, or nothing."""
     if kind == "boolean":
         if isinstance(value, str) and value.lower() in TRUE + FALSE:
             yield value.lower() in TRUE

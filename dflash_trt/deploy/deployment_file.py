@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deployment configurations: the YAML files of build_configs/ that say what runs where, and for what."""
+"""Deployment configurations: the YAML files of build_configs/."""
 
 from __future__ import annotations
 
@@ -28,30 +28,48 @@ class Eagle3(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     model: str
     """Directory or Hugging Face repository id."""
-    draft_tokens: Positive = 3
+    num_draft_tokens: Positive = 3
 
 
-class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a deployment's YAML file says; what it leaves out is resolved from the purpose, the GPU and the draft."""
+class SharedSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings that need no resolution."""
 
-    description: str
     target: Name
     """Directory or Hugging Face repository id."""
     draft: Name
-    """The DFlash draft checkpoint it starts from: directory or Hugging Face repository id."""
-    gpus: str
-    """GPU and count, b300x8; more than 8 are whole nodes of 8."""
+    """The DFlash draft checkpoint: directory or Hugging Face repository id. Resolved, what TensorRT-LLM loads."""
     purpose: Literal["latency", "throughput"]
     mode: Literal["native", "engine"] = "native"
     """native: the runtime loads the draft checkpoint. engine: TensorRT-LLM calls our TensorRT plans."""
     recipe: str = "bf16"
     """Quantisation recipe of the drafter; bf16 serves the checkpoint as it is."""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """Type of the target's cache and of the drafter's context cache."""
+    kv_cache_fraction: Fraction = 0.9
+    """Share of the free memory that TensorRT-LLM's cache pool takes; 0.9 is its own default (KvCacheConfig)."""
+    enable_attention_dp: bool = False
+    """TensorRT-LLM: attention by data parallelism, each rank with requests of its own; False as in NVIDIA's
+    gpt-oss-120b-latency.yaml, true in its gpt-oss-120b-throughput.yaml (examples/configs/curated @ 25f307ee)."""
+    use_rejection_sampling: bool = False
+    """TensorRT-LLM: drafts are sampled and accepted by ratio of probabilities; otherwise a draft is accepted where it
+    is the token that the target samples, at temperature > 0, too."""
+    trust_remote_code: bool = False
+    """Whether Python that comes with the target's repository is run."""
+    eagle3: Eagle3 | None = None
+
+
+class DeploymentFile(SharedSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A deployment's YAML file; missing settings are resolved from the purpose, the GPU and the draft."""
+
+    description: str
+    gpus: str
+    """GPU and count, b300x8; more than 8 are whole nodes of 8."""
     tensor_parallel: Positive | None = None
-    """Ranks that share every layer; all GPUs unless said otherwise."""
+    """Ranks that share every layer; all GPUs by default."""
     expert_parallel: Positive | None = None
     """Ranks among which whole experts are divided."""
-    draft_tensor_parallel: Positive | None = None
-    """Engine mode: ranks that share the drafter's heads and MLPs, all of tensor_parallel; 1: each has all of them.
+    num_ranks: Positive | None = None
+    """Engine mode: ranks that share the drafter's heads and MLPs, all of tensor_parallel, or 1: each has all of them.
     Natively the runtime divides the drafter among all."""
     max_batch_size: Positive | None = None
     """Requests that run at once."""
@@ -59,30 +77,17 @@ class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Tokens of one forward pass, prefill and verification together."""
     max_seq_len: Positive | None = None
     """Tokens of a request, prompt and answer together; sizes the context cache."""
-    draft_tokens: Positive | None = None
-    """K, proposals per step; block_size - 1 unless said otherwise."""
+    num_draft_tokens: Positive | None = None
+    """K, proposals per step; block_size - 1 by default."""
     draft_schedule: dict[Positive, Count] | None = None
-    """K by smallest batch, where it is not the same for all: {1: 9, 17: 4, 65: 0}. 0 decodes plainly."""
+    """K by smallest batch, where it varies: {1: 9, 17: 4, 65: 0}. 0 decodes plainly."""
     draft_attention: Literal["VANILLA", "TRTLLM", "FA4"] | None = None
     """TensorRT-LLM's attention kernel of the native drafter."""
-    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    """Of the target's cache, and with it of the drafter's context cache."""
-    kv_cache_fraction: Fraction = 0.9
-    """Share of the free memory that TensorRT-LLM's cache pool takes; 0.9 is its own default (KvCacheConfig)."""
     prefix_reuse: bool | None = None
-    """Reuse of cached prompt prefixes. Reused rows never pass the target, so the drafter misses their context: unless
-    said otherwise, only where TensorRT-LLM reuses its pages with the target's (`resolve.pairs_pools`)."""
-    enable_attention_dp: bool = False
-    """TensorRT-LLM: attention by data parallelism, each rank with requests of its own; False as in NVIDIA's
-    gpt-oss-120b-latency.yaml, true in its gpt-oss-120b-throughput.yaml (examples/configs/curated @ 25f307ee)."""
-    use_rejection_sampling: bool = False
-    """TensorRT-LLM: drafts are sampled and accepted by ratio of probabilities; otherwise at temperature > 0, too, a
-    draft is accepted where it is the token that the target draws."""
-    trust_remote_code: bool = False
-    """Whether Python that comes with the target's repository is run."""
-    eagle3: Eagle3 | None = None
+    """Reuse of cached prompt prefixes. Reused rows never pass the target, so the drafter misses their context: by
+    default only where TensorRT-LLM reuses its pages with the target's (`resolve.pairs_pools`)."""
     runtimes: Annotated[tuple[Runtime, ...], msgspec.Meta(min_length=1)] | None = None
-    """Runtimes that can serve it; all unless said otherwise."""
+    """Runtimes that can serve it; all by default."""
     accepted_warnings: dict[str, str] | None = None
     """Rules whose warnings `serve-config --strict` lets pass, each with the reason."""
 

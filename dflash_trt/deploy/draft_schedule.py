@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draft lengths by batch size, in the words of each runtime."""
+"""Draft lengths by batch size, in each runtime's format."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ Schedule = tuple[tuple[int, int], ...]
 """Smallest batch and drafts from there on, smallest batch first; 0 drafts is plain decoding."""
 
 
-def read_schedule(lengths: Mapping[int, int], draft_tokens: int, where: str) -> Schedule:
-    """The schedule of a deployment file; raises ConfigError, naming `where`, for one that cannot be meant."""
+def read_schedule(lengths: Mapping[int, int], num_draft_tokens: int, where: str) -> Schedule:
+    """Read a deployment file's schedule; ConfigError, naming `where`, for an invalid one."""
     schedule = tuple(sorted(lengths.items()))
-    if not schedule or schedule[0] != (1, draft_tokens):
+    if not schedule or schedule[0] != (1, num_draft_tokens):
         found = f"{{{schedule[0][0]}: {schedule[0][1]}, ...}}" if schedule else "{}"
         raise ConfigError(
-            f"{where}: expected to begin with batch 1 and draft_tokens {draft_tokens}, found {found}",
-            hint="set draft_tokens to the length at batch 1",
+            f"{where}: expected to begin with batch 1 and num_draft_tokens {num_draft_tokens}, found {found}",
+            hint="set num_draft_tokens to the length at batch 1",
         )
-    if above := [(batch, length) for batch, length in schedule if length > draft_tokens]:
+    if above := [(batch, length) for batch, length in schedule if length > num_draft_tokens]:
         raise ConfigError(
-            f"{where}: expected at most draft_tokens {draft_tokens}, found {above[0][1]} from batch {above[0][0]} on"
+            f"{where}: expected at most num_draft_tokens {num_draft_tokens}, found {above[0][1]} from batch"
+            f" {above[0][0]} on"
         )
     return schedule
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a deployment resolves to: every setting with its origin, the memory of one GPU, and what is wrong with it."""
+"""A resolved deployment: every setting with its origin, the memory of one GPU, and findings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dflash_trt.errors import ConfigError
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One value, and who said it."""
+    """One value and its source."""
 
     key: str
     value: Any
@@ -30,7 +30,7 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class DryRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What `build --dry-run` prints, in its JSON's order."""
+    """Output of `build --dry-run`, in the order of its JSON."""
 
     name: str
     digest: str
@@ -40,7 +40,7 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[Finding]
 
     def num_errors(self) -> int:
-        """Findings with which TensorRT-LLM could not run it."""
+        """Number of findings that keep TensorRT-LLM from running it."""
         return sum(finding.severity == ERROR for finding in self.findings)
 
 
@@ -84,7 +84,7 @@ def _config(deployment: ResolvedDeployment) -> CheckedConfig:
 
 
 def _defaults(config: CheckedConfig) -> list[Setting]:
-    """What the runtime takes for keys of the speculative section that nobody gives."""
+    """Schema defaults of speculative_config keys that are not set."""
     schema = config.schema
     speculative_config = config.document["speculative_config"]
     source = f"schema: TensorRT-LLM {schema.version}"
@@ -96,7 +96,7 @@ def _defaults(config: CheckedConfig) -> list[Setting]:
 
 
 def _draft(draft: DraftSizes) -> dict[str, Any]:
-    """Its facts, and where they come from."""
+    """Facts of the draft and their origin."""
     facts = {"name": draft.name, "origin": draft.origin, "num_layers": draft.spec.num_layers}
     return facts | msgspec.structs.asdict(draft.spec) | {"quantized": draft.quantized}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a check finds in a configuration."""
+"""Findings of a check."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import msgspec
 ERROR: Literal["error"] = "error"
 WARNING: Literal["warning"] = "warning"
 ACCEPTED: Literal["accepted"] = "accepted"
-"""A warning for which the deployment file has an answer."""
+"""A warning that the deployment file accepts."""
 UNCHECKED: Literal["not checked"] = "not checked"
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One problem: one line, and how to fix it."""
+    """One problem and its fix."""
 
     rule: str
     severity: Literal["error", "warning", "accepted", "not checked"]
     key: str
-    """Dotted path, or what it is about."""
+    """Dotted path, or another subject."""
     problem: str
-    """What was expected and what was found."""
+    """Expected and found values."""
     fix: str
 
     def __str__(self) -> str:
@@ -31,13 +31,12 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def judged(findings: Iterable[Finding], accepted: Mapping[str, str], *, is_strict: bool = False) -> list[Finding]:
-    """Warnings that a deployment accepts, with its reason by rule; others are errors where it `is_strict`."""
-    return [_judged(finding, accepted, is_strict) for finding in findings]
-
-
-def _judged(finding: Finding, accepted: Mapping[str, str], is_strict: bool) -> Finding:
-    if finding.severity != WARNING:
-        return finding
-    if finding.rule in accepted:
-        return msgspec.structs.replace(finding, severity=ACCEPTED, fix=accepted[finding.rule])
-    return msgspec.structs.replace(finding, severity=ERROR) if is_strict else finding
+    """Mark warnings that a deployment accepts, with its reason; make the others errors if `is_strict`."""
+    verdicts = []
+    for finding in findings:
+        if finding.severity == WARNING and finding.rule in accepted:
+            finding = msgspec.structs.replace(finding, severity=ACCEPTED, fix=accepted[finding.rule])
+        elif finding.severity == WARNING and is_strict:
+            finding = msgspec.structs.replace(finding, severity=ERROR)
+        verdicts.append(finding)
+    return verdicts

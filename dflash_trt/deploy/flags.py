@@ -12,7 +12,7 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import argument, command_line
 from dflash_trt.files.json_file import json_document
 
-# What starts a server; the first of each is what is written.
+# Commands that start a server; the first of each is written.
 PROGRAMS = {
     "vllm": (["vllm", "serve"],),
     "sglang": (

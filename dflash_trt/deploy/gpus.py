@@ -24,7 +24,7 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     title: str
     memory_bytes: int
-    """As sold: decimal gigabytes, a few percent below what the driver reports."""
+    """Advertised size in decimal gigabytes, a few percent below what the driver reports."""
     compute_capability: tuple[int, int]
     source: str
 
@@ -46,12 +46,12 @@ class Gpus(msgspec.Struct, frozen=True):
 
     @property
     def per_node(self) -> int:
-        """Of these in one node."""
+        """GPUs in each node."""
         return min(self.count, NODE_GPUS)
 
     @property
     def nodes(self) -> int:
-        """That they are in."""
+        """Number of nodes."""
         return self.count // self.per_node
 
 

@@ -14,16 +14,16 @@ import msgspec
 from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes
 from dflash_trt.engine.plans.plan import graph_batch_sizes
+from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 
 GIB = 2**30
 RUNTIME_OVERHEAD_BYTES = 4 * GIB
 ACTIVATION_RESERVE_BYTES = 6 * GIB
-PAGE_TOKENS = 32
 MAX_BATCH, MAX_TOKENS = 2**16, 2**24  # bounds of the search for what fits: beyond them memory is no bound
 
 
 class ServingLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What a deployment asks of each GPU."""
+    """A deployment's load on each GPU."""
 
     gpus: Gpus
     draft: DraftSizes | None
@@ -34,18 +34,18 @@ class ServingLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Tensor-parallel ranks of the target."""
     attention_dp: bool = False
     """Whether each rank has whole attention layers and requests of its own; then experts alone are divided."""
-    drafter_ranks: int
+    num_ranks: int
     """Ranks that share one drafter: all of them natively, in engine mode those it was built for."""
     max_batch_size: int
     max_num_tokens: int
     max_seq_len: int
-    draft_tokens: int
+    num_draft_tokens: int
     is_dense: bool
     """Whether the context arena is set aside for every request at full length; paged pools grow as needed."""
     is_fp8_cache: bool
     """Whether the target's cached K and V are FP8; BF16 otherwise."""
     is_fp8_context: bool = False
-    """Whether the drafter's are, too: never in TensorRT-LLM, whose worker caches in fc's dtype."""
+    """Whether the drafter's cached K and V are FP8; never in TensorRT-LLM, whose worker caches in fc's dtype."""
     pool_fraction: float
     captures_by_graph: bool = False
     """Whether taps are captured in a buffer for each CUDA graph, as by TensorRT-LLM up to its worker of 414ba69f."""
@@ -63,57 +63,66 @@ class Item(msgspec.Struct, frozen=True):
     bytes: int
     how: str
     is_late: bool = False
-    """Whether it is allocated after the pool, so that it must fit beside it."""
+    """Whether it is allocated after the pool, and must fit beside it."""
 
 
 class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the memory of one GPU goes."""
+    """Memory account of one GPU."""
 
     capacity_bytes: int
     items: tuple[Item, ...]
     unknown: tuple[str, ...]
-    """What is not counted because its size is not known."""
+    """Allocations of unknown size, which are not counted."""
     free_bytes: int
-    """Left after the items that are there before the pool; negative where they do not fit."""
+    """Memory left after the items allocated before the pool; negative where they do not fit."""
     pool_bytes: int
     request_bytes: int | None
     """Pool bytes of one request at full length, its context rows included."""
     full_requests: int | None
     """Requests at full length that the pool holds."""
     largest_fraction: float
-    """Of what is free, as the pool, that leaves room for what is allocated after it; 0 where none does."""
+    """Largest pool, as a fraction of free memory, that leaves room for later allocations; 0 if none does."""
     fits: bool
     """Whether everything known fits and the pool holds at least one request at full length."""
     largest_batch: int
-    """That fits with the deployment's max_seq_len; 0 where none does."""
+    """Largest batch that fits with the deployment's max_seq_len; 0 if none does."""
     largest_context: int
-    """That fits with the deployment's max_batch_size; 0 where none does."""
+    """Longest context that fits with the deployment's max_batch_size; 0 if none does."""
 
 
 def arena_bytes(load: ServingLoad) -> int:
     """The dense context arena: one slot a request and one for padding, each as long as the longest request."""
-    rows = load.max_seq_len + load.draft_tokens + 1
+    rows = load.max_seq_len + load.num_draft_tokens + 1
     return (load.max_batch_size + 1) * rows * _context_row_bytes(load)
 
 
 def paged_arena_bytes(load: ServingLoad) -> int:
-    """The same where TensorRT-LLM keeps a private paged arena: slots rounded up to whole pages."""
-    pages = -(-(load.max_seq_len + load.draft_tokens + 1) // PAGE_TOKENS)
-    return (load.max_batch_size + 1) * pages * PAGE_TOKENS * _context_row_bytes(load)
+    """The private arena of TensorRT-LLM's paged layout: slots rounded up to whole pages."""
+    pages = -(-(load.max_seq_len + load.num_draft_tokens + 1) // TOKENS_PER_PAGE)
+    return (load.max_batch_size + 1) * pages * TOKENS_PER_PAGE * _context_row_bytes(load)
 
 
-def context_in_words(load: ServingLoad) -> str:
-    """What the drafter's context takes of a GPU in either layout."""
+def drafter_in_words(load: ServingLoad) -> str:
+    """GPU memory of the drafter's context in either layout, and of its weights whole and shared."""
+    assert load.draft is not None, "plain decoding has no context rows"
     longest = load.max_seq_len * _context_row_bytes(load) / GIB
-    return (
+    text = (
         f"the drafter's context on each GPU: {longest:.2f} GiB for a request of {load.max_seq_len} tokens, in pages of"
         f" the pool (TRTLLM); {arena_bytes(load) / GIB:.1f} GiB reserved for {load.max_batch_size} of them in a dense"
         " arena (VANILLA)"
     )
+    if load.ranks == 1 or load.attention_dp:
+        return text
+    weights = [
+        f"{load.draft.weight_bytes(load.algorithms, ranks) / GIB:.2f} GiB {place}"
+        + (" (as deployed)" if ranks == load.num_ranks else "")
+        for ranks, place in ((1, "whole"), (load.ranks, f"shared by {load.ranks} GPUs"))
+    ]
+    return f"{text}\nthe drafter's weights on each GPU: {'; '.join(weights)}"
 
 
 def gpu_memory(load: ServingLoad) -> GpuMemory:
-    """What `load` leaves, and the largest batch and context that would fit."""
+    """Account for `load`, and find the largest batch and context that fit."""
     items, unknown = memory_items(load)
     free = _free(load, items)
     pool = max(0, int(free * load.pool_fraction))
@@ -135,7 +144,7 @@ def gpu_memory(load: ServingLoad) -> GpuMemory:
 
 
 def memory_items(load: ServingLoad) -> tuple[tuple[Item, ...], tuple[str, ...]]:
-    """What is allocated beside the cache pool, and what is not counted because its size is not known."""
+    """Allocations beside the cache pool, and those of unknown size."""
     target = load.target
     unknown = []
     items = []
@@ -157,10 +166,10 @@ def memory_items(load: ServingLoad) -> tuple[tuple[Item, ...], tuple[str, ...]]:
 
 
 def _drafter(load: ServingLoad, draft: DraftSizes) -> list[Item]:
-    shared = f"layers 1/{load.drafter_ranks}, fc whole" if load.drafter_ranks > 1 else "whole on every GPU"
-    items = [Item("drafter weights", draft.weight_bytes(load.algorithms, load.drafter_ranks), shared)]
+    shared = f"layers 1/{load.num_ranks}, fc whole" if load.num_ranks > 1 else "whole on every GPU"
+    items = [Item("drafter weights", draft.weight_bytes(load.algorithms, load.num_ranks), shared)]
     if load.is_dense:
-        slots = f"{load.max_batch_size} + 1 slots of {load.max_seq_len} + {load.draft_tokens + 1} tokens"
+        slots = f"{load.max_batch_size} + 1 slots of {load.max_seq_len} + {load.num_draft_tokens + 1} tokens"
         items.append(Item("context arena", arena_bytes(load), slots))
         if load.separate_draft_manager:
             replaced = "beside the pool, once: the old V while the arena is allocated anew"
@@ -189,14 +198,14 @@ def request_bytes(load: ServingLoad) -> int | None:
     cache = load.target.cache.bytes(load.max_seq_len, fp8=load.is_fp8_cache, ranks=ranks)
     rows = 0
     if load.draft is not None and (load.separate_draft_manager or not load.is_dense):
-        ranks = ranks if load.is_dense else load.drafter_ranks
+        ranks = ranks if load.is_dense else load.num_ranks
         rows = load.draft.spec.context_bytes_per_token(fp8=load.is_fp8_context, ranks=ranks)
     return cache + load.max_seq_len * rows
 
 
 def _context_row_bytes(load: ServingLoad) -> int:
     assert load.draft is not None, "plain decoding has no context rows"
-    return load.draft.spec.context_bytes_per_token(fp8=load.is_fp8_context, ranks=load.drafter_ranks)
+    return load.draft.spec.context_bytes_per_token(fp8=load.is_fp8_context, ranks=load.num_ranks)
 
 
 def _free(load: ServingLoad, items: tuple[Item, ...]) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Among how many ranks a deployment divides its two models."""
+"""Checks of the number of ranks among which a deployment divides its two models."""
 
 from __future__ import annotations
 
@@ -15,57 +15,44 @@ from dflash_trt.errors import ConfigError
 
 
 def check_ranks(file: DeploymentFile, name: str, gpus: Gpus, target: TargetSizes | None) -> None:
-    """Raises ConfigError where the target's layers or experts do not divide among the ranks."""
-    _check_tensor_parallel(file, name, gpus, target)
-    _check_expert_parallel(file, name, gpus)
-
-
-def _check_tensor_parallel(file: DeploymentFile, name: str, gpus: Gpus, target: TargetSizes | None) -> None:
-    """Every rank has whole attention heads, and no GPU of the node is left over."""
+    """Raise ConfigError unless ranks have whole attention heads, use all GPUs, and divide the experts evenly."""
     ranks = file.tensor_parallel or gpus.count
     heads = target.num_attention_heads or 0 if target else 0  # 0: not known, and a multiple of everything
+    key, found, expected = "tensor_parallel", ranks, ""
+    fitting = [n for n in range(1, gpus.count + 1) if gpus.count % n == 0 and heads % n == 0]
     if gpus.count % ranks:
-        expected = f"a divisor of the {gpus.count} GPUs of {gpus}"
+        expected = f"the {gpus.count} GPUs of {gpus}"
     elif target and heads % ranks:
-        expected = f"a divisor of the {heads} attention heads of {target.name}"
-    else:
-        return
-    fitting = [str(n) for n in range(1, gpus.count + 1) if gpus.count % n == 0 and heads % n == 0]
-    raise ConfigError(
-        f"{name}: tensor_parallel: expected {expected}, found {ranks}",
-        hint=f"set tensor_parallel to {' or '.join(fitting)}",
-    )
-
-
-def _check_expert_parallel(file: DeploymentFile, name: str, gpus: Gpus) -> None:
-    """Experts are divided among some of the ranks, evenly."""
-    ranks, groups = file.tensor_parallel or gpus.count, file.expert_parallel or 1
-    if ranks % groups:
+        expected = f"the {heads} attention heads of {target.name}"
+    elif ranks % (file.expert_parallel or 1):
+        key, found, expected = "expert_parallel", file.expert_parallel or 1, f"the {ranks} ranks of tensor_parallel"
+        fitting = [n for n in range(1, ranks + 1) if ranks % n == 0]
+    if expected:
         raise ConfigError(
-            f"{name}: expert_parallel: expected a divisor of the {ranks} ranks of tensor_parallel, found {groups}",
-            hint="set expert_parallel to " + " or ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0),
+            f"{name}: {key}: expected a divisor of {expected}, found {found}",
+            hint=f"set {key} to {' or '.join(map(str, fitting))}",
         )
 
 
 def ranks_of_drafter(
     file: DeploymentFile, name: str, gpus: Gpus, draft: PartialDraftSpec, served: str
 ) -> tuple[int, str]:
-    """Ranks that share the drafter, and why; of an engine that is here, `served`, those it was built for.
+    """Number of ranks that share the drafter, and its source; by default that of the engine `served`, if it is here.
 
     Raises ConfigError for ranks that cannot.
     """
-    ranks, asked, expected = file.tensor_parallel or gpus.count, file.draft_tensor_parallel, ""
+    ranks, asked, expected = file.tensor_parallel or gpus.count, file.num_ranks, ""
     if file.mode == "native" and asked is not None:
         expected, fix = "none in native mode, whose runtime divides the drafter", "remove it, or add mode: engine"
     elif asked not in (None, 1, ranks):
-        expected, fix = f"1 or the {ranks} ranks of tensor_parallel", f"set draft_tensor_parallel to 1 or {ranks}"
+        expected, fix = f"1 or the {ranks} ranks of tensor_parallel", f"set num_ranks to 1 or {ranks}"
     elif file.enable_attention_dp and asked not in (None, 1):
         expected, fix = "1 beside enable_attention_dp, whose ranks have requests of their own", "set it to 1"
     if expected:
-        raise ConfigError(f"{name}: draft_tensor_parallel: expected {expected}, found {asked}", hint=fix)
+        raise ConfigError(f"{name}: num_ranks: expected {expected}, found {asked}", hint=fix)
     if asked is not None:
         if problem := not_shared(draft, asked):
-            raise ConfigError(f"{name}: draft_tensor_parallel: {problem}", hint="set draft_tensor_parallel to 1")
+            raise ConfigError(f"{name}: num_ranks: {problem}", hint="set num_ranks to 1")
         return asked, "file"
     if file.mode == "native":
         return 1 if file.enable_attention_dp else ranks, "as the runtime divides it"

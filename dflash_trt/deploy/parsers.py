@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What divides a target's answers into reasoning, tool calls and text, by each runtime's own name for it.
+"""Names of the parsers that divide a target's answers into reasoning, tool calls and text, by runtime.
 
-Without them a server returns raw text. Names: SGLang 0.5.23's detectors (its wheel), vLLM's model recipes and
+Without them a server returns raw text. Sources: SGLang 0.5.23's detectors (its wheel), vLLM's model recipes and
 TensorRT-LLM's tool_parser_factory.py; trtllm-serve reads gpt-oss's Harmony format on its own. Dynamo's frontend has
 parsers of its own: ai-dynamo/dynamo, docs/fern/reasoning and tool-calling at cdf9267d, names as in ai-dynamo 1.6.1.
 """
@@ -22,10 +22,10 @@ Owner = Runtime | Literal["dynamo"]
 
 
 class Parsers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of a family of targets, by who parses."""
+    """Parser names of a family of targets, by runtime."""
 
     prefixes: tuple[str, ...] = ()
-    """Of repository ids."""
+    """Prefixes of repository ids."""
     reasoning: dict[Owner, str] = {}
     tool: dict[Owner, str] = {}
 
@@ -36,5 +36,5 @@ def _known() -> tuple[Parsers, ...]:
 
 
 def target_parsers(target: str) -> Parsers:
-    """Those of a target, by its repository id; none for one that is not known."""
+    """Parsers of a target's repository id; empty for an unknown target."""
     return next((entry for entry in _known() if target.startswith(entry.prefixes)), Parsers())

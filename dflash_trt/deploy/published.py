@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Published facts of checkpoints, for planning a deployment before anything is downloaded.
 
-They stand in only where no local checkpoint is given; a checkpoint that is there is read, and wins.
+A local checkpoint is read instead, where there is one.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from dflash_trt.files.json_file import read_json
 
 
 class PublishedDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known of a draft checkpoint from outside."""
+    """Published facts of a draft checkpoint."""
 
     draft: str
     target: str
     spec: PartialDraftSpec
-    """Its model_type is that of others' test fixtures, where given; the file itself has not been seen."""
+    """model_type comes from others' test fixtures, where given; config.json itself has not been seen."""
     size_gib: float | None = None
-    """Of the BF16 file, where it was published."""
+    """Size of the BF16 file, where published."""
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The experts of a mixture-of-experts target; each has gate, up and down."""
 
     num_experts: int
-    """Of each layer."""
+    """Number of experts in each layer."""
     intermediate_size: int
     bits: float
     """Per weight, scales included."""
 
 
 class PublishedTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known of a mixture-of-experts target from outside."""
+    """Published facts of a mixture-of-experts target."""
 
     target: str
     spec: PartialTargetSpec

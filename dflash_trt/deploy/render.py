@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `dflash-trt serve-config` prints: a file for a runtime, and the command that starts it."""
+"""Output of `dflash-trt serve-config`: a file for a runtime, and the command that starts it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.flags import command_text
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.schema import Runtime
-from dflash_trt.deploy.sglang_arguments import sglang_arguments
+from dflash_trt.deploy.server_arguments import server_arguments
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments, trtllm_command
-from dflash_trt.deploy.vllm_arguments import vllm_arguments
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import command_line, plain
 
 
 class Rendered(msgspec.Struct, frozen=True):
-    """A deployment in a runtime's own words."""
+    """A deployment in a runtime's own format."""
 
     arguments: dict[str, Any]
-    """What a check reads."""
+    """Arguments by name, for checks."""
     text: str
     """For stdout: YAML, or a command line."""
     start: str
@@ -32,7 +31,7 @@ class Rendered(msgspec.Struct, frozen=True):
 
 
 def render(deployment: ResolvedDeployment, runtime: Runtime, method: Method, *, host: str, port: int) -> Rendered:
-    """The same deployment gives the same bytes; methods differ in nothing but what names the method.
+    """Render deterministically; methods differ only in the settings that select them.
 
     Raises ConfigError for a runtime that cannot serve the deployment.
     """
@@ -51,6 +50,5 @@ def render(deployment: ResolvedDeployment, runtime: Runtime, method: Method, *, 
         arguments = trtllm_arguments(deployment, method)
         text = head + yaml.safe_dump(arguments, sort_keys=False, default_flow_style=False, width=120)
         return Rendered(arguments, text, command_line(trtllm_command(deployment, method, host, port)))
-    make = vllm_arguments if runtime == "vllm" else sglang_arguments
-    arguments = make(deployment, method, host, port)
+    arguments = server_arguments(deployment, runtime, method, host, port)
     return Rendered(arguments, head + command_text(runtime, arguments), "sh FILE")

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any
 
 import msgspec
 
 from dflash_trt.checkpoint.source import REPOSITORY_ID
 from dflash_trt.checkpoint.target_checkpoint import check_pair
-from dflash_trt.deploy.deployment_file import DeploymentFile, Eagle3
+from dflash_trt.deploy.deployment_file import DeploymentFile, Eagle3, SharedSettings
 from dflash_trt.deploy.draft_schedule import Schedule, read_schedule
 from dflash_trt.deploy.gpus import Gpus, parse_gpus
 from dflash_trt.deploy.parallelism import check_ranks, ranks_of_drafter
@@ -24,7 +24,6 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.files.read import is_directory
 from dflash_trt.quantize.recipe import load_recipe
 
-T = TypeVar("T")
 UNQUANTIZED = "bf16"
 DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(DeploymentFile)}
 PURPOSES = {
@@ -35,63 +34,51 @@ PURPOSES = {
 TRTLLM_ATTENTION = ((10, 0), (10, 3))
 
 
-class ResolvedDeployment(msgspec.Struct, frozen=True, kw_only=True):
-    """A deployment file with every setting resolved: all that a runtime is told."""
+class ResolvedDeployment(SharedSettings, frozen=True, kw_only=True):
+    """A deployment file with every setting resolved."""
 
     name: str
     digest: str
-    """Of the file's content: the same settings, the same digest."""
-    target: str
-    draft: str
-    """What TensorRT-LLM loads: repository id or directory."""
+    """Hash of the file's settings."""
     checkpoint: str
-    """The draft checkpoint itself, for runtimes that do not know our plans."""
+    """Draft checkpoint, for runtimes that cannot use our plans."""
     gpus: Gpus
-    purpose: str
-    mode: Literal["native", "engine"]
-    recipe: str
     tensor_parallel: int
     expert_parallel: int
-    draft_tensor_parallel: int
-    """Ranks that share the drafter: natively all whose attention is shared."""
+    num_ranks: int
+    """Ranks that share the drafter; natively all ranks unless attention is data-parallel."""
     max_batch_size: int
     max_num_tokens: int
     max_seq_len: int
-    draft_tokens: int
+    num_draft_tokens: int
     draft_schedule: Schedule
-    """K by batch; empty where it is draft_tokens for all."""
+    """K by batch; empty where it is num_draft_tokens for all."""
     draft_attention: str
-    kv_cache_dtype: str
-    kv_cache_fraction: float
     prefix_reuse: bool
-    """TensorRT-LLM's; other runtimes' where `asks_for_prefix_reuse`."""
-    enable_attention_dp: bool
-    use_rejection_sampling: bool
-    trust_remote_code: bool
+    """Prefix reuse in TensorRT-LLM; other runtimes follow `asks_for_prefix_reuse`."""
     moe_backend: str | None
-    eagle3: Eagle3 | None
     draft_sizes: DraftSizes
     target_sizes: TargetSizes | None
     algorithms: dict[str, str]
-    """Algorithm by linear layer of the drafter as it is served."""
+    """Quantisation algorithm by linear layer of the served drafter."""
     runtimes: tuple[Runtime, ...]
-    """That can serve it."""
+    """Runtimes that can serve it."""
     accepted_warnings: dict[str, str]
     """Reason by rule."""
     sources: dict[str, str]
-    """Where each setting came from."""
+    """Source of each setting."""
 
     @property
     def asks_for_prefix_reuse(self) -> bool:
-        """Whether the file does, and not only TensorRT-LLM's pools allow it."""
+        """Whether the file asks for it; otherwise only TensorRT-LLM's paired pools allow it."""
         return self.prefix_reuse and self.sources["prefix_reuse"] == "file"
 
     def eagle3_drafter(self) -> Eagle3:
-        """What `--method eagle3` serves; raises ConfigError where the file names none."""
+        """Drafter of `--method eagle3`; ConfigError where the file names none."""
         if self.eagle3 is None:
             raise ConfigError(
                 f"{self.name}: missing key eagle3: expected the EAGLE-3 drafter to compare with",
-                hint="add to the file: eagle3: {model: DIRECTORY_OR_REPOSITORY, draft_tokens: 3}",
+                hint="add to the file: eagle3: {model: DIRECTORY_OR_REPOSITORY, num_draft_tokens: 3}",
             )
         return self.eagle3
 
@@ -99,9 +86,9 @@ class ResolvedDeployment(msgspec.Struct, frozen=True, kw_only=True):
 def resolve(
     file: DeploymentFile, name: str, *, draft: str | None = None, target: str | None = None
 ) -> ResolvedDeployment:
-    """Resolves `file`; `draft` and `target` are local directories in place of what it names.
+    """Resolve `file`; `draft` and `target` are local directories in place of what it names.
 
-    Raises ConfigError for GPUs that are not known, and where the draft's facts are to be had nowhere, CheckpointError
+    Raises ConfigError for unknown GPUs and for a draft whose facts are neither here nor published, CheckpointError
     for directories that do not fit each other.
     """
     sizes, partner = _draft_sizes(draft or file.draft, name), target_sizes(target or file.target)
@@ -109,58 +96,53 @@ def resolve(
         check_pair(sizes.checkpoint.spec, partner.checkpoint.spec, draft_name=sizes.name, target_name=partner.name)
     gpus = parse_gpus(file.gpus, f"{name}: gpus")
     check_ranks(file, name, gpus, partner)
-    settings = _Settings(file)
-    sources = settings.sources
+    sources = {"gpus": "file", "target": "--target" if target else "file"}
+    shared = {key: getattr(file, key) for key in SharedSettings.__struct_fields__}
+    sources |= {key: "default" if shared[key] == DEFAULTS[key] else "file" for key in shared.keys() - sources.keys()}
     served, sources["draft"] = _served_draft(file, name, draft)
-    draft_ranks, sources["draft_tensor_parallel"] = ranks_of_drafter(file, name, gpus, sizes.spec, served)
-    sources["target"] = "--target" if target else "file"
+
+    def choose(key: str, default: Any, why: str) -> Any:
+        """Value of the file, else `default`; notes the source."""
+        given = getattr(file, key)
+        sources[key] = why if given is None else "file"
+        return default if given is None else given
+
+    num_ranks, sources["num_ranks"] = ranks_of_drafter(file, name, gpus, sizes.spec, served)
     moe_backend, sources["moe_backend"] = _moe_backend(file.target, gpus)
-    draft_tokens = settings.given_or(
-        "draft_tokens", file.draft_tokens, sizes.spec.num_draft_tokens, f"block_size - 1, {sizes.origin}"
-    )
-    schedule = (
-        read_schedule(file.draft_schedule, draft_tokens, f"{name}: draft_schedule") if file.draft_schedule else ()
-    )
-    max_seq_len = settings.by_purpose("max_seq_len", file.max_seq_len)
+    num_draft_tokens = choose("num_draft_tokens", sizes.spec.num_draft_tokens, f"block_size - 1, {sizes.origin}")
+    lengths = choose("draft_schedule", {}, "num_draft_tokens for every batch")
+    limits = {
+        key: choose(key, default, f"default for {file.purpose}") for key, default in PURPOSES[file.purpose].items()
+    }
     positions = [sizes.spec.max_position_embeddings, partner.spec.max_position_embeddings if partner else None]
-    longest = min(filter(None, positions), default=max_seq_len)
-    if file.max_seq_len is None and longest < max_seq_len:
-        max_seq_len, sources["max_seq_len"] = longest, "max_position_embeddings of draft and target"
+    longest = min(filter(None, positions), default=limits["max_seq_len"])
+    if file.max_seq_len is None and longest < limits["max_seq_len"]:
+        limits["max_seq_len"], sources["max_seq_len"] = longest, "max_position_embeddings of draft and target"
     # TensorRT-LLM's kernels have no finite windows that are not causal, which DFlash2 drafts have (pull request 18155).
     # Our plans read the worker's pool with kernels of their own, on any GPU.
     has_kernels = gpus.gpu.compute_capability in TRTLLM_ATTENTION and sizes.spec.candidate_selector is None
-    attention = file.draft_attention or ("TRTLLM" if file.mode == "engine" or has_kernels else "VANILLA")
+    attention = choose(
+        "draft_attention",
+        "TRTLLM" if file.mode == "engine" or has_kernels else "VANILLA",
+        f"{file.mode} mode on {gpus.gpu.sm}",
+    )
     is_paired = pairs_pools(attention, file.kv_cache_dtype, partner)
     paired = "the drafter's pages go with the target's" if is_paired else "not known to reuse the drafter's pages"
     return ResolvedDeployment(
+        **shared | {"target": target or file.target, "draft": served},
+        **limits,
         name=name,
         digest=hashlib.sha256(msgspec.json.encode(file)).hexdigest()[:12],
-        target=target or file.target,
-        draft=served,
         checkpoint=file.draft,
         gpus=gpus,
-        purpose=file.purpose,
-        mode=settings.default("mode", file.mode),
-        recipe=settings.default("recipe", file.recipe),
-        tensor_parallel=settings.given_or("tensor_parallel", file.tensor_parallel, gpus.count, f"all GPUs of {gpus}"),
-        expert_parallel=settings.given_or("expert_parallel", file.expert_parallel, 1, "default"),
-        draft_tensor_parallel=draft_ranks,
-        max_batch_size=settings.by_purpose("max_batch_size", file.max_batch_size),
-        max_num_tokens=settings.by_purpose("max_num_tokens", file.max_num_tokens),
-        max_seq_len=max_seq_len,
-        draft_tokens=draft_tokens,
-        draft_schedule=settings.given_or("draft_schedule", schedule or None, (), "draft_tokens for every batch"),
-        draft_attention=settings.given_or(
-            "draft_attention", file.draft_attention, attention, f"{file.mode} mode on {gpus.gpu.sm}"
-        ),
-        kv_cache_dtype=settings.default("kv_cache_dtype", file.kv_cache_dtype),
-        kv_cache_fraction=settings.default("kv_cache_fraction", file.kv_cache_fraction),
-        prefix_reuse=settings.given_or("prefix_reuse", file.prefix_reuse, is_paired, paired),
-        enable_attention_dp=settings.default("enable_attention_dp", file.enable_attention_dp),
-        use_rejection_sampling=settings.default("use_rejection_sampling", file.use_rejection_sampling),
-        trust_remote_code=settings.default("trust_remote_code", file.trust_remote_code),
+        tensor_parallel=choose("tensor_parallel", gpus.count, f"all GPUs of {gpus}"),
+        expert_parallel=choose("expert_parallel", 1, "default"),
+        num_ranks=num_ranks,
+        num_draft_tokens=num_draft_tokens,
+        draft_schedule=read_schedule(lengths, num_draft_tokens, f"{name}: draft_schedule") if lengths else (),
+        draft_attention=attention,
+        prefix_reuse=choose("prefix_reuse", is_paired, paired),
         moe_backend=moe_backend,
-        eagle3=settings.default("eagle3", file.eagle3),
         runtimes=_runtimes(file, name),
         accepted_warnings=file.accepted_warnings or {},
         draft_sizes=sizes,
@@ -181,14 +163,14 @@ def pairs_pools(draft_attention: str, kv_cache_dtype: str, target: TargetSizes |
 
 
 def plan_sizes(deployment: ResolvedDeployment) -> PlanOptions:
-    """What TensorRT plans of the deployment are to serve.
+    """Sizes that TensorRT plans of the deployment must serve.
 
     A slot of TensorRT-LLM's context arena has room for a block more than a sequence, whose length it has raised before
     by up to three blocks (overlapped steps; `_lazy_init_ctx_buffers`).
     """
     return PlanOptions(
         max_batch_size=deployment.max_batch_size,
-        max_seq_len=deployment.max_seq_len + 4 * (deployment.draft_tokens + 1),
+        max_seq_len=deployment.max_seq_len + 4 * (deployment.num_draft_tokens + 1),
         max_num_tokens=deployment.max_num_tokens,
     )
 
@@ -203,28 +185,6 @@ def directory_deployment(directory: Path, *, target: str, gpus: str) -> Deployme
         purpose="latency",
         mode="native" if read_num_ranks(directory) is None else "engine",
     )
-
-
-class _Settings:
-    """Notes where each setting came from."""
-
-    def __init__(self, file: DeploymentFile) -> None:
-        self._purpose = file.purpose
-        self.sources = {"gpus": "file", "purpose": "file"}
-
-    def given_or(self, key: str, given: T | None, default: T, why: str) -> T:
-        """`given` where the file says it, else `default`."""
-        self.sources[key] = why if given is None else "file"
-        return default if given is None else given
-
-    def by_purpose(self, key: str, given: int | None) -> int:
-        """`given`, or what the deployment's purpose asks for."""
-        return self.given_or(key, given, PURPOSES[self._purpose][key], f"default for {self._purpose}")
-
-    def default(self, key: str, value: T) -> T:
-        """`value`, noted as a default where it equals the file format's own."""
-        self.sources[key] = "default" if value == DEFAULTS[key] else "file"
-        return value
 
 
 def _draft_sizes(draft: str, name: str) -> DraftSizes:
@@ -246,7 +206,7 @@ def _draft_sizes(draft: str, name: str) -> DraftSizes:
 
 
 def _served_draft(file: DeploymentFile, name: str, draft: str | None) -> tuple[str, str]:
-    """What TensorRT-LLM loads as the drafter, and why."""
+    """Drafter that TensorRT-LLM loads, and its source."""
     if draft is not None:
         return draft, "--draft"
     is_as_it_is = file.mode == "native" and file.recipe == UNQUANTIZED

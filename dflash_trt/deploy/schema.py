@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Versioned schemas: the keys, types and ranges that a runtime's release accepts, as JSON Schema (draft 2020-12).
 
-What JSON Schema has no word for: `x-source` of a definition says where its keys were read, `x-rules` holds the figures
+Extensions: `x-source` of a definition says where its keys were read, `x-rules` holds the figures
 that the rules work with, and an enum with `x-open` may have more values than are listed; those of `x-newer` came after
 the release, with the source that has them. `x-coerces` and `x-case` say how the runtime reads values (coerce.py). A key
 with `x-removed` is read and dropped. Another name of a key is a property that only refers to it.
@@ -28,15 +28,15 @@ ALIAS = "/properties/"
 
 
 class RuntimeKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a runtime calls what all of them are told."""
+    """Per-runtime names of the common settings."""
 
     ranks: str
     max_batch_size: str
     max_num_tokens: str
     max_seq_len: str
-    draft_tokens: str
+    num_draft_tokens: str
     counts_window: bool = False
-    """Whether draft_tokens counts the last verified token too."""
+    """Whether num_draft_tokens includes the last verified token."""
     cache_dtype: str
     draft: str
 

@@ -85,7 +85,7 @@ def _unknown_value(described: dict[str, Any], key: str, value: object) -> Findin
 
 
 def _nearest_word(value: str, words: list[str]) -> str | None:
-    """The same in other capitals, else what resembles it."""
+    """Word that differs in case only, else the most similar one."""
     return next((word for word in words if word.lower() == value.lower()), None) or nearest(value, words)
 
 

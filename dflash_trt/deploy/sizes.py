@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a deployment must know of its two models: their specs, and how weights and caches divide among ranks."""
+"""Specs of a deployment's two models, and how weights and caches divide among ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DraftSizes(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     spec: PartialDraftSpec
     checkpoint: DraftCheckpoint | None = None
-    """What `spec` was read from; None for a published draft."""
+    """Checkpoint that `spec` was read from; None for a published draft."""
 
     @property
     def origin(self) -> str:
@@ -44,7 +44,7 @@ class DraftSizes(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """As config.json has them; none where it has not been seen."""
+        """`architectures` of config.json; empty for a published draft."""
         return () if self.checkpoint is None else self.checkpoint.config.texts("architectures")
 
     def weight_bytes(self, algorithms: dict[str, str], ranks: int) -> int:
@@ -67,7 +67,7 @@ class TargetSizes(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     spec: PartialTargetSpec
     cache: TargetCache | None
-    """None where the size of what its layers keep is not known."""
+    """None where the size of its layers' caches is not known."""
     expert_bytes: int
     """Weights of the experts, all ranks together."""
     dense_bytes: int
@@ -75,7 +75,7 @@ class TargetSizes(msgspec.Struct, frozen=True, kw_only=True):
     num_attention_heads: int | None
     """Query heads; None where its configuration does not say."""
     checkpoint: TargetCheckpoint | None = None
-    """What the rest was read from; None for a published target."""
+    """Checkpoint that the rest was read from; None for a published target."""
 
     @property
     def origin(self) -> str:
@@ -90,7 +90,7 @@ class TargetSizes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draft_sizes(name: str) -> DraftSizes | None:
-    """Of a draft: from the directory `name`, else as published; None for an unknown repository id.
+    """Read a draft's sizes from the directory `name`, else from published facts; None for an unknown repository id.
 
     Raises CheckpointError for a directory that is no draft.
     """
@@ -102,7 +102,7 @@ def draft_sizes(name: str) -> DraftSizes | None:
 
 
 def target_sizes(name: str) -> TargetSizes | None:
-    """Of a target: from the directory `name`, else as published; None where neither knows its weights.
+    """Read a target's sizes from the directory `name`, else from published facts; None where neither has its weights.
 
     Raises CheckpointError for a directory that is no causal language model.
     """

@@ -18,7 +18,7 @@ ENGINE_MODE = ("python", "-m", "dflash_trt.trtllm")
 STREAM_INTERVAL = 20
 POSTPROCESS_WORKERS = 4
 ATTENTION_DP = {"enable_balance": True, "batching_wait_iters": 50, "timeout_iters": 1}
-"""Of NVIDIA's gpt-oss-120b-throughput.yaml (examples/configs/curated @ 25f307ee)."""
+"""Settings of NVIDIA's gpt-oss-120b-throughput.yaml (examples/configs/curated @ 25f307ee)."""
 
 
 def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
         arguments["speculative_config"] = {
             "decoding_type": "DFlash",
             "speculative_model": _draft(deployment),
-            "max_draft_len": deployment.draft_tokens,
+            "max_draft_len": deployment.num_draft_tokens,
             "attention_backend": deployment.draft_attention,
             **_draft_facts(deployment),
             **_sampling(deployment),
@@ -70,14 +70,14 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
         arguments["speculative_config"] = {
             "decoding_type": "Eagle3",
             "speculative_model": eagle3.model,
-            "max_draft_len": eagle3.draft_tokens,
+            "max_draft_len": eagle3.num_draft_tokens,
             **_sampling(deployment),
         }
     return arguments
 
 
 def _pads_into_the_pool(deployment: ResolvedDeployment, method: Method) -> bool:
-    """Whether rows that only pad a batch would write into others' pages.
+    """Whether padding rows of a batch would write into other requests' pages.
 
     In the workers of 414ba69f and 8d62b3e5 their slot grows at each replay of a CUDA graph, and past its pages they
     write to page 0: its request drafts worse, and so does each that reuses it. Native files pad all the same, because
@@ -96,24 +96,24 @@ def converted_draft(draft: DraftSizes) -> str | None:
 
 
 def _draft(deployment: ResolvedDeployment) -> str:
-    """What TensorRT-LLM loads."""
+    """Draft that TensorRT-LLM loads."""
     is_whole = deployment.mode == "native" and deployment.draft == deployment.checkpoint
     return (converted_draft(deployment.draft_sizes) if is_whole else None) or _place(deployment.draft)
 
 
 def _place(draft: str) -> str:
-    """A directory by its whole path, which the file may be read far from; a repository's name as it is."""
+    """Absolute path of a directory, because the file may be read elsewhere; a repository id unchanged."""
     return str(Path(draft).absolute()) if Path(draft).is_dir() else draft
 
 
 def _sampling(deployment: ResolvedDeployment) -> dict[str, Any]:
-    """Of the one-model sampler, which without the first refuses requests with penalties (spec_sampler_base.py)."""
+    """Settings of the one-model sampler; without enable_penalty it refuses penalties (spec_sampler_base.py)."""
     rejection = {"use_rejection_sampling": True} if deployment.use_rejection_sampling else {}
     return {"enable_penalty": True, **rejection}
 
 
 def _draft_facts(deployment: ResolvedDeployment) -> dict[str, Any]:
-    """What TensorRT-LLM reads of the draft's config.json, for a draft that is not downloaded when it reads its file.
+    """Facts that TensorRT-LLM reads from the draft's config.json, for a draft that it has yet to download.
 
     It captures nothing for taps that it has not found by then, and says nothing (DFlashDecodingConfig @ 7c7504c0). A
     mask token that is not known is left to the draft itself, which is read later.
@@ -133,5 +133,5 @@ def trtllm_command(deployment: ResolvedDeployment, method: Method, host: str, po
 
 
 def is_engine_mode(deployment: ResolvedDeployment, method: Method) -> bool:
-    """Whether our drafter takes the place of TensorRT-LLM's."""
+    """Whether our drafter replaces TensorRT-LLM's."""
     return deployment.mode == "engine" and method == "dflash"

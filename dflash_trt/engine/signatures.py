@@ -16,6 +16,7 @@ from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 COMPUTE, FLOAT, FP8, INT32, INT64 = "BFLOAT16", "FLOAT", "FLOAT8E4M3FN", "INT32", "INT64"  # ONNX's spelling
 CONTEXT_LAYOUT_SIZE = 5  # page size, strides of page, K to V, row and head
 PAGE_SIZES = (16, 32, 64)  # of a context in several pages
+TOKENS_PER_PAGE = 32  # of the target's and the drafter's caches; the default of tokens_per_block in TensorRT-LLM
 MAX_CONTEXT = 131072
 
 

@@ -25,12 +25,23 @@ from dflash_trt.api.metrics import DecoderMetrics
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.errors import ConfigError, DFlashError, RequestError
 from dflash_trt.triton import mpi_ranks
-from dflash_trt.triton.metric_names import COUNTERS, FIELDS, GAUGES
 from dflash_trt.triton.model_file import MODEL_FILE, TritonConfig, read_model
 from dflash_trt.triton.service import Service
 from dflash_trt.triton.tensors import INPUTS
 from dflash_trt.triton.watchdog import start_watchdog
 from dflash_trt.trtllm.launch_environment import read_mpi_launch
+
+GAUGE, COUNTER = "GAUGE", "COUNTER"  # of triton.MetricFamily, which exists once a model is being initialised
+METRICS = {
+    "dflash_running_requests": (GAUGE, "running", "Requests that hold a slot"),
+    "dflash_waiting_requests": (GAUGE, "waiting", "Queued requests"),
+    "dflash_free_slots": (GAUGE, "free_slots", "Free slots"),
+    "dflash_output_tokens": (COUNTER, "output_tokens", "Tokens emitted"),
+    "dflash_verify_steps": (COUNTER, "acceptance.passes", "Verify passes, counted once for each request in them"),
+    "dflash_draft_tokens": (COUNTER, "acceptance.proposed", "Draft tokens verified"),
+    "dflash_accepted_draft_tokens": (COUNTER, "acceptance.accepted", "Draft tokens accepted"),
+}
+"""Kind, field of DecoderMetrics and help text by name on Triton's /metrics page."""
 
 
 class TritonPythonModel:
@@ -82,20 +93,19 @@ class TritonMetrics:
     """The runtime's metrics on the server's /metrics page."""
 
     def __init__(self, model_name: str) -> None:
-        self._families = [
-            *(triton.MetricFamily(name, text, triton.MetricFamily.GAUGE) for name, text in GAUGES.items()),
-            *(triton.MetricFamily(name, text, triton.MetricFamily.COUNTER) for name, text in COUNTERS.items()),
-        ]
-        metrics = [family.Metric(labels={"model": model_name}) for family in self._families]
-        self._metrics = dict(zip([*GAUGES, *COUNTERS], metrics, strict=True))
+        self._families = {
+            name: triton.MetricFamily(name, text, getattr(triton.MetricFamily, kind))
+            for name, (kind, _, text) in METRICS.items()
+        }
+        self._metrics = {name: family.Metric(labels={"model": model_name}) for name, family in self._families.items()}
 
     def publish(self, snapshot: DecoderMetrics | None) -> None:
-        """Sets gauges, and increments counters by the difference."""
+        """Set gauges, and increment counters by the difference."""
         if snapshot is None:
             return
-        for name, metric in self._metrics.items():
-            value = attrgetter(FIELDS[name])(snapshot)
-            if name in GAUGES:
+        for name, (kind, field, _) in METRICS.items():
+            metric, value = self._metrics[name], attrgetter(field)(snapshot)
+            if kind == GAUGE:
                 metric.set(value)
             else:
                 metric.increment(value - metric.value())

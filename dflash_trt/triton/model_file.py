@@ -18,7 +18,7 @@ MODEL_FILE = "model.yaml"
 TRITON_CONFIG = "triton_config"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 Dtype = Literal["auto", "float32", "bfloat16"]
-"""Of the target: dflash_trt.api.runtime_options.DTYPES."""
+"""Type of the target, one of dflash_trt.api.runtime_options.DTYPES."""
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -59,7 +59,7 @@ class EmbeddedFile(EmbeddedArguments, frozen=True, kw_only=True, forbid_unknown_
 
 
 def check_name(name: str) -> None:
-    """Raises ConfigError unless `name` is a folder's of the repository, which a URL takes as it is."""
+    """Raise ConfigError unless `name` can be a folder, and part of a URL."""
     if not NAME.fullmatch(name):
         raise ConfigError(
             f"--name: expected letters, digits, '_', '-' and '.', the first a letter, digit or '_', found {shown(name)}"

@@ -27,7 +27,7 @@ def leader_session() -> dict[str, Any]:
 
 
 def work() -> NoReturn:
-    """Runs tasks of rank 0 until it ends, on other ranks; then raises EngineError, so that no server opens."""
+    """Run rank 0's tasks on another rank until rank 0 ends; then raise EngineError, so that no server opens."""
     communicator = import_mpi("started by mpirun").COMM_WORLD
     with import_module("mpi4py.futures").MPICommExecutor(communicator):
         pass  # on every rank but 0, entering is working

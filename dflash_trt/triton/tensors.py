@@ -22,7 +22,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
     data_type: str
     """Triton's name for it, without TYPE_."""
     length: int
-    """Length of its one dimension; ANY is any."""
+    """Size of the only dimension, or ANY."""
 
 
 def _data_type(field: NumberField) -> str:

@@ -48,7 +48,7 @@ def _terminate(dead: str, dead_pid: int, survivor: str, survivor_pid: int, pidfd
 
 
 def _exited(pidfds: tuple[int, ...], timeout_seconds: float | None) -> list[int]:
-    """Those that have exited, once one has or the time-out is over."""
+    """Wait until one has exited or the time is over; return all that have."""
     return select.select(pidfds, [], [], timeout_seconds)[0]
 
 

@@ -2,8 +2,8 @@
 """`python -m dflash_trt.trtllm trtllm-serve ...`: a command with our drafter registered in every rank.
 
 TensorRT-LLM spawns its ranks with mpi4py, which imports the main module of the spawning process into each of them
-(there it is called `__worker__`). What stands at this level therefore runs in all of them; `--custom_module_dirs` alone
-reaches only the process that was started. Ranks of trtllm-llmapi-launch register with their first task.
+(as `__worker__`), so module-level code runs in all of them; `--custom_module_dirs` alone reaches only the process that
+was started. Ranks of trtllm-llmapi-launch register with their first task.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dflash_trt.trtllm.start import register_in_remote_ranks, run_command
 
 if __name__ == "__main__":
     try:
-        worker = register().commit[:12]
+        release = register()
         if is_trtllm_launch(os.environ):
             register_in_remote_ranks()
     except DFlashError as problem:
         sys.exit(f"error: {problem}")
-    print(f"dflash-trt: its drafter is registered, for TensorRT-LLM's worker of {worker}", file=sys.stderr)
+    print(f"dflash-trt: drafter registered in TensorRT-LLM {release}", file=sys.stderr)
     run_command(sys.argv[1:])
 else:
     register()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drafter's context in TensorRT-LLM's managed pool: what its cache manager is told, and how the drafter binds it.
+"""The drafter's context in TensorRT-LLM's managed pool: its declaration to the cache manager, and its binding.
 
 Read in NVIDIA/TensorRT-LLM: _torch/speculative/dflash.py at 414ba69f, 864a4300 and 8d62b3e5, and
 _torch/pyexecutor/_util.py at 12a71fe4 (`_create_one_model_draft_kv_cache_manager`). None of it was run.
@@ -27,7 +27,7 @@ BACKENDS = {DENSE_BACKEND: False, POOL_BACKEND: True, "AUTO": True}
 
 
 def declare_pool(draft_config: Any, spec: DraftSpec) -> None:
-    """Makes TensorRT-LLM's ModelConfig of the draft describe the rows that every rank keeps.
+    """Make TensorRT-LLM's ModelConfig of the draft describe the rows that every rank keeps.
 
     The manager divides KV heads among the ranks, and `spec` has those of one: all, or its share. One pool holds all
     layers only if no layer has a window: windows are in the plans.
@@ -41,11 +41,11 @@ def declare_pool(draft_config: Any, spec: DraftSpec) -> None:
 
 
 class BoundContext:
-    """Which context the executor reads; the worker's manager is replaced while it sizes its memory.
+    """Binds the executor to the worker's context; its manager is replaced once, after it has sized its memory.
 
-    What addresses, shapes and strides show to be wrong is refused by name. What only the pool's and the table's content
-    would show is not: both are on the GPU, and reading them back would stop every step. That is a page of another
-    request, or a length beyond what was written; drafts are then worse, and the target's tokens still the target's.
+    Wrong addresses, shapes and strides are refused by name. Wrong contents of the pool or the table (a page of another
+    request, a length beyond what was written) are not: reading them back would stall every step. Drafts are then worse,
+    and the target's tokens unchanged.
     """
 
     def __init__(self, executor: Executor, spec: DraftSpec) -> None:
@@ -58,7 +58,7 @@ class BoundContext:
         self._key = None
 
     def bind_caches(self, k_cache: Tensor, v_cache: Tensor) -> None:
-        """Before every pass: dense caches [slots, L, C, G, D]. Raises EngineError for those of another draft."""
+        """Bind dense caches [slots, L, C, G, D] before every pass; EngineError for those of another draft."""
         key = _addresses(k_cache, v_cache)
         if key == self._key:
             return
@@ -73,9 +73,9 @@ class BoundContext:
         self._key = key
 
     def bind_pool(self, layers: Sequence[Tensor], page_table: Tensor) -> None:
-        """Before every pass: views [pages, 2, G, rows, D] of all layers, and the worker's table [slots, M] INT32.
+        """Bind views [pages, 2, G, rows, D] of all layers and the worker's table [slots, M] INT32 before every pass.
 
-        Raises EngineError for a pool of another draft, or one that is laid out as no cache manager does.
+        Raises EngineError for a pool of another draft, or of an unknown layout.
         """
         key = _addresses(*layers, page_table)
         if key == self._key:
@@ -103,7 +103,7 @@ class BoundContext:
             )
 
     def _check_pages(self, layers: Sequence[Tensor]) -> None:
-        """A page of one layer is K [G, rows, D], then V; pages follow each other, or with all layers' between them."""
+        """A layer's page is K [G, rows, D], then V; pages are contiguous (V2) or interleaved by layer (V1)."""
         rows, first = layers[0].shape[3], min(layer.data_ptr() for layer in layers)
         if rows not in PAGE_SIZES:
             raise EngineError(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TensorRT-LLM's DFlash worker asks of a DFlash2 drafter besides: the path through the candidates of a block.
+"""The drafter module of a DFlash2 draft, which also chooses the path through a block's candidates.
 
-As its own drafter (pull request 18155; `test_dflash2_semantics.py` of that, and the calls of `generations.json`).
+Read in TensorRT-LLM's own DFlash2 drafter (pull request 18155 with its `test_dflash2_semantics.py`).
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from dflash_trt.trtllm.drafter_module import EngineDrafter
 
 
 class DFlash2EngineDrafter(EngineDrafter):
-    """An EngineDrafter whose proposals are a path; the worker finds the candidates with the target's lm_head."""
+    """Proposes a path; the worker finds the candidates with the target's lm_head."""
 
     is_dflash2 = has_candidate_selector = True
 
     def __init__(
         self, draft_config: Any, spec: DraftSpec, executor: Executor, directory: Path, *, in_pool: bool = False
     ) -> None:
-        """The selector's tensors are in `directory`, the engine's."""
+        """`directory` is the engine's, with the selector's tensors."""
         super().__init__(draft_config, spec, executor, in_pool=in_pool)
         self._spec = spec
         self._directory = directory
         self.candidate_selector: CandidateSelector | None = None
 
     def _build_fused_kv_buffers(self) -> None:
-        """Also reads the selector: this comes before every cache, and after the executor has its GPU."""
+        """Read the selector, too: the executor has its GPU, and no cache exists yet."""
         super()._build_fused_kv_buffers()
         if self.candidate_selector is None:
             self.candidate_selector = CandidateSelector.read(self._directory, self._spec, self._executor.device)
@@ -46,9 +46,9 @@ class DFlash2EngineDrafter(EngineDrafter):
         block_hidden_states: Tensor,
         anchor_token_ids: Tensor,
     ) -> Tensor:
-        """block_logits [B, K, V] FLOAT, in place, reduced to the scores of the greedy path's candidates.
+        """block_logits [B, K, V] FLOAT, reduced in place to the scores of the greedy path's candidates.
 
-        Its argmax is the path, and a sample of a row one of that row's proposals. `candidate_ids` and `unary_logits`
+        The argmax is the path; sampling a row gives one of its candidates. `candidate_ids` and `unary_logits`
         [B, K, k] are the best of block_logits, `block_hidden_states` [B, K, H] the final rows, and `anchor_token_ids`
         [B] the last verified tokens.
         """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drafter module that TensorRT-LLM's DFlash worker calls, with an engine directory's graphs in the place of layers.
+"""The drafter module that TensorRT-LLM's DFlash worker calls, with an engine directory's graphs in place of layers.
 
-Attributes and methods bear the names that the worker uses (`contract.py`), not ours.
+Attributes and methods have the worker's names (tests/contract/generations.json), not ours.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dflash_trt.trtllm.context_pool import DENSE_BACKEND, POOL_BACKEND, BoundCon
 
 
 class _Backbone(nn.Module):
-    """What the target shares; the layers themselves are in the graphs."""
+    """Modules that the target shares; the layers are in the graphs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class _Shared(nn.Module):
 
 
 class EngineDrafter(nn.Module):
-    """Context rows and blocks by `executor`, with the context cache that the worker owns: dense, or a pool of pages."""
+    """Computes context rows and blocks with `executor`; the worker owns the context cache, dense or a pool of pages."""
 
     def __init__(self, draft_config: Any, spec: DraftSpec, executor: Executor, *, in_pool: bool = False) -> None:
         """`draft_config` is TensorRT-LLM's ModelConfig of the engine directory. Nothing is loaded yet."""
@@ -52,15 +52,16 @@ class EngineDrafter(nn.Module):
         self.mask_token_embedding: Tensor | None = None  # a mask row of the draft's own; ours use the target's
         self.block_size = spec.block_size
         self.dflash_attention_backend = POOL_BACKEND if in_pool else DENSE_BACKEND
-        # A pool without the worker's own attention, and so without what that asks of GPUs and masks.
+        # A pool without the worker's own attention, and so without its demands on GPUs and masks.
         self._paged_ctx_cache = in_pool
         self._uses_worker_attention_backend = False
         self._kv_factor = 2
         self._context = BoundContext(executor, spec)
+        self.has_drafted = False  # read by registration.py, which proves that this drafter is called
         # The worker asks whether these two exist, and what dtype the cache should have; the context graph holds both.
         self.fc = nn.Linear(1, 1, bias=False, dtype=executor.cache_dtype)
         self.hidden_norm = nn.Identity()
-        # This rank's: all, unless ranks share the drafter.
+        # This rank's share; everything unless ranks share the drafter.
         self._num_attn_layers = len(spec.layers)
         self._num_heads = spec.num_attention_heads
         self._num_kv_heads = spec.num_key_value_heads
@@ -77,16 +78,16 @@ class EngineDrafter(nn.Module):
         self.lm_head = target_model.lm_head
 
     def _build_fused_kv_buffers(self) -> None:
-        """The worker's last call before it allocates the cache, or another one in its place: the old one is let go.
+        """Release the old cache: the worker calls this just before it allocates or replaces its cache.
 
-        With dummy weights it is also the first call here.
+        With dummy weights this is also the first call.
         """
         self._executor.release()
         self._context.forget()
         self._executor.load()
 
     def project_target_hidden(self, hidden_states: Tensor) -> Tensor:
-        """The taps as they are: fc and hidden_norm are part of the context graph."""
+        """Return the taps unchanged: fc and hidden_norm are part of the context graph."""
         return hidden_states
 
     def precompute_context_kv(self, projected_hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,8 +109,8 @@ class EngineDrafter(nn.Module):
     ) -> Tensor:
         """hidden [B*W, H] of blocks noise_embedding [B, W, H] over the context, which is only read.
 
-        That is in caches [slots, L, C, G, D], or in a pool's views [pages, 2, G, rows, D] of each layer, with a page
-        table of which `ctx_cache_batch_idx` names rows. Raises EngineError for those of another draft.
+        The context is in caches [slots, L, C, G, D], or in a pool's views [pages, 2, G, rows, D] by layer with a page
+        table whose rows `ctx_cache_batch_idx` names. Raises EngineError for a context of another draft.
         """
         if ctx_page_table is not None:
             self._context.bind_pool(ctx_kv_cache, ctx_page_table)
@@ -124,4 +125,5 @@ class EngineDrafter(nn.Module):
         offsets = torch.arange(self.block_size, dtype=query_positions.dtype, device=query_positions.device)
         positions = query_positions[:, :1] + offsets
         hidden = self._executor.draft(DraftInputs(blocks, positions, ctx_cache_batch_idx, num_ctx_per_req))
+        self.has_drafted = True
         return hidden[:, :W].reshape(B * W, H)

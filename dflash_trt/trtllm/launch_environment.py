@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What launchers leave in the environment of the processes that they start: torchrun, mpiexec, trtllm-llmapi-launch.
+"""Environment variables that launchers set: torchrun, mpiexec, trtllm-llmapi-launch.
 
 The only list of their variables.
 """
@@ -12,14 +12,14 @@ from typing import Any
 
 from dflash_trt.errors import MissingDependencyError, RankError
 
-# Rank and number of ranks, by launcher: torchrun (and whoever speaks its language), Open MPI, MPICH and its kin.
+# Rank and number of ranks, by launcher: torchrun and compatible launchers; Open MPI; MPICH and its derivatives.
 _TORCHRUN = ("RANK", "WORLD_SIZE")
 _MPIEXEC = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
-# torchrun's: the same counted on one host, and where the ranks meet.
+# torchrun's rank and size on one host, and the rendezvous address.
 LOCAL_RANK, LOCAL_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 MASTER_ADDRESS = "MASTER_ADDR"
 _LOCAL_ADDRESSES = ("127.0.0.1", "localhost", "::1")
-# What belongs to the job of an mpiexec: Open MPI's and PMI's; its settings are the user's.
+# Variables of an mpiexec job, Open MPI's and PMI's; settings are the user's.
 _MPI_JOB = ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "OMPI_FIRST_", "OMPI_APP_CTX_", "OMPI_MCA_orte_", "ORTE_",
             "PMIX_", "PMI_")  # fmt: skip
 _MPI_SETTINGS = "PMIX_MCA_"
@@ -29,7 +29,7 @@ _TRTLLM_LAUNCH = "TLLM_SPAWN_PROXY_PROCESS"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What the launcher says about this process."""
+    """This process's place in its launch."""
 
     rank: int
     size: int
@@ -39,7 +39,7 @@ class Launch:
 def read_launch(environment: Mapping[str, str]) -> Launch:
     """Reads the launcher's variables, torchrun's before mpiexec's; without a launcher, a process is alone.
 
-    Raises RankError where they are no numbers.
+    Raises RankError for values that are not numbers.
     """
     return _read(environment, _TORCHRUN, by_mpiexec=False) or read_mpi_launch(environment)
 
@@ -51,13 +51,13 @@ def read_mpi_launch(environment: Mapping[str, str]) -> Launch:
 
 
 def torchrun_variables(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:
-    """What torchrun would have set, for libraries that read nothing else."""
+    """Variables that torchrun sets, for libraries that read no others."""
     names = (*_TORCHRUN, LOCAL_RANK, LOCAL_SIZE)
     return dict(zip(names, map(str, (rank, size, local_rank, local_size)), strict=True))
 
 
 def is_one_host(environment: Mapping[str, str]) -> bool:
-    """Whether torchrun, or who speaks its language, says that all ranks are on this host."""
+    """Whether torchrun's variables say that all ranks are on this host."""
     size = environment.get(_TORCHRUN[1])
     return environment.get(LOCAL_SIZE, "") == size or environment.get(MASTER_ADDRESS) in _LOCAL_ADDRESSES
 
@@ -68,14 +68,14 @@ def is_trtllm_launch(environment: Mapping[str, str]) -> bool:
 
 
 def forget_mpi_job(environment: MutableMapping[str, str]) -> None:
-    """Forgets an mpiexec around this process: what it spawns must not take part in that job."""
+    """Remove the variables of an mpiexec around this process, so that its children do not join that job."""
     for name in list(environment):
         if name.startswith(_MPI_JOB) and not name.startswith(_MPI_SETTINGS):
             del environment[name]
 
 
 def import_mpi(wanted_by: str, otherwise: str = "") -> Any:
-    """mpi4py's MPI, which joins MPI's world; raises MissingDependencyError where there is none."""
+    """Import mpi4py's MPI, which joins MPI's world; MissingDependencyError where there is none."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

@@ -71,7 +71,7 @@ class TrtllmBackend:
 
     @classmethod
     def open(cls, deployment: ResolvedDeployment, method: Method) -> TrtllmBackend:
-        """What a deployment file says, decoded with the drafter or without.
+        """Open a deployment, with the drafter or without.
 
         Raises MissingDependencyError without TensorRT-LLM, ConfigError for a deployment that it could not run or that
         has more ranks than GPUs are here, EngineError where engine mode's ranks would not have our drafter.
@@ -84,7 +84,7 @@ class TrtllmBackend:
         return cls({"model": deployment.target, **arguments})
 
     def prepare(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[PendingResult]:
-        """Requests that are not submitted yet; TensorRT-LLM checks them as they are."""
+        """Requests to submit; TensorRT-LLM checks them itself."""
         return [PendingResult(self, *asked) for asked in zip(prompts, params, strict=True)]
 
     def submit(self, prompt: Prompt, params: SamplingParams, *, incremental: bool) -> Any:
@@ -123,11 +123,11 @@ class TrtllmBackend:
         return load_tokenizer(configuration_directory(self._target))
 
     def metrics(self) -> None:
-        """None: they would be per iteration, and TensorRT-LLM has its own ways to them."""
+        """None: TensorRT-LLM reports its own metrics per iteration."""
         return
 
     def close(self) -> None:
-        """Ends the ranks."""
+        """End the ranks."""
         self._llm.shutdown()
 
     def completion(self, result: Any, params: SamplingParams, arrived: float, seconds: float) -> Completion:
@@ -149,7 +149,7 @@ class TrtllmBackend:
         )
 
     def _acceptance(self, drafts: Any) -> Acceptance:
-        """It counts the placeholders of a request's first pass as proposed: every pass has K, and none is plain."""
+        """Counters, in which placeholders of a request's first pass count as proposed: every pass has K."""
         proposed, accepted = drafts.total_draft_tokens, drafts.total_accepted_draft_tokens
         passes = round(proposed / self.num_draft_tokens) if proposed and self.num_draft_tokens else None
         return Acceptance(
@@ -162,7 +162,7 @@ class TrtllmBackend:
 
 
 class PendingResult:
-    """A request whose whole answer is waited for."""
+    """A request that returns its answer at once."""
 
     def __init__(self, backend: TrtllmBackend, prompt: Prompt, params: SamplingParams) -> None:
         self._backend, self._prompt, self._params = backend, prompt, params
@@ -170,17 +170,17 @@ class PendingResult:
         self._result: Any = None
 
     def submit(self) -> None:
-        """Hands it to the executor."""
+        """Hand the request to the executor."""
         self._arrived = time.perf_counter()
         self._result = self._backend.submit(self._prompt, self._params, incremental=False)
 
     def result(self) -> Completion:
-        """The whole answer; where TensorRT-LLM keeps no times, it ends when it is asked for."""
+        """The whole answer; without TensorRT-LLM's times it ends when this returns."""
         state = self._result.result()
         return self._backend.completion(state, self._params, self._arrived, time.perf_counter() - self._arrived)
 
     def cancel(self) -> None:
-        """Aborts what has not ended."""
+        """Abort the request unless it has ended."""
         if self._result is not None and not self._result.finished:
             self._result.abort()
 
@@ -208,7 +208,7 @@ def _other_metrics(result: Any, measured: Any) -> dict[str, float]:
 
 
 def _logprobs(output: Any) -> list[float] | None:
-    """Of the drawn tokens: TensorRT-LLM gives numbers, or for each token a dictionary by token id."""
+    """Log-probabilities of the sampled tokens, from numbers or from a dictionary by token id for each."""
     logprobs = getattr(output, "logprobs", None)
     if not logprobs:
         return None
@@ -219,7 +219,7 @@ def _logprobs(output: Any) -> list[float] | None:
 def sampling_arguments(params: SamplingParams, *, is_speculative: bool) -> dict[str, Any]:
     """Our settings as arguments of `tensorrt_llm.SamplingParams`, whose own defaults decode greedily.
 
-    What has no effect is not said; RequestError for what TensorRT-LLM has no word for, and for what its one-model
+    Settings without effect are left out. RequestError for settings that TensorRT-LLM lacks, or that its one-model
     sampler refuses (speculative/spec_sampler_base.py @ 006567a).
     """
     refused = {"logprobs": bool(params.logprobs), "min_p": params.min_p > 0 and params.temperature > 0}
@@ -250,7 +250,7 @@ def sampling_arguments(params: SamplingParams, *, is_speculative: bool) -> dict[
 
 
 def _check(deployment: ResolvedDeployment, arguments: dict[str, Any]) -> None:
-    """What `serve-config --check` would refuse, and more ranks than this machine has GPUs for."""
+    """Refuse what `serve-config --check` would, and more ranks than this machine has GPUs."""
     installed = installed_version("trtllm")
     schema = load_schema("trtllm", installed if installed in versions("trtllm") else None)
     findings = check(deployment_config(deployment, schema, arguments))

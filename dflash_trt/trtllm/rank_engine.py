@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which part of an engine a rank of TensorRT-LLM runs, and how ranks that share a drafter add up what they have.
+"""The part of an engine that a rank of TensorRT-LLM runs, and the all-reduce of ranks that share a drafter.
 
-With TensorRT-LLM's own all-reduce, which its target's layers use in the same captured graphs: for blocks of a few rows
-it has kernels that are faster than NCCL's (`AllReduce` of _torch/distributed/ops.py at 0071496dc625; read, not run).
+It is TensorRT-LLM's own, which its target's layers use in the same captured graphs: for blocks of a few rows
+it has faster kernels than NCCL (`AllReduce` of _torch/distributed/ops.py at 0071496dc625; read, not run).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ DISTRIBUTED = "tensorrt_llm._torch.distributed"
 
 
 def rank_engine(directory: Path, whole: Manifest, mapping: Any) -> tuple[Path, Manifest]:
-    """Directory and manifest of what the rank of `mapping` runs: the whole drafter, or its shard.
+    """Directory and manifest of the whole drafter, or of the shard of `mapping`'s rank.
 
-    Raises EngineError for shards of another number of ranks, or where ranks have other requests than each other.
+    Raises EngineError for shards of another number of ranks, or where ranks have requests of their own.
     """
     if whole.shard is not None:
         raise EngineError(
@@ -50,7 +50,7 @@ def rank_engine(directory: Path, whole: Manifest, mapping: Any) -> tuple[Path, M
 
 
 def all_reduce(mapping: Any) -> AllReduce:
-    """That of TensorRT-LLM among the ranks of `mapping`; EngineError where it has none that is made of a mapping."""
+    """TensorRT-LLM's all-reduce among the ranks of `mapping`; EngineError where it takes no mapping."""
     package: Any = getattr(import_module(DISTRIBUTED), "AllReduce", lambda: None)
     found = list(inspect.signature(package).parameters)
     if "mapping" not in found:

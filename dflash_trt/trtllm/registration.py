@@ -1,35 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts our drafter in the place of TensorRT-LLM's own, in the process that imports it."""
+"""Put our drafter in the place of TensorRT-LLM's own, in this process."""
 
 from __future__ import annotations
 
+import inspect
+from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.errors import EngineError
-from dflash_trt.trtllm.contract import INTERFACE, REGISTRY, WorkerVersion, check_contract
+from dflash_trt.trtllm.contract import INTERFACE, REGISTRY, WORKER, check_contract
 
 
-def register() -> WorkerVersion:
-    """The generation of worker that was found.
+def register() -> str:
+    """Register our drafter, and make the worker prove that it is called; return the release of TensorRT-LLM.
 
-    Raises EngineError with every difference where this TensorRT-LLM is not one that this was written for.
+    Raises EngineError with every difference where this TensorRT-LLM is not one that engine mode was written for.
     """
-    generation = check_contract()
-    mode = import_module(INTERFACE).SpeculativeDecodingMode.DFLASH
-    import_module(REGISTRY).register_draft_model(mode)(build_draft_model)
-    return generation
+    release = check_contract()
+    mode, registry = import_module(INTERFACE).SpeculativeDecodingMode.DFLASH, import_module(REGISTRY)
+    if registry.get_registered_draft_model_builder(mode) is not build_draft_model:
+        registry.register_draft_model(mode)(build_draft_model)
+        _require_our_drafter(import_module(WORKER).DFlashWorker)
+    return release
+
+
+def _require_our_drafter(worker: Any) -> None:
+    """Fail the first drafted step of `worker` that did not call our drafter.
+
+    A target may build a drafter of its own past the registry. Every step with generating requests passes through this
+    method in each rank; a CUDA graph is captured through it.
+    """
+    step = worker._forward_impl
+    signature = inspect.signature(step)
+
+    @wraps(step)
+    def checked_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = step(self, *args, **kwargs)
+        given = signature.bind(self, *args, **kwargs).arguments
+        drafter, attention = given["draft_model"], given["attn_metadata"]
+        has_drafts = attention.num_seqs > attention.num_contexts and given["spec_metadata"].runtime_draft_len > 0
+        if has_drafts and not getattr(drafter, "has_drafted", False):
+            found = f"{type(drafter).__module__}.{type(drafter).__qualname__}"
+            raise EngineError(
+                "engine mode: expected the first drafted step to call the registered drafter, found that TensorRT-LLM"
+                f" drafts with {found}: this target family builds its own",
+                hint="serve in native mode: mode: native in the deployment file",
+            )
+        return result
+
+    worker._forward_impl = checked_step
 
 
 def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model: Any) -> Any:
-    """The drafter of the engine directory that `speculative_model` names; its plans are loaded with the weights.
+    """Build the drafter, or this rank's share, of the engine that `speculative_model` names; plans load with weights.
 
-    Of an engine that ranks share, it is this rank's part. Raises EngineError when that is no engine directory, is
-    shared by other ranks than there are, or has no plans, when these were built for another GPU or TensorRT than are
-    here, for an attention backend whose cache our plans do not read, and for plans whose cache has a
-    dtype of its own: the worker casts taps to the cache's.
+    Raises EngineError where that is no engine directory, is shared by another number of ranks, or has no plans; for
+    plans of another GPU or TensorRT; for an attention backend whose cache our plans do not read; and for an FP8
+    context cache, because the worker casts taps to the cache's dtype.
     """
     from dflash_trt.engine.plans.launcher import CurrentStreamLauncher
     from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
@@ -77,7 +107,7 @@ def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model:
         declare_pool(draft_config, draft)
     shared = None if manifest.shard is None else all_reduce(mapping)
     executor = TensorRTExecutor(place, manifest, CurrentStreamLauncher(), shared)
-    executor.check()  # now, and not when the target's weights have been read
+    executor.check()  # before the target's weights are read
     if draft.candidate_selector is not None:
         return DFlash2EngineDrafter(draft_config, draft, executor, directory, in_pool=in_pool)
     return EngineDrafter(draft_config, draft, executor, in_pool=in_pool)

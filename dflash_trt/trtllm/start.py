@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts a console command, TensorRT-LLM's or ours, inside a process whose main module registers the drafter."""
+"""Start a console command, TensorRT-LLM's or ours, in a process whose main module registers the drafter."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run_command(command: Sequence[str]) -> None:
 
 
 def check_start() -> None:
-    """Raises EngineError where ranks would not import the registration, and so not use our drafter."""
+    """Raise EngineError where ranks would not import the registration."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is None or spec.name != f"{MODULE}.__main__":
         raise EngineError(
@@ -49,7 +49,7 @@ def check_start() -> None:
 
 
 def register_in_remote_ranks() -> None:
-    """Makes every task register the drafter in its rank first; EngineError where tasks are not sent as they were.
+    """Make every task register the drafter in its rank first; EngineError where tasks are sent another way.
 
     Ranks of trtllm-llmapi-launch import no main module but unpickle tasks. They run TensorRT-LLM's own modules
     (llmapi/mgmn_leader_node.py on rank 0, mgmn_worker_node.py on the others) and wait; the command, which is no MPI
@@ -70,6 +70,6 @@ def register_in_remote_ranks() -> None:
 
 
 def run_registered(task: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """A task in the rank that it was sent to."""
+    """Register the drafter in this rank, then run the task."""
     register()
     return task(*args, **kwargs)

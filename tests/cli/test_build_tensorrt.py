@@ -105,10 +105,10 @@ def test_a_deployment_prints_what_ranks_would_cost(tmp_path: Path) -> None:
     """Both ways, and which one the estimate prefers."""
     printed = re.compile(r"at batch 1 and 64, us, estimated: whole on each GPU .*; shared by 2 GPUs")
     for ranks in (1, 2):
-        config = config_file(tmp_path, gpus="b300x2", mode="engine", max_batch_size=64, draft_tensor_parallel=ranks)
+        config = config_file(tmp_path, gpus="b300x2", mode="engine", max_batch_size=64, num_ranks=ranks)
         said = run("build", config, "-o", tmp_path / "engine", "--force").stderr
         assert printed.search(said), said
-        assert ("by that estimate, set draft_tensor_parallel to 1" in said) == (ranks == 2)  # so small a draft
+        assert ("by that estimate, set num_ranks to 1" in said) == (ranks == 2)  # so small a draft
         assert read_manifest(tmp_path / "engine").num_ranks == ranks
     with pytest.raises(click.UsageError, match="--tp is for a draft checkpoint"):
         run_here("build", config, "--tp", 2)
@@ -214,7 +214,7 @@ def test_dry_run_of_an_engine_mode_deployment(engine: Path, tmp_path: Path, caps
 
 def test_dry_run_where_ranks_share(engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A line for each segment of each rank, before and after the engine is built; memory is a rank's."""
-    config = config_file(tmp_path, gpus="b300x2", mode="engine", max_seq_len=512, draft_tensor_parallel=2)
+    config = config_file(tmp_path, gpus="b300x2", mode="engine", max_seq_len=512, num_ranks=2)
     document = dry_run(capsys, config, "-o", engine)
     plans = [f"rank{rank}/{name}.plan" for rank in range(2) for name in ("context", *(f"draft.{i}" for i in range(5)))]
     saved = [shlex.split(line)[2] for line in document["trtexec"]]

@@ -26,7 +26,7 @@ def test_json_is_one_document() -> None:
 def test_the_command_that_fixes_it_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dflash_trt.cli.machine_report.package_version", lambda package: None)
+    monkeypatch.setattr("dflash_trt.cli.doctor_machine.package_version", lambda package: None)
     monkeypatch.setenv("COLUMNS", "200")
     run_here("doctor")
     output = capsys.readouterr().out

@@ -22,8 +22,8 @@ from dflash_trt.deploy.real_classes import check_trtllm
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.schema import Schema, load_schema, versions
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
-from dflash_trt.trtllm.contract import read_package
 from tests.contract.bare_import import import_bare
+from tests.contract.drafter_contract import read_package
 from tests.deploy.broken import CASES
 from tests.deploy.broken.configuration import changed
 from tests.deploy.deployments import resolved
@@ -70,7 +70,7 @@ def find_package(directory: Path) -> Path | None:
 
 
 def release_of(package: Path) -> str:
-    """As its version.py says."""
+    """Release in the package's version.py."""
     file = package / "version.py"
     found = re.search(r'__version__\s*=\s*"([^"]+)"', file.read_text()) if file.is_file() else None
     return found[1] if found else "of an unknown release"

@@ -32,7 +32,7 @@ def test_resolves_renders_and_passes(name: str, runtime: Runtime) -> None:
 
 @pytest.mark.parametrize(("name", "runtime"), SERVED)
 def test_no_warning_without_a_reason_in_the_file(name: str, runtime: Runtime) -> None:
-    """And no reason without its warning."""
+    """Every warning has its reason, and every reason its warning."""
     warned = {finding.rule for finding in findings(name, runtime) if finding.severity == WARNING}
     accepted = set(resolved(name).accepted_warnings)
     assert warned <= accepted
@@ -79,7 +79,7 @@ def test_python_of_a_repository_is_run_where_the_file_says_so() -> None:
 
 
 def test_tensorrt_llm_gets_a_dense_copy_of_the_gpt_oss_draft() -> None:
-    """Its construction raises for the layers of model_type gpt_oss; the other runtimes load the draft itself."""
+    """TensorRT-LLM refuses layers of model_type gpt_oss; the other runtimes load the draft itself."""
     name = "gpt-oss-120b.b300x8.latency"
     assert rendered(name, "trtllm").arguments["speculative_config"]["speculative_model"] == "gpt-oss-120b-DFlash-bf16"
     (finding,) = [finding for finding in findings(name, "trtllm") if finding.rule == "backbone"]
@@ -117,7 +117,7 @@ def test_the_flagship_in_both_modes_and_for_both_purposes(gpus: str) -> None:
     assert kinds >= expected | ({("engine", "throughput")} if gpus.startswith("b") else set())
     native = next(d for d in flagship if (d.mode, d.purpose) == ("native", "latency"))
     assert native.draft_attention == ("TRTLLM" if gpus.startswith("b") else "VANILLA")
-    assert (native.draft_tokens, native.tensor_parallel) == (9, 8)
+    assert (native.num_draft_tokens, native.tensor_parallel) == (9, 8)
     engine = next(d for d in flagship if (d.mode, d.purpose) == ("engine", "latency"))
     assert engine.recipe == ("nvfp4" if gpus.startswith("b") else "fp8")  # Hopper has no FP4
     assert engine.draft_attention == "TRTLLM"

@@ -26,7 +26,7 @@ def test_a_handful_of_lines_is_enough(tmp_path: Path) -> None:
     file.write_text(GOOD + "eagle3: {model: E}\n")
     loaded = load_deployment(file)
     assert (loaded.mode, loaded.recipe, loaded.prefix_reuse, loaded.max_batch_size) == ("native", "bf16", None, None)
-    assert loaded.eagle3 == Eagle3(model="E", draft_tokens=3)
+    assert loaded.eagle3 == Eagle3(model="E", num_draft_tokens=3)
 
 
 @pytest.mark.parametrize(
@@ -37,12 +37,12 @@ def test_a_handful_of_lines_is_enough(tmp_path: Path) -> None:
         (GOOD.replace("gpus: b300x8\n", ""), "missing key gpus"),
         (GOOD + "max_batch_size: many\n", "max_batch_size: expected `int | null`, got `str`"),
         (GOOD + "max_batch_size: 0\n", "max_batch_size: expected `int` >= 1, found 0"),
-        (GOOD + "draft_tokens: 0\n", "draft_tokens: expected `int` >= 1"),
+        (GOOD + "num_draft_tokens: 0\n", "num_draft_tokens: expected `int` >= 1"),
         (GOOD + "kv_cache_fraction: 1.5\n", "kv_cache_fraction: expected `float` < 1.0, found 1.5"),
-        (GOOD + "eagle3: {model: x, draft_tokens: -1}\n", "eagle3.draft_tokens: expected `int` >= 1, found -1"),
+        (GOOD + "eagle3: {model: x, num_draft_tokens: -1}\n", "eagle3.num_draft_tokens: expected `int` >= 1, found -1"),
         (GOOD + "mode: engin\n", "mode: expected one of engine, native, found 'engin' (nearest value: engine)"),
         (GOOD + "draft_attention: TRTLM\n", "(nearest value: TRTLLM)"),
-        (GOOD + "eagle3: {draft_tokens: 3}\n", "missing key eagle3.model"),
+        (GOOD + "eagle3: {num_draft_tokens: 3}\n", "missing key eagle3.model"),
         (GOOD + "prefix_reuse: 'no'\n", "prefix_reuse: expected `bool | null`, got `str`"),
     ],
 )

@@ -56,7 +56,7 @@ def test_without_one_nothing_is_written() -> None:
 
 
 def test_a_step_without_drafts_is_never_written_for_tensorrt_llm() -> None:
-    """Its worker returns before it stores the step's context rows."""
+    """The worker returns before it stores the step's context rows."""
     with pytest.raises(ConfigError, match="expected 1 or more drafts for every batch with TensorRT-LLM, found 0") as no:
         arguments(scheduled(SCHEDULE, max_batch_size=128), "trtllm")
     assert str(no.value.hint).startswith("set max_batch_size to 64, or write 1")
@@ -71,9 +71,9 @@ def test_sglang_refuses_it() -> None:
 @pytest.mark.parametrize(
     ("schedule", "words"),
     [
-        ({2: 9}, "expected to begin with batch 1 and draft_tokens 9, found {2: 9, ...}"),
-        ({1: 4}, "expected to begin with batch 1 and draft_tokens 9, found {1: 4, ...}"),
-        ({1: 9, 8: 10}, "expected at most draft_tokens 9, found 10 from batch 8 on"),
+        ({2: 9}, "expected to begin with batch 1 and num_draft_tokens 9, found {2: 9, ...}"),
+        ({1: 4}, "expected to begin with batch 1 and num_draft_tokens 9, found {1: 4, ...}"),
+        ({1: 9, 8: 10}, "expected at most num_draft_tokens 9, found 10 from batch 8 on"),
     ],
 )
 def test_schedules_that_cannot_be_meant(schedule: dict[int, int], words: str) -> None:

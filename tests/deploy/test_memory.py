@@ -36,8 +36,9 @@ def target(name: str = "openai/gpt-oss-120b") -> TargetSizes:
 def load(**changes: object) -> ServingLoad:
     """gpt-oss-120b on eight H200 in native mode, dense context."""
     base = ServingLoad(
-        gpus=parse_gpus("h200x8", "gpus"), draft=draft(), target=target(), algorithms={}, ranks=8, drafter_ranks=8,
-        max_batch_size=64, max_num_tokens=16384, max_seq_len=32768, draft_tokens=9, is_dense=True, is_fp8_cache=False,
+        gpus=parse_gpus("h200x8", "gpus"), draft=draft(), target=target(), algorithms={}, ranks=8, num_ranks=8,
+        max_batch_size=64, max_num_tokens=16384, max_seq_len=32768, num_draft_tokens=9, is_dense=True,
+        is_fp8_cache=False,
         pool_fraction=0.8,
     )  # fmt: skip
     return msgspec.structs.replace(base, **changes)
@@ -111,19 +112,19 @@ def test_arena_of_the_upstream_test() -> None:
     spec = msgspec.structs.replace(draft().spec, layers=5, num_key_value_heads=8, head_dim=128, block_size=16)
     asked = load(
         draft=msgspec.structs.replace(draft(), spec=spec),
-        drafter_ranks=1,
+        num_ranks=1,
         max_batch_size=128,
         max_seq_len=4096,
-        draft_tokens=4,
+        num_draft_tokens=4,
     )
     assert arena_bytes(asked) == 2 * 129 * 5 * (4096 + 5) * 8 * 128 * 2
     paged = msgspec.structs.replace(spec, layers=2, num_key_value_heads=1, head_dim=16, block_size=8)
     asked = load(
         draft=msgspec.structs.replace(draft(), spec=paged),
-        drafter_ranks=1,
+        num_ranks=1,
         max_batch_size=1,
         max_seq_len=100,
-        draft_tokens=7,
+        num_draft_tokens=7,
     )
     assert paged_arena_bytes(asked) == 2 * 2 * 2 * 128 * 1 * 16 * 2
 
@@ -147,7 +148,7 @@ def test_plan() -> None:
 
 
 def test_every_rank_of_engine_mode_keeps_the_whole_drafter() -> None:
-    native, engine = gpu_memory(load()), gpu_memory(load(drafter_ranks=1))
+    native, engine = gpu_memory(load()), gpu_memory(load(num_ranks=1))
     native_items, engine_items = ({i.name: i.bytes for i in memory.items} for memory in (native, engine))
     assert engine_items["context arena"] == 8 * native_items["context arena"]
     assert engine_items["drafter weights"] == draft().weight_bytes({}, 1)
@@ -164,8 +165,8 @@ def test_taps_are_captured_once_more_for_every_cuda_graph(batch: int, graphs: in
 
 
 def test_attention_by_data_parallelism_divides_experts_alone() -> None:
-    shared, own = load(ranks=2, drafter_ranks=2, is_dense=False), target()
-    apart = msgspec.structs.replace(shared, attention_dp=True, drafter_ranks=1)
+    shared, own = load(ranks=2, num_ranks=2, is_dense=False), target()
+    apart = msgspec.structs.replace(shared, attention_dp=True, num_ranks=1)
     items = {item.name: item.bytes for item in gpu_memory(apart).items}
     assert items["target weights"] == own.expert_bytes // 2 + own.dense_bytes
     assert request_bytes(apart) == 2 * (request_bytes(shared) or 0)

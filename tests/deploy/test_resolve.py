@@ -50,7 +50,7 @@ def found(deployment: ResolvedDeployment) -> list[Finding]:
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_every_runtime_is_asked_for_the_same(runtime: Runtime) -> None:
     load = asked(resolved("gpt-oss-120b.b300x8.latency"), runtime)
-    assert (load.ranks, load.drafter_ranks, load.draft_tokens) == (8, 8, 9)
+    assert (load.ranks, load.num_ranks, load.num_draft_tokens) == (8, 8, 9)
     assert (load.max_batch_size, load.max_num_tokens, load.max_seq_len) == (64, 16384, 32768)
     assert not load.is_fp8_cache
     assert not load.is_dense
@@ -63,11 +63,11 @@ def test_every_runtime_is_asked_for_the_same(runtime: Runtime) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 8])
 def test_engine_mode_asks_every_gpu_for_a_whole_drafter_or_its_share(ranks: int) -> None:
-    load = asked(resolve(changed(draft_tensor_parallel=ranks), "x"), "trtllm")
-    assert (load.ranks, load.drafter_ranks, load.is_dense) == (8, ranks, False)
+    load = asked(resolve(changed(num_ranks=ranks), "x"), "trtllm")
+    assert (load.ranks, load.num_ranks, load.is_dense) == (8, ranks, False)
     assert load.algorithms["layers.0.self_attn.q_proj"] == "NVFP4"
     base = asked(resolve(FILE, "x"), "vllm")
-    assert (base.drafter_ranks, base.algorithms) == (8, {})
+    assert (base.num_ranks, base.algorithms) == (8, {})
 
 
 def test_other_runtimes_are_not_warned_of_our_quantisation() -> None:
@@ -83,7 +83,7 @@ def test_engine_mode_reads_the_pool_or_the_dense_arena() -> None:
 def test_every_rank_keeps_all_heads_in_the_pool() -> None:
     """A request's pages hold eight times the rows of a drafter whose heads are shared."""
     load = asked(resolve(FILE, "x"), "trtllm")
-    whole, shared = request_bytes(msgspec.structs.replace(load, drafter_ranks=1)), request_bytes(load)
+    whole, shared = request_bytes(msgspec.structs.replace(load, num_ranks=1)), request_bytes(load)
     assert load.draft is not None
     assert whole is not None
     assert shared is not None
@@ -92,21 +92,17 @@ def test_every_rank_keeps_all_heads_in_the_pool() -> None:
 
 
 def test_native_mode_refuses_the_recipe_that_engine_mode_serves() -> None:
-    refused = [
-        f
-        for f in found(resolve(changed(mode="native", draft_tensor_parallel=None), "x"))
-        if f.rule == "quantized-context"
-    ]
+    refused = [f for f in found(resolve(changed(mode="native", num_ranks=None), "x")) if f.rule == "quantized-context"]
     assert len(refused) == 1
     assert not [f for f in found(resolve(FILE, "x")) if f.rule in ("quantized-context", "backbone")]
 
 
 def test_the_files_own_words_win() -> None:
-    asked = {"max_batch_size": 7, "draft_tokens": 4, "tensor_parallel": 4, "draft_tensor_parallel": 4}
+    asked = {"max_batch_size": 7, "num_draft_tokens": 4, "tensor_parallel": 4, "num_ranks": 4}
     deployment = resolve(changed(**asked, prefix_reuse=True), "x")
-    assert deployment.draft_tensor_parallel == 4
-    assert (deployment.max_batch_size, deployment.draft_tokens, deployment.tensor_parallel) == (7, 4, 4)
-    for key in ("max_batch_size", "draft_tokens", "tensor_parallel", "prefix_reuse", "mode", "recipe"):
+    assert deployment.num_ranks == 4
+    assert (deployment.max_batch_size, deployment.num_draft_tokens, deployment.tensor_parallel) == (7, 4, 4)
+    for key in ("max_batch_size", "num_draft_tokens", "tensor_parallel", "prefix_reuse", "mode", "recipe"):
         assert deployment.sources[key] == "file"
     assert deployment.sources["max_seq_len"] == "default for latency"
     assert deployment.sources["kv_cache_dtype"] == "default"
@@ -151,9 +147,9 @@ def test_pools_of_a_target_with_recurrent_states_are_not_paired(tmp_path: Path) 
 
 
 def test_the_default_context_ends_where_the_models_do() -> None:
-    """Those of the fixtures have 8192 positions."""
+    """The fixtures have 8192 positions."""
     pair: dict[str, Any] = {"draft": str(FIXTURES / "tiny-qwen3-dflash"), "target": str(FIXTURES / "tiny-qwen3")}
-    pair |= {"mode": "native", "gpus": "h100x1", "recipe": "bf16", "draft_tensor_parallel": None}
+    pair |= {"mode": "native", "gpus": "h100x1", "recipe": "bf16", "num_ranks": None}
     deployment = resolve(changed(**pair), "x")
     assert deployment.max_seq_len == 8192
     assert deployment.sources["max_seq_len"] == "max_position_embeddings of draft and target"
@@ -189,7 +185,7 @@ def test_what_a_checkpoint_says_of_its_quantisation_wins(tmp_path: Path) -> None
     draft = tmp_path / "quantised"
     run_here("quantize", FIXTURES / "tiny-qwen3-dflash", "-o", draft, "--recipe", "nvfp4-native")
     pair = {"target": str(FIXTURES / "tiny-qwen3"), "draft": str(draft)}
-    file = changed(**pair, recipe="bf16", mode="native", gpus="b300x1", draft_tensor_parallel=None)
+    file = changed(**pair, recipe="bf16", mode="native", gpus="b300x1", num_ranks=None)
     deployment = resolve(file, "x")
     assert set(deployment.algorithms.values()) == {"NVFP4"}
     assert "layers.0.self_attn.q_proj" not in deployment.algorithms
@@ -199,7 +195,7 @@ def test_what_a_checkpoint_says_of_its_quantisation_wins(tmp_path: Path) -> None
 def test_a_file_that_serves_an_engine_directory_is_checked_in_engine_mode(tmp_path: Path) -> None:
     draft, target, engine = FIXTURES / "tiny-gpt-oss-dflash", FIXTURES / "tiny-gpt-oss", tmp_path / "engine"
     run_here("build", draft, "--target", target, "-o", engine, "--recipe", "nvfp4")
-    pair = {"target": str(target), "draft": str(engine), "draft_tensor_parallel": None}
+    pair = {"target": str(target), "draft": str(engine), "num_ranks": None}
     deployment = resolve(changed(**pair, gpus="b300x1"), "x", draft=str(engine))
     file = tmp_path / "serve.yaml"
     file.write_text(yaml.safe_dump(render(deployment, "trtllm", "dflash", host="127.0.0.1", port=1).arguments))
@@ -213,18 +209,18 @@ def test_a_file_that_serves_an_engine_directory_is_checked_in_engine_mode(tmp_pa
     ("changes", "message"),
     [
         ({"mode": "native"}, "expected none in native mode, whose runtime divides the drafter, found 8"),
-        ({"draft_tensor_parallel": 4}, "expected 1 or the 8 ranks of tensor_parallel, found 4"),
+        ({"num_ranks": 4}, "expected 1 or the 8 ranks of tensor_parallel, found 4"),
         ({"enable_attention_dp": True, "runtimes": ("trtllm",)}, "expected 1 beside enable_attention_dp"),
         ({"gpus": "b300x3", "tensor_parallel": 1}, "expected 1 or the 1 ranks of tensor_parallel, found 8"),
         (
             {"draft": str(FIXTURES / "tiny-gpt-oss-dflash"), "target": str(FIXTURES / "tiny-gpt-oss"),
-             "tensor_parallel": 4, "draft_tensor_parallel": 4},
+             "tensor_parallel": 4, "num_ranks": 4},
             "expected KV heads that 4 ranks share evenly, found 2",
         ),
     ],
 )  # fmt: skip
 def test_ranks_that_cannot_share_the_drafter(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"^x: draft_tensor_parallel: {message}"):
+    with pytest.raises(ConfigError, match=f"^x: num_ranks: {message}"):
         resolve(changed(**changes), "x")
 
 
@@ -232,10 +228,10 @@ def test_ranks_that_cannot_share_the_drafter(changes: dict[str, Any], message: s
 def test_every_rank_can_run_a_whole_dflash2_drafter(ranks: int | None) -> None:
     """Whose convolutions ranks do not share."""
     pair = {"draft": str(FIXTURES / "tiny-qwen3-dflash2"), "target": str(FIXTURES / "tiny-qwen3")}
-    deployment = resolve(changed(**pair, gpus="b300x2", recipe="bf16", draft_tensor_parallel=ranks), "x")
-    assert deployment.draft_tensor_parallel == 1
+    deployment = resolve(changed(**pair, gpus="b300x2", recipe="bf16", num_ranks=ranks), "x")
+    assert deployment.num_ranks == 1
     with pytest.raises(ConfigError, match="expected a plain DFlash draft for 2 ranks, found layers"):
-        resolve(changed(**pair, gpus="b300x2", recipe="bf16", draft_tensor_parallel=2), "x")
+        resolve(changed(**pair, gpus="b300x2", recipe="bf16", num_ranks=2), "x")
 
 
 def test_an_engine_of_other_ranks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,11 +240,11 @@ def test_an_engine_of_other_ranks_is_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     run_here("build", draft, "--target", target, "-o", "x", "--tp", 2)
     pair = {"target": target, "draft": draft, "gpus": "b300x2", "recipe": "bf16"}
-    follows = resolve(changed(**pair, draft_tensor_parallel=None), "x")
-    assert (follows.draft_tensor_parallel, follows.sources["draft_tensor_parallel"]) == (2, "engine x")
+    follows = resolve(changed(**pair, num_ranks=None), "x")
+    assert (follows.num_ranks, follows.sources["num_ranks"]) == (2, "engine x")
     assert [f for f in found(follows) if f.rule == "engine-ranks"] == []
-    (whole,) = [f for f in found(resolve(changed(**pair, draft_tensor_parallel=1), "x")) if f.rule == "engine-ranks"]
-    assert f"expected an engine for draft_tensor_parallel 1, found {tmp_path / 'x'}, for 2" in str(whole)
+    (whole,) = [f for f in found(resolve(changed(**pair, num_ranks=1), "x")) if f.rule == "engine-ranks"]
+    assert f"expected an engine for num_ranks 1, found {tmp_path / 'x'}, for 2" in str(whole)
     arguments = render(follows, "trtllm", "dflash", host="127.0.0.1", port=1).arguments
     for changes, message in (
         ({"tensor_parallel_size": 4}, "a drafter shared by 4 ranks (tensor_parallel_size), or a whole one"),
@@ -264,7 +260,7 @@ def test_an_engine_of_other_ranks_is_refused(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("sizes", [{"max_batch_size": 257}, {"max_seq_len": 131073}])
 def test_what_the_plugin_does_not_take_is_refused(sizes: dict[str, int]) -> None:
     pair = {"draft": str(FIXTURES / "tiny-gpt-oss-dflash"), "target": str(FIXTURES / "tiny-gpt-oss"), "gpus": "b300x2"}
-    fitting = changed(**pair, recipe="bf16", draft_tensor_parallel=None)
+    fitting = changed(**pair, recipe="bf16", num_ranks=None)
     for file, is_refused in (fitting, False), (msgspec.structs.replace(fitting, **sizes), True):
         assert ("plugin-limits" in {f.rule for f in found(resolve(file, "x"))}) == is_refused
 

@@ -57,6 +57,6 @@ def server(shared_server: Server) -> Iterator[Server]:
 
 @pytest.fixture(scope="package")
 def llm(engine: Path) -> Iterator[LLM]:
-    """The same engine in this process, for what the answers ought to be."""
+    """The engine in this process, for the expected answers."""
     with LLM(engine, TARGET, draft_length=7) as llm:
         yield llm

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dflash_trt.triton.instructions import server_command
+from dflash_trt.triton.repository import server_command
 from tests.triton.environment import Environment
 
 PATIENCE = 60.0
@@ -52,7 +52,7 @@ class Server:
             )
 
     def await_ready(self) -> None:
-        """Until the health check succeeds."""
+        """Wait for the health check to succeed."""
         deadline = time.monotonic() + PATIENCE
         while self.process.poll() is None and time.monotonic() < deadline:
             try:
@@ -115,7 +115,7 @@ class Server:
 
 
 def _lines(response: http.client.HTTPResponse) -> Iterator[str]:
-    """As they come; `readline` takes a broken connection for the end, `read1` raises IncompleteRead."""
+    """Lines as they come; `readline` takes a broken connection for the end, `read1` raises IncompleteRead."""
     rest = b""
     while piece := response.read1():
         *lines, rest = (rest + piece).split(b"\n")

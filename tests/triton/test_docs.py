@@ -54,7 +54,7 @@ def test_the_curl_lines(server: Server) -> None:
 
 
 def test_the_server_commands_are_those_that_are_printed(server: Server) -> None:
-    from dflash_trt.triton.instructions import server_command
+    from dflash_trt.triton.repository import server_command
     from tests.triton.server import LOOPBACK
 
     command = " ".join(server_command("models", LOOPBACK))  # type: ignore[arg-type]

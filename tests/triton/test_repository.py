@@ -18,9 +18,8 @@ from dflash_trt.deploy.checker import check, file_config
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.errors import BuildError, CheckpointError, ConfigError, EngineError
 from dflash_trt.llm import LLM, SamplingParams
-from dflash_trt.triton.instructions import instructions
 from dflash_trt.triton.model_file import EmbeddedArguments, TritonConfig, read_model
-from dflash_trt.triton.repository import write_repository
+from dflash_trt.triton.repository import instructions, write_repository
 from tests.cli.commands import run, run_here
 from tests.deploy.deployments import BUILD_CONFIGS, rendered
 from tests.paths import FIXTURES, REPOSITORY
@@ -63,7 +62,7 @@ def test_config_is_of_tritons_own_schema(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["gpt-oss-120b.b300x8.latency", "gpt-oss-120b.h200x8.throughput"])
 @pytest.mark.parametrize("method", ["dflash", "eagle3", "none"])
 def test_model_yaml_is_what_trtllm_serve_gets(name: str, method: str, tmp_path: Path) -> None:
-    """The same arguments and the model, and the same checks find nothing wrong."""
+    """Arguments equal those of serve-config, plus the model, and pass the checks."""
     if method == "eagle3" and "throughput" in name:
         pytest.skip("this deployment names no EAGLE-3 drafter")
     text = written(BUILD_CONFIGS / f"{name}.yaml", "--method", method, output=tmp_path / "models")["1/model.yaml"]

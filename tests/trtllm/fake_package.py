@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A package named tensorrt_llm with what engine mode relies on: names, signatures and uses of the drafter.
 
-Written from NVIDIA/TensorRT-LLM at the commits that `contract.py` names: each use of the drafter that was read there
-stands here once, as the least that parses; what is registered also runs.
+Written from NVIDIA/TensorRT-LLM at the commits that tests/contract/drafter_contract.py names: each use of the drafter
+that was read there stands here once, as the least that parses; what is registered also runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 FILES = {
-    "__init__.py": "from . import version\n",
+    "__init__.py": "from .version import __version__\n",
     "version.py": '__version__ = "1.4.0rc1"\n',
     "_torch/__init__.py": "",
     "_torch/models/__init__.py": "",
@@ -140,7 +140,13 @@ class DFlashWorker(SpecWorkerBase):
         if hasattr(draft_model, "fc") and hasattr(draft_model, "hidden_norm"):
             return draft_model.precompute_context_kv(draft_model.project_target_hidden(spec_metadata), position_ids)
 
-    def _forward_impl(self, inputs, draft_model):
+    def _forward_impl(
+        self, input_ids, position_ids, hidden_states, logits, attn_metadata, spec_metadata, draft_model,
+        resource_manager=None,
+    ):
+        if attn_metadata.num_seqs == attn_metadata.num_contexts:
+            return None
+        inputs = hidden_states
         hidden = draft_model.dflash_forward(
             noise_embedding=inputs[0], query_positions=inputs[1], num_ctx_per_req=inputs[2], ctx_k_cache=inputs[3],
             ctx_v_cache=inputs[4], ctx_cache_batch_idx=inputs[5], ctx_kv_cache=inputs[6], ctx_page_table=inputs[7],
@@ -341,9 +347,9 @@ def builder():
 def builder_and_drafts(engine, target):
     from pathlib import Path
 
-    from tests.trtllm.rank_script import proposed
+    from tests.trtllm.rank_script import whole
 
-    return builder(), proposed(Path(engine), target)
+    return builder(), whole(Path(engine), target)
 
 
 def main():

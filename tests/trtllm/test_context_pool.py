@@ -182,7 +182,7 @@ def test_what_a_pool_shows_is_refused_by_name(setup: Setup, version: str) -> Non
 
 
 def test_a_pool_that_moves_without_a_word(setup: Setup) -> None:
-    """Its binding follows the views of every pass, whether the worker says that it replaced them or not."""
+    """The binding follows the views of every pass, announced or not."""
     worker, spec = setup.worker("V2"), setup.manifest.draft
     assert isinstance(worker, PooledWorker)
     with torch.inference_mode():

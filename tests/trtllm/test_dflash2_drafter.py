@@ -18,10 +18,10 @@ from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import Session
-from dflash_trt.trtllm.contract import contract_data
 from dflash_trt.trtllm.dflash2_drafter import DFlash2EngineDrafter
 from dflash_trt.trtllm.registration import build_draft_model
 from tests.checkpoint.samples import edit_config
+from tests.contract.drafter_contract import contract_data
 from tests.contract.launcher import HostLauncher
 from tests.contract.machine import pretend
 from tests.contract.recorder import VERSIONS
@@ -37,7 +37,7 @@ BATCH, CONTEXT, STEPS = 3, 240, 8
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
-    """Of the fixture with a head whose logits are multiplied and capped, so that both count."""
+    """A session whose head multiplies and caps logits, so that both count."""
     directory = tmp_path_factory.mktemp("dflash2")
     draft = edit_config(
         copytree(FIXTURES / "tiny-qwen3-dflash2", directory / "draft"),
@@ -77,7 +77,7 @@ def test_drafts_are_those_of_our_own_walk(session: Session, num_drafts: int) -> 
 
 @pytest.mark.parametrize("wrong", ["unary_logits", "block_hidden_states", "anchor_token_ids"])
 def test_each_argument_counts(wrong: str, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of another slot or request, it gives other drafts."""
+    """A block of another slot or request gives other drafts."""
     honest = DFlash2EngineDrafter.select_candidate_path
     names = ("unary_logits", "block_hidden_states", "anchor_token_ids")
 

@@ -26,11 +26,11 @@ from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.runtime.drafter.open import choose_executor, open_drafter
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import Session
-from dflash_trt.trtllm.contract import contract_data
 from dflash_trt.trtllm.drafter_module import EngineDrafter
 from dflash_trt.trtllm.rank_engine import DISTRIBUTED
 from dflash_trt.trtllm.registration import build_draft_model
 from tests.checkpoint.dialect_samples import write_dspark
+from tests.contract.drafter_contract import contract_data
 from tests.contract.launcher import HostLauncher
 from tests.contract.machine import pretend
 from tests.contract.recorder import VERSIONS
@@ -91,10 +91,12 @@ def engine(session: Session, tmp_path: Path) -> Path:
 def test_drafts_are_those_of_our_own_runtime(
     session: Session, engine: Path, generation: str, num_drafts: int | None
 ) -> None:
-    """Also where the worker verifies fewer drafts than a block has: the drafter still sees whole blocks."""
+    """The drafter sees whole blocks even where the worker verifies fewer drafts."""
     worker = make_worker(session, OnnxExecutor(engine, session.manifest), num_drafts, generation)
     drafter = open_drafter(engine, session.manifest, num_slots=BATCH)
+    assert not worker.drafter.has_drafted
     check(session, decode(worker, session.target, drafter, texts(session), STEPS))
+    assert worker.drafter.has_drafted
 
 
 def test_a_cache_that_the_worker_replaces(session: Session, engine: Path) -> None:
@@ -270,7 +272,7 @@ class AllReduce:
 
 
 def test_each_rank_has_its_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an engine that ranks share, with TensorRT-LLM's all-reduce; others than those are refused."""
+    """Each rank builds its shard, with TensorRT-LLM's all-reduce; other numbers of ranks are refused."""
     monkeypatch.setattr(launcher, "CurrentStreamLauncher", HostLauncher)
     monkeypatch.setitem(sys.modules, DISTRIBUTED, SimpleNamespace(AllReduce=AllReduce))
     pretend(monkeypatch, tmp_path, VERSIONS[-1])

@@ -82,20 +82,6 @@ def test_every_deployment_gives_arguments_that_the_release_knows(
     assert package.made == [{"model": deployment.target, **trtllm_arguments(deployment, "dflash")}]
 
 
-def test_a_wrong_name_would_fail() -> None:
-    package = Package(answers)
-    arguments = trtllm_arguments(resolved("qwen3-8b.h200x1.latency"), "dflash")
-    package.LLM(model="m", **arguments)
-    with pytest.raises(TypeError, match="tensor_paralel_size"):
-        package.LLM(model="m", **{**arguments, "tensor_paralel_size": 1})
-    with pytest.raises(TypeError, match="block_size"):
-        package.LLM(
-            model="m", **{**arguments, "speculative_config": arguments["speculative_config"] | {"block_size": 8}}
-        )
-    with pytest.raises(TypeError, match="max_new_tokens"):
-        package.SamplingParams(max_new_tokens=3)
-
-
 def test_counters(package: Package) -> None:
     deployment = resolved("qwen3-8b.h200x1.latency")
     (answer,) = generate(deployment, "dflash", [[1]], GREEDY)
@@ -191,7 +177,7 @@ def test_more_ranks_than_gpus(package: Package, monkeypatch: pytest.MonkeyPatch)
 def test_a_deployment_that_could_not_run(package: Package) -> None:
     import msgspec
 
-    broken: ResolvedDeployment = msgspec.structs.replace(resolved("qwen3-8b.h200x1.latency"), draft_tokens=99)
+    broken: ResolvedDeployment = msgspec.structs.replace(resolved("qwen3-8b.h200x1.latency"), num_draft_tokens=99)
     with pytest.raises(ConfigError, match="draft-length"):
         generate(broken, "dflash", [[1]], GREEDY)
     assert package.made == []

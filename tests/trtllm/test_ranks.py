@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -33,46 +34,36 @@ def run(command: list[str], path: Path | None = None) -> subprocess.CompletedPro
     )
 
 
+def gathered(num_ranks: int, *arguments: str) -> list[Any]:
+    """What the ranks of rank_script.py print."""
+    result = run([*MPIEXEC, str(num_ranks), *SCRIPT, "tests.trtllm.rank_script", *arguments])
+    assert result.returncode == 0, result.stderr
+    ranks: list[Any] = json.loads(result.stdout)
+    assert len(ranks) == num_ranks
+    assert all(rank == ranks[0] for rank in ranks)
+    return ranks
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("num_ranks", [2, 8])
 def test_all_ranks_propose_the_same_tokens(tmp_path: Path, num_ranks: int) -> None:
     target = FIXTURES / "tiny-gpt-oss"
     build(FIXTURES / "tiny-gpt-oss-dflash", tmp_path / "engine", target)
-    script = [*SCRIPT, "tests.trtllm.rank_script", str(tmp_path / "engine"), str(target)]
-    result = run([*MPIEXEC, str(num_ranks), *script])
-    assert result.returncode == 0, result.stderr
-    ranks = json.loads(result.stdout)
-    assert len(ranks) == num_ranks
-    assert all(rank == ranks[0] for rank in ranks)
-    for drafts, expected in ranks[0]:
+    for drafts, expected in gathered(num_ranks, "whole", str(tmp_path / "engine"), str(target))[0]:
         assert drafts == expected
         assert len(drafts) > 1
 
 
+@pytest.mark.parametrize("how", ["pooled", "shared"])
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(8, marks=pytest.mark.full)])
-def test_ranks_with_pools_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int) -> None:
-    """Pages lie elsewhere on each, and all propose what one does with a dense cache."""
-    open_setup(tmp_path / "engine", monkeypatch)
-    script = [*SCRIPT, "tests.trtllm.pooled_rank_script", str(tmp_path / "engine")]
-    result = run([*MPIEXEC, str(num_ranks), *script])
-    assert result.returncode == 0, result.stderr
-    ranks = json.loads(result.stdout)
-    assert len(ranks) == num_ranks
-    assert len(ranks[0][0]) > 10
-    assert all(pooled == dense == ranks[0][1] for pooled, dense in ranks)
-
-
-@pytest.mark.parametrize("num_ranks", [2, pytest.param(8, marks=pytest.mark.full)])
-def test_ranks_that_share_the_drafter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int) -> None:
-    """Each has its heads in a pool of its own, V1 or V2; together they propose what one with all heads does."""
-    open_setup(tmp_path / "engine", monkeypatch, num_ranks)
-    script = [*SCRIPT, "tests.trtllm.shared_rank_script", str(tmp_path / "engine")]
-    result = run([*MPIEXEC, str(num_ranks), *script])
-    assert result.returncode == 0, result.stderr
-    ranks = json.loads(result.stdout)
-    assert len(ranks) == num_ranks
-    assert len(ranks[0][0]) > 10
-    assert all(drafts == expected == ranks[0][1] for drafts, expected in ranks)
+def test_ranks_with_pools_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, num_ranks: int
+) -> None:
+    """Pages lie elsewhere on each; with all heads or their share, ranks propose what one with a dense cache does."""
+    open_setup(tmp_path / "engine", monkeypatch, *([num_ranks] if how == "shared" else []))
+    drafts, expected = gathered(num_ranks, how, str(tmp_path / "engine"))[0]
+    assert len(drafts) > 10
+    assert drafts == expected
 
 
 @pytest.mark.parametrize("command", ["trtllm-serve", "dynamo.trtllm"])
@@ -121,7 +112,7 @@ def test_a_start_that_cannot_work(tmp_path: Path) -> None:
     unknown = run([sys.executable, *ENGINE_MODE[1:], "no-such-script"], write_package(tmp_path))
     assert unknown.returncode == 1
     said, usage = unknown.stderr.splitlines()
-    assert said == "dflash-trt: its drafter is registered, for TensorRT-LLM's worker of 8d62b3e5f164"
+    assert said == "dflash-trt: drafter registered in TensorRT-LLM 1.4.0rc1"
     assert usage.startswith("usage: python -m dflash_trt.trtllm trtllm-serve|")
 
 

@@ -37,7 +37,7 @@ class Worker:
         assert drafter.dflash_attention_backend == self.BACKEND
         assert num_drafts + 1 <= drafter.block_size
         self.peak_bytes = 0
-        """Of all caches that were alive at one time."""
+        """Largest size of the caches that were alive at one time."""
         self._caches: list[weakref.ref[Tensor]] = []
         self.allocate(max_batch)
 
@@ -63,7 +63,7 @@ class Worker:
         return made
 
     def cache_bytes(self) -> int:
-        """Of all caches that are alive, whoever holds them."""
+        """Size of all caches that are alive."""
         return sum(cache.nbytes for reference in self._caches if (cache := reference()) is not None)
 
     def prefill(self, slot: int, taps: Tensor) -> None:

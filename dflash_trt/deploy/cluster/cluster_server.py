@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One server of a deployment: what every cluster needs to know of it."""
+"""One server of a deployment, for any cluster."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ IMAGES = {
     "sglang": "lmsysorg/sglang:v{}",
 }
 NO_IMAGE = "none"
-"""In place of an image: run what the nodes have installed, which pods cannot."""
+"""Value of --image that runs what the nodes have installed; pods cannot."""
 MODELS = re.compile(r"/[\w./-]+")
 IMAGE = re.compile(r"[\w./][\w./:@#+-]*")
 MAX_NAME = 40
-"""Of Kubernetes' 63 characters; operators append their own."""
+"""Maximum length of a name; operators append to it, and Kubernetes allows 63 characters."""
 
 
 class ClusterServer(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,11 +40,11 @@ class ClusterServer(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """A DNS label."""
     head: str
-    """A comment that says which settings it is of."""
+    """Comment with the settings' digest."""
     runtime: Runtime
     target: str
     arguments: dict[str, Any]
-    """The runtime's, by name."""
+    """Arguments of the runtime, by name."""
     words: list[str]
     """The command in a container, which reads CONFIG where there is one."""
     config: str | None
@@ -60,7 +60,7 @@ class ClusterServer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gpus_per_node(self) -> int:
-        """As many ranks run on each node."""
+        """GPUs, and ranks, on each node."""
         return self.ranks // self.nodes
 
 
@@ -76,9 +76,9 @@ def cluster_server(
     port: int,
     replicas: int,
 ) -> ClusterServer:
-    """What `rendered`, a deployment for the runtime's `version`, starts.
+    """The server that `rendered`, for the runtime's `version`, starts.
 
-    Raises ConfigError for what is no image, for weights outside of `models`, for engine mode without an `image` that
+    Raises ConfigError for an invalid image, for weights outside `models`, for engine mode without an `image` that
     has dflash-trt, and for ranks that do not fill their nodes.
     """
     if not MODELS.fullmatch(models) or ".." in Path(models).parts:

@@ -12,7 +12,7 @@ import json
 from msgspec.structs import replace
 
 from dflash_trt.deploy.cluster.cluster_server import CONFIG, ClusterServer, shortened
-from dflash_trt.deploy.cluster.kubernetes import Manifest, config_maps, pod_spec, to_yaml
+from dflash_trt.deploy.cluster.kubernetes import WEIGHTS, Manifest, config_maps, pod_spec, to_yaml, weights_environment
 from dflash_trt.deploy.flags import flag_words
 from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.schema import Runtime
@@ -22,12 +22,12 @@ from dflash_trt.errors import ConfigError
 RELEASE = "1.6.1"
 IMAGE = f"nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:{RELEASE}"
 OLDER = {"vllm": "0.31.0", "sglang": "0.5.21"}
-"""In Dynamo's own images; of TensorRT-LLM it has 1.3.0rc29, whose arguments are those of 1.4.0rc1."""
+"""Releases in Dynamo's own images; its TensorRT-LLM 1.3.0rc29 takes the arguments of 1.4.0rc1."""
 FRONTEND, WORKER = "frontend", "worker"
 SERVICE_PORT = 8000
-"""The operator's."""
+"""Port that the operator sets."""
 MAX_NAMES = 45
-"""Grove's, of the names that a pod's own is made of (internal/webhook/admission/pcs/validation/podcliqueset.go of
+"""Grove's limit for the names that make up a pod's (internal/webhook/admission/pcs/validation/podcliqueset.go of
 ai-dynamo/grove at fcc3b3bb): the graph's and the component's, and for several nodes also the role's, WORKER-ldr."""
 SERVERS_OWN = {"model_tag", "model_path", "host", "port", "enable_auto_tool_choice", "tool_call_parser"}
 """Arguments that Dynamo's workers do not take, or take otherwise: its frontend is the server, and parses tool calls."""
@@ -73,10 +73,10 @@ def dynamo_graph(server: ClusterServer) -> str:
                 "command": ["python3", "-m", "dynamo.frontend"],
                 "args": ["--router-mode", routing, "--migration-limit", "3"],
                 "volumeMounts": [{"name": "models", "mountPath": server.models, "readOnly": True}],
-                "env": [{"name": "HF_HOME", "value": server.models}, {"name": "HF_HUB_OFFLINE", "value": "1"}],
+                "env": weights_environment(server),
             }
         ],
-        "volumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}}],
+        "volumes": [WEIGHTS],
     }
     worker = pod_spec(server, "main", _worker_command(server), _worker_arguments(server))
     worker["volumes"] = [volume for volume in worker["volumes"] if volume["name"] != "shm"]  # the operator's own

@@ -13,17 +13,17 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import command_line
 
 Manifest = dict[str, Any]
+WEIGHTS = {"name": "models", "persistentVolumeClaim": {"claimName": "models"}}
+"""Volume of an existing claim with the weights."""
 METRICS = {"trtllm": "/prometheus/metrics", "vllm": "/metrics", "sglang": "/metrics"}
-CLAIM = "models"
-"""PersistentVolumeClaim with the weights, which must be there."""
 LEADER = "-leader"
-"""Ends the name of a LeaderWorkerSet's Service: the set makes one of its own name, by which pods find each other."""
+"""Suffix of a LeaderWorkerSet's Service: the set itself makes one with its name, for its pods."""
 PATIENCE_SECONDS = 3600
-"""For a target to load."""
+"""Time for a target to load."""
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
-    """Writes out what stands twice, and texts of several lines as such."""
+    """Writes no aliases, and multi-line texts as blocks."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -36,7 +36,7 @@ _Dumper.add_representer(
 
 
 def kubernetes_manifests(server: ClusterServer) -> str:
-    """What `kubectl apply -f` takes."""
+    """Manifests for `kubectl apply -f`."""
     labels = {"app.kubernetes.io/name": server.name}
     group = _leader_worker_set(server, labels) if server.nodes > 1 else _deployment(server, labels)
     name = server.name + LEADER if server.nodes > 1 else server.name
@@ -61,7 +61,7 @@ def kubernetes_manifests(server: ClusterServer) -> str:
 def to_yaml(server: ClusterServer, place: str, manifests: list[Manifest]) -> str:
     """Several documents, below a comment that says what must be there, and in which `place` they answer."""
     kinds = {manifest["kind"] for manifest in manifests}
-    needs = [f"the PersistentVolumeClaim {CLAIM}, with the weights, on every node"]
+    needs = ["the PersistentVolumeClaim models, with the weights, on every node"]
     if "PodMonitor" in kinds:
         needs.append("the Prometheus operator; without it, remove the PodMonitor")
     if "LeaderWorkerSet" in kinds:
@@ -86,10 +86,7 @@ def pod_spec(server: ClusterServer, container: str, command: list[str], argument
     if server.image == NO_IMAGE:
         raise ConfigError(f"--image: expected an image, as pods run nothing else, found {NO_IMAGE}")
     mounts = [{"name": "models", "mountPath": server.models}, {"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108
-    volumes: list[Manifest] = [
-        {"name": "models", "persistentVolumeClaim": {"claimName": CLAIM}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "32Gi"}},
-    ]
+    volumes: list[Manifest] = [WEIGHTS, {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "32Gi"}}]
     if server.config is not None:
         mounts.append({"name": "config", "mountPath": CONFIG.rpartition("/")[0]})
         volumes.append({"name": "config", "configMap": {"name": server.name}})
@@ -99,11 +96,16 @@ def pod_spec(server: ClusterServer, container: str, command: list[str], argument
         "command": command,
         **({"args": list(arguments)} if arguments else {}),
         "workingDir": server.models,
-        "env": [{"name": "HF_HOME", "value": server.models}, {"name": "HF_HUB_OFFLINE", "value": "1"}],
+        "env": weights_environment(server),
         "resources": {"limits": {"nvidia.com/gpu": server.gpus_per_node}},
         "volumeMounts": mounts,
     }
     return {"containers": [main], "volumes": volumes}
+
+
+def weights_environment(server: ClusterServer) -> list[Manifest]:
+    """Environment that reads weights from the volume and downloads nothing."""
+    return [{"name": "HF_HOME", "value": server.models}, {"name": "HF_HUB_OFFLINE", "value": "1"}]
 
 
 def _metadata(server: ClusterServer, labels: dict[str, str]) -> Manifest:
@@ -111,7 +113,7 @@ def _metadata(server: ClusterServer, labels: dict[str, str]) -> Manifest:
 
 
 def _serving(spec: Manifest, port: int) -> Manifest:
-    """The pod's server answers here: late while it loads, and within seconds while it is busy."""
+    """Add the port and the probes: slow while the server loads, within seconds afterwards."""
     probe = {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 10, "timeoutSeconds": 5}
     spec["containers"][0] |= {
         "ports": [{"name": "http", "containerPort": port}],
@@ -139,7 +141,7 @@ def _leader_worker_set(server: ClusterServer, labels: dict[str, str]) -> Manifes
 
     LWS_LEADER_ADDRESS is NAME-0.NAME.NAMESPACE, worker I of it NAME-0-I.NAME.NAMESPACE, names that Open MPI would cut
     at the first dot. What ssh starts has none of the image's environment: an absolute mpirun finds its own parts there,
-    and paths are passed on. Host keys are as old as their pods, so nobody knows them; the Secret's key is what counts.
+    and paths are passed on. Host keys are made with their pods and are not checked; the Secret's key authenticates.
     """
     if server.runtime != "trtllm":
         raise ConfigError(f"--launcher kubernetes: expected --runtime trtllm for several nodes, found {server.runtime}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rule looks at: a runtime's arguments, and what is known of the models and the GPUs."""
+"""The input of rules: a runtime's arguments, and the known facts of models and GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dflash_trt.deploy.sizes import DraftSizes, TargetSizes
 
 
 class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration of a runtime, and what is known of the models and GPUs around it; None where it is not."""
+    """A configuration of a runtime, with the models and GPUs, or None where they are not known."""
 
     schema: Schema
     document: dict[str, Any]
@@ -28,7 +28,7 @@ class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
     algorithms: dict[str, str]
     """Quantisation of the drafter's linear layers."""
     mode: Literal["native", "engine"]
-    engine_ranks: int = 1
+    num_ranks: int = 1
     """In engine mode, ranks that share the drafter."""
 
     def setting(self, path: str) -> Any:
@@ -54,31 +54,31 @@ Rule = Callable[[CheckedConfig], Iterator[Finding]]
 
 
 def error(rule: str, key: str, expected: str, found: object, fix: str) -> Finding:
-    """What the runtime refuses, or what breaks it."""
+    """A setting that the runtime refuses, or that breaks it."""
     return Finding(rule, ERROR, key, f"expected {expected}, found {found}", fix)
 
 
 def warning(rule: str, key: str, expected: str, found: object, fix: str) -> Finding:
-    """What runs, but not as it should."""
+    """A setting that runs, but badly."""
     return Finding(rule, WARNING, key, f"expected {expected}, found {found}", fix)
 
 
 def unchecked(rule: str, key: str, missing: str, fix: str) -> Finding:
-    """What could not be looked at."""
+    """A check that could not be made."""
     return Finding(rule, UNCHECKED, key, missing, fix)
 
 
 def check_required(config: CheckedConfig, method: str, section: str = "") -> Iterator[Finding]:
-    """The keys that a method of drafting needs."""
+    """Keys that a drafting method needs."""
     for name in config.schema.rules["required"]["methods"].get(method, []):
         if config.setting(key := f"{section}{name}") is None:
             yield error("missing-key", key, f"a value for {method}", "no such key", f"add {name}")
 
 
-def check_draft_tokens(config: CheckedConfig, found: int | None) -> Iterator[Finding]:
+def check_num_draft_tokens(config: CheckedConfig, found: int | None) -> Iterator[Finding]:
     """K against the block that the draft was trained with, or both with the last verified token."""
     keys, draft = runtime_keys()[config.schema.runtime], config.draft
-    key, window = keys.draft_tokens, keys.counts_window
+    key, window = keys.num_draft_tokens, keys.counts_window
     if draft is None:
         yield unchecked("draft-length", key, "the draft's block_size is not known", "give --draft DIR")
         return
@@ -99,24 +99,24 @@ def check_token_budget(config: CheckedConfig, is_speculative: bool) -> Iterator[
     """Every running request verifies 1 + K tokens in one forward pass: max_batch_size * (1 + K) <= max_num_tokens."""
     keys = runtime_keys()[config.schema.runtime]
     batch_key, tokens_key = keys.max_batch_size, keys.max_num_tokens
-    draft_tokens = config.number(keys.draft_tokens) if is_speculative else None
+    num_draft_tokens = config.number(keys.num_draft_tokens) if is_speculative else None
     batch, tokens = config.number(batch_key), config.number(tokens_key)
-    if batch is None or tokens is None or draft_tokens is None or batch * (1 + draft_tokens) <= tokens:
+    if batch is None or tokens is None or num_draft_tokens is None or batch * (1 + num_draft_tokens) <= tokens:
         return
-    needed, most = batch * (1 + draft_tokens), tokens // (1 + draft_tokens)
+    needed, most = batch * (1 + num_draft_tokens), tokens // (1 + num_draft_tokens)
     # A batch that the file leaves to the runtime is cut down by it; one that the file asks for is refused.
     make = error if config.is_set(batch_key) else warning
     yield make(
         "token-budget",
         tokens_key,
-        f"at least {batch_key} * (1 + K) = {batch} * {1 + draft_tokens} = {needed}",
+        f"at least {batch_key} * (1 + K) = {batch} * {1 + num_draft_tokens} = {needed}",
         tokens,
         f"raise it to {needed}" + (f" or set {batch_key} to {most}" if most else ""),
     )
 
 
 def check_ranks(config: CheckedConfig, key: str, *others: str) -> Iterator[Finding]:
-    """The ranks of all kinds of parallelism, the keys of which are multiplied, against the GPUs."""
+    """The product of all kinds of parallelism against the number of GPUs."""
     rest = math.prod(config.number(other) or 1 for other in others)
     ranks = (config.number(key) or 1) * rest
     if config.gpus is not None and ranks > config.gpus.count:
@@ -125,7 +125,7 @@ def check_ranks(config: CheckedConfig, key: str, *others: str) -> Iterator[Findi
 
 
 def quantized_context(config: CheckedConfig) -> tuple[list[str], str]:
-    """The drafter's modules that must not be quantised, and those that are, in words; "" where none is."""
+    """Modules that must not be quantised, and a description of those that are, or ""."""
     names: list[str] = config.schema.rules["quantized_context"]["modules"]
     modules = [module for module in config.algorithms if module.rpartition(".")[2] in names]
     return names, f"{modules[0]} and {len(modules) - 1} more in {config.algorithms[modules[0]]}" if modules else ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What engine mode, in which TensorRT-LLM calls our plans, asks of its arguments, GPUs and engine."""
+"""Rules of engine mode, in which TensorRT-LLM calls our plans."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def _release(config: CheckedConfig) -> Iterator[Finding]:
 
 
 def _ranks(config: CheckedConfig) -> Iterator[Finding]:
-    """An engine is whole on every rank, or shared by all of them; the one that is here is the one that was reckoned."""
-    ranks, found = config.number("tensor_parallel_size") or 1, config.engine_ranks
+    """An engine is whole on every rank, or shared by all ranks; a local one must match the deployment."""
+    ranks, found = config.number("tensor_parallel_size") or 1, config.num_ranks
     if found > 1 and config.setting("enable_attention_dp") is True:
         yield error(
             "engine-ranks", MODEL, "a whole drafter beside enable_attention_dp, whose ranks have requests of their own",
@@ -52,13 +52,13 @@ def _ranks(config: CheckedConfig) -> Iterator[Finding]:
     built = read_num_ranks(Path(engine)) if isinstance(engine, str) and is_directory(engine) else None
     if built not in (None, found):
         yield error(
-            "engine-ranks", MODEL, f"an engine for draft_tensor_parallel {found}", f"{engine}, for {built}",
-            "build it again with --force, or change draft_tensor_parallel",
+            "engine-ranks", MODEL, f"an engine for num_ranks {found}", f"{engine}, for {built}",
+            "build it again with --force, or change num_ranks",
         )  # fmt: skip
 
 
 def _precision(config: CheckedConfig) -> Iterator[Finding]:
-    """Our plans need tensor cores that read their weights."""
+    """The GPU must support the plans' precision."""
     if config.gpus is None:
         return
     try:

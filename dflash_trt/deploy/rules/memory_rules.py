@@ -16,14 +16,14 @@ POOL_FRACTION = 0.9
 
 
 def document_load(config: CheckedConfig) -> ServingLoad | None:
-    """What the arguments ask of each GPU; None where the draft, the GPU or a number is not known."""
+    """Load of the arguments on each GPU; None where the draft, the GPU or a number is not known."""
     keys = runtime_keys()[config.schema.runtime]
-    names = ("ranks", "max_batch_size", "max_num_tokens", "max_seq_len", "draft_tokens")
+    names = ("ranks", "max_batch_size", "max_num_tokens", "max_seq_len", "num_draft_tokens")
     settings = {name: config.number(getattr(keys, name)) for name in names}
     numbers = {name: number for name, number in settings.items() if number is not None}
     if config.draft is None or config.gpus is None or len(numbers) < len(names):
         return None
-    numbers["draft_tokens"] -= keys.counts_window
+    numbers["num_draft_tokens"] -= keys.counts_window
     is_trtllm = config.schema.runtime == "trtllm"
     is_fp8 = "fp8" in str(config.setting(keys.cache_dtype))
     buffers = worker_buffers(config.schema)
@@ -35,7 +35,7 @@ def document_load(config: CheckedConfig) -> ServingLoad | None:
         target=config.target,
         algorithms=config.algorithms,
         attention_dp=attention_dp,
-        drafter_ranks=config.engine_ranks if config.mode == "engine" else 1 if attention_dp else numbers["ranks"],
+        num_ranks=config.num_ranks if config.mode == "engine" else 1 if attention_dp else numbers["ranks"],
         is_dense=is_trtllm and config.setting("speculative_config.attention_backend") != "TRTLLM",
         captures_by_graph=buffers.get("captures_by_graph", False),
         separate_draft_manager=buffers.get("separate_draft_manager", False),
@@ -54,7 +54,7 @@ def worker_buffers(schema: Schema) -> dict[str, bool]:
 
 
 def check_memory(config: CheckedConfig) -> Iterator[Finding]:
-    """Refuses, before anything starts, what cannot fit, and says what can."""
+    """Refuse what cannot fit, and name the largest sizes that do."""
     keys = runtime_keys()[config.schema.runtime]
     load = document_load(config)
     if load is None:
@@ -106,7 +106,7 @@ def _arena(memory: GpuMemory) -> int:
 
 
 def _refusal(load: ServingLoad, memory: GpuMemory, keys: RuntimeKeys) -> tuple[str, str, str]:
-    """What was expected, what was found and how to fix it."""
+    """Expected and found memory, and the fix."""
     gpu = f"{load.gpus.name} ({_gib(memory.capacity_bytes)})"
     arena = _arena(memory)
     if memory.free_bytes >= 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What SGLang's arguments must agree on."""
+"""Rules for SGLang's arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.rules.checked_config import (
     CheckedConfig,
     Rule,
-    check_draft_tokens,
+    check_num_draft_tokens,
     check_ranks,
     check_required,
     error,
@@ -41,7 +41,7 @@ def verify_window(config: CheckedConfig) -> Iterator[Finding]:
     window, block = config.number(WINDOW), config.number(BLOCK)
     if window is not None and block is not None and window != block:
         yield error("verify-window", BLOCK, f"{window}, as {WINDOW}", block, "give one of the two")
-    yield from check_draft_tokens(config, _verify_window(config))
+    yield from check_num_draft_tokens(config, _verify_window(config))
     trained = config.draft.spec.block_size if config.draft else 0
     if window is not None and block is None and window < trained:
         yield unchecked(
@@ -93,4 +93,4 @@ RULES: tuple[Rule, ...] = (
     draft_window,
 )
 DFLASH_RULES: tuple[Rule, ...] = (verify_window, pipeline, dp_attention, running_requests, check_memory)
-"""Of configurations that decode with DFlash."""
+"""Rules for configurations that decode with DFlash."""

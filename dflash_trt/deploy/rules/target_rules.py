@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of targets: families that a runtime has no drafter for, and repositories that bring Python."""
+"""Rules about targets: context length, families without a drafter, repositories with their own Python."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FamilySupport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     family: str
     severity: Literal["error", "warning"]
     prefixes: tuple[str, ...]
-    """Of repository ids."""
+    """Prefixes of repository ids."""
     model_types: tuple[str, ...]
     """In config.json of a directory."""
     found: str

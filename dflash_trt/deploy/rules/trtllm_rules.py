@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TensorRT-LLM's arguments must agree on, beyond what each key may hold."""
+"""Rules for TensorRT-LLM's arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.rules.checked_config import (
     CheckedConfig,
     Rule,
-    check_draft_tokens,
+    check_num_draft_tokens,
     check_ranks,
     check_token_budget,
     error,
@@ -21,12 +21,13 @@ from dflash_trt.deploy.rules.checked_config import (
 )
 from dflash_trt.deploy.rules.engine_rules import engine_rules
 from dflash_trt.deploy.rules.memory_rules import check_memory
-from dflash_trt.deploy.rules.pool_rules import BACKEND, SPEC, fp8_context, prefix_reuse
 from dflash_trt.deploy.rules.target_rules import target_family
 from dflash_trt.deploy.sizes import CHECKPOINT
 from dflash_trt.deploy.trtllm_arguments import converted_draft
 from dflash_trt.files.read import is_directory
 
+SPEC = "speculative_config"
+BACKEND = f"{SPEC}.attention_backend"
 PADDING = "cuda_graph_config.enable_padding"
 
 
@@ -72,7 +73,7 @@ def cuda_graphs(config: CheckedConfig) -> Iterator[Finding]:
 
 
 def required(config: CheckedConfig) -> Iterator[Finding]:
-    """Keys without which DFlash cannot start, or not as it should."""
+    """Keys that DFlash needs."""
     for key in ("speculative_model", "max_draft_len"):
         if config.setting(f"{SPEC}.{key}") is None:
             what = "the draft checkpoint" if key == "speculative_model" else "K, the drafted tokens of a step"
@@ -155,6 +156,61 @@ def draft_attention(config: CheckedConfig) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def prefix_reuse(config: CheckedConfig) -> Iterator[Finding]:
+    """Reused prompt blocks never pass the target again, so that the drafter has no context rows for them."""
+    reuse = config.setting("kv_cache_config.enable_block_reuse")
+    if reuse is not True:
+        return
+    said = "true" if config.is_set("kv_cache_config.enable_block_reuse") else "true (its default)"
+    rule = config.schema.rules["prefix_reuse"]
+    key = rule["recompute_key"]
+    tail = config.number(f"{SPEC}.{key}") if key else None
+    if tail:
+        return
+    if config.setting(BACKEND) == rule["paired_attention"]:  # its context pages are reused with the target's
+        yield from _paired_pools(config, said)
+        return
+    fix = "set kv_cache_config.enable_block_reuse to false"
+    if key:
+        fix += f", or {SPEC}.{key} above 0 (not for sliding-window targets under cache manager V1)"
+    make = warning if config.setting(BACKEND) == "TRTLLM" else error  # its pool may be shared with the target's
+    yield make("prefix-reuse", "kv_cache_config.enable_block_reuse", "false: a hit starves the drafter", said, fix)
+
+
+def _paired_pools(config: CheckedConfig, said: str) -> Iterator[Finding]:
+    """Settings that keep the drafter's pages from being reused with the target's (`resolve.pairs_pools`)."""
+    manager = "kv_cache_config.use_kv_cache_manager_v2"
+    cache = None if config.target is None else config.target.cache
+    if config.setting(manager) is False:
+        yield error(
+            "prefix-reuse", manager, "true: V1 pairs no pools, and a hit starves the drafter", "false",
+            "set it to true, or enable_block_reuse to false",
+        )  # fmt: skip
+    elif cache is not None and cache.recurrent is not None:
+        yield warning(
+            "prefix-reuse", "kv_cache_config.enable_block_reuse",
+            "false: pools of a target with recurrent states are not paired, and a hit starves the drafter", said,
+            "set it to false",
+        )  # fmt: skip
+    else:
+        yield unchecked(
+            "prefix-reuse", "kv_cache_config.enable_block_reuse",
+            "whether the drafter gets the managed pool, without which a hit starves it",
+            "look for 'using the private ctx arena' in the log",
+        )  # fmt: skip
+
+
+def fp8_context(config: CheckedConfig) -> Iterator[Finding]:
+    """The drafter's context is BF16, whatever the target's cache is; the pool's FP8 pages do not fit it."""
+    is_fp8 = "fp8" in str(config.setting("kv_cache_config.dtype")).lower()
+    if config.setting(BACKEND) == "TRTLLM" and is_fp8:
+        yield warning(
+            "fp8-context", "kv_cache_config.dtype", "auto with TRTLLM attention: the draft's context is BF16, and in"
+            " place of FP8 pages the worker may set aside an arena of its own (dflash.py @ 8d62b3e5)",
+            "fp8", "look for 'using the private ctx arena' in the log, or set auto",
+        )  # fmt: skip
+
+
 def context_projection(config: CheckedConfig) -> Iterator[Finding]:
     """The native drafter multiplies with the raw q, k, v and fc weights."""
     names, quantized = quantized_context(config)
@@ -170,8 +226,8 @@ def mixed_precision(config: CheckedConfig) -> Iterator[Finding]:
     if config.mode == "engine" or len(set(config.algorithms.values())) < 2:
         return
     yield error(
-        "mixed-precision", f"{SPEC}.speculative_model", "one algorithm for all quantised layers in native mode: those"
-        " of a mixed checkpoint are found by names that a draft's layers have not, and stay unquantised without a word",
+        "mixed-precision", f"{SPEC}.speculative_model", "one algorithm for all quantised layers in native mode:"
+        " TensorRT-LLM looks up those of a mixed checkpoint by names that drafts lack, and silently skips them",
         " and ".join(sorted(set(config.algorithms.values()))),
         "quantise with --recipe nvfp4-native or serve in engine mode",
     )  # fmt: skip
@@ -205,7 +261,7 @@ def backbone(config: CheckedConfig) -> Iterator[Finding]:
 
 
 def same_facts(config: CheckedConfig) -> Iterator[Finding]:
-    """What the file repeats of the draft's config.json must be the same."""
+    """Facts repeated from the draft's config.json must match it."""
     draft = config.draft
     if draft is None:
         return
@@ -256,7 +312,7 @@ def disk_cache(config: CheckedConfig) -> Iterator[Finding]:
 
 
 def removed(config: CheckedConfig) -> Iterator[Finding]:
-    """Arguments of older releases that are dropped without a word."""
+    """Arguments that the release silently drops."""
     for key, successor in config.schema.removed().items():
         if config.is_set(key):
             yield warning("removed-key", key, successor, "a key that the release drops", "remove it")
@@ -271,7 +327,7 @@ RULES: tuple[Rule, ...] = (
 )
 DFLASH_RULES: tuple[Rule, ...] = (
     required,
-    lambda config: check_draft_tokens(config, config.number(f"{SPEC}.max_draft_len")),
+    lambda config: check_num_draft_tokens(config, config.number(f"{SPEC}.max_draft_len")),
     draft_schedule,
     draft_attention,
     prefix_reuse,
@@ -286,4 +342,4 @@ DFLASH_RULES: tuple[Rule, ...] = (
     target_family,
     check_memory,
 )
-"""Of configurations that decode with DFlash."""
+"""Rules for configurations that decode with DFlash."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM's arguments must agree on."""
+"""Rules for vLLM's arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.rules.checked_config import (
     CheckedConfig,
     Rule,
-    check_draft_tokens,
+    check_num_draft_tokens,
     check_ranks,
     check_required,
     check_token_budget,
@@ -33,7 +33,7 @@ def is_dflash(config: CheckedConfig) -> bool:
 
 
 def renamed(config: CheckedConfig) -> Iterator[Finding]:
-    """Keys that vLLM only knows in order to refuse them."""
+    """Old keys, which vLLM refuses."""
     for key, name in config.schema.rules["renamed"]["keys"].items():
         if config.is_set(f"{SPEC}.{key}"):
             yield error("renamed-key", f"{SPEC}.{key}", f"{name} in its place", "this key", f"write {name}")
@@ -83,9 +83,9 @@ RULES: tuple[Rule, ...] = (
     lambda config: check_token_budget(config, _method(config) is not None),
 )
 DFLASH_RULES: tuple[Rule, ...] = (
-    lambda config: check_draft_tokens(config, config.number(f"{SPEC}.num_speculative_tokens")),
+    lambda config: check_num_draft_tokens(config, config.number(f"{SPEC}.num_speculative_tokens")),
     context_projection,
     hybrid_cache,
     check_memory,
 )
-"""Of configurations that decode with DFlash."""
+"""Rules for configurations that decode with DFlash."""

@@ -2,7 +2,7 @@
 """A drafter that is whole on every GPU, and one whose heads and MLPs the GPUs share: time and memory of both.
 
 Shared, a GPU reads its part of the layers and of the context, and pays two all-reduces a layer. Natively TensorRT-LLM
-shares them; for our plans draft_tensor_parallel says it.
+shares them; for our plans num_ranks says it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _reckon(load: ServingLoad, draft: DraftSizes, context: float, ranks: int) ->
     row_bytes = draft.spec.context_bytes_per_token(fp8=load.is_fp8_context, ranks=ranks)
     return DrafterOnRanks(
         ranks=ranks,
-        is_deployed=ranks == load.drafter_ranks,
+        is_deployed=ranks == load.num_ranks,
         seconds={batch: seconds(batch) for batch in sorted({1, load.max_batch_size})},
         weight_bytes=draft.weight_bytes(load.algorithms, ranks),
         context_bytes=load.max_seq_len * row_bytes,

@@ -44,7 +44,7 @@ def tune_deployment(
     """
     file = read_deployment(config)
     # What is chosen here has no say in the choice: so tuning what was tuned changes nothing.
-    free: dict[str, int | None] = {"max_batch_size": None, "draft_tokens": None, "draft_schedule": None}
+    free: dict[str, int | None] = {"max_batch_size": None, "num_draft_tokens": None, "draft_schedule": None}
     deployment, system = open_system(config, runtime, target, draft, **free)
     if (longest := traffic.max_tokens) > deployment.max_seq_len:
         file, free["max_seq_len"] = msgspec.structs.replace(file, max_seq_len=longest), longest
@@ -90,11 +90,11 @@ def _text(file: DeploymentFile, tuning: Tuning) -> str:
         "tensor_parallel": best.tensor_parallel,
         "expert_parallel": best.expert_parallel,
         "max_batch_size": best.batch,
-        "draft_tokens": tuning.schedule[0][1],
+        "num_draft_tokens": tuning.schedule[0][1],
         "draft_schedule": dict(tuning.schedule) if len(tuning.schedule) > 1 else None,
     }
-    if (file.draft_tensor_parallel or 1) > 1:
-        values["draft_tensor_parallel"] = best.tensor_parallel if best.tensor_parallel > 1 else None
+    if (file.num_ranks or 1) > 1:
+        values["num_ranks"] = best.tensor_parallel if best.tensor_parallel > 1 else None
     changed = {key: value for key, value in values.items() if value != DEFAULTS.get(key, None)}
     return str(yaml.safe_dump(changed, sort_keys=False, width=120, allow_unicode=True))
 

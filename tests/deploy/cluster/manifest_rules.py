@@ -49,7 +49,7 @@ def pods(documents: dict[str, dict[str, Any]]) -> Iterator[tuple[int, dict[str, 
 
 
 def problems(documents: dict[str, dict[str, Any]], ranks: int) -> Iterator[str]:
-    """Of a server with `ranks` GPUs (TP x PP)."""
+    """Yield the faults in manifests of a server with `ranks` GPUs (TP x PP)."""
     for kind, document in documents.items():
         if not DNS_LABEL.fullmatch(document["metadata"]["name"]):
             yield f"{kind}: no DNS label: {document['metadata']['name']}"

@@ -24,7 +24,7 @@ STEP = StepLoad(batch=64, draft_tokens=9, context=16384)
 
 
 def both(name: str, context: float) -> tuple[DrafterOnRanks, DrafterOnRanks]:
-    changes = {"draft_tensor_parallel": 1} if name == WHOLE else {}
+    changes = {"num_ranks": 1} if name == WHOLE else {}
     _, system = open_system(ENGINE if name == WHOLE else name, "trtllm", None, None, **changes)
     assert system.memory is not None
     whole, shared = drafters_on_ranks(system.memory, context)
@@ -95,10 +95,7 @@ def test_one_gpu_shares_nothing() -> None:
 
 def test_both_are_printed() -> None:
     said = run("serve-config", ENGINE, "--runtime", "trtllm").stderr
-    line = (
-        r"over 16,384 tokens at batch 1 and 64, us, estimated: whole on each GPU \d+ and [\d,]+; shared by 8"
-        r" GPUs \(as deployed\)"
-    )
+    line = r"weights on each GPU: 0\.\d\d GiB whole; 0\.\d\d GiB shared by 8 GPUs \(as deployed\)"
     assert re.search(line, said), said
     document = json.loads(run("estimate", ENGINE, "--tau", "4.7", "--json").stdout)
     assert [each["ranks"] for each in document["drafters"]] == [1, 8]

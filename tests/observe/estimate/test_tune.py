@@ -108,7 +108,7 @@ def test_the_file_it_writes_is_served(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     tuned = load_deployment(file)
     assert tuned.draft_schedule is not None
-    assert tuned.draft_tokens == tuned.draft_schedule[1] == 9
+    assert tuned.num_draft_tokens == tuned.draft_schedule[1] == 9
     assert re.search(rf"│\s*{tuned.max_batch_size} │", result.stdout)
     served = run("serve-config", str(file), "--runtime", "trtllm")
     assert served.returncode == 0, served.stderr

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from dflash_trt.trtllm.package_source import FUNCTIONS, Function, PackageSource, parameters
+from tests.contract.package_source import FUNCTIONS, Function, PackageSource, parameters
 
 ATTRIBUTE = "draft_model"  # what objects that own a drafter call it
 BY_NAME = ("getattr", "hasattr", "setattr", "delattr")

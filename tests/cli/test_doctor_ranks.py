@@ -15,8 +15,7 @@ import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.target_checkpoint import read_target
-from dflash_trt.cli.doctor import _print_ranks
-from dflash_trt.cli.rank_report import Rank, look, problems
+from dflash_trt.cli.doctor_ranks import Rank, gather_ranks, look, print_ranks, problems
 from dflash_trt.engine.plans.machine import Gpu
 from dflash_trt.engine.write import build_engine, describe_source
 from tests.engines import build
@@ -112,7 +111,7 @@ def test_the_table_of_ranks_of_which_some_have_no_engine(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    _print_ranks([rank(0, gpu=None), rank(1, gpu=None, **{"engine sha256": "f" * 64})])
+    print_ranks([rank(0, gpu=None), rank(1, gpu=None, **{"engine sha256": "f" * 64})])
     lines = capsys.readouterr().out.splitlines()
     rows = [[cell.strip() for cell in line.split("│")] for line in lines if line.startswith("│")]
     assert [(row[1], row[4]) for row in rows if row[1] in ("0", "1")] == [("0", "missing"), ("1", "f" * 12)]
@@ -135,7 +134,6 @@ def test_every_rank_has_its_own_gpu(ranks: list[Rank], expected: list[str]) -> N
 
 
 def test_without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dflash_trt.cli.rank_report import gather_ranks
     from dflash_trt.errors import MissingDependencyError
     from tests.checkpoint.samples import refusal
 

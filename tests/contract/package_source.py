@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modules of an installed package or a checkout, read from its files: nothing of it is imported."""
+"""Modules of an installed package or a checkout, read from files without importing."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
-from dflash_trt.errors import EngineError
-from dflash_trt.files.read import read_bytes
-
-MAX_SOURCE_BYTES = 2**24
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -23,7 +19,7 @@ class PackageSource:
         self._modules: dict[str, ast.Module | None] = {}
 
     def module(self, name: str) -> ast.Module | None:
-        """None where there is no such file; EngineError for one that is not Python."""
+        """The parsed module; None where there is no such file."""
         if name not in self._modules:
             self._modules[name] = self._parse(name)
         return self._modules[name]
@@ -56,14 +52,11 @@ class PackageSource:
         file = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
         if not file.is_file():
             return None
-        try:
-            return ast.parse(read_bytes(file, EngineError, limit=MAX_SOURCE_BYTES), file)
-        except (SyntaxError, ValueError) as problem:
-            raise EngineError(f"{file}: expected a Python module, found: {problem}") from None
+        return ast.parse(file.read_bytes(), file)
 
 
 def parameters(function: Function) -> list[str]:
-    """Of a signature, in its order."""
+    """Names of a signature, in its order."""
     arguments = function.args
     listed = [*arguments.posonlyargs, *arguments.args, arguments.vararg, *arguments.kwonlyargs, arguments.kwarg]
     return [argument.arg for argument in listed if argument is not None]
