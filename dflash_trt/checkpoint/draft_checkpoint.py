@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,9 +64,19 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
         return self.config.values() if self.dialect.is_canonical else own.to_config(self.spec, self.torch_dtype())
 
     def torch_dtype(self) -> str:
-        """torch's name of the type that most dense tensors are of."""
-        counts = Counter(tensor.dtype for tensor in self.weights.values() if tensor.dtype in TORCH_TYPES)
-        return TORCH_TYPES[counts.most_common(1)[0][0]] if counts else "bfloat16"
+        """torch's name of the type that most dense tensors have."""
+        return torch_dtype(self.weights[name].dtype for name in sorted(self.weights))
+
+
+def torch_dtype(dtypes: Iterable[str]) -> str:
+    """torch's name of the most frequent dense type among `dtypes`, the first of several."""
+    counts = Counter(dtype for dtype in dtypes if dtype in TORCH_TYPES)
+    return TORCH_TYPES[counts.most_common(1)[0][0]] if counts else "bfloat16"
+
+
+def read_spec(config: Facts, weights: dict[str, Tensor]) -> DraftSpec:
+    """The facts of a draft whose config.json is `config`, in a layout with canonical names."""
+    return recognise(config).read(config, weights)
 
 
 def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:

@@ -161,9 +161,9 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         """Whether a projection of BIASED carries a bias."""
         return projection in self.biases or (self.attention_bias and projection in ATTENTION)
 
-    def context_bytes_per_token(self, *, fp8: bool, ranks: int = 1) -> int:
-        """Bytes of injected K and V per context token, all layers, in an FP8 or a BF16 cache, on one of `ranks`."""
-        heads = -(-self.num_key_value_heads // ranks)  # a head is never split
+    def context_bytes_per_token(self, *, fp8: bool, num_ranks: int = 1) -> int:
+        """Bytes of injected K and V per context token, all layers, in an FP8 or a BF16 cache, on one of `num_ranks`."""
+        heads = -(-self.num_key_value_heads // num_ranks)  # a head is never split
         return self.num_layers * 2 * heads * self.head_dim * (1 if fp8 else 2)
 
     def attention_modules(self) -> list[str]:

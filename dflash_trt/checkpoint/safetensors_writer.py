@@ -48,7 +48,6 @@ class SafetensorsWriter:
         encoded = json.dumps(header, separators=(",", ":")).encode()
         encoded += b" " * (-len(encoded) % 8)
         self._data_begin = 8 + len(encoded)
-        self.data_bytes = position
         self._output = file.open("wb")
         self._output.write(len(encoded).to_bytes(8, "little") + encoded)
 

@@ -4,29 +4,36 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
 
 from dflash_trt.cli.output import human_bytes, print_json, print_table
-from dflash_trt.cli.plan_options import PlanRequest
-from dflash_trt.deploy.deployment_file import DeploymentFile
+from dflash_trt.deploy.deployment_file import load_deployment
 from dflash_trt.deploy.dry_run import as_text, dry_run
 from dflash_trt.deploy.memory import MAX_BATCH, MAX_TOKENS, GpuMemory
 from dflash_trt.deploy.resolve import ResolvedDeployment, plan_sizes, resolve
 from dflash_trt.engine.drafter_memory import drafter_memory
 from dflash_trt.engine.manifest import read_manifest, read_parts
-from dflash_trt.engine.plans.plan import check_limits, check_precision
+from dflash_trt.engine.plans.plan import PlanOptions, check_limits, check_precision
+from dflash_trt.engine.plans.timing_cache import TimingCache
 from dflash_trt.errors import ConfigError
 
 
 def print_dry_run(
-    file: DeploymentFile, name: str, output: Path, plans: PlanRequest, *, target: str | None, as_json: bool
-) -> None:
-    """Prints what `file` resolves to; raises ConfigError, after printing, where TensorRT-LLM could not run it."""
+    config: Path, output: Path, changes: dict[str, Any] | None, timing_cache: TimingCache | None, *,
+    target: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Prints what `config` resolves to; raises ConfigError, after printing, where TensorRT-LLM could not run it.
+
+    `changes` are the given fields of PlanOptions; None: plans are built in engine mode only.
+    """
+    file, name = load_deployment(config), config.stem
     deployment = resolve(file, name, target=target)
     report = dry_run(deployment)
-    commands = _planned_commands(deployment, output, plans) if plans.is_wanted or file.mode == "engine" else []
+    has_plans = changes is not None or file.mode == "engine"
+    commands = _planned_commands(deployment, output, changes or {}, timing_cache) if has_plans else []
     if as_json:
         print_json("dry-run", msgspec.structs.asdict(report) | {"trtexec": commands})
     else:
@@ -41,16 +48,18 @@ def print_dry_run(
         raise ConfigError(f"{name}: TensorRT-LLM cannot run this configuration: {errors} error(s)")
 
 
-def print_plan_dry_run(engine: Path, plans: PlanRequest, *, as_json: bool) -> None:
-    """Prints how the plans of an engine directory would be built."""
+def print_plan_dry_run(
+    engine: Path, changes: dict[str, Any], timing_cache: TimingCache | None, *, as_json: bool
+) -> None:
+    """Prints how the plans of an engine directory would be built, with `changes` of its PlanOptions."""
     from dflash_trt.engine.plans.trtexec import trtexec_commands
 
     manifest = read_manifest(engine)
-    options = plans.options(manifest.plan_options)
+    options = msgspec.structs.replace(manifest.plan_options or PlanOptions(), **changes)
     check_precision(manifest.quantization.algorithms(), options.hardware_compatibility, None)
     check_limits(manifest.draft, options.max_batch_size, options.max_seq_len)
     part, of_part = read_parts(engine, manifest)[0]
-    commands = trtexec_commands(engine, manifest.draft, manifest.num_ranks, options, plans.timing_cache)
+    commands = trtexec_commands(engine, manifest.draft, manifest.num_ranks, options, timing_cache)
     memory = drafter_memory(of_part, options, part)
     if as_json:
         print_json("plan-dry-run", {"options": options, "memory": memory, "trtexec": commands})
@@ -61,17 +70,19 @@ def print_plan_dry_run(engine: Path, plans: PlanRequest, *, as_json: bool) -> No
     _print_commands(commands)
 
 
-def _planned_commands(deployment: ResolvedDeployment, output: Path, plans: PlanRequest) -> list[str]:
+def _planned_commands(
+    deployment: ResolvedDeployment, output: Path, changes: dict[str, Any], timing_cache: TimingCache | None
+) -> list[str]:
     """trtexec's lines for an engine directory that need not be there yet."""
     from dflash_trt.engine.plans.trtexec import trtexec_commands
 
-    options = plans.options(plan_sizes(deployment))
+    options = msgspec.structs.replace(plan_sizes(deployment), **changes)
     gpu = deployment.gpus.gpu
     check_precision(set(deployment.algorithms.values()), options.hardware_compatibility, gpu.compute_capability)
     spec = deployment.draft_sizes.spec
     check_limits(spec, options.max_batch_size, options.max_seq_len)
-    ranks = deployment.draft_tensor_parallel if deployment.mode == "engine" else 1
-    return trtexec_commands(output, spec, ranks, options, plans.timing_cache)
+    num_ranks = deployment.draft_tensor_parallel if deployment.mode == "engine" else 1
+    return trtexec_commands(output, spec, num_ranks, options, timing_cache)
 
 
 def _print_commands(commands: list[str]) -> None:

@@ -147,7 +147,7 @@ def read_shard(directory: Path, whole: Manifest, rank: int) -> tuple[Path, Manif
 
     Raises as `read_manifest` does, and EngineError where another rank's, or another engine's, is in its place.
     """
-    expected = Shard(rank=rank, ranks=whole.num_ranks)
+    expected = Shard(rank=rank, num_ranks=whole.num_ranks)
     place = directory / expected.directory
     rebuild = f"dflash-trt build DRAFT --target TARGET --tp {whole.num_ranks} -o DIR --force"
     try:

@@ -9,7 +9,6 @@ whole on each: scales are the whole tensor's, so that codes stay as they are.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -17,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
-from dflash_trt.checkpoint.draft_shares import not_shared, shard_spec
-from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.checkpoint.draft_shares import shard_spec
+from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
 from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter
 from dflash_trt.checkpoint.weights import SINGLE, read_weights
 from dflash_trt.engine.signatures import Shard
-from dflash_trt.errors import BuildError
 
 LAYER = r"layers\.\d+\."
 BY_ROWS = re.compile(
@@ -32,23 +30,15 @@ BY_COLUMNS = re.compile(LAYER + r"(self_attn\.o|mlp\.down)_proj\.(weight|weight_
 ON_FIRST = re.compile(LAYER + r"(self_attn\.o|mlp\.down)_proj\.bias")
 
 
-def check_shards(draft: DraftCheckpoint, ranks: int) -> None:
-    """Raises BuildError where `ranks` ranks cannot share this draft."""
-    if problem := not_shared(draft.spec, ranks):
-        raise BuildError(
-            f"{draft.directory}: {problem}", hint="build without --tp: every rank then runs the whole drafter"
-        )
-
-
-def write_shard(draft: DraftCheckpoint, tensors: Iterable[Tensor], shard: Shard, directory: Path) -> DraftCheckpoint:
-    """The part of `draft` that a rank has, its `tensors` written to `directory` in their order."""
-    parts = {tensor.name: tensor for tensor in tensors}
-    layout = {name: (tensor.dtype, shard_shape(tensor, shard)) for name, tensor in parts.items()}
+def write_shard(whole: DraftCheckpoint, shard: Shard, directory: Path) -> DraftCheckpoint:
+    """A rank's part of the draft of an engine directory, its tensors written to `directory` in the same order."""
+    tensors = read_tensors(whole.directory / SINGLE)
+    layout = {name: (tensor.dtype, shard_shape(tensor, shard)) for name, tensor in tensors.items()}
     with SafetensorsWriter(directory / SINGLE, layout) as writer:
-        for name, tensor in parts.items():
+        for name, tensor in tensors.items():
             writer.write(name, _part(tensor, shard))
     return msgspec.structs.replace(
-        draft, directory=directory, spec=shard_spec(draft.spec, shard.ranks), weights=read_weights(directory)
+        whole, directory=directory, spec=shard_spec(whole.spec, shard.num_ranks), weights=read_weights(directory)
     )
 
 
@@ -58,9 +48,9 @@ def shard_shape(tensor: Tensor, shard: Shard) -> tuple[int, ...]:
         return ()
     rows, *columns = tensor.shape
     if BY_ROWS.fullmatch(tensor.name):
-        return (rows // shard.ranks, *columns)
+        return (rows // shard.num_ranks, *columns)
     if BY_COLUMNS.fullmatch(tensor.name) and columns:
-        return (rows, columns[0] // shard.ranks)
+        return (rows, columns[0] // shard.num_ranks)
     return tensor.shape
 
 
@@ -75,7 +65,7 @@ def _part(tensor: Tensor, shard: Shard) -> NDArray[np.uint8]:
     if shape == tensor.shape:
         return raw
     if shape[0] == tensor.shape[0]:
-        raw = raw.reshape(shape[0], shard.ranks, -1)[:, shard.rank]
+        raw = raw.reshape(shape[0], shard.num_ranks, -1)[:, shard.rank]
     else:
-        raw = raw.reshape(shard.ranks, -1)[shard.rank]
+        raw = raw.reshape(shard.num_ranks, -1)[shard.rank]
     return np.ascontiguousarray(raw)

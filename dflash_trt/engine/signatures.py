@@ -47,13 +47,13 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which part of a drafter an engine directory holds: heads and MLP channels rank/ranks of the way through."""
+    """Which part of a drafter an engine directory holds: heads and MLP channels rank/num_ranks of the way through."""
 
     rank: Annotated[int, msgspec.Meta(ge=0)]
-    ranks: Annotated[int, msgspec.Meta(ge=2)]
+    num_ranks: Annotated[int, msgspec.Meta(ge=2)] = msgspec.field(name="ranks")
 
     def __str__(self) -> str:
-        return f"rank {self.rank} of {self.ranks}"
+        return f"rank {self.rank} of {self.num_ranks}"
 
     @property
     def directory(self) -> str:
@@ -63,7 +63,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def shards(num_ranks: int) -> list[Shard]:
     """Of every rank; none where one has all."""
-    return [Shard(rank=rank, ranks=num_ranks) for rank in range(num_ranks)] if num_ranks > 1 else []
+    return [Shard(rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)] if num_ranks > 1 else []
 
 
 def segment_name(index: int) -> str:

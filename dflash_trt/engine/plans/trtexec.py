@@ -20,14 +20,15 @@ HARDWARE_LEVELS = {"same_compute_capability": "sameComputeCapability", "ampere_p
 
 
 def trtexec_commands(
-    engine: Path, spec: PartialDraftSpec, ranks: int, options: PlanOptions, timing_cache: TimingCache | None = None
+    engine: Path, spec: PartialDraftSpec, num_ranks: int, options: PlanOptions, timing_cache: TimingCache | None = None
 ) -> list[str]:
-    """What `add_plans` would build of the engine of a draft that `ranks` ranks share, one shell line a plan.
+    """What `add_plans` would build of the engine of a draft that `num_ranks` ranks share, one shell line a plan.
 
     The engine need not be there yet, nor TensorRT or a GPU.
     """
-    parts = [engine / shard.directory for shard in shards(ranks)] or [engine]
-    graphs = graph_signatures(shard_spec(spec, ranks), fp8_cache=False, is_shard=ranks > 1)  # FP8 has the same axes
+    parts = [engine / shard.directory for shard in shards(num_ranks)] or [engine]
+    # An FP8 cache has the same axes.
+    graphs = graph_signatures(shard_spec(spec, num_ranks), fp8_cache=False, is_shard=num_ranks > 1)
     return [
         command_line(_words(part / name, graph, profiles(name, options), options, timing_cache))
         for part in parts

@@ -75,7 +75,7 @@ def _reckon(load: ServingLoad, draft: DraftSizes, context: float, ranks: int) ->
         terms = drafter_terms(shape, step, gpu_rates, None, ranks=ranks, kv_bytes=kv_bytes)
         return sum(term.seconds for term in terms)
 
-    row_bytes = draft.spec.context_bytes_per_token(fp8=load.is_fp8_context, ranks=ranks)
+    row_bytes = draft.spec.context_bytes_per_token(fp8=load.is_fp8_context, num_ranks=ranks)
     return DrafterOnRanks(
         ranks=ranks,
         is_deployed=ranks == load.drafter_ranks,
