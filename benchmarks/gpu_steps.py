@@ -28,7 +28,7 @@ from dflash_trt.engine.plans import machine, tensorrt_api
 from dflash_trt.engine.plans.add_plans import add_plans
 from dflash_trt.engine.plans.launcher import CudaLauncher, CurrentStreamLauncher, Launcher
 from dflash_trt.engine.plans.plan import PlanOptions
-from dflash_trt.engine.plans.plugin_library import plugin_library
+from dflash_trt.engine.plans.tensorrt_api import plugin_library
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.inputs import system

@@ -17,9 +17,9 @@ SECONDS = 120  # the first import of TensorRT reads gigabytes
 def plugin_library() -> MachineFinding:
     """The library, and what TensorRT's registry said of it."""
     try:
-        from dflash_trt.engine.plans import plugin_library as plugin
+        from dflash_trt.engine.plans import tensorrt_api
 
-        library = plugin.plugin_library()
+        library = tensorrt_api.plugin_library()
     except MissingDependencyError as error:
         return _missing(error.message, error.hint or "")
     except ImportError as error:  # the compiled module is not built

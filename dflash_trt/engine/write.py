@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -12,24 +15,31 @@ from numpy.typing import NDArray
 
 from dflash_trt import __version__
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, for_pool
-from dflash_trt.checkpoint.draft_shares import not_shared
+from dflash_trt.checkpoint.draft_shares import not_shared, shard_spec
 from dflash_trt.checkpoint.draft_spec import D2T, DraftSpec
 from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
-from dflash_trt.checkpoint.safetensors_file import read_tensors
-from dflash_trt.checkpoint.safetensors_writer import Layout, write_safetensors
+from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
+from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, write_safetensors
 from dflash_trt.checkpoint.source import checkpoint_label, is_local, label_text
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
-from dflash_trt.checkpoint.weights import read_weights, weight_files
+from dflash_trt.checkpoint.weights import SINGLE, read_weights, weight_files
 from dflash_trt.engine.graph.context_graph import context_graph
 from dflash_trt.engine.graph.draft_graph import ATTENTION, PLUGIN_VERSION, draft_graph, draft_segments
 from dflash_trt.engine.graph.onnx_builder import PLUGIN_DOMAIN
-from dflash_trt.engine.manifest import MANIFEST, SCHEMA_VERSION, Manifest, Plugin, Source, TargetSource, sha256
+from dflash_trt.engine.manifest import (
+    MANIFEST,
+    SCHEMA_VERSION,
+    Manifest,
+    Plugin,
+    Source,
+    TargetSource,
+    read_manifest,
+    sha256,
+)
 from dflash_trt.engine.plans.plan import PlanOptions
-from dflash_trt.engine.plans.reuse import carry_plans
 from dflash_trt.engine.proposal_head import HeadChoice, with_head
-from dflash_trt.engine.shards import write_shard
 from dflash_trt.engine.signatures import Graph, Shard, graph_signatures, shards
-from dflash_trt.errors import BuildError
+from dflash_trt.errors import BuildError, EngineError
 from dflash_trt.files.read import read_bytes
 from dflash_trt.files.write import OutputKind, check_replaceable, new_directory
 from dflash_trt.quantize.bounds import Ranges
@@ -38,6 +48,14 @@ from dflash_trt.quantize.recipe import Recipe
 
 CONTEXT_WEIGHTS = "context_kv.safetensors"
 MAX_MANIFEST_BYTES = 2**26
+# Ranks share a draft by tensor parallelism (Megatron-LM, arXiv 1909.08053): rows of q, k, v, gate and up, columns of o
+# and down, whose bias only rank 0 adds. fc, norms and scales are whole on each, so that codes stay as they are.
+LAYER = r"layers\.\d+\."
+BY_ROWS = re.compile(
+    LAYER + r"((self_attn\.[qkvg]|mlp\.gate|mlp\.up)_proj\.(weight|weight_scale|bias)|self_attn\.sinks)"
+)
+BY_COLUMNS = re.compile(LAYER + r"(self_attn\.o|mlp\.down)_proj\.(weight|weight_scale)")
+ON_FIRST = re.compile(LAYER + r"(self_attn\.o|mlp\.down)_proj\.bias")
 WEIGHT_SUFFIXES = ("weight", "weight_scale", "bias")
 
 
@@ -210,3 +228,73 @@ def describe_target(target: TargetCheckpoint, name: str) -> TargetSource:
     return TargetSource(
         name=label_text(name), revision=revision, config_sha256=sha256(target.directory / "config.json")
     )
+
+
+def carry_plans(old: Path, new: Path, manifest: Manifest) -> Manifest:
+    """`manifest` of the engine at `new`, with the plans of the engine at `old`, if there is one, that still hold."""
+    if not (old / MANIFEST).is_file():
+        return manifest
+    try:
+        before = read_manifest(old)
+    except EngineError:  # damaged, which is why it is replaced
+        return manifest
+    reusable = {name: plan for name, plan in before.plans.items() if plan.made_from.items() <= manifest.sha256.items()}
+    for plan in reusable.values():
+        link(old / plan.file, new / plan.file)
+    hashes = manifest.sha256 | {plan.file: before.sha256[plan.file] for plan in reusable.values()}
+    return msgspec.structs.replace(
+        manifest,
+        plans=reusable,
+        plan_options=manifest.plan_options or before.plan_options,
+        sha256=dict(sorted(hashes.items())),
+    )
+
+
+def link(file: str | Path, name: str | Path) -> str:
+    """Gigabytes under a second name until the old directory is gone; copied where there are no links."""
+    try:
+        os.link(file, name)
+    except OSError:
+        shutil.copyfile(file, name)
+    return str(name)
+
+
+def write_shard(whole: DraftCheckpoint, shard: Shard, directory: Path) -> DraftCheckpoint:
+    """A rank's part of the draft of an engine directory, its tensors written to `directory` in the same order."""
+    tensors = read_tensors(whole.directory / SINGLE)
+    layout = {name: (tensor.dtype, shard_shape(tensor, shard)) for name, tensor in tensors.items()}
+    with SafetensorsWriter(directory / SINGLE, layout) as writer:
+        for name, tensor in tensors.items():
+            writer.write(name, _part(tensor, shard))
+    return msgspec.structs.replace(
+        whole, directory=directory, spec=shard_spec(whole.spec, shard.num_ranks), weights=read_weights(directory)
+    )
+
+
+def shard_shape(tensor: Tensor, shard: Shard) -> tuple[int, ...]:
+    """Shape of a rank's part; scalars of a shared layer are whole."""
+    if not tensor.shape:
+        return ()
+    rows, *columns = tensor.shape
+    if BY_ROWS.fullmatch(tensor.name):
+        return (rows // shard.num_ranks, *columns)
+    if BY_COLUMNS.fullmatch(tensor.name) and columns:
+        return (rows, columns[0] // shard.num_ranks)
+    return tensor.shape
+
+
+def _part(tensor: Tensor, shard: Shard) -> NDArray[np.uint8]:
+    """Bytes of a rank's part."""
+    raw: NDArray[np.uint8] = np.memmap(
+        tensor.file, dtype=np.uint8, mode="r", offset=tensor.offset, shape=(tensor.num_bytes,)
+    )
+    shape = shard_shape(tensor, shard)
+    if ON_FIRST.fullmatch(tensor.name) and shard.rank:
+        return np.zeros_like(raw)
+    if shape == tensor.shape:
+        return raw
+    if shape[0] == tensor.shape[0]:
+        raw = raw.reshape(shape[0], shard.num_ranks, -1)[:, shard.rank]
+    else:
+        raw = raw.reshape(shard.num_ranks, -1)[shard.rank]
+    return np.ascontiguousarray(raw)

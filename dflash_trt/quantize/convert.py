@@ -15,13 +15,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash_trt import __version__
 from dflash_trt._C import pack_fp8, pack_nvfp4
 from dflash_trt.checkpoint.convert_dialect import WRITTEN, copy_other_files, refuse_own_source
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_spec, refuse_quantised
-from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.mapped import check_finite, map_tensor
-from dflash_trt.checkpoint.quantization import BLOCK, FP8, HF_QUANT_CONFIG, Quantization, expected_tensors
+from dflash_trt.checkpoint.quantization import BLOCK, FP8, HF_QUANT_CONFIG, MIXED, NVFP4, Quantization, expected_tensors
 from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT, Tensor
 from dflash_trt.checkpoint.safetensors_writer import PRODUCER, PRODUCER_KEY, Layout, SafetensorsWriter, aligned
 from dflash_trt.checkpoint.weights import SINGLE
@@ -29,10 +30,14 @@ from dflash_trt.errors import CheckpointError
 from dflash_trt.files.json_file import write_json
 from dflash_trt.files.write import check_replaceable, new_directory
 from dflash_trt.quantize.bounds import Ranges, ranges_from_weights
-from dflash_trt.quantize.modelopt_config import hf_quant_config, quantization_config
 from dflash_trt.quantize.recipe import Recipe
 from dflash_trt.quantize.scales import cache_scales, input_scales, naming, weight_scales
 
+Json = dict[str, object]
+# Readers demand this name: vLLM (weight_utils.py get_quant_config) and TensorRT-LLM (auto_deploy) refuse others.
+MODELOPT = {"name": "modelopt", "version": "0.47.0", "layout_written_by": f"dflash-trt {__version__}"}
+FLOAT8: Json = {"dynamic": False, "num_bits": 8, "type": "float"}
+FLOAT4: Json = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": BLOCK}
 DENSE_MODEL_TYPE = "qwen3"
 
 
@@ -238,3 +243,62 @@ def pack(
             writer.write(f"{module}.weight_scale", block_scales)
             writer.write(f"{module}.weight_scale_2", scale)
     writer.write(f"{module}.weight", data)
+
+
+def hf_quant_config(quantization: Quantization, modules: list[str]) -> Json:
+    """hf_quant_config.json, where `modules` are all linear layers."""
+    algorithms = quantization.modules
+    details: Json = {"quant_algo": None, "kv_cache_quant_algo": FP8 if quantization.fp8_kv_cache else None}
+    used = set(algorithms.values())
+    if len(used) == 1:
+        details |= _layer(used.pop())
+        details["exclude_modules"] = _exclude_modules([m for m in {*modules, HEAD} if m not in algorithms])
+    else:
+        details["quant_algo"] = MIXED if used else None
+        details["quantized_layers"] = {m: _layer(algorithms[m]) for m in modules if m in algorithms}
+    return {"producer": MODELOPT, "quantization": details}
+
+
+def quantization_config(quantization: Quantization, modules: list[str]) -> Json:
+    """The same in config.json's spelling (modelopt's convert_hf_config.py)."""
+    algorithms, config = quantization.modules, Json()
+    details = hf_quant_config(quantization, modules)["quantization"]
+    assert isinstance(details, dict)
+    used = list(dict.fromkeys(algorithms.values()))
+    if len(used) == 1:
+        config["config_groups"] = {"group_0": {**_group(used[0]), "targets": ["Linear"]}}
+    elif used:
+        targets = [sorted(m for m in algorithms if algorithms[m] == a) for a in used]
+        groups = zip(used, targets, strict=True)
+        config["config_groups"] = {f"group_{i}": {**_group(a), "targets": t} for i, (a, t) in enumerate(groups)}
+        config["quantized_layers"] = details["quantized_layers"]
+    config["ignore"] = details.get("exclude_modules", [])
+    if used:
+        config["quant_algo"] = details["quant_algo"]
+    if quantization.fp8_kv_cache:
+        config["kv_cache_scheme"] = FLOAT8
+    return config | {"producer": MODELOPT, "quant_method": "modelopt"}
+
+
+def _layer(algorithm: str) -> Json:
+    return {"quant_algo": algorithm} | ({} if algorithm == FP8 else {"group_size": BLOCK})
+
+
+def _group(algorithm: str) -> Json:
+    if algorithm == FP8:
+        return {"input_activations": FLOAT8, "weights": FLOAT8}
+    return {"input_activations": FLOAT4, "weights": FLOAT4} if algorithm == NVFP4 else {"weights": FLOAT4}
+
+
+def _exclude_modules(dense: list[str]) -> list[str]:
+    """The dense layers by name, and what engines call them once nested and fused (modelopt's quantize_drafter.py).
+
+    vLLM builds `fc` at `model.fc`, and joins q, k and v into a `qkv_proj`. lm_head is the target's unless it is listed.
+    """
+    names = set(dense)
+    for fused, parts in (("qkv_proj", "qkv"), ("gate_up_proj", ("gate", "up"))):
+        for module in dense:
+            parent = module.rpartition(".")[0]
+            if parent and all(f"{parent}.{part}_proj" in dense for part in parts):
+                names.add(f"{parent}.{fused}")
+    return sorted(set(dense) | {f"*{name}" for name in names - {HEAD}})

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.cli.plugin_report import load, plugin_library
-from dflash_trt.engine.plans.plugin_library import installed_library
+from dflash_trt.engine.plans.tensorrt_api import installed_library
 
 CRASHES = "#include <signal.h>\n__attribute__((constructor)) static void die(void) { raise(SIGSEGV); }\n"
 EMPTY = "int nothing;\n"

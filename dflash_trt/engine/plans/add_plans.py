@@ -13,13 +13,10 @@ from onnx.external_data_helper import uses_external_data
 
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, read_parts, sha256
 from dflash_trt.engine.plans import machine, tensorrt_api
-from dflash_trt.engine.plans.compile import build_plan
-from dflash_trt.engine.plans.plan import Plan, PlanOptions, check_limits, check_precision, is_served
-from dflash_trt.engine.plans.plugin_library import plugin_library
-from dflash_trt.engine.plans.profiles import profiles
-from dflash_trt.engine.plans.reuse import link
-from dflash_trt.engine.plans.timing_cache import TimingCache
-from dflash_trt.engine.write import ENGINE, is_engine
+from dflash_trt.engine.plans.compile import TimingCache, build_plan
+from dflash_trt.engine.plans.plan import Plan, PlanOptions, check_limits, check_precision, is_served, profiles
+from dflash_trt.engine.plans.tensorrt_api import plugin_library
+from dflash_trt.engine.write import ENGINE, is_engine, link
 from dflash_trt.files.write import OutputKind, new_directory, new_file
 
 

@@ -12,7 +12,7 @@ import msgspec
 from dflash_trt import _C
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.engine.plans.machine import Gpu
-from dflash_trt.engine.signatures import MAX_CONTEXT
+from dflash_trt.engine.signatures import MAX_CONTEXT, PAGE_SIZES, Graph
 from dflash_trt.errors import BuildError, EngineError
 from dflash_trt.files.command import quoted
 
@@ -20,6 +20,9 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 Version = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}\.[0-9]{1,9}(\.[0-9A-Za-z+]{1,20})*\Z")]
 Compatibility = Literal["none", "same_compute_capability", "ampere_plus"]
 DEFAULT_WORKSPACE_BYTES = 4 * 2**30
+SMALLEST_ROWS = 16  # context rows of a decode step with few requests; below, only launch overhead is left
+MOST_PAGES = MAX_CONTEXT // PAGE_SIZES[0]
+COARSE_ROWS = 256  # up to here weights are what a GEMM waits for, so that padding to the next power of 4 is free
 GRAPHS = ("context", "draft")
 # The first GPUs whose tensor cores read a number format (TensorRT support matrix).
 LOWEST_SM = {"FP8": (8, 9), "FP4": (10, 0)}
@@ -187,3 +190,40 @@ def _is_version_served(plan: Plan, tensorrt: str) -> bool:
 def _numbers(version: str) -> tuple[int, ...]:
     """'10.15.1.29' -> (10, 15, 1, 29); a suffix such as .post1 does not count."""
     return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
+def profiles(graph: str, options: PlanOptions) -> tuple[Profile, ...]:
+    """The profiles of a graph, by rising size; B and T are fixed in each, because shorter calls are padded."""
+    if graph == "context":
+        return tuple({"T": _fixed(T)} for T in row_buckets(options.max_num_tokens))
+    slots = options.max_batch_size + 1  # TensorRT-LLM's context arena has one more, for padding
+    table = {"slots": _up_to(slots), "pages": _up_to(MOST_PAGES)}
+    return tuple({"B": _fixed(B), **table} for B in graph_batch_sizes(options.max_batch_size))
+
+
+def row_buckets(largest: int) -> list[int]:
+    """16, 64, 256, 512, 1024, ... and the largest."""
+    fine = _rising(2 * COARSE_ROWS, 2, largest) if largest > COARSE_ROWS else []
+    return [*_rising(SMALLEST_ROWS, 4, min(largest, COARSE_ROWS)), *fine]
+
+
+def shapes(graph: Graph, profile: Profile) -> dict[str, tuple[list[int], list[int], list[int]]]:
+    """Minimum, optimum and maximum shape of every input."""
+    low, best, high = ({axis: getattr(r, bound) for axis, r in profile.items()} for bound in ("min", "opt", "max"))
+    return {port.name: (port.sizes(low), port.sizes(best), port.sizes(high)) for port in graph.inputs}
+
+
+def _rising(smallest: int, factor: int, largest: int) -> list[int]:
+    sizes = [min(smallest, largest)]
+    while sizes[-1] < largest:
+        sizes.append(min(sizes[-1] * factor, largest))
+    return sizes
+
+
+def _fixed(size: int) -> Range:
+    return Range(min=size, opt=size, max=size)
+
+
+def _up_to(size: int) -> Range:
+    """Any size of the page table. Only the plugin reads it, so there is nothing to tune."""
+    return Range(min=1, opt=1, max=size)
