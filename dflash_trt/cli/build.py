@@ -28,7 +28,7 @@ from dflash_trt.deploy.resolve import UNQUANTIZED, ResolvedDeployment, plan_size
 from dflash_trt.engine.manifest import read_manifest, read_parts
 from dflash_trt.engine.plans.compile import TimingCache
 from dflash_trt.engine.plans.plan import PlanOptions, check_limits, check_precision
-from dflash_trt.engine.plans.preview import drafter_memory
+from dflash_trt.engine.plans.preview import drafter_memory, trtexec_commands
 from dflash_trt.errors import ConfigError, DFlashError
 from dflash_trt.files.command import quoted
 
@@ -42,7 +42,7 @@ SIZE = click.IntRange(1, 2**31 - 1)  # slots, lengths and positions are INT32 in
 
 
 def _head(context: click.Context, parameter: click.Parameter, text: str) -> HeadChoice | None:
-    """--head, read; the builder is loaded for an own head only."""
+    """Parses --head; loads the builder only where the draft gets a head of its own."""
     if text == "target":
         return None
     from dflash_trt.engine.proposal_head import parse_head
@@ -62,7 +62,28 @@ def _workspace(context: click.Context, parameter: click.Parameter, gib: float | 
     return None if gib is None else int(gib * 2**30)
 
 
-plan_options = options(
+@click.command(short_help="Write an engine directory from a draft checkpoint.")
+@click.argument("draft", type=DRAFT_OR_DEPLOYMENT, required=False)
+@options(
+    click.option("--target", type=TARGET, help="Target checkpoint: directory or Hugging Face repository id."),
+    click.option("-o", "--output", type=PATH, help="Engine directory to write."),
+    click.option("--plans-for", metavar="ENGINE", type=PATH,
+                 help="In place of DRAFT: build the TensorRT plans that this engine directory lacks."),
+    click.option("--recipe", type=RECIPE, help="Quantise first: a recipe as for `dflash-trt quantize`."),
+    click.option("--calibration", metavar="FILE|none", default="none", show_default=True, help="For --recipe."),
+    click.option("--head", metavar="HEAD", default="target", show_default=True, callback=_head,
+                 help="What proposes tokens: target, or a copy of its lm_head: fp8, nvfp4, trim:N, trim:N:fp8,"
+                 " trim:N:nvfp4."),
+    click.option("--head-tokens", metavar="FILE", type=PATH,
+                 help="For trim:N: features that `dflash-trt capture` wrote; their answers' most frequent tokens are"
+                 " kept."),
+    click.option("--tp", type=click.IntRange(min=1), metavar="N",
+                 help="For TensorRT-LLM: number of ranks that share the drafter's heads and MLPs. Default: 1, every"
+                 " rank runs the whole drafter."),
+    click.option("--force", is_flag=True, help="Replace an existing output directory."),
+    click.option("--dry-run", is_flag=True,
+                 help="Only print what would be built, the memory and trtexec's command lines."),
+    click.option("--json", "as_json", is_flag=True, help="Print --dry-run as one JSON document."),
     click.option("--backend", type=click.Choice(["onnx", "tensorrt"]), default="onnx", show_default=True,
                  help="tensorrt: plans for this machine's GPU as well."),
     click.option("--max-batch-size", type=SIZE,
@@ -80,33 +101,6 @@ plan_options = options(
                  help="Plans for later TensorRT versions of this major, too; the plugin is embedded."),
     click.option("--timing-cache", type=PATH, help="File that keeps what TensorRT measured."),
     click.option("--reproducible", is_flag=True, help="Measure nothing: every kernel comes from --timing-cache."),
-)  # fmt: skip
-"""--backend, fields of `PlanOptions`, and the timing cache."""
-
-
-@click.command(short_help="Write an engine directory from a draft checkpoint.")
-@click.argument("draft", type=DRAFT_OR_DEPLOYMENT, required=False)
-@options(
-    click.option("--target", type=TARGET, help="Target checkpoint: directory or Hugging Face repository id."),
-    click.option("-o", "--output", type=PATH, help="Engine directory to write."),
-    click.option("--plans-for", metavar="ENGINE", type=PATH,
-                 help="In place of DRAFT: build the TensorRT plans that this engine directory lacks."),
-    click.option("--recipe", type=RECIPE, help="Quantise first: a recipe as for `dflash-trt quantize`."),
-    click.option("--calibration", metavar="FILE|none", default="none", show_default=True, help="For --recipe."),
-    click.option("--head", metavar="HEAD", default="target", show_default=True, callback=_head,
-                 help="What proposes tokens: target, or a copy of its lm_head: fp8, nvfp4, trim:N, trim:N:fp8,"
-                 " trim:N:nvfp4."),
-    click.option("--head-tokens", metavar="FILE", type=PATH,
-                 help="For trim:N: features that `dflash-trt capture` wrote; their answers' most frequent tokens are"
-                 " kept."),
-    click.option("--tp", type=click.IntRange(min=1), metavar="N",
-                 help="For TensorRT-LLM: ranks that share the drafter's heads and MLPs; 1, each runs all of it, unless"
-                 " given."),
-    click.option("--force", is_flag=True, help="Replace an existing output directory."),
-    click.option("--dry-run", is_flag=True,
-                 help="Only print what would be built, the memory and trtexec's command lines."),
-    click.option("--json", "as_json", is_flag=True, help="Print --dry-run as one JSON document."),
-    plan_options,
 )  # fmt: skip
 def build(draft: str | None, plans_for: Path | None, dry_run: bool, as_json: bool, **settings: Any) -> None:
     """Write an engine directory from DRAFT, a checkpoint directory or Hugging Face repository id.
@@ -169,7 +163,7 @@ def checkpoint_options(
     draft: str, *, target: str | None, output: Path | None, recipe: str | None, calibration: str,
     head: HeadChoice | None, **settings: Any,
 ) -> BuildOptions:  # fmt: skip
-    """What is built of a draft checkpoint for a target that it fits."""
+    """Options for a draft checkpoint and a target that it fits."""
     if target is None:
         raise click.MissingParameter(param_hint="'--target'", param_type="option")
     if output is None:
@@ -186,7 +180,7 @@ def deployment_options(
     config: Path, *, target: str | None, output: Path | None, recipe: str | None, calibration: str, keep_plans: bool,
     **settings: Any,
 ) -> BuildOptions:  # fmt: skip
-    """What is built of the draft, target and recipe that CONFIG.yaml names, where they fit its GPUs."""
+    """Options for the draft, target and recipe that CONFIG.yaml names, where they fit its GPUs."""
     _refuse_for_deployment()
     file, name = load_deployment(config), config.stem
     recipe, target = None if file.recipe == UNQUANTIZED else file.recipe, target or file.target
@@ -279,7 +273,7 @@ def _write_engine(options: BuildOptions) -> None:
 
 
 def _add_plans(engine: Path, changes: dict[str, Any], timing_cache: TimingCache | None) -> None:
-    """Raises what stops it, and says that the engine is complete without plans."""
+    """Adds plans; an error also says that the engine is complete without them."""
     from dflash_trt.engine.manifest import read_manifest
     from dflash_trt.engine.plans.add_plans import add_plans
 
@@ -314,7 +308,8 @@ def print_dry_run(
         print_table(f"{name} (settings {report.digest})", ("setting", "value", "from"), rows)
         if report.memory is not None:
             _print_memory(deployment, report.memory)
-        _print_commands(commands)
+        for command in commands:  # one line each, whole, to be copied
+            click.echo(command)
         for finding in report.findings:
             click.echo(finding, err=True)
     if errors := report.num_errors():
@@ -325,8 +320,6 @@ def print_plan_dry_run(
     engine: Path, changes: dict[str, Any], timing_cache: TimingCache | None, *, as_json: bool
 ) -> None:
     """Prints how the plans of an engine directory would be built, with `changes` of its PlanOptions."""
-    from dflash_trt.engine.plans.preview import trtexec_commands
-
     manifest = read_manifest(engine)
     options = msgspec.structs.replace(manifest.plan_options or PlanOptions(), **changes)
     check_precision(manifest.quantization.algorithms(), options.hardware_compatibility, None)
@@ -340,15 +333,14 @@ def print_plan_dry_run(
     rows = [(field, as_text(value)) for field, value in msgspec.to_builtins(options).items()]
     rows += [(f"memory.{field}", human_bytes(size)) for field, size in msgspec.to_builtins(memory).items()]
     print_table(f"plans of {engine.name}", ("what", "value"), rows)
-    _print_commands(commands)
+    for command in commands:
+        click.echo(command)
 
 
 def _planned_commands(
     deployment: ResolvedDeployment, output: Path, changes: dict[str, Any], timing_cache: TimingCache | None
 ) -> list[str]:
-    """trtexec's lines for an engine directory that need not be there yet."""
-    from dflash_trt.engine.plans.preview import trtexec_commands
-
+    """trtexec commands for the plans of `output`, which need not exist yet."""
     options = msgspec.structs.replace(plan_sizes(deployment), **changes)
     gpu = deployment.gpus.gpu
     check_precision(set(deployment.algorithms.values()), options.hardware_compatibility, gpu.compute_capability)
@@ -358,12 +350,6 @@ def _planned_commands(
     return trtexec_commands(output, spec, num_ranks, options, timing_cache)
 
 
-def _print_commands(commands: list[str]) -> None:
-    """One line each, whole, to be copied."""
-    for command in commands:
-        click.echo(command)
-
-
 def _print_memory(deployment: ResolvedDeployment, memory: GpuMemory) -> None:
     gpu = deployment.gpus.gpu
     rows = [(item.name, human_bytes(item.bytes), item.how) for item in memory.items]
@@ -371,13 +357,11 @@ def _print_memory(deployment: ResolvedDeployment, memory: GpuMemory) -> None:
     pool = f"{deployment.kv_cache_fraction:g} of the rest"
     if memory.full_requests is not None:
         pool += f": {memory.full_requests} requests of {deployment.max_seq_len} tokens"
-    rows += [
-        ("cache pool", human_bytes(memory.pool_bytes), pool),
-        ("largest max_batch_size", _bounded(memory.largest_batch, MAX_BATCH), "that fits with this max_seq_len"),
-        ("largest max_seq_len", _bounded(memory.largest_context, MAX_TOKENS), "that fits with this max_batch_size"),
-    ]
+    rows.append(("cache pool", human_bytes(memory.pool_bytes), pool))
+    for name, largest, bound, other in (
+        ("max_batch_size", memory.largest_batch, MAX_BATCH, "max_seq_len"),
+        ("max_seq_len", memory.largest_context, MAX_TOKENS, "max_batch_size"),
+    ):
+        most = "any" if largest == bound else str(largest)
+        rows.append((f"largest {name}", most, f"that fits with this {other}"))
     print_table(f"memory of each {gpu.title} ({human_bytes(memory.capacity_bytes)})", ("what", "size", "how"), rows)
-
-
-def _bounded(number: int, bound: int) -> str:
-    return "any" if number == bound else str(number)

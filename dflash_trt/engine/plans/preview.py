@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same build as a command line of trtexec (flags: samples/common/sampleOptions.cpp of TensorRT 10.15 and 11.1)."""
+"""TensorRT plans before they are built: what they take of one GPU, and how trtexec would build them.
+
+trtexec's flags are those of samples/common/sampleOptions.cpp in TensorRT 10.15 and 11.1.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from dflash_trt.checkpoint.draft_shares import shard_spec
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plans.compile import TimingCache
-from dflash_trt.engine.plans.plan import GRAPHS, PlanOptions, Profile, profiles, shapes
+from dflash_trt.engine.plans.plan import GRAPHS, PlanOptions, profiles, shapes
 from dflash_trt.engine.plans.tensorrt_api import installed_library, plugin_library
 from dflash_trt.engine.signatures import Graph, Port, graph_signatures, shards
 from dflash_trt.errors import MissingDependencyError
@@ -21,7 +24,6 @@ from dflash_trt.files.command import command_line
 
 BYTES = {"BFLOAT16": 2, "FLOAT8E4M3FN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4}
 PAGE_ROWS = 32  # kvcache's tokens of a page
-WEIGHTS = ".safetensors"
 HARDWARE_LEVELS = {"same_compute_capability": "sameComputeCapability", "ampere_plus": "ampere+"}
 
 
@@ -36,19 +38,13 @@ def trtexec_commands(
     # An FP8 cache has the same axes.
     graphs = graph_signatures(shard_spec(spec, num_ranks), fp8_cache=False, is_shard=num_ranks > 1)
     return [
-        command_line(_words(part / name, graph, profiles(name, options), options, timing_cache))
+        command_line(_words(part / name, graph, options, timing_cache))
         for part in parts
         for name, graph in graphs.items()
     ]
 
 
-def _words(
-    stem: Path,
-    graph: Graph,
-    graph_profiles: tuple[Profile, ...],
-    options: PlanOptions,
-    timing_cache: TimingCache | None,
-) -> Iterator[str]:
+def _words(stem: Path, graph: Graph, options: PlanOptions, timing_cache: TimingCache | None) -> Iterator[str]:
     """The words that build `stem`.plan as `build_plan` does."""
     yield from ("trtexec", f"--onnx={stem.with_name(graph.file)}", f"--saveEngine={stem}.plan")
     yield from ("--stronglyTyped", "--skipInference", "--profilingVerbosity=detailed", "--maxAuxStreams=0")
@@ -58,29 +54,26 @@ def _words(
     if options.version_compatible:
         yield "--versionCompatible"
     if graph.reads_context:
-        yield f"--dynamicPlugins={_library_path()}"  # registers it, which the parser needs
+        try:
+            library = plugin_library()
+        except MissingDependencyError:
+            library = installed_library()  # where it will be
+        yield f"--dynamicPlugins={library}"  # registers it, which the parser needs
         if options.version_compatible:
-            yield f"--setPluginsToSerialize={_library_path()}"  # only embeds it
+            yield f"--setPluginsToSerialize={library}"  # only embeds it
     if timing_cache is not None:
         yield f"--timingCacheFile={timing_cache.file}"
         if timing_cache.reproducible:
             yield "--errorOnTimingCacheMiss"
-    for index, profile in enumerate(graph_profiles):
+    for index, profile in enumerate(profiles(stem.name, options)):
         yield f"--profile={index}"
         for flag, bound in (("minShapes", 0), ("optShapes", 1), ("maxShapes", 2)):
             sizes = {name: "x".join(map(str, bounds[bound])) for name, bounds in shapes(graph, profile).items()}
             yield f"--{flag}=" + ",".join(f"{name}:{size}" for name, size in sizes.items())
 
 
-def _library_path() -> Path:
-    try:
-        return plugin_library()
-    except MissingDependencyError:
-        return installed_library()  # where it will be
-
-
 class DrafterMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """By what it holds."""
+    """Memory that a drafter on TensorRT takes of one GPU: exact where we allocate it, a bound where TensorRT does."""
 
     weight_bytes: int
     """Files that both graphs point into; TensorRT may repack them."""
@@ -93,18 +86,14 @@ class DrafterMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def drafter_memory(manifest: Manifest, options: PlanOptions, directory: Path) -> DrafterMemory:
-    """Of the engine at `directory`, with plans that serve `options`; where ranks share it, of the one that is given."""
+    """Memory of the engine, or of the shard, at `directory`, with plans that serve `options`."""
     pages_of_a_slot = -(-options.max_seq_len // PAGE_ROWS)
-    sizes = {
-        "B": options.max_batch_size,
-        "T": options.max_num_tokens,
-        "slots": options.max_batch_size,
-        "pages": pages_of_a_slot,
-    }
-    rows = {"T": options.max_batch_size * pages_of_a_slot * PAGE_ROWS}
+    B = options.max_batch_size
+    sizes = {"B": B, "T": options.max_num_tokens, "slots": B, "pages": pages_of_a_slot}
+    rows = {"T": B * pages_of_a_slot * PAGE_ROWS}
     cache = sum(BYTES[port.dtype] * prod(port.sizes(rows)) for port in manifest.graphs["context"].outputs)
     activations = sum(BYTES[port.dtype] * prod(port.sizes(sizes)) for port in _tensors(manifest))
-    weights = [directory / name for name in manifest.sha256 if name.endswith(WEIGHTS)]
+    weights = [directory / name for name in manifest.sha256 if name.endswith(".safetensors")]
     return DrafterMemory(
         weight_bytes=sum(file.stat().st_size for file in weights),
         cache_bytes=cache,
