@@ -137,7 +137,7 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def first_proposing_row(self) -> int:
-        """Of a block: row 0 predicts the anchor, which is known already, unless the draft samples from it."""
+        """First row of a block that proposes: 1, or 0 where the draft samples from the anchor."""
         return 0 if self.sample_from_anchor else 1
 
     @property

@@ -38,7 +38,7 @@ class Executor(Protocol):
     """
 
     cache_dtype: torch.dtype
-    """Of the context cache, and so of its rows."""
+    """dtype of the context cache and its rows."""
 
     @property
     def device(self) -> torch.device:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantises a draft checkpoint tensor by tensor, in modelopt's layout (`dflash_trt.checkpoint.quantization`)."""
+"""Quantises a draft tensor by tensor, in the layout and with the configuration of modelopt 0.47.
+
+`dflash-trt quantize` writes the result as a checkpoint, `build` into an engine directory.
+"""
 
 from __future__ import annotations
 
@@ -260,7 +263,7 @@ def hf_quant_config(quantization: Quantization, modules: list[str]) -> Json:
 
 
 def quantization_config(quantization: Quantization, modules: list[str]) -> Json:
-    """The same in config.json's spelling (modelopt's convert_hf_config.py)."""
+    """config.json's quantization_config, as modelopt's convert_hf_config.py spells it."""
     algorithms, config = quantization.modules, Json()
     details = hf_quant_config(quantization, modules)["quantization"]
     assert isinstance(details, dict)

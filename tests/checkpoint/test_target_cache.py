@@ -51,7 +51,7 @@ def test_rows_of_heads() -> None:
 
 
 def test_a_hybrid_keeps_a_state_for_each_request_and_rows_in_every_fourth_layer() -> None:
-    """Of Qwen3-Next-80B: 32 heads of 128 x 128 in FLOAT, and three inputs of a convolution of 8192 channels."""
+    """State of Qwen3-Next-80B: 32 heads of 128 x 128 in FLOAT, and three inputs of a convolution of 8192 channels."""
     cache = known(QWEN_3_NEXT, 48)
     state = 36 * (32 * 128 * 128 * 4 + 8192 * 3 * 2)
     assert cache.bytes(1000, fp8=False) == 12 * 1000 * 2 * 2 * 256 * 2 + state
@@ -61,7 +61,7 @@ def test_a_hybrid_keeps_a_state_for_each_request_and_rows_in_every_fourth_layer(
 
 
 def test_latent_attention_keeps_one_row_on_every_rank() -> None:
-    """Of Kimi K2: 61 layers of 512 + 64 numbers."""
+    """Rows of Kimi K2: 61 layers of 512 + 64 numbers."""
     assert known(KIMI_K2, 61).bytes(1, fp8=False) == 61 * 576 * 2
     assert known(KIMI_K2, 61).bytes(7, fp8=True, num_ranks=8) == 61 * 576 * 7
 

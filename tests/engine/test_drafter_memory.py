@@ -42,7 +42,7 @@ def test_it_is_what_the_drafter_allocates(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_it_is_what_a_rank_allocates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its segments pass two streams to and fro."""
+    """Segments of a shard pass two streams to and fro."""
     draft, target = read_draft(FIXTURES / "tiny-gpt-oss-dflash"), read_target(FIXTURES / "tiny-gpt-oss")
     engine = tmp_path / "engine"
     build_engine(BuildOptions(draft=draft, draft_name="draft", target=target, output=engine, num_ranks=2))

@@ -75,7 +75,7 @@ def test_captured_tokens(features: dict[str, Path]) -> None:
 
 
 def test_what_a_trimmed_head_can_propose_by_language(features: dict[str, Path], tmp_path: Path) -> None:
-    """Of tokens that the head was chosen by the most, and less of another language's."""
+    """The head covers most of the tokens it was chosen by, and fewer of another language's."""
 
     def label(tensors: Tensors, facts: Facts) -> None:
         facts["prompts"][0]["language"], facts["prompts"][2]["language"] = "py", "de"  # type: ignore[index]
@@ -133,7 +133,7 @@ def build(output: Path, features: dict[str, Path], recipe: str, head: str) -> Pa
 
 @pytest.mark.parametrize(("recipe", "head"), [("bf16", "trim:400"), ("nvfp4+fp8-kv", "nvfp4"), ("fp8", "trim:500:fp8")])
 def test_the_text_stays_the_targets(recipe: str, head: str, tmp_path: Path, features: dict[str, Path]) -> None:
-    """And proposals are the argmax of the copied rows."""
+    """Proposals are the argmax of the copied rows."""
     engine = build(tmp_path / "engine", features, recipe, head)
     manifest = read_manifest(engine)
     kind = parse_head(head)

@@ -40,7 +40,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     load: Callable[[Path], Weights] = read_weights
     """All tensors of the directory, as they are called there; raises CheckpointError."""
     canonical: Callable[[Weights, DraftSpec], Weights] = lambda weights, _: weights
-    """The same tensors by canonical name; what is not known keeps its name, and is refused as unused later."""
+    """Renames tensors to canonical names; an unknown one keeps its name, and is refused later as unused."""
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT plans in an engine directory: what was asked for, what was built, and where it runs."""
+"""TensorRT plans in an engine directory: options, optimisation profiles, plan files, and the machines that run them.
+
+There is a profile for each batch size of TensorRT-LLM's CUDA graphs, with kernels chosen for its size.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     gpu: str
     compute_capability: str
     plugin_sha256: str | None
-    """Of the plugin library it was built with; None for a plan without the plugin."""
+    """sha256 of the plugin library it was built with; None for a plan without the plugin."""
     workspace_bytes: int
     hardware_compatibility: Compatibility
     version_compatible: bool
@@ -151,7 +154,7 @@ def check_limits(spec: PartialDraftSpec, max_batch_size: int, max_seq_len: int) 
 
 
 def _attributes(spec: PartialDraftSpec) -> _C.KVInjectionAttributes:
-    """Of any layer, with values that fit for all but its sizes."""
+    """Attributes of a dummy layer; only the sizes matter."""
     return _C.KVInjectionAttributes(
         layer=0,
         num_heads=spec.num_attention_heads,

@@ -110,7 +110,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_dialect_is_quantised_built_and_generates_the_targets_text(
     name: str, tmp_path: Path, target: Path
 ) -> None:
-    """And the copy that `quantize` writes, in whatever layout, drafts the same tokens as the original."""
+    """The copy that `quantize` writes, in any layout, drafts the same tokens as the original."""
     from transformers import AutoModelForCausalLM
 
     source = WRITERS[name](tmp_path / "draft")

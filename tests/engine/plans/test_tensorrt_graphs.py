@@ -145,7 +145,7 @@ def test_every_plugin_node_makes_a_plugin(engine: Path) -> None:
 
 
 def test_the_context_graph_needs_no_plugin(engine: Path) -> None:
-    """Its plan is built and loaded without the library."""
+    """A plan without attention is built and loaded without the library."""
     assert [name for name, graph in read_manifest(engine).graphs.items() if graph.reads_context] == ["draft"]
     assert not any(node.domain == "dflash_trt" for node in load(engine, "context").graph.node)
 
