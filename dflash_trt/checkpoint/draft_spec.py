@@ -218,7 +218,17 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     def dflash2_shapes(self) -> dict[str, Shape]:
         """The tensors of convolutions and selector, which every recipe leaves as they are."""
-        return self._conv_shapes() | self._selector_shapes()
+        H, shapes = self.hidden_size, dict[str, Shape]()
+        if (conv := self.block_conv) is not None:
+            names = [f"layers.{layer}.{name}" for layer in range(self.num_layers) for name in CONVOLVED.values()]
+            rows = 2 * conv.kernel_size * (H // conv.group_size)
+            shapes |= {f"{name}.base_kernel": (2, conv.kernel_size, H) for name in names}
+            shapes |= {f"{name}.kernel_projection.weight": (rows, H) for name in names}
+        if (selector := self.candidate_selector) is not None:
+            codebooks = (f"{SELECTOR}.{name}_codebook" for name in ("predecessor", "successor"))
+            shapes |= dict.fromkeys(codebooks, (self.vocab_size or 0, selector.rank))
+            shapes[f"{SELECTOR}.hidden_projection.weight"] = (selector.rank, H)
+        return shapes
 
     def dspark_shapes(self) -> dict[str, Shape]:
         """The tensors of Markov and confidence head, which every recipe leaves as they are."""
@@ -231,25 +241,6 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         if head.confidence:
             shapes |= {f"{CONFIDENCE}.proj.weight": (1, width), f"{CONFIDENCE}.proj.bias": (1,)}
         return shapes
-
-    def _conv_shapes(self) -> dict[str, Shape]:
-        if (conv := self.block_conv) is None:
-            return {}
-        H, taps = self.hidden_size, conv.kernel_size
-        names = [f"layers.{layer}.{name}" for layer in range(self.num_layers) for name in CONVOLVED.values()]
-        kernels: dict[str, Shape] = {f"{name}.base_kernel": (2, taps, H) for name in names}
-        rows = 2 * taps * (H // conv.group_size)
-        return kernels | {f"{name}.kernel_projection.weight": (rows, H) for name in names}
-
-    def _selector_shapes(self) -> dict[str, Shape]:
-        if (selector := self.candidate_selector) is None:
-            return {}
-        codebook = (self.vocab_size or 0, selector.rank)
-        return {
-            f"{SELECTOR}.predecessor_codebook": codebook,
-            f"{SELECTOR}.successor_codebook": codebook,
-            f"{SELECTOR}.hidden_projection.weight": (selector.rank, self.hidden_size),
-        }
 
     @property
     def has_own_head(self) -> bool:

@@ -38,7 +38,7 @@ class Executor(Protocol):
     """
 
     cache_dtype: torch.dtype
-    """dtype of the context cache and its rows."""
+    """Of the context cache, and so of its rows."""
 
     @property
     def device(self) -> torch.device:

@@ -97,10 +97,7 @@ def complaint(tmp_path: Path, text: str | bytes) -> str:
             "FILE: missing key rules[1].algorithm: found only modules",
         ),
         # mistyped
-        (
-            "description: 3\nrules: []\n",
-            "FILE: description: expected `str`, got `int`",
-        ),
+        ("description: 3\nrules: []\n", "FILE: description: expected `str`, got `int`"),
         ("description: mine\nrules: fc\n", "FILE: rules: expected `array`, got `str`"),
         (
             HEAD + "  - {modules: '*', algorithm: FP4}\n",

@@ -28,7 +28,7 @@ class ContextLayout(NamedTuple):
 
     @classmethod
     def of_caches(cls, k_cache: Tensor, v_cache: Tensor) -> ContextLayout:
-        """Layout of K and V [pages, L, rows, G, D]; a dense cache's page is a slot."""
+        """Of K and V [pages, L, rows, G, D]; a dense cache's page is a slot."""
         page, layer, row, head, _ = (stride * k_cache.itemsize for stride in k_cache.stride())
         first, L = k_cache.data_ptr(), k_cache.shape[1]
         pointers = tuple(range(first, first + L * layer, layer))
@@ -36,7 +36,7 @@ class ContextLayout(NamedTuple):
 
     @classmethod
     def of_layers(cls, layers: Sequence[Tensor]) -> ContextLayout:
-        """Layout of views [pages, 2, G, rows, D], one per layer, with equal strides."""
+        """Of views [pages, 2, G, rows, D], one for each layer, whose strides are the same."""
         page, kv, head, row, _ = (stride * layers[0].itemsize for stride in layers[0].stride())
         return cls(tuple(layer.data_ptr() for layer in layers), layers[0].shape[3], page, kv, row, head)
 

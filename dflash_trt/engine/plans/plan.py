@@ -172,22 +172,16 @@ def _attributes(spec: PartialDraftSpec) -> _C.KVInjectionAttributes:
 
 def is_served(plan: Plan, gpu: Gpu, tensorrt: str) -> bool:
     """Whether `plan` runs on this GPU with this TensorRT."""
-    return _is_gpu_served(plan, gpu) and _is_version_served(plan, tensorrt)
-
-
-def _is_gpu_served(plan: Plan, gpu: Gpu) -> bool:
+    built, here = _numbers(plan.tensorrt), _numbers(tensorrt)
+    is_version_served = built == here or (plan.version_compatible and built[0] == here[0] and built <= here)
     match plan.hardware_compatibility:
         case "none":
-            return (plan.gpu, plan.compute_capability) == (gpu.name, gpu.compute_capability)
+            is_gpu_served = (plan.gpu, plan.compute_capability) == (gpu.name, gpu.compute_capability)
         case "same_compute_capability":
-            return plan.compute_capability == gpu.compute_capability
+            is_gpu_served = plan.compute_capability == gpu.compute_capability
         case "ampere_plus":
-            return _numbers(gpu.compute_capability) >= (8, 0)
-
-
-def _is_version_served(plan: Plan, tensorrt: str) -> bool:
-    built, here = _numbers(plan.tensorrt), _numbers(tensorrt)
-    return built == here or (plan.version_compatible and built[0] == here[0] and built <= here)
+            is_gpu_served = _numbers(gpu.compute_capability) >= (8, 0)
+    return is_gpu_served and is_version_served
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -198,35 +192,20 @@ def _numbers(version: str) -> tuple[int, ...]:
 def profiles(graph: str, options: PlanOptions) -> tuple[Profile, ...]:
     """The profiles of a graph, by rising size; B and T are fixed in each, because shorter calls are padded."""
     if graph == "context":
-        return tuple({"T": _fixed(T)} for T in row_buckets(options.max_num_tokens))
+        return tuple({"T": Range(min=T, opt=T, max=T)} for T in row_buckets(options.max_num_tokens))
     slots = options.max_batch_size + 1  # TensorRT-LLM's context arena has one more, for padding
-    table = {"slots": _up_to(slots), "pages": _up_to(MOST_PAGES)}
-    return tuple({"B": _fixed(B), **table} for B in graph_batch_sizes(options.max_batch_size))
+    # Only the plugin reads the page table, so there is nothing to tune.
+    table = {axis: Range(min=1, opt=1, max=size) for axis, size in (("slots", slots), ("pages", MOST_PAGES))}
+    return tuple({"B": Range(min=B, opt=B, max=B), **table} for B in graph_batch_sizes(options.max_batch_size))
 
 
 def row_buckets(largest: int) -> list[int]:
     """16, 64, 256, 512, 1024, ... and the largest."""
-    fine = _rising(2 * COARSE_ROWS, 2, largest) if largest > COARSE_ROWS else []
-    return [*_rising(SMALLEST_ROWS, 4, min(largest, COARSE_ROWS)), *fine]
+    doubling = (COARSE_ROWS << i for i in range(largest.bit_length()))
+    return sorted({rows for rows in (SMALLEST_ROWS, 4 * SMALLEST_ROWS, *doubling) if rows < largest} | {largest})
 
 
 def shapes(graph: Graph, profile: Profile) -> dict[str, tuple[list[int], list[int], list[int]]]:
     """Minimum, optimum and maximum shape of every input."""
     low, best, high = ({axis: getattr(r, bound) for axis, r in profile.items()} for bound in ("min", "opt", "max"))
     return {port.name: (port.sizes(low), port.sizes(best), port.sizes(high)) for port in graph.inputs}
-
-
-def _rising(smallest: int, factor: int, largest: int) -> list[int]:
-    sizes = [min(smallest, largest)]
-    while sizes[-1] < largest:
-        sizes.append(min(sizes[-1] * factor, largest))
-    return sizes
-
-
-def _fixed(size: int) -> Range:
-    return Range(min=size, opt=size, max=size)
-
-
-def _up_to(size: int) -> Range:
-    """Any size of the page table. Only the plugin reads it, so there is nothing to tune."""
-    return Range(min=1, opt=1, max=size)
