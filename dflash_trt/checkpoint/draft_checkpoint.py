@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TORCH_TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 REPLACED = "dflash_trt_checkpoint"
-"""In an engine's config.json: what the keys were that `for_pool` replaced."""
+"""Key of an engine's config.json that holds the values `for_pool` replaced."""
 
 
 class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,9 +37,9 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """config.json, as it was read."""
     quantization: Quantization
     weights: dict[str, Tensor]
-    """By canonical name, whatever the dialect calls them."""
+    """Tensors by canonical name."""
     dialect: Dialect
-    """How the checkpoint is spelled."""
+    """Dialect that the checkpoint is written in."""
 
     def scaled_alike(self, modules: Sequence[str]) -> bool:
         """Whether linear layers are all dense, or quantised by one algorithm with one common global scale."""
@@ -53,7 +53,7 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
         return len({read_scale(self.weights[f"{module}.{scale}"]) for module in modules}) == 1
 
     def cache_scales(self, kv: str) -> tuple[float, ...]:
-        """By layer: what a stored K (`kv` = "k") or V ("v") of an FP8 cache is multiplied with; 1 for BF16."""
+        """Factor by layer of a stored K (`kv` = "k") or V ("v") in an FP8 cache; 1 in a BF16 cache."""
         if not self.quantization.fp8_kv_cache:
             return (1.0,) * len(self.spec.layers)
         names = [f"{layer}.{kv}_proj.{kv}_scale" for layer in self.spec.attention_modules()]

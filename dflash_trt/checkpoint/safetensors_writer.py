@@ -99,7 +99,7 @@ class _Header(msgspec.Struct):
 
 
 def metadata(file: Path) -> dict[str, str]:
-    """The metadata of a safetensors file's header; empty where there is none, or the file is something else."""
+    """The metadata of a safetensors file's header; empty without one, and for any other file."""
     try:
         with open_file(file, CheckpointError) as stream:
             length = int.from_bytes(stream.read(8), "little")

@@ -32,7 +32,7 @@ DENSE_TYPES = ("BF16", "F16", "F32")
 
 
 class HeadChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--head` says besides `target`."""
+    """An own head, as --head asks for it."""
 
     algorithm: str | None
     """FP8 or NVFP4, weights and input; None keeps the target's dtype."""
@@ -41,7 +41,7 @@ class HeadChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_head(text: str) -> HeadChoice | None:
-    """The choice, None for `target`; raises ValueError for anything else than --head takes."""
+    """The choice, None for `target`; raises ValueError for text that --head does not accept."""
     if text == "target":
         return None
     if (match := CHOICE.fullmatch(text)) is None:

@@ -108,7 +108,7 @@ def build_engine(options: BuildOptions) -> Manifest:
         target_source = describe_target(options.target, options.target_name)
 
     def finish(part: DraftCheckpoint, directory: Path, old: Path, shard: Shard | None = None) -> Manifest:
-        """The manifest, of what was written."""
+        """Writes the graphs and the manifest beside the tensors, and returns the manifest."""
         graphs = _write_graphs(part, directory, shard)
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
@@ -156,7 +156,7 @@ def _write_graphs(draft: DraftCheckpoint, directory: Path, shard: Shard | None) 
 
 
 class _Marker(msgspec.Struct):
-    """What tells an engine's manifest.json, also of another version, from those of web pages and packages."""
+    """Keys that distinguish an engine's manifest.json, of any version, from those of web pages and packages."""
 
     schema_version: int
     tool_version: str
@@ -231,7 +231,7 @@ def describe_target(target: TargetCheckpoint, name: str) -> TargetSource:
 
 
 def carry_plans(old: Path, new: Path, manifest: Manifest) -> Manifest:
-    """`manifest` of the engine at `new`, with the plans of the engine at `old`, if there is one, that still hold."""
+    """`manifest` of the engine at `new`, with those plans of an engine at `old` that were made from the same bytes."""
     if not (old / MANIFEST).is_file():
         return manifest
     try:
@@ -251,7 +251,7 @@ def carry_plans(old: Path, new: Path, manifest: Manifest) -> Manifest:
 
 
 def link(file: str | Path, name: str | Path) -> str:
-    """Gigabytes under a second name until the old directory is gone; copied where there are no links."""
+    """Hard-links a file of gigabytes until the old directory is gone; copies it on file systems without links."""
     try:
         os.link(file, name)
     except OSError:

@@ -104,7 +104,7 @@ def recipe_names() -> list[str]:
 
 
 def load_recipe(name_or_path: str) -> Recipe:
-    """A recipe by name, or from a YAML file, with `+fp8-kv` or without; raises RecipeError when there is none."""
+    """A recipe by name, or from a YAML file, with `+fp8-kv` or without; raises RecipeError if it is missing."""
     base = name_or_path.removesuffix(FP8_KV)
     path = recipe_directory() / f"{base}.yaml"
     if base not in recipe_names():

@@ -36,7 +36,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     Raises CheckpointError for a fact that is missing, contradictory or not understood.
     """
     is_canonical: bool
-    """Whether keys and tensors are those of z-lab's layout, which whatever is written keeps as they are."""
+    """Whether keys and tensors are z-lab's, so that writers keep them unchanged."""
     load: Callable[[Path], Weights] = read_weights
     """All tensors of the directory, as they are called there; raises CheckpointError."""
     canonical: Callable[[Weights, DraftSpec], Weights] = lambda weights, _: weights

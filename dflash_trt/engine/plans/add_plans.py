@@ -79,7 +79,7 @@ def add_plans(directory: Path, options: PlanOptions | None = None, timing_cache:
 
 
 def _is_due(old: Plan | None, wanted: Plan, gpu: machine.Gpu) -> bool:
-    """Whether a plan must be built: there is none, it was made from or for something else, or does not run here."""
+    """Whether a plan must be built: it is missing, was made from or for something else, or does not run here."""
     if old is None or not is_served(old, gpu, wanted.tensorrt):
         return True
     here = {"gpu": old.gpu, "compute_capability": old.compute_capability, "tensorrt": old.tensorrt}

@@ -45,7 +45,7 @@ def visible_gpus() -> list[Gpu]:
 
 
 def gpu(index: int = 0) -> Gpu:
-    """The visible GPU `index`; a fresh process uses the first. MissingDependencyError where there is none."""
+    """The visible GPU `index`; a fresh process uses the first. Raises MissingDependencyError if it is missing."""
     gpus = visible_gpus()
     if index < len(gpus):
         return gpus[index]

@@ -74,7 +74,7 @@ def load_plugin(trt: Any, library: Path, name: str, version: str, namespace: str
 def plugin_library() -> Path:
     """The library to load into TensorRT: the file that DFLASH_TRT_PLUGIN names, else the installed one.
 
-    MissingDependencyError where there is none, or the installed one holds no kernel.
+    Raises MissingDependencyError if it is missing, or the installed one has no kernels.
     """
     if named := os.environ.get(VARIABLE):
         return _named(Path(named))
