@@ -231,7 +231,7 @@ def _rates(values: dict[str, float]) -> Rates:
 
 
 def _predict(system: System, rates: Rates, way: Way, context: float) -> float:
-    load = StepLoad(batch=way[0], draft_tokens=way[1], context=context)
+    load = StepLoad(batch=way[0], num_draft_tokens=way[1], context=context)
     return StepModel(system, rates).price("dflash", load).seconds
 
 
@@ -240,7 +240,7 @@ def _added(system: System, rates: Rates, case: Prompts, context: float) -> float
     assert system.draft is not None
     batch, size, count = case
     model, length = StepModel(system, rates), system.draft.max_draft_tokens if batch else 0
-    without = StepLoad(batch=batch, draft_tokens=length, context=context)
+    without = StepLoad(batch=batch, num_draft_tokens=length, context=context)
     joined = msgspec.structs.replace(without, prompt_tokens=size * count, prompts=count)
     base = model.price("dflash", without).seconds if batch else 0.0
     return model.price("dflash", joined).seconds - base

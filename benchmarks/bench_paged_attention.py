@@ -20,9 +20,9 @@ REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from dflash_trt.cli.output import print_table  # noqa: E402
+from dflash_trt.engine.signatures import TOKENS_PER_PAGE  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
 from dflash_trt.runtime.cpu.paged_attention import PagedPass  # noqa: E402
-from dflash_trt.runtime.kvcache.page_table import TOKENS_PER_PAGE  # noqa: E402
 from dflash_trt.runtime.kvcache.slot_cache import SlotCache  # noqa: E402
 from dflash_trt.runtime.targets.gathered_attention import GatheredPass  # noqa: E402
 from dflash_trt.runtime.targets.packed_pass import AttentionRule, Pass  # noqa: E402

@@ -28,7 +28,7 @@ from dflash_trt.engine.plans import machine, tensorrt_api
 from dflash_trt.engine.plans.add_plans import add_plans
 from dflash_trt.engine.plans.launcher import CudaLauncher, CurrentStreamLauncher, Launcher
 from dflash_trt.engine.plans.plan import PlanOptions
-from dflash_trt.engine.plans.plugin_library import plugin_library
+from dflash_trt.engine.plans.tensorrt_api import plugin_library
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.inputs import system
@@ -177,7 +177,7 @@ def _predicted(draft: Path, context: int) -> str:
     )
     model = StepModel(system(resolve(file, "drafter"), "trtllm"), rates(gpu, "trtllm"))
     length = read_draft(draft).spec.num_draft_tokens
-    terms = model.price("dflash", StepLoad(batch=1, draft_tokens=length, context=context)).terms
+    terms = model.price("dflash", StepLoad(batch=1, num_draft_tokens=length, context=context)).terms
     return f"estimate says {1e6 * sum(term.seconds for term in terms if term.part == 'drafter'):.0f} us"
 
 

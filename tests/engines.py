@@ -17,8 +17,8 @@ import onnxruntime
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, TargetSpec, read_target
 from dflash_trt.engine.manifest import Manifest, read_manifest
-from dflash_trt.engine.proposal_head import HeadChoice, with_head
-from dflash_trt.engine.write import build_engine, describe_source
+from dflash_trt.engine.proposal_head import HeadChoice
+from dflash_trt.engine.write import BuildOptions, build_engine
 from dflash_trt.runtime.drafter.onnxruntime.ort_session import graph_session
 from tests.paths import FIXTURES
 
@@ -29,7 +29,7 @@ def build(draft: Path, output: Path, target: Path | None = None) -> Manifest:
     """Builds `draft` for `target`; without one, for a target that has just the facts the draft demands."""
     checkpoint = read_draft(draft)
     partner = read_target(target) if target else fitting_target(checkpoint)
-    build_engine(checkpoint, partner, output, source=describe_source(checkpoint, str(draft)))
+    build_engine(BuildOptions(draft=checkpoint, draft_name=str(draft), target=partner, output=output))
     return read_manifest(output)
 
 
@@ -37,8 +37,12 @@ def build_with_head(draft: Path, target: Path, work: Path, token_ids: Iterable[i
     """An engine in `work` whose draft has the target's head as its own, or those rows of it."""
     rows = None if token_ids is None else np.array([*token_ids])
     choice = HeadChoice(algorithm=None, num_tokens=None if rows is None else len(rows))
-    owner = with_head(read_draft(draft), read_target(target), choice, rows, work / "draft")
-    build_engine(owner, read_target(target), work / "engine", source=describe_source(owner, str(draft)))
+    build_engine(
+        BuildOptions(
+            draft=read_draft(draft), draft_name=str(draft), target=read_target(target), output=work / "engine",
+            head=choice, head_tokens=rows,
+        )
+    )  # fmt: skip
     return work / "engine"
 
 

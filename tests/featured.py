@@ -16,7 +16,7 @@ from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.engine.manifest import Manifest, read_manifest
-from dflash_trt.engine.write import build_engine, describe_source
+from dflash_trt.engine.write import BuildOptions, build_engine
 from tests.engines import fitting_target
 
 
@@ -54,5 +54,5 @@ def featured_draft(
 def build_featured(draft: DraftCheckpoint, output: Path, target: Path | None = None) -> Manifest:
     """Its engine, for `target` or for one that just fits."""
     partner = read_target(target) if target else fitting_target(draft)
-    build_engine(draft, partner, output, source=describe_source(draft, str(draft.directory)))
+    build_engine(BuildOptions(draft=draft, draft_name=str(draft.directory), target=partner, output=output))
     return read_manifest(output)

@@ -57,12 +57,12 @@ def predict(published: PublishedPoint, rates: Rates) -> float:
     """The same quantity from the cost model."""
     model = StepModel(system_of(published), rates)
     traffic = Traffic(prompt_tokens=published.prompt_tokens, output_tokens=published.output_tokens)
-    acceptance = from_tau(published.tau, published.draft_tokens) if published.draft_tokens else None
+    acceptance = from_tau(published.tau, published.num_draft_tokens) if published.num_draft_tokens else None
     if published.quantity in ("pareto", "pareto-eagle3"):
         return _pareto(published, model, acceptance, traffic)
     if published.quantity == "gpu-best":
         return max(p.gpu_rate for p in points(model, published.method, acceptance, traffic, 4 * MAX_BATCH))
-    at = point(model, published.method, acceptance, traffic, published.batch, published.draft_tokens)
+    at = point(model, published.method, acceptance, traffic, published.batch, published.num_draft_tokens)
     if published.quantity == "ratio":
         return at.user_rate / point(model, "none", None, traffic, published.batch, 0).user_rate
     return {"user": at.user_rate, "total": at.user_rate * at.batch, "gpu": at.gpu_rate}[published.quantity]
@@ -133,7 +133,7 @@ def ends() -> str:
     published = next(p for p in published_points().points if p.id == "blog-15x")
     model = StepModel(system_of(published), rates_of(published.gpu, published.runtime))
     traffic = Traffic(prompt_tokens=published.prompt_tokens, output_tokens=published.output_tokens)
-    ours = frontier(points(model, "dflash", from_tau(published.tau, published.draft_tokens), traffic, MAX_BATCH))
+    ours = frontier(points(model, "dflash", from_tau(published.tau, published.num_draft_tokens), traffic, MAX_BATCH))
     plain = frontier(points(model, "none", None, traffic, MAX_BATCH))
     lines = ["| plain ends at, tokens/s/user | at 400 | at 500 | at 550 | at 600 |", "|---|---|---|---|---|"]
     for end in (plain[0].user_rate, 480.0, 520.0, 560.0, 620.0):

@@ -33,7 +33,7 @@ class PublishedPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     attention_dp: bool = False
     method: Method
     batch: int
-    draft_tokens: int
+    num_draft_tokens: int
     tau: float
     prompt_tokens: int
     output_tokens: int

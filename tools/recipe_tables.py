@@ -58,7 +58,7 @@ def cost(setting: Setting) -> StepCost:
     """A pass of the drafter."""
     spec = published_drafts()[DRAFT].spec
     algorithms = load_recipe(setting.recipe).algorithms(spec.linear_modules())
-    load = StepLoad(batch=setting.batch, draft_tokens=spec.block_size - 1, context=CONTEXT_TOKENS)
+    load = StepLoad(batch=setting.batch, num_draft_tokens=spec.block_size - 1, context=CONTEXT_TOKENS)
     return drafter_pass(spec, algorithms, rates(setting.gpu, RUNTIME), load, setting.head)
 
 

@@ -26,7 +26,7 @@ CARRIED_KEYS = {
     "attention_dropout", "bos_token_id", "eos_token_id", "initializer_range", "max_window_layers", "pad_token_id",
     "transformers_version", "use_cache",
 }  # fmt: skip
-"""Of transformers' configurations; nothing of a draft is computed from them."""
+"""Keys of transformers' configurations from which nothing of a draft is computed."""
 WRITTEN = OutputKind(
     name="a checkpoint that dflash-trt wrote", recognizes=lambda directory: is_ours(directory / SINGLE)
 )

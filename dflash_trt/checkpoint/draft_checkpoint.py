@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TORCH_TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 REPLACED = "dflash_trt_checkpoint"
-"""In an engine's config.json: what the keys were that `for_pool` replaced."""
+"""Key of an engine's config.json that holds the values `for_pool` replaced."""
 
 
 class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,9 +37,9 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """config.json, as it was read."""
     quantization: Quantization
     weights: dict[str, Tensor]
-    """By canonical name, whatever the dialect calls them."""
+    """Tensors by canonical name."""
     dialect: Dialect
-    """How the checkpoint is spelled."""
+    """Dialect that the checkpoint is written in."""
 
     def scaled_alike(self, modules: Sequence[str]) -> bool:
         """Whether linear layers are all dense, or quantised by one algorithm with one common global scale."""
@@ -53,7 +53,7 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
         return len({read_scale(self.weights[f"{module}.{scale}"]) for module in modules}) == 1
 
     def cache_scales(self, kv: str) -> tuple[float, ...]:
-        """By layer: what a stored K (`kv` = "k") or V ("v") of an FP8 cache is multiplied with; 1 for BF16."""
+        """Factor by layer of a stored K (`kv` = "k") or V ("v") in an FP8 cache; 1 in a BF16 cache."""
         if not self.quantization.fp8_kv_cache:
             return (1.0,) * len(self.spec.layers)
         names = [f"{layer}.{kv}_proj.{kv}_scale" for layer in self.spec.attention_modules()]
@@ -64,9 +64,19 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
         return self.config.values() if self.dialect.is_canonical else own.to_config(self.spec, self.torch_dtype())
 
     def torch_dtype(self) -> str:
-        """torch's name of the type that most dense tensors are of."""
-        counts = Counter(tensor.dtype for tensor in self.weights.values() if tensor.dtype in TORCH_TYPES)
-        return TORCH_TYPES[counts.most_common(1)[0][0]] if counts else "bfloat16"
+        """torch's name of the type that most dense tensors have."""
+        return torch_dtype(self.weights[name].dtype for name in sorted(self.weights))
+
+
+def torch_dtype(dtypes: Iterable[str]) -> str:
+    """torch's name of the most frequent dense type among `dtypes`, the first of several."""
+    counts = Counter(dtype for dtype in dtypes if dtype in TORCH_TYPES)
+    return TORCH_TYPES[counts.most_common(1)[0][0]] if counts else "bfloat16"
+
+
+def read_spec(config: Facts, weights: dict[str, Tensor]) -> DraftSpec:
+    """The facts of a draft whose config.json is `config`, in a layout with canonical names."""
+    return recognise(config).read(config, weights)
 
 
 def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:

@@ -137,7 +137,7 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def first_proposing_row(self) -> int:
-        """Of a block: row 0 predicts the anchor, which is known already, unless the draft samples from it."""
+        """First row of a block that proposes: 1, or 0 where the draft samples from the anchor."""
         return 0 if self.sample_from_anchor else 1
 
     @property
@@ -161,9 +161,9 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         """Whether a projection of BIASED carries a bias."""
         return projection in self.biases or (self.attention_bias and projection in ATTENTION)
 
-    def context_bytes_per_token(self, *, fp8: bool, ranks: int = 1) -> int:
-        """Bytes of injected K and V per context token, all layers, in an FP8 or a BF16 cache, on one of `ranks`."""
-        heads = -(-self.num_key_value_heads // ranks)  # a head is never split
+    def context_bytes_per_token(self, *, fp8: bool, num_ranks: int = 1) -> int:
+        """Bytes of injected K and V per context token, all layers, in an FP8 or a BF16 cache, on one of `num_ranks`."""
+        heads = -(-self.num_key_value_heads // num_ranks)  # a head is never split
         return self.num_layers * 2 * heads * self.head_dim * (1 if fp8 else 2)
 
     def attention_modules(self) -> list[str]:
@@ -218,7 +218,17 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     def dflash2_shapes(self) -> dict[str, Shape]:
         """The tensors of convolutions and selector, which every recipe leaves as they are."""
-        return self._conv_shapes() | self._selector_shapes()
+        H, shapes = self.hidden_size, dict[str, Shape]()
+        if (conv := self.block_conv) is not None:
+            names = [f"layers.{layer}.{name}" for layer in range(self.num_layers) for name in CONVOLVED.values()]
+            rows = 2 * conv.kernel_size * (H // conv.group_size)
+            shapes |= {f"{name}.base_kernel": (2, conv.kernel_size, H) for name in names}
+            shapes |= {f"{name}.kernel_projection.weight": (rows, H) for name in names}
+        if (selector := self.candidate_selector) is not None:
+            codebooks = (f"{SELECTOR}.{name}_codebook" for name in ("predecessor", "successor"))
+            shapes |= dict.fromkeys(codebooks, (self.vocab_size or 0, selector.rank))
+            shapes[f"{SELECTOR}.hidden_projection.weight"] = (selector.rank, H)
+        return shapes
 
     def dspark_shapes(self) -> dict[str, Shape]:
         """The tensors of Markov and confidence head, which every recipe leaves as they are."""
@@ -231,25 +241,6 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         if head.confidence:
             shapes |= {f"{CONFIDENCE}.proj.weight": (1, width), f"{CONFIDENCE}.proj.bias": (1,)}
         return shapes
-
-    def _conv_shapes(self) -> dict[str, Shape]:
-        if (conv := self.block_conv) is None:
-            return {}
-        H, taps = self.hidden_size, conv.kernel_size
-        names = [f"layers.{layer}.{name}" for layer in range(self.num_layers) for name in CONVOLVED.values()]
-        kernels: dict[str, Shape] = {f"{name}.base_kernel": (2, taps, H) for name in names}
-        rows = 2 * taps * (H // conv.group_size)
-        return kernels | {f"{name}.kernel_projection.weight": (rows, H) for name in names}
-
-    def _selector_shapes(self) -> dict[str, Shape]:
-        if (selector := self.candidate_selector) is None:
-            return {}
-        codebook = (self.vocab_size or 0, selector.rank)
-        return {
-            f"{SELECTOR}.predecessor_codebook": codebook,
-            f"{SELECTOR}.successor_codebook": codebook,
-            f"{SELECTOR}.hidden_projection.weight": (selector.rank, self.hidden_size),
-        }
 
     @property
     def has_own_head(self) -> bool:

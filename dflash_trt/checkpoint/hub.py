@@ -20,7 +20,7 @@ IN_FOLDERS = ["*/*"]  # original/ and others hold the same weights again
 def fetch_configuration(repository: str, revision: str | None = None) -> Path:
     """The snapshot with a repository's small files, from the cache or the hub; CheckpointError where neither has it.
 
-    Of the main branch, or of the commit `revision`.
+    `revision` is a commit; None takes the main branch.
     """
     from huggingface_hub import snapshot_download
 

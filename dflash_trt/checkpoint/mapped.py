@@ -39,7 +39,7 @@ def as_float32(values: NDArray[Any]) -> NDArray[np.float32]:
 def check_finite(weights: Iterable[Tensor]) -> None:
     """Reads all floating-point tensors once; raises CheckpointError, naming file, tensor and place.
 
-    One NaN or infinity, wherever it stands, and every answer is.
+    A single NaN or infinity spoils every answer.
     """
     for tensor in weights:
         if tensor.dtype not in EXPONENTS or tensor.num_bytes == 0:

@@ -35,7 +35,7 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Whether the context cache is FP8 with the checkpoint's scales."""
 
     def algorithms(self) -> set[str]:
-        """Those of layers and cache."""
+        """Algorithms of layers and context cache."""
         return {*self.modules.values(), *([FP8] if self.fp8_kv_cache else [])}
 
 

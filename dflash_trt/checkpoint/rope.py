@@ -117,7 +117,7 @@ def read_rope(config: Facts) -> Rope:
 
 
 def spell_rope(rope: Rope) -> dict[str, object]:
-    """The same facts as rope_theta and rope_scaling, which every runtime reads; nothing is left to defaults."""
+    """Spells `rope` as rope_theta and rope_scaling, which every runtime reads; nothing is left to defaults."""
     scaling: dict[str, object] | None = None
     if rope.scaling is not None:
         kind = "yarn" if isinstance(rope.scaling, Yarn) else "llama3"

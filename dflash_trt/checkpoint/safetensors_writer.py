@@ -48,7 +48,6 @@ class SafetensorsWriter:
         encoded = json.dumps(header, separators=(",", ":")).encode()
         encoded += b" " * (-len(encoded) % 8)
         self._data_begin = 8 + len(encoded)
-        self.data_bytes = position
         self._output = file.open("wb")
         self._output.write(len(encoded).to_bytes(8, "little") + encoded)
 
@@ -100,7 +99,7 @@ class _Header(msgspec.Struct):
 
 
 def metadata(file: Path) -> dict[str, str]:
-    """The metadata of a safetensors file's header; empty where there is none, or the file is something else."""
+    """The metadata of a safetensors file's header; empty without one, and for any other file."""
     try:
         with open_file(file, CheckpointError) as stream:
             length = int.from_bytes(stream.read(8), "little")

@@ -23,7 +23,7 @@ def checkpoint_directory(name: str) -> Path:
 
 
 def configuration_directory(name: str, revision: str | None = None) -> Path:
-    """The same without the weights of a repository: facts, tokenizer, and what `read_target` reads of their headers.
+    """The local directory of a checkpoint; of a repository only facts and tokenizer are fetched, not the weights.
 
     With a `revision`, a commit, `name` is a repository.
     """

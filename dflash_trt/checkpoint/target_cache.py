@@ -9,7 +9,7 @@ from dflash_trt.checkpoint.facts import Facts
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 STATE_BYTES = 4
-"""Of a number of recurrent state: FLOAT, as transformers keeps it whatever the weights are."""
+"""Bytes of a number of recurrent state: FLOAT, as transformers keeps it whatever the weights are."""
 CONVOLUTION_BYTES = 2
 OTHER_PATTERNS = ("linear_attn_config", "attn_type_list", "hybrid_override_pattern", "hybrid_layer_pattern")
 """How configurations name the kinds of layers that are not known here: Kimi Linear, MiniMax-01, Nemotron-H, MiMo."""
@@ -26,9 +26,9 @@ class RecurrentState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     kernel: int
     """Width of the convolution, which keeps one input less."""
 
-    def bytes(self, ranks: int = 1) -> int:
-        """Of one request on one of `ranks` ranks, once: a runtime may keep a state for each draft token beside it."""
-        keys, values = -(-self.num_key_heads // ranks), -(-self.num_value_heads // ranks)
+    def bytes(self, num_ranks: int = 1) -> int:
+        """Bytes of one request on one of `num_ranks` ranks, once: a runtime may keep one for each draft token too."""
+        keys, values = -(-self.num_key_heads // num_ranks), -(-self.num_value_heads // num_ranks)
         channels = 2 * keys * self.key_head_dim + values * self.value_head_dim
         state = values * self.key_head_dim * self.value_head_dim
         return self.num_layers * (state * STATE_BYTES + channels * (self.kernel - 1) * CONVOLUTION_BYTES)
@@ -55,29 +55,29 @@ class TargetCache(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     num_key_value_heads: int
     head_dim: int
     full_key_value_heads: int | None = None
-    """Of the layers whose cache grows, where they have others than the sliding ones (Gemma 4)."""
+    """KV heads of the layers whose cache grows, where the sliding ones have another number (Gemma 4)."""
     full_head_dim: int | None = None
     is_latent: bool = False
     """Whether a token is one row of `head_dim` numbers for K and V of all heads (MLA), on every rank whole."""
     index: TokenIndex | None = None
-    """Of every full layer, on every rank whole."""
+    """Index of every full layer, whole on every rank."""
     recurrent: RecurrentState | None = None
-    """Of the layers that keep no rows."""
+    """State of the layers that keep no rows."""
 
-    def bytes(self, tokens: int, *, fp8: bool, ranks: int = 1) -> int:
-        """Of one request of `tokens` tokens on one of `ranks` tensor-parallel ranks, in FP8 or BF16."""
-        rows = round(self.row_numbers(tokens, ranks)) * (1 if fp8 else 2)
-        return rows + (self.recurrent.bytes(ranks) if self.recurrent else 0)
+    def bytes(self, tokens: int, *, fp8: bool, num_ranks: int = 1) -> int:
+        """Bytes of one request of `tokens` tokens on one of `num_ranks` tensor-parallel ranks, in FP8 or BF16."""
+        rows = round(self.row_numbers(tokens, num_ranks)) * (1 if fp8 else 2)
+        return rows + (self.recurrent.bytes(num_ranks) if self.recurrent else 0)
 
-    def row_numbers(self, tokens: float, ranks: int = 1, *, is_read: bool = False) -> float:
-        """Numbers in the rows of one request of `tokens` tokens, the mean of several perhaps, on one of `ranks`.
+    def row_numbers(self, tokens: float, num_ranks: int = 1, *, is_read: bool = False) -> float:
+        """Numbers in the rows of one request of `tokens` tokens, or of the mean request, on one of `num_ranks` ranks.
 
-        With `is_read` those that its next token reads.
+        With `is_read`, only the numbers that its next token reads.
         """
         full = self._row(
-            self.full_key_value_heads or self.num_key_value_heads, self.full_head_dim or self.head_dim, ranks
+            self.full_key_value_heads or self.num_key_value_heads, self.full_head_dim or self.head_dim, num_ranks
         )
-        sliding = self._row(self.num_key_value_heads, self.head_dim, ranks)
+        sliding = self._row(self.num_key_value_heads, self.head_dim, num_ranks)
         windowed = self.num_sliding_layers * sliding * min(tokens, self.sliding_window)
         indexed = self.index.head_dim / self.index.pool * tokens if self.index else 0
         rows = self.full_rows(tokens) if is_read else tokens
@@ -92,15 +92,16 @@ class TargetCache(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         sliding = self.num_sliding_layers * min(tokens, self.sliding_window)
         return self.num_full_layers * self.full_rows(tokens) + sliding
 
-    def _row(self, heads: int, head_dim: int, ranks: int) -> int:
+    def _row(self, heads: int, head_dim: int, num_ranks: int) -> int:
         """Numbers of one token in one layer; a head is never split."""
-        return head_dim if self.is_latent else 2 * -(-heads // ranks) * head_dim
+        return head_dim if self.is_latent else 2 * -(-heads // num_ranks) * head_dim
 
 
 def read_target_cache(config: Facts, num_layers: int) -> TargetCache | None:
     """From the language model's section of config.json; None where the size of what layers keep is not known here.
 
-    So of layers of other kinds, and of those that choose tokens with an index (DeepSeek V3.2). Raises CheckpointError.
+    Unknown are layers of other kinds, and layers that choose tokens with an index (DeepSeek V3.2). Raises
+    CheckpointError.
     """
     if any(key in config for key in OTHER_PATTERNS):
         return None

@@ -44,7 +44,7 @@ class TargetCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path
     spec: TargetSpec
     config: Facts
-    """Of the language model: config.json, or its text_config."""
+    """Configuration of the language model: config.json, or its text_config."""
     weights: dict[str, Tensor]
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,29 +11,38 @@ import click
 import msgspec
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
+from dflash_trt.checkpoint.draft_shares import not_shared
+from dflash_trt.checkpoint.draft_spec import D2T, HEAD
 from dflash_trt.checkpoint.source import checkpoint_directory, configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, read_pair
+from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.cli.completion import DRAFT_OR_DEPLOYMENT, RECIPE, TARGET
-from dflash_trt.cli.dry_run import print_dry_run, print_plan_dry_run
 from dflash_trt.cli.options import PATH, options, refuse_given
-from dflash_trt.cli.output import human_bytes
-from dflash_trt.cli.plan_options import PlanRequest, plan_options, plan_request
+from dflash_trt.cli.output import human_bytes, print_json, print_table
 from dflash_trt.cli.recipe_options import describe, recipe_and_ranges
 from dflash_trt.deploy.catalog import trained_for
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
-from dflash_trt.deploy.dry_run import fitting_deployment
-from dflash_trt.deploy.resolve import UNQUANTIZED, ResolvedDeployment, plan_sizes
-from dflash_trt.engine.plans.plan import PlanOptions
+from dflash_trt.deploy.dry_run import as_text, dry_run, fitting_deployment
+from dflash_trt.deploy.memory import MAX_BATCH, MAX_TOKENS, GpuMemory
+from dflash_trt.deploy.resolve import UNQUANTIZED, ResolvedDeployment, plan_sizes, resolve
+from dflash_trt.engine.manifest import read_manifest, read_parts
+from dflash_trt.engine.plans.compile import TimingCache
+from dflash_trt.engine.plans.plan import PlanOptions, check_limits, check_precision
+from dflash_trt.engine.plans.preview import drafter_memory, trtexec_commands
 from dflash_trt.errors import ConfigError, DFlashError
 from dflash_trt.files.command import quoted
 
 if TYPE_CHECKING:
-    from dflash_trt.engine.build import HeadSummary
     from dflash_trt.engine.proposal_head import HeadChoice
+    from dflash_trt.engine.write import BuildOptions
+
+
+DEFAULTS = PlanOptions()
+SIZE = click.IntRange(1, 2**31 - 1)  # slots, lengths and positions are INT32 in both graphs
 
 
 def _head(context: click.Context, parameter: click.Parameter, text: str) -> HeadChoice | None:
-    """--head, read; the builder is loaded for an own head only."""
+    """Parses --head; loads the builder only where the draft gets a head of its own."""
     if text == "target":
         return None
     from dflash_trt.engine.proposal_head import parse_head
@@ -43,6 +53,13 @@ def _head(context: click.Context, parameter: click.Parameter, text: str) -> Head
         raise click.BadParameter(
             f"expected target, fp8, nvfp4, trim:N, trim:N:fp8 or trim:N:nvfp4, found {text}", context, parameter
         ) from None
+
+
+def _workspace(context: click.Context, parameter: click.Parameter, gib: float | None) -> int | None:
+    """--workspace-gib in bytes."""
+    if gib is not None and not math.isfinite(gib):
+        raise click.UsageError(f"--workspace-gib: expected a finite number, found {gib}")
+    return None if gib is None else int(gib * 2**30)
 
 
 @click.command(short_help="Write an engine directory from a draft checkpoint.")
@@ -61,15 +78,31 @@ def _head(context: click.Context, parameter: click.Parameter, text: str) -> Head
                  help="For trim:N: features that `dflash-trt capture` wrote; their answers' most frequent tokens are"
                  " kept."),
     click.option("--tp", type=click.IntRange(min=1), metavar="N",
-                 help="For TensorRT-LLM: ranks that share the drafter's heads and MLPs; 1, each runs all of it, unless"
-                 " given."),
+                 help="For TensorRT-LLM: number of ranks that share the drafter's heads and MLPs. Default: 1, every"
+                 " rank runs the whole drafter."),
     click.option("--force", is_flag=True, help="Replace an existing output directory."),
     click.option("--dry-run", is_flag=True,
                  help="Only print what would be built, the memory and trtexec's command lines."),
     click.option("--json", "as_json", is_flag=True, help="Print --dry-run as one JSON document."),
-    plan_options,
+    click.option("--backend", type=click.Choice(["onnx", "tensorrt"]), default="onnx", show_default=True,
+                 help="tensorrt: plans for this machine's GPU as well."),
+    click.option("--max-batch-size", type=SIZE,
+                 help="Blocks of one pass and slots of the context cache;"
+                 f" {DEFAULTS.max_batch_size} unless CONFIG.yaml says otherwise."),
+    click.option("--max-seq-len", type=SIZE,
+                 help=f"Context rows per slot; {DEFAULTS.max_seq_len} unless CONFIG.yaml says otherwise."),
+    click.option("--max-num-tokens", type=SIZE,
+                 help=f"Context rows per injection; {DEFAULTS.max_num_tokens} unless CONFIG.yaml says otherwise."),
+    click.option("--workspace-gib", "workspace_bytes", type=click.FloatRange(min=0, min_open=True), callback=_workspace,
+                 help=f"Scratch memory of TensorRT's builder; {DEFAULTS.workspace_bytes / 2**30:g} unless given."),
+    click.option("--hardware-compatibility", type=click.Choice(["none", "same_compute_capability", "ampere_plus"]),
+                 help="none: plans for this GPU model alone, the fastest."),
+    click.option("--version-compatible/--no-version-compatible", default=None,
+                 help="Plans for later TensorRT versions of this major, too; the plugin is embedded."),
+    click.option("--timing-cache", type=PATH, help="File that keeps what TensorRT measured."),
+    click.option("--reproducible", is_flag=True, help="Measure nothing: every kernel comes from --timing-cache."),
 )  # fmt: skip
-def build(draft: str | None, plans_for: Path | None, **settings: Any) -> None:
+def build(draft: str | None, plans_for: Path | None, dry_run: bool, as_json: bool, **settings: Any) -> None:
     """Write an engine directory from DRAFT, a checkpoint directory or Hugging Face repository id.
 
     DRAFT may be quantised, by `dflash-trt quantize` or by modelopt. It may also be a deployment, CONFIG.yaml or the
@@ -81,173 +114,254 @@ def build(draft: str | None, plans_for: Path | None, **settings: Any) -> None:
       dflash-trt build z-lab/gpt-oss-120b-DFlash --target openai/gpt-oss-120b -o engine --recipe nvfp4
       dflash-trt build --plans-for engine
     """
-    own = {name: settings.pop(name) for name in BuildRequest.__struct_fields__ if name != "plans"}
-    if own["as_json"] and not own["dry_run"]:
+    changes = {name: value for name in PlanOptions.__struct_fields__ if (value := settings.pop(name)) is not None}
+    has_plans = settings.pop("backend") == "tensorrt" or plans_for is not None
+    timing_cache, reproducible = settings.pop("timing_cache"), settings.pop("reproducible")
+    if as_json and not dry_run:
         raise click.UsageError("--json is for --dry-run")
     if (draft is None) == (plans_for is None):
         raise click.UsageError("expected either DRAFT or --plans-for ENGINE")
+    if not has_plans:
+        refuse_given((*PlanOptions.__struct_fields__, "timing_cache", "reproducible"), "is for --backend tensorrt")
+    if reproducible and timing_cache is None:
+        raise click.UsageError("--reproducible needs --timing-cache")
+    cache = None if timing_cache is None else TimingCache(file=timing_cache, reproducible=reproducible)
+    _check_head(settings["head"], settings["head_tokens"])
     if plans_for is not None:
-        settings["backend"] = "tensorrt"
-    request = BuildRequest(**own, plans=plan_request(settings))
-    _check_head(request)
-    if plans_for is not None:
-        written = build_plans(plans_for, request)
-    elif (config := deployment_path(str(draft))) is not None:
-        written = build_deployment(config, request)
+        refuse_given(settings, "cannot be used with --plans-for")
+        if dry_run:
+            print_plan_dry_run(plans_for, changes, cache, as_json=as_json)
+            return
+        engine = plans_for
     else:
-        written = build_checkpoint(str(draft), request)
-    if written is not None:
-        engine = quoted(written)
-        click.echo(f"next: dflash-trt verify {engine} --prompts FILE; then: dflash-trt serve {engine}", err=True)
-        click.echo(written)
+        config = deployment_path(str(draft))
+        if dry_run:
+            if config is None:
+                raise click.UsageError("--dry-run is for CONFIG.yaml or --plans-for ENGINE")
+            _refuse_for_deployment()
+            output, target = settings["output"] or Path(config.stem), settings["target"]
+            print_dry_run(config, output, changes if has_plans else None, cache, target=target, as_json=as_json)
+            return
+        settings["keep_plans"] = has_plans
+        if config is None:
+            build_options = checkpoint_options(str(draft), **settings)
+        else:
+            build_options = deployment_options(config, **settings)
+        _write_engine(build_options)
+        engine = build_options.output
+        if build_options.plan_options is not None and not has_plans:
+            click.echo(f"no plans yet; on the GPU machine: dflash-trt build --plans-for {quoted(engine)}", err=True)
+    if has_plans:
+        _add_plans(engine, changes, cache)
+    click.echo(
+        f"next: dflash-trt verify {quoted(engine)} --prompts FILE; then: dflash-trt serve {quoted(engine)}", err=True
+    )
+    click.echo(engine)
 
 
-class BuildRequest(msgspec.Struct, frozen=True, kw_only=True):
-    target: str | None
-    output: Path | None
-    recipe: str | None
-    calibration: str
-    head: HeadChoice | None
-    head_tokens: Path | None
-    tp: int | None
-    force: bool
-    dry_run: bool
-    as_json: bool
-    plans: PlanRequest
-
-
-def build_checkpoint(draft: str, request: BuildRequest) -> Path:
-    """A draft checkpoint and its target become an engine directory, whose path is returned."""
-    if request.dry_run:
-        raise click.UsageError("--dry-run is for CONFIG.yaml or --plans-for ENGINE")
-    if request.target is None:
+def checkpoint_options(
+    draft: str, *, target: str | None, output: Path | None, recipe: str | None, calibration: str,
+    head: HeadChoice | None, **settings: Any,
+) -> BuildOptions:  # fmt: skip
+    """Options for a draft checkpoint and a target that it fits."""
+    if target is None:
         raise click.MissingParameter(param_hint="'--target'", param_type="option")
-    if request.output is None:
+    if output is None:
         raise click.MissingParameter(param_hint="'-o' / '--output'", param_type="option")
-    _check_calibration(request)
-    find = configuration_directory if request.head is None else checkpoint_directory
-    source, partner = read_pair(draft, request.target, find)
-    if (usual_target := trained_for(draft, request.target)) is not None:
-        click.echo(f"warning: {draft} was trained for {usual_target}, not for {request.target}", err=True)
-    _write_engine(draft, source, partner, request.output, request)
-    return request.output
+    _check_calibration(recipe, calibration)
+    find = configuration_directory if head is None else checkpoint_directory
+    pair = read_pair(draft, target, find)
+    if (usual_target := trained_for(draft, target)) is not None:
+        click.echo(f"warning: {draft} was trained for {usual_target}, not for {target}", err=True)
+    return _options(draft, target, pair, recipe, calibration, output=output, head=head, **settings)
 
 
-def build_deployment(config: Path, request: BuildRequest) -> Path | None:
-    """The same for the draft, target and recipe that CONFIG.yaml names, where they fit its GPUs; None for --dry-run."""
-    refuse_given(("recipe", "tp", "head"), "is for a draft checkpoint; CONFIG.yaml says itself what it serves")
-    file, name, output = load_deployment(config), config.stem, request.output or Path(config.stem)
-    if request.dry_run:
-        print_dry_run(file, name, output, request.plans, target=request.target, as_json=request.as_json)
-        return None
-    recipe, target_name = None if file.recipe == UNQUANTIZED else file.recipe, request.target or file.target
-    request = msgspec.structs.replace(request, recipe=recipe, target=target_name)
-    _check_calibration(request)
-    draft, target = checkpoint_directory(file.draft), configuration_directory(target_name)
-    deployment = fitting_deployment(file, name, draft=str(draft), target=str(target))
-    source, sizes = deployment.draft_sizes.checkpoint, deployment.target_sizes
-    assert source is not None  # both are directories, and were read
-    assert sizes is not None
-    assert sizes.checkpoint is not None
-    if file.mode == "engine":
-        _print_ranks(deployment, str(target))
-        request = msgspec.structs.replace(request, tp=deployment.num_ranks)
-    has_plans = request.plans.is_wanted or file.mode == "engine"
-    served = plan_sizes(deployment) if has_plans else None
-    _write_engine(file.draft, source, sizes.checkpoint, output, request, served)
-    return output
+def deployment_options(
+    config: Path, *, target: str | None, output: Path | None, recipe: str | None, calibration: str, keep_plans: bool,
+    **settings: Any,
+) -> BuildOptions:  # fmt: skip
+    """Options for the draft, target and recipe that CONFIG.yaml names, where they fit its GPUs."""
+    _refuse_for_deployment()
+    file, name = load_deployment(config), config.stem
+    recipe, target = None if file.recipe == UNQUANTIZED else file.recipe, target or file.target
+    _check_calibration(recipe, calibration)
+    directories = checkpoint_directory(file.draft), configuration_directory(target)
+    deployment = fitting_deployment(file, name, draft=str(directories[0]), target=str(directories[1]))
+    assert deployment.target_sizes is not None, "both are directories, and were read"
+    source, partner = deployment.draft_sizes.checkpoint, deployment.target_sizes.checkpoint
+    assert source is not None
+    assert partner is not None
+    is_engine_mode = file.mode == "engine"
+    if is_engine_mode:
+        _print_ranks(deployment)
+        settings["tp"] = deployment.num_ranks
+    served = plan_sizes(deployment) if keep_plans or is_engine_mode else None
+    settings |= {"output": output or Path(name), "keep_plans": keep_plans, "plan_options": served}
+    return _options(file.draft, target, (source, partner), recipe, calibration, **settings)
 
 
-def _print_ranks(deployment: ResolvedDeployment, target: str) -> None:
-    """What a drafter costs that is whole on each rank, or shared by all, and which to deploy."""
-    from dflash_trt.observe.estimate.drafter_ranks import drafters_on_ranks, in_words, preferred
-    from dflash_trt.observe.estimate.inputs import system
+def _options(
+    draft: str, target: str, pair: tuple[DraftCheckpoint, TargetCheckpoint], recipe: str | None, calibration: str, *,
+    tp: int | None, head: HeadChoice | None, head_tokens: Path | None, **settings: Any,
+) -> BuildOptions:  # fmt: skip
+    from dflash_trt.engine.write import BuildOptions
 
-    context = deployment.max_seq_len / 2
-    try:
-        load = system(deployment, "trtllm", target).memory
-        drafters = [] if load is None else drafters_on_ranks(load, context)
-    except ConfigError as error:
-        click.echo(f"ranks of the drafter: not estimated: {error.message}", err=True)
+    source, partner = pair
+    if recipe is not None:
+        settings["recipe"], settings["ranges"] = recipe_and_ranges(source, recipe, calibration)
+    if head is not None and head.num_tokens is not None and head_tokens is not None:
+        from dflash_trt.runtime.measure.captured_tokens import captured_tokens, kept_shares  # it loads torch
+
+        token_ids = captured_tokens(source.spec, head_tokens, partner.directory, head.num_tokens)
+        shares = kept_shares(source.spec, head_tokens, token_ids)
+        listed = ", ".join(f"{language or 'all'} {share:.1%}" for language, share in shares.items())
+        click.echo(f"share of the captured answers' tokens that it can propose: {listed}", err=True)
+        settings["head_tokens"] = token_ids
+    return BuildOptions(
+        draft=source, draft_name=draft, target=partner, target_name=target, head=head, num_ranks=tp or 1, **settings
+    )
+
+
+def _print_ranks(deployment: ResolvedDeployment) -> None:
+    """Bytes of the drafter on each GPU where it is whole on every rank, and where the ranks share it."""
+    draft, num_ranks = deployment.draft_sizes, deployment.tensor_parallel
+    if num_ranks == 1 or deployment.enable_attention_dp or not_shared(draft.spec, num_ranks):
         return
-    if drafters:
-        click.echo(in_words(drafters, context), err=True)
-        if not (best := preferred(drafters)).is_deployed:
-            click.echo(f"by that estimate, set num_ranks to {best.ranks}", err=True)
+    parts = []
+    for count, place in ((1, "whole"), (num_ranks, f"shared by {num_ranks}")):
+        weights = human_bytes(draft.weight_bytes(deployment.algorithms, count))
+        row = draft.spec.context_bytes_per_token(fp8=False, num_ranks=count)
+        is_deployed = " (as deployed)" * (count == deployment.num_ranks)
+        parts.append(f"{place}{is_deployed}: weights {weights}, context {human_bytes(deployment.max_seq_len * row)}")
+    request = f"a request of {deployment.max_seq_len} tokens"
+    click.echo(f"drafter on each of {num_ranks} GPUs, with the context of {request}: {'; '.join(parts)}", err=True)
 
 
-def build_plans(engine: Path, request: BuildRequest) -> Path | None:
-    """An engine directory gets the TensorRT plans that it lacks; None for --dry-run."""
-    names = ("target", "output", "recipe", "calibration", "head", "head_tokens", "tp", "force")
-    refuse_given(names, "cannot be used with --plans-for")
-    if request.dry_run:
-        print_plan_dry_run(engine, request.plans, as_json=request.as_json)
-        return None
-    _add_plans(engine, request.plans)
-    return engine
+def _refuse_for_deployment() -> None:
+    refuse_given(("recipe", "tp", "head"), "is for a draft checkpoint; CONFIG.yaml says itself what it serves")
 
 
-def _check_calibration(request: BuildRequest) -> None:
-    if request.calibration != "none" and request.recipe is None:
+def _check_calibration(recipe: str | None, calibration: str) -> None:
+    if calibration != "none" and recipe is None:
         raise click.UsageError("--calibration needs a recipe")
 
 
-def _check_head(request: BuildRequest) -> None:
-    is_trimmed = request.head is not None and request.head.num_tokens is not None
-    if is_trimmed and request.head_tokens is None:
+def _check_head(head: HeadChoice | None, head_tokens: Path | None) -> None:
+    is_trimmed = head is not None and head.num_tokens is not None
+    if is_trimmed and head_tokens is None:
         raise click.UsageError("--head trim:N needs --head-tokens FILE, whose answers say which tokens are frequent")
-    if request.head_tokens is not None and not is_trimmed:
+    if head_tokens is not None and not is_trimmed:
         raise click.UsageError("--head-tokens is for --head trim:N")
 
 
-def _write_engine(
-    name: str, source: DraftCheckpoint, target: TargetCheckpoint, output: Path, request: BuildRequest,
-    plan_options: PlanOptions | None = None,
-) -> None:  # fmt: skip
-    """Writes the engine of a pair that fits, and says on stderr what became of the draft.
+def _write_engine(options: BuildOptions) -> None:
+    """Writes the engine of a pair that fits, and says on stderr what became of the draft."""
+    from dflash_trt.engine.write import build_engine
+    from dflash_trt.quantize.convert import summary
 
-    `name` is what the user called the draft; `plan_options` say what a deployment's plans, built now or later, serve.
-    """
-    from dflash_trt.engine.build import BuildJob, run_build
-
-    recipe, ranges = None, None
-    if request.recipe is not None:
-        recipe, ranges = recipe_and_ranges(source, request.recipe, request.calibration)
-    job = BuildJob(
-        name=name, draft=source, target=target, target_name=str(request.target), recipe=recipe,
-        recipe_name=request.recipe, ranges=ranges, head=request.head, head_tokens=request.head_tokens,
-        plan_options=plan_options, num_ranks=request.tp or 1,
-    )  # fmt: skip
-    quantized, head = run_build(job, output, force=request.force, keep_plans=request.plans.is_wanted)
-    click.echo(f"{click.format_filename(name)} fits target {click.format_filename(str(request.target))}", err=True)
-    if quantized is not None:
-        click.echo(describe(quantized), err=True)
-    if head is not None:
-        _print_head(head, target.spec.vocab_size)
-    if request.plans.is_wanted:
-        _add_plans(output, request.plans)
-    elif plan_options is not None:
-        click.echo(f"no plans yet; on the GPU machine: dflash-trt build --plans-for {quoted(output)}", err=True)
+    build_engine(options)
+    draft, target = (click.format_filename(str(name)) for name in (options.draft_name, options.target_name))
+    click.echo(f"{draft} fits target {target}", err=True)
+    if options.recipe is not None:
+        click.echo(describe(summary(options.draft, options.recipe)), err=True)
+    if options.head is not None:
+        vocab_size = options.target.spec.vocab_size
+        weights = read_weights(options.output).values()
+        size = sum(tensor.num_bytes for tensor in weights if tensor.name.startswith((f"{HEAD}.", D2T)))
+        num_tokens = options.head.num_tokens or vocab_size
+        click.echo(f"own head: {num_tokens} of {vocab_size} tokens, {human_bytes(size)}", err=True)
 
 
-def _print_head(head: HeadSummary, vocab_size: int) -> None:
-    if head.kept_shares:
-        listed = ", ".join(f"{name or 'all'} {share:.1%}" for name, share in head.kept_shares.items())
-        click.echo(f"share of the captured answers' tokens that it can propose: {listed}", err=True)
-    click.echo(f"own head: {head.num_tokens} of {vocab_size} tokens, {human_bytes(head.num_bytes)}", err=True)
-
-
-def _add_plans(engine: Path, plans: PlanRequest) -> None:
-    """Raises what stops it, and says that the engine is complete without plans."""
+def _add_plans(engine: Path, changes: dict[str, Any], timing_cache: TimingCache | None) -> None:
+    """Adds plans; an error also says that the engine is complete without them."""
     from dflash_trt.engine.manifest import read_manifest
     from dflash_trt.engine.plans.add_plans import add_plans
 
-    plan_options = plans.options(read_manifest(engine).plan_options)
+    plan_options = msgspec.structs.replace(read_manifest(engine).plan_options or DEFAULTS, **changes)
     try:
-        add_plans(engine, plan_options, plans.timing_cache)
+        add_plans(engine, plan_options, timing_cache)
     except DFlashError as error:
         next_command = f"dflash-trt build --plans-for {quoted(engine)}"
         hint = f"{error.hint}; then: {next_command}" if error.hint else next_command
         raise type(error)(
             f"{error.message}\n{engine} is complete for ONNX Runtime, without new plans", hint=hint
         ) from None
+
+
+def print_dry_run(
+    config: Path, output: Path, changes: dict[str, Any] | None, timing_cache: TimingCache | None, *,
+    target: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Prints what `config` resolves to; raises ConfigError, after printing, where TensorRT-LLM could not run it.
+
+    `changes` are the given fields of PlanOptions; None: plans are built in engine mode only.
+    """
+    file, name = load_deployment(config), config.stem
+    deployment = resolve(file, name, target=target)
+    report = dry_run(deployment)
+    has_plans = changes is not None or file.mode == "engine"
+    commands = _planned_commands(deployment, output, changes or {}, timing_cache) if has_plans else []
+    if as_json:
+        print_json("dry-run", msgspec.structs.asdict(report) | {"trtexec": commands})
+    else:
+        rows = [(setting.key, as_text(setting.value), setting.source) for setting in report.settings]
+        print_table(f"{name} (settings {report.digest})", ("setting", "value", "from"), rows)
+        if report.memory is not None:
+            _print_memory(deployment, report.memory)
+        for command in commands:  # one line each, whole, to be copied
+            click.echo(command)
+        for finding in report.findings:
+            click.echo(finding, err=True)
+    if errors := report.num_errors():
+        raise ConfigError(f"{name}: TensorRT-LLM cannot run this configuration: {errors} error(s)")
+
+
+def print_plan_dry_run(
+    engine: Path, changes: dict[str, Any], timing_cache: TimingCache | None, *, as_json: bool
+) -> None:
+    """Prints how the plans of an engine directory would be built, with `changes` of its PlanOptions."""
+    manifest = read_manifest(engine)
+    options = msgspec.structs.replace(manifest.plan_options or PlanOptions(), **changes)
+    check_precision(manifest.quantization.algorithms(), options.hardware_compatibility, None)
+    check_limits(manifest.draft, options.max_batch_size, options.max_seq_len)
+    part, of_part = read_parts(engine, manifest)[0]
+    commands = trtexec_commands(engine, manifest.draft, manifest.num_ranks, options, timing_cache)
+    memory = drafter_memory(of_part, options, part)
+    if as_json:
+        print_json("plan-dry-run", {"options": options, "memory": memory, "trtexec": commands})
+        return
+    rows = [(field, as_text(value)) for field, value in msgspec.to_builtins(options).items()]
+    rows += [(f"memory.{field}", human_bytes(size)) for field, size in msgspec.to_builtins(memory).items()]
+    print_table(f"plans of {engine.name}", ("what", "value"), rows)
+    for command in commands:
+        click.echo(command)
+
+
+def _planned_commands(
+    deployment: ResolvedDeployment, output: Path, changes: dict[str, Any], timing_cache: TimingCache | None
+) -> list[str]:
+    """trtexec commands for the plans of `output`, which need not exist yet."""
+    options = msgspec.structs.replace(plan_sizes(deployment), **changes)
+    gpu = deployment.gpus.gpu
+    check_precision(set(deployment.algorithms.values()), options.hardware_compatibility, gpu.compute_capability)
+    spec = deployment.draft_sizes.spec
+    check_limits(spec, options.max_batch_size, options.max_seq_len)
+    num_ranks = deployment.num_ranks if deployment.mode == "engine" else 1
+    return trtexec_commands(output, spec, num_ranks, options, timing_cache)
+
+
+def _print_memory(deployment: ResolvedDeployment, memory: GpuMemory) -> None:
+    gpu = deployment.gpus.gpu
+    rows = [(item.name, human_bytes(item.bytes), item.how) for item in memory.items]
+    rows += [("not counted", "?", what) for what in memory.unknown]
+    pool = f"{deployment.kv_cache_fraction:g} of the rest"
+    if memory.full_requests is not None:
+        pool += f": {memory.full_requests} requests of {deployment.max_seq_len} tokens"
+    rows.append(("cache pool", human_bytes(memory.pool_bytes), pool))
+    for name, largest, bound, other in (
+        ("max_batch_size", memory.largest_batch, MAX_BATCH, "max_seq_len"),
+        ("max_seq_len", memory.largest_context, MAX_TOKENS, "max_batch_size"),
+    ):
+        most = "any" if largest == bound else str(largest)
+        rows.append((f"largest {name}", most, f"that fits with this {other}"))
+    print_table(f"memory of each {gpu.title} ({human_bytes(memory.capacity_bytes)})", ("what", "size", "how"), rows)

@@ -99,7 +99,7 @@ def _tool(name: str) -> str | None:
 def plugin_finding() -> MachineFinding:
     """Our plugin library, and whether TensorRT's registry takes it."""
     try:
-        from dflash_trt.engine.plans.plugin_library import plugin_library
+        from dflash_trt.engine.plans.tensorrt_api import plugin_library
 
         return load_plugin(plugin_library())
     except MissingDependencyError as error:

@@ -167,7 +167,7 @@ def _engine(engine: Path) -> dict[str, str]:
 
 def _plugin_hash() -> str:
     try:
-        from dflash_trt.engine.plans.plugin_library import plugin_library
+        from dflash_trt.engine.plans.tensorrt_api import plugin_library
 
         return sha256(plugin_library())
     except (DFlashError, ImportError):

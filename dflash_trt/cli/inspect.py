@@ -23,9 +23,9 @@ from dflash_trt.cli.completion import CHECKPOINT, TARGET
 from dflash_trt.cli.options import json_option
 from dflash_trt.cli.output import human_bytes, print_json, print_table
 from dflash_trt.deploy.catalog import COLUMNS, catalog, entry, row, trained_for
-from dflash_trt.engine.drafter_memory import drafter_memory
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, read_parts
 from dflash_trt.engine.plans.plan import PlanOptions
+from dflash_trt.engine.plans.preview import drafter_memory
 from dflash_trt.errors import printable
 from dflash_trt.files.command import quoted
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What --recipe and --calibration name, a draft checked against --target, and what became of its tensors."""
+"""Options that name a recipe, its calibration and a checked draft; a summary of quantised tensors in one line."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def read_checked_draft(draft: str, target: str | None) -> DraftCheckpoint:
 
 
 def recipe_and_ranges(draft: DraftCheckpoint, recipe: str, calibration: str) -> tuple[Recipe, Ranges | None]:
-    """What --recipe and --calibration name; ranges are None for bounds from the weights."""
+    """Loads --recipe and --calibration; ranges are None for bounds from the weights."""
     from dflash_trt.quantize.recipe import load_recipe
 
     loaded = load_recipe(recipe)
     if calibration == "none":
         return loaded, None
     if not loaded.needs_ranges(draft.spec.linear_modules()):
-        raise click.UsageError(f"--recipe {recipe} quantises weights only: it has no use for --calibration")
+        raise click.UsageError(f"--recipe {recipe} quantises weights only and needs no --calibration")
     from dflash_trt.runtime.measure.calibrate import activation_ranges
 
     return loaded, activation_ranges(draft, Path(calibration))

@@ -195,17 +195,17 @@ def request_bytes(load: ServingLoad) -> int | None:
     if load.target is None or load.target.cache is None:
         return None
     ranks = 1 if load.attention_dp else load.ranks
-    cache = load.target.cache.bytes(load.max_seq_len, fp8=load.is_fp8_cache, ranks=ranks)
+    cache = load.target.cache.bytes(load.max_seq_len, fp8=load.is_fp8_cache, num_ranks=ranks)
     rows = 0
     if load.draft is not None and (load.separate_draft_manager or not load.is_dense):
         ranks = ranks if load.is_dense else load.num_ranks
-        rows = load.draft.spec.context_bytes_per_token(fp8=load.is_fp8_context, ranks=ranks)
+        rows = load.draft.spec.context_bytes_per_token(fp8=load.is_fp8_context, num_ranks=ranks)
     return cache + load.max_seq_len * rows
 
 
 def _context_row_bytes(load: ServingLoad) -> int:
     assert load.draft is not None, "plain decoding has no context rows"
-    return load.draft.spec.context_bytes_per_token(fp8=load.is_fp8_context, ranks=load.num_ranks)
+    return load.draft.spec.context_bytes_per_token(fp8=load.is_fp8_context, num_ranks=load.num_ranks)
 
 
 def _free(load: ServingLoad, items: tuple[Item, ...]) -> int:

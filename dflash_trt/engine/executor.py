@@ -15,13 +15,6 @@ from torch import Tensor
 
 AllReduce = Callable[[Tensor], None]
 """Puts the sum of all ranks' tensors into each, in the order of the current stream; all ranks call it alike."""
-TOKENS_PER_PAGE = 32
-"""TensorRT-LLM's own default for tokens_per_block."""
-
-
-def num_pages_for(num_tokens: int) -> int:
-    """Pages that hold `num_tokens` tokens of one sequence."""
-    return -(-num_tokens // TOKENS_PER_PAGE)
 
 
 class DraftInputs(NamedTuple):

@@ -45,7 +45,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     recipe: str | None
     """The recipe that `build` quantised it with; None where it was built as it is."""
     sha256: dict[str, str]
-    """By file name."""
+    """Hashes of the checkpoint's files, by file name."""
 
 
 class TargetSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,13 +73,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Every other file of the directory, by name."""
     target_source: TargetSource | None = None
     plan_options: PlanOptions | None = None
-    """What TensorRT plans of this directory are to serve; None while nobody has asked for plans."""
+    """Options of this directory's TensorRT plans; None until plans are requested."""
     plans: dict[str, Plan] = {}
-    """By graph; none in a directory for ONNX Runtime only."""
+    """Plans by graph; none in a directory for ONNX Runtime only."""
     num_ranks: NumRanks = 1
-    """Ranks whose shards lie in directories of their own below this one; `draft` is whole."""
+    """Number of ranks whose shards lie in directories below this one; `draft` is whole."""
     shard: Shard | None = None
-    """Where this directory is that of a rank; `draft` then has the rank's heads and MLP channels."""
+    """Shard that this directory holds; `draft` then has the rank's heads and MLP channels."""
 
     def encode(self) -> bytes:
         """JSON, indented, the same bytes for the same facts."""
@@ -114,7 +114,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def _not_an_engine(directory: Path) -> EngineError:
-    """What was given instead, and the command that makes an engine of it."""
+    """Error that says what was found instead, with the command that makes an engine of it."""
     draft, target, found = "DRAFT", "TARGET", f"a directory without {MANIFEST}"
     if not directory.exists():
         found = "nothing there"
@@ -134,7 +134,7 @@ class _Ranks(msgspec.Struct):
 
 
 def read_num_ranks(directory: Path) -> int | None:
-    """Ranks that share the drafter of an engine directory, no file of which is checked; None for what is none.
+    """num_ranks of an engine directory, whose files are not checked; None if it is not one.
 
     Raises EngineError for a manifest that cannot be read.
     """
@@ -147,7 +147,7 @@ def read_shard(directory: Path, whole: Manifest, rank: int) -> tuple[Path, Manif
 
     Raises as `read_manifest` does, and EngineError where another rank's, or another engine's, is in its place.
     """
-    expected = Shard(rank=rank, ranks=whole.num_ranks)
+    expected = Shard(rank=rank, num_ranks=whole.num_ranks)
     place = directory / expected.directory
     rebuild = f"dflash-trt build DRAFT --target TARGET --tp {whole.num_ranks} -o DIR --force"
     try:
@@ -162,13 +162,13 @@ def read_shard(directory: Path, whole: Manifest, rank: int) -> tuple[Path, Manif
 
 
 def read_parts(directory: Path, whole: Manifest) -> list[tuple[Path, Manifest]]:
-    """What the ranks of the engine in `directory` run: the shard of each, or what all of them do; as `read_shard`."""
+    """Directory and manifest that each rank runs: its shard, or once the whole engine; raises as `read_shard` does."""
     parts = [read_shard(directory, whole, shard.rank) for shard in shards(whole.num_ranks)]
     return parts or [(directory, whole)]
 
 
 def _check_graphs(file: Path, manifest: Manifest, rebuild: str) -> None:
-    """Who calls the graphs relies on their signature, so it must be the one that this version writes."""
+    """Raises EngineError unless the graphs have the signatures that this version writes, on which callers rely."""
     fp8_cache, is_shard = manifest.quantization.fp8_kv_cache, manifest.shard is not None
     signatures = graph_signatures(manifest.draft, fp8_cache=fp8_cache, is_shard=is_shard)
     if set(manifest.graphs) != set(signatures):

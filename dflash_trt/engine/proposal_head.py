@@ -8,34 +8,31 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash_trt._C import amax
 from dflash_trt.checkpoint.dialects import own
-from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.draft_checkpoint import torch_dtype
 from dflash_trt.checkpoint.draft_spec import D2T, HEAD
 from dflash_trt.checkpoint.mapped import as_float32, map_tensor
-from dflash_trt.checkpoint.quantization import BLOCK, FP8, NVFP4, Quantization
-from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
+from dflash_trt.checkpoint.quantization import BLOCK, FP8, NVFP4
+from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
-from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.errors import BuildError, CheckpointError
-from dflash_trt.quantize.convert import pack_tensor, tensor_layout, write_quantised_config
-from dflash_trt.quantize.scales import scale_of, tensor_amax
+from dflash_trt.quantize.convert import UnwrittenDraft, pack, tensor_layout, with_claims
+from dflash_trt.quantize.scales import naming, scale_of
 
 CHOICE = re.compile(r"(fp8|nvfp4)|trim:(\d+)(?::(fp8|nvfp4))?")
 ALGORITHMS = {"fp8": FP8, "nvfp4": NVFP4}
 DENSE_TYPES = ("BF16", "F16", "F32")
-TRIMMED = "head.safetensors"
 
 
 class HeadChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--head` says besides `target`."""
+    """An own head, as --head asks for it."""
 
     algorithm: str | None
     """FP8 or NVFP4, weights and input; None keeps the target's dtype."""
@@ -44,7 +41,7 @@ class HeadChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_head(text: str) -> HeadChoice | None:
-    """The choice, None for `target`; raises ValueError for anything else than --head takes."""
+    """The choice, None for `target`; raises ValueError for text that --head does not accept."""
     if text == "target":
         return None
     if (match := CHOICE.fullmatch(text)) is None:
@@ -55,44 +52,43 @@ def parse_head(text: str) -> HeadChoice | None:
 
 
 def with_head(
-    draft: DraftCheckpoint,
-    target: TargetCheckpoint,
-    choice: HeadChoice,
-    token_ids: NDArray[np.int64] | None,
-    directory: Path,
-) -> DraftCheckpoint:
-    """`draft`, dense or quantised, with that head, written into the new `directory`; `token_ids` [N], rising, or None:
-    all.
+    draft: UnwrittenDraft, target: TargetCheckpoint, choice: HeadChoice, token_ids: NDArray[np.int64] | None
+) -> UnwrittenDraft:
+    """`draft`, dense or quantised, with that head; `token_ids` [N] are the rows it keeps, rising, or None: all.
 
     BuildError for a draft that has a head already, CheckpointError for a target whose head cannot be copied.
     """
     if draft.spec.has_own_head:
         raise BuildError(
-            f"{draft.directory}: expected a draft that borrows the target's lm_head, found one with its own",
+            f"{draft.origin.directory}: expected a draft that borrows the target's lm_head, found one with its own",
             hint="build without --head",
         )
-    directory.mkdir()
-    head = _rows(_target_head(target), token_ids, directory / TRIMMED)
-    if choice.algorithm == NVFP4 and head.shape[1] % BLOCK:
+    head, algorithm = _target_head(target), choice.algorithm
+    weights = map_tensor(head) if token_ids is None else map_tensor(head)[token_ids]
+    if algorithm == NVFP4 and weights.shape[1] % BLOCK:
         raise CheckpointError(f"{head.file}: {HEAD}: expected columns in multiples of {BLOCK}, found {head.shape[1]}")
-    algorithms = draft.quantization.modules | ({HEAD: choice.algorithm} if choice.algorithm else {})
-    quantization = Quantization(modules=algorithms, fp8_kv_cache=draft.quantization.fp8_kv_cache)
-    spec = msgspec.structs.replace(draft.spec, draft_vocab_size=head.shape[0])
-    layout = tensor_layout(spec, draft.weights | {head.name: head}, quantization)
-    with SafetensorsWriter(directory / SINGLE, layout) as writer:
-        for tensor in draft.weights.values():
-            writer.copy(tensor)
-        if choice.algorithm is None:
-            writer.copy(head)
+    with naming(head):
+        largest = amax(weights)
+    norm = as_float32(map_tensor(draft.origin.weights["norm.weight"]))
+    input_bound = math.sqrt(norm.size) * float(np.abs(norm).max())  # of values behind the final norm (quantize.bounds)
+
+    def write(writer: SafetensorsWriter) -> None:
+        draft.write_tensors(writer)
+        if algorithm is None:
+            writer.write(f"{HEAD}.weight", weights)
         else:
-            pack_tensor(writer, head, choice.algorithm, scale_of(choice.algorithm, tensor_amax(head, 0)), 0)
-            writer.write(f"{HEAD}.input_scale", scale_of(choice.algorithm, _input_bound(draft)))
+            pack(writer, HEAD, head, weights, algorithm, scale_of(algorithm, largest), 0)
+            writer.write(f"{HEAD}.input_scale", scale_of(algorithm, input_bound))
         if token_ids is not None:
             writer.write(D2T, token_ids - np.arange(len(token_ids)))
-    modules = [*spec.linear_modules(), HEAD]
-    write_quantised_config(own.to_config(spec, draft.torch_dtype()), quantization, modules, directory)
-    (directory / TRIMMED).unlink(missing_ok=True)
-    return read_draft(directory)
+
+    spec = msgspec.structs.replace(draft.spec, draft_vocab_size=len(weights))
+    modules = draft.quantization.modules | ({HEAD: algorithm} if algorithm else {})
+    dtypes = {name: dtype for name, (dtype, _) in sorted(draft.layout.items())}
+    quantization = msgspec.structs.replace(draft.quantization, modules=modules)
+    layout = tensor_layout(spec, dtypes | {f"{HEAD}.weight": head.dtype}, quantization)
+    config = own.to_config(spec, torch_dtype(dtypes.values()))
+    return with_claims(draft.origin, config, quantization, [*spec.linear_modules(), HEAD], layout, write)
 
 
 def _target_head(target: TargetCheckpoint) -> Tensor:
@@ -111,32 +107,3 @@ def _target_head(target: TargetCheckpoint) -> Tensor:
             hint="give --target a checkpoint whose lm_head is not quantised",
         )
     return head
-
-
-def _rows(head: Tensor, token_ids: NDArray[np.int64] | None, file: Path) -> Tensor:
-    """The head as lm_head.weight, where it lies, or its rows `token_ids` in a `file` of their own."""
-    name = f"{HEAD}.weight"
-    if token_ids is None:
-        return msgspec.structs.replace(head, name=name)
-    with SafetensorsWriter(file, {name: (head.dtype, (len(token_ids), head.shape[1]))}) as writer:
-        writer.write(name, map_tensor(head)[token_ids])
-    return read_tensors(file)[name]
-
-
-def _input_bound(draft: DraftCheckpoint) -> float:
-    """What no value behind the final norm exceeds: sqrt(H) max |norm| (`dflash_trt.quantize.bounds`)."""
-    norm = as_float32(map_tensor(draft.weights["norm.weight"]))
-    return math.sqrt(norm.size) * float(np.abs(norm).max())
-
-
-def frequent_tokens(counts: NDArray[np.int64], always_kept: Sequence[int], num_tokens: int) -> NDArray[np.int64]:
-    """The ids [N], rising, of `always_kept` and the most frequent others by `counts` [V]; BuildError for a wrong N."""
-    always = np.unique(np.array(always_kept, dtype=np.int64))
-    if not len(always) <= num_tokens < len(counts):
-        raise BuildError(
-            f"--head trim:{num_tokens}: expected {len(always)} (special and byte tokens, which stay) to"
-            f" {len(counts) - 1} tokens, found {num_tokens}"
-        )
-    order = np.argsort(-counts, kind="stable")
-    frequent = order[~np.isin(order, always)][: num_tokens - len(always)]
-    return np.sort(np.concatenate([always, frequent]))

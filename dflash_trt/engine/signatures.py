@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The graphs as everybody outside sees them: file, inputs and outputs, each with its dtype and axes.
+"""Signatures of the graphs: file, inputs and outputs, each with its dtype and axes.
 
 Axes: B blocks of the draft's own size S, T new context rows, rows of the page table (slots) and the pages of each.
 """
@@ -20,6 +20,11 @@ TOKENS_PER_PAGE = 32  # of the target's and the drafter's caches; the default of
 MAX_CONTEXT = 131072
 
 
+def num_pages_for(num_tokens: int) -> int:
+    """Pages that hold `num_tokens` tokens of one sequence."""
+    return -(-num_tokens // TOKENS_PER_PAGE)
+
+
 class Port(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One input or output of a graph."""
 
@@ -27,7 +32,7 @@ class Port(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     dtype: str
     """ONNX spelling: BFLOAT16, INT32, ..."""
     shape: tuple[str | int, ...]
-    """Strings are dynamic axes."""
+    """Sizes; strings are dynamic axes."""
 
     def sizes(self, axes: Mapping[str, int]) -> list[int]:
         """The shape where the dynamic axes have these sizes."""
@@ -48,27 +53,27 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which part of a drafter an engine directory holds: heads and MLP channels rank/ranks of the way through."""
+    """Part of a drafter that an engine directory holds: the heads and MLP channels of one rank of several."""
 
     rank: Annotated[int, msgspec.Meta(ge=0)]
-    ranks: Annotated[int, msgspec.Meta(ge=2)]
+    num_ranks: Annotated[int, msgspec.Meta(ge=2)] = msgspec.field(name="ranks")
 
     def __str__(self) -> str:
-        return f"rank {self.rank} of {self.ranks}"
+        return f"rank {self.rank} of {self.num_ranks}"
 
     @property
     def directory(self) -> str:
-        """Where it lies in the engine directory of the whole drafter."""
+        """Folder in the engine directory of the whole drafter."""
         return f"rank{self.rank}"
 
 
 def shards(num_ranks: int) -> list[Shard]:
-    """Of every rank; none where one has all."""
-    return [Shard(rank=rank, ranks=num_ranks) for rank in range(num_ranks)] if num_ranks > 1 else []
+    """Shards of all ranks; none where one rank has the whole drafter."""
+    return [Shard(rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)] if num_ranks > 1 else []
 
 
 def segment_name(index: int) -> str:
-    """Of a shard's draft graph, which ends wherever the ranks add up what they have."""
+    """Name of a segment of a shard's draft graph, which is cut at every all-reduce."""
     return f"draft.{index}"
 
 
@@ -145,5 +150,5 @@ def _segments(
 
 
 def stream_names(segment: int) -> tuple[str, str]:
-    """The values that a segment takes: the residual stream, and what its ranks have added up."""
+    """Inputs of a segment: the residual stream, and the sum over all ranks."""
     return f"residual.{segment}", f"partial.{segment}"

@@ -1,22 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantises a draft checkpoint tensor by tensor, in modelopt's layout (`dflash_trt.checkpoint.quantization`)."""
+"""Quantises a draft tensor by tensor, in the layout and with the configuration of modelopt 0.47.
+
+`dflash-trt quantize` writes the result as a checkpoint, `build` into an engine directory.
+"""
 
 from __future__ import annotations
 
 import math
+import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from dflash_trt._C import NonFiniteError, pack_fp8, pack_nvfp4
+from dflash_trt import __version__
+from dflash_trt._C import pack_fp8, pack_nvfp4
 from dflash_trt.checkpoint.convert_dialect import WRITTEN, copy_other_files, refuse_own_source
-from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, refuse_quantised
-from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_spec, refuse_quantised
+from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
+from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.mapped import check_finite, map_tensor
-from dflash_trt.checkpoint.quantization import BLOCK, FP8, HF_QUANT_CONFIG, Quantization, expected_tensors
+from dflash_trt.checkpoint.quantization import BLOCK, FP8, HF_QUANT_CONFIG, MIXED, NVFP4, Quantization, expected_tensors
 from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT, Tensor
 from dflash_trt.checkpoint.safetensors_writer import PRODUCER, PRODUCER_KEY, Layout, SafetensorsWriter, aligned
 from dflash_trt.checkpoint.weights import SINGLE
@@ -24,10 +33,14 @@ from dflash_trt.errors import CheckpointError
 from dflash_trt.files.json_file import write_json
 from dflash_trt.files.write import check_replaceable, new_directory
 from dflash_trt.quantize.bounds import Ranges, ranges_from_weights
-from dflash_trt.quantize.modelopt_config import hf_quant_config, quantization_config
 from dflash_trt.quantize.recipe import Recipe
-from dflash_trt.quantize.scales import cache_scales, input_scales, weight_scales
+from dflash_trt.quantize.scales import cache_scales, input_scales, naming, weight_scales
 
+Json = dict[str, object]
+# Readers demand this name: vLLM (weight_utils.py get_quant_config) and TensorRT-LLM (auto_deploy) refuse others.
+MODELOPT = {"name": "modelopt", "version": "0.47.0", "layout_written_by": f"dflash-trt {__version__}"}
+FLOAT8: Json = {"dynamic": False, "num_bits": 8, "type": "float"}
+FLOAT4: Json = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": BLOCK}
 DENSE_MODEL_TYPE = "qwen3"
 
 
@@ -40,9 +53,108 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     copied_tensors: int
     """Other tensors, byte for byte as they were."""
     source_bytes: int
-    """Of all tensors, before."""
+    """Bytes of all tensors before."""
     output_bytes: int
-    """Of all tensors, after."""
+    """Bytes of all tensors after."""
+
+
+class UnwrittenDraft(msgspec.Struct, frozen=True, kw_only=True):
+    """A draft checkpoint that is not written yet: its facts, its layout, and what packs and writes its tensors."""
+
+    origin: DraftCheckpoint
+    """Checkpoint that it is made from."""
+    spec: DraftSpec
+    quantization: Quantization
+    config: dict[str, object]
+    """config.json, in z-lab's layout or our own."""
+    hf_quant_config: Path | dict[str, object] | None
+    """hf_quant_config.json, or the file to copy it from; None for a draft without one."""
+    layout: Layout
+    """dtype and shape by name, in file order."""
+    write_tensors: Callable[[SafetensorsWriter], None]
+
+    def write(self, directory: Path, *, metadata: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Writes model.safetensors, with `metadata` in its header, and the configuration into `directory`."""
+        with SafetensorsWriter(directory / SINGLE, self.layout, metadata=metadata) as writer:
+            self.write_tensors(writer)
+        if isinstance(self.hf_quant_config, Path):
+            shutil.copyfile(self.hf_quant_config, directory / HF_QUANT_CONFIG)
+        elif self.hf_quant_config is not None:
+            write_json(directory / HF_QUANT_CONFIG, self.hf_quant_config)
+        write_json(directory / "config.json", self.config)
+
+
+def unchanged(draft: DraftCheckpoint) -> UnwrittenDraft:
+    """Copies every tensor of `draft` byte for byte; raises CheckpointError for NaN and infinity."""
+    check_finite(draft.weights.values())
+
+    def write(writer: SafetensorsWriter) -> None:
+        for tensor in draft.weights.values():
+            writer.copy(tensor)
+
+    file = draft.directory / HF_QUANT_CONFIG
+    return UnwrittenDraft(
+        origin=draft,
+        spec=draft.spec,
+        quantization=draft.quantization,
+        config=draft.canonical_config(),
+        hf_quant_config=file if file.is_file() else None,
+        layout={name: (tensor.dtype, tensor.shape) for name, tensor in draft.weights.items()},
+        write_tensors=write,
+    )
+
+
+def quantised(
+    draft: DraftCheckpoint, recipe: Recipe, *, ranges: Ranges | None = None, threads: int = 0
+) -> UnwrittenDraft:
+    """Packs the layers of `draft` as `recipe` says; scales are computed now, codes when they are written.
+
+    `ranges` None takes bounds from the weights; `threads` 0 means all. Raises CheckpointError for a quantised draft,
+    NaN or infinity, and layers that do not suit their algorithm or lack a range; RecipeError.
+    """
+    modules = draft.spec.linear_modules()
+    algorithms = recipe.algorithms(modules)
+    check_quantisable(draft, algorithms)
+    check_finite(draft.weights.values())
+    if ranges is None and recipe.needs_ranges(modules):
+        ranges = ranges_from_weights(draft)
+    scalars = _scalars(draft, recipe, algorithms, ranges)
+    scales = weight_scales(draft, algorithms, threads=threads)
+
+    def write(writer: SafetensorsWriter) -> None:
+        for tensor in draft.weights.values():
+            module = tensor.name.removesuffix(".weight")
+            if module in algorithms and module != tensor.name:
+                pack(writer, module, tensor, map_tensor(tensor), algorithms[module], scales[module], threads)
+            else:
+                writer.copy(tensor)
+        for name, value in scalars.items():
+            writer.write(name, value)
+
+    # TensorRT-LLM builds the layers of the class that model_type names; a gpt-oss draft has Qwen3's dense ones.
+    config = draft.canonical_config() | {"model_type": DENSE_MODEL_TYPE}
+    quantization = Quantization(modules=algorithms, fp8_kv_cache=recipe.fp8_kv_cache)
+    dtypes = {name: tensor.dtype for name, tensor in draft.weights.items()}
+    return with_claims(draft, config, quantization, modules, tensor_layout(draft.spec, dtypes, quantization), write)
+
+
+def with_claims(
+    origin: DraftCheckpoint, config: dict[str, object], quantization: Quantization, modules: list[str], layout: Layout,
+    write: Callable[[SafetensorsWriter], None],
+) -> UnwrittenDraft:  # fmt: skip
+    """A draft whose configuration claims `quantization`; `modules` are all layers that may be quantised."""
+    claims = hf_quant_config(quantization, modules) if quantization.algorithms() else None
+    if claims is not None:
+        config = config | {"quantization_config": quantization_config(quantization, modules)}
+    return UnwrittenDraft(
+        origin=origin,
+        spec=read_spec(Facts(config, origin.config.file), origin.weights),
+        quantization=quantization,
+        config=config,
+        hf_quant_config=claims,
+        layout=layout,
+        write_tensors=write,
+    )
 
 
 def quantize_checkpoint(
@@ -56,42 +168,28 @@ def quantize_checkpoint(
 ) -> Summary:
     """Writes the quantised checkpoint into the new directory `output`.
 
-    `ranges` None takes bounds from the weights; `threads` 0 means all. Raises CheckpointError for a quantised draft,
-    NaN or infinity, and layers that do not suit their algorithm or lack a range; RecipeError; BuildError when `output`
-    exists and `force` is false, holds the draft, or cannot be written.
+    Raises as `quantised` does, and BuildError when `output` exists and `force` is false, holds the draft, or cannot be
+    written.
     """
-    modules = draft.spec.linear_modules()
-    algorithms = recipe.algorithms(modules)
-    check_quantisable(draft, algorithms)
     refuse_own_source(draft, output)
     check_replaceable(output, WRITTEN, force=force)
-    check_finite(draft.weights.values())
-    if ranges is None and recipe.needs_ranges(modules):
-        ranges = ranges_from_weights(draft)
-    scalars = _scalars(draft, recipe, algorithms, ranges)
-    scales = weight_scales(draft, algorithms, threads=threads)
-    quantization = Quantization(modules=algorithms, fp8_kv_cache=recipe.fp8_kv_cache)
-
+    unwritten = quantised(draft, recipe, ranges=ranges, threads=threads)
     with new_directory(output, WRITTEN, force=force) as directory:
-        layout, note = tensor_layout(draft.spec, draft.weights, quantization), {PRODUCER_KEY: PRODUCER}
-        with SafetensorsWriter(directory / SINGLE, layout, metadata=note) as writer:
-            for tensor in draft.weights.values():
-                module = tensor.name.removesuffix(".weight")
-                if module in algorithms and module != tensor.name:
-                    pack_tensor(writer, tensor, algorithms[module], scales[module], threads)
-                else:
-                    writer.copy(tensor)
-            for name, value in scalars.items():
-                writer.write(name, value)
-        _write_config(draft, quantization, directory)
+        unwritten.write(directory, metadata={PRODUCER_KEY: PRODUCER})
         copy_other_files(draft, directory)
-    counts = dict(sorted(Counter(algorithms.values()).items()))
+    return summary(draft, recipe)
+
+
+def summary(draft: DraftCheckpoint, recipe: Recipe) -> Summary:
+    """What `recipe` makes of the tensors of `draft`."""
+    modules = draft.spec.linear_modules()
+    algorithms = recipe.algorithms(modules)
     return Summary(
-        layers=counts,
+        layers=dict(sorted(Counter(algorithms.values()).items())),
         dense_layers=len(modules) - len(algorithms),
         copied_tensors=len(draft.weights) - len(modules),
         source_bytes=sum(tensor.num_bytes for tensor in draft.weights.values()),
-        output_bytes=writer.data_bytes,
+        output_bytes=checkpoint_bytes(draft, Quantization(modules=algorithms, fp8_kv_cache=recipe.fp8_kv_cache)),
     )
 
 
@@ -119,53 +217,91 @@ def _scalars(
     return named | (cache_scales(draft.spec, ranges) if recipe.fp8_kv_cache else {})
 
 
-def tensor_layout(spec: DraftSpec, sources: Mapping[str, Tensor], quantization: Quantization) -> Layout:
-    """dtype and shape of every tensor that is written; what is not quantised keeps the dtype that `sources` has."""
+def tensor_layout(spec: DraftSpec, dtypes: Mapping[str, str], quantization: Quantization) -> Layout:
+    """dtype and shape of every tensor that is written; a dense one keeps its dtype of `dtypes`."""
     expected = expected_tensors(spec.tensor_shapes(), quantization, spec.attention_modules())
-    return aligned({n: (d[0] if len(d) == 1 else sources[n].dtype, shape) for n, (d, shape) in expected.items()})
+    return aligned({n: (d[0] if len(d) == 1 else dtypes[n], shape) for n, (d, shape) in expected.items()})
 
 
 def checkpoint_bytes(draft: DraftCheckpoint, quantization: Quantization) -> int:
-    """Of all tensors that `quantize_checkpoint` writes, without writing them."""
-    layout = tensor_layout(draft.spec, draft.weights, quantization)
+    """Bytes of all tensors of `draft` once quantised."""
+    layout = tensor_layout(draft.spec, {name: tensor.dtype for name, tensor in draft.weights.items()}, quantization)
     return sum(math.prod(shape) * BITS_PER_ELEMENT[dtype] // 8 for dtype, shape in layout.values())
 
 
-def pack_tensor(writer: SafetensorsWriter, tensor: Tensor, algorithm: str, scale: np.float32, threads: int) -> None:
-    """Writes a linear layer's codes and scales; the weights stay in the page cache."""
-    rows, columns = tensor.shape
-    module = tensor.name.removesuffix(".weight")
-    try:
+def pack(
+    writer: SafetensorsWriter, module: str, tensor: Tensor, weights: NDArray[Any], algorithm: str, scale: np.float32,
+    threads: int,
+) -> None:  # fmt: skip
+    """Writes the codes and scales of `module`, whose `weights` are those of `tensor`, or some of its rows."""
+    rows, columns = weights.shape
+    data = np.empty((rows, columns if algorithm == FP8 else columns // 2), np.uint8)
+    with naming(tensor):  # the file may have changed since its ranges were read
         if algorithm == FP8:
-            data = np.empty((rows, columns), np.uint8)
-            pack_fp8(map_tensor(tensor), float(scale), data, threads=threads)
+            pack_fp8(weights, float(scale), data, threads=threads)
             writer.write(f"{module}.weight_scale", scale)
         else:
-            data = np.empty((rows, columns // 2), np.uint8)
             block_scales = np.empty((rows, columns // BLOCK), np.uint8)
-            pack_nvfp4(map_tensor(tensor), float(scale), data, block_scales, threads=threads)
+            pack_nvfp4(weights, float(scale), data, block_scales, threads=threads)
             writer.write(f"{module}.weight_scale", block_scales)
             writer.write(f"{module}.weight_scale_2", scale)
-    except NonFiniteError as error:  # the file changed since its ranges were read
-        raise CheckpointError(f"{tensor.file}: tensor {tensor.name!r}: {error}") from None
-    writer.write(tensor.name, data)
+    writer.write(f"{module}.weight", data)
 
 
-def _write_config(draft: DraftCheckpoint, quantization: Quantization, directory: Path) -> None:
-    """config.json with all its keys, in z-lab's layout where the dialect has other names.
+def hf_quant_config(quantization: Quantization, modules: list[str]) -> Json:
+    """hf_quant_config.json, where `modules` are all linear layers."""
+    algorithms = quantization.modules
+    details: Json = {"quant_algo": None, "kv_cache_quant_algo": FP8 if quantization.fp8_kv_cache else None}
+    used = set(algorithms.values())
+    if len(used) == 1:
+        details |= _layer(used.pop())
+        details["exclude_modules"] = _exclude_modules([m for m in {*modules, HEAD} if m not in algorithms])
+    else:
+        details["quant_algo"] = MIXED if used else None
+        details["quantized_layers"] = {m: _layer(algorithms[m]) for m in modules if m in algorithms}
+    return {"producer": MODELOPT, "quantization": details}
 
-    But model_type: TensorRT-LLM builds the layers of the class that it names; a gpt-oss draft has Qwen3's dense ones.
+
+def quantization_config(quantization: Quantization, modules: list[str]) -> Json:
+    """config.json's quantization_config, as modelopt's convert_hf_config.py spells it."""
+    algorithms, config = quantization.modules, Json()
+    details = hf_quant_config(quantization, modules)["quantization"]
+    assert isinstance(details, dict)
+    used = list(dict.fromkeys(algorithms.values()))
+    if len(used) == 1:
+        config["config_groups"] = {"group_0": {**_group(used[0]), "targets": ["Linear"]}}
+    elif used:
+        targets = [sorted(m for m in algorithms if algorithms[m] == a) for a in used]
+        groups = zip(used, targets, strict=True)
+        config["config_groups"] = {f"group_{i}": {**_group(a), "targets": t} for i, (a, t) in enumerate(groups)}
+        config["quantized_layers"] = details["quantized_layers"]
+    config["ignore"] = details.get("exclude_modules", [])
+    if used:
+        config["quant_algo"] = details["quant_algo"]
+    if quantization.fp8_kv_cache:
+        config["kv_cache_scheme"] = FLOAT8
+    return config | {"producer": MODELOPT, "quant_method": "modelopt"}
+
+
+def _layer(algorithm: str) -> Json:
+    return {"quant_algo": algorithm} | ({} if algorithm == FP8 else {"group_size": BLOCK})
+
+
+def _group(algorithm: str) -> Json:
+    if algorithm == FP8:
+        return {"input_activations": FLOAT8, "weights": FLOAT8}
+    return {"input_activations": FLOAT4, "weights": FLOAT4} if algorithm == NVFP4 else {"weights": FLOAT4}
+
+
+def _exclude_modules(dense: list[str]) -> list[str]:
+    """The dense layers by name, and what engines call them once nested and fused (modelopt's quantize_drafter.py).
+
+    vLLM builds `fc` at `model.fc`, and joins q, k and v into a `qkv_proj`. lm_head is the target's unless it is listed.
     """
-    config = draft.canonical_config()
-    config["model_type"] = DENSE_MODEL_TYPE
-    write_quantised_config(config, quantization, draft.spec.linear_modules(), directory)
-
-
-def write_quantised_config(
-    config: dict[str, object], quantization: Quantization, modules: list[str], directory: Path
-) -> None:
-    """Writes config.json and, for a quantised checkpoint, hf_quant_config.json; `modules` are all that may be."""
-    if quantization.algorithms():
-        config["quantization_config"] = quantization_config(quantization, modules)
-        write_json(directory / HF_QUANT_CONFIG, hf_quant_config(quantization, modules))
-    write_json(directory / "config.json", config)
+    names = set(dense)
+    for fused, parts in (("qkv_proj", "qkv"), ("gate_up_proj", ("gate", "up"))):
+        for module in dense:
+            parent = module.rpartition(".")[0]
+            if parent and all(f"{parent}.{part}_proj" in dense for part in parts):
+                names.add(f"{parent}.{fused}")
+    return sorted(set(dense) | {f"*{name}" for name in names - {HEAD}})

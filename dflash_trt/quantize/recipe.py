@@ -32,20 +32,16 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     algorithm: Literal["FP8", "NVFP4", "W4A16_NVFP4", "none"]
 
 
-class RecipeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a recipe's YAML file says."""
+class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a recipe's YAML file says, and what the user called it."""
 
     description: str
     rules: tuple[Rule, ...]
     """In order: the first rule that matches a module decides."""
     fp8_kv_cache: bool = False
     """Whether the checkpoint gets scales for an FP8 context cache."""
-
-
-class Recipe(RecipeFile, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A recipe and what the user called it."""
-
-    name: str
+    name: str = ""
+    """What the user called it; no key of the file."""
 
     def algorithms(self, modules: list[str]) -> dict[str, str]:
         """Algorithm by quantised module; RecipeError when no rule matches a module, or a rule decides for none."""
@@ -108,7 +104,7 @@ def recipe_names() -> list[str]:
 
 
 def load_recipe(name_or_path: str) -> Recipe:
-    """A recipe by name, or from a YAML file, with `+fp8-kv` or without; raises RecipeError when there is none."""
+    """A recipe by name, or from a YAML file, with `+fp8-kv` or without; raises RecipeError if it is missing."""
     base = name_or_path.removesuffix(FP8_KV)
     path = recipe_directory() / f"{base}.yaml"
     if base not in recipe_names():
@@ -118,10 +114,8 @@ def load_recipe(name_or_path: str) -> Recipe:
                 f"{shown(base)}: expected a recipe ({', '.join(recipe_names())}), each with or without {FP8_KV},"
                 f" or a YAML file, found neither{closest(base, recipe_names(), 'recipe')}"
             )
-    loaded = load_yaml(path, RecipeFile, RecipeError)
-    return Recipe(
-        name=name_or_path,
-        description=loaded.description,
-        rules=loaded.rules,
-        fp8_kv_cache=loaded.fp8_kv_cache or name_or_path.endswith(FP8_KV),
-    )
+    loaded = load_yaml(path, Recipe, RecipeError)
+    if loaded.name:
+        raise RecipeError(f"{path}: name: expected no such key (a recipe's file names it), found {shown(loaded.name)}")
+    has_fp8_cache = loaded.fp8_kv_cache or name_or_path.endswith(FP8_KV)
+    return msgspec.structs.replace(loaded, name=name_or_path, fp8_kv_cache=has_fp8_cache)

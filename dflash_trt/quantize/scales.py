@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -36,7 +37,13 @@ def weight_scales(draft: DraftCheckpoint, algorithms: Mapping[str, str], *, thre
 
     Raises CheckpointError for a weight that is NaN or infinite.
     """
-    return group_scales(draft.spec, algorithms, lambda module: tensor_amax(draft.weights[f"{module}.weight"], threads))
+
+    def module_amax(module: str) -> float:
+        tensor = draft.weights[f"{module}.weight"]
+        with naming(tensor):
+            return amax(map_tensor(tensor), threads=threads)
+
+    return group_scales(draft.spec, algorithms, module_amax)
 
 
 def group_scales(
@@ -55,10 +62,11 @@ def group_scales(
     return scales
 
 
-def tensor_amax(tensor: Tensor, threads: int) -> float:
-    """The largest magnitude; raises CheckpointError for a weight that is NaN or infinite."""
+@contextmanager
+def naming(tensor: Tensor) -> Iterator[None]:
+    """Turns the error for a weight that is NaN or infinite into a CheckpointError that names `tensor`."""
     try:
-        return amax(map_tensor(tensor), threads=threads)
+        yield
     except NonFiniteError as error:
         raise CheckpointError(f"{tensor.file}: tensor {tensor.name!r}: {error}") from None
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dflash_trt.engine.executor import TOKENS_PER_PAGE
+from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.request import Request
 

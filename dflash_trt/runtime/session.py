@@ -12,8 +12,8 @@ from dflash_trt.api.chat_template import encode, encode_chat
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.runtime_options import DEFAULTS
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.engine.executor import TOKENS_PER_PAGE
 from dflash_trt.engine.manifest import Manifest
+from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.checked_pair import check_prompt, max_positions
 from dflash_trt.runtime.decoder import CacheOwner, Decoder

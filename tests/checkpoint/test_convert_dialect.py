@@ -186,7 +186,7 @@ print(json.dumps({
 
 
 def write_verifier(path: Path, draft: DraftCheckpoint) -> Path:
-    """As much of a target as the package loads with every draft: embedding, norm and lm_head."""
+    """Tensors of a target that the package loads with every draft: embedding, norm and lm_head."""
     path.mkdir()
     size = (draft.spec.vocab_size or 0, draft.spec.hidden_size)
     config = {

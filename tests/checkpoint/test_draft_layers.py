@@ -69,12 +69,7 @@ def test_a_window_that_stands_nowhere_is_not_ignored(sliding_draft: Path) -> Non
 
 def test_modelopt_spells_windows_in_dflash_config(draft_dir: Path) -> None:
     """layer_types stay all full there; the block is not causal although every layer slides."""
-    edit_config(
-        draft_dir,
-        dflash_config__use_swa=True,
-        dflash_config__swa_window_size=5,
-        dflash_config__causal=False,
-    )
+    edit_config(draft_dir, dflash_config__use_swa=True, dflash_config__swa_window_size=5, dflash_config__causal=False)
     assert layers(draft_dir) == [(5, False)] * 3
 
 

@@ -34,7 +34,7 @@ def test_facts_and_tensors(head: Markov, facts: MarkovHead | None, num_tensors: 
 
 
 def test_keys_may_be_nested(tmp_path: Path) -> None:
-    """As SpecForge writes them, with its name of the architecture."""
+    """SpecForge writes them with its own name of the architecture."""
     expected = read_draft(write_dspark(tmp_path)).spec
     config = json.loads((tmp_path / "config.json").read_text())
     moved = [key for key in config if "markov" in key or key in ("mask_token_id", "target_layer_ids")]

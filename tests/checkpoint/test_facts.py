@@ -16,31 +16,16 @@ FILE = Path("directory/config.json")
 Read = Callable[[Facts], object]
 
 WRONG_TYPES: list[tuple[str, Read, str, list[object]]] = [
-    (
-        "integer",
-        lambda f: f.integer("key"),
-        "an integer from 1 to",
-        [None, True, 1.0, "1", [1], 0, -1, 2**31],
-    ),
+    ("integer", lambda f: f.integer("key"), "an integer from 1 to", [None, True, 1.0, "1", [1], 0, -1, 2**31]),
     ("minimum", lambda f: f.integer("key", minimum=0), "an integer from 0 to", [-1, 10**400]),
     ("maximum", lambda f: f.integer("key", maximum=3), "an integer from 1 to 3", [4]),
-    (
-        "number",
-        lambda f: f.number("key"),
-        "a number > 0",
-        [None, True, "1", 0, -0.5, float("nan"), float("inf")],
-    ),
+    ("number", lambda f: f.number("key"), "a number > 0", [None, True, "1", 0, -0.5, float("nan"), float("inf")]),
     ("huge", lambda f: f.number("key", default=1), "a number > 0", [10**400, 1e39, 1e-39]),
     ("flag", lambda f: f.flag("key"), "true or false", [None, 0, 1, "true"]),
     ("default_flag", lambda f: f.flag("key", default=True), "true or false", [0, "false"]),
     ("text", lambda f: f.text("key"), "a string", [None, 1, ["a"], "\ud800", "\x1b[2J"]),
     ("choice", lambda f: f.text("key", choices=("a", "b")), "one of a, b", ["c", "", None]),
-    (
-        "integers",
-        lambda f: f.integers("key"),
-        "a list of integers >= 0",
-        [None, 1, [], [1, -1], [True], ["1"]],
-    ),
+    ("integers", lambda f: f.integers("key"), "a list of integers >= 0", [None, 1, [], [1, -1], [True], ["1"]]),
     ("texts", lambda f: f.texts("key"), "a list of strings", [None, "a", ["a", 1]]),
     ("texts_by_name", lambda f: f.texts_by_name("key"), "an object of strings", [None, [], {"a": 1}, {"a": None}]),
     ("section", lambda f: f.section("key"), "an object", [None, [], "a"]),

@@ -14,8 +14,7 @@ from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.mapped import check_finite
 from dflash_trt.checkpoint.safetensors_file import read_tensors
 from dflash_trt.checkpoint.target_checkpoint import read_target
-from dflash_trt.engine.manifest import Source
-from dflash_trt.engine.write import build_engine
+from dflash_trt.engine.write import BuildOptions, build_engine
 from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
@@ -77,10 +76,9 @@ def test_quantize_and_build_refuse_it_anywhere(name: str, draft_dir: Path, targe
 
     edit_tensors(draft_dir, spoil)
     draft, target, output = read_draft(draft_dir), read_target(target_dir), tmp_path / "out"
-    source = Source(name="x", recipe=None, sha256={})
     for write in (
         lambda: quantize_checkpoint(draft, load_recipe("fp8"), output),
-        lambda: build_engine(draft, target, output, source=source),
+        lambda: build_engine(BuildOptions(draft=draft, draft_name="x", target=target, output=output)),
     ):
         message = refusal(write)
         assert f"{draft_dir / 'model.safetensors'}: tensor '{name}': expected finite weights, found NaN at [" in message

@@ -126,14 +126,8 @@ def test_default_is_no_scaling() -> None:
     [
         ({}, "rope_theta: expected a number > 0"),
         ({"rope_theta": 1}, "rope_theta: expected a number > 1, found 1"),
-        (
-            {"rope_theta": 1e4, "rope_scaling": {"factor": 2}},
-            "rope_scaling.type: expected one of default, yarn",
-        ),
-        (
-            {"rope_theta": 1e4, "rope_scaling": {"rope_type": "longrope"}},
-            "rope_scaling.rope_type: expected one of",
-        ),
+        ({"rope_theta": 1e4, "rope_scaling": {"factor": 2}}, "rope_scaling.type: expected one of default, yarn"),
+        ({"rope_theta": 1e4, "rope_scaling": {"rope_type": "longrope"}}, "rope_scaling.rope_type: expected one of"),
         ({"rope_theta": 1e4, "rope_scaling": {"type": "dynamic"}}, 'llama3, found "dynamic"'),
         ({"rope_theta": 1e4, "rope_scaling": "yarn"}, 'rope_scaling: expected an object, found "yarn"'),
         ({"rope_parameters": {"rope_type": "default"}}, "rope_parameters.rope_theta: expected a number > 0"),
@@ -153,10 +147,7 @@ def test_default_is_no_scaling() -> None:
             {"rope_theta": 1e4, "rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}},
             "rope_scaling.high_freq_factor: expected a number > low_freq_factor 1.0, found 1.0",
         ),
-        (
-            {"rope_theta": 1e4, "rope_scaling": YARN | {"truncate": 0}},
-            "truncate: expected true or false, found 0",
-        ),
+        ({"rope_theta": 1e4, "rope_scaling": YARN | {"truncate": 0}}, "truncate: expected true or false, found 0"),
     ],
 )
 def test_refused(config: dict[str, object], words: str) -> None:

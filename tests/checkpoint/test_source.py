@@ -59,10 +59,7 @@ def test_a_partly_cached_repository_lacks_its_weights(cache: Path, draft_dir: Pa
     ("error", "words"),
     [
         (GatedRepoError, ["the repository is gated", "https://huggingface.co/owner/name", "hf auth login"]),
-        (
-            RepositoryNotFoundError,
-            ["neither a local directory", "hint: check the spelling", "hf auth login"],
-        ),
+        (RepositoryNotFoundError, ["neither a local directory", "hint: check the spelling", "hf auth login"]),
         (ConnectionError, ["the hub cannot be reached: ConnectionError", "hf download owner/name"]),
     ],
 )

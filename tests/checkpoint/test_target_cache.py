@@ -47,23 +47,23 @@ def known(facts: dict[str, object], num_layers: int) -> TargetCache:
 def test_rows_of_heads() -> None:
     cache = known({"num_key_value_heads": 8, "hidden_size": 4096, "num_attention_heads": 32}, 36)
     assert cache.bytes(10, fp8=False) == 36 * 10 * 2 * 8 * 128 * 2
-    assert cache.bytes(10, fp8=True, ranks=16) == 36 * 10 * 2 * 1 * 128
+    assert cache.bytes(10, fp8=True, num_ranks=16) == 36 * 10 * 2 * 1 * 128
 
 
 def test_a_hybrid_keeps_a_state_for_each_request_and_rows_in_every_fourth_layer() -> None:
-    """Of Qwen3-Next-80B: 32 heads of 128 x 128 in FLOAT, and three inputs of a convolution of 8192 channels."""
+    """State of Qwen3-Next-80B: 32 heads of 128 x 128 in FLOAT, and three inputs of a convolution of 8192 channels."""
     cache = known(QWEN_3_NEXT, 48)
     state = 36 * (32 * 128 * 128 * 4 + 8192 * 3 * 2)
     assert cache.bytes(1000, fp8=False) == 12 * 1000 * 2 * 2 * 256 * 2 + state
     assert cache.bytes(0, fp8=True) == state, "the state is no row of the cache: it stays as it is"
-    assert cache.bytes(0, fp8=True, ranks=8) == 36 * (4 * 128 * 128 * 4 + (2 * 2 + 4) * 128 * 3 * 2)
+    assert cache.bytes(0, fp8=True, num_ranks=8) == 36 * (4 * 128 * 128 * 4 + (2 * 2 + 4) * 128 * 3 * 2)
     assert known({**QWEN_3_NEXT, "layer_types": ([LINEAR] * 3 + [FULL]) * 12}, 48) == cache
 
 
 def test_latent_attention_keeps_one_row_on_every_rank() -> None:
-    """Of Kimi K2: 61 layers of 512 + 64 numbers."""
+    """Rows of Kimi K2: 61 layers of 512 + 64 numbers."""
     assert known(KIMI_K2, 61).bytes(1, fp8=False) == 61 * 576 * 2
-    assert known(KIMI_K2, 61).bytes(7, fp8=True, ranks=8) == 61 * 576 * 7
+    assert known(KIMI_K2, 61).bytes(7, fp8=True, num_ranks=8) == 61 * 576 * 7
 
 
 def test_gemma_4_has_other_heads_in_its_full_layers() -> None:
@@ -115,7 +115,7 @@ def test_any_value_is_counted_or_refused(published: tuple[dict[str, object], int
     key = data.draw(st.sampled_from(sorted(facts)))
     with suppress(CheckpointError):
         cache = read({**facts, key: value}, num_layers)
-        assert cache is None or 0 <= cache.bytes(1, fp8=True) <= cache.bytes(1000, fp8=False, ranks=1)
+        assert cache is None or 0 <= cache.bytes(1, fp8=True) <= cache.bytes(1000, fp8=False, num_ranks=1)
 
 
 @pytest.mark.parametrize(

@@ -80,15 +80,7 @@ def test_tensor_in_two_shards(draft_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "../model.safetensors",
-        "/etc/passwd",
-        "sub/model.safetensors",
-        "..",
-        "",
-        "model.bin",
-    ],
+    "name", ["../model.safetensors", "/etc/passwd", "sub/model.safetensors", "..", "", "model.bin"]
 )
 def test_index_points_elsewhere(name: str, draft_dir: Path) -> None:
     write_index(draft_dir, {"fc.weight": name})

@@ -102,13 +102,14 @@ def test_shards_of_ranks(engine: Path, recorder: Recorder) -> None:
 
 
 def test_a_deployment_prints_what_ranks_would_cost(tmp_path: Path) -> None:
-    """Both ways, and which one the estimate prefers."""
-    printed = re.compile(r"at batch 1 and 64, us, estimated: whole on each GPU .*; shared by 2 GPUs")
+    """Bytes on each GPU, both ways."""
+    size = r"weights [\d.]+ KiB, context [\d.]+ MiB"
     for ranks in (1, 2):
         config = config_file(tmp_path, gpus="b300x2", mode="engine", max_batch_size=64, num_ranks=ranks)
         said = run("build", config, "-o", tmp_path / "engine", "--force").stderr
-        assert printed.search(said), said
-        assert ("by that estimate, set num_ranks to 1" in said) == (ranks == 2)  # so small a draft
+        deployed = [r" \(as deployed\)" * (count == ranks) for count in (1, 2)]
+        printed = f"drafter on each of 2 GPUs, .*: whole{deployed[0]}: {size}; shared by 2{deployed[1]}: {size}\n"
+        assert re.search(printed, said), said
         assert read_manifest(tmp_path / "engine").num_ranks == ranks
     with pytest.raises(click.UsageError, match="--tp is for a draft checkpoint"):
         run_here("build", config, "--tp", 2)
@@ -224,7 +225,7 @@ def test_dry_run_where_ranks_share(engine: Path, tmp_path: Path, capsys: pytest.
     built = dry_run(capsys, "--plans-for", engine)
     assert built["trtexec"] == document["trtexec"]
     whole, options = read_manifest(engine), built["options"]
-    row, pages = whole.draft.context_bytes_per_token(fp8=False, ranks=2), -(-options["max_seq_len"] // 32)
+    row, pages = whole.draft.context_bytes_per_token(fp8=False, num_ranks=2), -(-options["max_seq_len"] // 32)
     assert built["memory"]["cache_bytes"] == options["max_batch_size"] * pages * 32 * row
     assert built["memory"]["weight_bytes"] == (engine / "rank0" / "model.safetensors").stat().st_size
 

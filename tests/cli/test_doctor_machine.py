@@ -18,7 +18,7 @@ from packaging.specifiers import SpecifierSet
 from dflash_trt.cli import doctor_machine as doctor
 from dflash_trt.cli.doctor_machine import MachineFinding, examine, gpu_findings, load_plugin, plugin_finding
 from dflash_trt.engine.plans import tensorrt_api
-from dflash_trt.engine.plans.plugin_library import installed_library
+from dflash_trt.engine.plans.tensorrt_api import installed_library
 from dflash_trt.trtllm import contract
 from tests.contract.recorder import VERSIONS
 from tests.paths import REPOSITORY

@@ -17,7 +17,7 @@ from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.cli.doctor_ranks import Rank, gather_ranks, look, print_ranks, problems
 from dflash_trt.engine.plans.machine import Gpu
-from dflash_trt.engine.write import build_engine, describe_source
+from dflash_trt.engine.write import BuildOptions, build_engine
 from tests.engines import build
 from tests.paths import FIXTURES, REPOSITORY
 
@@ -68,7 +68,8 @@ def test_a_rank_with_another_engine_is_named(engine: Path, tmp_path: Path) -> No
 def test_an_engine_that_ranks_share(tmp_path: Path) -> None:
     """Damage in the part of any rank is named, and too few ranks are."""
     draft, target = read_draft(FIXTURES / "tiny-gpt-oss-dflash"), read_target(FIXTURES / "tiny-gpt-oss")
-    build_engine(draft, target, tmp_path / "engine", source=describe_source(draft, "draft"), num_ranks=2)
+    engine = tmp_path / "engine"
+    build_engine(BuildOptions(draft=draft, draft_name="draft", target=target, output=engine, num_ranks=2))
     looks = look(0, 0, tmp_path / "engine"), look(1, 0, tmp_path / "engine")
     assert problems(looks) == []
     assert problems(looks[:1]) == [

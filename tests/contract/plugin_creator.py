@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 from onnx import helper
 
-from dflash_trt.engine.plans.plugin_library import installed_library
+from dflash_trt.engine.plans.tensorrt_api import installed_library
 
 PROGRAM = """
 import json, os, sys

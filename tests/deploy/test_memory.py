@@ -83,8 +83,8 @@ def test_gpt_oss_drafter() -> None:
     nvfp4 = {module: "NVFP4" for module in spec.linear_shapes() if module != "fc"}
     assert sizes.weight_bytes(nvfp4, 1) == 8 * layer * 9 // 16 + 2 * fc
     assert spec.context_bytes_per_token(fp8=False) == 16384
-    assert spec.context_bytes_per_token(fp8=False, ranks=8) == 2048
-    assert spec.context_bytes_per_token(fp8=True, ranks=16) == 1024  # a head is never split
+    assert spec.context_bytes_per_token(fp8=False, num_ranks=8) == 2048
+    assert spec.context_bytes_per_token(fp8=True, num_ranks=16) == 1024  # a head is never split
 
 
 def test_embedding_and_head_of_a_drafts_own_are_counted() -> None:
@@ -103,8 +103,8 @@ def test_gpt_oss_targets() -> None:
     cache = target().cache
     assert cache is not None
     assert cache.bytes(1000, fp8=False) == full * 1000 + windowed * 128
-    assert cache.bytes(100, fp8=False, ranks=8) == (full + windowed) * 100 // 8
-    assert cache.bytes(100, fp8=True, ranks=16) == (full + windowed) * 100 // 16  # a head is never split
+    assert cache.bytes(100, fp8=False, num_ranks=8) == (full + windowed) * 100 // 8
+    assert cache.bytes(100, fp8=True, num_ranks=16) == (full + windowed) * 100 // 16  # a head is never split
 
 
 def test_arena_of_the_upstream_test() -> None:
@@ -142,7 +142,7 @@ def test_plan() -> None:
     assert memory.pool_bytes == int(memory.free_bytes * 0.8)
     cache = target().cache
     assert cache is not None
-    assert memory.request_bytes == cache.bytes(32768, fp8=False, ranks=8) + 32768 * 2048
+    assert memory.request_bytes == cache.bytes(32768, fp8=False, num_ranks=8) + 32768 * 2048
     assert memory.fits
     assert memory.unknown == ()
 

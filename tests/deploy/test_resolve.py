@@ -87,7 +87,7 @@ def test_every_rank_keeps_all_heads_in_the_pool() -> None:
     assert load.draft is not None
     assert whole is not None
     assert shared is not None
-    row = load.draft.spec.context_bytes_per_token(fp8=False, ranks=1)
+    row = load.draft.spec.context_bytes_per_token(fp8=False, num_ranks=1)
     assert whole - shared == load.max_seq_len * row * 7 // 8
 
 

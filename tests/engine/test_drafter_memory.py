@@ -10,12 +10,12 @@ import torch
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.target_checkpoint import read_target
-from dflash_trt.engine.drafter_memory import drafter_memory
 from dflash_trt.engine.manifest import read_shard
 from dflash_trt.engine.plans.add_plans import add_plans
 from dflash_trt.engine.plans.plan import PlanOptions
+from dflash_trt.engine.plans.preview import drafter_memory
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
-from dflash_trt.engine.write import build_engine, describe_source
+from dflash_trt.engine.write import BuildOptions, build_engine
 from tests.contract.launcher import HostLauncher
 from tests.contract.machine import pretend
 from tests.contract.recorder import VERSIONS
@@ -42,9 +42,10 @@ def test_it_is_what_the_drafter_allocates(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_it_is_what_a_rank_allocates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its segments pass two streams to and fro."""
+    """Segments of a shard pass two streams to and fro."""
     draft, target = read_draft(FIXTURES / "tiny-gpt-oss-dflash"), read_target(FIXTURES / "tiny-gpt-oss")
-    build_engine(draft, target, tmp_path / "engine", source=describe_source(draft, "draft"), num_ranks=2)
+    engine = tmp_path / "engine"
+    build_engine(BuildOptions(draft=draft, draft_name="draft", target=target, output=engine, num_ranks=2))
     pretend(monkeypatch, tmp_path, VERSIONS[0])
     whole = add_plans(tmp_path / "engine", OPTIONS)
     place, part = read_shard(tmp_path / "engine", whole, 1)

@@ -17,13 +17,13 @@ from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import read_manifest
-from dflash_trt.engine.proposal_head import HeadChoice, frequent_tokens, parse_head, with_head
+from dflash_trt.engine.proposal_head import HeadChoice, parse_head, with_head
 from dflash_trt.errors import BuildError
-from dflash_trt.quantize.convert import quantize_checkpoint
+from dflash_trt.quantize.convert import quantize_checkpoint, unchanged
 from dflash_trt.quantize.recipe import FP8_KV, load_recipe, recipe_names
 from dflash_trt.runtime.drafter.onnxruntime.ort_session import graph_session
 from dflash_trt.runtime.drafter.open import open_drafter
-from dflash_trt.runtime.measure.captured_tokens import captured_tokens, kept_shares
+from dflash_trt.runtime.measure.captured_tokens import captured_tokens, frequent_tokens, kept_shares
 from dflash_trt.runtime.measure.feature_capture import answer_prompts
 from dflash_trt.runtime.measure.features import open_features
 from dflash_trt.runtime.session import Session
@@ -75,7 +75,7 @@ def test_captured_tokens(features: dict[str, Path]) -> None:
 
 
 def test_what_a_trimmed_head_can_propose_by_language(features: dict[str, Path], tmp_path: Path) -> None:
-    """Of tokens that the head was chosen by the most, and less of another language's."""
+    """The head covers most of the tokens it was chosen by, and fewer of another language's."""
 
     def label(tensors: Tensors, facts: Facts) -> None:
         facts["prompts"][0]["language"], facts["prompts"][2]["language"] = "py", "de"  # type: ignore[index]
@@ -99,7 +99,9 @@ def test_the_copy(recipe: str, algorithm: str | None, tmp_path: Path) -> None:
     convert(DRAFT, tmp_path / "draft", recipe)
     draft, token_ids = read_draft(tmp_path / "draft"), np.arange(3, 1000, 3)
     choice = HeadChoice(algorithm=algorithm, num_tokens=len(token_ids))
-    made = with_head(draft, read_target(TARGET), choice, token_ids, tmp_path / "headed")
+    (tmp_path / "headed").mkdir()
+    with_head(unchanged(draft), read_target(TARGET), choice, token_ids).write(tmp_path / "headed")
+    made = read_draft(tmp_path / "headed")
     found, before = arrays(tmp_path / "headed"), arrays(tmp_path / "draft")
     assert (found["d2t"] + np.arange(len(token_ids))).tolist() == token_ids.tolist()
     rows = arrays(TARGET)["lm_head.weight"][token_ids]
@@ -114,14 +116,13 @@ def test_the_copy(recipe: str, algorithm: str | None, tmp_path: Path) -> None:
         divisor = 448 if algorithm == "FP8" else 448 * 6
         assert found["lm_head.input_scale"] == pytest.approx(bound / divisor, rel=1e-6)
     assert all(found[name].tobytes() == values.tobytes() for name, values in before.items())
-    assert not (tmp_path / "headed" / "head.safetensors").exists()
     assert made.quantization.modules.get("lm_head") == algorithm
     claimed = tmp_path / "headed" / "hf_quant_config.json"
     if claimed.exists():
         details = json.loads(claimed.read_text())["quantization"]
         assert ("lm_head" in details.get("exclude_modules", [])) == (algorithm is None and recipe != "bf16")
     with pytest.raises(BuildError, match="expected a draft that borrows the target's lm_head, found one with its own"):
-        with_head(made, read_target(TARGET), choice, token_ids, tmp_path / "twice")
+        with_head(unchanged(made), read_target(TARGET), choice, token_ids)
 
 
 def build(output: Path, features: dict[str, Path], recipe: str, head: str) -> Path:
@@ -132,7 +133,7 @@ def build(output: Path, features: dict[str, Path], recipe: str, head: str) -> Pa
 
 @pytest.mark.parametrize(("recipe", "head"), [("bf16", "trim:400"), ("nvfp4+fp8-kv", "nvfp4"), ("fp8", "trim:500:fp8")])
 def test_the_text_stays_the_targets(recipe: str, head: str, tmp_path: Path, features: dict[str, Path]) -> None:
-    """And proposals are the argmax of the copied rows."""
+    """Proposals are the argmax of the copied rows."""
     engine = build(tmp_path / "engine", features, recipe, head)
     manifest = read_manifest(engine)
     kind = parse_head(head)

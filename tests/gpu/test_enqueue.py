@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from dflash_trt.engine.plans.plugin_library import plugin_library
+from dflash_trt.engine.plans.tensorrt_api import plugin_library
 from tests.gpu.launches import Launch, bits
 from tests.plugins import abi
 from tests.plugins.abi import Creator, Desc, Plugin, attribute, desc

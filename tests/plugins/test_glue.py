@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from dflash_trt import _C
-from dflash_trt.engine.plans.plugin_library import installed_library
+from dflash_trt.engine.plans.tensorrt_api import installed_library
 from tests.plugins.abi import (
     BF16,
     BOOL,

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dflash_trt import _C
-from dflash_trt.engine.plans import plugin_library as plugin
-from dflash_trt.engine.plans.plugin_library import installed_library, plugin_library
+from dflash_trt.engine.plans import tensorrt_api as plugin
+from dflash_trt.engine.plans.tensorrt_api import installed_library, plugin_library
 from dflash_trt.errors import MissingDependencyError
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.engine.graph.draft_graph import ATTENTION, PLUGIN_VERSION, draft_graph
-from dflash_trt.engine.plans.plugin_library import installed_library
+from dflash_trt.engine.plans.tensorrt_api import installed_library
 from tests.paths import REPOSITORY
 
 pytest.importorskip("tensorrt_lean_bindings", reason="pip install -e '.[dev]' has it on Linux x86-64")

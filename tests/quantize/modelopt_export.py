@@ -36,11 +36,7 @@ def modelopt_export(
     """Tensors, hf_quant_config.json and config.json's quantization_config."""
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export.convert_hf_config import convert_hf_quant_config_format
-    from modelopt.torch.export.quant_utils import (
-        get_quant_config,
-        postprocess_state_dict,
-        preprocess_linear_fusion,
-    )
+    from modelopt.torch.export.quant_utils import get_quant_config, postprocess_state_dict, preprocess_linear_fusion
     from modelopt.torch.export.unified_export_hf import _export_quantized_weight
     from modelopt.torch.quantization.config import QuantizerAttributeConfig
     from modelopt.torch.quantization.nn import TensorQuantizer

@@ -90,6 +90,7 @@ def complaint(tmp_path: Path, text: str | bytes) -> str:
             HEAD + "  - {module: '*', algorithm: FP8}\n",
             "FILE: unknown key rules[0].module (nearest key: modules): expected only modules, algorithm",
         ),
+        (ALL + "name: mine\n", "FILE: name: expected no such key (a recipe's file names it), found 'mine'"),
         # missing
         ("description: mine\n", "FILE: missing key rules: found only description"),
         (
@@ -97,10 +98,7 @@ def complaint(tmp_path: Path, text: str | bytes) -> str:
             "FILE: missing key rules[1].algorithm: found only modules",
         ),
         # mistyped
-        (
-            "description: 3\nrules: []\n",
-            "FILE: description: expected `str`, got `int`",
-        ),
+        ("description: 3\nrules: []\n", "FILE: description: expected `str`, got `int`"),
         ("description: mine\nrules: fc\n", "FILE: rules: expected `array`, got `str`"),
         (
             HEAD + "  - {modules: '*', algorithm: FP4}\n",

@@ -12,7 +12,7 @@ import torch
 
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.runtime_options import RuntimeOptions
-from dflash_trt.engine.executor import TOKENS_PER_PAGE, num_pages_for
+from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
 from dflash_trt.runtime.kvcache.slots import SlotPool

@@ -19,7 +19,7 @@ from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.engine.plans.add_plans import add_plans
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
-from dflash_trt.engine.write import build_engine, describe_source
+from dflash_trt.engine.write import BuildOptions, build_engine
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.load import open_session
@@ -77,8 +77,8 @@ def build_with_plans(engine: Path, num_ranks: int = 1) -> None:
     if num_ranks > draft.spec.num_key_value_heads:
         heads = {"num_attention_heads": 2 * num_ranks, "num_key_value_heads": num_ranks}
         draft = featured_draft(draft.directory, engine.parent / "draft", heads)
-    source = describe_source(draft, NAME)
-    build_engine(draft, read_target(FIXTURES / NAME), engine, source=source, num_ranks=num_ranks)
+    target = read_target(FIXTURES / NAME)
+    build_engine(BuildOptions(draft=draft, draft_name=NAME, target=target, output=engine, num_ranks=num_ranks))
     add_plans(engine, PlanOptions(max_batch_size=BATCH + 2, max_seq_len=CONTEXT, max_num_tokens=24))
 
 

@@ -36,11 +36,11 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     Raises CheckpointError for a fact that is missing, contradictory or not understood.
     """
     is_canonical: bool
-    """Whether keys and tensors are those of z-lab's layout, which whatever is written keeps as they are."""
+    """Whether keys and tensors are z-lab's, so that writers keep them unchanged."""
     load: Callable[[Path], Weights] = read_weights
     """All tensors of the directory, as they are called there; raises CheckpointError."""
     canonical: Callable[[Weights, DraftSpec], Weights] = lambda weights, _: weights
-    """The same tensors by canonical name; what is not known keeps its name, and is refused as unused later."""
+    """Renames tensors to canonical names; an unknown one keeps its name, and is refused later as unused."""
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):

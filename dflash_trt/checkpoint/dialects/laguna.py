@@ -12,14 +12,7 @@ import re
 import msgspec
 
 from dflash_trt.checkpoint.dialects import zlab
-from dflash_trt.checkpoint.dialects.dialect import (
-    Dialect,
-    Places,
-    Weights,
-    has_architecture,
-    layers,
-    windows,
-)
+from dflash_trt.checkpoint.dialects.dialect import Dialect, Places, Weights, has_architecture, layers, windows
 from dflash_trt.checkpoint.draft_spec import DraftSpec, GateWidth
 from dflash_trt.checkpoint.facts import Facts
 

@@ -19,7 +19,7 @@ from dflash_trt.errors import CheckpointError
 
 ARCHITECTURE, SECTION = "DFlashTrtDraftModel", "dflash_trt"
 FACTS = ("model_type", "layers", *zlab.PLAIN)
-"""Of `DraftSpec`, what may stand in the section by the same names; layers only where z-lab's keys cannot say them."""
+"""Fields of `DraftSpec` that may stand in the section; layers only where z-lab's keys cannot express them."""
 UNKNOWN = "vocabulary_is_unknown"
 """The section's flag for a target's vocabulary of unknown size, so that `vocab_size` says nothing."""
 

@@ -13,7 +13,7 @@ from dflash_trt.errors import CheckpointError
 
 
 def refusal(name: str, recognises: Callable[[Facts], bool], what: str, hint: str) -> Dialect:
-    """A dialect whose reader only says that it is none of ours: `what` it adds, and who serves it."""
+    """A dialect whose reader only refuses: the error names `what` it adds, the hint who serves it."""
 
     def read(config: Facts, weights: Weights) -> NoReturn:
         raise CheckpointError(f"{config.file}: expected a DFlash draft, found a {name} draft ({what})", hint=hint)
@@ -39,7 +39,7 @@ def named(name: str, *sizes: str) -> Callable[[Facts], bool]:
 
 
 def dflash_config(config: Facts) -> dict[str, object]:
-    """What stands there, where it is an object."""
+    """The object `dflash_config`; empty where it is missing or not an object."""
     section = config.values().get("dflash_config")
     return section if isinstance(section, dict) else {}
 

@@ -11,8 +11,7 @@ from onnx import TensorProto
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, head_token_ids
 from dflash_trt.checkpoint.draft_spec import CONVOLVED, HEAD, DraftSpec
-from dflash_trt.engine.graph.block_conv import convolved
-from dflash_trt.engine.graph.layers import gathered, rms_norm, rotary_order, rotary_rows, swiglu, times
+from dflash_trt.engine.graph.layers import convolved, gathered, rms_norm, rotary_order, rotary_rows, swiglu, times
 from dflash_trt.engine.graph.linear import linear
 from dflash_trt.engine.graph.onnx_builder import COMPUTE, PLUGIN_DOMAIN, GraphBuilder, rounded
 from dflash_trt.engine.signatures import num_segments, segment_name, stream_names

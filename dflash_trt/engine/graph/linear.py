@@ -28,7 +28,7 @@ def linear(g: GraphBuilder, x: str, *modules: str) -> str:
 
 
 def _biases(g: GraphBuilder, modules: tuple[str, ...]) -> str:
-    """Those of stacked modules, end to end; 0 for a module without."""
+    """Biases of stacked modules, end to end; 0 for a module without one."""
     names = [f"{module}.bias" for module in modules]
     if all(name in g.weights for name in names):
         return g.stacked(names)

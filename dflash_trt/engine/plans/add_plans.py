@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -13,13 +12,10 @@ from onnx.external_data_helper import uses_external_data
 
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, read_parts, sha256
 from dflash_trt.engine.plans import machine, tensorrt_api
-from dflash_trt.engine.plans.compile import build_plan
-from dflash_trt.engine.plans.plan import Plan, PlanOptions, check_limits, check_precision, is_served
-from dflash_trt.engine.plans.plugin_library import plugin_library
-from dflash_trt.engine.plans.profiles import profiles
-from dflash_trt.engine.plans.reuse import link
-from dflash_trt.engine.plans.timing_cache import TimingCache
-from dflash_trt.engine.write import ENGINE, is_engine
+from dflash_trt.engine.plans.compile import TimingCache, build_plan
+from dflash_trt.engine.plans.plan import Plan, PlanOptions, check_limits, check_precision, is_served, profiles
+from dflash_trt.engine.plans.tensorrt_api import plugin_library
+from dflash_trt.engine.write import ENGINE, is_engine, link
 from dflash_trt.files.write import OutputKind, new_directory, new_file
 
 
@@ -38,21 +34,32 @@ def add_plans(directory: Path, options: PlanOptions | None = None, timing_cache:
     check_limits(manifest.draft, options.max_batch_size, options.max_seq_len)
     if options != manifest.plan_options:
         manifest = msgspec.structs.replace(manifest, plan_options=options)
-        _write_manifest(directory, manifest)
+        kind = OutputKind(name="a manifest", recognizes=lambda file: is_engine(file.parent), form="file")
+        with new_file(directory / MANIFEST, kind, force=True) as temporary:
+            temporary.write_bytes(manifest.encode())
     if manifest.num_ranks > 1:
         for place, _ in read_parts(directory, manifest):
             add_plans(place, options, timing_cache)
         return manifest
     trt, gpu, plugin = tensorrt_api.load_tensorrt(), machine.gpu(), plugin_library()
     check_precision(algorithms, options.hardware_compatibility, gpu.sm)
+    machine_facts = {"tensorrt": str(trt.__version__), "gpu": gpu.name, "compute_capability": gpu.compute_capability}
     wanted = {
-        name: _wanted(directory, manifest, name, options, gpu, str(trt.__version__), sha256(plugin))
-        for name in manifest.graphs
+        name: Plan(
+            file=f"{name}.plan",
+            made_from={file: manifest.sha256[file] for file in (graph.file, *_weight_files(directory / graph.file))},
+            plugin_sha256=sha256(plugin) if graph.reads_context else None,
+            workspace_bytes=options.workspace_bytes,
+            hardware_compatibility=options.hardware_compatibility,
+            version_compatible=options.version_compatible,
+            profiles=profiles(name, options),
+            **machine_facts,
+        )
+        for name, graph in manifest.graphs.items()
     }
     due = [name for name, plan in wanted.items() if _is_due(manifest.plans.get(name), plan, gpu)]
     if not due:
         return manifest
-    plans = manifest.plans | {name: wanted[name] for name in due}
     registered = manifest.plugin
     tensorrt_api.load_plugin(trt, plugin, registered.name, registered.version, registered.namespace)
     with new_directory(directory, ENGINE, force=True) as temporary:
@@ -60,47 +67,19 @@ def add_plans(directory: Path, options: PlanOptions | None = None, timing_cache:
         for name in due:
             plan = wanted[name]
             content = build_plan(
-                trt,
-                directory,
-                manifest.graphs[name],
-                plan.profiles,
-                options,
-                plugin=plugin if plan.plugin_sha256 else None,
-                timing_cache=timing_cache,
-            )
+                trt, directory, manifest.graphs[name], plan.profiles, options,
+                plugin=plugin if plan.plugin_sha256 else None, timing_cache=timing_cache,
+            )  # fmt: skip
             (temporary / plan.file).write_bytes(content)
         hashes = manifest.sha256 | {wanted[name].file: sha256(temporary / wanted[name].file) for name in due}
+        plans = manifest.plans | {name: wanted[name] for name in due}
         manifest = msgspec.structs.replace(manifest, plans=plans, sha256=dict(sorted(hashes.items())))
         (temporary / MANIFEST).write_bytes(manifest.encode())
     return manifest
 
 
-def _wanted(
-    directory: Path,
-    manifest: Manifest,
-    name: str,
-    options: PlanOptions,
-    gpu: machine.Gpu,
-    tensorrt: str,
-    plugin_sha256: str,
-) -> Plan:
-    graph = manifest.graphs[name]
-    return Plan(
-        file=f"{name}.plan",
-        made_from={file: manifest.sha256[file] for file in (graph.file, *_weight_files(directory / graph.file))},
-        tensorrt=tensorrt,
-        gpu=gpu.name,
-        compute_capability=gpu.compute_capability,
-        plugin_sha256=plugin_sha256 if graph.reads_context else None,
-        workspace_bytes=options.workspace_bytes,
-        hardware_compatibility=options.hardware_compatibility,
-        version_compatible=options.version_compatible,
-        profiles=profiles(name, options),
-    )
-
-
 def _is_due(old: Plan | None, wanted: Plan, gpu: machine.Gpu) -> bool:
-    """Whether a plan must be built: there is none, it was made from or for something else, or does not run here."""
+    """Whether a plan must be built: it is missing, was made from or for something else, or does not run here."""
     if old is None or not is_served(old, gpu, wanted.tensorrt):
         return True
     here = {"gpu": old.gpu, "compute_capability": old.compute_capability, "tensorrt": old.tensorrt}
@@ -110,22 +89,13 @@ def _is_due(old: Plan | None, wanted: Plan, gpu: machine.Gpu) -> bool:
 def _weight_files(graph: Path) -> list[str]:
     """The files that a graph's initializers point into."""
 
-    def locations() -> Iterator[str]:
-        for tensor in onnx.load(graph, load_external_data=False).graph.initializer:
-            if uses_external_data(tensor):
-                yield from (entry.value for entry in tensor.external_data if entry.key == "location")
-
-    return sorted(set(locations()))
-
-
-def _write_manifest(directory: Path, manifest: Manifest) -> None:
-    kind = OutputKind(name="a manifest", recognizes=lambda file: is_engine(file.parent), form="file")
-    with new_file(directory / MANIFEST, kind, force=True) as temporary:
-        temporary.write_bytes(manifest.encode())
+    tensors = onnx.load(graph, load_external_data=False).graph.initializer
+    entries = (entry for tensor in tensors if uses_external_data(tensor) for entry in tensor.external_data)
+    return sorted({entry.value for entry in entries if entry.key == "location"})
 
 
 def _link_files(directory: Path, temporary: Path, *, leave_out: set[str]) -> None:
-    """Everything but what is written anew, what somebody else put there included."""
+    """Links everything else into `temporary`, files of other origin included."""
 
     def left_out(folder: str, names: list[str]) -> set[str]:
         return leave_out if Path(folder) == directory else set()

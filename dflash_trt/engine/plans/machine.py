@@ -21,9 +21,9 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     name: str
     compute_capability: str
-    """9.0"""
+    """Major and minor version, such as 9.0."""
     uuid: str = ""
-    """Of the device, or of the MIG instance."""
+    """UUID of the device or MIG instance."""
 
     @property
     def sm(self) -> tuple[int, int]:
@@ -45,7 +45,7 @@ def visible_gpus() -> list[Gpu]:
 
 
 def gpu(index: int = 0) -> Gpu:
-    """The visible GPU `index`; a fresh process uses the first. MissingDependencyError where there is none."""
+    """The visible GPU `index`; a fresh process uses the first. Raises MissingDependencyError if it is missing."""
     gpus = visible_gpus()
     if index < len(gpus):
         return gpus[index]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT plans in an engine directory: what was asked for, what was built, and where it runs."""
+"""TensorRT plans in an engine directory: options, optimisation profiles, plan files, and the machines that run them.
+
+There is a profile for each batch size of TensorRT-LLM's CUDA graphs, with kernels chosen for its size.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import msgspec
 from dflash_trt import _C
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.engine.plans.machine import Gpu
-from dflash_trt.engine.signatures import MAX_CONTEXT
+from dflash_trt.engine.signatures import MAX_CONTEXT, PAGE_SIZES, Graph
 from dflash_trt.errors import BuildError, EngineError
 from dflash_trt.files.command import quoted
 
@@ -20,6 +23,9 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 Version = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}\.[0-9]{1,9}(\.[0-9A-Za-z+]{1,20})*\Z")]
 Compatibility = Literal["none", "same_compute_capability", "ampere_plus"]
 DEFAULT_WORKSPACE_BYTES = 4 * 2**30
+SMALLEST_ROWS = 16  # context rows of a decode step with few requests; below, only launch overhead is left
+MOST_PAGES = MAX_CONTEXT // PAGE_SIZES[0]
+COARSE_ROWS = 256  # up to here weights are what a GEMM waits for, so that padding to the next power of 4 is free
 GRAPHS = ("context", "draft")
 # The first GPUs whose tensor cores read a number format (TensorRT support matrix).
 LOWEST_SM = {"FP8": (8, 9), "FP4": (10, 0)}
@@ -69,7 +75,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     gpu: str
     compute_capability: str
     plugin_sha256: str | None
-    """Of the plugin library it was built with; None for a plan without the plugin."""
+    """sha256 of the plugin library it was built with; None for a plan without the plugin."""
     workspace_bytes: int
     hardware_compatibility: Compatibility
     version_compatible: bool
@@ -148,7 +154,7 @@ def check_limits(spec: PartialDraftSpec, max_batch_size: int, max_seq_len: int) 
 
 
 def _attributes(spec: PartialDraftSpec) -> _C.KVInjectionAttributes:
-    """Of any layer, with values that fit for all but its sizes."""
+    """Attributes of a dummy layer; only the sizes matter."""
     return _C.KVInjectionAttributes(
         layer=0,
         num_heads=spec.num_attention_heads,
@@ -166,24 +172,40 @@ def _attributes(spec: PartialDraftSpec) -> _C.KVInjectionAttributes:
 
 def is_served(plan: Plan, gpu: Gpu, tensorrt: str) -> bool:
     """Whether `plan` runs on this GPU with this TensorRT."""
-    return _is_gpu_served(plan, gpu) and _is_version_served(plan, tensorrt)
-
-
-def _is_gpu_served(plan: Plan, gpu: Gpu) -> bool:
+    built, here = _numbers(plan.tensorrt), _numbers(tensorrt)
+    is_version_served = built == here or (plan.version_compatible and built[0] == here[0] and built <= here)
     match plan.hardware_compatibility:
         case "none":
-            return (plan.gpu, plan.compute_capability) == (gpu.name, gpu.compute_capability)
+            is_gpu_served = (plan.gpu, plan.compute_capability) == (gpu.name, gpu.compute_capability)
         case "same_compute_capability":
-            return plan.compute_capability == gpu.compute_capability
+            is_gpu_served = plan.compute_capability == gpu.compute_capability
         case "ampere_plus":
-            return _numbers(gpu.compute_capability) >= (8, 0)
-
-
-def _is_version_served(plan: Plan, tensorrt: str) -> bool:
-    built, here = _numbers(plan.tensorrt), _numbers(tensorrt)
-    return built == here or (plan.version_compatible and built[0] == here[0] and built <= here)
+            is_gpu_served = _numbers(gpu.compute_capability) >= (8, 0)
+    return is_gpu_served and is_version_served
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     """'10.15.1.29' -> (10, 15, 1, 29); a suffix such as .post1 does not count."""
     return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
+def profiles(graph: str, options: PlanOptions) -> tuple[Profile, ...]:
+    """The profiles of a graph, by rising size; B and T are fixed in each, because shorter calls are padded."""
+    if graph == "context":
+        return tuple({"T": Range(min=T, opt=T, max=T)} for T in row_buckets(options.max_num_tokens))
+    slots = options.max_batch_size + 1  # TensorRT-LLM's context arena has one more, for padding
+    # Only the plugin reads the page table, so there is nothing to tune.
+    table = {axis: Range(min=1, opt=1, max=size) for axis, size in (("slots", slots), ("pages", MOST_PAGES))}
+    return tuple({"B": Range(min=B, opt=B, max=B), **table} for B in graph_batch_sizes(options.max_batch_size))
+
+
+def row_buckets(largest: int) -> list[int]:
+    """16, 64, 256, 512, 1024, ... and the largest."""
+    doubling = (COARSE_ROWS << i for i in range(largest.bit_length()))
+    return sorted({rows for rows in (SMALLEST_ROWS, 4 * SMALLEST_ROWS, *doubling) if rows < largest} | {largest})
+
+
+def shapes(graph: Graph, profile: Profile) -> dict[str, tuple[list[int], list[int], list[int]]]:
+    """Minimum, optimum and maximum shape of every input."""
+    low, best, high = ({axis: getattr(r, bound) for axis, r in profile.items()} for bound in ("min", "opt", "max"))
+    return {port.name: (port.sizes(low), port.sizes(best), port.sizes(high)) for port in graph.inputs}

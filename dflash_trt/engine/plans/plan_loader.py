@@ -16,7 +16,7 @@ from dflash_trt.engine.plans import machine, tensorrt_api
 from dflash_trt.engine.plans.launcher import Launcher
 from dflash_trt.engine.plans.plan import check_plan
 from dflash_trt.engine.plans.plan_runner import PlanRunner, Workspace
-from dflash_trt.engine.plans.plugin_library import plugin_library
+from dflash_trt.engine.plans.tensorrt_api import plugin_library
 from dflash_trt.engine.signatures import num_segments, segment_name, stream_names
 
 DTYPES = {

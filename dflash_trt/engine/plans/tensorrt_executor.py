@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dflash_trt.engine.executor import TOKENS_PER_PAGE, AllReduce, DraftInputs, num_pages_for
+from dflash_trt.engine.executor import AllReduce, DraftInputs
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plans.context_layout import ContextLayout
 from dflash_trt.engine.plans.launcher import Launcher
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.plan_loader import PlanLoader, SegmentedPlan
 from dflash_trt.engine.plans.plan_runner import PlanRunner
-from dflash_trt.engine.signatures import segment_name
+from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for, segment_name
 from dflash_trt.errors import EngineError
 from dflash_trt.files.command import quoted
 

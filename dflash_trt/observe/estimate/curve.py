@@ -26,26 +26,26 @@ class AcceptanceProfile(msgspec.Struct, frozen=True):
 
     shares: tuple[float, ...]
 
-    def tau(self, draft_tokens: int) -> float:
+    def tau(self, num_draft_tokens: int) -> float:
         """Tokens of a pass that verifies K drafts, the bonus included: 1 + p1 + p1 p2 + ..., from 1 to K + 1.
 
         Positions beyond the measured ones are accepted as often as the last one.
         """
         tokens = reached = 1.0
-        for position in range(draft_tokens):
+        for position in range(num_draft_tokens):
             reached *= self.shares[min(position, len(self.shares) - 1)]
             tokens += reached
         return tokens
 
 
-def from_tau(tau: float, draft_tokens: int) -> AcceptanceProfile:
+def from_tau(tau: float, num_draft_tokens: int) -> AcceptanceProfile:
     """The profile, equal at every position, that gives `tau`; raises ConfigError for an impossible tau."""
-    if not 1 <= tau <= draft_tokens + 1:
-        raise ConfigError(f"tau: expected 1 to {draft_tokens + 1} for {draft_tokens} drafts, found {tau:g}")
+    if not 1 <= tau <= num_draft_tokens + 1:
+        raise ConfigError(f"tau: expected 1 to {num_draft_tokens + 1} for {num_draft_tokens} drafts, found {tau:g}")
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if AcceptanceProfile((middle,)).tau(draft_tokens) < tau else (low, middle)
+        low, high = (middle, high) if AcceptanceProfile((middle,)).tau(num_draft_tokens) < tau else (low, middle)
     return AcceptanceProfile((high,))
 
 
@@ -63,15 +63,15 @@ class _Report(msgspec.Struct, frozen=True):
     engine: _Engine
 
 
-def read_acceptance(file: Path, draft_tokens: int) -> AcceptanceProfile:
-    """The profile in a document of `verify --json`; raises ConfigError unless it is for K `draft_tokens`."""
+def read_acceptance(file: Path, num_draft_tokens: int) -> AcceptanceProfile:
+    """The profile in a document of `verify --json`; raises ConfigError unless it is for K `num_draft_tokens`."""
     hint = "dflash-trt verify ENGINE --target TARGET --prompts FILE --json > verify.json"
     report = read_json(file, _Report, ConfigError, what="the document of `dflash-trt verify --json`", hint=hint)
     if not report.schema.startswith("dflash-trt/verify/"):
         raise ConfigError(f"{file}: expected a document of dflash-trt verify, found one of {report.schema!r}")
     shares = [entry.share for entry in sorted(report.engine.acceptance, key=lambda entry: entry.position)]
-    if len(shares) != draft_tokens:
-        raise ConfigError(f"{file}: expected acceptance of {draft_tokens} drafts, found {len(shares)}", hint=hint)
+    if len(shares) != num_draft_tokens:
+        raise ConfigError(f"{file}: expected acceptance of {num_draft_tokens} drafts, found {len(shares)}", hint=hint)
     judged = tuple(share for share in shares if share is not None)
     if not judged:
         raise ConfigError(f"{file}: no verify pass judged a draft")
@@ -106,7 +106,7 @@ class OperatingPoint(msgspec.Struct, frozen=True, kw_only=True):
 
     method: Method
     batch: int
-    draft_tokens: int
+    num_draft_tokens: int
     tau: float
     step_seconds: float
     user_rate: float
@@ -117,11 +117,11 @@ class OperatingPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 def point(
     model: StepModel, method: Method, acceptance: AcceptanceProfile | None, traffic: Traffic, batch: int,
-    draft_tokens: int,
+    num_draft_tokens: int,
 ) -> OperatingPoint:  # fmt: skip
     """One way to run: B requests that are replaced as they end, their prompts processed during the others' steps."""
-    tau = 1.0 if acceptance is None or not draft_tokens else acceptance.tau(draft_tokens)
-    load = StepLoad(batch=batch, draft_tokens=draft_tokens, context=traffic.mean_context)
+    tau = 1.0 if acceptance is None or not num_draft_tokens else acceptance.tau(num_draft_tokens)
+    load = StepLoad(batch=batch, num_draft_tokens=num_draft_tokens, context=traffic.mean_context)
     seconds = model.price(method, load).seconds
     # Prompts come whole, in every so many steps; where every step has one, in ever larger chunks.
     arriving = batch * tau / traffic.output_tokens * traffic.prompt_tokens
@@ -130,7 +130,7 @@ def point(
     seconds += arriving / chunk * (model.price(method, mixed).seconds - seconds)
     rate = tau / seconds
     return OperatingPoint(
-        method=method, batch=batch, draft_tokens=draft_tokens, tau=tau, step_seconds=seconds, user_rate=rate,
+        method=method, batch=batch, num_draft_tokens=num_draft_tokens, tau=tau, step_seconds=seconds, user_rate=rate,
         gpu_rate=batch * rate / model.system.num_gpus,
     )  # fmt: skip
 

@@ -80,7 +80,7 @@ def drafter_seconds(
     Raises ConfigError for an unknown GPU.
     """
     constants = rates(gpu, "trtllm")
-    load = StepLoad(batch=batch_size, draft_tokens=spec.block_size - 1, context=context_tokens / batch_size)
+    load = StepLoad(batch=batch_size, num_draft_tokens=spec.block_size - 1, context=context_tokens / batch_size)
 
     def seconds(algorithms: Mapping[str, str], fp8_context: bool) -> float:
         cost = drafter_pass(spec, algorithms, constants, load, fp8_context=fp8_context)

@@ -71,11 +71,11 @@ def _reckon(load: ServingLoad, draft: DraftSizes, context: float, ranks: int) ->
     kv_bytes = 1 if load.is_fp8_context else 2
 
     def seconds(batch: int) -> float:
-        step = StepLoad(batch=batch, draft_tokens=shape.max_draft_tokens, context=context)
+        step = StepLoad(batch=batch, num_draft_tokens=shape.max_draft_tokens, context=context)
         terms = drafter_terms(shape, step, gpu_rates, None, ranks=ranks, kv_bytes=kv_bytes)
         return sum(term.seconds for term in terms)
 
-    row_bytes = draft.spec.context_bytes_per_token(fp8=load.is_fp8_context, ranks=ranks)
+    row_bytes = draft.spec.context_bytes_per_token(fp8=load.is_fp8_context, num_ranks=ranks)
     return DrafterOnRanks(
         ranks=ranks,
         is_deployed=ranks == load.num_ranks,

@@ -19,7 +19,7 @@ WHOLE = 0.1  # drafts a pass that may be missing from the draft length, where an
 
 class MeasuredPoint(msgspec.Struct, frozen=True):
     batch: int
-    draft_tokens: int
+    num_draft_tokens: int
     user_rate: float
     """Tokens a second of one user."""
 
@@ -39,9 +39,9 @@ class PredictedPoint(msgspec.Struct, frozen=True):
 class MeasuredPoints(msgspec.Struct, frozen=True):
     points: tuple[MeasuredPoint, ...]
 
-    def user_rate(self, batch: int, draft_tokens: int) -> float | None:
+    def user_rate(self, batch: int, num_draft_tokens: int) -> float | None:
         """The measured speed at that batch, or on the line between the two measured around it; None outside."""
-        speeds = {point.batch: point.user_rate for point in self.points if point.draft_tokens == draft_tokens}
+        speeds = {point.batch: point.user_rate for point in self.points if point.num_draft_tokens == num_draft_tokens}
         below, above = (max((b for b in speeds if b <= batch), default=None),
                         min((b for b in speeds if b >= batch), default=None))  # fmt: skip
         if below is None or above is None:
@@ -54,7 +54,7 @@ class MeasuredPoints(msgspec.Struct, frozen=True):
 
     def compare(self, model: Callable[[int, int], float]) -> tuple[PredictedPoint, ...]:
         """Every point, and what the model says of it."""
-        return tuple(PredictedPoint(point, model(point.batch, point.draft_tokens)) for point in self.points)
+        return tuple(PredictedPoint(point, model(point.batch, point.num_draft_tokens)) for point in self.points)
 
 
 def measured_points(path: Path, system: System) -> MeasuredPoints:

@@ -81,7 +81,7 @@ def _eagle3_items(system: System, method: Method) -> list[MemoryItem]:
     return [MemoryItem("drafter weights", round(weights)), MemoryItem("captured hidden states", captured)]
 
 
-def batch_limit(system: System, method: Method, tokens: int, draft_tokens: int = 0) -> BatchLimit:
+def batch_limit(system: System, method: Method, tokens: int, num_draft_tokens: int = 0) -> BatchLimit:
     """The largest batch whose requests hold `tokens` tokens each; 0 where not even one fits.
 
     A cache pool takes `pool_fraction` of what the rest leaves, as TensorRT-LLM's does, or less, where what is allocated
@@ -95,10 +95,12 @@ def batch_limit(system: System, method: Method, tokens: int, draft_tokens: int =
         free = system.gpu_memory_bytes - fixed
         return _pool_bytes(system, method, load, tokens) <= min(int(free * load.pool_fraction), free - late)
 
-    by_tokens = system.max_num_tokens // (draft_tokens + 1) * system.replicas
+    by_tokens = system.max_num_tokens // (num_draft_tokens + 1) * system.replicas
     batch = bisect_left(range(1, min(MAX_BATCH, by_tokens) + 1), True, key=lambda batch: not fits(batch))
     if batch == by_tokens:
-        return BatchLimit(batch, f"max_num_tokens {system.max_num_tokens}: each request verifies {draft_tokens + 1}")
+        return BatchLimit(
+            batch, f"max_num_tokens {system.max_num_tokens}: each request verifies {num_draft_tokens + 1}"
+        )
     if batch == MAX_BATCH:
         return BatchLimit(batch, "no bound found: the search ends here")
     what = "caches of requests" if batch else "weights alone"
@@ -175,10 +177,10 @@ def estimate(
         if method == "dflash":
             influences = by_constant
         known = max(p.batch for p in candidates if p.batch <= batch)
-        length = max((p for p in candidates if p.batch == known), key=lambda p: p.user_rate).draft_tokens
+        length = max((p for p in candidates if p.batch == known), key=lambda p: p.user_rate).num_draft_tokens
         at = point(model, method, acceptance, traffic, batch, length)
-        load = StepLoad(batch=batch, draft_tokens=at.draft_tokens, context=traffic.mean_context)
-        count = model.touched_experts(batch * (at.draft_tokens + 1))
+        load = StepLoad(batch=batch, num_draft_tokens=at.num_draft_tokens, context=traffic.mean_context)
+        count = model.touched_experts(batch * (at.num_draft_tokens + 1))
         accounts.append(Account(at, model.price(method, load).terms, count))
         memory = memory_items(system, method, system.max_batch_size, traffic.max_tokens)
         curves.append(MethodCurve(method, limit, bands, memory))
@@ -202,7 +204,7 @@ def _bands(
 ) -> tuple[list[BandedPoint], list[Influence]]:  # fmt: skip
     def predict(moved: Rates) -> list[float]:
         model = StepModel(system, moved, routing)
-        return [point(model, method, acceptance, traffic, p.batch, p.draft_tokens).user_rate for p in front]
+        return [point(model, method, acceptance, traffic, p.batch, p.num_draft_tokens).user_rate for p in front]
 
     if not front:
         return [], []

@@ -45,7 +45,7 @@ class StepCost(msgspec.Struct, frozen=True):
 
 class StepLoad(msgspec.Struct, frozen=True, kw_only=True):
     batch: float
-    draft_tokens: int
+    num_draft_tokens: int
     """K; 0 decodes plainly."""
     context: float
     """Tokens of a request that are in the caches, mean."""
@@ -72,12 +72,12 @@ class StepModel:
         self._skew = skew(self._routing) if self._routing else 0.0
 
     def price(self, method: Method, load: StepLoad) -> StepCost:
-        """The account of one step; `draft_tokens` 0 is plain decoding whatever the method."""
-        draft = self.system.drafter(method) if load.draft_tokens and load.batch else None
-        width = 1 if draft is None else load.draft_tokens + 1
+        """The account of one step; `num_draft_tokens` 0 is plain decoding whatever the method."""
+        draft = self.system.drafter(method) if load.num_draft_tokens and load.batch else None
+        width = 1 if draft is None else load.num_draft_tokens + 1
         replicas = self.system.replicas
         load = StepLoad(
-            batch=load.batch / replicas, draft_tokens=load.draft_tokens, context=load.context,
+            batch=load.batch / replicas, num_draft_tokens=load.num_draft_tokens, context=load.context,
             prompt_tokens=self.rates.prompt_factor * load.prompt_tokens / replicas, prompts=load.prompts / replicas,
         )  # fmt: skip
         terms = [*self._target(load, width)]
@@ -201,15 +201,15 @@ def drafter_terms(
 ) -> list[Term]:
     """What a drafter that `ranks` ranks share adds to a step; without a `head` its term is left out."""
     # A chain passes its layer once for each draft, and reads it as often.
-    passes = load.draft_tokens if draft.is_chain else 1
-    block = draft.max_draft_tokens if draft.runs_whole_block else load.draft_tokens
+    passes = load.num_draft_tokens if draft.is_chain else 1
+    block = draft.max_draft_tokens if draft.runs_whole_block else load.num_draft_tokens
     rows = load.batch * (1 if draft.is_chain else block + 1)
-    drafted = load.batch * (1 if draft.is_chain else load.draft_tokens)
-    verified = load.batch * (load.draft_tokens + 1) + load.prompt_tokens  # all become context
+    drafted = load.batch * (1 if draft.is_chain else load.num_draft_tokens)
+    verified = load.batch * (load.num_draft_tokens + 1) + load.prompt_tokens  # all become context
     layers = draft.num_layers * passes
     heads = -(-draft.num_key_value_heads // ranks)
     context = load.batch * load.context * layers * 2 * heads * draft.head_dim * kv_bytes
-    gathered = load.batch * load.draft_tokens * draft.gathered_values * BF16_BITS / 8
+    gathered = load.batch * load.num_draft_tokens * draft.gathered_values * BF16_BITS / 8
 
     def term(
         name: str, tokens: float = 0, ranks: int = 1, passes: int = 1, seconds: float = 0, num_bytes: float = 0

@@ -108,7 +108,8 @@ def step_table(account: Account) -> Table:
         for part, name, seconds, read in [*((t.part, t.name, t.seconds, t.bytes) for t in account.terms), sums]
     )
     return Table(
-        title=f"one step, {TITLES[at.method]}: batch {at.batch}, {at.draft_tokens} drafts, tau {at.tau:.2f}{experts}",
+        title=f"one step, {TITLES[at.method]}: batch {at.batch}, {at.num_draft_tokens} drafts, tau {at.tau:.2f}"
+        f"{experts}",
         columns=("part", "term", "us", "share", "read"), rows=rows, num_text_columns=2,
     )  # fmt: skip
 
@@ -116,7 +117,7 @@ def step_table(account: Account) -> Table:
 def curve_table(curve: MethodCurve, configured: int) -> Table:
     """Powers of two of the batch; --json has all."""
     rows = tuple(
-        (str(p.batch), str(p.draft_tokens), f"{p.tau:.2f}", f"{p.step_seconds * 1e3:.2f}",
+        (str(p.batch), str(p.num_draft_tokens), f"{p.tau:.2f}", f"{p.step_seconds * 1e3:.2f}",
          _band(banded.user_rate), _band(banded.gpu_rate))
         for banded in curve.points if (p := banded.point).batch & (p.batch - 1) == 0
     )  # fmt: skip

@@ -106,7 +106,7 @@ def tuning_tables(tuning: Tuning, source: str) -> Iterator[Table]:
     yield Table(title=f"settings for {tuning.slo:g} tokens/s/user; {source}", columns=columns, rows=rows)
     if tuning.measured:
         points = tuple(
-            (str(p.measured.batch), str(p.measured.draft_tokens), f"{p.measured.user_rate:.0f}",
+            (str(p.measured.batch), str(p.measured.num_draft_tokens), f"{p.measured.user_rate:.0f}",
              f"{p.predicted_rate:.0f}", f"{p.error:+.0%}")
             for p in tuning.measured
         )  # fmt: skip
@@ -149,6 +149,6 @@ def tuning_lines(tuning: Tuning, runtime: str, num_gpus: int) -> Iterator[str]:
 def _row(candidate: Candidate) -> tuple[str, ...]:
     return (
         f"TP {candidate.tensor_parallel}, EP {candidate.expert_parallel}", candidate.recipe, str(candidate.batch),
-        str(candidate.draft_tokens), f"{candidate.user_rate:.0f}", f"{candidate.gpu_rate:.0f}",
+        str(candidate.num_draft_tokens), f"{candidate.user_rate:.0f}", f"{candidate.gpu_rate:.0f}",
         candidate.limit.partition(":")[0],
     )  # fmt: skip

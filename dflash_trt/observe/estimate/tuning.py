@@ -36,7 +36,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     expert_parallel: int
     recipe: str
     batch: int
-    draft_tokens: int
+    num_draft_tokens: int
     """At that batch; 0 decodes plainly."""
     user_rate: float
     gpu_rate: float
@@ -95,16 +95,16 @@ def tune(
     variant = _variant(systems[best.recipe], best.tensor_parallel, best.expert_parallel)
     nominal = rates(variant.gpu, variant.runtime)
     price = _price(variant, traffic, acceptance, nominal, measured)
-    schedule: Schedule = ((1, best.draft_tokens),)
+    schedule: Schedule = ((1, best.num_draft_tokens),)
     if is_scheduled:
         schedule = _schedule(price, best.batch, _lengths(variant, lengths), slo)
         length = schedule[-1][1]  # at the largest batch, so that the promise matches the file
         rate = price(best.batch, length)
         gpu_rate = best.batch * rate / best.tensor_parallel
-        best = msgspec.structs.replace(best, draft_tokens=length, user_rate=rate, gpu_rate=gpu_rate)
+        best = msgspec.structs.replace(best, num_draft_tokens=length, user_rate=rate, gpu_rate=gpu_rate)
 
     def predict(moved: Rates) -> list[float]:
-        return [_price(variant, traffic, acceptance, moved, measured)(best.batch, best.draft_tokens)]
+        return [_price(variant, traffic, acceptance, moved, measured)(best.batch, best.num_draft_tokens)]
 
     bands, influences = vary(variant.gpu, variant.runtime, predict)
     scale = best.batch / best.tensor_parallel
@@ -168,15 +168,15 @@ def _price(
 ) -> Price:
     model = StepModel(system, moved)
 
-    def predicted(batch: int, draft_tokens: int) -> float:
-        return point(model, "dflash", acceptance, traffic, batch, draft_tokens).user_rate
+    def predicted(batch: int, num_draft_tokens: int) -> float:
+        return point(model, "dflash", acceptance, traffic, batch, num_draft_tokens).user_rate
 
     factor = _factor(predicted, measured)
 
-    def user_rate(batch: int, draft_tokens: int) -> float:
-        if measured is not None and (rate := measured.user_rate(batch, draft_tokens)) is not None:
+    def user_rate(batch: int, num_draft_tokens: int) -> float:
+        if measured is not None and (rate := measured.user_rate(batch, num_draft_tokens)) is not None:
             return rate
-        return factor * predicted(batch, draft_tokens)
+        return factor * predicted(batch, num_draft_tokens)
 
     return user_rate
 
@@ -210,7 +210,7 @@ def _candidates(
     rate, length = best_length(low)
     yield Candidate(
         tensor_parallel=system.tensor_parallel, expert_parallel=system.expert_parallel, recipe=recipe,
-        batch=low, draft_tokens=-length, user_rate=rate, gpu_rate=low * rate / system.num_gpus,
+        batch=low, num_draft_tokens=-length, user_rate=rate, gpu_rate=low * rate / system.num_gpus,
         limit=memory.reason if low == memory.batch else "speed",
     )  # fmt: skip
 

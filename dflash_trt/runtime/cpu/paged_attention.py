@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dflash_trt._C import TOKENS_PER_PAGE, VALUE_ALIGNMENT, PassRows
-from dflash_trt.engine import executor
+from dflash_trt.engine import signatures
 from dflash_trt.runtime.cpu.kernel_call import openmp_team
 from dflash_trt.runtime.targets.packed_pass import AttentionRule, Pass
 
@@ -27,7 +27,7 @@ class PagedPass(Pass):
         assert query.dtype == key.dtype == value.dtype, "one type for query, key and value"
         num_heads, num_rows, head_dim = query.shape
         num_kv_heads, value_dim = len(value), value.shape[-1]
-        assert executor.TOKENS_PER_PAGE == TOKENS_PER_PAGE, "C++ is compiled for one size of a page"
+        assert signatures.TOKENS_PER_PAGE == TOKENS_PER_PAGE, "C++ is compiled for one size of a page"
         v_page = TOKENS_PER_PAGE, -(-value_dim // VALUE_ALIGNMENT) * VALUE_ALIGNMENT
         k_cache, v_cache = self._cache.layer(layer, num_kv_heads, (head_dim, TOKENS_PER_PAGE), v_page, key.dtype)
         query, key, value = _dense(query), _dense(key), _dense(value)

@@ -23,7 +23,7 @@ from dflash_trt.api.backend import Chunk, RoutedBackend, check_room
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.metrics import DecoderMetrics
 from dflash_trt.api.runtime_options import RuntimeOptions
-from dflash_trt.engine.executor import TOKENS_PER_PAGE
+from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import ConfigError, DFlashError, EndpointError, EngineError, RequestError
 from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.dynamo.file_discovery import await_loss

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dflash_trt import _C
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.engine.executor import TOKENS_PER_PAGE, num_pages_for
+from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.kvcache.page_table import PageTable
 from dflash_trt.runtime.kvcache.page_tensor import FIRST_PAGES, grown, zeros

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain, count, islice
 
-from dflash_trt.engine.executor import TOKENS_PER_PAGE, num_pages_for
+from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 
 
 class PageTable:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
-from dflash_trt.engine.executor import TOKENS_PER_PAGE
+from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 
 if TYPE_CHECKING:
     from dflash_trt.api.backend import PageWatcher

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dflash_trt.engine.executor import TOKENS_PER_PAGE
+from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.runtime.kvcache.page_table import PageTable
 from dflash_trt.runtime.kvcache.page_tensor import FIRST_PAGES, grown, zeros
 

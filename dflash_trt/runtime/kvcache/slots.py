@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from dflash_trt.engine.executor import TOKENS_PER_PAGE, num_pages_for
+from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.kvcache.prefix_index import ROOT, PrefixIndex
 
 

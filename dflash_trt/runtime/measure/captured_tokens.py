@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.tokenizer import load_tokenizer
-from dflash_trt.engine.proposal_head import frequent_tokens
+from dflash_trt.errors import BuildError
 from dflash_trt.runtime.measure.features import open_features
 
 BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # SentencePiece's byte fallback
@@ -28,6 +29,19 @@ def captured_tokens(spec: DraftSpec, features: Path, target: Path, num_tokens: i
         for i in range(file.facts.num_sequences):
             counts += np.bincount(file.answer(i)[0].numpy(), minlength=vocab_size)
     return frequent_tokens(counts, [i for i in _indispensable(target) if i < vocab_size], num_tokens)
+
+
+def frequent_tokens(counts: NDArray[np.int64], always_kept: Sequence[int], num_tokens: int) -> NDArray[np.int64]:
+    """The ids [N], rising, of `always_kept` and the most frequent others by `counts` [V]; BuildError for a wrong N."""
+    always = np.unique(np.array(always_kept, dtype=np.int64))
+    if not len(always) <= num_tokens < len(counts):
+        raise BuildError(
+            f"--head trim:{num_tokens}: expected {len(always)} (special and byte tokens, which stay) to"
+            f" {len(counts) - 1} tokens, found {num_tokens}"
+        )
+    order = np.argsort(-counts, kind="stable")
+    frequent = order[~np.isin(order, always)][: num_tokens - len(always)]
+    return np.sort(np.concatenate([always, frequent]))
 
 
 def kept_shares(spec: DraftSpec, features: Path, token_ids: NDArray[np.int64]) -> dict[str | None, float]:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dflash_trt.engine.executor import TOKENS_PER_PAGE, num_pages_for
+from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.kvcache.slot_cache import SlotCache
 from dflash_trt.runtime.targets.packed_pass import AttentionRule, Group, Pass
 from dflash_trt.runtime.targets.target import Segment

@@ -16,7 +16,7 @@ import torch
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.target_checkpoint import read_target
-from dflash_trt.engine.write import build_engine, describe_source
+from dflash_trt.engine.write import BuildOptions, build_engine
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from tests.checkpoint.dialect_samples import WRITERS, write_muse_glimmer
@@ -55,7 +55,7 @@ NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for
 def build(source: Path, output: Path, target: Path | None = None) -> Path:
     draft = read_draft(source)
     partner = read_target(target) if target else fitting_target(draft)
-    build_engine(draft, partner, output, source=describe_source(draft, str(source)))
+    build_engine(BuildOptions(draft=draft, draft_name=str(source), target=partner, output=output))
     return output
 
 
@@ -110,7 +110,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_dialect_is_quantised_built_and_generates_the_targets_text(
     name: str, tmp_path: Path, target: Path
 ) -> None:
-    """And the copy that `quantize` writes, in whatever layout, drafts the same tokens as the original."""
+    """The copy that `quantize` writes, in any layout, drafts the same tokens as the original."""
     from transformers import AutoModelForCausalLM
 
     source = WRITERS[name](tmp_path / "draft")

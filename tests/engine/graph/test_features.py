@@ -88,7 +88,7 @@ class Built:
     reference: ReferenceDrafter
     without: ReferenceDrafter
     order: list[int]
-    """Of a head's dimensions in the context cache."""
+    """Order of a head's dimensions in the context cache."""
 
 
 def build_case(case: Case, directory: Path) -> Built:

@@ -15,7 +15,7 @@ from dflash_trt.checkpoint.draft_shares import not_shared
 from dflash_trt.checkpoint.quantization import BLOCK
 from dflash_trt.engine.manifest import Manifest, read_manifest, read_shard
 from dflash_trt.engine.signatures import num_segments, segment_name, stream_names
-from dflash_trt.engine.write import build_engine, describe_source
+from dflash_trt.engine.write import BuildOptions, build_engine
 from dflash_trt.errors import BuildError, EngineError
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
@@ -30,8 +30,8 @@ Rows = tuple[FloatArray, FloatArray]
 
 
 def build(draft: DraftCheckpoint, output: Path, num_ranks: int) -> Manifest:
-    source = describe_source(draft, draft.directory.name)
-    build_engine(draft, fitting_target(draft), output, source=source, num_ranks=num_ranks)
+    facts = {"draft": draft, "draft_name": draft.directory.name, "target": fitting_target(draft)}
+    build_engine(BuildOptions(output=output, num_ranks=num_ranks, **facts))
     return read_manifest(output)
 
 
@@ -91,7 +91,7 @@ def hidden_of(engine: Path, order: list[int], context_order: list[int] | None = 
 
 
 def largest_error(expected: FloatArray, found: FloatArray) -> float:
-    """Of hidden's own size."""
+    """Error relative to the size of hidden."""
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 

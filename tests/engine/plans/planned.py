@@ -21,6 +21,6 @@ def planned_drafter(
 
 
 def executor_of(drafter: Drafter) -> TensorRTExecutor:
-    """Its executor, which runs plans."""
+    """The executor of `drafter`, which runs plans."""
     assert isinstance(drafter.executor, TensorRTExecutor)
     return drafter.executor

@@ -68,11 +68,7 @@ def test_limits_of_the_plugin(facts: dict[str, int], batch: int, context: int, w
 
 @pytest.mark.parametrize(
     ("compatibility", "served"),
-    [
-        ("none", [B300]),
-        ("same_compute_capability", [B300, GB300]),
-        ("ampere_plus", [B300, GB300, H200]),
-    ],
+    [("none", [B300]), ("same_compute_capability", [B300, GB300]), ("ampere_plus", [B300, GB300, H200])],
 )
 def test_gpus(compatibility: Compatibility, served: list[Gpu]) -> None:
     plan = msgspec.structs.replace(PLAN, hardware_compatibility=compatibility)

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_trt.engine.plans.plan import PlanOptions, Range, graph_batch_sizes
-from dflash_trt.engine.plans.profiles import profiles, row_buckets
+from dflash_trt.engine.plans.plan import PlanOptions, Range, graph_batch_sizes, profiles, row_buckets
 
 
 @pytest.mark.parametrize(

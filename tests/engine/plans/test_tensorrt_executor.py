@@ -103,7 +103,7 @@ def test_ragged_steps_as_onnx_runtime(built: Path, manifest: Manifest, random: C
 def test_proposals_of_a_draft_with_its_own_head(
     tmp_path: Path, recorder: Recorder, random: Callable[..., torch.Tensor]
 ) -> None:
-    """The same pass returns them, in parts where the batch is larger than a plan."""
+    """One pass returns them, in parts where the batch is larger than a plan."""
     draft = featured_draft(DRAFT, tmp_path / "draft", {"draft_vocab_size": 1024})
     build_featured(draft, tmp_path / "engine", TARGET)
     add_plans(tmp_path / "engine", OPTIONS)
@@ -221,7 +221,7 @@ def test_a_released_slot_is_filled_anew(built: Path, manifest: Manifest, random:
 def test_without_a_gpu_tensorrt_is_not_called(
     built: Path, manifest: Manifest, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its runtime would crash the process."""
+    """TensorRT's runtime would crash the process."""
 
     def no_gpu(index: int = 0) -> None:
         raise MissingDependencyError("expected an NVIDIA driver, found no libcuda.so.1")

@@ -15,9 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.engine.graph.draft_graph import ATTENTION
 from dflash_trt.engine.manifest import read_manifest
-from dflash_trt.engine.plans.plan import PlanOptions
-from dflash_trt.engine.plans.profiles import profiles
-from dflash_trt.engine.write import build_engine, describe_source
+from dflash_trt.engine.plans.plan import PlanOptions, profiles
+from dflash_trt.engine.write import BuildOptions, build_engine
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from tests.checkpoint.samples import edit_config
@@ -83,8 +82,8 @@ def test_the_context_graph_is_one_that_the_builder_can_fuse(release: str, engine
 def test_shards_are_ones_that_the_builder_can_fuse(recipe: str, release: str, tmp_path: Path) -> None:
     quantize_checkpoint(read_draft(FIXTURES / "tiny-gpt-oss-dflash"), load_recipe(recipe), tmp_path / "checkpoint")
     draft = read_draft(tmp_path / "checkpoint")
-    source = describe_source(draft, "draft")
-    build_engine(draft, fitting_target(draft), tmp_path / "engine", source=source, num_ranks=2)
+    options = {"draft": draft, "draft_name": "draft", "target": fitting_target(draft), "num_ranks": 2}
+    build_engine(BuildOptions(output=tmp_path / "engine", **options))
     shard = tmp_path / "engine" / "rank1"
     for name in read_manifest(shard).graphs:
         assert problems(load(shard, name), release, shard) == [], name
@@ -146,7 +145,7 @@ def test_every_plugin_node_makes_a_plugin(engine: Path) -> None:
 
 
 def test_the_context_graph_needs_no_plugin(engine: Path) -> None:
-    """Its plan is built and loaded without the library."""
+    """A plan without attention is built and loaded without the library."""
     assert [name for name, graph in read_manifest(engine).graphs.items() if graph.reads_context] == ["draft"]
     assert not any(node.domain == "dflash_trt" for node in load(engine, "context").graph.node)
 

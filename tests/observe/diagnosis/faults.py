@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.engine.executor import TOKENS_PER_PAGE
+from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.pair import LocalPair

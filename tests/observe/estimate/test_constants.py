@@ -107,7 +107,7 @@ def test_layers_add_up_to_the_published_number_of_parameters(name: str, total: f
 def test_an_index_keeps_keys_and_spares_reads() -> None:
     """vLLM on four GPUs keeps 43,723 bytes of GLM-5.3-Flash a token, states shared by 1152 (LMCache #5042)."""
     cache = target_shape("zai-org/GLM-5.3-Flash").cache
-    assert cache.bytes(1152, fp8=False, ranks=4) / 1152 == pytest.approx(43_723, rel=0.01)
+    assert cache.bytes(1152, fp8=False, num_ranks=4) / 1152 == pytest.approx(43_723, rel=0.01)
     assert cache.row_numbers(2048) == cache.row_numbers(2048, is_read=True)
     assert cache.row_numbers(10_000, is_read=True) == 11 * (2048 * 512 + 10_000 * 32)
     assert cache.rows(10_000) == 11 * 2048

@@ -113,7 +113,7 @@ def test_throughput_stays_below_the_memory_roof(name: str, method: Method, batch
     model, traffic, acceptance = model_of(name), Traffic(), from_tau(1 + 0.8 * k, k)
     length = 0 if method == "none" else k
     at = point(model, method, acceptance, traffic, batch, length)
-    read = model.price(method, StepLoad(batch=batch, draft_tokens=length, context=traffic.mean_context)).bytes
+    read = model.price(method, StepLoad(batch=batch, num_draft_tokens=length, context=traffic.mean_context)).bytes
     roof = batch * at.tau / (read / model.rates.hbm_bandwidth)
     assert at.gpu_rate * model.system.num_gpus <= roof
     assert 1 <= at.tau <= length + 1
@@ -128,7 +128,7 @@ def test_longer_prompts_cost_speed() -> None:
 
 def test_rates_beyond_the_ends_of_a_curve() -> None:
     front = [
-        OperatingPoint(method="none", batch=1, draft_tokens=0, tau=1, step_seconds=1, user_rate=user, gpu_rate=gpu)
+        OperatingPoint(method="none", batch=1, num_draft_tokens=0, tau=1, step_seconds=1, user_rate=user, gpu_rate=gpu)
         for user, gpu in ((100, 10), (50, 30))
     ]
     assert [rate_at(front, rate) for rate in (75, 101, 10)] == [20, 0, 30]

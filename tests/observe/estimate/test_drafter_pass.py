@@ -36,7 +36,7 @@ def test_alike_layers_cost_what_a_step_says(algorithm: str, batch: int) -> None:
         target=target, draft=draft_shape(DRAFT, algorithm), eagle3=None, gpu="b300", gpu_memory_bytes=0, num_gpus=1,
         tensor_parallel=1, expert_parallel=1, drafter_ranks=1, runtime="trtllm",
     )  # fmt: skip
-    load = StepLoad(batch=batch, draft_tokens=SPEC.block_size - 1, context=1024)
+    load = StepLoad(batch=batch, num_draft_tokens=SPEC.block_size - 1, context=1024)
     terms = [term for term in StepModel(system, RATES).price("dflash", load).terms if term.part == "drafter"]
     algorithms = {m: algorithm for m in SPEC.linear_modules() if m != "fc" and algorithm}
     ours = drafter_pass(SPEC, algorithms, RATES, load, Head(rows=target.vocab_size))
@@ -45,7 +45,7 @@ def test_alike_layers_cost_what_a_step_says(algorithm: str, batch: int) -> None:
 
 
 def test_what_shares_a_gemm_but_no_format_is_two_gemms() -> None:
-    load = StepLoad(batch=1, draft_tokens=SPEC.block_size - 1, context=0)
+    load = StepLoad(batch=1, num_draft_tokens=SPEC.block_size - 1, context=0)
     gate = {"layers.0.mlp.gate_proj": "FP8"}
     both = gate | {"layers.0.mlp.up_proj": "FP8"}
     dense, one, two = (drafter_pass(SPEC, algorithms, RATES, load).seconds for algorithms in ({}, gate, both))
@@ -74,7 +74,7 @@ def test_weights_are_those_that_deployments_count(recipe: str) -> None:
 
 
 def test_an_fp8_context_is_read_in_half_the_bytes() -> None:
-    load = StepLoad(batch=1, draft_tokens=SPEC.block_size - 1, context=8192)
+    load = StepLoad(batch=1, num_draft_tokens=SPEC.block_size - 1, context=8192)
     passes = [drafter_pass(SPEC, {}, RATES, load, fp8_context=fp8).bytes for fp8 in (False, True)]
     assert passes[0] - passes[1] == 8192 * SPEC.context_bytes_per_token(fp8=True)
 
@@ -84,7 +84,7 @@ def test_convolutions_and_selector_are_priced() -> None:
     [256, 5120] and, for each draft, two codebooks' rows of 16 candidates.
     """
     spec = published_drafts()["z-lab/Qwen3.8-27B-DFlash2"].spec
-    load = StepLoad(batch=3, draft_tokens=7, context=0)
+    load = StepLoad(batch=3, num_draft_tokens=7, context=0)
     plain = msgspec.structs.replace(spec, block_conv=None, candidate_selector=None)
     with_both, without = (drafter_pass(each, {}, RATES, load) for each in (spec, plain))
     terms = {term.name: term for term in with_both.terms}

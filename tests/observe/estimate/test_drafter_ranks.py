@@ -20,7 +20,7 @@ WHOLE = "whole"
 """ENGINE with a drafter on every GPU."""
 
 
-STEP = StepLoad(batch=64, draft_tokens=9, context=16384)
+STEP = StepLoad(batch=64, num_draft_tokens=9, context=16384)
 
 
 def both(name: str, context: float) -> tuple[DrafterOnRanks, DrafterOnRanks]:

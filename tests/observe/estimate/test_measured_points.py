@@ -50,7 +50,7 @@ def test_passes_of_several_lengths_are_refused(tmp_path: Path) -> None:
         measured_points(whole, system_of(MOE))
     nearly = held(29)
     whole = write(tmp_path / "nearly", samples.point("dflash", 4, 120, 400, acceptance=nearly))
-    assert measured_points(whole, system_of(MOE)).points[0].draft_tokens == 3
+    assert measured_points(whole, system_of(MOE)).points[0].num_draft_tokens == 3
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ PROMPT = st.integers(0, 8192)
 EXAMPLES = settings(max_examples=60, deadline=None)
 
 
-def load(batch: int, draft_tokens: int, context: int, prompt: int = 0) -> StepLoad:
-    return StepLoad(batch=batch, draft_tokens=draft_tokens, context=context, prompt_tokens=prompt)
+def load(batch: int, num_draft_tokens: int, context: int, prompt: int = 0) -> StepLoad:
+    return StepLoad(batch=batch, num_draft_tokens=num_draft_tokens, context=context, prompt_tokens=prompt)
 
 
 @EXAMPLES

@@ -52,7 +52,7 @@ def test_deepseek_v3_by_hand() -> None:
     layer = 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * 7168
     assert (target.attention_params, target.replicated_attention_params) == (61 * layer, 61 * 7168 * (1536 + 576))
     assert target.weight_bytes == pytest.approx(671e9 + target.head_params * 2, rel=0.002)  # FP8, vocabulary BF16
-    terms = {term.name: term for term in model.price("none", StepLoad(batch=4, draft_tokens=0, context=1000)).terms}
+    terms = {term.name: term for term in model.price("none", StepLoad(batch=4, num_draft_tokens=0, context=1000)).terms}
     assert terms["attention, KV cache"].bytes == 4 * 1000 * 576 * 61 * 2
     assert terms["attention projections"].bytes == 61 * layer / 8
     touched = model.touched_experts(4)
@@ -75,11 +75,11 @@ def test_qwen3_next_by_hand() -> None:
     assert target.active_params + target.head_params == pytest.approx(3.6e9, rel=0.1)
     state = 36 * (4 * 128 * 128 * 4 + (2 * 2 + 4) * 128 * 3 * 2)  # of four heads, on one of eight ranks
     for context in (1000, 50_000):
-        load = StepLoad(batch=4, draft_tokens=9, context=context)
+        load = StepLoad(batch=4, num_draft_tokens=9, context=context)
         terms = {term.name: term for term in model.price("dflash", load).terms if term.part == "target"}
         assert terms["delta nets, state"].bytes == 4 * (1 + 10) * state  # read once, written behind ten tokens
         assert terms["attention, KV cache"].bytes == 4 * context * 12 * 2 * 1 * 256 * 2
-    alone = model._delta_nets(StepLoad(batch=0, draft_tokens=0, context=0, prompt_tokens=1000), 1).seconds
+    alone = model._delta_nets(StepLoad(batch=0, num_draft_tokens=0, context=0, prompt_tokens=1000), 1).seconds
     flops = 7 * 1000 * 36 * 32 * 128 * 128 / 8
     assert alone == pytest.approx(36 * model.rates.attention_seconds + flops / model.rates.compute_rate(16))
 

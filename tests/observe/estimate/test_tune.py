@@ -98,7 +98,7 @@ def test_what_was_not_measured_is_the_model_as_far_as_it_was_off() -> None:
     plain = tune({"bf16": system_of(MOE)}, Traffic(), TAU, 300, lengths=[8, 9], is_scheduled=False, measured=None)
     tuning = tune({"bf16": system_of(MOE)}, Traffic(), TAU, 150, lengths=[8, 9], measured=points(*halves))
     assert tuning.model_factor == pytest.approx(0.5)
-    assert tuning.best.draft_tokens == plain.best.draft_tokens
+    assert tuning.best.num_draft_tokens == plain.best.num_draft_tokens
     assert tuning.best.user_rate == pytest.approx(150, rel=0.02)
 
 
@@ -223,7 +223,7 @@ def test_a_tuned_file_keeps_the_speed_and_is_not_tuned_again(name: str, tmp_path
     assert tuned(str(file)).text == first.text
     deployment, system = open_system(str(file), "trtllm", None, None)
     price = price_of(system)
-    schedule = deployment.draft_schedule or ((1, deployment.draft_tokens),)
+    schedule = deployment.draft_schedule or ((1, deployment.num_draft_tokens),)
     ends = [begin - 1 for begin, _ in schedule[1:]] + [deployment.max_batch_size]
     for (begin, length), end in zip(schedule, ends, strict=True):
         for batch in {begin, (begin + end) // 2, end}:

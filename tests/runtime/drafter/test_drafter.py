@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_trt.engine.executor import TOKENS_PER_PAGE
 from dflash_trt.engine.manifest import read_manifest
+from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.kvcache.page_tensor import FIRST_PAGES

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dflash_trt.engine.executor import TOKENS_PER_PAGE
+from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.runtime.kvcache.page_table import PageTable
 from dflash_trt.runtime.kvcache.page_tensor import grown, zeros
 

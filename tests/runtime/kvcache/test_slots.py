@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dflash_trt.engine.executor import TOKENS_PER_PAGE
+from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.runtime.kvcache.prefix_index import ROOT
 from dflash_trt.runtime.kvcache.slots import SlotPool
 

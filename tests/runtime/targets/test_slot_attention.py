@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from dflash_trt.engine.executor import TOKENS_PER_PAGE
+from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import CheckpointError
 from dflash_trt.runtime.cpu.accelerate import accelerate
 from dflash_trt.runtime.cpu.paged_attention import PagedPass

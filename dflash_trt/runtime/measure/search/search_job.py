@@ -10,17 +10,16 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.safetensors_writer import PRODUCER
 from dflash_trt.checkpoint.source import checkpoint_label
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
 from dflash_trt.engine.manifest import sha256
-from dflash_trt.engine.write import build_engine, describe_source
+from dflash_trt.engine.write import BuildOptions, build_engine, describe_source
 from dflash_trt.errors import BuildError, VerificationError, printable
 from dflash_trt.files.read import open_file
 from dflash_trt.files.write import OutputKind, check_replaceable, new_file
 from dflash_trt.quantize.bounds import Ranges, ranges_from_weights
-from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.loadable import LOADABLE, Runtime
 from dflash_trt.quantize.recipe import ACTIVATION_ALGORITHMS, load_recipe, recipe_text
 from dflash_trt.runtime.drafter.drafter import Drafter
@@ -187,12 +186,12 @@ def _opener(draft: DraftCheckpoint, space: Space, ranges: Ranges, facts: Feature
     def opened(choice: RecipeChoice) -> Iterator[Drafter]:
         text = recipe_text(choice.name, space.modules(choice), modules, fp8_kv_cache=choice.fp8_context)
         with tempfile.TemporaryDirectory() as scratch:
-            checkpoint, engine = Path(scratch) / "draft", Path(scratch) / "engine"
-            recipe = Path(scratch) / "recipe.yaml"
+            engine, recipe = Path(scratch) / "engine", Path(scratch) / "recipe.yaml"
             recipe.write_text(text, encoding="utf-8")
-            quantize_checkpoint(draft, load_recipe(str(recipe)), checkpoint, ranges=ranges)
-            quantized = read_draft(checkpoint)
-            manifest = build_engine(quantized, target, engine, source=describe_source(draft, choice.name))
-            yield open_drafter(engine, manifest, num_slots=BATCH_SIZE)
+            options = BuildOptions(
+                draft=draft, draft_name=choice.name, target=target, output=engine,
+                recipe=load_recipe(str(recipe)), ranges=ranges,
+            )  # fmt: skip
+            yield open_drafter(engine, build_engine(options), num_slots=BATCH_SIZE)
 
     return opened

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.engine.plans.compile import TimingCache
 from dflash_trt.engine.plans.plan import PlanOptions
-from dflash_trt.engine.plans.plugin_library import installed_library
-from dflash_trt.engine.plans.timing_cache import TimingCache
-from dflash_trt.engine.plans.trtexec import trtexec_commands
+from dflash_trt.engine.plans.preview import trtexec_commands
+from dflash_trt.engine.plans.tensorrt_api import installed_library
 
 OPTIONS = PlanOptions(max_batch_size=2, max_seq_len=64, max_num_tokens=100, hardware_compatibility="ampere_plus")
 
