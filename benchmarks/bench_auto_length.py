@@ -204,7 +204,7 @@ def _row(ways: Sequence[Way]) -> tuple[str, ...]:
     number = len(auto.tokens)
     if number == 0:
         return "", "", "", "longer --seconds", ""
-    drawn = [_ratio(ways, generator.integers(0, number, number)) for _ in range(RESAMPLES)]
+    drawn = [_ratio(ways, generator.integers(0, number, number).tolist()) for _ in range(RESAMPLES)]
     ratio = f"{_ratio(ways):.3f} ± {np.std(drawn):.3f}"
     chosen = auto.length.explain().partition(":")[0]
     return f"{plain.speed():.0f}", f"{whole.speed():.0f}", f"{auto.speed():.0f}", ratio, chosen

@@ -171,7 +171,6 @@ def main(
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers", "onnxruntime"))
     rule = "by our rule" if ort_threads is None else str(ort_threads)
     click.echo(f"{cpu_model()}, threads: torch {threads}, ONNX Runtime {rule}; {versions}")
-    common = {"batches": batches, "rounds": rounds, "draft_length": draft_length}
     for name in pairs:
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             if ort_threads is not None:
@@ -179,14 +178,14 @@ def main(
             if name == REAL:
                 target, draft = write_pair(Path(folder))
                 texts = random_prompts(max(real_prompts, *batches))
-                job = Job(
-                    name=name, target=target, draft=draft, prompts=texts, tokens=real_tokens, is_forced=True, **common
-                )
             else:
                 target = FIXTURES / name.removesuffix("-dflash2")
                 draft = FIXTURES / (name if name == DFLASH2 else f"{name}-dflash")
                 texts = prompts(target)[:num_prompts]
-                job = Job(name=name, target=target, draft=draft, prompts=texts, tokens=tokens, **common)
+            job = Job(
+                name=name, target=target, draft=draft, prompts=texts, tokens=real_tokens if name == REAL else tokens,
+                batches=batches, rounds=rounds, draft_length=draft_length, is_forced=name == REAL,
+            )  # fmt: skip
             peers = list(_vllm(job, vllm_python, threads, Path(folder))) if vllm_python else []
             build(job.draft, engine := Path(folder) / "engine", job.target)
             ours = [way for dtype in TYPES for way in _ours(job, engine, dtype)]
@@ -296,8 +295,8 @@ def _vllm(job: Job, python: str, threads: int, folder: Path) -> Iterator[Way]:
 
 
 def _run_vllm(job: Job, draft: dict[str, Any] | None, python: str, threads: int, folder: Path) -> dict[str, Any]:
-    facts = {"target": str(job.target), "draft": draft, "tokens": job.tokens, "rounds": job.rounds}
-    facts["batches"] = {batch: _prompts(job, batch) for batch in job.batches}
+    facts: dict[str, Any] = {"target": str(job.target), "draft": draft, "tokens": job.tokens, "rounds": job.rounds}
+    facts["batches"] = {str(batch): _prompts(job, batch) for batch in job.batches}
     environment = os.environ | VLLM_ENVIRONMENT | {"OMP_NUM_THREADS": str(threads)}
     words = [python, str(REPOSITORY / "benchmarks" / "vllm_decode.py"), str(folder / "vllm.json")]
     with (folder / "vllm.log").open("w") as log:

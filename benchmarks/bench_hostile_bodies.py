@@ -40,7 +40,7 @@ KINDS = {
     "one text, 14 MB": sent(prompt="x " * 7_000_000),
     "a million texts": sent(stop=["a"] * 1_000_000),
     "a million lists": sent(prompt=[[1]] * 1_000_000),
-    "half a million fields": sent(**{f"f{i}": 1 for i in range(500_000)}),
+    "half a million fields": sent("completions", **{f"f{i}": 1 for i in range(500_000)}),
     "half a million variables": sent(
         "chat/completions",
         messages=[{"role": "user", "content": "x"}],

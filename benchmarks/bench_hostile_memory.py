@@ -99,6 +99,7 @@ async def one_round(url: str, kinds: Sequence[str], requests: int) -> dict[str, 
             statuses[status] = statuses.get(status, 0) + 1
 
         await asyncio.gather(*(send(kind) for _ in range(requests) for kind in kinds))
+        assert client.base_url.port is not None
         while await at_work(client.base_url.port):
             await asyncio.sleep(0.1)
     return statuses

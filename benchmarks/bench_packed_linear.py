@@ -13,12 +13,15 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
+import numpy.typing as npt
 import onnxruntime
-from onnx import TensorProto, helper
+from onnx import NodeProto, TensorProto, helper
 
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
@@ -71,7 +74,7 @@ def packed(rng: np.random.Generator, kind: str, n: int, k: int) -> onnxruntime.I
     return session(node, inputs)
 
 
-def session(node: object, weights: dict[str, tuple[int, np.ndarray]]) -> onnxruntime.InferenceSession:
+def session(node: NodeProto, weights: Mapping[str, tuple[int, npt.NDArray[Any]]]) -> onnxruntime.InferenceSession:
     """One node, with stored weights."""
     initializers = [
         helper.make_tensor(name, kind, array.shape, array.tobytes(), raw=True)

@@ -106,7 +106,7 @@ def tau_row(engine: Path, features: Path) -> list[str]:
     as_function = patch.object(ort_session, "lower_to_cpu", lambda *graph, **_: lower_to_cpu(*graph))
     with open_features(features, read_manifest(engine).draft) as file, as_function:
         plain = walk(engine, file)
-        with patch.multiple(cpu_attention, **functions):
+        with patch.dict(vars(cpu_attention), functions):
             rounded = walk(engine, file)
     pairs = [(a.tau, b.tau) for a, b in zip(plain, rounded, strict=True) if a.tau is not None and b.tau is not None]
     taus, rounded_taus = ([pair[i] for pair in pairs] for i in range(2))

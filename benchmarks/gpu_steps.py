@@ -113,7 +113,7 @@ def _step(drafter: Drafter, num_rows: tuple[int, int], taps: Tensor, block: Tens
 @click.argument("device", default="cuda")
 def decode(engine: Path, target: str, device: str) -> None:
     """64 greedy tokens with the plans and without drafts; exits with 1 where they differ or no draft is accepted."""
-    from dflash_trt.llm import LLM, SamplingParams
+    from dflash_trt import LLM, SamplingParams
 
     found = {}
     for length in (None, 0):

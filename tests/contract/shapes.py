@@ -63,7 +63,7 @@ def output_shapes(node: onnx.NodeProto, inputs: Sequence[Shape], constants: Sequ
         case op_type if op_type in ELEMENTWISE:
             return [_broadcast(*inputs)]
         case "Gemm":
-            return [_gemm(*inputs[:2], attributes)]
+            return [_gemm(inputs[0], inputs[1], attributes)]
         case "MatMul":
             _expect(x[-1].is_same(inputs[1][-2]), f"MatMul of {text(x)} and {text(inputs[1])}")
             return [(*x[:-1], inputs[1][-1])]
