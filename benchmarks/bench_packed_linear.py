@@ -39,7 +39,9 @@ FORMATS = {"BFLOAT16": 2.0, "FP8": 1.0, "NVFP4": 0.5}
 
 
 @click.command()
-@click.option("--rows", "row_counts", type=int, multiple=True, default=(8, 64, 128), show_default=True, help="Of x.")
+@click.option(
+    "--rows", "row_counts", type=int, multiple=True, default=(8, 64, 128), show_default=True, help="Rows of x."
+)
 @click.option("--seconds", default=4.0, show_default=True, help="For each shape and number of rows.")
 @click.option("--cold", default=16, show_default=True, help="MiB that are read between two calls.")
 def main(row_counts: tuple[int, ...], seconds: float, cold: int) -> None:
@@ -93,7 +95,7 @@ def session(node: NodeProto, weights: Mapping[str, tuple[int, npt.NDArray[Any]]]
 def measured(
     sessions: list[onnxruntime.InferenceSession], x: np.ndarray, other: np.ndarray, seconds: float
 ) -> list[float]:
-    """Of each session, in turn: the median time of a call, in microseconds."""
+    """Median time of a call of each session in turn, in microseconds."""
     bindings = []
     for one in sessions:
         binding = one.io_binding()

@@ -122,7 +122,7 @@ def rms(x: torch.Tensor) -> float:
 
 
 def error_row(case: Case) -> list[str]:
-    """Of random rows: the root mean square of outputs' errors in percent of that of outputs, by what is rounded."""
+    """Error of the outputs for random rows, as a root mean square in percent of the outputs', by what is rounded."""
     tensors = draw(case)
     unrounded = replace(case, cache_dtype=BF16, k_scale=1.0, v_scale=1.0)
     exact = expect(unrounded, draw(unrounded)).output

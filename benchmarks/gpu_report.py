@@ -44,7 +44,7 @@ TAIL_LINES = 60
 PAIRS = ("tiny-gpt-oss", "tiny-qwen3")
 RECIPES = ("bf16", "fp8", f"fp8{FP8_KV}", "nvfp4", "nvfp4-native", "nvfp4-w4a16", "mixed-nvfp4-fp8")
 FAR_ROWS = 110000
-"""Of each of five slots: 8 layers, 8 heads and 64 numbers of each make them 1.05 x 2^31 elements."""
+"""Rows of each of five slots: 8 layers, 8 heads and 64 numbers of each make them 1.05 x 2^31 elements."""
 FIXTURES = REPOSITORY / "tests" / "fixtures"
 PASSED, FAILED, LACKED = "passed", "**failed**", "lacked"
 # By CUDA version of the driver; that of 13 was run on a CPU, those of 12 bring no nvcc in some releases.
