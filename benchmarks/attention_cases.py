@@ -59,7 +59,7 @@ def lengths_text(lengths: Sequence[int]) -> str:
 
 
 def context_bytes(case: Case) -> int:
-    """Of the rows of the cache that one layer's call reads."""
+    """Bytes of the cache rows that one layer's call reads."""
     return 2 * sum(case.context_lengths) * case.G * case.D * case.cache_dtype.itemsize
 
 
@@ -71,14 +71,14 @@ def moved_bytes(case: Case) -> int:
 
 
 def memory_bytes(case: Case) -> int:
-    """That a GPU needs at most: the caches of all layers, the plane they are made of, and one request's FP32 draws."""
+    """Bytes a GPU needs at most: the caches of all layers, the plane they are made of, and one request's FP32 draws."""
     plane = 2 * case.B * case.C_max * case.G * case.D
     return plane * (case.L + 2) * case.cache_dtype.itemsize + 4 * plane // case.B
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Of our kernel, and of its peers, who read the same caches."""
+    """Inputs of our kernel and its peers, which read the same caches."""
 
     case: Case
     tensors: Tensors

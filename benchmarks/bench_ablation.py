@@ -96,7 +96,7 @@ def greedy_by_torch(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
 
 
 def sample_by_torch(rows: Any, proposals: list[int], sampler: Any, begin: int, *_: object) -> list[int]:
-    """As `_C.verify_block`, all rows of a block at once, by other random numbers."""
+    """Does what `_C.verify_block` does, for all rows of a block at once, with other random numbers."""
     logits, order = (torch.from_numpy(rows) / TEMPERATURE).sort(dim=-1, descending=True)
     shares = logits.softmax(dim=-1)
     shares[shares.cumsum(dim=-1) - shares >= TOP_P] = 0
@@ -218,7 +218,7 @@ class Steps:
 
 
 def serve_in_thread(connection: Connection, job: Job, piece: str | None) -> None:
-    """As `LLM` decodes: a thread's heap is not the main one."""
+    """Decodes in a thread, as `LLM` does: its heap is not the main one."""
     thread = threading.Thread(target=serve, args=(connection, job, piece))
     thread.start()
     thread.join()

@@ -53,12 +53,12 @@ class Way:
     session: Session
     length: DraftLength
     answers: Answers
-    """Of plain decoding, where acceptance is forced."""
+    """Answers of plain decoding, where acceptance is forced."""
     batch: int
     together: int | None
     prompts: Iterator[list[int]]
     limits: Iterator[int]
-    """Of new tokens."""
+    """Limits on new tokens, one for each request."""
     tokens: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
@@ -89,7 +89,7 @@ class Way:
         self.seconds.append(seconds)
 
     def _add_requests(self) -> None:
-        """As many as have ended; of those that are awaited together, when all have."""
+        """Adds a request for each that ended; where requests are awaited together, once all have."""
         if self.together is None:
             number = self.batch - len(self.decoder.running) - len(self.decoder.waiting)
         else:
@@ -140,7 +140,7 @@ def _open(name: str, folder: Path, num_slots: int) -> tuple[list[Session], list[
 
 
 def _limits(tokens: int) -> Iterator[int]:
-    """The same for each way to decode."""
+    """Limits that are the same for each way to decode."""
     rng = random.Random(0)
     while True:
         yield rng.randint(tokens // 2, 3 * tokens // 2)
@@ -184,7 +184,7 @@ def _measure(
 
 
 def _take_turns(ways: Sequence[Way], end: float, skip: int) -> None:
-    """Those that count are noted."""
+    """Runs the ways in turn and notes the steps that count."""
     begin = len(ways[0].tokens)
     first = begin + skip
     rng = random.Random(0)
@@ -204,7 +204,7 @@ def _row(ways: Sequence[Way]) -> tuple[str, ...]:
     number = len(auto.tokens)
     if number == 0:
         return "", "", "", "longer --seconds", ""
-    drawn = [_ratio(ways, generator.integers(0, number, number)) for _ in range(RESAMPLES)]
+    drawn = [_ratio(ways, generator.integers(0, number, number).tolist()) for _ in range(RESAMPLES)]
     ratio = f"{_ratio(ways):.3f} ± {np.std(drawn):.3f}"
     chosen = auto.length.explain().partition(":")[0]
     return f"{plain.speed():.0f}", f"{whole.speed():.0f}", f"{auto.speed():.0f}", ratio, chosen

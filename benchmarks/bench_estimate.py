@@ -63,7 +63,7 @@ PROMPT_START = {"prompt_factor": 1.0, "host_prompt_seconds": 3e-4}
 
 @click.command()
 @click.option("--tokens", default=32, show_default=True, help="New tokens a request.")
-@click.option("--rounds", default=4, show_default=True, help="Of every batch and draft length.")
+@click.option("--rounds", default=4, show_default=True, help="Rounds of every batch and draft length.")
 def main(tokens: int, rounds: int) -> None:
     """Measure, fit, predict."""
     torch.set_num_threads(1)

@@ -40,7 +40,7 @@ KINDS = {
     "one text, 14 MB": sent(prompt="x " * 7_000_000),
     "a million texts": sent(stop=["a"] * 1_000_000),
     "a million lists": sent(prompt=[[1]] * 1_000_000),
-    "half a million fields": sent(**{f"f{i}": 1 for i in range(500_000)}),
+    "half a million fields": sent("completions", **{f"f{i}": 1 for i in range(500_000)}),
     "half a million variables": sent(
         "chat/completions",
         messages=[{"role": "user", "content": "x"}],
@@ -83,7 +83,7 @@ async def measure(port: int, kind: str | None, requests: int, tokens: int) -> li
 
 @click.command()
 @click.option("--requests", default=100, show_default=True, help="Honest requests beside each kind.")
-@click.option("--tokens", default=16, show_default=True, help="Of each answer.")
+@click.option("--tokens", default=16, show_default=True, help="Tokens of each answer.")
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(list(KINDS)), default=list(KINDS))
 def main(requests: int, tokens: int, kinds: tuple[str, ...]) -> None:
     rows, alone = [], None

@@ -99,6 +99,7 @@ async def one_round(url: str, kinds: Sequence[str], requests: int) -> dict[str, 
             statuses[status] = statuses.get(status, 0) + 1
 
         await asyncio.gather(*(send(kind) for _ in range(requests) for kind in kinds))
+        assert client.base_url.port is not None
         while await at_work(client.base_url.port):
             await asyncio.sleep(0.1)
     return statuses
@@ -112,7 +113,7 @@ def resident_mib(pid: int) -> float:
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(list(KINDS)), default=list(KINDS))
 @click.option("--rounds", default=200, show_default=True)
 @click.option("--warm", default=20, show_default=True, help="Rounds before growth is counted.")
-@click.option("--requests", default=8, show_default=True, help="Of each kind in a round.")
+@click.option("--requests", default=8, show_default=True, help="Requests of each kind in a round.")
 def main(kinds: tuple[str, ...], rounds: int, warm: int, requests: int) -> None:
     rows, base = [], 0.0
     with fixture_server(*OPTIONS) as process:

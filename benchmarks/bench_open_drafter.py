@@ -93,7 +93,7 @@ def prepare(work: Path) -> None:
 
 
 def weight_bytes(engine: Path) -> int:
-    """Of the file of weights."""
+    """Bytes of the weights file."""
     return (engine / "model.safetensors").stat().st_size
 
 
@@ -137,7 +137,7 @@ def open_one(engine: Path) -> None:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """That a call takes."""
+    """Seconds that a call takes."""
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin

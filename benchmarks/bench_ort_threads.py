@@ -89,7 +89,7 @@ def open_with(engine: Path, count: int, num_slots: int) -> Drafter:
 
 @torch.inference_mode()
 def measured(drafters: list[Drafter], batch: int, seconds: float) -> list[tuple[float, float]]:
-    """Of each drafter, in turn: wall-clock and CPU time of a pass, in ms."""
+    """Wall-clock and CPU time of a pass of each drafter in turn, in ms."""
     embeds = torch.randn(batch, BLOCK, drafters[0].spec.hidden_size)
     x, weight = torch.randn(16, 2048), torch.randn(2048, 2048)
     wall: list[list[float]] = [[] for _ in drafters]

@@ -13,12 +13,15 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
+import numpy.typing as npt
 import onnxruntime
-from onnx import TensorProto, helper
+from onnx import NodeProto, TensorProto, helper
 
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
@@ -36,7 +39,9 @@ FORMATS = {"BFLOAT16": 2.0, "FP8": 1.0, "NVFP4": 0.5}
 
 
 @click.command()
-@click.option("--rows", "row_counts", type=int, multiple=True, default=(8, 64, 128), show_default=True, help="Of x.")
+@click.option(
+    "--rows", "row_counts", type=int, multiple=True, default=(8, 64, 128), show_default=True, help="Rows of x."
+)
 @click.option("--seconds", default=4.0, show_default=True, help="For each shape and number of rows.")
 @click.option("--cold", default=16, show_default=True, help="MiB that are read between two calls.")
 def main(row_counts: tuple[int, ...], seconds: float, cold: int) -> None:
@@ -71,7 +76,7 @@ def packed(rng: np.random.Generator, kind: str, n: int, k: int) -> onnxruntime.I
     return session(node, inputs)
 
 
-def session(node: object, weights: dict[str, tuple[int, np.ndarray]]) -> onnxruntime.InferenceSession:
+def session(node: NodeProto, weights: Mapping[str, tuple[int, npt.NDArray[Any]]]) -> onnxruntime.InferenceSession:
     """One node, with stored weights."""
     initializers = [
         helper.make_tensor(name, kind, array.shape, array.tobytes(), raw=True)
@@ -90,7 +95,7 @@ def session(node: object, weights: dict[str, tuple[int, np.ndarray]]) -> onnxrun
 def measured(
     sessions: list[onnxruntime.InferenceSession], x: np.ndarray, other: np.ndarray, seconds: float
 ) -> list[float]:
-    """Of each session, in turn: the median time of a call, in microseconds."""
+    """Median time of a call of each session in turn, in microseconds."""
     bindings = []
     for one in sessions:
         binding = one.io_binding()

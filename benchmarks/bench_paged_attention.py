@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 
 
 @click.command()
-@click.option("--rounds", default=7, show_default=True, help="Of at least 30 ms each.")
+@click.option("--rounds", default=7, show_default=True, help="Rounds of at least 30 ms each.")
 def main(rounds: int) -> None:
     """Print CPU time of one layer's attention."""
     torch.set_num_threads(1)

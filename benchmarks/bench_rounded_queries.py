@@ -106,7 +106,7 @@ def tau_row(engine: Path, features: Path) -> list[str]:
     as_function = patch.object(ort_session, "lower_to_cpu", lambda *graph, **_: lower_to_cpu(*graph))
     with open_features(features, read_manifest(engine).draft) as file, as_function:
         plain = walk(engine, file)
-        with patch.multiple(cpu_attention, **functions):
+        with patch.dict(vars(cpu_attention), functions):
             rounded = walk(engine, file)
     pairs = [(a.tau, b.tau) for a, b in zip(plain, rounded, strict=True) if a.tau is not None and b.tau is not None]
     taus, rounded_taus = ([pair[i] for pair in pairs] for i in range(2))
@@ -122,7 +122,7 @@ def rms(x: torch.Tensor) -> float:
 
 
 def error_row(case: Case) -> list[str]:
-    """Of random rows: the root mean square of outputs' errors in percent of that of outputs, by what is rounded."""
+    """Error of the outputs for random rows, as a root mean square in percent of the outputs', by what is rounded."""
     tensors = draw(case)
     unrounded = replace(case, cache_dtype=BF16, k_scale=1.0, v_scale=1.0)
     exact = expect(unrounded, draw(unrounded)).output

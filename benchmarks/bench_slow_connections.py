@@ -123,8 +123,8 @@ def fixture_server(*options: str) -> Iterator[Process]:
 @click.command()
 @click.option("--held", "number", default=64, show_default=True, help="Connections held at once.")
 @click.option("--requests", default=200, show_default=True, help="Honest requests of a round.")
-@click.option("--tokens", default=16, show_default=True, help="Of each answer.")
-@click.option("--rounds", default=5, show_default=True, help="Of each kind.")
+@click.option("--tokens", default=16, show_default=True, help="Tokens of each answer.")
+@click.option("--rounds", default=5, show_default=True, help="Rounds of each kind.")
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(list(KINDS)), default=list(KINDS))
 def main(number: int, requests: int, tokens: int, rounds: int, kinds: tuple[str, ...]) -> None:
     measured: dict[str | None, list[tuple[float, float]]] = {kind: [] for kind in (None, *kinds)}

@@ -54,8 +54,8 @@ async def one_round(running: Cluster, clients: int, requests: int, tokens: int) 
 
 @click.command()
 @click.option("--clients", default=32, show_default=True, help="Requests at once.")
-@click.option("--requests", default=192, show_default=True, help="Of a round.")
-@click.option("--tokens", default=150, show_default=True, help="Of each answer.")
+@click.option("--requests", default=192, show_default=True, help="Requests in a round.")
+@click.option("--tokens", default=150, show_default=True, help="Tokens of each answer.")
 @click.option("--rounds", default=5, show_default=True, help="For each number of workers.")
 def main(clients: int, requests: int, tokens: int, rounds: int) -> None:
     target = FIXTURES / "tiny-qwen3"

@@ -109,6 +109,7 @@ class ForcedPair(LocalPair):
     ) -> None:
         """`answers` are what plain decoding gives, by prompt."""
         super().__init__(session.target, session.drafter)
+        assert session.drafter.spec.vocab_size is not None, "random drafts name their vocabulary"
         self._answers = answers
         self._vocab_size = session.drafter.spec.vocab_size
         self.decoder = Decoder(self, session.decoder(num_slots=num_slots).slots, length)

@@ -43,7 +43,7 @@ TAIL_LINES = 60
 PAIRS = ("tiny-gpt-oss", "tiny-qwen3")
 RECIPES = ("bf16", "fp8", f"fp8{FP8_KV}", "nvfp4", "nvfp4-native", "nvfp4-w4a16", "mixed-nvfp4-fp8")
 FAR_ROWS = 110000
-"""Of each of five slots: 8 layers, 8 heads and 64 numbers of each make them 1.05 x 2^31 elements."""
+"""Rows of each of five slots: 8 layers, 8 heads and 64 numbers of each make them 1.05 x 2^31 elements."""
 FIXTURES = REPOSITORY / "tests" / "fixtures"
 PASSED, FAILED, LACKED = "passed", "**failed**", "lacked"
 # By CUDA version of the driver; that of 13 was run on a CPU, those of 12 bring no nvcc in some releases.
@@ -167,8 +167,8 @@ def steps(work: Path, gpu: Gpu | None) -> Iterator[Step]:
     contract = (*PYTHON, "-m", "tests.contract.tensorrt_llm_arguments", sysconfig.get_path("purelib"))
     yield Step("TensorRT-LLM's contract", contract, 60, (TRTLLM,))
     bench = (*PYTHON, "benchmarks/bench_kv_injection_attention.py", "--runs", "20", "--max-rows", "131072")
-    bench += ("--only", "gpt-oss", "--peer", "FlashAttention", "--peer", "cudnn")  # the others compile for minutes
-    yield Step("attention kernel, measured", bench, 120, (GPU, TORCH, PLUGIN))
+    peers = ("--only", "gpt-oss", "--peer", "FlashAttention", "--peer", "cudnn")  # the others compile for minutes
+    yield Step("attention kernel, measured", (*bench, *peers), 120, (GPU, TORCH, PLUGIN))
 
 
 def _pair_steps(pair: str, work: Path) -> Iterator[Step]:

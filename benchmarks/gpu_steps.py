@@ -80,7 +80,7 @@ def torch_cuda() -> None:
 @steps.command()
 @click.argument("engine", type=click.Path(path_type=Path))
 def parity(engine: Path) -> None:
-    """The same taps and blocks through TensorRT and through ONNX Runtime; exits with 1 where they differ by more."""
+    """Run equal taps and blocks through TensorRT and ONNX Runtime; exit with 1 where they differ by more."""
     manifest = read_manifest(engine)
     tensorrt = TensorRTExecutor(engine, manifest, own_stream())
     errors = list(differences(manifest, tensorrt, OnnxExecutor(engine, manifest)))
@@ -91,7 +91,7 @@ def parity(engine: Path) -> None:
 
 
 def differences(manifest: Manifest, one: Executor, other: Executor) -> Iterator[float]:
-    """Of the hidden states of both drafters after each step: root mean square, relative to `other`."""
+    """Root mean square of the difference of both drafters' hidden states after each step, relative to `other`."""
     spec, rng = manifest.draft, torch.Generator().manual_seed(0)
     drafters = [Drafter.open(executor, spec, num_slots=2) for executor in (one, other)]
     for num_rows in STEPS:
@@ -113,7 +113,7 @@ def _step(drafter: Drafter, num_rows: tuple[int, int], taps: Tensor, block: Tens
 @click.argument("device", default="cuda")
 def decode(engine: Path, target: str, device: str) -> None:
     """64 greedy tokens with the plans and without drafts; exits with 1 where they differ or no draft is accepted."""
-    from dflash_trt.llm import LLM, SamplingParams
+    from dflash_trt import LLM, SamplingParams
 
     found = {}
     for length in (None, 0):

@@ -52,7 +52,7 @@ def featured_draft(
 
 
 def build_featured(draft: DraftCheckpoint, output: Path, target: Path | None = None) -> Manifest:
-    """Its engine, for `target` or for one that just fits."""
+    """Builds its engine, for `target` or for one that just fits."""
     partner = read_target(target) if target else fitting_target(draft)
     build_engine(BuildOptions(draft=draft, draft_name=str(draft.directory), target=partner, output=output))
     return read_manifest(output)

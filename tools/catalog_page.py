@@ -65,7 +65,7 @@ def _name(draft: KnownDraft) -> str:
 
 
 def _facts(draft: KnownDraft) -> tuple[str, ...]:
-    """Of the columns of `inspect --catalog` those to choose by, the three sizes as one."""
+    """Columns of `inspect --catalog` to choose a draft by, the three sizes as one."""
     facts = dict(zip(COLUMNS, row(draft), strict=True))
     sizes = "/".join(facts[precision].removesuffix(" GB") for precision in ("BF16", "FP8", "NVFP4"))
     return (facts["draft"], facts["target"], facts["S"], sizes)

@@ -135,7 +135,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Count:
-    """Of one compiled kernel: warp instructions of a CTA that a step of one team takes, by opcode."""
+    """Warp instructions of a CTA that a step of one team takes in a compiled kernel, by opcode."""
 
     case: Case
     architecture: str
@@ -166,7 +166,7 @@ class Count:
 
     @property
     def shared_bytes(self) -> float:
-        """That shared memory moves for a byte of the cache, whole wavefronts and conflicts included."""
+        """Bytes that shared memory moves for a byte of the cache, whole wavefronts and conflicts included."""
         copy, matrix = 1 + self.plan.write_conflicts, 1 + self.plan.read_conflicts
         wavefronts = {"LDGSTS": 4 * copy, "LDSM": 4 * matrix, "STSM": 4, "LDS": 1, "SHFL": 1}
         moved = 0.0
@@ -217,7 +217,7 @@ def make_plan(case: Case, wgmma: bool, directory: Path) -> Plan:
 
 
 def kernels(case: Case, architecture: str) -> list[str]:
-    """Those that are compiled for the call."""
+    """Kernels that are compiled for the call."""
     return ["mma", "wgmma"] if architecture == "90a" and wgmma_rows(case) else ["mma"]
 
 

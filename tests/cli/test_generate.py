@@ -183,7 +183,7 @@ def requests(capsys: pytest.CaptureFixture[str], *command: object) -> list[dict[
 
 
 def test_sampling_settings(engine: Path, prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same seed gives the same tokens with and without the drafter, one by one and in a batch."""
+    """A seed gives the same tokens with and without the drafter, one by one and in a batch."""
     command = [
         engine, "--token-ids", prompts, "--max-tokens", 12, "--temperature", 1, "--top-p", 0.9, "--seed", 7,
         "--logprobs", "--baseline",

@@ -43,18 +43,18 @@ class ShapeError(Exception):
 
 
 def text(shape: Shape) -> str:
-    """Shape as text: [2*B, 64]."""
+    """A shape written as [2*B, 64]."""
     return f"[{', '.join(map(str, shape))}]"
 
 
 def declared(value: onnx.ValueInfoProto) -> Shape:
-    """Shape of a graph's input or output."""
+    """Shape that a graph declares for an input or output."""
     axes = value.type.tensor_type.shape.dim
     return tuple(Extent(1, (axis.dim_param,)) if axis.dim_param else Extent(axis.dim_value) for axis in axes)
 
 
 def output_shapes(node: onnx.NodeProto, inputs: Sequence[Shape], constants: Sequence[list[int] | None]) -> list[Shape]:
-    """Shape of each output; `constants` are the integers of inputs that are initializers. Raises ShapeError."""
+    """Shape of each output; `constants` are the integers of initializer inputs. Raises ShapeError."""
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     x = inputs[0]
     match node.op_type:
@@ -63,7 +63,7 @@ def output_shapes(node: onnx.NodeProto, inputs: Sequence[Shape], constants: Sequ
         case op_type if op_type in ELEMENTWISE:
             return [_broadcast(*inputs)]
         case "Gemm":
-            return [_gemm(*inputs[:2], attributes)]
+            return [_gemm(inputs[0], inputs[1], attributes)]
         case "MatMul":
             _expect(x[-1].is_same(inputs[1][-2]), f"MatMul of {text(x)} and {text(inputs[1])}")
             return [(*x[:-1], inputs[1][-1])]

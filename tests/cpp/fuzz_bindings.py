@@ -22,7 +22,8 @@ from tests.plugins.cases import Case
 from tests.plugins.tensors import draw
 
 INTEGERS = (-(2**63), -(2**31), -1, 0, 1, 2, 3, 31, 2**31 - 1, 2**31, 2**40, 2**63 - 1, 2**64 - 1)
-NUMBERS = (*INTEGERS, 0.5, 1e-30, 1e30, float("nan"), float("inf"), None, "best", "none", [], [1], [-1], [2**40])
+LISTS: list[list[int]] = [[], [1], [-1], [2**40]]
+NUMBERS = (*INTEGERS, 0.5, 1e-30, 1e30, float("nan"), float("inf"), None, "best", "none", *LISTS)
 DTYPES = (
     torch.uint8,
     torch.int32,

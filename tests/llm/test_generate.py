@@ -101,7 +101,8 @@ def test_metrics_are_consistent(llm: LLM) -> None:
 
 
 def test_prompts_that_cannot_be_served_are_refused(llm: LLM) -> None:
-    for empty in ("", [[]], ()):
+    empties: tuple[Any, ...] = ("", [[]], ())
+    for empty in empties:
         with pytest.raises(RequestError, match="expected at least one token, found an empty prompt"):
             list(llm.stream(empty)) if empty == () else llm.generate(empty)
     with pytest.raises(RequestError, match=r"expected at most 8192 tokens .* 8190 in the prompt \+ 3 new ones"):

@@ -10,7 +10,7 @@ from tools.dashboards.runtimes import Runtime
 
 Json = dict[str, Any]
 WIDTH, HEIGHT = 12, 8
-"""Of a panel, in Grafana's grid of 24 columns."""
+"""Size of a panel in Grafana's grid of 24 columns."""
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 SELECTOR = 'model_name=~"$model",instance=~"$instance"'
 # Okabe and Ito's colours, which colour-blind people tell apart; black and yellow are left out for Grafana's themes.

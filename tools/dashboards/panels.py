@@ -11,7 +11,7 @@ from tools.dashboards.runtimes import Runtime, quantile
 Query = tuple[str, str]
 """Legend and expression; an empty expression is not published."""
 DRIFT = 0.85
-"""Of the day before: tau below it is an alert. Less moves with the mix of prompts."""
+"""Share of the day before; tau below it is an alert. Smaller changes come with the mix of prompts."""
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ class Cluster:
         return added
 
     def await_workers(self) -> None:
-        """Until the frontend has heard of all that are alive."""
+        """Waits until the frontend knows all live workers."""
         self.frontend.wait_until(lambda: self._knows_model() and self.num_instances() >= len(self.alive))
 
     @property
@@ -165,7 +165,7 @@ def cluster(
 
 
 def terminate(worker: Worker) -> int:
-    """Its exit code after SIGTERM."""
+    """Sends SIGTERM and returns the exit code."""
     worker.popen.send_signal(signal.SIGTERM)
     return worker.popen.wait(PATIENCE)
 

@@ -223,7 +223,7 @@ main()
 
 @pytest.mark.full
 def test_a_decoder_that_fails_ends_its_worker(engine: Path, tmp_path: Path) -> None:
-    """Its requests go on elsewhere, and who watches over the process sees that it failed."""
+    """Requests of the failed worker go on elsewhere, and its exit code reports the failure."""
     with cluster(tmp_path, engine, TARGET, "--migration-limit", 3) as running:
         (failing,) = running.add_workers(1, start=("-c", FAILING))
         running.add_workers(1)

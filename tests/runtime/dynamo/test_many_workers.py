@@ -23,7 +23,7 @@ MAX_TOKENS = 60
 
 
 def count(running: Cluster, name: str) -> list[int]:
-    """Of each worker."""
+    """A counter of each worker, by its name in the metrics."""
     return [int(worker.metric(f"vllm:{name}_total")) for worker in running.workers]
 
 

@@ -109,7 +109,7 @@ def test_worker_that_was_stopped_is_not_left_alone(engine: Path, tmp_path: Path)
 
 @contextmanager
 def etcd_server(directory: Path) -> Iterator[str]:
-    """Its address; skips the test where etcd is not installed."""
+    """Address of an etcd server; skips the test where etcd is not installed."""
     if (program := shutil.which("etcd")) is None:
         pytest.skip("etcd is not on PATH (Debian: etcd-server)")
     client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))

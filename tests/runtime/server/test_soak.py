@@ -166,7 +166,7 @@ def chat(draw: random.Random) -> Json:
     """A conversation with values of any type where the template reads them."""
 
     def value(depth: int = 0) -> Any:
-        leaves = [5, None, True, "x", "", -1.5, [], {}, "\ud83d\ude00", 2**70]
+        leaves: list[Any] = [5, None, True, "x", "", -1.5, [], {}, "\ud83d\ude00", 2**70]
         if depth == 3 or draw.random() < 0.5:
             return draw.choice(leaves)
         keys = draw.sample(["type", "text", "function", "name", "arguments", "id", "content", "strict"], 3)

@@ -20,7 +20,6 @@ from dflash_trt.runtime.targets.gathered_attention import GatheredPass
 from dflash_trt.runtime.targets.huggingface import PACKED_MODEL_TYPES, can_pack, make_target
 from dflash_trt.runtime.targets.packed_pass import Pass
 from dflash_trt.runtime.targets.packed_target import Acceleration, PackedTarget
-from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
 from dflash_trt.runtime.targets.sequential_target import SequentialTarget
 from dflash_trt.runtime.targets.target import Segment
 from tests.runtime.targets.families import (
@@ -109,7 +108,7 @@ def test_a_packed_pass_is_the_models_own(name: str) -> None:
 @pytest.mark.parametrize("name", PACKED)
 @pytest.mark.usefixtures("small_cache")
 def test_a_packed_pass_by_torchs_operators_is_the_models_own(name: str) -> None:
-    """As on a GPU, and without the room cpu/."""
+    """Torch's operators run on a GPU, and where runtime/cpu is not used."""
     model_type, settings = PACKED[name]
     model, turns = random_model(model_type, **settings), random_history(seed=len(name))
     expected = recomputed(model, turns)
@@ -197,7 +196,7 @@ def test_positions_that_depend_on_the_longest_request_are_not_packed(rope_type: 
 
 
 @pytest.mark.parametrize("target_type", [PackedTarget, SequentialTarget])
-def test_bytes_per_token_are_those_of_k_and_v(target_type: type[HuggingFaceTarget]) -> None:
+def test_bytes_per_token_are_those_of_k_and_v(target_type: type[PackedTarget | SequentialTarget]) -> None:
     gpt_oss = target_type(random_model("gpt_oss", sliding_window=WINDOW, **EXPERTS), TAPS, NUM_SLOTS)
     assert gpt_oss.cache_bytes_per_token == 4 * (4 * 2 * (16 + 16))  # FLOAT, layers, heads, dimensions of K and V
     latent = target_type(random_model("deepseek_v3", **(MLA | ROUTED)), TAPS, NUM_SLOTS)
@@ -211,7 +210,7 @@ def test_bytes_per_token_are_those_of_k_and_v(target_type: type[HuggingFaceTarge
 
 
 @pytest.mark.parametrize("target_type", [PackedTarget, SequentialTarget])
-def test_state_of_fixed_size_is_counted_for_each_slot(target_type: type[HuggingFaceTarget]) -> None:
+def test_state_of_fixed_size_is_counted_for_each_slot(target_type: type[PackedTarget | SequentialTarget]) -> None:
     """Twice, because a rollback needs the state before the last segment."""
     model_type, settings = PACKED["qwen3_5"]
     target = target_type(random_model(model_type, **settings), TAPS, NUM_SLOTS)
@@ -256,7 +255,7 @@ def test_a_model_with_a_cache_of_its_own_is_refused() -> None:
 
 
 @pytest.mark.parametrize("target_type", [PackedTarget, SequentialTarget])
-def test_logits_and_taps_only_where_asked_for(target_type: type[HuggingFaceTarget]) -> None:
+def test_logits_and_taps_only_where_asked_for(target_type: type[PackedTarget | SequentialTarget]) -> None:
     target = target_type(random_model("qwen3"), TAPS, NUM_SLOTS)
     segments = [
         Segment(slot=2, token_ids=[1, 2, 3], num_logits=0),
