@@ -96,8 +96,7 @@ def layer_shapes(hidden: int, ffn: int, heads: int, kv_heads: int, head_dim: int
     ]
 
 
-def our_ways(threads: int, isa: str) -> list[Way]:
-    how = {"threads": threads, "isa": isa}
+def our_ways(threads: int) -> list[Way]:
     pool = ThreadPoolExecutor(threads)
 
     def copy(tensor: Tensor) -> None:
@@ -105,13 +104,13 @@ def our_ways(threads: int, isa: str) -> list[Way]:
         list(pool.map(lambda pair: np.copyto(*pair), parts))
 
     def amax(tensor: Tensor) -> None:
-        _C.amax(tensor.weights, **how)
+        _C.amax(tensor.weights, threads=threads)
 
     def fp8(tensor: Tensor) -> None:
-        _C.pack_fp8(tensor.weights, tensor.scale, tensor.fp8, **how)
+        _C.pack_fp8(tensor.weights, tensor.scale, tensor.fp8, threads=threads)
 
     def nvfp4(tensor: Tensor) -> None:
-        _C.pack_nvfp4(tensor.weights, tensor.scale_2, tensor.nvfp4, tensor.scales, **how)
+        _C.pack_nvfp4(tensor.weights, tensor.scale_2, tensor.nvfp4, tensor.scales, threads=threads)
 
     return [
         Way(COPY, threads, copy),
@@ -153,8 +152,7 @@ def modelopt_ways(threads: int) -> list[Way]:
 @click.option("--head-dim", default=64, show_default=True)
 @click.option("--layers", default=1, show_default=True, help="gpt-oss-120b's drafter has 8, all alike.")
 @click.option("--rounds", default=7, show_default=True)
-@click.option("--isa", default="best", show_default=True, help="Instruction set of our packers.")
-def main(hidden: int, ffn: int, heads: int, kv_heads: int, head_dim: int, layers: int, rounds: int, isa: str) -> None:
+def main(hidden: int, ffn: int, heads: int, kv_heads: int, head_dim: int, layers: int, rounds: int) -> None:
     """Measure our packers, modelopt and a memory copy, with 1 and with all threads."""
     shapes = layer_shapes(hidden, ffn, heads, kv_heads, head_dim) * layers
     rng = np.random.default_rng(0)
@@ -164,10 +162,10 @@ def main(hidden: int, ffn: int, heads: int, kv_heads: int, head_dim: int, layers
     has_modelopt = find_spec("modelopt") is not None
     ways = []
     for threads in (1, all_threads):
-        ways += our_ways(threads, isa) + (modelopt_ways(threads) if has_modelopt else [])
+        ways += our_ways(threads) + (modelopt_ways(threads) if has_modelopt else [])
     versions = [f"numpy {metadata.version('numpy')}"]
     versions += [f"{name} {metadata.version(name)}" for name in ("torch", "nvidia-modelopt") if has_modelopt]
-    click.echo(f"{cpu_model()}, {all_threads} threads, {_C.cpu_features()}, isa {isa}")
+    click.echo(f"{cpu_model()}, {all_threads} threads")
     click.echo(f"Python {platform.python_version()}, {', '.join(versions)}")
     click.echo(f"{len(tensors)} tensors, {gigabytes:.3f} GB of BF16, fastest of {rounds} rounds each\n")
     for way in ways:

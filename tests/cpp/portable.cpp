@@ -77,16 +77,16 @@ void print_packing() {
   constexpr int64_t kRows = 7, kCols = 208;
   const std::vector<float> values = numbers(kRows * kCols, 1);
   const std::vector<uint16_t> bits = bfloat16(values);
-  const dflash::Execution execution{.threads = 3, .isa = dflash::isa_named(isa)};
+  constexpr int kThreads = 3;
   for (const auto type : {dflash::WeightType::kF32, dflash::WeightType::kBf16, dflash::WeightType::kF16}) {
     const void* data = type == dflash::WeightType::kF32 ? static_cast<const void*>(values.data()) : bits.data();
     // The bits of a bfloat16 in [-1, 1) are those of a finite float16.
     const dflash::Weights weights{static_cast<const std::byte*>(data), type, kRows, kCols};
-    const float scale = dflash::amax(weights, execution) / 448;
+    const float scale = dflash::amax(weights, kThreads) / 448;
     std::vector<uint8_t> codes(kRows * kCols), nibbles(kRows * kCols / 2), scales(kRows * kCols / 16);
-    dflash::pack_fp8(weights, scale, {codes.data(), kRows, kCols}, execution);
+    dflash::pack_fp8(weights, scale, {codes.data(), kRows, kCols}, kThreads);
     dflash::pack_nvfp4(weights, scale / 6, {nibbles.data(), kRows, kCols / 2}, {scales.data(), kRows, kCols / 16},
-                       execution);
+                       kThreads);
     exact("fp8", codes), exact("nvfp4", nibbles), exact("scales", scales);
   }
 }
@@ -128,16 +128,15 @@ void print_packed_weights() {
   const std::vector<float> x = numbers(kM * kK, 13), weight = numbers(kN * kK, 14);
   const std::vector<uint16_t> bits = bfloat16(weight);
   const dflash::Weights weights{reinterpret_cast<const std::byte*>(weight.data()), dflash::WeightType::kF32, kN, kK};
-  const dflash::Execution execution{.threads = 1, .isa = dflash::isa_named(isa)};
   std::vector<uint8_t> fp8(kN * kK), nvfp4(kN * kK / 2), block_scales(kN * kK / 16);
-  dflash::pack_fp8(weights, 1.0f / 448, {fp8.data(), kN, kK}, execution);
-  dflash::pack_nvfp4(weights, 1.0f / 2688, {nvfp4.data(), kN, kK / 2}, {block_scales.data(), kN, kK / 16}, execution);
+  dflash::pack_fp8(weights, 1.0f / 448, {fp8.data(), kN, kK}, 1);
+  dflash::pack_nvfp4(weights, 1.0f / 2688, {nvfp4.data(), kN, kK / 2}, {block_scales.data(), kN, kK / 16}, 1);
   const auto print = [&](const char* name, WeightFormat format, const void* codes, float scale) {
     const size_t bytes = kN * dflash::row_bytes(format, kK);
     std::vector<uint8_t> unaligned(bytes + 1);  // codes stand at any address
     std::memcpy(unaligned.data() + 1, codes, bytes);
     std::vector<float> out((kM - 1) * (kN + kMargin) + kN);
-    dflash::multiply_columns(execution.isa)({.weight = {.format = format,
+    dflash::multiply_columns(dflash::isa_named(isa))({.weight = {.format = format,
                                                         .rows = kN,
                                                         .cols = kK,
                                                         .codes = unaligned.data() + 1,
@@ -193,9 +192,9 @@ void print_block_attention() {
   std::vector<float> out(kB * kS * kN * kD);
   const dflash::BlockAttention attention{
       .batch = kB, .block = kS, .num_heads = kN, .num_kv_heads = kG, .head_dim = kD, .num_pages = kB, .layers = 1,
-      .page_rows = kC, .pages_per_row = 1, .layer = 0, .sliding_window = 0, .causal = true, .rms_norm_eps = 1e-6f,
+      .page_rows = kC, .pages_per_request = 1, .layer = 0, .sliding_window = 0, .causal = true, .rms_norm_eps = 1e-6f,
       .softmax_scale = 0.25f, .qkv = qkv.data(), .q_norm = norm.data(), .k_norm = norm.data(), .rope = rope.data(),
-      .k_cache = cache.data(), .v_cache = cache.data(), .page_table = slots.data(), .context_lengths = lengths.data(),
+      .k_cache = cache.data(), .v_cache = cache.data(), .page_ids = slots.data(), .context_lengths = lengths.data(),
       .sinks = nullptr, .out = out.data()};
   for (int64_t b = 0; b < kB; ++b) {
     for (int64_t g = 0; g < kG; ++g) dflash::attend_head(dflash::isa_named(isa))(attention, b, g);

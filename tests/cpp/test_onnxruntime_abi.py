@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """cpp/onnxruntime/abi.h against the ONNX Runtime that is installed: no wheel of it has its header.
 
-What the operators call is called by their own tests (tests/runtime/drafter/onnxruntime); here are the versions, and the functions whose
-results can be told apart without a session.
+tests/runtime/drafter/onnxruntime covers the functions that operators call; here are the versions, and the functions
+whose results can be told apart without a session.
 """
 
 from __future__ import annotations
