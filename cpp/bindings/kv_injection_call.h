@@ -20,5 +20,5 @@ dflash::kv_injection::Params call_params(const dflash::kv_injection::Attributes&
 dflash::kv_injection::AppendParams append_params(const Inputs& inputs, const Array& k_cache, const Array& v_cache,
                                                  int device);
 
-// Of a dense CUDA tensor of any dtype.
+// Address of a dense CUDA tensor of any dtype.
 void* workspace_address(const Array& workspace);

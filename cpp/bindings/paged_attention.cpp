@@ -47,7 +47,7 @@ class PassRows {
           (begins[i] + num_tokens[i] + dflash::kTokensPerPage - 1) / dflash::kTokensPerPage;
       expect(static_cast<int64_t>(pages_[i].size()) >= needed, "pages for all tokens of a sequence",
              static_cast<int64_t>(pages_[i].size()));
-      // What is reserved beyond is neither written nor read, and the cache may not have grown to it yet.
+      // Pages reserved beyond are neither written nor read, and the cache may not have grown to them yet.
       for (int64_t k = 0; k < needed; ++k) {
         expect(pages_[i][k] >= 0, "page ids that are not negative", pages_[i][k]);
         num_pages_ = std::max(num_pages_, int64_t{pages_[i][k]} + 1);

@@ -7,7 +7,7 @@
 
 namespace dflash::kv_injection {
 
-// Of a call's tensors; null while only shapes are known.
+// Addresses of a call's tensors; null while only shapes are known.
 struct Addresses {
   const void* const* inputs = nullptr;
   void* const* outputs = nullptr;
@@ -17,8 +17,7 @@ Params call_params(const Attributes& attributes, const nvinfer1::PluginTensorDes
                    int32_t num_inputs, const nvinfer1::PluginTensorDesc& output,
                    const Addresses& at = {});
 
-// The call at the largest shapes of the profile. The output follows from qkv: what bounds TensorRT gives for it while it
-// builds is its own affair.
+// The call at the largest shapes of the profile. The output follows from qkv, not from the bounds that TensorRT gives.
 Params largest_call(const Attributes& attributes, const nvinfer1::DynamicPluginTensorDesc* inputs,
                     int32_t num_inputs);
 

@@ -11,7 +11,7 @@ namespace dflash::kv_injection {
 
 inline constexpr int32_t kNumAttributes = 11;
 
-// Of the serialised attributes; raised with any change of their names, types or meaning.
+// Version of the serialised attributes; raised with any change of their names, types or meaning.
 inline constexpr int32_t kFormatVersion = 2;  // 1: dense caches were inputs
 
 // The attributes' names and types, without values: what the ONNX parser asks the creator for.

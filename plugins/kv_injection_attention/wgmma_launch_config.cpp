@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kv_injection_attention/kernel/wgmma_plan.h"
+#include "kv_injection_attention/kernel/wgmma_launch_config.h"
 
 #include <algorithm>
 
@@ -14,26 +14,26 @@ bool wgmma_pays(const Params& p) {
   return p.block * (p.num_heads / p.num_kv_heads) > 32;  // below, either kernel is bound by the memory
 }
 
-Plan make_wgmma_plan(const Params& p, int32_t sms) {
+LaunchConfig make_wgmma_launch_config(const Params& p, int32_t sms) {
   const int32_t D = p.head_dim, bytes = p.cache_dtype == DType::kF8E4M3 ? 1 : 2;
-  Plan plan{};
-  plan.group = p.num_heads / p.num_kv_heads;
-  plan.rows = p.block * plan.group;
-  plan.row_tiles = 1;
-  plan.tile_rows = wgmma_rows(D, plan.rows);
-  plan.row_groups = kWarpgroupWarps;
-  plan.teams = wgmma_teams(D);
-  plan.block_rows = kMaxBlock;
-  plan.block_at = wgmma_block_at(D, plan.tile_rows, bytes);
-  plan.stages_at = (plan.block_at + 2 * kMaxBlock * row_bytes(D, 2) + kRowsAlignment - 1) / kRowsAlignment * kRowsAlignment;
-  plan.stage_bytes = wgmma_stage_bytes(D, bytes);
-  // Later the results of the teams and of the block take the place of the stages (see merge.cuh).
-  const int32_t results = results_bytes(32 * plan.row_groups, wgmma_values(D, plan.tile_rows));
-  const int32_t stages = plan.teams * wgmma_stages(D, bytes) * plan.stage_bytes;
-  plan.shared_bytes =
-      plan.stages_at + std::max(stages, (plan.teams + 1) * results + plan.tile_rows * kRowOutputBytes);
-  plan_ranges(p, std::min(sms, kMaxSms), plan);
-  return plan;
+  LaunchConfig config{};
+  config.group = p.num_heads / p.num_kv_heads;
+  config.rows = p.block * config.group;
+  config.row_tiles = 1;
+  config.tile_rows = wgmma_rows(D, config.rows);
+  config.row_groups = kWarpgroupWarps;
+  config.teams = wgmma_teams(D);
+  config.block_rows = kMaxBlock;
+  config.block_at = wgmma_block_at(D, config.tile_rows, bytes);
+  config.stages_at = (config.block_at + 2 * kMaxBlock * row_bytes(D, 2) + kRowsAlignment - 1) / kRowsAlignment * kRowsAlignment;
+  config.stage_bytes = wgmma_stage_bytes(D, bytes);
+  // Later the results of the teams and of the block reuse the stages' memory (see merge.cuh).
+  const int32_t results = results_bytes(32 * config.row_groups, wgmma_values(D, config.tile_rows));
+  const int32_t stages = config.teams * wgmma_stages(D, bytes) * config.stage_bytes;
+  config.shared_bytes =
+      config.stages_at + std::max(stages, (config.teams + 1) * results + config.tile_rows * kRowOutputBytes);
+  set_ranges(p, std::min(sms, kMaxSms), config);
+  return config;
 }
 
 }  // namespace dflash::kv_injection

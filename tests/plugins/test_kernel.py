@@ -85,8 +85,8 @@ def test_a_gpu_of_any_size(ctas: int, case: Case, program: Program, tmp_path: Pa
     """However the context is cut into ranges, and however many requests a range cuts."""
     tensors = draw(case)
     result = emulation.call(program(case), tmp_path / "call", case, tensors, ctas=ctas)
-    assert result.plan is not None
-    assert result.plan.ranges == ctas
+    assert result.config is not None
+    assert result.config.ranges == ctas
     assert_close(result.out, *expect(case, tensors))
 
 
@@ -170,7 +170,7 @@ def test_the_emulator_lets_right_code_pass(faults: Path) -> None:
     emulation.run(faults, "none")
 
 
-def test_every_plan_fits_the_gpu() -> None:
-    sources = [emulation.HERE / "every_plan.cpp", *emulation.plan_sources()]
-    program = once("every_plan", lambda path: build(path, sources))
+def test_every_launch_config_fits_the_gpu() -> None:
+    sources = [emulation.HERE / "every_launch_config.cpp", *emulation.config_sources()]
+    program = once("every_launch_config", lambda path: build(path, sources))
     assert emulation.run(program) == ""

@@ -28,7 +28,7 @@ CASE = Case(name="mutated", N=8, G=1, S=10, cache_dtype=FP8, k_scale=0.02, v_sca
 CTAS = 5
 WAIT = "griddepcontrol_wait();  // all that is read may be its: the block, slots and lengths, rows just appended"
 LOADER, PAGES = "context_loader.cuh", "context_pages.cuh"
-SCHEDULE = "const Schedule schedule(p, plan);"
+SCHEDULE = "const Schedule schedule(p, config);"
 WIDTH = "(p.num_heads + 2 * p.num_kv_heads)"
 
 
@@ -63,10 +63,10 @@ MUTANTS = [
            "AddressSanitizer"),
     Mutant("copies that are not swizzled", LOADER, "Step::Rows::at(first, vector * 16)",
            "first * kStride + vector * 16"),
-    Mutant("columns ahead that are not swizzled", "plan.h", "address ^ columns", "address + columns",
+    Mutant("columns ahead that are not swizzled", "launch_config.h", "address ^ columns", "address + columns",
            "while a copy into it is under way"),
     Mutant("no mask at the end", "attention.cuh", "end < kMmaKeys ||", ""),
-    Mutant("a tile with rows skipped", "attention.cuh", "warp_row() + 16 >= plan_.rows", "warp_row() + 16 >= 48"),
+    Mutant("a tile with rows skipped", "attention.cuh", "warp_row() + 16 >= config_.rows", "warp_row() + 16 >= 48"),
     Mutant("a maximum that never moves", "state.cuh", "if (any_sync(exceeds)) return false;", "any_sync(exceeds);"),
     Mutant("a sum left behind", "state.cuh", "sum[t][half] *= rescale;", ""),
     Mutant("the block's keys scaled", "attention.cuh", "1 / p_.k_scale)", "1.0f)"),
@@ -88,12 +88,12 @@ PART_MUTANTS = [
 
 # Of more requests than a warp has lanes, some of which are cut.
 MANY = replace(MANY_UNEVEN, cache_dtype=FP8, k_scale=0.02, v_scale=0.03)
-LANE_MUTANT = Mutant("the start of a lane for a request's", "schedule.cuh", "unit += request_of(p_, i).units", "{}")
+LANE_MUTANT = Mutant("the start of a lane for a request's", "schedule.cuh", "unit += context_of(p_, i).units", "{}")
 
 # Of pages, which both kernels read alike.
 PAGED = replace(CASE, L=2, layer=1, pages=Pages(32, "V1"), window=1000)
 PAGE_MUTANTS = [
-    Mutant("an entry of another request", PAGES, "int64_t{segment.slot} *", "int64_t{segment.slot / 9} *",
+    Mutant("an entry of another request", PAGES, "int64_t{span.slot} *", "int64_t{span.slot / 9} *",
            "AddressSanitizer"),
     Mutant("a page of another size", PAGES, "(key - page * size) *", "key % 16 *"),
     Mutant("another layer's pages", PAGES, "p.context_pointers[p.layer]", "p.context_pointers[0]"),
@@ -157,7 +157,7 @@ WGMMA_MUTANTS = [
            "AddressSanitizer"),
     Mutant("copies that are not swizzled", WGMMA_LOADER, "Step::Rows::at(row, vector * 16)",
            "row * kStride + vector * 16"),
-    Mutant("columns ahead that are not swizzled", "plan.h", "address ^ columns", "address + columns"),
+    Mutant("columns ahead that are not swizzled", "launch_config.h", "address ^ columns", "address + columns"),
     Mutant("stages that never end", WGMMA_LOADER, "stage_ == last_stage_ ?", "false ?",
            "of .* bytes|while a copy|races with thread"),
     Mutant("maxima read too early", STATE, f"group.sync();\n    {MAXIMA}#pragma unroll\n{LOOP}", MAXIMA + LOOP,

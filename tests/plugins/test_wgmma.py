@@ -85,8 +85,8 @@ def test_a_gpu_of_any_size(ctas: int, program: Program, tmp_path: Path) -> None:
     """However the context is cut into ranges, and however many requests a range cuts."""
     tensors = draw(GPT_OSS_FP8)
     result = emulation.call(program(GPT_OSS_FP8), tmp_path / "call", GPT_OSS_FP8, tensors, ctas=ctas)
-    assert result.plan is not None
-    assert result.plan.ranges == ctas
+    assert result.config is not None
+    assert result.config.ranges == ctas
     assert_close(result.out, *expect(GPT_OSS_FP8, tensors))
 
 

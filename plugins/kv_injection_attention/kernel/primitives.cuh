@@ -108,7 +108,7 @@ DFLASH_DEVICE void cp_async(Shared to, const void* from, bool real) {
 
 DFLASH_DEVICE void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Until at most `kPending` of this thread's committed groups, the latest, are under way.
+// Waits until at most the latest `kPending` of this thread's committed groups are under way.
 template <int kPending>
 DFLASH_DEVICE void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -193,7 +193,7 @@ DFLASH_DEVICE float ex2_approx(float x) {
   return y;
 }
 DFLASH_DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-// The same, clamped to [0, 1]; NaN gives 0.
+// fma_rn clamped to [0, 1]; NaN gives 0.
 DFLASH_DEVICE float fma_rn_sat(float a, float b, float c) { return __saturatef(__fmaf_rn(a, b, c)); }
 DFLASH_DEVICE int vimax3(int a, int b, int c) { return __vimax3_s32(a, b, c); }
 DFLASH_DEVICE float rcp_approx(float x) {

@@ -134,36 +134,36 @@ DFLASH_DEVICE void store_rotated_rows(RowSource source, const float* rope, float
 
 // All of the largest call are 2 million. Signs that widen to 64 bits would be kept in registers, which are scarce.
 template <int D>
-DFLASH_DEVICE const float* rope_of(const Params& p, const Segment& segment) {
-  return p.rope + segment.request * p.block * D;
+DFLASH_DEVICE const float* rope_of(const Params& p, const ContextSpan& span) {
+  return p.rope + span.request * p.block * D;
 }
 
 // `rows` query rows of a kv head from `first_row` on; those behind its last become 0. `factor` and `unit` are as in
 // RowSource.
 template <int D, class T, class Stored, Columns kColumns>
-DFLASH_DEVICE void store_queries(const Params& p, const Plan& plan, const Segment& segment, int kv_head, int first_row,
+DFLASH_DEVICE void store_queries(const Params& p, const LaunchConfig& config, const ContextSpan& span, int kv_head, int first_row,
                                  int rows, float factor, float unit, Shared to) {
   const auto locate = [&](int i, int64_t& at, int& slot) {
     const int row = first_row + i;
-    slot = row / plan.group;
-    at = qkv_row(p, segment.request, slot, query_head(plan, kv_head, row));
-    return row < plan.rows;
+    slot = row / config.group;
+    at = qkv_row(p, span.request, slot, query_head(config, kv_head, row));
+    return row < config.rows;
   };
-  const float eps = segment.slot < 0 ? as_float(0x7fc00000u) : p.rms_norm_eps;  // NaN queries make NaN outputs
-  store_rotated_rows<D, T, Stored, kColumns>({p.qkv, p.q_norm, factor, unit}, rope_of<D>(p, segment), eps, rows, to,
+  const float eps = span.slot < 0 ? as_float(0x7fc00000u) : p.rms_norm_eps;  // NaN queries make NaN outputs
+  store_rotated_rows<D, T, Stored, kColumns>({p.qkv, p.q_norm, factor, unit}, rope_of<D>(p, span), eps, rows, to,
                                              locate);
 }
 
 // The block's keys, normed and rotated, and its values as they are, `rows` of each; those behind slot S become 0.
 template <int D, class T, class Stored, Columns kKeyColumns, Columns kValueColumns>
-DFLASH_DEVICE void store_block(const Params& p, const Segment& segment, int kv_head, int rows, Shared keys,
+DFLASH_DEVICE void store_block(const Params& p, const ContextSpan& span, int kv_head, int rows, Shared keys,
                                Shared values) {
   const auto locate = [&](int i, int64_t& at, int& slot) {
     slot = i;
-    at = qkv_row(p, segment.request, slot, p.num_heads + kv_head);
+    at = qkv_row(p, span.request, slot, p.num_heads + kv_head);
     return i < p.block;
   };
-  store_rotated_rows<D, T, Stored, kKeyColumns>({p.qkv, p.k_norm, 1}, rope_of<D>(p, segment), p.rms_norm_eps, rows,
+  store_rotated_rows<D, T, Stored, kKeyColumns>({p.qkv, p.k_norm, 1}, rope_of<D>(p, span), p.rms_norm_eps, rows,
                                                 keys, locate);
   constexpr int kVectors = D / 8;
 #pragma unroll 1

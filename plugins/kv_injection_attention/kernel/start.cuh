@@ -4,7 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kv_injection_attention/kernel/plan.h"
+#include "kv_injection_attention/kernel/launch_config.h"
 
 namespace dflash::kv_injection {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kv_injection_attention/kernel/fragments.cuh"
-#include "kv_injection_attention/kernel/plan.h"
+#include "kv_injection_attention/kernel/launch_config.h"
 #include "kv_injection_attention/kernel/primitives.cuh"
 
 namespace dflash::kv_injection {
@@ -14,7 +14,7 @@ inline constexpr float kInitialMaximum = -1e30f;
 // far from FP16's limit.
 inline constexpr float kMaxWeight = 256.0f;
 
-// In the layout of mma_m16n8k16(): a thread has columns 2 (lane % 4) and the next of rows lane / 4 and lane / 4 + 8.
+// The layout is that of mma_m16n8k16(): a thread has columns 2 (lane % 4) and the next of rows lane / 4 and lane / 4 + 8.
 template <int D, int kTiles>
 struct State {
   float output[kTiles][D / 8][4] = {};
@@ -82,7 +82,7 @@ class Queries {
   }
 
  private:
-  // As many as the registers beside the outputs hold without spilling.
+  // The largest number that registers hold beside the outputs without spilling.
   static constexpr int kRegisterTiles = D <= 96 ? D / 32 : 2;
 
   template <int kFirst>

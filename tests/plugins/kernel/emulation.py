@@ -24,7 +24,7 @@ from tests.plugins.tensors import Tensors
 HERE = Path(__file__).parent
 PLUGINS = REPOSITORY / "plugins"
 EMULATOR = [HERE / name for name in ("emulator.cpp", "fiber.cpp", "stream.cpp", "warpgroup.cpp")]
-PLAN = ("workspace.cpp", "wgmma_plan.cpp")
+LAUNCH_CONFIG = ("launch_config.cpp", "wgmma_launch_config.cpp")
 FLAGS = [
     "-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-Werror",
     "-Wno-unknown-pragmas",  # unroll
@@ -93,8 +93,8 @@ def compile_with(*arguments: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def plan_sources(plugins: Path = PLUGINS) -> list[Path]:
-    return [plugins / "kv_injection_attention" / name for name in PLAN]
+def config_sources(plugins: Path = PLUGINS) -> list[Path]:
+    return [plugins / "kv_injection_attention" / name for name in LAUNCH_CONFIG]
 
 
 def build_kernel(
@@ -104,7 +104,7 @@ def build_kernel(
 
     The fewer `formats`, the sooner it is compiled.
     """
-    sources = [HERE / "emulated_call.cpp", *emulator(), *plan_sources(plugins)]
+    sources = [HERE / "emulated_call.cpp", *emulator(), *config_sources(plugins)]
     defines = [
         f"-DDFLASH_HEAD_DIM={head_dim}",
         f"-DDFLASH_WGMMA_ROWS={wgmma_rows}",
@@ -114,7 +114,7 @@ def build_kernel(
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchConfig:
     """How the host laid the call out, as the program prints it."""
 
     row_tiles: int
@@ -128,7 +128,7 @@ class Plan:
 @dataclass(frozen=True)
 class Result:
     out: torch.Tensor
-    plan: Plan | None  # none of an empty call
+    config: LaunchConfig | None  # none of an empty call
 
 
 def call(program: Path, directory: Path, case: Case, tensors: Tensors, *, ctas: int = 264, seed: int = 0) -> Result:
@@ -149,10 +149,10 @@ def call(program: Path, directory: Path, case: Case, tensors: Tensors, *, ctas: 
     for name, tensor in given.items():
         if tensor is not None and name not in ("k_cache", "v_cache"):
             (directory / name).write_bytes(raw_bytes(tensor))
-    plan = run(program, str(directory), str(ctas), str(seed)).split()
+    config = run(program, str(directory), str(ctas), str(seed)).split()
     out = torch.frombuffer(bytearray((directory / "out").read_bytes()) or bytearray(2), dtype=case.dtype)
     out = out[: case.B * case.S * case.N * case.D].reshape(case.B, case.S, case.N * case.D)
-    return Result(out, Plan(*map(int, plan)) if plan else None)
+    return Result(out, LaunchConfig(*map(int, config)) if config else None)
 
 
 def write_context(directory: Path, case: Case, tensors: Tensors) -> torch.Tensor:
