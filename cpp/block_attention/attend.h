@@ -137,7 +137,7 @@ class Head {
     for (int64_t j = 0; j < kTile; ++j) {
       const int64_t position = key + min(j, count - 1), s = position - length_;
       if (s < 0) {
-        const int64_t page = a_.page_table[b_ * a_.pages_per_row + position / a_.page_rows];
+        const int64_t page = a_.page_ids[b_ * a_.pages_per_request + position / a_.page_rows];
         const int64_t row = (page * a_.layers + a_.layer) * a_.page_rows + position % a_.page_rows;
         const int64_t at = (row * a_.num_kv_heads + g_) * D_;
         next_.keys[j] = a_.k_cache + at;

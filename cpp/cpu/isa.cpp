@@ -12,7 +12,7 @@ namespace dflash {
 namespace {
 
 #if DFLASH_X86_KERNELS
-// What the CPU has and the system saves. Not by __builtin_cpu_supports(): zig's runtime says no to everything.
+// Features of the CPU whose registers the system saves. __builtin_cpu_supports() is always false with zig's runtime.
 struct Features {
   bool avx2 = false, avx512 = false, avx512_bf16 = false;
 

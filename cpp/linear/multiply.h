@@ -128,7 +128,7 @@ void multiply_tiles(const Linear& linear, int64_t begin, int64_t end, const Deco
   }
 }
 
-// The same from FLOAT in a core's cache.
+// The product by way of FLOAT weights in a core's cache.
 template <class Decoder>
 void multiply_decoded(const Linear& linear, int64_t begin, int64_t end, const Decoder& decoder) {
   const PackedWeight& weight = linear.weight;

@@ -42,7 +42,7 @@ void product(const float* a, int64_t a_stride, const Element* b, int64_t b_strid
   }
 }
 
-// The same for 1 to kMaxRows rows.
+// The product for 1 to kMaxRows rows, unrolled for each number.
 template <class Element, int kMaxRows, int kVectors, class... Arguments>
 void product_of(int64_t rows, Arguments... arguments) {
   if constexpr (kMaxRows > 1) {

@@ -5,7 +5,7 @@
 
 namespace dflash {
 
-// What one instruction set does for one type of cache.
+// The kernels of one instruction set for one type of cache.
 struct AttentionKernels {
   // Writes a segment's rows of one KV head into the caches.
   void (*store)(const PagedAttention& layer, const SegmentRows& segment, int64_t kv_head);

@@ -27,7 +27,7 @@ constexpr PhiloxCounter philox4x32(PhiloxCounter counter, PhiloxKey key) {
 
 constexpr int kUniformBits = 53;
 
-// What a random number of a position decides.
+// The decisions that random numbers of a position are drawn for.
 enum class Draw : uint32_t { kToken = 0, kProposal = 1, kAcceptance = 2 };
 
 // The uniform of one output position, u = result / 2^53 in [0, 1).

@@ -47,8 +47,8 @@ uint64_t fixed_point_exp(double x) {
 }  // namespace
 
 float checked_max(std::span<const float> logits, int64_t row) {
-  // In integers, which compilers reduce in vectors: with the low bits of negative numbers flipped,
-  // floats are in the order of their bits.
+  // Compilers vectorise an integer maximum. With the low bits of negative numbers flipped, floats have the order of
+  // their bits.
   constexpr int32_t kMagnitude = 0x7fffffff;
   int32_t largest = std::numeric_limits<int32_t>::min();
   int32_t largest_magnitude = 0;

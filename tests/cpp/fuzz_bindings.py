@@ -146,9 +146,9 @@ def calls() -> dict[str, tuple[Callable[..., Any], Arguments]]:
     ids = torch.tensor([1, 2, 3])
     logits = torch.randn(3, 48)
     rows, cache = torch.randn(4, 2, 2, 16), torch.zeros(3, 2, 9, 2, 16)
-    append = {"k": rows, "v": rows, "slot_ids": ids.int().new_zeros(4), "positions": ids.int().new_ones(4),
+    append = {"k": rows, "v": rows, "page_ids": ids.int().new_zeros(4), "offsets": ids.int().new_ones(4),
               "k_cache": cache, "v_cache": cache.clone()}  # fmt: skip
-    packing = {"weights": torch.randn(3, 48), "threads": 2, "isa": "best"}
+    packing = {"weights": torch.randn(3, 48), "threads": 2}
     call = {"attributes": ATTRIBUTES, "tensors": node, "out": out}
     columns = {"counts": [0, 0], "num_outputs": 8, "num_inputs": 8, "isa": "best"}
     proposed = {"candidate_ids": torch.tensor([[1, 2], [3, 4]]),

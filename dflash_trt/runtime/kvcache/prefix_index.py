@@ -19,13 +19,13 @@ ROOT = 0
 
 
 class PageWatcher(Protocol):
-    """Hears what becomes of entries."""
+    """Observer of an index's entries."""
 
     def stored(self, number: int, before: int, token_ids: Sequence[int]) -> None:
-        """A new entry, with a page's tokens, behind the entry `before` or ROOT."""
+        """Called for a new entry with a page's tokens, behind the entry `before` or ROOT."""
 
     def removed(self, number: int) -> None:
-        """An entry is found no more."""
+        """Called when an entry is evicted."""
 
 
 class PrefixIndex:
