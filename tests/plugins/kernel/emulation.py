@@ -19,7 +19,9 @@ import torch
 
 from tests.paths import REPOSITORY
 from tests.plugins.cases import BF16, F16, FP8, Case
-from tests.plugins.tensors import Tensors
+from tests.plugins.compare import assert_close
+from tests.plugins.kernel.oracle import Expected, expect
+from tests.plugins.tensors import Tensors, draw, out_of_range
 
 HERE = Path(__file__).parent
 PLUGINS = REPOSITORY / "plugins"
@@ -71,7 +73,7 @@ def once(name: str, build: Callable[[Path], object]) -> Path:
 
 @cache
 def sources_digest() -> str:
-    """Of all that a program may be compiled from, and with."""
+    """Digest of all sources and of the compiler."""
     digest = hashlib.sha256(subprocess.check_output([compiler(), "--version"]) + repr(FLAGS).encode())
     for file in sorted([*HERE.iterdir(), *PLUGINS.rglob("*")]):
         if file.suffix in (".cpp", ".h", ".cuh", ".cu", ".py"):
@@ -153,6 +155,36 @@ def call(program: Path, directory: Path, case: Case, tensors: Tensors, *, ctas: 
     out = torch.frombuffer(bytearray((directory / "out").read_bytes()) or bytearray(2), dtype=case.dtype)
     out = out[: case.B * case.S * case.N * case.D].reshape(case.B, case.S, case.N * case.D)
     return Result(out, LaunchConfig(*map(int, config)) if config else None)
+
+
+def check(
+    program: Path, directory: Path, case: Case, *, tensors: Tensors | None = None, expected: Expected | None = None,
+    rounded_queries: bool = False, **how: int,
+) -> Result:  # fmt: skip
+    """Compares a call with float64, or with what is `expected`. `how` is the GPU's size and the order of threads."""
+    tensors = tensors or draw(case)
+    result = call(program, directory, case, tensors, **how)
+    assert_close(result.out, *(expected or expect(case, tensors, rounded_queries=rounded_queries)))
+    return result
+
+
+def check_order(program: Path, directory: Path, case: Case, *, ctas: int, seeds: int) -> None:
+    """The order of threads, CTAs and grids changes no bit."""
+    tensors = draw(case)
+    outputs = [call(program, directory / str(seed), case, tensors, ctas=ctas, seed=seed).out for seed in range(seeds)]
+    assert all(torch.equal(out.view(torch.int16), outputs[0].view(torch.int16)) for out in outputs)
+
+
+def check_out_of_range(
+    program: Path, directory: Path, case: Case, name: str, value: int, *, rounded_queries: bool = False, **how: int
+) -> None:
+    """Request 1, out of range, is NaN, and the others are as they were."""
+    tensors = draw(case)
+    out = call(program, directory, case, out_of_range(tensors, name, value), **how).out
+    assert out[1].isnan().all()
+    expected = expect(case, tensors, rounded_queries=rounded_queries)
+    for b in (0, 2):
+        assert_close(out[b], expected.output[b], expected.tolerance[b])
 
 
 def write_context(directory: Path, case: Case, tensors: Tensors) -> torch.Tensor:
