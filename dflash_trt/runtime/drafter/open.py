@@ -17,12 +17,7 @@ CUDA_PROVIDER = "CUDAExecutionProvider"
 
 
 def open_drafter(
-    engine: Path,
-    manifest: Manifest,
-    *,
-    num_slots: int = 1,
-    device: str = "cpu",
-    expose: Sequence[str] = (),
+    engine: Path, manifest: Manifest, *, num_slots: int = 1, device: str = "cpu", expose: Sequence[str] = ()
 ) -> Drafter:
     """The drafter of the directory `engine` with `manifest`, loaded, with a context for each of `num_slots`.
 

@@ -107,11 +107,7 @@ def build_kernel(
     The fewer `formats`, the sooner it is compiled.
     """
     sources = [HERE / "emulated_call.cpp", *emulator(), *config_sources(plugins)]
-    defines = [
-        f"-DDFLASH_HEAD_DIM={head_dim}",
-        f"-DDFLASH_WGMMA_ROWS={wgmma_rows}",
-        f"-DDFLASH_FORMATS={formats}",
-    ]
+    defines = [f"-DDFLASH_HEAD_DIM={head_dim}", f"-DDFLASH_WGMMA_ROWS={wgmma_rows}", f"-DDFLASH_FORMATS={formats}"]
     return build(program, sources, *defines, plugins=plugins)
 
 
