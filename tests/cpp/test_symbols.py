@@ -19,7 +19,7 @@ from tests.paths import REPOSITORY
 @pytest.mark.full
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels for x86")
 def test_no_kernel_has_a_weak_symbol(tmp_path: Path) -> None:
-    """Of a weak symbol, std::min<long> say, one definition is kept: AVX-512's would crash the machines without it.
+    """A linker keeps one definition of a weak symbol such as std::min<long>: AVX-512's would crash machines without it.
 
     Without optimisation nothing is inlined, so every function shows that a compiler might emit.
     """

@@ -148,7 +148,7 @@ def rounded(x: np.ndarray, scale: np.float32, algorithm: str) -> np.ndarray:
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("recipe", ["fp8", "nvfp4", "mixed-nvfp4-fp8", "nvfp4-native"])
 def test_quantised_activations_are_rounded_once(quantized: Quantized, draft: str, recipe: str, tmp_path: Path) -> None:
-    """As the equations with rounded inputs; a value at a rounding boundary may fall to either side of it."""
+    """Equal the equations with rounded inputs; a value at a rounding boundary may fall to either side."""
     checkpoint, engine = quantized(draft, recipe)
     exact = ReferenceDrafter.load(dequantized(checkpoint, tmp_path / "dense"))
     actual, expected = run(Graphs(engine), with_quantized_inputs(exact, checkpoint))
@@ -239,7 +239,7 @@ def test_the_attention_node_reads_the_cache_as_it_was_written(quantized: Quantiz
 
 
 def test_scales_that_differ_keep_their_own_gemm(quantized: Quantized, tmp_path: Path) -> None:
-    """As in a checkpoint whose layers were scaled one by one (modelopt's FP8): right, in more GEMMs."""
+    """A checkpoint whose layers were scaled one by one (modelopt's FP8) is right, in more GEMMs."""
     checkpoint = tmp_path / "checkpoint"
     shutil.copytree(quantized("tiny-gpt-oss-dflash", "nvfp4-w4a16")[0], checkpoint)
     rescale(checkpoint, "layers.0.self_attn.v_proj.weight_scale_2", 1.5)

@@ -91,7 +91,7 @@ def hidden_of(engine: Path, order: list[int], context_order: list[int] | None = 
 
 
 def largest_error(expected: FloatArray, found: FloatArray) -> float:
-    """Of hidden's own size."""
+    """Relative to the largest element of hidden."""
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
