@@ -20,8 +20,7 @@ static dflash::WeightType weight_type(const nb::dlpack::dtype& dtype) {
   if (is(Code::Bfloat, 16) || is(Code::UInt, 16)) return dflash::WeightType::kBf16;
   if (is(Code::Float, 16)) return dflash::WeightType::kF16;
   if (is(Code::Float, 32)) return dflash::WeightType::kF32;
-  throw nb::type_error(
-      "expected weights of type uint16 (the bits of bfloat16), float16 or float32");
+  throw nb::type_error("expected weights of type uint16 (the bits of bfloat16), float16 or float32");
 }
 
 static dflash::Weights view(const AnyWeights& weights) {
@@ -32,9 +31,7 @@ static dflash::Weights view(const AnyWeights& weights) {
 }
 
 static dflash::Bytes view(const OutBytes& out) {
-  return {.data = out.data(),
-          .rows = static_cast<int64_t>(out.shape(0)),
-          .cols = static_cast<int64_t>(out.shape(1))};
+  return {.data = out.data(), .rows = static_cast<int64_t>(out.shape(0)), .cols = static_cast<int64_t>(out.shape(1))};
 }
 
 void bind_packing(nb::module_& module) {

@@ -27,8 +27,8 @@ constexpr int64_t kTile = 32;  // keys at a time: with 64 dimensions they and th
 inline int64_t in_vectors(int64_t count) { return (count + kLanes - 1) / kLanes; }
 
 // x / sqrt(mean(x^2) + eps) * gamma, its two halves turned by cos and sin [D/2] each.
-inline void norm_and_rotate(const float* __restrict__ x, const float* __restrict__ gamma, const float* __restrict__ rope,
-                            int64_t D, float eps, float* __restrict__ out) {
+inline void norm_and_rotate(const float* __restrict__ x, const float* __restrict__ gamma,
+                            const float* __restrict__ rope, int64_t D, float eps, float* __restrict__ out) {
   Floats squares{};
   int64_t d = 0;
   for (; d + kLanes <= D; d += kLanes) {
@@ -242,7 +242,8 @@ class Head {
   Lanes* lanes_;
   Floats* queries_;  // [lanes, dims], times the scale of the softmax
   Floats* outputs_;  // [lanes, dims], not yet divided by the sums
-  float *keys_, *values_, *block_keys_, *row_;  // [D / kLanes, tile, kLanes], [tile, dims] where D needs it, [block, D], [D]
+  float *keys_, *values_, *block_keys_,
+      *row_;  // [D / kLanes, tile, kLanes], [tile, dims] where D needs it, [block, D], [D]
   Tile tile_;
   Tile next_;  // what comes out of memory while the tile is computed, a line at a time
 };

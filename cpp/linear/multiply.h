@@ -19,7 +19,7 @@ namespace dflash {
 namespace {
 
 constexpr int64_t kColumns = 3;
-constexpr int64_t kTilesAhead = 3;  // whose weights come out of memory meanwhile
+constexpr int64_t kTilesAhead = 3;                  // whose weights come out of memory meanwhile
 constexpr int64_t kMaxRows = kLanes == 16 ? 8 : 4;  // so that sums and operands fit into the registers
 // Columns that are decoded at a time where tiles have so few rows that decoding for each would cost more.
 constexpr int64_t kDecoded = 12;

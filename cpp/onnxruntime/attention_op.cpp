@@ -12,9 +12,7 @@ class AttentionKernel {
  public:
   static constexpr const char* kName = "DFlashKVInjectionAttention";
   static constexpr size_t kNumInputs = 9;  // sinks may be missing
-  static constexpr ElementType input_type(size_t i) {
-    return i == kPageIds || i == kContextLengths ? kInt32 : kFloat;
-  }
+  static constexpr ElementType input_type(size_t i) { return i == kPageIds || i == kContextLengths ? kInt32 : kFloat; }
 
   AttentionKernel(const Api& api, const KernelInfo* info) : api(api), attend_(attend_head(instruction_set(api, info))) {
     attributes_.layer = attribute<int64_t>(api, info, "layer");
@@ -32,9 +30,8 @@ class AttentionKernel {
     for (size_t i = 0; i < kNumInputs; ++i) inputs.push_back(input(api, context, i));
     BlockAttention attention = sizes(inputs);
     attention.out = output(api, context, {attention.batch, attention.block, attention.num_heads * attention.head_dim});
-    parallel_for(api, context, attention.batch * attention.num_kv_heads, [&](int64_t i) {
-      attend_(attention, i / attention.num_kv_heads, i % attention.num_kv_heads);
-    });
+    parallel_for(api, context, attention.batch * attention.num_kv_heads,
+                 [&](int64_t i) { attend_(attention, i / attention.num_kv_heads, i % attention.num_kv_heads); });
   }
 
   const Api& api;

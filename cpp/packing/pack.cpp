@@ -18,26 +18,27 @@ constexpr int64_t kMinPart = 1 << 16;  // elements worth a thread: a tenth of a 
 template <class Function>
 auto with_type(WeightType type, Function function) {
   switch (type) {
-    case WeightType::kBf16: return function.template operator()<WeightType::kBf16>();
-    case WeightType::kF16: return function.template operator()<WeightType::kF16>();
-    case WeightType::kF32: break;
+    case WeightType::kBf16:
+      return function.template operator()<WeightType::kBf16>();
+    case WeightType::kF16:
+      return function.template operator()<WeightType::kF16>();
+    case WeightType::kF32:
+      break;
   }
   return function.template operator()<WeightType::kF32>();
 }
 
 void check_scale(const char* name, float scale) {
   if (!(scale > 0 && std::isfinite(scale))) {
-    throw std::invalid_argument(std::string("expected a positive finite ") + name + ", found " +
-                                std::to_string(scale) +
+    throw std::invalid_argument(std::string("expected a positive finite ") + name + ", found " + std::to_string(scale) +
                                 " (an all-zero tensor has no range of its own: any scale serves)");
   }
 }
 
 void check_shape(const char* name, const Bytes& bytes, int64_t rows, int64_t cols) {
   if (bytes.rows != rows || bytes.cols != cols) {
-    throw std::invalid_argument(std::string("expected ") + name + " of shape [" +
-                                std::to_string(rows) + ", " + std::to_string(cols) +
-                                "], found [" + std::to_string(bytes.rows) + ", " +
+    throw std::invalid_argument(std::string("expected ") + name + " of shape [" + std::to_string(rows) + ", " +
+                                std::to_string(cols) + "], found [" + std::to_string(bytes.rows) + ", " +
                                 std::to_string(bytes.cols) + "]");
   }
 }
@@ -54,9 +55,8 @@ const std::byte* element(const Weights& weights, int64_t index) {
   int64_t index = 0;
   while (magnitude(index) < kInfinityBits) ++index;
   const bool is_infinity = magnitude(index) == kInfinityBits;
-  throw NonFiniteError(std::string("expected finite weights, found ") +
-                       (is_infinity ? "infinity" : "NaN") + " at flat index " +
-                       std::to_string(index) + " (row " + std::to_string(index / weights.cols) +
+  throw NonFiniteError(std::string("expected finite weights, found ") + (is_infinity ? "infinity" : "NaN") +
+                       " at flat index " + std::to_string(index) + " (row " + std::to_string(index / weights.cols) +
                        ", column " + std::to_string(index % weights.cols) + ")");
 }
 

@@ -29,10 +29,13 @@ Problem check_append(const AppendParams& p) {
     return text("page_rows: expected at most ", kMaxContext, ", found ", p.page_rows);
   }
   // The kernel counts 16 bytes of K in 32 bits.
-  const int64_t most = std::numeric_limits<int32_t>::max() / (p.row_bytes / kVectorBytes) / (p.layers > 0 ? p.layers : 1);
+  const int64_t most =
+      std::numeric_limits<int32_t>::max() / (p.row_bytes / kVectorBytes) / (p.layers > 0 ? p.layers : 1);
   if (p.rows > most) return text("rows: expected at most ", most, " of this size, found ", p.rows);
   if (p.rows == 0) return std::nullopt;  // tensors of no element may have no address
-  for (const auto& [name, pointer] : {std::pair{"k", p.k}, {"v", p.v}, {"k_cache", static_cast<const void*>(p.k_cache)},
+  for (const auto& [name, pointer] : {std::pair{"k", p.k},
+                                      {"v", p.v},
+                                      {"k_cache", static_cast<const void*>(p.k_cache)},
                                       {"v_cache", static_cast<const void*>(p.v_cache)}}) {
     if (Problem problem = check_address(name, pointer, kVectorBytes)) return problem;
   }

@@ -12,18 +12,18 @@
 namespace dflash::kv_injection {
 
 struct AppendParams {
-  int32_t rows;         // T, 0 is an empty call
-  int32_t layers;       // L
+  int32_t rows;       // T, 0 is an empty call
+  int32_t layers;     // L
   int32_t num_pages;  // of the cache
   int32_t page_rows;  // R, of a page; a dense cache has one page a slot
-  int64_t row_bytes;    // of G * D elements, a multiple of 16
+  int64_t row_bytes;  // of G * D elements, a multiple of 16
 
-  const void* k;             // [T, L, G, D]
-  const void* v;             // [T, L, G, D]
+  const void* k;            // [T, L, G, D]
+  const void* v;            // [T, L, G, D]
   const int32_t* page_ids;  // [T]
   const int32_t* offsets;   // [T], the row in its page
-  void* k_cache;             // [pages, L, R, G, D]
-  void* v_cache;             // [pages, L, R, G, D]
+  void* k_cache;            // [pages, L, R, G, D]
+  void* v_cache;            // [pages, L, R, G, D]
 
   void* stream;  // cudaStream_t; the reference leaves it alone
 };

@@ -32,9 +32,9 @@ ElementType element_type(DataType type) {
 
 TensorView tensor_of(const nvinfer1::Dims& dims, DataType type, const void* data) {
   TensorView tensor{.type = element_type(type),
-                .rank = std::clamp(dims.nbDims, 0, TensorView::kMaxRank),
-                .shape = {},
-                .data = const_cast<void*>(data)};
+                    .rank = std::clamp(dims.nbDims, 0, TensorView::kMaxRank),
+                    .shape = {},
+                    .data = const_cast<void*>(data)};
   std::copy_n(dims.d, tensor.rank, tensor.shape.begin());
   return tensor;
 }
@@ -51,8 +51,7 @@ Params call_params(const Attributes& attributes, const PluginTensorDesc* inputs,
   return make_params(attributes, {tensors.data(), static_cast<size_t>(num_inputs)}, out);
 }
 
-Params largest_call(const Attributes& attributes, const DynamicPluginTensorDesc* inputs,
-                    int32_t num_inputs) {
+Params largest_call(const Attributes& attributes, const DynamicPluginTensorDesc* inputs, int32_t num_inputs) {
   const auto at_max = [](const DynamicPluginTensorDesc& tensor) {
     PluginTensorDesc desc = tensor.desc;
     desc.dims = tensor.max;

@@ -20,8 +20,7 @@ const nvinfer1::PluginFieldCollection& attribute_names();
 // Reads the attributes: of a node in the build phase; at run time of an engine, which also holds a
 // format_version. Throws std::invalid_argument if one is missing, unknown, given twice, of another
 // type or out of range.
-Attributes parse_fields(const nvinfer1::PluginFieldCollection* fields,
-                        nvinfer1::TensorRTPhase phase);
+Attributes parse_fields(const nvinfer1::PluginFieldCollection* fields, nvinfer1::TensorRTPhase phase);
 
 // The fields of an engine. They point into this object, which therefore stays where it is.
 class SerializedFields {

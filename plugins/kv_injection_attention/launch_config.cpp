@@ -34,12 +34,13 @@ void set_teams(const Params& p, LaunchConfig& config) {
   const int32_t team_bytes = num_stages(D, bytes) * config.stage_bytes;
   for (int32_t row_groups = kMaxRowGroups; config.teams == 0; --row_groups) {
     set_rows(p, row_groups, config);
-    config.teams = std::min({kMaxTeams, max_warps(D) / config.row_groups,
-                           (kSharedBudget - config.stages_at) / team_bytes});
+    config.teams =
+        std::min({kMaxTeams, max_warps(D) / config.row_groups, (kSharedBudget - config.stages_at) / team_bytes});
   }
   // At the end the teams' results reuse this memory (see merge.cuh).
   const int32_t values = warp_tiles(D) * (D / 2 + 4);
-  const int32_t results = config.teams * results_bytes(32 * config.row_groups, values) + config.tile_rows * kRowOutputBytes;
+  const int32_t results =
+      config.teams * results_bytes(32 * config.row_groups, values) + config.tile_rows * kRowOutputBytes;
   config.shared_bytes = std::max(config.stages_at + config.teams * team_bytes, results);
 }
 
@@ -48,7 +49,8 @@ void set_teams(const Params& p, LaunchConfig& config) {
 void set_ranges(const Params& p, int32_t ctas, LaunchConfig& config) {
   // The size of pages is an input, too; rows before the window are read where its first row shares 16 with them.
   const int64_t room = p.max_pages == 1 ? kMaxContext : int64_t{p.max_pages} * kMaxPageSize;
-  const int32_t longest = static_cast<int32_t>(std::min<int64_t>({room, kMaxContext, window_of(p.sliding_window) + kChunkRows - 2}));
+  const int32_t longest =
+      static_cast<int32_t>(std::min<int64_t>({room, kMaxContext, window_of(p.sliding_window) + kChunkRows - 2}));
   const int32_t units = p.batch * std::max(1, ceil_div(longest, kUnitKeys));
   config.ranges = std::clamp(std::min(ctas, kMaxCtas) / columns(p, config), 1, units);
   // While a CTA reads a unit, the others read theirs; partial results are combined by the whole GPU.
@@ -76,8 +78,8 @@ Grid attention_grid(const Params& p, const LaunchConfig& config) {
 Grid combine_grid(const Params& p, const LaunchConfig& config) {
   const int32_t rows_a_cta = kCombineWarps / config.combine_warps;
   const int32_t values = p.head_dim / 32 + 1;  // that a thread passes on: outputs and the sum
-  return {ceil_div(p.block * p.num_heads, rows_a_cta), std::min(p.batch, config.ranges - 1),
-          32 * kCombineWarps, 32 * kCombineWarps * values * static_cast<int32_t>(sizeof(float))};
+  return {ceil_div(p.block * p.num_heads, rows_a_cta), std::min(p.batch, config.ranges - 1), 32 * kCombineWarps,
+          32 * kCombineWarps * values * static_cast<int32_t>(sizeof(float))};
 }
 
 size_t workspace_size(const Params& p) {

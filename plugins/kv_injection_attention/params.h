@@ -16,7 +16,7 @@ enum class DType : int32_t { kF16 = 0, kBF16 = 1, kF8E4M3 = 2 };
 inline constexpr int32_t kMaxBlock = 32;
 inline constexpr int32_t kMaxContext = 131072;
 inline constexpr int32_t kMaxBatch = 256;
-inline constexpr int32_t kMaxHeads = 1024;  // so that N * D fits anywhere
+inline constexpr int32_t kMaxHeads = 1024;   // so that N * D fits anywhere
 inline constexpr int32_t kMaxPageSize = 64;  // of a row of several pages
 
 // The fields of context_layout: a page's size in context rows, and strides in bytes, each a multiple of 16.
@@ -66,7 +66,7 @@ struct Params {
   const int32_t* page_table;        // [slots, M]
   const int32_t* slot_ids;          // [B], rows of the page table, each in [0, slots)
   const int32_t* context_lengths;   // [B], each in [0, M * page size]
-  const float* sinks;              // [N] logits of the softmax without a value; may be null
+  const float* sinks;               // [N] logits of the softmax without a value; may be null
 
   void* out;  // [B, S, N*D] block_dtype
 

@@ -52,14 +52,12 @@ void expect_shape(const char* name, const TensorView& tensor, Shape expected) {
   const auto found = shape_of(tensor);
   const auto fits = [](int64_t size, int64_t wanted) { return wanted == kAny || size == wanted; };
   if (std::equal(found.begin(), found.end(), expected.begin(), expected.end(), fits)) return;
-  throw std::invalid_argument(
-      text(name, ": expected shape ", shape_text(expected), ", found ", shape_text(found)));
+  throw std::invalid_argument(text(name, ": expected shape ", shape_text(expected), ", found ", shape_text(found)));
 }
 
 void expect_type(const char* name, const TensorView& tensor, ElementType expected) {
   if (tensor.type == expected) return;
-  throw std::invalid_argument(
-      text(name, ": expected dtype ", type_name(expected), ", found ", type_name(tensor.type)));
+  throw std::invalid_argument(text(name, ": expected dtype ", type_name(expected), ", found ", type_name(tensor.type)));
 }
 
 DType storage(const char* name, const TensorView& tensor) {
@@ -69,8 +67,7 @@ DType storage(const char* name, const TensorView& tensor) {
     case ElementType::kBF16:
       return DType::kBF16;
     default:
-      throw std::invalid_argument(
-          text(name, ": expected dtype float16 or bfloat16, found ", type_name(tensor.type)));
+      throw std::invalid_argument(text(name, ": expected dtype float16 or bfloat16, found ", type_name(tensor.type)));
   }
 }
 
@@ -84,25 +81,21 @@ int64_t element_bytes(const char* name, const TensorView& tensor) {
     case ElementType::kF32:
       return 4;
     default:
-      throw std::invalid_argument(text(name, ": expected dtype float16, bfloat16, float8_e4m3fn or float32, found ",
-                                       type_name(tensor.type)));
+      throw std::invalid_argument(
+          text(name, ": expected dtype float16, bfloat16, float8_e4m3fn or float32, found ", type_name(tensor.type)));
   }
 }
 
 int32_t size(const char* name, const TensorView& tensor, int32_t axis) {
   const int64_t value = tensor.shape[axis];
-  if (value >= 0 && value <= std::numeric_limits<int32_t>::max())
-    return static_cast<int32_t>(value);
-  throw std::invalid_argument(
-      text(name, ": expected 0 to 2147483647 along axis ", axis, ", found ", value));
+  if (value >= 0 && value <= std::numeric_limits<int32_t>::max()) return static_cast<int32_t>(value);
+  throw std::invalid_argument(text(name, ": expected 0 to 2147483647 along axis ", axis, ", found ", value));
 }
 
 void expect_shapes(const Params& p, std::span<const TensorView> inputs, const TensorView& out) {
   const int64_t B = p.batch, S = p.block, D = p.head_dim;
   const int64_t N = p.num_heads, G = p.num_kv_heads;
-  const auto expect = [&](Input input, Shape shape) {
-    expect_shape(input_name(input), inputs[input], shape);
-  };
+  const auto expect = [&](Input input, Shape shape) { expect_shape(input_name(input), inputs[input], shape); };
   expect(kQkv, {B, S, (N + 2 * G) * D});
   expect(kQNorm, {D});
   expect(kKNorm, {D});
@@ -140,8 +133,9 @@ const Element* data(const TensorView& tensor) {
 }  // namespace
 
 const char* input_name(int32_t input) {
-  constexpr const char* kNames[] = {"qkv",        "q_norm",   "k_norm",          "rope", "context_pointers", "context_layout",
-                                    "page_table", "slot_ids", "context_lengths", "sinks"};
+  constexpr const char* kNames[] = {
+      "qkv",        "q_norm",   "k_norm",          "rope", "context_pointers", "context_layout",
+      "page_table", "slot_ids", "context_lengths", "sinks"};
   static_assert(std::size(kNames) == kMaxInputs);
   return kNames[input];
 }
@@ -172,8 +166,7 @@ Problem check_limits(const Attributes& attributes, int32_t batch, int32_t block)
   return check_sizes(probe);
 }
 
-Params make_params(const Attributes& attributes, std::span<const TensorView> inputs,
-                   const TensorView& out) {
+Params make_params(const Attributes& attributes, std::span<const TensorView> inputs, const TensorView& out) {
   const TensorView &qkv = inputs[kQkv], &page_table = inputs[kPageTable];
   expect_shape(input_name(kQkv), qkv, {kAny, kAny, kAny});
   expect_shape(input_name(kContextPointers), inputs[kContextPointers], {kAny});
@@ -210,7 +203,8 @@ const char* append_input_name(int32_t input) {
   return kNames[input];
 }
 
-AppendParams make_append_params(std::span<const TensorView> inputs, const TensorView& k_cache, const TensorView& v_cache) {
+AppendParams make_append_params(std::span<const TensorView> inputs, const TensorView& k_cache,
+                                const TensorView& v_cache) {
   const TensorView &k = inputs[kNewK], &v = inputs[kNewV], &page_ids = inputs[kPageIds], &offsets = inputs[kOffsets];
   expect_shape("k", k, {kAny, kAny, kAny, kAny});
   expect_shape("k_cache", k_cache, {kAny, kAny, kAny, kAny, kAny});

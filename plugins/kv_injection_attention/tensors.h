@@ -72,15 +72,16 @@ Problem check_limits(const Attributes& attributes, int32_t batch, int32_t block)
 
 // The inputs of an append, in order.
 enum AppendInput : int32_t {
-  kNewK,       // [T, L, G, D]              any dtype but kOther
-  kNewV,       // [T, L, G, D]              as k
-  kPageIds,    // [T]                       I32
-  kOffsets,    // [T]                       I32
+  kNewK,     // [T, L, G, D]              any dtype but kOther
+  kNewV,     // [T, L, G, D]              as k
+  kPageIds,  // [T]                       I32
+  kOffsets,  // [T]                       I32
   kAppendInputs,
 };
 const char* append_input_name(int32_t input);
 
 // The append of kAppendInputs inputs to both caches [pages, L, R, G, D], without stream. Throws as above.
-AppendParams make_append_params(std::span<const TensorView> inputs, const TensorView& k_cache, const TensorView& v_cache);
+AppendParams make_append_params(std::span<const TensorView> inputs, const TensorView& k_cache,
+                                const TensorView& v_cache);
 
 }  // namespace dflash::kv_injection

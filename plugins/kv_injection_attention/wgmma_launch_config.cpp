@@ -25,7 +25,8 @@ LaunchConfig make_wgmma_launch_config(const Params& p, int32_t sms) {
   config.teams = wgmma_teams(D);
   config.block_rows = kMaxBlock;
   config.block_at = wgmma_block_at(D, config.tile_rows, bytes);
-  config.stages_at = (config.block_at + 2 * kMaxBlock * row_bytes(D, 2) + kRowsAlignment - 1) / kRowsAlignment * kRowsAlignment;
+  config.stages_at =
+      (config.block_at + 2 * kMaxBlock * row_bytes(D, 2) + kRowsAlignment - 1) / kRowsAlignment * kRowsAlignment;
   config.stage_bytes = wgmma_stage_bytes(D, bytes);
   // Later the results of the teams and of the block reuse the stages' memory (see merge.cuh).
   const int32_t results = results_bytes(32 * config.row_groups, wgmma_values(D, config.tile_rows));

@@ -22,8 +22,7 @@ namespace dflash::kv_injection {
 template <int D, class T, bool kFp8>
 class Attention {
  public:
-  DFLASH_DEVICE Attention(const Params& p, const LaunchConfig& config)
-      : p_(p), config_(config), worker_(config) {}
+  DFLASH_DEVICE Attention(const Params& p, const LaunchConfig& config) : p_(p), config_(config), worker_(config) {}
 
   DFLASH_DEVICE void run(const ContextSpan& span) {
     Context context(p_, config_, worker_, span, kv_head());
@@ -118,10 +117,10 @@ class Attention {
       Block<D, kTiles, kTiles, Score, T, false> block(worker_.lane());
       block.multiply_keys(queries, block_keys() + begin * kStride, nullptr);
       block.mask([&](int t, int half) { return slot(t, half) - window + 1 - begin; },
-                [&](int t, int half) {
-                  const int ahead = p_.causal ? 1 : window;
-                  return min(p_.block, slot(t, half) + ahead) - begin;
-                });
+                 [&](int t, int half) {
+                   const int ahead = p_.causal ? 1 : window;
+                   return min(p_.block, slot(t, half) + ahead) - begin;
+                 });
       block.rescale_and_softmax_weights(state, 1 / p_.k_scale);  // the block's keys have no scale
       block.add_values(state, block_values() + begin * kStride);
     }
@@ -153,7 +152,8 @@ class Attention {
     using Rows = ResultRow<kTiles>;
     const int threads = team_threads(config_);
     syncthreads();  // every team is done with its stages
-    TeamResults::Writer writer(TeamResults(shared_memory(), threads, Rows::kValues, worker_.team), worker_.team_thread());
+    TeamResults::Writer writer(TeamResults(shared_memory(), threads, Rows::kValues, worker_.team),
+                               worker_.team_thread());
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll

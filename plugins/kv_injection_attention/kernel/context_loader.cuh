@@ -45,8 +45,8 @@ class ContextLoader {
   static constexpr int kStride = Step::kStride;
   static constexpr int kValuesAt = Step::kValuesAt;
 
-  DFLASH_DEVICE ContextLoader(const Params& p, const LaunchConfig& config, const Worker& worker, const ContextSpan& span,
-                              int kv_head)
+  DFLASH_DEVICE ContextLoader(const Params& p, const LaunchConfig& config, const Worker& worker,
+                              const ContextSpan& span, int kv_head)
       : p_(p), config_(config), worker_(worker), span_(span), kv_head_(kv_head) {
     const int first_key = span.key_begin + worker.team * kStep;
     const int steps = ceil_div(max(0, span.key_end - span.key_begin), kStep);

@@ -44,7 +44,8 @@ class ChunkAddresses {
   // All lanes of the warp call with the same chunk.
   DFLASH_DEVICE const unsigned char* at(unsigned chunk) const {
     const int lane = static_cast<int>(chunk % 32);
-    const int low = shfl_sync(static_cast<int>(address_), lane), high = shfl_sync(static_cast<int>(address_ >> 32), lane);
+    const int low = shfl_sync(static_cast<int>(address_), lane),
+              high = shfl_sync(static_cast<int>(address_ >> 32), lane);
     return reinterpret_cast<const unsigned char*>(uint64_t{static_cast<uint32_t>(high)} << 32 |
                                                   static_cast<uint32_t>(low));
   }

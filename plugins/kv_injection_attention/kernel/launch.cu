@@ -50,11 +50,16 @@ cudaError_t launch_both(Launch attention, Launch combine, const Params& p, const
 cudaError_t launch_mma(const Params& p, const Gpu& gpu) {
   const LaunchConfig config = make_launch_config(p, resident_ctas(gpu, make_launch_config(p, 1).shared_bytes));
   switch (p.head_dim) {
-    case 64: return launch_both(launch_head_dim<64>, launch_combine<64>, p, config);
-    case 96: return launch_both(launch_head_dim<96>, launch_combine<96>, p, config);
-    case 128: return launch_both(launch_head_dim<128>, launch_combine<128>, p, config);
-    case 256: return launch_both(launch_head_dim<256>, launch_combine<256>, p, config);
-    default: return cudaErrorInvalidValue;
+    case 64:
+      return launch_both(launch_head_dim<64>, launch_combine<64>, p, config);
+    case 96:
+      return launch_both(launch_head_dim<96>, launch_combine<96>, p, config);
+    case 128:
+      return launch_both(launch_head_dim<128>, launch_combine<128>, p, config);
+    case 256:
+      return launch_both(launch_head_dim<256>, launch_combine<256>, p, config);
+    default:
+      return cudaErrorInvalidValue;
   }
 }
 

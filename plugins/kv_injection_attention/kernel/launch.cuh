@@ -10,7 +10,8 @@ namespace dflash::kv_injection {
 
 // One CTA may have `most_shared` bytes of shared memory. Always the largest: the bytes of this launch would forbid a
 // larger one that another thread is about to make.
-inline cudaError_t start_attention(void (*kernel)(Params, LaunchConfig), const Params& p, const LaunchConfig& config, int most_shared) {
+inline cudaError_t start_attention(void (*kernel)(Params, LaunchConfig), const Params& p, const LaunchConfig& config,
+                                   int most_shared) {
   const auto allow = [&](cudaFuncAttribute what, int value) { return cudaFuncSetAttribute(kernel, what, value); };
   cudaError_t error = allow(cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared);
   if (error != cudaSuccess) return error;

@@ -77,7 +77,9 @@ inline constexpr int kRowsAlignment = 128;
 // Bytes of a team in the results that the teams of a CTA leave in shared memory for each other (see merge.cuh): `values`
 // words for each thread, and one between two warps.
 inline constexpr int kResultsPadding = 4;  // words of a value: a team has at most so many warps
-DFLASH_ANYWHERE constexpr int results_bytes(int threads, int values) { return values * (threads + kResultsPadding) * 4; }
+DFLASH_ANYWHERE constexpr int results_bytes(int threads, int values) {
+  return values * (threads + kResultsPadding) * 4;
+}
 
 // Bytes of a row behind those results: where its output goes, and a weight for each team.
 inline constexpr int kRowOutputBytes = 4 * (1 + kMaxTeams);
@@ -89,20 +91,20 @@ DFLASH_ANYWHERE constexpr int window_of(int sliding_window) {
 }
 
 struct LaunchConfig {
-  int32_t group;         // query heads of a kv head: N/G
-  int32_t rows;          // query rows of a (request, kv head): S * group, slot-major
-  int32_t row_tiles;     // CTAs beside each other over these rows
-  int32_t tile_rows;     // rows of a CTA: 16, or full warps of them
-  int32_t row_groups;    // warps of a team, each with warp_tiles() * 16 of the rows
-  int32_t teams;         // teams of a CTA, each with its own steps of the context
-  int32_t ranges;        // CTAs over the context, all requests laid end to end, at most
-  int32_t start_cost;    // time to start a request over time to read a unit
-  float split_gain;      // time to read a unit over time to combine a partial result: see worthwhile_ranges()
-  int32_t block_rows;    // S, rounded up to 16
-  int32_t block_at;      // offset in shared memory of the block's K, then V; the queries are at 0
-  int32_t stages_at;     // offset of the stages: [teams][num_stages()][K | V]
-  int32_t stage_bytes;   // of one step of one team
-  int32_t shared_bytes;  // of a CTA
+  int32_t group;          // query heads of a kv head: N/G
+  int32_t rows;           // query rows of a (request, kv head): S * group, slot-major
+  int32_t row_tiles;      // CTAs beside each other over these rows
+  int32_t tile_rows;      // rows of a CTA: 16, or full warps of them
+  int32_t row_groups;     // warps of a team, each with warp_tiles() * 16 of the rows
+  int32_t teams;          // teams of a CTA, each with its own steps of the context
+  int32_t ranges;         // CTAs over the context, all requests laid end to end, at most
+  int32_t start_cost;     // time to start a request over time to read a unit
+  float split_gain;       // time to read a unit over time to combine a partial result: see worthwhile_ranges()
+  int32_t block_rows;     // S, rounded up to 16
+  int32_t block_at;       // offset in shared memory of the block's K, then V; the queries are at 0
+  int32_t stages_at;      // offset of the stages: [teams][num_stages()][K | V]
+  int32_t stage_bytes;    // of one step of one team
+  int32_t shared_bytes;   // of a CTA
   int32_t combine_warps;  // that share a row when partial results are combined
 };
 

@@ -45,8 +45,8 @@ class TeamResults {
 // `results`, and writes them; all threads call. Row says where a row's values stand: kValues of a thread, kSumThreads
 // threads that share its sum, and for at most kMostTeams teams.
 template <class Row, int D, class T>
-DFLASH_DEVICE void merge_and_write(const ResultWriter<D, T>& writer, Shared results, int threads, int teams, int first_row,
-                                   int rows) {
+DFLASH_DEVICE void merge_and_write(const ResultWriter<D, T>& writer, Shared results, int threads, int teams,
+                                   int first_row, int rows) {
   constexpr int kMost = Row::kMostTeams, kLanes = 4;
   static_assert(kMost <= kMaxTeams);
   const auto of_team = [&](int team) { return TeamResults(results, threads, Row::kValues, team); };

@@ -38,8 +38,7 @@ struct Partials {
         softmax(reinterpret_cast<Softmax*>(outputs + partial_rows(p, config) * D)) {}
 
   // The first row of what the CTA of (range, column) has of a request that it starts, or continues.
-  static DFLASH_DEVICE int64_t row(const Params& p, const LaunchConfig& config, int range, int column,
-                                   bool starts) {
+  static DFLASH_DEVICE int64_t row(const Params& p, const LaunchConfig& config, int range, int column, bool starts) {
     const int64_t cta = int64_t{range} * columns(p, config) + column;
     return (cta * 2 + (starts ? 1 : 0)) * config.tile_rows;
   }

@@ -80,8 +80,8 @@ struct RowSource {
 // `kLanes` lanes share the row, `part` says which this is. Elements are T in global memory, Stored in shared memory.
 // Everything is loaded before anything is waited for. A row that is not `real` becomes 0.
 template <int D, class T, class Stored, Columns kColumns, int kLanes>
-DFLASH_DEVICE void norm_and_rotate(RowSource source, int64_t row, const float* rope, float eps,
-                                   int part, bool stored, bool real, Shared to) {
+DFLASH_DEVICE void norm_and_rotate(RowSource source, int64_t row, const float* rope, float eps, int part, bool stored,
+                                   bool real, Shared to) {
   constexpr int kHalf = D / 16;  // vectors of half a row
   const bool mine = part < kHalf && stored;
   float first[8] = {}, second[8] = {}, norm_first[8] = {}, norm_second[8] = {}, cosine[8] = {}, sine[8] = {};
@@ -115,8 +115,8 @@ DFLASH_DEVICE void norm_and_rotate(RowSource source, int64_t row, const float* r
 // The rows of a CTA's queries, or of the block's keys. `locate(i, &row, &slot)` says where row i stands in global
 // memory, in rows of D, and which block slot it is; false for a row of padding, which becomes 0.
 template <int D, class T, class Stored, Columns kColumns, class Locate>
-DFLASH_DEVICE void store_rotated_rows(RowSource source, const float* rope, float eps, int rows,
-                                      Shared to, Locate locate) {
+DFLASH_DEVICE void store_rotated_rows(RowSource source, const float* rope, float eps, int rows, Shared to,
+                                      Locate locate) {
   constexpr int kLanes = D == 64 ? 4 : D == 256 ? 16 : 8;  // D / 16, or the power of 2 above
   const int thread = tid_x(), part = thread % kLanes;
   const int at_once = ntid_x() / kLanes;
@@ -127,8 +127,8 @@ DFLASH_DEVICE void store_rotated_rows(RowSource source, const float* rope, float
     int slot = 0;
     const bool stored = i < rows;
     const bool real = stored && locate(i, row, slot);
-    norm_and_rotate<D, T, Stored, kColumns, kLanes>(source, row, rope + int64_t{slot} * D, eps,
-                                                    part, stored, real, to + i * row_bytes(D, 2));
+    norm_and_rotate<D, T, Stored, kColumns, kLanes>(source, row, rope + int64_t{slot} * D, eps, part, stored, real,
+                                                    to + i * row_bytes(D, 2));
   }
 }
 
@@ -141,8 +141,8 @@ DFLASH_DEVICE const float* rope_of(const Params& p, const ContextSpan& span) {
 // `rows` query rows of a kv head from `first_row` on; those behind its last become 0. `factor` and `unit` are as in
 // RowSource.
 template <int D, class T, class Stored, Columns kColumns>
-DFLASH_DEVICE void store_queries(const Params& p, const LaunchConfig& config, const ContextSpan& span, int kv_head, int first_row,
-                                 int rows, float factor, float unit, Shared to) {
+DFLASH_DEVICE void store_queries(const Params& p, const LaunchConfig& config, const ContextSpan& span, int kv_head,
+                                 int first_row, int rows, float factor, float unit, Shared to) {
   const auto locate = [&](int i, int64_t& at, int& slot) {
     const int row = first_row + i;
     slot = row / config.group;
@@ -163,8 +163,8 @@ DFLASH_DEVICE void store_block(const Params& p, const ContextSpan& span, int kv_
     at = qkv_row(p, span.request, slot, p.num_heads + kv_head);
     return i < p.block;
   };
-  store_rotated_rows<D, T, Stored, kKeyColumns>({p.qkv, p.k_norm, 1}, rope_of<D>(p, span), p.rms_norm_eps, rows,
-                                                keys, locate);
+  store_rotated_rows<D, T, Stored, kKeyColumns>({p.qkv, p.k_norm, 1}, rope_of<D>(p, span), p.rms_norm_eps, rows, keys,
+                                                locate);
   constexpr int kVectors = D / 8;
 #pragma unroll 1
   for (int i = tid_x(); i < rows * kVectors; i += ntid_x()) {

@@ -11,8 +11,8 @@
 #include "kv_injection_attention/kernel/result.cuh"
 #include "kv_injection_attention/kernel/rows.cuh"
 #include "kv_injection_attention/kernel/schedule.cuh"
-#include "kv_injection_attention/kernel/wgmma_state.cuh"
 #include "kv_injection_attention/kernel/wgmma_context_loader.cuh"
+#include "kv_injection_attention/kernel/wgmma_state.cuh"
 
 namespace dflash::kv_injection {
 
@@ -56,7 +56,7 @@ class WgmmaAttention {
     attend_context(context, now);
     syncthreads();
     merge_and_write<ResultRow>(ResultWriter<D, T>(p_, config_, span(), ctaid_x()), results(), kThreads,
-                           span().ends() ? kTeams + 1 : kTeams, 0, config_.rows);
+                               span().ends() ? kTeams + 1 : kTeams, 0, config_.rows);
     const ContextSpan done = span();
     const int request = done.request + 1, left = remaining(2) - (done.end - done.begin);
     syncthreads();  // shared memory is free for the next span
@@ -234,8 +234,9 @@ class WgmmaAttention {
     }
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) score[i] *= factor;
-    mask(score, [&](int slot) { return slot - window + 1; },
-         [&](int slot) { return min(p_.block, slot + (p_.causal ? 1 : window)); });
+    mask(
+        score, [&](int slot) { return slot - window + 1; },
+        [&](int slot) { return min(p_.block, slot + (p_.causal ? 1 : window)); });
     state.raise_maxima(score, Group{});
     state.subtract_maxima(score);
     state.template softmax_weights<T>(score, sums, State::weights_at(warp, lane));
@@ -255,7 +256,8 @@ class WgmmaAttention {
     static constexpr int kSumThreads = 32, kMostTeams = kTeams + 1;
     int lane_of_quad, first_value;
 
-    DFLASH_DEVICE explicit ResultRow(int row) : lane_of_quad(row % 8 / 2), first_value((row / 8 * 2 + row % 2) * kEach) {}
+    DFLASH_DEVICE explicit ResultRow(int row)
+        : lane_of_quad(row % 8 / 2), first_value((row / 8 * 2 + row % 2) * kEach) {}
     DFLASH_DEVICE int maximum() const { return first_value; }
     DFLASH_DEVICE int sum_thread(int i) const { return i * 4 + lane_of_quad; }
     // A warp has 16 of every 64 columns of head_dim; of an FP8 cache's, a thread has two that follow each other.
@@ -271,7 +273,8 @@ class WgmmaAttention {
   // Results of each team, then of the block; they reuse the memory of the stages.
   DFLASH_DEVICE Shared results() const { return shared_memory() + config_.stages_at; }
   DFLASH_DEVICE void leave(const State& state, int team) const {
-    TeamResults::Writer writer(TeamResults(results(), kThreads, ResultRow::kValues, team), tid_x() % unsigned{kThreads});
+    TeamResults::Writer writer(TeamResults(results(), kThreads, ResultRow::kValues, team),
+                               tid_x() % unsigned{kThreads});
 #pragma unroll
     for (int c = 0; c < N / 4; ++c) {
       writer.store(-state.negated_maximum[c]);
@@ -305,7 +308,7 @@ class WgmmaAttention {
 };
 
 template <int D, int N, class T, bool kFp8>
-__global__ void __launch_bounds__(32 * kWarpgroupWarps* wgmma_teams(D), 1)
+__global__ void __launch_bounds__(32 * kWarpgroupWarps * wgmma_teams(D), 1)
     wgmma_attention(const __grid_constant__ Params p, const __grid_constant__ LaunchConfig config) {
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();  // as attention() does

@@ -21,7 +21,8 @@ class WgmmaContextLoader {
       : p_(p), barrier_(1 + team) {
     const ContextSpan span = get_span();
     const int warp = thread / 32, lane = thread % 32;
-    const int row = warp * kChunkRows + lane / kCopyLanes, vector = lane % kCopyLanes;  // the first that this thread copies
+    const int row = warp * kChunkRows + lane / kCopyLanes,
+              vector = lane % kCopyLanes;  // the first that this thread copies
     const int first_key = span.key_begin + team * kWgmmaKeys;
     rows_left_ = span.key_end - first_key + kTeamKeys;
     rows_to_copy_ = span.key_end - first_key - row;
@@ -95,11 +96,11 @@ class WgmmaContextLoader {
   const Params& p_;
   int barrier_;
   ChunkAddresses chunks_;
-  unsigned chunk_ = 0;  // the warp's next
-  int copy_from_;      // offset in a chunk of the row that this thread copies first
-  int rows_to_copy_;   // rows of the span from that row of the next step on
-  Shared copy_to_;     // where in a stage it goes
-  int rows_left_;      // of the span, from the step's first on
+  unsigned chunk_ = 0;         // the warp's next
+  int copy_from_;              // offset in a chunk of the row that this thread copies first
+  int rows_to_copy_;           // rows of the span from that row of the next step on
+  Shared copy_to_;             // where in a stage it goes
+  int rows_left_;              // of the span, from the step's first on
   Shared stage_, last_stage_;  // the stage in use, and the last of the team's
 };
 

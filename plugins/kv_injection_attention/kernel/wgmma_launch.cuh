@@ -25,7 +25,8 @@ cudaError_t launch_wgmma_format(const Params& p, const LaunchConfig& config) {
 
 template <int D>
 cudaError_t launch_wgmma_head_dim(const Params& p, const LaunchConfig& config) {
-  return p.block_dtype == DType::kF16 ? launch_wgmma_format<D, F16>(p, config) : launch_wgmma_format<D, BF16>(p, config);
+  return p.block_dtype == DType::kF16 ? launch_wgmma_format<D, F16>(p, config)
+                                      : launch_wgmma_format<D, BF16>(p, config);
 }
 
 }  // namespace dflash::kv_injection

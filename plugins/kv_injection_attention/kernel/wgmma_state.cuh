@@ -44,13 +44,9 @@ struct Warpgroup {
     return queries() + wgmma_query_bytes(D, N, kFp8 ? 1 : 2) + of_team * wgmma_weight_bytes(N);
   }
   // [warps][N] floats.
-  static DFLASH_DEVICE Shared numbers() {
-    return weights(wgmma_teams(D)) + team() * wgmma_number_bytes(N);
-  }
+  static DFLASH_DEVICE Shared numbers() { return weights(wgmma_teams(D)) + team() * wgmma_number_bytes(N); }
   // [N] integers: the block slot of each query row.
-  static DFLASH_DEVICE Shared slots() {
-    return weights(wgmma_teams(D)) + wgmma_teams(D) * wgmma_number_bytes(N);
-  }
+  static DFLASH_DEVICE Shared slots() { return weights(wgmma_teams(D)) + wgmma_teams(D) * wgmma_number_bytes(N); }
   // Three integers: what remains of the CTA's range. Behind them the factor of the scores of rounded queries.
   static DFLASH_DEVICE Shared remaining() { return slots() + N * 4; }
   static DFLASH_DEVICE Shared score_factor() { return remaining() + 12; }
@@ -65,9 +61,7 @@ struct LeftOperands {
   static constexpr int kLoads = kFp8 ? 2 : 1;  // operands of V that four matrices make
 
   // Address of the warp's 16 keys, for scores.
-  static DFLASH_DEVICE Shared keys_at(int warp, int lane) {
-    return Rows::at(warp * 16 + lane % 16, lane / 16 * 16);
-  }
+  static DFLASH_DEVICE Shared keys_at(int warp, int lane) { return Rows::at(warp * 16 + lane % 16, lane / 16 * 16); }
 
   // 16 columns each, or 32 of bytes.
   template <int n>
@@ -97,7 +91,7 @@ struct LeftOperands {
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             // Bytes: key 0 even, key 0 odd, key 1 even, key 1 odd.
-            uint32_t(&to)[4] = a[tile * kSteps + 2 * i + j / 2];
+            uint32_t (&to)[4] = a[tile * kSteps + 2 * i + j / 2];
             cvt_f16x2_e4m3x2(to[j % 2 * 2], to[j % 2 * 2 + 1], prmt(m[j], 0, 0x3120));
           }
         } else {

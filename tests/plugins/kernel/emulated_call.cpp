@@ -99,8 +99,7 @@ class Call {
       }
     }
     const auto bytes = std::streamsize{2} * p.batch * p.block * p.num_heads * p.head_dim;
-    std::ofstream(directory_ + "out", std::ios::binary)
-        .write(reinterpret_cast<const char*>(out_), bytes);
+    std::ofstream(directory_ + "out", std::ios::binary).write(reinterpret_cast<const char*>(out_), bytes);
   }
 
  private:
@@ -199,10 +198,11 @@ int main(int, char** arguments) {
   const kv::Params p = call.params();
   if (p.batch == 0) return call.produce(), call.finish(p), 0;
   const int ctas = std::atoi(arguments[2]);
-  const kv::LaunchConfig config = DFLASH_WGMMA_ROWS > 0 ? kv::make_wgmma_launch_config(p, ctas) : kv::make_launch_config(p, ctas);
+  const kv::LaunchConfig config =
+      DFLASH_WGMMA_ROWS > 0 ? kv::make_wgmma_launch_config(p, ctas) : kv::make_launch_config(p, ctas);
   const auto seed = static_cast<uint32_t>(std::atoi(arguments[3]));
-  std::cout << config.row_tiles << " " << config.tile_rows << " " << config.row_groups << " " << config.teams
-            << " " << config.ranges << " " << config.shared_bytes << "\n";
+  std::cout << config.row_tiles << " " << config.tile_rows << " " << config.row_groups << " " << config.teams << " "
+            << config.ranges << " " << config.shared_bytes << "\n";
   if (p.head_dim != DFLASH_HEAD_DIM || (DFLASH_WGMMA_ROWS > 0 && config.tile_rows != DFLASH_WGMMA_ROWS)) return 5;
   run_formats<DFLASH_HEAD_DIM, DFLASH_WGMMA_ROWS>(call, p, config, seed);
   call.finish(p);

@@ -24,7 +24,8 @@ void check_wgmma(const kv::Params& p, int sms) {
   };
   expect(config.shared_bytes <= kv::kWgmmaShared, "too much shared memory");
   expect(config.stages_at + stages <= config.shared_bytes, "stages do not fit");
-  expect(config.block_at % 16 == 0 && config.stages_at % kv::kRowsAlignment == 0 && config.stage_bytes % 16 == 0, "misaligned");
+  expect(config.block_at % 16 == 0 && config.stages_at % kv::kRowsAlignment == 0 && config.stage_bytes % 16 == 0,
+         "misaligned");
   expect(kv::wgmma_query_bytes(p.head_dim, config.tile_rows, bytes) % 1024 == 0, "queries that no pattern begins with");
   expect(kv::wgmma_weight_bytes(config.tile_rows) % 1024 == 0, "weights that no pattern begins with");
   expect(config.tile_rows >= config.rows, "rows that no column has");
@@ -41,11 +42,14 @@ void check(const kv::Params& p, int ctas) {
   const auto expect = [&](bool holds, const char* what) {
     if (holds) return;
     std::printf("D %d, S %d, N/G %d, G %d, B %d, window %d, %s, %d CTAs: %s\n", p.head_dim, p.block, config.group,
-                p.num_kv_heads, p.batch, p.sliding_window,
-                p.cache_dtype == kv::DType::kF8E4M3 ? "FP8" : "16 bits", ctas, what);
+                p.num_kv_heads, p.batch, p.sliding_window, p.cache_dtype == kv::DType::kF8E4M3 ? "FP8" : "16 bits",
+                ctas, what);
   };
   expect(config.shared_bytes <= kv::kSharedBudget, "too much shared memory");
-  expect(config.stages_at + config.teams * kv::num_stages(p.head_dim, p.cache_dtype == kv::DType::kF8E4M3 ? 1 : 2) * config.stage_bytes <= config.shared_bytes, "stages do not fit");
+  expect(config.stages_at + config.teams * kv::num_stages(p.head_dim, p.cache_dtype == kv::DType::kF8E4M3 ? 1 : 2) *
+                                config.stage_bytes <=
+             config.shared_bytes,
+         "stages do not fit");
   expect(config.stages_at % kv::kRowsAlignment == 0 && config.stage_bytes % 16 == 0, "a misaligned stage");
   expect(config.teams >= 1 && config.teams <= kv::kMaxTeams, "teams beyond the barriers");
   expect(attention.threads <= 32 * kv::max_warps(p.head_dim), "too many threads");
@@ -53,7 +57,8 @@ void check(const kv::Params& p, int ctas) {
   expect((config.row_tiles - 1) * config.tile_rows < config.rows, "a CTA without rows");
   expect(config.row_groups * warp_rows >= config.tile_rows, "rows that no warp has");
   expect((config.row_groups - 1) * warp_rows < config.tile_rows, "a warp without rows");
-  expect(config.tile_rows == 16 || config.tile_rows == config.row_groups * warp_rows, "warps with fewer tiles than others");
+  expect(config.tile_rows == 16 || config.tile_rows == config.row_groups * warp_rows,
+         "warps with fewer tiles than others");
   expect(config.block_rows >= p.block && config.block_rows % 16 == 0, "block rows that no matrix has");
   expect(config.ranges == 1 || config.ranges * columns <= ctas, "CTAs that wait for others");
   expect(kv::kCombineWarps % config.combine_warps == 0, "warps of a row in two CTAs");
@@ -84,7 +89,8 @@ void check_banks() {
         read |= 1u << Rows::at(row + lane, vector * 16) / 16 % 8;
         written |= 1u << Rows::at(row / 2 * 2 + behind * 16 / kBytes, behind * 16 % kBytes) / 16 % 8;
       }
-      if (read != 0xff) std::printf("rows of %d bytes: vector %d of row %d and on: a bank read twice\n", kBytes, vector, row);
+      if (read != 0xff)
+        std::printf("rows of %d bytes: vector %d of row %d and on: a bank read twice\n", kBytes, vector, row);
       if (128 % kBytes != 0 && kBytes % 128 != 0) continue;
       if (written != 0xff) std::printf("rows of %d bytes: row %d: a bank written twice\n", kBytes, row);
     }
