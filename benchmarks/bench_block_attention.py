@@ -13,10 +13,8 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
-import onnxruntime
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -24,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from dflash_trt import _C
 from dflash_trt.cli.output import print_table
 from dflash_trt.files.processor import cpu_model
-from tests.plugins import test_reference
 from tests.plugins.cases import Case
-from tests.runtime.drafter.onnxruntime.test_attention_operator import feeds_of, session
+from tests.plugins.onnx_node import feeds_of, session
+from tests.plugins.tensors import draw
 
 COLD_BYTES = 24 * 2**20
 CALLS = 30
@@ -43,19 +41,12 @@ CASES = [
 ]
 
 
-def function_session(case: Case) -> onnxruntime.InferenceSession:
-    """The node as a function of standard ops, on one thread."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    one_thread = partial(onnxruntime.InferenceSession, sess_options=options)
-    with patch.object(onnxruntime, "InferenceSession", one_thread):
-        return test_reference.session(case)
-
-
 def row(case: Case) -> list[str]:
     """Milliseconds of each way."""
-    feeds = {name: np.nan_to_num(value) for name, value in feeds_of(case).items()}  # a mask does not stop a NaN
-    sessions = [function_session(case), *(session(case, feeds, isa) for isa in _C.cpu_features())]
+    feeds = {
+        name: np.nan_to_num(value) for name, value in feeds_of(case, draw(case)).items()
+    }  # a mask does not stop a NaN
+    sessions = [session(case, feeds, isa) for isa in (None, *_C.cpu_features())]
     times: list[list[float]] = [[] for _ in sessions]
     cold = torch.zeros(COLD_BYTES // 4)
     for _ in range(CALLS):

@@ -280,7 +280,7 @@ def _inputs(executor: Executor, manifest: Manifest, *, slot: int, context: int) 
     S = spec.block_size
     block = torch.randn(1, S, spec.hidden_size, generator=torch.Generator().manual_seed(0))
     positions = min(context, spec.max_position_embeddings - S) + torch.arange(S)[None]
-    values = (block, positions, torch.tensor([slot]), torch.tensor([context]))
+    values = (block, positions, torch.tensor([[slot]]), torch.tensor([context]))
     return DraftInputs(*(value.to(executor.device) for value in values))
 
 

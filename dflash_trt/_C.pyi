@@ -17,9 +17,9 @@ class NonFiniteError(ValueError):
     """A weight is NaN or infinite; the message gives its flat index, row and column."""
 
 TOKENS_PER_PAGE: int
-"""Of the caches that PassRows reads."""
+"""Rows of a page in the caches that PassRows reads."""
 VALUE_ALIGNMENT: int
-"""Elements to a multiple of which rows of V are filled up in a cache that PassRows reads."""
+"""Rows of V are padded to a multiple of this many elements in a cache that PassRows reads."""
 
 class PassRows:
     """The rows of one pass over sequences in pages of TOKENS_PER_PAGE, 32, tokens, end to end.
@@ -99,7 +99,7 @@ def linear_bfloat16(
     start: int,
     isa: str = "best",
 ) -> None:
-    """The same in BF16, of weights [N, K]: sums are FLOAT, and sum and bias are rounded once.
+    """linear_panels in BF16, with weights [N, K]: sums are FLOAT, and sum and bias are rounded once.
 
     A row's bits depend on itself alone, and on the instruction set: `isa` is best, avx512bf16 or one of cpu_features().
     """
@@ -196,17 +196,17 @@ def token_probabilities(
 def token_logprobs(logits: NDArray[np.float32], token_ids: list[int]) -> list[float]:
     """log softmax(logits[r])[token_ids[r]] for each token; logits [n, V] may have more rows.
 
-    Of the target's own logits: no penalty, temperature or filter. Raises as verify_block does.
+    Takes the target's logits as they are: no penalty, temperature or filter. Raises as verify_block does.
     """
 
 def cpu_features() -> list[str]:
-    """Instruction sets that have kernels of their own here, best first: of "avx512", "avx2", "scalar".
+    """Instruction sets with kernels of their own on this CPU, best first, out of "avx512", "avx2" and "scalar".
 
-    The first is what isa="best" chooses. All packers write the same bytes.
+    isa="best" chooses the first.
     """
 
-def amax(weights: _Weights, threads: int = 0, isa: str = "best") -> float:
-    """max |w|, exactly; 0 for an empty tensor. threads=0 takes all that the hardware has.
+def amax(weights: _Weights, threads: int = 0) -> float:
+    """max |w|, exactly; 0 for an empty tensor. threads=0 takes all hardware threads.
 
     The scales that modelopt 0.47 exports are, in float32,
 
@@ -216,7 +216,7 @@ def amax(weights: _Weights, threads: int = 0, isa: str = "best") -> float:
     Raises NonFiniteError.
     """
 
-def pack_fp8(weights: _Weights, scale: float, out: NDArray[np.uint8], threads: int = 0, isa: str = "best") -> None:
+def pack_fp8(weights: _Weights, scale: float, out: NDArray[np.uint8], threads: int = 0) -> None:
     """Fills out [R, K] with e4m3 codes of w / scale.
 
         out = e4m3(dtype(float32(w) / scale))        dtype: the weights' own
@@ -228,12 +228,7 @@ def pack_fp8(weights: _Weights, scale: float, out: NDArray[np.uint8], threads: i
     """
 
 def pack_nvfp4(
-    weights: _Weights,
-    scale_2: float,
-    out_data: NDArray[np.uint8],
-    out_scales: NDArray[np.uint8],
-    threads: int = 0,
-    isa: str = "best",
+    weights: _Weights, scale_2: float, out_data: NDArray[np.uint8], out_scales: NDArray[np.uint8], threads: int = 0
 ) -> None:
     """Fills out_data [R, K / 2] with e2m1 pairs and out_scales [R, K / 16] with e4m3 block scales.
 
@@ -268,18 +263,18 @@ class KVInjectionAttributes:
     ) -> None: ...
 
 def kv_injection_attention_check(attributes: KVInjectionAttributes, batch: int, block: int) -> None:
-    """Raises ValueError, naming the first that is beyond the plugin's limits; batch and block are B and S."""
+    """Raises ValueError for the first attribute or size beyond the plugin's limits; batch and block are B and S."""
 
 def kv_injection_attention_reference(
     attributes: KVInjectionAttributes, inputs: Sequence[_Tensor], out: _Tensor
 ) -> None:
-    """Fills out [B, S, N*D] on the CPU; the plugin's meaning, to test its kernel against.
+    """Fills out [B, S, N*D] on the CPU; defines the plugin, to test its kernel against.
 
-    inputs are the node's, in its order, 9 or with sinks [N] (float32) 10; out has qkv's dtype. Float64 inside, one
-    rounding at the end. Reads of the caches only what is visible.
+    inputs are the node's 9 in their order, and sinks [N] (float32) as a tenth; out has qkv's dtype. Computes in
+    float64, rounds once at the end and reads only visible rows of the cache.
 
-    Raises ValueError, naming the tensor, where dtype, shape, layout or device does not fit, where a size is
-    beyond the plugin's limits, and where a slot id or a context length is not in the cache.
+    Raises ValueError, naming the tensor, for a dtype, shape, layout or device that does not fit, a size beyond the
+    plugin's limits, and a slot id or context length outside the cache.
     """
 
 def kv_injection_attention(
@@ -293,10 +288,10 @@ def kv_injection_attention(
     host_context_lengths: Sequence[int] | None = None,
     kernel: str = "best",
 ) -> None:
-    """The same on tensors of the current CUDA device: starts the kernel on its `stream` (a cudaStream_t) and returns.
+    """Starts the attention kernel on `stream` (a cudaStream_t) of the current CUDA device and returns.
 
     workspace is any dense tensor of at least kv_injection_attention_workspace_bytes. The kernel trusts slot_ids
-    and context_lengths; where their values are at hand, host_slot_ids and host_context_lengths have them checked.
+    and context_lengths; host_slot_ids and host_context_lengths, their values on the host, are checked.
     kernel: "mma" runs everywhere, "wgmma" on compute capability 9.0 for the sizes it is compiled for; "best" chooses.
 
     Raises as the reference does, and RuntimeError with CUDA's text, or in a build without CUDA.
@@ -308,25 +303,25 @@ def kv_injection_attention_workspace_bytes(
     """Scratch that kv_injection_attention needs for these shapes, on any GPU."""
 
 def kv_injection_append_reference(
-    k: _Tensor, v: _Tensor, slot_ids: _Tensor, positions: _Tensor, k_cache: _Tensor, v_cache: _Tensor
+    k: _Tensor, v: _Tensor, page_ids: _Tensor, offsets: _Tensor, k_cache: _Tensor, v_cache: _Tensor
 ) -> None:
-    """Puts rows k, v [T, L, G, D] into k_cache, v_cache [slots, L, C_max, G, D] where slot_ids and positions [T] say.
+    """Puts rows k, v [T, L, G, D] into k_cache, v_cache [pages, L, R, G, D]: row t at offsets[t] of page page_ids[t].
 
-    On the CPU; the append kernel's meaning. All of one dtype (float16, bfloat16, float8_e4m3fn or float32; NumPy's have
-    no FP8), slot_ids and positions int32. A row whose slot or position does not exist is written nowhere. Of rows that
-    go to one place, any may stay.
+    Runs on the CPU and defines the append kernel. Tensors share a dtype (float16, bfloat16, float8_e4m3fn or float32;
+    NumPy has no FP8); page_ids and offsets are int32. Skips a row whose page or offset does not exist. Of rows that go
+    to one place, any may stay.
 
     Raises ValueError, naming the tensor, where dtype, shape, layout or device does not fit, where G * D elements are no
     multiple of 16 bytes, or for too many rows.
     """
 
 def kv_injection_append(
-    k: _Tensor, v: _Tensor, slot_ids: _Tensor, positions: _Tensor, k_cache: _Tensor, v_cache: _Tensor, stream: int
+    k: _Tensor, v: _Tensor, page_ids: _Tensor, offsets: _Tensor, k_cache: _Tensor, v_cache: _Tensor, stream: int
 ) -> None:
-    """The same on tensors of the current CUDA device, in one launch on its `stream` (a cudaStream_t); returns at once.
+    """kv_injection_append_reference on the current CUDA device: one launch on `stream` (a cudaStream_t), asynchronous.
 
     Raises as the reference does, and RuntimeError with CUDA's text, or in a build without CUDA.
     """
 
 def cuda_architectures() -> list[str]:
-    """What the kernels in this module were compiled for, such as "90a"; empty in a build without nvcc."""
+    """Architectures that this module's kernels were compiled for, such as "90a"; empty in a build without nvcc."""

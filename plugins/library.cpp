@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the library exports, and all of it: TensorRT's registry looks these two up by name.
+// The library's only exports: TensorRT's registry looks up these two by name.
 #include "kv_injection_attention/creator.h"
 #include "tensorrt_abi/nvinfer.h"
 

@@ -88,7 +88,7 @@ class Graphs:
         self,
         noise_embeds: FloatArray,
         caches: tuple[FloatArray, FloatArray],
-        slot_ids: list[int],
+        page_ids: list[int],
         context_lengths: list[int],
     ) -> FloatArray:
         """noise_embeds [B, S, H], caches [slots, L, C_max, G, D] -> hidden [B, S, H]."""
@@ -98,7 +98,7 @@ class Graphs:
             "positions": lengths[:, None] + np.arange(noise_embeds.shape[1], dtype=np.int32),
             "k_cache": caches[0],
             "v_cache": caches[1],
-            "slot_ids": np.array(slot_ids, dtype=np.int32),
+            "page_ids": np.array(page_ids, dtype=np.int32)[:, None],
             "context_lengths": lengths,
         }
         (hidden,) = self._draft.run(["hidden"], feed)

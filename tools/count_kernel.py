@@ -81,30 +81,31 @@ WGMMA_KERNEL = """
 #include "kv_injection_attention/kernel/wgmma_attention.cuh"
 namespace dflash::kv_injection {{
 template __global__ void wgmma_attention<{D}, {rows}, BF16, {bytes}>(
-    const __grid_constant__ Params, const __grid_constant__ Plan);
+    const __grid_constant__ Params, const __grid_constant__ LaunchConfig);
 }}
 """
 KERNEL = """
 #include "kv_injection_attention/kernel/attention.cuh"
 namespace dflash::kv_injection {{
-template __global__ void attention<{D}, BF16, {bytes}>(const __grid_constant__ Params, const __grid_constant__ Plan);
+template __global__ void attention<{D}, BF16, {bytes}>(
+    const __grid_constant__ Params, const __grid_constant__ LaunchConfig);
 }}
 """
-PRINT_PLAN = """
+PRINT_LAUNCH_CONFIG = """
 #include <algorithm>
 #include <cstdio>
-#include "kv_injection_attention/kernel/wgmma_plan.h"
+#include "kv_injection_attention/kernel/wgmma_launch_config.h"
 using namespace dflash::kv_injection;
 int main() {{
   Params p{{}};
   p.batch = p.slots = p.layers = 1;
   p.block = {S}; p.num_heads = {N}; p.num_kv_heads = {G}; p.head_dim = {D}; p.max_pages = 1;
   p.block_dtype = DType::kBF16; p.cache_dtype = {cache};
-  const Plan plan = {wgmma} ? make_wgmma_plan(p, 132) : make_plan(p, 264);
+  const LaunchConfig config = {wgmma} ? make_wgmma_launch_config(p, 132) : make_launch_config(p, 264);
   const int stages = {wgmma} ? wgmma_stages({D}, {itemsize}) : num_stages({D}, {itemsize});
   const int step = {wgmma} ? kWgmmaKeys : step_keys({D}, {itemsize});
-  std::printf("%d %d %d %d %d %d %d", plan.tile_rows, plan.row_groups, plan.teams, stages, plan.shared_bytes, step,
-              warp_tiles(p.head_dim));
+  std::printf("%d %d %d %d %d %d %d", config.tile_rows, config.row_groups, config.teams, stages, config.shared_bytes,
+              step, warp_tiles(p.head_dim));
   using Rows = StoredRows<{D} * {itemsize}>;
   constexpr int vectors = {D} * {itemsize} / 16;
   int read[8] = {{}}, written[8] = {{}};  // lanes of eight, by the bank group of their 16 bytes
@@ -118,7 +119,7 @@ int main() {{
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchConfig:
     """How the host lays the call out, as its own code says."""
 
     tile_rows: int
@@ -140,13 +141,13 @@ class Count:
     case: Case
     architecture: str
     kernel: str
-    plan: Plan
+    config: LaunchConfig
     registers: int
     opcodes: Counter[str]
 
     @property
     def step_bytes(self) -> int:
-        return 2 * self.plan.step_keys * self.case.D * self.case.cache_dtype.itemsize
+        return 2 * self.config.step_keys * self.case.D * self.case.cache_dtype.itemsize
 
     def per_kib(self, wanted: str) -> float:
         """Warp instructions of a pipe for 1,024 bytes of the cache."""
@@ -167,7 +168,7 @@ class Count:
     @property
     def shared_bytes(self) -> float:
         """Bytes that shared memory moves for a byte of the cache, whole wavefronts and conflicts included."""
-        copy, matrix = 1 + self.plan.write_conflicts, 1 + self.plan.read_conflicts
+        copy, matrix = 1 + self.config.write_conflicts, 1 + self.config.read_conflicts
         wavefronts = {"LDGSTS": 4 * copy, "LDSM": 4 * matrix, "STSM": 4, "LDS": 1, "SHFL": 1}
         moved = 0.0
         for opcode, n in self.opcodes.items():
@@ -178,9 +179,9 @@ class Count:
         return moved / self.step_bytes
 
     def ctas(self, gpu: Gpu) -> int:
-        threads = 32 * self.plan.row_groups * self.plan.teams
+        threads = 32 * self.config.row_groups * self.config.teams
         by_registers = SM_REGISTERS // (threads * -(-self.registers // 8) * 8)
-        return min(by_registers, gpu.shared_bytes // (self.plan.shared_bytes + RESERVED_SHARED_BYTES))
+        return min(by_registers, gpu.shared_bytes // (self.config.shared_bytes + RESERVED_SHARED_BYTES))
 
 
 def find(tool: str, hint: str) -> str:
@@ -202,18 +203,19 @@ def run(*command: str) -> str:
     return result.stdout + result.stderr
 
 
-def make_plan(case: Case, wgmma: bool, directory: Path) -> Plan:
-    source, program = directory / "plan.cpp", directory / "plan"
+def make_launch_config(case: Case, wgmma: bool, directory: Path) -> LaunchConfig:
+    source, program = directory / "config.cpp", directory / "config"
     cache = "DType::kF8E4M3" if case.cache_dtype is FP8 else "DType::kBF16"
     source.write_text(
-        PRINT_PLAN.format(
+        PRINT_LAUNCH_CONFIG.format(
             S=case.S, N=case.N, G=case.G, D=case.D, cache=cache, itemsize=case.cache_dtype.itemsize,
             wgmma=str(wgmma).lower(),
         )
     )  # fmt: skip
-    plans = [str(PLUGINS / "kv_injection_attention" / name) for name in ("workspace.cpp", "wgmma_plan.cpp")]
-    run(find("g++", "install it"), "-std=c++20", f"-I{PLUGINS}", str(source), *plans, "-o", str(program))
-    return Plan(*map(int, run(str(program)).split()))
+    names = ("launch_config.cpp", "wgmma_launch_config.cpp")
+    sources = [str(PLUGINS / "kv_injection_attention" / name) for name in names]
+    run(find("g++", "install it"), "-std=c++20", f"-I{PLUGINS}", str(source), *sources, "-o", str(program))
+    return LaunchConfig(*map(int, run(str(program)).split()))
 
 
 def kernels(case: Case, architecture: str) -> list[str]:
@@ -235,36 +237,36 @@ def count(case: Case, architecture: str, kernel: str, directory: Path) -> Count:
     found = re.search(r"Used (\d+) registers", ptxas)
     assert found, ptxas
     text = run(find("nvdisasm", "pip install 'nvidia-cuda-nvdisasm>=13'"), "-c", str(cubin))
-    plan = make_plan(case, kernel == "wgmma", directory)
-    step = wgmma_step(text, case, plan) if kernel == "wgmma" else team_step(text, case, plan)
-    return Count(case, architecture, kernel, plan, int(found[1]), step)
+    config = make_launch_config(case, kernel == "wgmma", directory)
+    step = wgmma_step(text, case, config) if kernel == "wgmma" else team_step(text, case, config)
+    return Count(case, architecture, kernel, config, int(found[1]), step)
 
 
-def team_step(text: str, case: Case, plan: Plan) -> Counter[str]:
+def team_step(text: str, case: Case, config: LaunchConfig) -> Counter[str]:
     """What the warps of a team issue between them for one step."""
     blocks = parse(text)
     row = case.D * case.cache_dtype.itemsize
     copy_rows = 32 // (1 << (row // 16 - 1).bit_length())  # that a warp copies at a time
-    sixteens = plan.step_keys // 16
+    sixteens = config.step_keys // 16
     total: Counter[str] = Counter()
-    for warp in range(plan.row_groups):
-        tiles = min(plan.warp_tiles, -(-rows(case) // 16) - warp * plan.warp_tiles)
-        copies = 2 * -(-(plan.step_keys // copy_rows - warp) // plan.row_groups)  # of K and of V
+    for warp in range(config.row_groups):
+        tiles = min(config.warp_tiles, -(-rows(case) // 16) - warp * config.warp_tiles)
+        copies = 2 * -(-(config.step_keys // copy_rows - warp) // config.row_groups)  # of K and of V
         exactly = {"MUFU.EX2": 8 * tiles * sixteens, "LDGSTS": copies}
-        at_least = {"LDSM": 2 * plan.step_keys * row // 512, "HMMA": tiles * sixteens * case.D // 4}
+        at_least = {"LDSM": 2 * config.step_keys * row // 512, "HMMA": tiles * sixteens * case.D // 4}
         total += cheapest_round(blocks, exactly, at_least)
     return total
 
 
-def wgmma_step(text: str, case: Case, plan: Plan) -> Counter[str]:
+def wgmma_step(text: str, case: Case, config: LaunchConfig) -> Counter[str]:
     """What the four warps of a warpgroup, which are alike, issue between them for one step."""
-    step = 2 * plan.step_keys * case.D * case.cache_dtype.itemsize
+    step = 2 * config.step_keys * case.D * case.cache_dtype.itemsize
     is_fp8 = case.cache_dtype is FP8
     products = {"HGMMA": case.D // 16, "QGMMA": case.D // 32} if is_fp8 else {"HGMMA": 2 * case.D // 16}
-    exponentials = plan.tile_rows // 2
-    polynomials = exponentials // 13 if is_fp8 and case.D == 64 and plan.tile_rows == 80 else 0  # kMufuRun
+    exponentials = config.tile_rows // 2
+    polynomials = exponentials // 13 if is_fp8 and case.D == 64 and config.tile_rows == 80 else 0  # kMufuRun
     exactly = {"MUFU.EX2": exponentials - polynomials, "LDGSTS": step // 16 // 128}
-    at_least = products | {"STSM": plan.tile_rows // 16, "LDSM": step // 4 // 512}
+    at_least = products | {"STSM": config.tile_rows // 16, "LDSM": step // 4 // 512}
     warp = cheapest_round(parse(text), exactly, at_least)
     return Counter({opcode: 4 * n for opcode, n in warp.items()})
 
@@ -275,17 +277,17 @@ def name(counted: Count) -> str:
 
 
 def instruction_row(counted: Count) -> list[str]:
-    plan = counted.plan
+    config = counted.config
     numbers = [counted.per_kib(pipe_name) for pipe_name in PIPES]
     return [
         name(counted),
         f"sm_{counted.architecture}",
         counted.kernel,
         *(f"{number:.1f}" for number in (*numbers, sum(numbers))),
-        f"{plan.teams} x {plan.row_groups}",
+        f"{config.teams} x {config.row_groups}",
         str(counted.registers),
-        f"{plan.shared_bytes / 1024:.0f}",
-        f"{plan.read_conflicts}, {plan.write_conflicts}",
+        f"{config.shared_bytes / 1024:.0f}",
+        f"{config.read_conflicts}, {config.write_conflicts}",
     ]
 
 
@@ -301,7 +303,7 @@ def ceiling_row(counted: Count, gpu: Gpu) -> list[str]:
         clocks * SHARED_BYTES_PER_CLOCK / counted.shared_bytes,
     ]
     ctas = counted.ctas(gpu)
-    flight = ctas * counted.plan.teams * (counted.plan.stages - 1) * counted.step_bytes
+    flight = ctas * counted.config.teams * (counted.config.stages - 1) * counted.step_bytes
     times = f"{min(rates) / gpu.terabytes:.2f}"
     cells = [name(counted), gpu.name, counted.kernel, f"{gpu.terabytes}", *(f"{rate:.1f}" for rate in rates), times]
     return [*cells, str(ctas), f"{flight / 1024:.0f}"]

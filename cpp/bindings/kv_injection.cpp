@@ -28,15 +28,13 @@ static void refuse(const attention::Problem& problem) {
   if (problem) throw std::invalid_argument(*problem);
 }
 
-static void compute_reference(const attention::Attributes& attributes, const Inputs& inputs,
-                              const Array& out) {
+static void compute_reference(const attention::Attributes& attributes, const Inputs& inputs, const Array& out) {
   const attention::Params params = call_params(attributes, inputs, out, nb::device::cpu::value);
   const nb::gil_scoped_release release;
   attention::reference(params);
 }
 
-static size_t workspace_bytes(const attention::Attributes& attributes, const Inputs& inputs,
-                              const Array& out) {
+static size_t workspace_bytes(const attention::Attributes& attributes, const Inputs& inputs, const Array& out) {
   const attention::Params params = call_params(attributes, inputs, out, out.device_type());
   refuse(check_sizes(params));
   return workspace_size(params);
@@ -66,8 +64,7 @@ static void launch(const attention::Attributes& attributes, const Inputs& inputs
   if (slot_ids && context_lengths) {
     const auto batch = static_cast<size_t>(params.batch);
     if (slot_ids->size() != batch || context_lengths->size() != batch) {
-      throw std::invalid_argument("host values: expected one for each of " + std::to_string(batch) +
-                                  " requests");
+      throw std::invalid_argument("host values: expected one for each of " + std::to_string(batch) + " requests");
     }
     // The pages' size stands in the GPU's memory.
     const int64_t largest_page = params.max_pages == 1 ? attention::kMaxContext : attention::kMaxPageSize;
@@ -78,19 +75,18 @@ static void launch(const attention::Attributes& attributes, const Inputs& inputs
 
 using Input = nb::ndarray<nb::ro>;
 
-static void append_reference(const Input& k, const Input& v, const Input& slot_ids, const Input& positions,
+static void append_reference(const Input& k, const Input& v, const Input& page_ids, const Input& offsets,
                              const Array& k_cache, const Array& v_cache) {
   const attention::AppendParams params =
-      append_params({k, v, slot_ids, positions}, k_cache, v_cache, nb::device::cpu::value);
+      append_params({k, v, page_ids, offsets}, k_cache, v_cache, nb::device::cpu::value);
   refuse(check_append(params));
   const nb::gil_scoped_release release;
   attention::append_reference(params);
 }
 
-static void append(const Input& k, const Input& v, const Input& slot_ids, const Input& positions, const Array& k_cache,
+static void append(const Input& k, const Input& v, const Input& page_ids, const Input& offsets, const Array& k_cache,
                    const Array& v_cache, uintptr_t stream) {
-  attention::AppendParams params =
-      append_params({k, v, slot_ids, positions}, k_cache, v_cache, nb::device::cuda::value);
+  attention::AppendParams params = append_params({k, v, page_ids, offsets}, k_cache, v_cache, nb::device::cuda::value);
   refuse(check_append(params));
   params.stream = reinterpret_cast<void*>(stream);
   if (const char* error = attention::launch_append(params)) throw std::runtime_error(error);
@@ -108,9 +104,9 @@ static void bind_attributes(nb::module_& module) {
   nb::class_<Attributes>(module, "KVInjectionAttributes")
       .def(
           "__init__",
-          [](Attributes* self, int32_t layer, int32_t num_heads, int32_t num_kv_heads,
-             int32_t head_dim, float rms_norm_eps, float softmax_scale, int32_t sliding_window,
-             int32_t causal, float k_scale, float v_scale, int32_t fp8_cache) {
+          [](Attributes* self, int32_t layer, int32_t num_heads, int32_t num_kv_heads, int32_t head_dim,
+             float rms_norm_eps, float softmax_scale, int32_t sliding_window, int32_t causal, float k_scale,
+             float v_scale, int32_t fp8_cache) {
             new (self) Attributes{.layer = layer,
                                   .num_heads = num_heads,
                                   .num_kv_heads = num_kv_heads,
@@ -123,26 +119,24 @@ static void bind_attributes(nb::module_& module) {
                                   .v_scale = v_scale,
                                   .fp8_cache = fp8_cache};
           },
-          nb::kw_only(), nb::arg("layer"), nb::arg("num_heads"), nb::arg("num_kv_heads"),
-          nb::arg("head_dim"), nb::arg("rms_norm_eps"), nb::arg("softmax_scale"),
-          nb::arg("sliding_window"), nb::arg("causal"), nb::arg("k_scale"), nb::arg("v_scale"),
-          nb::arg("fp8_cache"));
+          nb::kw_only(), nb::arg("layer"), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
+          nb::arg("rms_norm_eps"), nb::arg("softmax_scale"), nb::arg("sliding_window"), nb::arg("causal"),
+          nb::arg("k_scale"), nb::arg("v_scale"), nb::arg("fp8_cache"));
 }
 
 void bind_kv_injection(nb::module_& module) {
   bind_attributes(module);
   module.def("cuda_architectures", &cuda_architectures);
   module.def("kv_injection_attention_check", &check, nb::arg("attributes"), nb::arg("batch"), nb::arg("block"));
-  module.def("kv_injection_attention_reference", &compute_reference, nb::arg("attributes"),
-             nb::arg("inputs"), nb::arg("out"));
-  module.def("kv_injection_attention_workspace_bytes", &workspace_bytes, nb::arg("attributes"),
-             nb::arg("inputs"), nb::arg("out"));
-  module.def("kv_injection_attention", &launch, nb::arg("attributes"), nb::arg("inputs"),
-             nb::arg("out"), nb::arg("workspace"), nb::arg("stream"), nb::kw_only(),
-             nb::arg("host_slot_ids") = nb::none(), nb::arg("host_context_lengths") = nb::none(),
-             nb::arg("kernel") = "best");
-  module.def("kv_injection_append_reference", &append_reference, nb::arg("k"), nb::arg("v"), nb::arg("slot_ids"),
-             nb::arg("positions"), nb::arg("k_cache"), nb::arg("v_cache"));
-  module.def("kv_injection_append", &append, nb::arg("k"), nb::arg("v"), nb::arg("slot_ids"), nb::arg("positions"),
+  module.def("kv_injection_attention_reference", &compute_reference, nb::arg("attributes"), nb::arg("inputs"),
+             nb::arg("out"));
+  module.def("kv_injection_attention_workspace_bytes", &workspace_bytes, nb::arg("attributes"), nb::arg("inputs"),
+             nb::arg("out"));
+  module.def("kv_injection_attention", &launch, nb::arg("attributes"), nb::arg("inputs"), nb::arg("out"),
+             nb::arg("workspace"), nb::arg("stream"), nb::kw_only(), nb::arg("host_slot_ids") = nb::none(),
+             nb::arg("host_context_lengths") = nb::none(), nb::arg("kernel") = "best");
+  module.def("kv_injection_append_reference", &append_reference, nb::arg("k"), nb::arg("v"), nb::arg("page_ids"),
+             nb::arg("offsets"), nb::arg("k_cache"), nb::arg("v_cache"));
+  module.def("kv_injection_append", &append, nb::arg("k"), nb::arg("v"), nb::arg("page_ids"), nb::arg("offsets"),
              nb::arg("k_cache"), nb::arg("v_cache"), nb::arg("stream"));
 }

@@ -39,33 +39,31 @@ static bool is_dense(const AnyArray& array) {
 }
 
 template <typename AnyArray>
-static attention::Tensor tensor_of(const char* name, const AnyArray& array, int device) {
+static attention::TensorView tensor_of(const char* name, const AnyArray& array, int device) {
   const auto refuse = [&](const std::string& problem) {
     throw std::invalid_argument(std::string(name) + ": " + problem);
   };
   if (array.device_type() != device) {
-    refuse("expected a " + device_name(device) + " tensor, found a " +
-           device_name(array.device_type()) + " tensor");
+    refuse("expected a " + device_name(device) + " tensor, found a " + device_name(array.device_type()) + " tensor");
   }
-  if (array.ndim() > attention::Tensor::kMaxRank) refuse("expected at most 8 dimensions");
+  if (array.ndim() > attention::TensorView::kMaxRank) refuse("expected at most 8 dimensions");
   if (!is_dense(array)) refuse("expected a dense row-major tensor, found strides");
-  attention::Tensor tensor{.type = element_type(array.dtype()),
-                           .rank = static_cast<int32_t>(array.ndim()),
-                           .shape = {},
-                           .data = const_cast<void*>(static_cast<const void*>(array.data()))};
+  attention::TensorView tensor{.type = element_type(array.dtype()),
+                               .rank = static_cast<int32_t>(array.ndim()),
+                               .shape = {},
+                               .data = const_cast<void*>(static_cast<const void*>(array.data()))};
   for (size_t axis = 0; axis < array.ndim(); ++axis) {
     tensor.shape[axis] = static_cast<int64_t>(array.shape(axis));
   }
   return tensor;
 }
 
-attention::Params call_params(const attention::Attributes& attributes, const Inputs& inputs,
-                              const Array& out, int device) {
+attention::Params call_params(const attention::Attributes& attributes, const Inputs& inputs, const Array& out,
+                              int device) {
   if (inputs.size() < attention::kMinInputs || inputs.size() > attention::kMaxInputs) {
-    throw std::invalid_argument("inputs: expected 9 tensors, or 10 with sinks, found " +
-                                std::to_string(inputs.size()));
+    throw std::invalid_argument("inputs: expected 9 tensors, or 10 with sinks, found " + std::to_string(inputs.size()));
   }
-  std::vector<attention::Tensor> tensors;
+  std::vector<attention::TensorView> tensors;
   for (const auto& input : inputs) {
     const auto index = static_cast<int32_t>(tensors.size());
     tensors.push_back(tensor_of(attention::input_name(index), input, device));
@@ -74,7 +72,7 @@ attention::Params call_params(const attention::Attributes& attributes, const Inp
 }
 
 attention::AppendParams append_params(const Inputs& inputs, const Array& k_cache, const Array& v_cache, int device) {
-  std::vector<attention::Tensor> tensors;
+  std::vector<attention::TensorView> tensors;
   for (const auto& input : inputs) {
     const auto index = static_cast<int32_t>(tensors.size());
     tensors.push_back(tensor_of(attention::append_input_name(index), input, device));

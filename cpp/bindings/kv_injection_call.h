@@ -13,12 +13,12 @@ using Array = nanobind::ndarray<>;
 using Inputs = std::vector<nanobind::ndarray<nanobind::ro>>;  // in the node's order
 
 // `device` is nanobind::device::cpu::value or cuda::value, where all tensors are to lie.
-dflash::kv_injection::Params call_params(const dflash::kv_injection::Attributes& attributes,
-                                         const Inputs& inputs, const Array& out, int device);
+dflash::kv_injection::Params call_params(const dflash::kv_injection::Attributes& attributes, const Inputs& inputs,
+                                         const Array& out, int device);
 
 // The inputs in the order of AppendInput.
 dflash::kv_injection::AppendParams append_params(const Inputs& inputs, const Array& k_cache, const Array& v_cache,
                                                  int device);
 
-// Of a dense CUDA tensor of any dtype.
+// Address of a dense CUDA tensor of any dtype.
 void* workspace_address(const Array& workspace);

@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
+#include "cpu/isa.h"
 #include "packing/pack.h"
 
 namespace nb = nanobind;
@@ -19,8 +20,7 @@ static dflash::WeightType weight_type(const nb::dlpack::dtype& dtype) {
   if (is(Code::Bfloat, 16) || is(Code::UInt, 16)) return dflash::WeightType::kBf16;
   if (is(Code::Float, 16)) return dflash::WeightType::kF16;
   if (is(Code::Float, 32)) return dflash::WeightType::kF32;
-  throw nb::type_error(
-      "expected weights of type uint16 (the bits of bfloat16), float16 or float32");
+  throw nb::type_error("expected weights of type uint16 (the bits of bfloat16), float16 or float32");
 }
 
 static dflash::Weights view(const AnyWeights& weights) {
@@ -31,13 +31,7 @@ static dflash::Weights view(const AnyWeights& weights) {
 }
 
 static dflash::Bytes view(const OutBytes& out) {
-  return {.data = out.data(),
-          .rows = static_cast<int64_t>(out.shape(0)),
-          .cols = static_cast<int64_t>(out.shape(1))};
-}
-
-static dflash::Execution execution(int threads, const std::string& isa) {
-  return {.threads = threads, .isa = dflash::isa_named(isa)};
+  return {.data = out.data(), .rows = static_cast<int64_t>(out.shape(0)), .cols = static_cast<int64_t>(out.shape(1))};
 }
 
 void bind_packing(nb::module_& module) {
@@ -45,33 +39,30 @@ void bind_packing(nb::module_& module) {
   module.def("cpu_features", &dflash::usable_isas);
   module.def(
       "amax",
-      [](const AnyWeights& weights, int threads, const std::string& isa) {
+      [](const AnyWeights& weights, int threads) {
         const auto matrix = view(weights);
         const nb::gil_scoped_release release;
-        return dflash::amax(matrix, execution(threads, isa));
+        return dflash::amax(matrix, threads);
       },
-      nb::arg("weights").noconvert(), nb::arg("threads") = 0, nb::arg("isa") = "best");
+      nb::arg("weights").noconvert(), nb::arg("threads") = 0);
   module.def(
       "pack_fp8",
-      [](const AnyWeights& weights, float scale, const OutBytes& out, int threads,
-         const std::string& isa) {
+      [](const AnyWeights& weights, float scale, const OutBytes& out, int threads) {
         const auto matrix = view(weights);
         const auto bytes = view(out);
         const nb::gil_scoped_release release;
-        dflash::pack_fp8(matrix, scale, bytes, execution(threads, isa));
+        dflash::pack_fp8(matrix, scale, bytes, threads);
       },
-      nb::arg("weights").noconvert(), nb::arg("scale"), nb::arg("out").noconvert(),
-      nb::arg("threads") = 0, nb::arg("isa") = "best");
+      nb::arg("weights").noconvert(), nb::arg("scale"), nb::arg("out").noconvert(), nb::arg("threads") = 0);
   module.def(
       "pack_nvfp4",
-      [](const AnyWeights& weights, float scale_2, const OutBytes& out_data,
-         const OutBytes& out_scales, int threads, const std::string& isa) {
+      [](const AnyWeights& weights, float scale_2, const OutBytes& out_data, const OutBytes& out_scales, int threads) {
         const auto matrix = view(weights);
         const auto data = view(out_data);
         const auto scales = view(out_scales);
         const nb::gil_scoped_release release;
-        dflash::pack_nvfp4(matrix, scale_2, data, scales, execution(threads, isa));
+        dflash::pack_nvfp4(matrix, scale_2, data, scales, threads);
       },
       nb::arg("weights").noconvert(), nb::arg("scale_2"), nb::arg("out_data").noconvert(),
-      nb::arg("out_scales").noconvert(), nb::arg("threads") = 0, nb::arg("isa") = "best");
+      nb::arg("out_scales").noconvert(), nb::arg("threads") = 0);
 }

@@ -50,19 +50,15 @@ static void bind_params(nb::module_& module) {
       .def(
           "__init__",
           [](SamplerParams* self, double temperature, int32_t top_k, double top_p, double min_p,
-             double repetition_penalty, double presence_penalty, double frequency_penalty,
-             uint64_t seed) {
-            const SamplerParams params{temperature,        top_k,
-                                        top_p,              min_p,
-                                        repetition_penalty, presence_penalty,
-                                        frequency_penalty,  seed};
+             double repetition_penalty, double presence_penalty, double frequency_penalty, uint64_t seed) {
+            const SamplerParams params{temperature,       top_k, top_p, min_p, repetition_penalty, presence_penalty,
+                                       frequency_penalty, seed};
             dflash::check(params);
             new (self) SamplerParams(params);
           },
           nb::kw_only(), nb::arg("temperature") = 1.0, nb::arg("top_k") = 0, nb::arg("top_p") = 1.0,
-          nb::arg("min_p") = 0.0, nb::arg("repetition_penalty") = 1.0,
-          nb::arg("presence_penalty") = 0.0, nb::arg("frequency_penalty") = 0.0,
-          nb::arg("seed") = 0)
+          nb::arg("min_p") = 0.0, nb::arg("repetition_penalty") = 1.0, nb::arg("presence_penalty") = 0.0,
+          nb::arg("frequency_penalty") = 0.0, nb::arg("seed") = 0)
       .def_ro("temperature", &SamplerParams::temperature)
       .def_ro("top_k", &SamplerParams::top_k)
       .def_ro("top_p", &SamplerParams::top_p)
@@ -82,7 +78,8 @@ void bind_sampling(nb::module_& module) {
         expect(count >= 0 && count <= kMaxUniforms, "0 to 65536 output positions", count);
         std::vector<double> uniforms;
         for (int64_t i = 0; i < count; ++i) {
-          const uint64_t bits = dflash::uniform_bits(seed, position + static_cast<uint64_t>(i), dflash::Draw::kProposal);
+          const uint64_t bits =
+              dflash::uniform_bits(seed, position + static_cast<uint64_t>(i), dflash::Draw::kProposal);
           uniforms.push_back(std::ldexp(static_cast<double>(bits), -dflash::kUniformBits));
         }
         return uniforms;
@@ -90,30 +87,26 @@ void bind_sampling(nb::module_& module) {
       nb::arg("seed"), nb::arg("position"), nb::arg("count"));
   module.def(
       "verify_block",
-      [](const LogitRows& logits, const std::vector<int64_t>& proposals,
-         const dflash::SamplerParams& params, uint64_t position, const TokenIds& prompt_ids,
-         const TokenIds& output_ids, const Candidates& candidate_ids,
+      [](const LogitRows& logits, const std::vector<int64_t>& proposals, const dflash::SamplerParams& params,
+         uint64_t position, const TokenIds& prompt_ids, const TokenIds& output_ids, const Candidates& candidate_ids,
          const Probabilities& probabilities) {
         const nb::gil_scoped_release release;
-        return dflash::verify_block(view(logits), proposals, params, position,
-                                    view(prompt_ids, output_ids), view(candidate_ids, probabilities));
+        return dflash::verify_block(view(logits), proposals, params, position, view(prompt_ids, output_ids),
+                                    view(candidate_ids, probabilities));
       },
       nb::arg("logits").noconvert(), nb::arg("proposals"), nb::arg("params"), nb::arg("position"),
-      nb::arg("prompt_ids").noconvert() = nb::none(),
-      nb::arg("output_ids").noconvert() = nb::none(),
-      nb::arg("candidate_ids").noconvert() = nb::none(),
-      nb::arg("probabilities").noconvert() = nb::none());
+      nb::arg("prompt_ids").noconvert() = nb::none(), nb::arg("output_ids").noconvert() = nb::none(),
+      nb::arg("candidate_ids").noconvert() = nb::none(), nb::arg("probabilities").noconvert() = nb::none());
   module.def(
       "token_probabilities",
       [](const LogitRow& logits, const dflash::SamplerParams& params, const OutProbabilities& out,
          const TokenIds& prompt_ids, const TokenIds& output_ids) {
         const nb::gil_scoped_release release;
-        dflash::token_probabilities({logits.data(), logits.shape(0)}, params,
-                                    view(prompt_ids, output_ids), {out.data(), out.shape(0)});
+        dflash::token_probabilities({logits.data(), logits.shape(0)}, params, view(prompt_ids, output_ids),
+                                    {out.data(), out.shape(0)});
       },
       nb::arg("logits").noconvert(), nb::arg("params"), nb::arg("out").noconvert(),
-      nb::arg("prompt_ids").noconvert() = nb::none(),
-      nb::arg("output_ids").noconvert() = nb::none());
+      nb::arg("prompt_ids").noconvert() = nb::none(), nb::arg("output_ids").noconvert() = nb::none());
   module.def(
       "token_logprobs",
       [](const LogitRows& logits, const std::vector<int64_t>& token_ids) {

@@ -27,8 +27,8 @@ constexpr int64_t kTile = 32;  // keys at a time: with 64 dimensions they and th
 inline int64_t in_vectors(int64_t count) { return (count + kLanes - 1) / kLanes; }
 
 // x / sqrt(mean(x^2) + eps) * gamma, its two halves turned by cos and sin [D/2] each.
-inline void norm_and_rotate(const float* __restrict__ x, const float* __restrict__ gamma, const float* __restrict__ rope,
-                            int64_t D, float eps, float* __restrict__ out) {
+inline void norm_and_rotate(const float* __restrict__ x, const float* __restrict__ gamma,
+                            const float* __restrict__ rope, int64_t D, float eps, float* __restrict__ out) {
   Floats squares{};
   int64_t d = 0;
   for (; d + kLanes <= D; d += kLanes) {
@@ -137,7 +137,7 @@ class Head {
     for (int64_t j = 0; j < kTile; ++j) {
       const int64_t position = key + min(j, count - 1), s = position - length_;
       if (s < 0) {
-        const int64_t page = a_.page_table[b_ * a_.pages_per_row + position / a_.page_rows];
+        const int64_t page = a_.page_ids[b_ * a_.pages_per_request + position / a_.page_rows];
         const int64_t row = (page * a_.layers + a_.layer) * a_.page_rows + position % a_.page_rows;
         const int64_t at = (row * a_.num_kv_heads + g_) * D_;
         next_.keys[j] = a_.k_cache + at;
@@ -242,7 +242,8 @@ class Head {
   Lanes* lanes_;
   Floats* queries_;  // [lanes, dims], times the scale of the softmax
   Floats* outputs_;  // [lanes, dims], not yet divided by the sums
-  float *keys_, *values_, *block_keys_, *row_;  // [D / kLanes, tile, kLanes], [tile, dims] where D needs it, [block, D], [D]
+  float *keys_, *values_, *block_keys_,
+      *row_;  // [D / kLanes, tile, kLanes], [tile, dims] where D needs it, [block, D], [D]
   Tile tile_;
   Tile next_;  // what comes out of memory while the tile is computed, a line at a time
 };

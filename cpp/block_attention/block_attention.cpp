@@ -10,10 +10,11 @@ const char* problem(const BlockAttention& a) {
   if (a.sliding_window < 0) return "sliding_window: expected 0 or more";
   for (int64_t b = 0; b < a.batch; ++b) {
     const int64_t length = a.context_lengths[b];
-    if (length < 0 || length > a.pages_per_row * a.page_rows) return "context_lengths: expected what the pages hold";
+    if (length < 0 || length > a.pages_per_request * a.page_rows)
+      return "context_lengths: expected what the pages hold";
     for (int64_t i = 0; i * a.page_rows < length; ++i) {
-      const int32_t page = a.page_table[b * a.pages_per_row + i];
-      if (page < 0 || page >= a.num_pages) return "slot_ids: expected pages of the cache";
+      const int32_t page = a.page_ids[b * a.pages_per_request + i];
+      if (page < 0 || page >= a.num_pages) return "page_ids: expected pages of the cache";
     }
   }
   return nullptr;

@@ -19,11 +19,11 @@ struct BlockAttention {
   int64_t head_dim;
   int64_t num_pages;  // P, of the cache
   int64_t layers;
-  int64_t page_rows;       // R
-  int64_t pages_per_row;   // M
-  int64_t layer;           // whose rows of the cache are read
-  int64_t sliding_window;  // 0: none; else a key is visible if |q - k| < sliding_window (positions)
-  bool causal;             // a block slot does not see later ones
+  int64_t page_rows;          // R
+  int64_t pages_per_request;  // M
+  int64_t layer;              // whose rows of the cache are read
+  int64_t sliding_window;     // 0: none; else a key is visible if |q - k| < sliding_window (positions)
+  bool causal;                // a block slot does not see later ones
   float rms_norm_eps;
   float softmax_scale;
 
@@ -33,13 +33,13 @@ struct BlockAttention {
   const float* rope;     // [B, S, D]: cos, then sin
   const float* k_cache;  // [P, L, R, G, D]
   const float* v_cache;
-  const int32_t* page_table;       // [B, M]
+  const int32_t* page_ids;         // [B, M]
   const int32_t* context_lengths;  // [B]
   const float* sinks;              // [N], or null
   float* out;                      // [B, S, N*D]
 };
 
-// What is wrong with the sizes, pages or lengths; null where all can be read.
+// The first error in sizes, pages or lengths; null if there is none.
 const char* problem(const BlockAttention& attention);
 
 // One key/value head of one request. Of the cache only visible rows are read; a row's numbers depend on its request

@@ -12,7 +12,7 @@ namespace dflash {
 namespace {
 
 #if DFLASH_X86_KERNELS
-// What the CPU has and the system saves. Not by __builtin_cpu_supports(): zig's runtime says no to everything.
+// Features of the CPU whose registers the system saves. __builtin_cpu_supports() is always false with zig's runtime.
 struct Features {
   bool avx2 = false, avx512 = false, avx512_bf16 = false;
 
@@ -28,7 +28,8 @@ struct Features {
     constexpr unsigned kAvx512 = bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL;
     avx512 = avx2 && (saved & kZmm) == kZmm && (ebx & kAvx512) == kAvx512 && (ecx & bit_AVX512VBMI) != 0;
     const unsigned last_subleaf = eax;
-    if (avx512 && last_subleaf > 0 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx)) avx512_bf16 = (eax >> 5 & 1) != 0;
+    if (avx512 && last_subleaf > 0 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx))
+      avx512_bf16 = (eax >> 5 & 1) != 0;
   }
 };
 
@@ -76,8 +77,7 @@ Isa isa_named(std::string_view name) {
     if (candidate == name) return isa;
     usable += ", " + candidate;
   }
-  throw std::invalid_argument("expected an instruction set among best" + usable + "; found " +
-                              std::string(name));
+  throw std::invalid_argument("expected an instruction set among best" + usable + "; found " + std::string(name));
 }
 
 }  // namespace dflash

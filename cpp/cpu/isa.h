@@ -7,7 +7,7 @@
 
 namespace dflash {
 
-// In oneDNN: cpu_isa_t, found by mayiuse(). Where it generates code for each, here each has a unit compiled for it.
+// oneDNN's cpu_isa_t. Each has its own compiled units; oneDNN generates code instead.
 enum class Isa { kAvx512, kAvx2, kScalar };
 
 // Names of the instruction sets that this build has kernels for and this CPU runs, best first.

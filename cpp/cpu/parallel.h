@@ -11,8 +11,7 @@ namespace dflash {
 // libgomp's entry point of a parallel region, which every compiler's `#pragma omp parallel` calls
 // and LLVM's and Intel's OpenMP have, too. The caller brings the one of the library whose threads
 // are to work here: a second pool would spin against the first.
-using GompParallel = void (*)(void (*work)(void*), void* data, unsigned num_threads,
-                              unsigned flags);
+using GompParallel = void (*)(void (*work)(void*), void* data, unsigned num_threads, unsigned flags);
 
 struct Threads {
   int count;
@@ -44,7 +43,7 @@ void for_each(const Threads& threads, int64_t count, const Task& task) {
     work(&shared);
   } else {
     threads.gomp_parallel(work, &shared, static_cast<unsigned>(threads.count),
-                  0);  // a team of another size would be made anew
+                          0);  // a team of another size would be made anew
   }
   if (shared.error) std::rethrow_exception(shared.error);
 }

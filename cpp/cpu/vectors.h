@@ -92,8 +92,7 @@ inline float sum(Floats values) {
 inline Floats exp(Floats x) {
   constexpr float kLowest = -87.0f, kRound = 0x1.8p23f;
   const Floats bounded = x < kLowest ? Floats{} + kLowest : x;
-  const Floats shifted =
-      bounded * 0x1.715476p+0f + kRound;  // low bits: the nearest integer to x / ln 2
+  const Floats shifted = bounded * 0x1.715476p+0f + kRound;  // low bits: the nearest integer to x / ln 2
   const Floats power = shifted - kRound;
   const Floats r = bounded - power * 0x1.62e4p-1f - power * 0x1.7f7d1cp-20f;
   Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;

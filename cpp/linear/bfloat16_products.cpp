@@ -11,7 +11,8 @@ namespace {
 constexpr int64_t kStep = 32;
 constexpr int64_t kSlice = 1024;  // numbers of a row at a time: the first cache holds those of a tile
 constexpr int64_t kSums = kMaxRows * kColumns;
-constexpr int64_t kWholeSums = (kSums + kLanes - 1) / kLanes * kLanes;  // vectors of FLOAT, aligned one behind the other
+constexpr int64_t kWholeSums =
+    (kSums + kLanes - 1) / kLanes * kLanes;  // vectors of FLOAT, aligned one behind the other
 
 inline __m512bh load_pairs(const uint16_t* at, int64_t count) {
   return (__m512bh)_mm512_maskz_loadu_epi16(~0u >> (kStep - count), at);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What codes of weights mean, a vector at a time, the same to the bit on every instruction set; compiled once for each,
+// Decodes weights a vector at a time, to the same bits on every instruction set; compiled once for each,
 // so everything here has internal linkage.
 #pragma once
 
@@ -46,7 +46,7 @@ inline Floats float16(const uint8_t* codes) {
 // e4m3 codes times `scale`. A sign, 4 bits of exponent with bias 7, 3 of significand; 0x7f and 0xff are NaN.
 inline Floats e4m3(const uint8_t* codes, float scale) {
 #if defined(__AVX512F__)
-  // As FLOAT16 with the same bits in other places a number is 2^-8 of what it was, because the bias is 15 there.
+  // The bits moved into a FLOAT16 give 2^-8 of the value, because its bias is 15.
   const __m128i bytes = _mm_loadu_si128((const __m128i*)codes);
   const __mmask16 number = _mm_cmpneq_epi8_mask(bytes | _mm_set1_epi8(-128), _mm_set1_epi8(-1));
   const __m256i halves = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7) & _mm256_set1_epi16(int16_t(0xbf80));
@@ -90,7 +90,7 @@ inline Floats e2m1(const uint8_t* codes) {
 #endif
 }
 
-// Of a row: kLanes codes from the k-th on, which stand at `codes` and take kBytes.
+// kLanes codes of a row from the k-th on, which lie at `codes` and take kBytes.
 struct FloatRow {
   static constexpr int64_t kBytes = 4 * kLanes;
   Floats operator()(const uint8_t* codes, int64_t) const { return load((const float*)codes); }

@@ -19,7 +19,7 @@ namespace dflash {
 namespace {
 
 constexpr int64_t kColumns = 3;
-constexpr int64_t kTilesAhead = 3;  // whose weights come out of memory meanwhile
+constexpr int64_t kTilesAhead = 3;                  // whose weights come out of memory meanwhile
 constexpr int64_t kMaxRows = kLanes == 16 ? 8 : 4;  // so that sums and operands fit into the registers
 // Columns that are decoded at a time where tiles have so few rows that decoding for each would cost more.
 constexpr int64_t kDecoded = 12;
@@ -128,7 +128,7 @@ void multiply_tiles(const Linear& linear, int64_t begin, int64_t end, const Deco
   }
 }
 
-// The same from FLOAT in a core's cache.
+// The product by way of FLOAT weights in a core's cache.
 template <class Decoder>
 void multiply_decoded(const Linear& linear, int64_t begin, int64_t end, const Decoder& decoder) {
   const PackedWeight& weight = linear.weight;

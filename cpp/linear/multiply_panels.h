@@ -16,7 +16,7 @@ namespace dflash {
 namespace {
 
 constexpr int64_t kVectors = kPanel / kLanes;  // of a panel's row
-// Of a tile, so that sums and operands fit into the registers.
+// A tile's sums and operands fit into the registers.
 constexpr int64_t kTileRows = kLanes >= 8 ? 6 : 2;
 constexpr int64_t kTilePanels = kLanes == 16 ? kPanelsAtATime : 1;
 constexpr int64_t kInputsAtATime = 512;

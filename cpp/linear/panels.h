@@ -27,8 +27,7 @@ struct PanelLinear {
 // A number is the sum of its products in the order of K, and then the bias, on any instruction set: it depends neither
 // on other rows nor on the number of threads. `isa` is "best" or one of usable_isas(). Throws std::invalid_argument for
 // one that the CPU lacks.
-void linear(const PanelLinear& first, const std::vector<int64_t>& counts, const Threads& threads,
-            std::string_view isa);
+void linear(const PanelLinear& first, const std::vector<int64_t>& counts, const Threads& threads, std::string_view isa);
 
 // Panels [begin, end) of out.
 void multiply_panels_avx512(const PanelLinear& layer, int64_t begin, int64_t end);

@@ -6,6 +6,8 @@ namespace dflash {
 
 void multiply_columns_scalar(const Linear& linear, int64_t begin, int64_t end) { multiply(linear, begin, end); }
 
-void multiply_panels_scalar(const PanelLinear& layer, int64_t begin, int64_t end) { multiply_panels(layer, begin, end); }
+void multiply_panels_scalar(const PanelLinear& layer, int64_t begin, int64_t end) {
+  multiply_panels(layer, begin, end);
+}
 
 }  // namespace dflash

@@ -11,7 +11,7 @@
 
 namespace dflash::ort {
 
-inline constexpr uint32_t kApiVersion = 17;        // the first with KernelContext_ParallelFor
+inline constexpr uint32_t kApiVersion = 17;       // the first with KernelContext_ParallelFor
 inline constexpr uint32_t kCustomOpVersion = 16;  // CreateKernelV2 and KernelComputeV2, with which an operator may fail
 
 struct Status;
@@ -70,14 +70,14 @@ struct Api {
   }
   Status* output(KernelContext* context, size_t index, const int64_t* dims, size_t count, Value** out) const {
     return at<Status* (*)(KernelContext*, size_t, const int64_t*, size_t, Value**)>(91)(context, index, dims, count,
-                                                                                          out);
+                                                                                        out);
   }
   void release(Status* status) const { at<void (*)(Status*)>(93)(status); }
   void release(TensorInfo* info) const { at<void (*)(TensorInfo*)>(99)(info); }
   // Runs work(data, i) for i in [0, count) on the session's own threads.
   Status* parallel_for(const KernelContext* context, void (*work)(void*, size_t), size_t count, void* data) const {
     return at<Status* (*)(const KernelContext*, void (*)(void*, size_t), size_t, size_t, void*)>(274)(context, work,
-                                                                                                       count, 0, data);
+                                                                                                      count, 0, data);
   }
 };
 

@@ -6,15 +6,13 @@
 namespace dflash::ort {
 namespace {
 
-constexpr size_t kSlotIds = 6, kContextLengths = 7, kSinks = 8;
+constexpr size_t kPageIds = 6, kContextLengths = 7, kSinks = 8;
 
 class AttentionKernel {
  public:
   static constexpr const char* kName = "DFlashKVInjectionAttention";
   static constexpr size_t kNumInputs = 9;  // sinks may be missing
-  static constexpr ElementType input_type(size_t i) {
-    return i == kSlotIds || i == kContextLengths ? kInt32 : kFloat;
-  }
+  static constexpr ElementType input_type(size_t i) { return i == kPageIds || i == kContextLengths ? kInt32 : kFloat; }
 
   AttentionKernel(const Api& api, const KernelInfo* info) : api(api), attend_(attend_head(instruction_set(api, info))) {
     attributes_.layer = attribute<int64_t>(api, info, "layer");
@@ -28,23 +26,22 @@ class AttentionKernel {
   }
 
   void compute(KernelContext* context) const {
-    std::vector<Tensor> inputs;
+    std::vector<TensorView> inputs;
     for (size_t i = 0; i < kNumInputs; ++i) inputs.push_back(input(api, context, i));
     BlockAttention attention = sizes(inputs);
     attention.out = output(api, context, {attention.batch, attention.block, attention.num_heads * attention.head_dim});
-    parallel_for(api, context, attention.batch * attention.num_kv_heads, [&](int64_t i) {
-      attend_(attention, i / attention.num_kv_heads, i % attention.num_kv_heads);
-    });
+    parallel_for(api, context, attention.batch * attention.num_kv_heads,
+                 [&](int64_t i) { attend_(attention, i / attention.num_kv_heads, i % attention.num_kv_heads); });
   }
 
   const Api& api;
 
  private:
   // The attributes with the sizes and addresses of a call. Throws std::invalid_argument for what does not fit.
-  BlockAttention sizes(const std::vector<Tensor>& inputs) const {
+  BlockAttention sizes(const std::vector<TensorView>& inputs) const {
     BlockAttention a = attributes_;
     const auto expect = [](bool holds, const char* text) { ort::expect(holds, kName, text); };
-    const std::vector<int64_t>&qkv = inputs[0].dims, &cache = inputs[4].dims, &pages = inputs[kSlotIds].dims;
+    const std::vector<int64_t>&qkv = inputs[0].dims, &cache = inputs[4].dims, &pages = inputs[kPageIds].dims;
     expect(qkv.size() == 3 && qkv[2] == (a.num_heads + 2 * a.num_kv_heads) * a.head_dim, "qkv [B, S, (N + 2G)*D]");
     a.batch = qkv[0];
     a.block = qkv[1];
@@ -53,16 +50,16 @@ class AttentionKernel {
     expect(inputs[3].dims == rope, "rope [B, S, D]");
     expect(cache.size() == 5 && cache[3] == a.num_kv_heads && cache[4] == a.head_dim, "k_cache [P, L, R, G, D]");
     expect(inputs[5].dims == cache, "v_cache of k_cache's shape");
-    expect((pages.size() == 1 || pages.size() == 2) && pages[0] == a.batch, "slot_ids [B] or [B, M]");
+    expect(pages.size() == 2 && pages[0] == a.batch, "page_ids [B, M]");
     expect(inputs[kContextLengths].dims == std::vector<int64_t>{a.batch}, "context_lengths [B]");
     expect(inputs[kSinks].data == nullptr || inputs[kSinks].dims == heads, "sinks [N]");
     a.num_pages = cache[0];
     a.layers = cache[1];
     a.page_rows = cache[2];
-    a.pages_per_row = pages.size() == 2 ? pages[1] : 1;
+    a.pages_per_request = pages[1];
     const float** floats[] = {&a.qkv, &a.q_norm, &a.k_norm, &a.rope, &a.k_cache, &a.v_cache};
     for (size_t i = 0; i < std::size(floats); ++i) *floats[i] = static_cast<const float*>(inputs[i].data);
-    a.page_table = static_cast<const int32_t*>(inputs[kSlotIds].data);
+    a.page_ids = static_cast<const int32_t*>(inputs[kPageIds].data);
     a.context_lengths = static_cast<const int32_t*>(inputs[kContextLengths].data);
     a.sinks = static_cast<const float*>(inputs[kSinks].data);
     if (const char* text = problem(a)) throw std::invalid_argument(std::string(kName) + ": " + text);

@@ -36,7 +36,7 @@ class LinearKernel {
         scale_(attribute<float>(api, info, "scale")) {}
 
   void compute(KernelContext* context) const {
-    const Tensor x = input(api, context, 0), codes = input(api, context, 1), block_scales = input(api, context, 2);
+    const TensorView x = input(api, context, 0), codes = input(api, context, 1), block_scales = input(api, context, 2);
     const auto expect = [](bool holds, const char* text) { ort::expect(holds, kName, text); };
     expect(x.dims.size() == 2 && codes.dims.size() == 2, "x [M, K] and codes [N, bytes of a row]");
     const int64_t M = x.dims[0], K = x.dims[1], N = codes.dims[0];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the operators share: tensors and attributes out of ONNX Runtime's C interface, and errors back into it.
+// Shared by the operators: tensors and attributes from ONNX Runtime's C interface, and errors back to it.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@ namespace dflash::ort {
 extern const CustomOp kAttentionOperator;
 extern const CustomOp kLinearOperator;
 
-// What failed inside ONNX Runtime, to be given back to it.
+// An error of ONNX Runtime, to be returned to it.
 struct Failure {
   Status* status;
 };
@@ -41,19 +41,19 @@ Status* guarded(const Api& api, auto&& work) noexcept {
   }
 }
 
-struct Tensor {
+struct TensorView {
   void* data = nullptr;  // null for an optional input that is missing
   std::vector<int64_t> dims;
 };
 
-inline Tensor input(const Api& api, const KernelContext* context, size_t index) {
+inline TensorView input(const Api& api, const KernelContext* context, size_t index) {
   const Value* value = nullptr;
   check(api.input(context, index, &value));
   if (value == nullptr) return {};
   TensorInfo* info = nullptr;
   check(api.tensor_info(value, &info));
   const std::unique_ptr<TensorInfo, void (*)(TensorInfo*)> owner(info, api.at<void (*)(TensorInfo*)>(99));
-  Tensor tensor;
+  TensorView tensor;
   size_t rank = 0;
   check(api.num_dims(info, &rank));
   tensor.dims.resize(rank);

@@ -4,7 +4,7 @@
 
 #include "onnxruntime/operator.h"
 
-// Its name and signature are ONNX Runtime's. Domains live as long as the process: sessions outlive their options.
+// ONNX Runtime defines name and signature. Domains live as long as the process: sessions outlive their options.
 extern "C" __attribute__((visibility("default"))) dflash::ort::Status* RegisterCustomOps(
     dflash::ort::SessionOptions* options, const dflash::ort::ApiBase* base) {
   using namespace dflash::ort;

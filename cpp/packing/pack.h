@@ -3,7 +3,6 @@
 
 #include <stdexcept>
 
-#include "cpu/isa.h"
 #include "packing/weights.h"
 
 namespace dflash {
@@ -13,16 +12,11 @@ struct NonFiniteError : std::domain_error {
   using std::domain_error::domain_error;
 };
 
-// How a packer runs; the bytes it writes do not depend on it.
-struct Execution {
-  int threads;  // 0: as many as the hardware runs at once
-  Isa isa;
-};
-
-// The packers are in oneDNN's terms reorders to f8_e4m3 and f4_e2m1 with scales, of the tensor or of groups of 16.
+// The packers are, in oneDNN's terms, reorders to f8_e4m3 and f4_e2m1 with scales, of the tensor or of groups of 16.
+// `threads` is 0 for as many as the hardware runs at once; bytes do not depend on it.
 
 // max |w|, 0 for an empty tensor. Throws NonFiniteError.
-float amax(const Weights& weights, Execution execution);
+float amax(const Weights& weights, int threads);
 
 // out[r, k] = e4m3(T(w[r, k] / scale)), T being the weights' own type: modelopt 0.47 divides in
 // float32 and rounds the quotient to T first (export/quant_utils.py:881). Every rounding is to
@@ -30,7 +24,7 @@ float amax(const Weights& weights, Execution execution);
 //
 // out is [R, K]. Throws std::invalid_argument for another shape or a scale that is not positive
 // and finite, NonFiniteError (out then holds anything).
-void pack_fp8(const Weights& weights, float scale, Bytes out, Execution execution);
+void pack_fp8(const Weights& weights, float scale, Bytes out, int threads);
 
 // Blocks of 16 along k; all arithmetic is in float32 (quantization/qtensor/nvfp4_tensor.py:170):
 //
@@ -43,7 +37,6 @@ void pack_fp8(const Weights& weights, float scale, Bytes out, Execution executio
 //
 // data is [R, K / 2], scales [R, K / 16]. Throws std::invalid_argument for another shape, K that
 // 16 does not divide or a scale_2 that is not positive and finite; NonFiniteError.
-void pack_nvfp4(const Weights& weights, float scale_2, Bytes data, Bytes scales,
-                Execution execution);
+void pack_nvfp4(const Weights& weights, float scale_2, Bytes data, Bytes scales, int threads);
 
 }  // namespace dflash

@@ -8,7 +8,7 @@
 
 namespace dflash {
 
-// However many a caller asks for: more do not pack faster, and each has a stack.
+// Upper bound on threads: more do not pack faster, and each has a stack.
 inline constexpr int64_t kMaxThreads = 64;
 
 // Largest result of part(begin, end) over half-open ranges that cover [0, count); 0 when count

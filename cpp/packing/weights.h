@@ -23,9 +23,9 @@ struct Bytes {
   int64_t cols;
 };
 
-[[gnu::always_inline]] constexpr int64_t bytes_of(WeightType type) { return type == WeightType::kF32 ? 4 : 2; }
+constexpr int64_t bytes_of(WeightType type) { return type == WeightType::kF32 ? 4 : 2; }
 
-// NVFP4: so many neighbours in a row share one e4m3 scale.
+// NVFP4: neighbours in a row that share one e4m3 scale.
 inline constexpr int64_t kBlock = 16;
 
 }  // namespace dflash

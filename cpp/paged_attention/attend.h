@@ -22,8 +22,8 @@ constexpr float kMinusInfinity = -INFINITY;
 // out [kRows, kVectors vectors] = a [kRows, depth] @ b [depth, kVectors vectors], added to what is
 // there or not.
 template <class Element, int kRows, int kVectors>
-void product(const float* a, int64_t a_stride, const Element* b, int64_t b_stride, int64_t depth,
-             bool adds, float* out, int64_t out_stride) {
+void product(const float* a, int64_t a_stride, const Element* b, int64_t b_stride, int64_t depth, bool adds, float* out,
+             int64_t out_stride) {
   Floats sums[kRows][kVectors] = {};
   if (adds) {
     for (int r = 0; r < kRows; ++r) {
@@ -42,7 +42,7 @@ void product(const float* a, int64_t a_stride, const Element* b, int64_t b_strid
   }
 }
 
-// The same for 1 to kMaxRows rows.
+// The product for 1 to kMaxRows rows, unrolled for each number.
 template <class Element, int kMaxRows, int kVectors, class... Arguments>
 void product_of(int64_t rows, Arguments... arguments) {
   if constexpr (kMaxRows > 1) {
@@ -61,8 +61,7 @@ const Element* row_of(const HeadRows& rows, int64_t head, int64_t row) {
 template <class Element, int kTile>
 class Block {
  public:
-  Block(const PagedAttention& layer, const SegmentRows& segment, int64_t kv_head, int64_t begin,
-        int64_t end)
+  Block(const PagedAttention& layer, const SegmentRows& segment, int64_t kv_head, int64_t begin, int64_t end)
       : layer_(layer),
         segment_(segment),
         kv_head_(kv_head),
@@ -78,8 +77,7 @@ class Block {
   }
 
   void attend_pages() {
-    const int64_t first =
-        layer_.window == 0 ? 0 : max(0, position(0) - layer_.window + 1);
+    const int64_t first = layer_.window == 0 ? 0 : max(0, position(0) - layer_.window + 1);
     const int64_t last = position(count_ - 1);
     for (int64_t page = first / kTokensPerPage; page <= last / kTokensPerPage; ++page) {
       const int64_t at = (kv_head_ * layer_.num_pages + segment_.pages[page]) * kTokensPerPage;
@@ -94,9 +92,7 @@ class Block {
 
  private:
   int64_t position(int64_t r) const { return segment_.begin + (begin_ + r) / layer_.group_size(); }
-  int64_t head(int64_t r) const {
-    return kv_head_ * layer_.group_size() + (begin_ + r) % layer_.group_size();
-  }
+  int64_t head(int64_t r) const { return kv_head_ * layer_.group_size() + (begin_ + r) % layer_.group_size(); }
   int64_t row(int64_t r) const { return segment_.first_row + (begin_ + r) / layer_.group_size(); }
 
   void load_query(int64_t r) {
@@ -115,9 +111,8 @@ class Block {
     if (layer_.window != 0 && first + kTokensPerPage - 1 <= low - layer_.window) return;
     float scores[kTile * kTokensPerPage];
     for (int64_t key = 0; key < kTokensPerPage; key += 2 * kLanes) {
-      product_of<Element, kTile, 2>(rows, query_ + r * layer_.head_dim, layer_.head_dim, k + key,
-                                    kTokensPerPage, layer_.head_dim, false, scores + key,
-                                    kTokensPerPage);
+      product_of<Element, kTile, 2>(rows, query_ + r * layer_.head_dim, layer_.head_dim, k + key, kTokensPerPage,
+                                    layer_.head_dim, false, scores + key, kTokensPerPage);
     }
     for (int64_t i = 0; i < rows; ++i) softmax_weights(first, r + i, scores + i * kTokensPerPage);
     if (low >= first + kTokensPerPage - 1) {
@@ -137,12 +132,10 @@ class Block {
       float* output = outputs_ + r * width_ + column;
       const Element* values = v + column;
       if (width_ - column >= 2 * kLanes) {
-        product_of<Element, kTile, 2>(rows, weights, kTokensPerPage, values, width_, num_visible, true,
-                                      output, width_);
+        product_of<Element, kTile, 2>(rows, weights, kTokensPerPage, values, width_, num_visible, true, output, width_);
         column += 2 * kLanes;
       } else {
-        product_of<Element, kTile, 1>(rows, weights, kTokensPerPage, values, width_, num_visible, true,
-                                      output, width_);
+        product_of<Element, kTile, 1>(rows, weights, kTokensPerPage, values, width_, num_visible, true, output, width_);
         column += kLanes;
       }
     }
@@ -186,17 +179,14 @@ class Block {
     if (last >= kLanes - 1 && before < 0) return scores;
     Ints lane;
     for (int32_t i = 0; i < kLanes; ++i) lane[i] = i;
-    const auto clamped = [](int64_t i) {
-      return static_cast<int32_t>(max(-1, min(i, kLanes)));
-    };
+    const auto clamped = [](int64_t i) { return static_cast<int32_t>(max(-1, min(i, kLanes))); };
     const Ints is_visible = (lane <= clamped(last)) & (lane > clamped(before));
     return is_visible ? scores : Floats{} + kMinusInfinity;
   }
 
   void write_output(int64_t r) {
     const float weight = sum(load(sums_ + r * kLanes));
-    Element* out = static_cast<Element*>(layer_.out) +
-                   (row(r) * layer_.num_heads + head(r)) * layer_.value_dim;
+    Element* out = static_cast<Element*>(layer_.out) + (row(r) * layer_.num_heads + head(r)) * layer_.value_dim;
     for (int64_t i = 0; i < layer_.value_dim; i += kLanes) {
       Element values[kLanes];
       store(load(outputs_ + r * width_ + i) / weight, values);
@@ -214,8 +204,7 @@ class Block {
 };
 
 template <class Element, int kTile>
-void attend(const PagedAttention& layer, const SegmentRows& segment, int64_t kv_head, int64_t begin,
-            int64_t end) {
+void attend(const PagedAttention& layer, const SegmentRows& segment, int64_t kv_head, int64_t begin, int64_t end) {
   Block<Element, kTile>(layer, segment, kv_head, begin, end).attend_pages();
 }
 
@@ -224,8 +213,7 @@ void store_rows(const PagedAttention& layer, const SegmentRows& segment, int64_t
   const int64_t width = padded(layer.value_dim);
   for (int64_t i = 0; i < segment.num_tokens; ++i) {
     const int64_t position = segment.begin + i, slot = position % kTokensPerPage;
-    const int64_t at =
-        (kv_head * layer.num_pages + segment.pages[position / kTokensPerPage]) * kTokensPerPage;
+    const int64_t at = (kv_head * layer.num_pages + segment.pages[position / kTokensPerPage]) * kTokensPerPage;
     Element* k = static_cast<Element*>(layer.k_cache) + at * layer.head_dim + slot;
     Element* v = static_cast<Element*>(layer.v_cache) + (at + slot) * width;
     const Element* key = row_of<Element>(layer.key, kv_head, segment.first_row + i);

@@ -5,14 +5,13 @@
 
 namespace dflash {
 
-// What one instruction set does for one type of cache.
+// The kernels of one instruction set for one type of cache.
 struct AttentionKernels {
   // Writes a segment's rows of one KV head into the caches.
   void (*store)(const PagedAttention& layer, const SegmentRows& segment, int64_t kv_head);
   // Attends with rows [begin, end) of a segment and KV head, at most kBlockRows. Row r is query
   // head r % group_size() of token r / group_size().
-  void (*attend)(const PagedAttention& layer, const SegmentRows& segment, int64_t kv_head,
-                 int64_t begin, int64_t end);
+  void (*attend)(const PagedAttention& layer, const SegmentRows& segment, int64_t kv_head, int64_t begin, int64_t end);
 };
 
 inline constexpr int64_t kBlockRows = 64;  // that read a page while it is in the first cache

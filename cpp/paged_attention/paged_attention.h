@@ -59,7 +59,7 @@ inline constexpr int64_t kAlignment = 16;
 // positions up to its own. A row's numbers depend on its sequence alone, to the last bit: neither
 // on the other rows of the pass nor on the number of threads. They do on the instruction set
 // ("best" or one of usable_isas()).
-void paged_attention(const PagedAttention& layer, const std::vector<SegmentRows>& segments,
-                     const Threads& threads, std::string_view isa);
+void paged_attention(const PagedAttention& layer, const std::vector<SegmentRows>& segments, const Threads& threads,
+                     std::string_view isa);
 
 }  // namespace dflash

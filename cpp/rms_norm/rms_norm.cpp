@@ -15,9 +15,8 @@
 namespace dflash {
 namespace {
 
-constexpr int64_t kLanes = 16;  // sums at a time, so that the order is the same everywhere
-constexpr int64_t kMinFloats =
-    1 << 16;  // of a part: below, waking a thread should cost more than it brings
+constexpr int64_t kLanes = 16;           // sums at a time, so that the order is the same everywhere
+constexpr int64_t kMinFloats = 1 << 16;  // of a part: below, waking a thread should cost more than it brings
 
 DFLASH_FOR_EACH_ISA
 void norm_row(const float* __restrict__ x, int64_t dim, const float* __restrict__ weight, float eps,

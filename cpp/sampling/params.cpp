@@ -18,14 +18,13 @@ static void expect(bool holds, const char* what, double found) {
 
 void check(const SamplerParams& params) {
   const double temperature = params.temperature;
-  expect(temperature >= 0 && std::isfinite(temperature),
-         "a finite temperature that is not negative (0: greedy)", temperature);
+  expect(temperature >= 0 && std::isfinite(temperature), "a finite temperature that is not negative (0: greedy)",
+         temperature);
   expect(params.top_k >= 0, "top_k >= 0 (0: off)", params.top_k);
   expect(params.top_p > 0 && params.top_p <= 1, "top_p in (0, 1] (1: off)", params.top_p);
   expect(params.min_p >= 0 && params.min_p <= 1, "min_p in [0, 1] (0: off)", params.min_p);
   const double repetition = params.repetition_penalty;
-  expect(repetition > 0 && std::isfinite(repetition),
-         "a positive finite repetition_penalty (1: off)", repetition);
+  expect(repetition > 0 && std::isfinite(repetition), "a positive finite repetition_penalty (1: off)", repetition);
   const double presence = params.presence_penalty;
   expect(std::isfinite(presence), "a finite presence_penalty (0: off)", presence);
   const double frequency = params.frequency_penalty;

@@ -16,9 +16,7 @@ struct SamplerParams {
   double frequency_penalty = 0;   // subtracted for every time a token stands in the output
   uint64_t seed = 0;
 
-  bool has_penalties() const {
-    return repetition_penalty != 1 || presence_penalty != 0 || frequency_penalty != 0;
-  }
+  bool has_penalties() const { return repetition_penalty != 1 || presence_penalty != 0 || frequency_penalty != 0; }
 };
 
 // Throws std::invalid_argument, with what was expected and found, for a value out of range.

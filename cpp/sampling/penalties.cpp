@@ -10,8 +10,8 @@ namespace dflash {
 void check_ids(const char* what, std::span<const int64_t> ids, int64_t end) {
   for (const int64_t id : ids) {
     if (id >= 0 && id < end) continue;
-    throw std::invalid_argument(std::string("expected ") + what + " in [0, " + std::to_string(end) +
-                                "), found " + std::to_string(id));
+    throw std::invalid_argument(std::string("expected ") + what + " in [0, " + std::to_string(end) + "), found " +
+                                std::to_string(id));
   }
 }
 

@@ -35,8 +35,8 @@ class TokenCounts {
 
   void add_to_history(int64_t token);
 
-  std::vector<int32_t> in_output_;  // [V]
-  std::vector<int64_t> history_tokens_;       // each token once
+  std::vector<int32_t> in_output_;       // [V]
+  std::vector<int64_t> history_tokens_;  // each token once
 };
 
 }  // namespace dflash

@@ -16,8 +16,8 @@ namespace {
 
 void check_vocab(int64_t vocab) {
   if (vocab >= 1 && vocab <= kMaxVocab) return;
-  throw std::invalid_argument("expected rows of 1 to " + std::to_string(kMaxVocab) +
-                              " logits, found " + std::to_string(vocab));
+  throw std::invalid_argument("expected rows of 1 to " + std::to_string(kMaxVocab) + " logits, found " +
+                              std::to_string(vocab));
 }
 
 // Memory for one row, kept by each thread: pages fresh from the system can cost more than sampling.
@@ -58,8 +58,7 @@ class RowSampler {
   // The first token in id order at which the cumulative distribution exceeds u.
   int64_t token(uint64_t position) const {
     if (is_greedy()) return argmax_;
-    const unsigned __int128 product =
-        static_cast<unsigned __int128>(uniform_bits(params_.seed, position)) * mass_;
+    const unsigned __int128 product = static_cast<unsigned __int128>(uniform_bits(params_.seed, position)) * mass_;
     const auto below = static_cast<uint64_t>(product >> kUniformBits);
     int64_t token = 0;
     for (uint64_t cumulative = kept(0); cumulative <= below; cumulative += kept(token)) ++token;
@@ -115,13 +114,11 @@ class RowSampler {
   uint64_t mass_ = 0;
 };
 
-void check_distributions(const ProposalDistributions& q, std::span<const int64_t> proposals,
-                         int64_t vocab) {
+void check_distributions(const ProposalDistributions& q, std::span<const int64_t> proposals, int64_t vocab) {
   const size_t width = q.width;
   if (q.tokens.size() != width * proposals.size() || q.probabilities.size() != q.tokens.size()) {
     throw std::invalid_argument("expected candidate_ids and probabilities of one shape, a row for" +
-                                (" each of " + std::to_string(proposals.size())) +
-                                " proposals, found others");
+                                (" each of " + std::to_string(proposals.size())) + " proposals, found others");
   }
   check_ids("candidates", q.tokens, vocab);
   for (size_t row = 0; row < proposals.size(); ++row) {
@@ -129,8 +126,8 @@ void check_distributions(const ProposalDistributions& q, std::span<const int64_t
     const auto probabilities = q.probabilities.subspan(row * width, width);
     const auto in_range = [](double probability) { return probability >= 0 && probability <= 1; };
     if (std::ranges::count(tokens, proposals[row]) != 1) {
-      throw std::invalid_argument("expected proposal " + std::to_string(row) +
-                                  " once among its candidates, found " + std::to_string(proposals[row]));
+      throw std::invalid_argument("expected proposal " + std::to_string(row) + " once among its candidates, found " +
+                                  std::to_string(proposals[row]));
     }
     if (!std::ranges::all_of(probabilities, in_range)) {
       throw std::invalid_argument("expected probabilities from 0 to 1, found others for proposal " +
@@ -141,23 +138,20 @@ void check_distributions(const ProposalDistributions& q, std::span<const int64_t
 
 }  // namespace
 
-std::vector<int64_t> verify_block(const Logits& logits, std::span<const int64_t> proposals,
-                                  const SamplerParams& params, uint64_t position,
-                                  const History& history,
+std::vector<int64_t> verify_block(const Logits& logits, std::span<const int64_t> proposals, const SamplerParams& params,
+                                  uint64_t position, const History& history,
                                   const ProposalDistributions& distributions) {
   check(params);
   check_vocab(logits.vocab);
   check_ids("proposals", proposals, logits.vocab);
   const auto num_proposals = static_cast<int64_t>(proposals.size());
   if (logits.rows != num_proposals + 1) {
-    throw std::invalid_argument("expected one row of logits more than proposals (" +
-                                std::to_string(num_proposals + 1) + "), found " +
-                                std::to_string(logits.rows));
+    throw std::invalid_argument("expected one row of logits more than proposals (" + std::to_string(num_proposals + 1) +
+                                "), found " + std::to_string(logits.rows));
   }
   if (params.has_penalties() && history.output.size() != position) {
     throw std::invalid_argument("expected, for a penalty, the " + std::to_string(position) +
-                                " output ids before the position, found " +
-                                std::to_string(history.output.size()));
+                                " output ids before the position, found " + std::to_string(history.output.size()));
   }
   const size_t width = params.temperature == 0 ? 0 : distributions.width;
   if (width > 0) check_distributions(distributions, proposals, logits.vocab);
@@ -187,14 +181,14 @@ std::vector<int64_t> verify_block(const Logits& logits, std::span<const int64_t>
   return emitted;
 }
 
-void token_probabilities(std::span<const float> logits, const SamplerParams& params,
-                         const History& history, std::span<double> out) {
+void token_probabilities(std::span<const float> logits, const SamplerParams& params, const History& history,
+                         std::span<double> out) {
   check(params);
   const auto vocab = static_cast<int64_t>(logits.size());
   check_vocab(vocab);
   if (out.size() != logits.size()) {
-    throw std::invalid_argument("expected out of " + std::to_string(vocab) +
-                                " probabilities, found " + std::to_string(out.size()));
+    throw std::invalid_argument("expected out of " + std::to_string(vocab) + " probabilities, found " +
+                                std::to_string(out.size()));
   }
   RowSampler sampler(vocab, params, history);
   sampler.read(logits, 0);
@@ -205,9 +199,8 @@ std::vector<double> token_logprobs(const Logits& logits, std::span<const int64_t
   check_vocab(logits.vocab);
   check_ids("token_ids", tokens, logits.vocab);
   if (logits.rows < static_cast<int64_t>(tokens.size())) {
-    throw std::invalid_argument("expected a row of logits for each of " +
-                                std::to_string(tokens.size()) + " tokens, found " +
-                                std::to_string(logits.rows));
+    throw std::invalid_argument("expected a row of logits for each of " + std::to_string(tokens.size()) +
+                                " tokens, found " + std::to_string(logits.rows));
   }
   const std::span<uint64_t> weights = row_memory<uint64_t>(logits.vocab);
   std::vector<double> logprobs;

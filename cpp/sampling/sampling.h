@@ -11,9 +11,7 @@
 namespace dflash {
 
 struct Logits {
-  std::span<const float> row(int64_t index) const {
-    return {data + index * vocab, static_cast<size_t>(vocab)};
-  }
+  std::span<const float> row(int64_t index) const { return {data + index * vocab, static_cast<size_t>(vocab)}; }
 
   const float* data;  // [rows, V]
   int64_t rows;
@@ -36,14 +34,13 @@ struct ProposalDistributions {
 // it is that token. `history` is read only with a penalty; its output then has `position` tokens.
 //
 // Throws std::invalid_argument; rows behind the last emitted token are not looked at.
-std::vector<int64_t> verify_block(const Logits& logits, std::span<const int64_t> proposals,
-                                  const SamplerParams& params, uint64_t position,
-                                  const History& history,
+std::vector<int64_t> verify_block(const Logits& logits, std::span<const int64_t> proposals, const SamplerParams& params,
+                                  uint64_t position, const History& history,
                                   const ProposalDistributions& distributions = {});
 
 // Fills `out` [V] with the distribution that verify_block samples from, given a row [V] of logits.
-void token_probabilities(std::span<const float> logits, const SamplerParams& params,
-                         const History& history, std::span<double> out);
+void token_probabilities(std::span<const float> logits, const SamplerParams& params, const History& history,
+                         std::span<double> out);
 
 // log softmax(logits[r])[tokens[r]], of the target's own logits: no penalty, temperature or filter.
 std::vector<double> token_logprobs(const Logits& logits, std::span<const int64_t> tokens);

@@ -29,26 +29,25 @@ uint64_t fixed_point_exp(double x) {
   const double r = (x - n * kLn2High) - n * kLn2Low;
   // Taylor's series to r^11 / 11!, which leaves 2^-47.
   double sum = 1.0 / 39916800;
-  for (const double coefficient : {1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720,
-                                   1.0 / 120, 1.0 / 24, 1.0 / 6, 1.0 / 2, 1.0, 1.0}) {
+  for (const double coefficient : {1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120, 1.0 / 24,
+                                   1.0 / 6, 1.0 / 2, 1.0, 1.0}) {
     sum = sum * r + coefficient;
   }
   // 2^(n + 43): n in the low bits of `shifted` goes to the exponent, the rest is shifted out.
-  const auto power = std::bit_cast<double>((std::bit_cast<uint64_t>(shifted) + 1023 + kWeightBits)
-                                           << 52);
+  const auto power = std::bit_cast<double>((std::bit_cast<uint64_t>(shifted) + 1023 + kWeightBits) << 52);
   return std::bit_cast<uint64_t>(sum * power + kToInteger) - std::bit_cast<uint64_t>(kToInteger);
 }
 
 [[noreturn]] void throw_unusable(int64_t row, const std::string& found) {
-  throw std::invalid_argument("expected logits that are finite, or -infinity for some, found " +
-                              found + " in row " + std::to_string(row));
+  throw std::invalid_argument("expected logits that are finite, or -infinity for some, found " + found + " in row " +
+                              std::to_string(row));
 }
 
 }  // namespace
 
 float checked_max(std::span<const float> logits, int64_t row) {
-  // In integers, which compilers reduce in vectors: with the low bits of negative numbers flipped,
-  // floats are in the order of their bits.
+  // Compilers vectorise an integer maximum. With the low bits of negative numbers flipped, floats have the order of
+  // their bits.
   constexpr int32_t kMagnitude = 0x7fffffff;
   int32_t largest = std::numeric_limits<int32_t>::min();
   int32_t largest_magnitude = 0;
@@ -62,12 +61,11 @@ float checked_max(std::span<const float> logits, int64_t row) {
   if (!has_nan && std::isfinite(max)) return max;
   if (!has_nan && max < 0) throw_unusable(row, "-infinity throughout");
   const auto bad = std::ranges::find_if(logits, [](float x) { return !(x < kInfinity); });
-  throw_unusable(row, std::string(std::isnan(*bad) ? "NaN" : "+infinity") + " for token " +
-                          std::to_string(bad - logits.begin()));
+  throw_unusable(
+      row, std::string(std::isnan(*bad) ? "NaN" : "+infinity") + " for token " + std::to_string(bad - logits.begin()));
 }
 
-void to_weights(std::span<const float> logits, float max, double temperature,
-                std::span<uint64_t> weights) {
+void to_weights(std::span<const float> logits, float max, double temperature, std::span<uint64_t> weights) {
   for (size_t token = 0; token < logits.size(); ++token) {
     weights[token] = fixed_point_exp((double{logits[token]} - max) / temperature);
   }

@@ -9,7 +9,7 @@ namespace dflash {
 // A row's probabilities are held as integers in proportion, so that sums over it are exact and the
 // same in any order: no compiler, instruction set or algorithm can move a token across a boundary.
 constexpr int kWeightBits = 43;
-constexpr uint64_t kMaxWeight = uint64_t{1} << kWeightBits;  // of the most likely token
+constexpr uint64_t kMaxWeight = uint64_t{1} << kWeightBits;      // of the most likely token
 constexpr int64_t kMaxVocab = int64_t{1} << (63 - kWeightBits);  // a row's sum fits 63 bits
 
 // The largest logit. Throws std::invalid_argument naming row and token for NaN or +infinity, and
@@ -17,7 +17,6 @@ constexpr int64_t kMaxVocab = int64_t{1} << (63 - kWeightBits);  // a row's sum 
 float checked_max(std::span<const float> logits, int64_t row);
 
 // weights[v] = round(2^43 exp((logits[v] - max) / temperature)), to a unit, for temperature > 0.
-void to_weights(std::span<const float> logits, float max, double temperature,
-                std::span<uint64_t> weights);
+void to_weights(std::span<const float> logits, float max, double temperature, std::span<uint64_t> weights);
 
 }  // namespace dflash

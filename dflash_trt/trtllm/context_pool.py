@@ -91,7 +91,7 @@ class BoundContext:
                 "engine mode: the worker set aside a private context arena in the place of the managed pool;"
                 " its log says why"
             )
-        self._executor.bind_pool(list(layers), page_table)
+        self._executor.bind_pool(list(layers), page_table.shape[1])
         self._key = key
 
     def _expect(self, what: str, found: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -114,8 +114,10 @@ class EngineDrafter(nn.Module):
         """
         if ctx_page_table is not None:
             self._context.bind_pool(ctx_kv_cache, ctx_page_table)
+            page_ids = ctx_page_table[ctx_cache_batch_idx]
         elif ctx_k_cache is not None and ctx_v_cache is not None:
             self._context.bind_caches(ctx_k_cache, ctx_v_cache)
+            page_ids = ctx_cache_batch_idx[:, None]
         else:
             raise EngineError("engine mode: expected a context cache, dense or paged, found none")
         B, W, H = noise_embedding.shape
@@ -124,6 +126,6 @@ class EngineDrafter(nn.Module):
         blocks = torch.cat([noise_embedding, masks], dim=1)
         offsets = torch.arange(self.block_size, dtype=query_positions.dtype, device=query_positions.device)
         positions = query_positions[:, :1] + offsets
-        hidden = self._executor.draft(DraftInputs(blocks, positions, ctx_cache_batch_idx, num_ctx_per_req))
+        hidden = self._executor.draft(DraftInputs(blocks, positions, page_ids, num_ctx_per_req))
         self.has_drafted = True
         return hidden[:, :W].reshape(B * W, H)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What TensorRT calls is noexcept: exceptions end here, with a line on stderr.
+// Functions that TensorRT calls are noexcept: exceptions end here, with a line on stderr.
 //
-// TensorRT offers a logger, but its table of virtual functions is another in 10 than in 11.
+// TensorRT offers a logger, but its virtual function table differs between 10 and 11.
 #pragma once
 
 #include <exception>

@@ -25,18 +25,21 @@ Problem check_append(const AppendParams& p) {
   if (p.row_bytes <= 0 || p.row_bytes % kVectorBytes != 0) {
     return text("a row: expected a multiple of ", kVectorBytes, " bytes, found ", p.row_bytes);
   }
-  if (p.max_context > kMaxContext) {
-    return text("max_context: expected at most ", kMaxContext, ", found ", p.max_context);
+  if (p.page_rows > kMaxContext) {
+    return text("page_rows: expected at most ", kMaxContext, ", found ", p.page_rows);
   }
   // The kernel counts 16 bytes of K in 32 bits.
-  const int64_t most = std::numeric_limits<int32_t>::max() / (p.row_bytes / kVectorBytes) / (p.layers > 0 ? p.layers : 1);
+  const int64_t most =
+      std::numeric_limits<int32_t>::max() / (p.row_bytes / kVectorBytes) / (p.layers > 0 ? p.layers : 1);
   if (p.rows > most) return text("rows: expected at most ", most, " of this size, found ", p.rows);
   if (p.rows == 0) return std::nullopt;  // tensors of no element may have no address
-  for (const auto& [name, pointer] : {std::pair{"k", p.k}, {"v", p.v}, {"k_cache", static_cast<const void*>(p.k_cache)},
+  for (const auto& [name, pointer] : {std::pair{"k", p.k},
+                                      {"v", p.v},
+                                      {"k_cache", static_cast<const void*>(p.k_cache)},
                                       {"v_cache", static_cast<const void*>(p.v_cache)}}) {
     if (Problem problem = check_address(name, pointer, kVectorBytes)) return problem;
   }
-  for (const auto& [name, pointer] : {std::pair{"slot_ids", p.slot_ids}, {"positions", p.positions}}) {
+  for (const auto& [name, pointer] : {std::pair{"page_ids", p.page_ids}, {"offsets", p.offsets}}) {
     if (Problem problem = check_address(name, pointer, alignof(int32_t))) return problem;
   }
   return std::nullopt;
@@ -48,10 +51,10 @@ void append_reference(const AppendParams& p) {
                 static_cast<const unsigned char*>(rows) + from * p.row_bytes, static_cast<size_t>(p.row_bytes));
   };
   for (int64_t row = 0; row < p.rows; ++row) {
-    const int64_t slot = p.slot_ids[row], position = p.positions[row];
-    if (slot < 0 || slot >= p.slots || position < 0 || position >= p.max_context) continue;
+    const int64_t page = p.page_ids[row], offset = p.offsets[row];
+    if (page < 0 || page >= p.num_pages || offset < 0 || offset >= p.page_rows) continue;
     for (int64_t layer = 0; layer < p.layers; ++layer) {
-      const int64_t to = (slot * p.layers + layer) * p.max_context + position, from = row * p.layers + layer;
+      const int64_t to = (page * p.layers + layer) * p.page_rows + offset, from = row * p.layers + layer;
       copy(p.k_cache, p.k, to, from);
       copy(p.v_cache, p.v, to, from);
     }

@@ -2,7 +2,7 @@
 // New context rows on their way into the cache: K and V of all layers in one launch.
 //
 // Rows come as context.onnx makes them, in the cache's format, so that bytes are moved and nothing is rounded. T rows, L
-// layers, G key/value heads, D head_dim, C_max cache rows a slot. Tensors are dense and row-major.
+// layers, G key/value heads, D head_dim, R rows a page. Tensors are dense and row-major.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,18 @@
 namespace dflash::kv_injection {
 
 struct AppendParams {
-  int32_t rows;         // T, 0 is an empty call
-  int32_t layers;       // L
-  int32_t slots;        // of the cache
-  int32_t max_context;  // C_max
-  int64_t row_bytes;    // of G * D elements, a multiple of 16
+  int32_t rows;       // T, 0 is an empty call
+  int32_t layers;     // L
+  int32_t num_pages;  // of the cache
+  int32_t page_rows;  // R, of a page; a dense cache has one page a slot
+  int64_t row_bytes;  // of G * D elements, a multiple of 16
 
-  const void* k;             // [T, L, G, D]
-  const void* v;             // [T, L, G, D]
-  const int32_t* slot_ids;   // [T]
-  const int32_t* positions;  // [T], where in its slot a row belongs
-  void* k_cache;             // [slots, L, C_max, G, D]
-  void* v_cache;             // [slots, L, C_max, G, D]
+  const void* k;            // [T, L, G, D]
+  const void* v;            // [T, L, G, D]
+  const int32_t* page_ids;  // [T]
+  const int32_t* offsets;   // [T], the row in its page
+  void* k_cache;            // [pages, L, R, G, D]
+  void* v_cache;            // [pages, L, R, G, D]
 
   void* stream;  // cudaStream_t; the reference leaves it alone
 };
@@ -31,7 +31,7 @@ struct AppendParams {
 // Sizes, and that every tensor is there and aligned.
 Problem check_append(const AppendParams& params);
 
-// On the CPU. A row whose slot or position does not exist is written nowhere, as by the kernel.
+// On the CPU. Skips a row whose page or offset does not exist, as the kernel does.
 void append_reference(const AppendParams& params);
 
 // Starts the copy on params.stream and returns at once: no allocation, no synchronisation, capturable.

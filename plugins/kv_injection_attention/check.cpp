@@ -36,8 +36,8 @@ class Checks {
   }
   void tensor(const char* name, const void* pointer, int32_t alignment) {
     expect(pointer != nullptr, name, "a null pointer", "a tensor");
-    expect(reinterpret_cast<uintptr_t>(pointer) % alignment == 0, name, pointer, "an address that ",
-           alignment, " divides");
+    expect(reinterpret_cast<uintptr_t>(pointer) % alignment == 0, name, pointer, "an address that ", alignment,
+           " divides");
   }
   Problem result() { return std::move(problem_); }
 
@@ -49,16 +49,15 @@ void check_heads(Checks& checks, const Params& p) {
   const int32_t D = p.head_dim;
   checks.range("num_heads", p.num_heads, 1, kMaxHeads);
   checks.range("num_kv_heads", p.num_kv_heads, 1, kMaxHeads);
-  checks.expect(p.num_kv_heads > 0 && p.num_heads % p.num_kv_heads == 0, "num_kv_heads",
-                p.num_kv_heads, "a divisor of num_heads ", p.num_heads);
+  checks.expect(p.num_kv_heads > 0 && p.num_heads % p.num_kv_heads == 0, "num_kv_heads", p.num_kv_heads,
+                "a divisor of num_heads ", p.num_heads);
   checks.expect(D == 64 || D == 96 || D == 128 || D == 256, "head_dim", D, "64, 96, 128 or 256");
 }
 
 void check_dtypes(Checks& checks, const Params& p) {
   const char* block = dtype_name(p.block_dtype);
   const char* cache = dtype_name(p.cache_dtype);
-  checks.expect(p.block_dtype == DType::kF16 || p.block_dtype == DType::kBF16, "qkv", block,
-                "float16 or bfloat16");
+  checks.expect(p.block_dtype == DType::kF16 || p.block_dtype == DType::kBF16, "qkv", block, "float16 or bfloat16");
   checks.positive("k_scale", p.k_scale);
   checks.positive("v_scale", p.v_scale);
   const bool scaled = p.cache_dtype == DType::kF8E4M3;
@@ -128,8 +127,8 @@ Problem check_layout(const Params& p, const int64_t* layout) {
   checks.range("page size", size, 1, kMaxContext);
   constexpr const char* kNames[] = {"page", "K to V", "row", "head"};
   for (int32_t i = 0; i < 4; ++i) {
-    checks.expect(layout[kPageStride + i] % kAlignment == 0, text("stride, ", kNames[i]).c_str(), layout[kPageStride + i],
-                  "a multiple of ", kAlignment);
+    checks.expect(layout[kPageStride + i] % kAlignment == 0, text("stride, ", kNames[i]).c_str(),
+                  layout[kPageStride + i], "a multiple of ", kAlignment);
   }
   return checks.result();
 }
@@ -150,8 +149,7 @@ Problem check_workspace(const Params& p) {
   if (needed == 0) return std::nullopt;
   Checks checks;
   checks.tensor("workspace", p.workspace, kAlignment);
-  checks.expect(p.workspace_bytes >= needed, "workspace", p.workspace_bytes, "at least ", needed,
-                " bytes");
+  checks.expect(p.workspace_bytes >= needed, "workspace", p.workspace_bytes, "at least ", needed, " bytes");
   return checks.result();
 }
 

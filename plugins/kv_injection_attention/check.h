@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a call must satisfy, asked once for reference, kernel, binding and plugin.
+// The checks of a call, shared by reference, kernel, binding and plugin.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,15 @@
 
 namespace dflash::kv_injection {
 
-// What is wrong, as "name: expected ..., found ..."; nothing if all is well.
+// An error as "name: expected ..., found ..."; empty if there is none.
 using Problem = std::optional<std::string>;
 
 const char* dtype_name(DType dtype);
 
-// Sizes, attributes and dtypes; no pointers. What TensorRT's build phase can know.
+// Sizes, attributes and dtypes, which TensorRT's build phase knows; no pointers.
 Problem check_sizes(const Params& params);
 
-// check_sizes, and that every tensor is there and aligned. Pointers may be the device's: none is
-// read.
+// check_sizes, and that every tensor is there and aligned. Reads no pointer: they may be the device's.
 Problem check_params(const Params& params);
 
 // The values of context_layout, where the host has them.
@@ -29,7 +28,7 @@ Problem check_layout(const Params& params, const int64_t* layout);
 Problem check_requests(const Params& params, int64_t page_size, const int32_t* slot_ids,
                        const int32_t* context_lengths);
 
-// That `workspace` holds workspace_size(params) bytes, as the kernel needs.
+// Checks that `workspace` holds the workspace_size(params) bytes that the kernel needs.
 Problem check_workspace(const Params& params);
 
 }  // namespace dflash::kv_injection

@@ -30,11 +30,11 @@ ElementType element_type(DataType type) {
   }
 }
 
-Tensor tensor_of(const nvinfer1::Dims& dims, DataType type, const void* data) {
-  Tensor tensor{.type = element_type(type),
-                .rank = std::clamp(dims.nbDims, 0, Tensor::kMaxRank),
-                .shape = {},
-                .data = const_cast<void*>(data)};
+TensorView tensor_of(const nvinfer1::Dims& dims, DataType type, const void* data) {
+  TensorView tensor{.type = element_type(type),
+                    .rank = std::clamp(dims.nbDims, 0, TensorView::kMaxRank),
+                    .shape = {},
+                    .data = const_cast<void*>(data)};
   std::copy_n(dims.d, tensor.rank, tensor.shape.begin());
   return tensor;
 }
@@ -43,16 +43,15 @@ Tensor tensor_of(const nvinfer1::Dims& dims, DataType type, const void* data) {
 
 Params call_params(const Attributes& attributes, const PluginTensorDesc* inputs, int32_t num_inputs,
                    const PluginTensorDesc& output, const Addresses& at) {
-  std::array<Tensor, kMaxInputs> tensors;
+  std::array<TensorView, kMaxInputs> tensors;
   for (int32_t i = 0; i < num_inputs; ++i) {
     tensors[i] = tensor_of(inputs[i].dims, inputs[i].type, at.inputs ? at.inputs[i] : nullptr);
   }
-  const Tensor out = tensor_of(output.dims, output.type, at.outputs ? at.outputs[0] : nullptr);
+  const TensorView out = tensor_of(output.dims, output.type, at.outputs ? at.outputs[0] : nullptr);
   return make_params(attributes, {tensors.data(), static_cast<size_t>(num_inputs)}, out);
 }
 
-Params largest_call(const Attributes& attributes, const DynamicPluginTensorDesc* inputs,
-                    int32_t num_inputs) {
+Params largest_call(const Attributes& attributes, const DynamicPluginTensorDesc* inputs, int32_t num_inputs) {
   const auto at_max = [](const DynamicPluginTensorDesc& tensor) {
     PluginTensorDesc desc = tensor.desc;
     desc.dims = tensor.max;

@@ -7,20 +7,17 @@
 
 namespace dflash::kv_injection {
 
-// Of a call's tensors; null while only shapes are known.
+// Addresses of a call's tensors; null while only shapes are known.
 struct Addresses {
   const void* const* inputs = nullptr;
   void* const* outputs = nullptr;
 };
 
-Params call_params(const Attributes& attributes, const nvinfer1::PluginTensorDesc* inputs,
-                   int32_t num_inputs, const nvinfer1::PluginTensorDesc& output,
-                   const Addresses& at = {});
+Params call_params(const Attributes& attributes, const nvinfer1::PluginTensorDesc* inputs, int32_t num_inputs,
+                   const nvinfer1::PluginTensorDesc& output, const Addresses& at = {});
 
-// The call at the largest shapes of the profile. The output follows from qkv: what bounds TensorRT gives for it while it
-// builds is its own affair.
-Params largest_call(const Attributes& attributes, const nvinfer1::DynamicPluginTensorDesc* inputs,
-                    int32_t num_inputs);
+// The call at the largest shapes of the profile. The output follows from qkv, not from the bounds that TensorRT gives.
+Params largest_call(const Attributes& attributes, const nvinfer1::DynamicPluginTensorDesc* inputs, int32_t num_inputs);
 
 // Whether this input's dtype fits those of the inputs before it.
 bool is_type_supported(int32_t input, const nvinfer1::DynamicPluginTensorDesc* tensors);

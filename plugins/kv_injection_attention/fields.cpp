@@ -92,8 +92,8 @@ void require_format_version(std::span<const PluginField> fields) {
   int32_t version = 0;
   read(require(fields, kFormatVersionName), kInt, &version);
   if (version == kFormatVersion) return;
-  refuse(kFormatVersionName, text("this library reads ", kFormatVersion, ", the engine holds ",
-                                  version, "; build the engine with this library"));
+  refuse(kFormatVersionName, text("this library reads ", kFormatVersion, ", the engine holds ", version,
+                                  "; build the engine with this library"));
 }
 
 void check_values(const Attributes& attributes) {
@@ -121,8 +121,7 @@ Attributes parse_fields(const PluginFieldCollection* collection, TensorRTPhase p
   if (collection == nullptr || (collection->fields == nullptr && collection->nbFields > 0)) {
     throw std::invalid_argument("expected fields, found a null pointer");
   }
-  const std::span fields(collection->fields,
-                         static_cast<size_t>(std::max(0, collection->nbFields)));
+  const std::span fields(collection->fields, static_cast<size_t>(std::max(0, collection->nbFields)));
   for (const PluginField& field : fields) {
     if (field.name == nullptr) throw std::invalid_argument("expected a field name, found null");
   }

@@ -11,7 +11,7 @@ namespace dflash::kv_injection {
 
 inline constexpr int32_t kNumAttributes = 11;
 
-// Of the serialised attributes; raised with any change of their names, types or meaning.
+// Version of the serialised attributes; raised with any change of their names, types or meaning.
 inline constexpr int32_t kFormatVersion = 2;  // 1: dense caches were inputs
 
 // The attributes' names and types, without values: what the ONNX parser asks the creator for.
@@ -20,8 +20,7 @@ const nvinfer1::PluginFieldCollection& attribute_names();
 // Reads the attributes: of a node in the build phase; at run time of an engine, which also holds a
 // format_version. Throws std::invalid_argument if one is missing, unknown, given twice, of another
 // type or out of range.
-Attributes parse_fields(const nvinfer1::PluginFieldCollection* fields,
-                        nvinfer1::TensorRTPhase phase);
+Attributes parse_fields(const nvinfer1::PluginFieldCollection* fields, nvinfer1::TensorRTPhase phase);
 
 // The fields of an engine. They point into this object, which therefore stays where it is.
 class SerializedFields {

@@ -18,8 +18,7 @@ float from_bf16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 1
 float from_f16(uint16_t bits) {
   const int exponent = bits >> 10 & 0x1f;
   const int mantissa = bits & 0x3ff;
-  float size =
-      exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+  float size = exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
   if (exponent == 0x1f) size = mantissa == 0 ? kInfinity : kNaN;
   return bits & 0x8000 ? -size : size;
 }
@@ -56,8 +55,7 @@ float load(const void* tensor, int64_t index, DType dtype) {
 
 void store(void* tensor, int64_t index, double value, DType dtype) {
   const bool is_f16 = dtype == DType::kF16;
-  static_cast<uint16_t*>(tensor)[index] =
-      is_f16 ? encode(value, 10, -14, 0x7c00) : encode(value, 7, -126, 0x7f80);
+  static_cast<uint16_t*>(tensor)[index] = is_f16 ? encode(value, 10, -14, 0x7c00) : encode(value, 7, -126, 0x7f80);
 }
 
 }  // namespace dflash::kv_injection

@@ -16,10 +16,10 @@ enum class DType : int32_t { kF16 = 0, kBF16 = 1, kF8E4M3 = 2 };
 inline constexpr int32_t kMaxBlock = 32;
 inline constexpr int32_t kMaxContext = 131072;
 inline constexpr int32_t kMaxBatch = 256;
-inline constexpr int32_t kMaxHeads = 1024;  // so that N * D fits anywhere
+inline constexpr int32_t kMaxHeads = 1024;   // so that N * D fits anywhere
 inline constexpr int32_t kMaxPageSize = 64;  // of a row of several pages
 
-// What context_layout holds: a page's size in context rows, and strides in bytes, each a multiple of 16.
+// The fields of context_layout: a page's size in context rows, and strides in bytes, each a multiple of 16.
 enum Layout : int32_t {
   kPageSize,    // 16, 32 or 64; where M is 1, any size
   kPageStride,  // from a page to the next, of one layer
@@ -64,9 +64,9 @@ struct Params {
   const int64_t* context_pointers;  // [L] addresses, multiples of 16
   const int64_t* context_layout;    // [kLayoutSize]
   const int32_t* page_table;        // [slots, M]
-  const int32_t* slot_ids;          // [B], each in [0, slots)
+  const int32_t* slot_ids;          // [B], rows of the page table, each in [0, slots)
   const int32_t* context_lengths;   // [B], each in [0, M * page size]
-  const float* sinks;              // [N] logits of the softmax without a value; may be null
+  const float* sinks;               // [N] logits of the softmax without a value; may be null
 
   void* out;  // [B, S, N*D] block_dtype
 

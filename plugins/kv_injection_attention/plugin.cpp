@@ -24,8 +24,8 @@ constexpr size_t kImpossibleSize = size_t{1} << 60;
 void expect_counts(int32_t num_inputs, int32_t num_outputs) {
   if (num_outputs != 1) throw std::invalid_argument(text("expected 1 output, found ", num_outputs));
   if (num_inputs >= kMinInputs && num_inputs <= kMaxInputs) return;
-  throw std::invalid_argument(text("expected ", kMinInputs, " inputs, or ", int32_t{kMaxInputs},
-                                   " with sinks, found ", num_inputs));
+  throw std::invalid_argument(
+      text("expected ", kMinInputs, " inputs, or ", int32_t{kMaxInputs}, " with sinks, found ", num_inputs));
 }
 
 void refuse(const Problem& problem) {
@@ -34,16 +34,13 @@ void refuse(const Problem& problem) {
 
 }  // namespace
 
-AttentionPlugin::AttentionPlugin(const Attributes& attributes)
-    : attributes_(attributes), serialized_(attributes) {}
+AttentionPlugin::AttentionPlugin(const Attributes& attributes) : attributes_(attributes), serialized_(attributes) {}
 
-AttentionPlugin::AttentionPlugin(const AttentionPlugin& other)
-    : AttentionPlugin(other.attributes_) {
+AttentionPlugin::AttentionPlugin(const AttentionPlugin& other) : AttentionPlugin(other.attributes_) {
   num_inputs_ = other.num_inputs_;
 }
 
-nvinfer1::IPluginCapability* AttentionPlugin::getCapabilityInterface(
-    nvinfer1::PluginCapabilityType type) noexcept {
+nvinfer1::IPluginCapability* AttentionPlugin::getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept {
   switch (type) {
     case nvinfer1::PluginCapabilityType::kCORE:
       return static_cast<nvinfer1::IPluginV3OneCore*>(this);
@@ -56,12 +53,10 @@ nvinfer1::IPluginCapability* AttentionPlugin::getCapabilityInterface(
 }
 
 AttentionPlugin* AttentionPlugin::clone() noexcept {
-  return guard("clone", static_cast<AttentionPlugin*>(nullptr),
-               [&] { return new AttentionPlugin(*this); });
+  return guard("clone", static_cast<AttentionPlugin*>(nullptr), [&] { return new AttentionPlugin(*this); });
 }
 
-int32_t AttentionPlugin::getOutputDataTypes(DataType* outputs, int32_t num_outputs,
-                                            const DataType* inputs,
+int32_t AttentionPlugin::getOutputDataTypes(DataType* outputs, int32_t num_outputs, const DataType* inputs,
                                             int32_t num_inputs) const noexcept {
   return guard("getOutputDataTypes", kFailure, [&] {
     expect_counts(num_inputs, num_outputs);
@@ -71,9 +66,8 @@ int32_t AttentionPlugin::getOutputDataTypes(DataType* outputs, int32_t num_outpu
 }
 
 int32_t AttentionPlugin::getOutputShapes(const nvinfer1::DimsExprs* inputs, int32_t num_inputs,
-                                         const nvinfer1::DimsExprs*, int32_t,
-                                         nvinfer1::DimsExprs* outputs, int32_t num_outputs,
-                                         nvinfer1::IExprBuilder& builder) noexcept {
+                                         const nvinfer1::DimsExprs*, int32_t, nvinfer1::DimsExprs* outputs,
+                                         int32_t num_outputs, nvinfer1::IExprBuilder& builder) noexcept {
   return guard("getOutputShapes", kFailure, [&] {
     expect_counts(num_inputs, num_outputs);
     outputs[0] = inputs[kQkv];
@@ -82,8 +76,7 @@ int32_t AttentionPlugin::getOutputShapes(const nvinfer1::DimsExprs* inputs, int3
   });
 }
 
-bool AttentionPlugin::supportsFormatCombination(int32_t position,
-                                                const DynamicPluginTensorDesc* tensors,
+bool AttentionPlugin::supportsFormatCombination(int32_t position, const DynamicPluginTensorDesc* tensors,
                                                 int32_t num_inputs, int32_t num_outputs) noexcept {
   return guard("supportsFormatCombination", false, [&] {
     expect_counts(num_inputs, num_outputs);
@@ -95,8 +88,7 @@ bool AttentionPlugin::supportsFormatCombination(int32_t position,
 }
 
 int32_t AttentionPlugin::configurePlugin(const DynamicPluginTensorDesc* inputs, int32_t num_inputs,
-                                         const DynamicPluginTensorDesc*,
-                                         int32_t num_outputs) noexcept {
+                                         const DynamicPluginTensorDesc*, int32_t num_outputs) noexcept {
   return guard("configurePlugin", kFailure, [&] {
     expect_counts(num_inputs, num_outputs);
     refuse(check_sizes(largest_call(attributes_, inputs, num_inputs)));
@@ -105,24 +97,21 @@ int32_t AttentionPlugin::configurePlugin(const DynamicPluginTensorDesc* inputs, 
 }
 
 size_t AttentionPlugin::getWorkspaceSize(const DynamicPluginTensorDesc* inputs, int32_t num_inputs,
-                                         const DynamicPluginTensorDesc*,
-                                         int32_t num_outputs) const noexcept {
+                                         const DynamicPluginTensorDesc*, int32_t num_outputs) const noexcept {
   return guard("getWorkspaceSize", kImpossibleSize, [&] {
     expect_counts(num_inputs, num_outputs);
     const Params largest = largest_call(attributes_, inputs, num_inputs);
     refuse(check_sizes(largest));
     size_t bytes = 0;
     for (Params p = largest; p.batch > 0; --p.batch) {
-      for (p.block = largest.block; p.block > 0; --p.block)
-        bytes = std::max(bytes, workspace_size(p));
+      for (p.block = largest.block; p.block > 0; --p.block) bytes = std::max(bytes, workspace_size(p));
     }
     return bytes;
   });
 }
 
 int32_t AttentionPlugin::onShapeChange(const PluginTensorDesc* inputs, int32_t num_inputs,
-                                       const PluginTensorDesc* outputs,
-                                       int32_t num_outputs) noexcept {
+                                       const PluginTensorDesc* outputs, int32_t num_outputs) noexcept {
   return guard("onShapeChange", kFailure, [&] {
     expect_counts(num_inputs, num_outputs);
     refuse(check_sizes(call_params(attributes_, inputs, num_inputs, outputs[0])));
@@ -131,9 +120,8 @@ int32_t AttentionPlugin::onShapeChange(const PluginTensorDesc* inputs, int32_t n
   });
 }
 
-int32_t AttentionPlugin::enqueue(const PluginTensorDesc* input_descs,
-                                 const PluginTensorDesc* output_descs, const void* const* inputs,
-                                 void* const* outputs, void* workspace,
+int32_t AttentionPlugin::enqueue(const PluginTensorDesc* input_descs, const PluginTensorDesc* output_descs,
+                                 const void* const* inputs, void* const* outputs, void* workspace,
                                  cudaStream_t stream) noexcept {
   return guard("enqueue", kFailure, [&] {
     expect_counts(num_inputs_, 1);
@@ -149,9 +137,7 @@ int32_t AttentionPlugin::enqueue(const PluginTensorDesc* input_descs,
   });
 }
 
-AttentionPlugin* AttentionPlugin::attachToContext(nvinfer1::IPluginResourceContext*) noexcept {
-  return clone();
-}
+AttentionPlugin* AttentionPlugin::attachToContext(nvinfer1::IPluginResourceContext*) noexcept { return clone(); }
 
 const nvinfer1::PluginFieldCollection* AttentionPlugin::getFieldsToSerialize() noexcept {
   return serialized_.collection();

@@ -21,8 +21,7 @@ class AttentionPlugin final : public nvinfer1::IPluginV3,
   AttentionPlugin(const AttentionPlugin& other);
   AttentionPlugin& operator=(const AttentionPlugin&) = delete;
 
-  nvinfer1::IPluginCapability* getCapabilityInterface(
-      nvinfer1::PluginCapabilityType type) noexcept override;
+  nvinfer1::IPluginCapability* getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept override;
   AttentionPlugin* clone() noexcept override;
 
   // Core.
@@ -32,18 +31,16 @@ class AttentionPlugin final : public nvinfer1::IPluginV3,
 
   // Build.
   int32_t getNbOutputs() const noexcept override { return 1; }
-  int32_t getOutputDataTypes(nvinfer1::DataType* outputs, int32_t num_outputs,
-                             const nvinfer1::DataType* inputs,
+  int32_t getOutputDataTypes(nvinfer1::DataType* outputs, int32_t num_outputs, const nvinfer1::DataType* inputs,
                              int32_t num_inputs) const noexcept override;
   int32_t getOutputShapes(const nvinfer1::DimsExprs* inputs, int32_t num_inputs,
                           const nvinfer1::DimsExprs* shape_inputs, int32_t num_shape_inputs,
                           nvinfer1::DimsExprs* outputs, int32_t num_outputs,
                           nvinfer1::IExprBuilder& builder) noexcept override;
-  bool supportsFormatCombination(int32_t position, const nvinfer1::DynamicPluginTensorDesc* tensors,
-                                 int32_t num_inputs, int32_t num_outputs) noexcept override;
+  bool supportsFormatCombination(int32_t position, const nvinfer1::DynamicPluginTensorDesc* tensors, int32_t num_inputs,
+                                 int32_t num_outputs) noexcept override;
   int32_t configurePlugin(const nvinfer1::DynamicPluginTensorDesc* inputs, int32_t num_inputs,
-                          const nvinfer1::DynamicPluginTensorDesc* outputs,
-                          int32_t num_outputs) noexcept override;
+                          const nvinfer1::DynamicPluginTensorDesc* outputs, int32_t num_outputs) noexcept override;
   // Enough for every B and S of the profile: a small batch may need more than a large one.
   size_t getWorkspaceSize(const nvinfer1::DynamicPluginTensorDesc* inputs, int32_t num_inputs,
                           const nvinfer1::DynamicPluginTensorDesc* outputs,
@@ -51,11 +48,10 @@ class AttentionPlugin final : public nvinfer1::IPluginV3,
 
   // Run time.
   int32_t onShapeChange(const nvinfer1::PluginTensorDesc* inputs, int32_t num_inputs,
-                        const nvinfer1::PluginTensorDesc* outputs,
-                        int32_t num_outputs) noexcept override;
-  int32_t enqueue(const nvinfer1::PluginTensorDesc* input_descs,
-                  const nvinfer1::PluginTensorDesc* output_descs, const void* const* inputs,
-                  void* const* outputs, void* workspace, cudaStream_t stream) noexcept override;
+                        const nvinfer1::PluginTensorDesc* outputs, int32_t num_outputs) noexcept override;
+  int32_t enqueue(const nvinfer1::PluginTensorDesc* input_descs, const nvinfer1::PluginTensorDesc* output_descs,
+                  const void* const* inputs, void* const* outputs, void* workspace,
+                  cudaStream_t stream) noexcept override;
   AttentionPlugin* attachToContext(nvinfer1::IPluginResourceContext* context) noexcept override;
   const nvinfer1::PluginFieldCollection* getFieldsToSerialize() noexcept override;
 

@@ -54,7 +54,7 @@ Row qkv_row(const Params& p, int32_t b, int32_t s, int32_t head) {
   return load_row(p.qkv, slot * heads + head, p.head_dim, p.block_dtype);
 }
 
-// The same, normed and rotated.
+// qkv_row, normed and rotated.
 Row rotated_row(const Params& p, const void* gamma, int32_t b, int32_t s, int32_t head) {
   const float* rope = p.rope + (int64_t{b} * p.block + s) * p.head_dim;
   return rotate(rms_norm(qkv_row(p, b, s, head), gamma, p), rope);

@@ -44,37 +44,34 @@ std::string shape_text(std::span<const int64_t> shape) {
   return out.empty() ? "[]" : out + "]";
 }
 
-std::span<const int64_t> shape_of(const Tensor& tensor) {
+std::span<const int64_t> shape_of(const TensorView& tensor) {
   return {tensor.shape.data(), static_cast<size_t>(tensor.rank)};
 }
 
-void expect_shape(const char* name, const Tensor& tensor, Shape expected) {
+void expect_shape(const char* name, const TensorView& tensor, Shape expected) {
   const auto found = shape_of(tensor);
   const auto fits = [](int64_t size, int64_t wanted) { return wanted == kAny || size == wanted; };
   if (std::equal(found.begin(), found.end(), expected.begin(), expected.end(), fits)) return;
-  throw std::invalid_argument(
-      text(name, ": expected shape ", shape_text(expected), ", found ", shape_text(found)));
+  throw std::invalid_argument(text(name, ": expected shape ", shape_text(expected), ", found ", shape_text(found)));
 }
 
-void expect_type(const char* name, const Tensor& tensor, ElementType expected) {
+void expect_type(const char* name, const TensorView& tensor, ElementType expected) {
   if (tensor.type == expected) return;
-  throw std::invalid_argument(
-      text(name, ": expected dtype ", type_name(expected), ", found ", type_name(tensor.type)));
+  throw std::invalid_argument(text(name, ": expected dtype ", type_name(expected), ", found ", type_name(tensor.type)));
 }
 
-DType storage(const char* name, const Tensor& tensor) {
+DType storage(const char* name, const TensorView& tensor) {
   switch (tensor.type) {
     case ElementType::kF16:
       return DType::kF16;
     case ElementType::kBF16:
       return DType::kBF16;
     default:
-      throw std::invalid_argument(
-          text(name, ": expected dtype float16 or bfloat16, found ", type_name(tensor.type)));
+      throw std::invalid_argument(text(name, ": expected dtype float16 or bfloat16, found ", type_name(tensor.type)));
   }
 }
 
-int64_t element_bytes(const char* name, const Tensor& tensor) {
+int64_t element_bytes(const char* name, const TensorView& tensor) {
   switch (tensor.type) {
     case ElementType::kF8E4M3:
       return 1;
@@ -84,25 +81,21 @@ int64_t element_bytes(const char* name, const Tensor& tensor) {
     case ElementType::kF32:
       return 4;
     default:
-      throw std::invalid_argument(text(name, ": expected dtype float16, bfloat16, float8_e4m3fn or float32, found ",
-                                       type_name(tensor.type)));
+      throw std::invalid_argument(
+          text(name, ": expected dtype float16, bfloat16, float8_e4m3fn or float32, found ", type_name(tensor.type)));
   }
 }
 
-int32_t size(const char* name, const Tensor& tensor, int32_t axis) {
+int32_t size(const char* name, const TensorView& tensor, int32_t axis) {
   const int64_t value = tensor.shape[axis];
-  if (value >= 0 && value <= std::numeric_limits<int32_t>::max())
-    return static_cast<int32_t>(value);
-  throw std::invalid_argument(
-      text(name, ": expected 0 to 2147483647 along axis ", axis, ", found ", value));
+  if (value >= 0 && value <= std::numeric_limits<int32_t>::max()) return static_cast<int32_t>(value);
+  throw std::invalid_argument(text(name, ": expected 0 to 2147483647 along axis ", axis, ", found ", value));
 }
 
-void expect_shapes(const Params& p, std::span<const Tensor> inputs, const Tensor& out) {
+void expect_shapes(const Params& p, std::span<const TensorView> inputs, const TensorView& out) {
   const int64_t B = p.batch, S = p.block, D = p.head_dim;
   const int64_t N = p.num_heads, G = p.num_kv_heads;
-  const auto expect = [&](Input input, Shape shape) {
-    expect_shape(input_name(input), inputs[input], shape);
-  };
+  const auto expect = [&](Input input, Shape shape) { expect_shape(input_name(input), inputs[input], shape); };
   expect(kQkv, {B, S, (N + 2 * G) * D});
   expect(kQNorm, {D});
   expect(kKNorm, {D});
@@ -116,7 +109,7 @@ void expect_shapes(const Params& p, std::span<const Tensor> inputs, const Tensor
   expect_shape("out", out, {B, S, N * D});
 }
 
-void expect_types(std::span<const Tensor> inputs, const Tensor& out) {
+void expect_types(std::span<const TensorView> inputs, const TensorView& out) {
   const ElementType block = inputs[kQkv].type;
   for (const Input input : {kQNorm, kKNorm}) {
     expect_type(input_name(input), inputs[input], block);
@@ -133,15 +126,16 @@ void expect_types(std::span<const Tensor> inputs, const Tensor& out) {
 }
 
 template <typename Element>
-const Element* data(const Tensor& tensor) {
+const Element* data(const TensorView& tensor) {
   return static_cast<const Element*>(tensor.data);
 }
 
 }  // namespace
 
 const char* input_name(int32_t input) {
-  constexpr const char* kNames[] = {"qkv",        "q_norm",   "k_norm",          "rope", "context_pointers", "context_layout",
-                                    "page_table", "slot_ids", "context_lengths", "sinks"};
+  constexpr const char* kNames[] = {
+      "qkv",        "q_norm",   "k_norm",          "rope", "context_pointers", "context_layout",
+      "page_table", "slot_ids", "context_lengths", "sinks"};
   static_assert(std::size(kNames) == kMaxInputs);
   return kNames[input];
 }
@@ -172,9 +166,8 @@ Problem check_limits(const Attributes& attributes, int32_t batch, int32_t block)
   return check_sizes(probe);
 }
 
-Params make_params(const Attributes& attributes, std::span<const Tensor> inputs,
-                   const Tensor& out) {
-  const Tensor &qkv = inputs[kQkv], &page_table = inputs[kPageTable];
+Params make_params(const Attributes& attributes, std::span<const TensorView> inputs, const TensorView& out) {
+  const TensorView &qkv = inputs[kQkv], &page_table = inputs[kPageTable];
   expect_shape(input_name(kQkv), qkv, {kAny, kAny, kAny});
   expect_shape(input_name(kContextPointers), inputs[kContextPointers], {kAny});
   expect_shape(input_name(kPageTable), page_table, {kAny, kAny});
@@ -205,36 +198,37 @@ Params make_params(const Attributes& attributes, std::span<const Tensor> inputs,
 }
 
 const char* append_input_name(int32_t input) {
-  constexpr const char* kNames[] = {"k", "v", "slot_ids", "positions"};
+  constexpr const char* kNames[] = {"k", "v", "page_ids", "offsets"};
   static_assert(std::size(kNames) == kAppendInputs);
   return kNames[input];
 }
 
-AppendParams make_append_params(std::span<const Tensor> inputs, const Tensor& k_cache, const Tensor& v_cache) {
-  const Tensor &k = inputs[kNewK], &v = inputs[kNewV], &slot_ids = inputs[kRowSlots], &positions = inputs[kPositions];
+AppendParams make_append_params(std::span<const TensorView> inputs, const TensorView& k_cache,
+                                const TensorView& v_cache) {
+  const TensorView &k = inputs[kNewK], &v = inputs[kNewV], &page_ids = inputs[kPageIds], &offsets = inputs[kOffsets];
   expect_shape("k", k, {kAny, kAny, kAny, kAny});
   expect_shape("k_cache", k_cache, {kAny, kAny, kAny, kAny, kAny});
   AppendParams p{};
   p.rows = size("k", k, 0);
-  p.slots = size("k_cache", k_cache, 0);
+  p.num_pages = size("k_cache", k_cache, 0);
   p.layers = size("k_cache", k_cache, 1);
-  p.max_context = size("k_cache", k_cache, 2);
+  p.page_rows = size("k_cache", k_cache, 2);
   const int64_t heads = size("k_cache", k_cache, 3), width = size("k_cache", k_cache, 4);
   expect_shape("k", k, {p.rows, p.layers, heads, width});
   expect_shape("v", v, {p.rows, p.layers, heads, width});
-  expect_shape("v_cache", v_cache, {p.slots, p.layers, p.max_context, heads, width});
-  expect_shape("slot_ids", slot_ids, {p.rows});
-  expect_shape("positions", positions, {p.rows});
-  expect_type("slot_ids", slot_ids, ElementType::kI32);
-  expect_type("positions", positions, ElementType::kI32);
+  expect_shape("v_cache", v_cache, {p.num_pages, p.layers, p.page_rows, heads, width});
+  expect_shape("page_ids", page_ids, {p.rows});
+  expect_shape("offsets", offsets, {p.rows});
+  expect_type("page_ids", page_ids, ElementType::kI32);
+  expect_type("offsets", offsets, ElementType::kI32);
   expect_type("k", k, k_cache.type);
   expect_type("v", v, k_cache.type);
   expect_type("v_cache", v_cache, k_cache.type);
   p.row_bytes = heads * width * element_bytes("k_cache", k_cache);
   p.k = k.data;
   p.v = v.data;
-  p.slot_ids = data<int32_t>(slot_ids);
-  p.positions = data<int32_t>(positions);
+  p.page_ids = data<int32_t>(page_ids);
+  p.offsets = data<int32_t>(offsets);
   p.k_cache = k_cache.data;
   p.v_cache = v_cache.data;
   return p;

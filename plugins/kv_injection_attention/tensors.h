@@ -44,14 +44,14 @@ enum Input : int32_t {
 inline constexpr int32_t kMinInputs = kSinks;
 const char* input_name(int32_t input);
 
-// Of the output: N*D.
+// Width of the output, N*D.
 inline int64_t output_width(const Attributes& attributes) {
   return int64_t{attributes.num_heads} * attributes.head_dim;
 }
 
 enum class ElementType : int32_t { kF16, kBF16, kF8E4M3, kF32, kI32, kI64, kOther };
 
-struct Tensor {
+struct TensorView {
   static constexpr int32_t kMaxRank = 8;
   ElementType type;
   int32_t rank;
@@ -62,25 +62,26 @@ struct Tensor {
 // The call that kMinInputs or kMaxInputs inputs and the output describe, without workspace and
 // stream. Throws std::invalid_argument if dtypes or shapes do not fit each other and the
 // attributes.
-Params make_params(const Attributes& attributes, std::span<const Tensor> inputs, const Tensor& out);
+Params make_params(const Attributes& attributes, std::span<const TensorView> inputs, const TensorView& out);
 
-// Only the attributes; all sizes are 0.
+// The attributes alone; all sizes are 0.
 Params make_params(const Attributes& attributes);
 
-// Asks check_sizes with sizes and dtypes that fit besides: whatever it finds is one of these.
+// check_sizes for the attributes, B and S; all other sizes and dtypes fit.
 Problem check_limits(const Attributes& attributes, int32_t batch, int32_t block);
 
 // The inputs of an append, in order.
 enum AppendInput : int32_t {
-  kNewK,       // [T, L, G, D]              any dtype but kOther
-  kNewV,       // [T, L, G, D]              as k
-  kRowSlots,   // [T]                       I32
-  kPositions,  // [T]                       I32
+  kNewK,     // [T, L, G, D]              any dtype but kOther
+  kNewV,     // [T, L, G, D]              as k
+  kPageIds,  // [T]                       I32
+  kOffsets,  // [T]                       I32
   kAppendInputs,
 };
 const char* append_input_name(int32_t input);
 
-// The append of kAppendInputs inputs to both caches [slots, L, C_max, G, D], without stream. Throws as above.
-AppendParams make_append_params(std::span<const Tensor> inputs, const Tensor& k_cache, const Tensor& v_cache);
+// The append of kAppendInputs inputs to both caches [pages, L, R, G, D], without stream. Throws as above.
+AppendParams make_append_params(std::span<const TensorView> inputs, const TensorView& k_cache,
+                                const TensorView& v_cache);
 
 }  // namespace dflash::kv_injection

@@ -142,20 +142,17 @@ class IPluginV3OneBuild : public IPluginCapability {
  public:
   InterfaceInfo getInterfaceInfo() const noexcept override { return {"PLUGIN_V3ONE_BUILD", 1, 0}; }
   virtual int32_t configurePlugin(const DynamicPluginTensorDesc* in, int32_t nbInputs,
-                                  const DynamicPluginTensorDesc* out,
-                                  int32_t nbOutputs) noexcept = 0;
-  virtual int32_t getOutputDataTypes(DataType* outputTypes, int32_t nbOutputs,
-                                     const DataType* inputTypes,
+                                  const DynamicPluginTensorDesc* out, int32_t nbOutputs) noexcept = 0;
+  virtual int32_t getOutputDataTypes(DataType* outputTypes, int32_t nbOutputs, const DataType* inputTypes,
                                      int32_t nbInputs) const noexcept = 0;
-  virtual int32_t getOutputShapes(const DimsExprs* inputs, int32_t nbInputs,
-                                  const DimsExprs* shapeInputs, int32_t nbShapeInputs,
-                                  DimsExprs* outputs, int32_t nbOutputs,
+  virtual int32_t getOutputShapes(const DimsExprs* inputs, int32_t nbInputs, const DimsExprs* shapeInputs,
+                                  int32_t nbShapeInputs, DimsExprs* outputs, int32_t nbOutputs,
                                   IExprBuilder& exprBuilder) noexcept = 0;
-  virtual bool supportsFormatCombination(int32_t pos, const DynamicPluginTensorDesc* inOut,
-                                         int32_t nbInputs, int32_t nbOutputs) noexcept = 0;
+  virtual bool supportsFormatCombination(int32_t pos, const DynamicPluginTensorDesc* inOut, int32_t nbInputs,
+                                         int32_t nbOutputs) noexcept = 0;
   virtual int32_t getNbOutputs() const noexcept = 0;
-  virtual size_t getWorkspaceSize(const DynamicPluginTensorDesc*, int32_t,
-                                  const DynamicPluginTensorDesc*, int32_t) const noexcept {
+  virtual size_t getWorkspaceSize(const DynamicPluginTensorDesc*, int32_t, const DynamicPluginTensorDesc*,
+                                  int32_t) const noexcept {
     return 0;
   }
   virtual int32_t getValidTactics(int32_t*, int32_t) noexcept { return 0; }
@@ -167,12 +164,10 @@ class IPluginV3OneBuild : public IPluginCapability {
 
 class IPluginV3OneRuntime : public IPluginCapability {
  public:
-  InterfaceInfo getInterfaceInfo() const noexcept override {
-    return {"PLUGIN_V3ONE_RUNTIME", 1, 0};
-  }
+  InterfaceInfo getInterfaceInfo() const noexcept override { return {"PLUGIN_V3ONE_RUNTIME", 1, 0}; }
   virtual int32_t setTactic(int32_t) noexcept { return 0; }
-  virtual int32_t onShapeChange(const PluginTensorDesc* in, int32_t nbInputs,
-                                const PluginTensorDesc* out, int32_t nbOutputs) noexcept = 0;
+  virtual int32_t onShapeChange(const PluginTensorDesc* in, int32_t nbInputs, const PluginTensorDesc* out,
+                                int32_t nbOutputs) noexcept = 0;
   virtual int32_t enqueue(const PluginTensorDesc* inputDesc, const PluginTensorDesc* outputDesc,
                           const void* const* inputs, void* const* outputs, void* workspace,
                           cudaStream_t stream) noexcept = 0;
@@ -182,9 +177,7 @@ class IPluginV3OneRuntime : public IPluginCapability {
 
 class IPluginCreatorV3One : public IPluginCreatorInterface {
  public:
-  InterfaceInfo getInterfaceInfo() const noexcept override {
-    return {"PLUGIN CREATOR_V3ONE", 1, 0};
-  }
+  InterfaceInfo getInterfaceInfo() const noexcept override { return {"PLUGIN CREATOR_V3ONE", 1, 0}; }
   virtual IPluginV3* createPlugin(const char* name, const PluginFieldCollection* fields,
                                   TensorRTPhase phase) noexcept = 0;
   virtual const PluginFieldCollection* getFieldNames() noexcept = 0;

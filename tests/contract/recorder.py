@@ -236,8 +236,8 @@ def _execute(recorder: Recorder, context: Any, stream_handle: int) -> bool:
         value = _read(context._addresses[name], dtype, context._shapes[name])
         feed[name] = value
     if "page_table" in feed:
-        where = [feed.pop(name) for name in ("context_pointers", "context_layout", "page_table")]
-        feed |= _caches(engine._context, *where, feed["slot_ids"], feed["context_lengths"])
+        where = [feed.pop(name) for name in ("context_pointers", "context_layout", "page_table", "slot_ids")]
+        feed |= _caches(engine._context, *where, feed["context_lengths"])
     for name, value in zip(engine._outputs, engine._session.run(list(engine._outputs), feed), strict=True):
         dtype = engine._outputs[name]
         codes = value / _by_layer(engine._scales[name[0]], value) if dtype == TensorProto.FLOAT8E4M3FN else value
@@ -256,7 +256,7 @@ def _caches(attributes: list[dict[str, Any]], pointers: Any, layout: Any, table:
             dtype = TensorProto.FLOAT8E4M3FN if attributes[layer]["fp8_cache"] else TensorProto.BFLOAT16
             values = _read(at + row % size * row_stride + head * head_stride, dtype, (D,))
             caches[kv, b, layer, row, head] = values * attributes[layer][f"{'kv'[kv]}_scale"]
-    return {"k_cache": caches[0], "v_cache": caches[1], "slot_ids": np.arange(len(slots), dtype=np.int32)}
+    return {"k_cache": caches[0], "v_cache": caches[1], "page_ids": np.arange(len(slots), dtype=np.int32)[:, None]}
 
 
 def _by_layer(scales: Any, value: Any) -> Any:

@@ -25,15 +25,8 @@ INTEGERS = (-(2**63), -(2**31), -1, 0, 1, 2, 3, 31, 2**31 - 1, 2**31, 2**40, 2**
 LISTS: list[list[int]] = [[], [1], [-1], [2**40]]
 NUMBERS = (*INTEGERS, 0.5, 1e-30, 1e30, float("nan"), float("inf"), None, "best", "none", *LISTS)
 DTYPES = (
-    torch.uint8,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.bool,
-)
+    torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool,
+)  # fmt: skip
 ADDRESSES = ("context_pointers", "context_layout", "page_table")  # and what leads to one
 REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError, OverflowError, BufferError, IndexError)
 CASE = Case(name="fuzz", S=2, N=4, G=2, D=64, L=2, layer=1, C_max=9, slots=3, context_lengths=(9, 4), sinks=True)
@@ -48,7 +41,7 @@ def random_tensor(rng: random.Random, dtype: torch.dtype) -> torch.Tensor:
 
 
 def changed_tensor(rng: random.Random, tensor: torch.Tensor, is_address: bool) -> torch.Tensor:
-    """Of another dtype, rank, shape, stride, or with other values."""
+    """A tensor of another dtype, rank, shape or stride, or with other values."""
     dtypes = [dtype for dtype in DTYPES if dtype != tensor.dtype]
     changes: list[Callable[[], torch.Tensor]] = [
         lambda: tensor.to(rng.choice(dtypes)),
@@ -147,9 +140,9 @@ def calls() -> dict[str, tuple[Callable[..., Any], Arguments]]:
     ids = torch.tensor([1, 2, 3])
     logits = torch.randn(3, 48)
     rows, cache = torch.randn(4, 2, 2, 16), torch.zeros(3, 2, 9, 2, 16)
-    append = {"k": rows, "v": rows, "slot_ids": ids.int().new_zeros(4), "positions": ids.int().new_ones(4),
+    append = {"k": rows, "v": rows, "page_ids": ids.int().new_zeros(4), "offsets": ids.int().new_ones(4),
               "k_cache": cache, "v_cache": cache.clone()}  # fmt: skip
-    packing = {"weights": torch.randn(3, 48), "threads": 2, "isa": "best"}
+    packing = {"weights": torch.randn(3, 48), "threads": 2}
     call = {"attributes": ATTRIBUTES, "tensors": node, "out": out}
     columns = {"counts": [0, 0], "num_outputs": 8, "num_inputs": 8, "isa": "best"}
     proposed = {"candidate_ids": torch.tensor([[1, 2], [3, 4]]),
@@ -159,65 +152,39 @@ def calls() -> dict[str, tuple[Callable[..., Any], Arguments]]:
     def bound(function: Callable[..., Any], inner: Callable[..., Any]) -> Callable[..., Any]:
         return lambda **values: function(inner, **values)
 
+    def codes(*shape: int) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=torch.uint8)
+
+    nvfp4 = {"scale_2": 0.1, "out_data": codes(3, 24), "out_scales": codes(3, 3)}
+    launch = {"workspace": out, "stream": 0, "host_slot_ids": [0, 1], "host_context_lengths": [9, 4], "kernel": "best"}
+    rows_of_pass = {"begins": [0, 33], "num_tokens": [1, 2], "pages": [[0], [3, 1]], "shape": (4, 2, 8, 8, 4),
+                    "window": 0, "isa": "best"}  # fmt: skip
+    probabilities = torch.zeros(48, dtype=torch.float64)
     return {
         "amax": (_C.amax, packing),
-        "pack_fp8": (_C.pack_fp8, packing | {"scale": 0.1, "out": torch.zeros(3, 48, dtype=torch.uint8)}),
-        "pack_nvfp4": (
-            _C.pack_nvfp4,
-            packing
-            | {
-                "scale_2": 0.1,
-                "out_data": torch.zeros(3, 24, dtype=torch.uint8),
-                "out_scales": torch.zeros(3, 3, dtype=torch.uint8),
-            },
-        ),
+        "pack_fp8": (_C.pack_fp8, packing | {"scale": 0.1, "out": codes(3, 48)}),
+        "pack_nvfp4": (_C.pack_nvfp4, packing | nvfp4),
         "philox4x32": (_C.philox4x32, {"counter": [1, 2, 3, 4], "key": [1, 2]}),
         "proposal_uniforms": (_C.proposal_uniforms, {"seed": 1, "position": 2, "count": 3}),
-        "verify_block": (
-            verify_block,
-            {"logits": logits, "proposals": [1, 3], "params": params, "position": 0} | history | proposed,
-        ),
-        "token_probabilities": (
-            token_probabilities,
-            {"logits": logits[0], "params": params, "out": torch.zeros(48, dtype=torch.float64)} | history,
-        ),
+        "verify_block": (verify_block, {"logits": logits, "proposals": [1, 3], "params": params, "position": 0}
+                         | history | proposed),
+        "token_probabilities": (token_probabilities, {"logits": logits[0], "params": params, "out": probabilities}
+                                | history),
         "token_logprobs": (_C.token_logprobs, {"logits": logits, "token_ids": [1, 2, 47]}),
         "kv_injection_attention_reference": (bound(kv_injection, _C.kv_injection_attention_reference), call),
-        "kv_injection_attention_workspace_bytes": (
-            bound(kv_injection, _C.kv_injection_attention_workspace_bytes),
-            call,
-        ),
-        "kv_injection_attention": (
-            bound(kv_injection, _C.kv_injection_attention),
-            call
-            | {
-                "workspace": out,
-                "stream": 0,
-                "host_slot_ids": [0, 1],
-                "host_context_lengths": [9, 4],
-                "kernel": "best",
-            },
-        ),
+        "kv_injection_attention_workspace_bytes":
+            (bound(kv_injection, _C.kv_injection_attention_workspace_bytes), call),
+        "kv_injection_attention": (bound(kv_injection, _C.kv_injection_attention), call | launch),
         "kv_injection_append_reference": (_C.kv_injection_append_reference, append),
         "kv_injection_append": (_C.kv_injection_append, append | {"stream": 0}),
-        "PassRows": (
-            attend,
-            {
-                "begins": [0, 33],
-                "num_tokens": [1, 2],
-                "pages": [[0], [3, 1]],
-                "shape": (4, 2, 8, 8, 4),
-                "window": 0,
-                "isa": "best",
-            },
-        ),
+        "PassRows": (attend, rows_of_pass),
         "linear_panels": (bound(linear, _C.linear_panels), columns),
         "linear_bfloat16": (bound(linear, _C.linear_bfloat16), columns),
         "rms_norm": (
             lambda rows, dim, threads: _C.rms_norm(0, rows if dim < 1 else min(rows, 0), dim, 0, 1e-6, 0, threads, 0),
             {"rows": 0, "dim": 8, "threads": 1},
         ),
-    }
+    }  # fmt: skip
 
 
 def summary(value: Any) -> str:

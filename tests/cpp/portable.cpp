@@ -77,16 +77,16 @@ void print_packing() {
   constexpr int64_t kRows = 7, kCols = 208;
   const std::vector<float> values = numbers(kRows * kCols, 1);
   const std::vector<uint16_t> bits = bfloat16(values);
-  const dflash::Execution execution{.threads = 3, .isa = dflash::isa_named(isa)};
+  constexpr int kThreads = 3;
   for (const auto type : {dflash::WeightType::kF32, dflash::WeightType::kBf16, dflash::WeightType::kF16}) {
     const void* data = type == dflash::WeightType::kF32 ? static_cast<const void*>(values.data()) : bits.data();
     // The bits of a bfloat16 in [-1, 1) are those of a finite float16.
     const dflash::Weights weights{static_cast<const std::byte*>(data), type, kRows, kCols};
-    const float scale = dflash::amax(weights, execution) / 448;
+    const float scale = dflash::amax(weights, kThreads) / 448;
     std::vector<uint8_t> codes(kRows * kCols), nibbles(kRows * kCols / 2), scales(kRows * kCols / 16);
-    dflash::pack_fp8(weights, scale, {codes.data(), kRows, kCols}, execution);
+    dflash::pack_fp8(weights, scale, {codes.data(), kRows, kCols}, kThreads);
     dflash::pack_nvfp4(weights, scale / 6, {nibbles.data(), kRows, kCols / 2}, {scales.data(), kRows, kCols / 16},
-                       execution);
+                       kThreads);
     exact("fp8", codes), exact("nvfp4", nibbles), exact("scales", scales);
   }
 }
@@ -109,12 +109,14 @@ void print_layers() {
   const std::vector<float> x = numbers(kM * kK, 3, 1.0f / 32), bias = numbers(kN, 4);
   const std::vector<float> panels = numbers((kN + dflash::kPanel - 1) / dflash::kPanel * kK * dflash::kPanel, 5);
   std::vector<float> out(kM * kN);
-  dflash::linear(dflash::PanelLinear{0, kK, kN, x.data(), panels.data(), bias.data(), out.data()}, {kM}, kOneThread, isa);
+  dflash::linear(dflash::PanelLinear{0, kK, kN, x.data(), panels.data(), bias.data(), out.data()}, {kM}, kOneThread,
+                 isa);
   close("panels", out);
-  const std::vector<uint16_t> rows = bfloat16(x), weight = bfloat16(numbers(kN * kK, 6)), bfloat16_bias = bfloat16(bias);
+  const std::vector<uint16_t> rows = bfloat16(x), weight = bfloat16(numbers(kN * kK, 6)),
+                              bfloat16_bias = bfloat16(bias);
   std::vector<uint16_t> rounded(kM * kN);
-  dflash::linear(dflash::Bfloat16Linear{0, kK, kN, rows.data(), weight.data(), bfloat16_bias.data(), rounded.data()}, {kM},
-                 kOneThread, isa);
+  dflash::linear(dflash::Bfloat16Linear{0, kK, kN, rows.data(), weight.data(), bfloat16_bias.data(), rounded.data()},
+                 {kM}, kOneThread, isa);
   close("bfloat16", rounded);
   std::vector<float> normed(kM * kK);
   dflash::rms_norm(x.data(), kM, kK, panels.data(), 1e-6f, normed.data(), kOneThread);
@@ -124,30 +126,30 @@ void print_layers() {
 // Weights as their files hold them.
 void print_packed_weights() {
   using dflash::WeightFormat;
-  constexpr int64_t kM = 13, kK = 112, kN = 23, kMargin = 5;  // K is a multiple of 16, as NVFP4 needs; out has wider rows
+  constexpr int64_t kM = 13, kK = 112, kN = 23,
+                    kMargin = 5;  // K is a multiple of 16, as NVFP4 needs; out has wider rows
   const std::vector<float> x = numbers(kM * kK, 13), weight = numbers(kN * kK, 14);
   const std::vector<uint16_t> bits = bfloat16(weight);
   const dflash::Weights weights{reinterpret_cast<const std::byte*>(weight.data()), dflash::WeightType::kF32, kN, kK};
-  const dflash::Execution execution{.threads = 1, .isa = dflash::isa_named(isa)};
   std::vector<uint8_t> fp8(kN * kK), nvfp4(kN * kK / 2), block_scales(kN * kK / 16);
-  dflash::pack_fp8(weights, 1.0f / 448, {fp8.data(), kN, kK}, execution);
-  dflash::pack_nvfp4(weights, 1.0f / 2688, {nvfp4.data(), kN, kK / 2}, {block_scales.data(), kN, kK / 16}, execution);
+  dflash::pack_fp8(weights, 1.0f / 448, {fp8.data(), kN, kK}, 1);
+  dflash::pack_nvfp4(weights, 1.0f / 2688, {nvfp4.data(), kN, kK / 2}, {block_scales.data(), kN, kK / 16}, 1);
   const auto print = [&](const char* name, WeightFormat format, const void* codes, float scale) {
     const size_t bytes = kN * dflash::row_bytes(format, kK);
     std::vector<uint8_t> unaligned(bytes + 1);  // codes stand at any address
     std::memcpy(unaligned.data() + 1, codes, bytes);
     std::vector<float> out((kM - 1) * (kN + kMargin) + kN);
-    dflash::multiply_columns(execution.isa)({.weight = {.format = format,
-                                                        .rows = kN,
-                                                        .cols = kK,
-                                                        .codes = unaligned.data() + 1,
-                                                        .block_scales = block_scales.data(),
-                                                        .scale = scale},
-                                             .num_rows = kM,
-                                             .x = x.data(),
-                                             .out = out.data(),
-                                             .out_stride = kN + kMargin},
-                                            0, kN);
+    dflash::multiply_columns(dflash::isa_named(isa))({.weight = {.format = format,
+                                                                 .rows = kN,
+                                                                 .cols = kK,
+                                                                 .codes = unaligned.data() + 1,
+                                                                 .block_scales = block_scales.data(),
+                                                                 .scale = scale},
+                                                      .num_rows = kM,
+                                                      .x = x.data(),
+                                                      .out = out.data(),
+                                                      .out_stride = kN + kMargin},
+                                                     0, kN);
     close(name, out);
   };
   print("weight_f32", WeightFormat::kFloat, weight.data(), 1);
@@ -158,7 +160,8 @@ void print_packed_weights() {
 }
 
 template <class Element>
-void print_paged_attention(const char* name, dflash::CacheType type, std::vector<Element> (*make)(const std::vector<float>&)) {
+void print_paged_attention(const char* name, dflash::CacheType type,
+                           std::vector<Element> (*make)(const std::vector<float>&)) {
   constexpr int64_t kN = 4, kG = 2, kD = 36, kTokens = 40, kPages = 3;
   const std::vector<Element> q = make(numbers(kN * kTokens * kD, 7)), k = make(numbers(kG * kTokens * kD, 8)), v = k;
   std::vector<Element> k_cache(kG * kPages * kD * 32), v_cache(kG * kPages * 32 * dflash::padded(kD));
@@ -191,12 +194,30 @@ void print_block_attention() {
   const std::vector<float> rope = numbers(kB * kS * kD, 11), cache = numbers(kB * kC * kG * kD, 12);
   const std::vector<int32_t> slots{1, 0}, lengths{67, 5};
   std::vector<float> out(kB * kS * kN * kD);
-  const dflash::BlockAttention attention{
-      .batch = kB, .block = kS, .num_heads = kN, .num_kv_heads = kG, .head_dim = kD, .num_pages = kB, .layers = 1,
-      .page_rows = kC, .pages_per_row = 1, .layer = 0, .sliding_window = 0, .causal = true, .rms_norm_eps = 1e-6f,
-      .softmax_scale = 0.25f, .qkv = qkv.data(), .q_norm = norm.data(), .k_norm = norm.data(), .rope = rope.data(),
-      .k_cache = cache.data(), .v_cache = cache.data(), .page_table = slots.data(), .context_lengths = lengths.data(),
-      .sinks = nullptr, .out = out.data()};
+  const dflash::BlockAttention attention{.batch = kB,
+                                         .block = kS,
+                                         .num_heads = kN,
+                                         .num_kv_heads = kG,
+                                         .head_dim = kD,
+                                         .num_pages = kB,
+                                         .layers = 1,
+                                         .page_rows = kC,
+                                         .pages_per_request = 1,
+                                         .layer = 0,
+                                         .sliding_window = 0,
+                                         .causal = true,
+                                         .rms_norm_eps = 1e-6f,
+                                         .softmax_scale = 0.25f,
+                                         .qkv = qkv.data(),
+                                         .q_norm = norm.data(),
+                                         .k_norm = norm.data(),
+                                         .rope = rope.data(),
+                                         .k_cache = cache.data(),
+                                         .v_cache = cache.data(),
+                                         .page_ids = slots.data(),
+                                         .context_lengths = lengths.data(),
+                                         .sinks = nullptr,
+                                         .out = out.data()};
   for (int64_t b = 0; b < kB; ++b) {
     for (int64_t g = 0; g < kG; ++g) dflash::attend_head(dflash::isa_named(isa))(attention, b, g);
   }
@@ -235,7 +256,8 @@ int main(int argc, char** argv) {
   print_sampling();
   print_layers();
   print_packed_weights();
-  print_paged_attention<float>("paged_attention", dflash::CacheType::kF32, [](const std::vector<float>& x) { return x; });
+  print_paged_attention<float>("paged_attention", dflash::CacheType::kF32,
+                               [](const std::vector<float>& x) { return x; });
   print_paged_attention<uint16_t>("paged_attention_bfloat16", dflash::CacheType::kBf16, bfloat16);
   print_block_attention();
   return 0;

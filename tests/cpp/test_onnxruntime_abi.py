@@ -42,7 +42,7 @@ def function(base: ApiBase, position: int, result: object, *arguments: object) -
 
 
 def position(declaration: str) -> int:
-    """Of the function that the header declares so."""
+    """Position of the function with this declaration in the header."""
     (text,) = re.findall(rf"{re.escape(declaration)}.*?>\((\d+)\)\(", HEADER, re.DOTALL)
     return int(text)
 

@@ -15,12 +15,10 @@ from dflash_trt import _C
 from tests.golden.packing.cases import cases
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "packing" / "vectors.npz"
-ISAS = _C.cpu_features()
 TYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
 E2M1_BOUNDS = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5], np.float32)
 
 type_names = pytest.mark.parametrize("type_name", TYPES)
-isas = pytest.mark.parametrize("isa", ISAS)
 
 Array = NDArray[np.generic]
 
@@ -116,21 +114,20 @@ def assert_same(found: Array, expected: Array, what: str) -> None:
 # --- modelopt ------------------------------------------------------------------------------------
 
 
-@isas
 @type_names
-def test_stored_modelopt_vectors(type_name: str, isa: str) -> None:
+def test_stored_modelopt_vectors(type_name: str) -> None:
     stored = np.load(GOLDEN)
     assert str(stored["modelopt"]) == "0.47.0"
     names = [name for name in stored if name.startswith(f"{type_name}.") and name.count(".") == 1]
     assert len(names) == 8
     for name in names:
         weights = stored[name]
-        amax = _C.amax(weights, isa=isa)
+        amax = _C.amax(weights)
         fp8 = {key: stored[f"{name}.fp8.{key}"] for key in ("weight", "weight_scale")}
         assert fp8_scale(amax) == fp8["weight_scale"]
-        assert_same(pack_fp8(weights, fp8_scale(amax), isa=isa), fp8["weight"], f"{name} fp8")
+        assert_same(pack_fp8(weights, fp8_scale(amax)), fp8["weight"], f"{name} fp8")
         assert nvfp4_scale_2(amax) == stored[f"{name}.nvfp4.weight_scale_2"]
-        nvfp4 = pack_nvfp4(weights, nvfp4_scale_2(amax), isa=isa)
+        nvfp4 = pack_nvfp4(weights, nvfp4_scale_2(amax))
         assert_same(nvfp4.scales, stored[f"{name}.nvfp4.weight_scale"], f"{name} scales")
         assert_same(nvfp4.data, stored[f"{name}.nvfp4.weight"], f"{name} data")
 
@@ -149,114 +146,104 @@ def test_modelopt_itself_on_millions_of_weights(type_name: str) -> None:
         nvfp4 = make_vectors.export(tensor, "nvfp4")
         assert fp8_scale(amax) == fp8["weight_scale"]
         assert nvfp4_scale_2(amax) == nvfp4["weight_scale_2"]
-        for isa in ISAS:
-            assert_same(pack_fp8(weights, fp8_scale(amax), isa=isa), fp8["weight"], f"{name} fp8 {isa}")
-            packed = pack_nvfp4(weights, nvfp4_scale_2(amax), isa=isa)
-            assert_same(packed.scales, nvfp4["weight_scale"], f"{name} scales {isa}")
-            assert_same(packed.data, nvfp4["weight"], f"{name} data {isa}")
+        assert_same(pack_fp8(weights, fp8_scale(amax)), fp8["weight"], f"{name} fp8")
+        packed = pack_nvfp4(weights, nvfp4_scale_2(amax))
+        assert_same(packed.scales, nvfp4["weight_scale"], f"{name} scales")
+        assert_same(packed.data, nvfp4["weight"], f"{name} data")
 
 
 # --- the formulas --------------------------------------------------------------------------------
 
 
-@isas
 @type_names
 @pytest.mark.parametrize("shape", [(1, 16), (3, 80), (7, 528), (130, 112), (1, 4112)])
-def test_formula_on_irregular_shapes(shape: tuple[int, int], type_name: str, isa: str) -> None:
+def test_formula_on_irregular_shapes(shape: tuple[int, int], type_name: str) -> None:
     for name, weights in typed_cases(*shape, type_name).items():
-        amax = _C.amax(raw(weights), isa=isa)
+        amax = _C.amax(raw(weights))
         assert amax == np.abs(weights.astype(np.float32)).max()
         # Its own range; a wider one shared with a fused neighbour; one so narrow that most saturate.
         for factor in (1, 3, 0.01):
             scale = max(fp8_scale(amax * factor), np.float32(1e-45))
-            assert_same(pack_fp8(weights, scale, isa=isa), fp8_formula(weights, scale), f"{name} {factor}")
+            assert_same(pack_fp8(weights, scale), fp8_formula(weights, scale), f"{name} {factor}")
             scale_2 = max(nvfp4_scale_2(amax * factor), np.float32(1e-45))
-            found, expected = pack_nvfp4(weights, scale_2, isa=isa), nvfp4_formula(weights, scale_2)
+            found, expected = pack_nvfp4(weights, scale_2), nvfp4_formula(weights, scale_2)
             assert_same(found.scales, expected.scales, f"{name} {factor} scales")
             assert_same(found.data, expected.data, f"{name} {factor} data")
 
 
-@isas
 @pytest.mark.parametrize("type_name", ["bf16", "f16"])
 @pytest.mark.parametrize("scale", [1e-44, 2.0**-120, 3e-6, 0.0123, 1.0, 7.7, 2.0**114, 3e38])
-def test_every_finite_16_bit_weight(type_name: str, scale: float, isa: str) -> None:
+def test_every_finite_16_bit_weight(type_name: str, scale: float) -> None:
     every = np.arange(2**16, dtype=np.uint16).view(TYPES[type_name])
     finite = every[np.isfinite(every.astype(np.float32))]
     for weights in (finite, np.random.default_rng(0).permutation(finite)):
         matrix = weights.reshape(-1, 16)
-        assert_same(pack_fp8(matrix, scale, isa=isa), fp8_formula(matrix, np.float32(scale)), f"fp8 {scale}")
-        found, expected = pack_nvfp4(matrix, scale, isa=isa), nvfp4_formula(matrix, np.float32(scale))
+        assert_same(pack_fp8(matrix, scale), fp8_formula(matrix, np.float32(scale)), f"fp8 {scale}")
+        found, expected = pack_nvfp4(matrix, scale), nvfp4_formula(matrix, np.float32(scale))
         assert_same(found.scales, expected.scales, f"scales {scale}")
         assert_same(found.data, expected.data, f"data {scale}")
 
 
-@isas
 @pytest.mark.parametrize("columns", [1, 15, 17, 63, 65, 127, 129, 1000])
-def test_fp8_takes_any_width(columns: int, isa: str) -> None:
+def test_fp8_takes_any_width(columns: int) -> None:
     for type_name in TYPES:
         weights = np.random.default_rng(columns).standard_normal((3, columns)).astype(TYPES[type_name])
         scale = fp8_scale(_C.amax(raw(weights)))
-        assert_same(pack_fp8(weights, scale, isa=isa), fp8_formula(weights, scale), type_name)
+        assert_same(pack_fp8(weights, scale), fp8_formula(weights, scale), type_name)
 
 
 # --- hand-computed -------------------------------------------------------------------------------
 
 
-@isas
-def test_e2m1_codes_ties_and_nibble_order(isa: str) -> None:
+def test_e2m1_codes_ties_and_nibble_order() -> None:
     # The block's 6 and scale_2 = 1 give block scale 1: quotients are the weights.
     row = [0.25, -0.25, 0.75, 1.25, 1.75, -2.5, 3.5, 5, -5.25, 6, 0.5, -0.0, 0, -0.1, 1, -6]
     codes = [0, 8, 2, 2, 4, 12, 6, 6, 15, 7, 1, 0, 0, 8, 2, 15]
-    packed = pack_nvfp4(np.array([row], np.float32), 1.0, isa=isa)
+    packed = pack_nvfp4(np.array([row], np.float32), 1.0)
     assert packed.scales.tolist() == [[0x38]]
     assert packed.data.tolist() == [[even | odd << 4 for even, odd in zip(codes[::2], codes[1::2], strict=True)]]
 
 
-@isas
-def test_e4m3_codes_ties_and_saturation(isa: str) -> None:
+def test_e4m3_codes_ties_and_saturation() -> None:
     row = [0, -0.0, 2**-10, 1.5 * 2**-9, 2**-6, 1.0625, 1.1875, 448, 464, -1e30, 3.4e38]
     expected = [0, 0x80, 0, 2, 8, 0x38, 0x3A, 0x7E, 0x7E, 0xFE, 0x7E]
-    assert pack_fp8(np.array([row], np.float32), 1.0, isa=isa).tolist() == [expected]
+    assert pack_fp8(np.array([row], np.float32), 1.0).tolist() == [expected]
 
 
-@isas
-def test_fp8_rounds_the_quotient_to_the_weights_type_first(isa: str) -> None:
+def test_fp8_rounds_the_quotient_to_the_weights_type_first() -> None:
     # 1.0625 is halfway between two e4m3 values; bfloat16 rounds a little more than that onto it.
     quotient = 1.0625 + 2.0**-12
     weights, scale = np.array([[1.0]], ml_dtypes.bfloat16), 1 / quotient
-    assert pack_fp8(weights, scale, isa=isa).tolist() == [[0x38]]
-    assert pack_fp8(weights.astype(np.float32), scale, isa=isa).tolist() == [[0x39]]
+    assert pack_fp8(weights, scale).tolist() == [[0x38]]
+    assert pack_fp8(weights.astype(np.float32), scale).tolist() == [[0x39]]
 
 
-@isas
 @type_names
-def test_all_zero_weights_pack_to_zeros(type_name: str, isa: str) -> None:
+def test_all_zero_weights_pack_to_zeros(type_name: str) -> None:
     weights = np.zeros((5, 48), TYPES[type_name])
-    assert _C.amax(raw(weights), isa=isa) == 0
-    assert not pack_fp8(weights, 1.0, isa=isa).any()
-    packed = pack_nvfp4(weights, 1.0, isa=isa)
+    assert _C.amax(raw(weights)) == 0
+    assert not pack_fp8(weights, 1.0).any()
+    packed = pack_nvfp4(weights, 1.0)
     assert not packed.data.any()
     assert (packed.scales == 0x38).all()  # 1.0, modelopt's scale for a block of zeros
 
 
-@isas
-def test_block_scales_that_underflow_become_the_least_e4m3(isa: str) -> None:
+def test_block_scales_that_underflow_become_the_least_e4m3() -> None:
     weights = np.full((1, 48), 2.0**-12, np.float32)
     weights[0, 16:32] = 0
     weights[0, 32:] = 2.0**-140
-    packed = pack_nvfp4(weights, 1.0, isa=isa)
+    packed = pack_nvfp4(weights, 1.0)
     assert packed.scales.tolist() == [[0x01, 0x38, 0x01]]
     assert packed.data.tolist() == [[0] * 24]  # 2^-12 / 2^-9 = 0.125
     # 2^-140 / 6e30 is 0 in float32, and so a scale of 1.
-    assert pack_nvfp4(weights, 1e30, isa=isa).scales.tolist() == [[0x01, 0x38, 0x38]]
+    assert pack_nvfp4(weights, 1e30).scales.tolist() == [[0x01, 0x38, 0x38]]
 
 
-@isas
-def test_divisor_that_underflows_saturates_as_in_modelopt(isa: str) -> None:
+def test_divisor_that_underflows_saturates_as_in_modelopt() -> None:
     # scale * scale_2 is 0 in float32: quotients are infinite, and NaN for weights of 0. All decode to 0.
     weights = np.zeros((16, 16), np.float32)
     weights[:, 0], weights[:, 2] = 1e-45, -1e-45
-    packed = pack_nvfp4(weights, 1e-45, isa=isa)
+    packed = pack_nvfp4(weights, 1e-45)
     assert packed.scales.tolist() == [[0x23]] * 16
     assert packed.data.tolist() == [[0x77, 0x7F, 0x77, 0x77, 0x77, 0x77, 0x77, 0x77]] * 16
 
@@ -278,17 +265,16 @@ def test_bytes_do_not_depend_on_threads(type_name: str) -> None:
         assert_same(again.data, nvfp4.data, "data")
 
 
-@isas
 @type_names
-def test_read_only_memory_map_at_an_odd_offset(type_name: str, isa: str, tmp_path: Path) -> None:
+def test_read_only_memory_map_at_an_odd_offset(type_name: str, tmp_path: Path) -> None:
     weights = typed_cases(4, 320, type_name)["normal"]
     path = tmp_path / "weights"
     path.write_bytes(b"\0" + weights.tobytes())
     mapped = np.memmap(path, raw(weights).dtype, mode="r", offset=1, shape=weights.shape)
-    amax = _C.amax(mapped, isa=isa)
+    amax = _C.amax(mapped)
     scale, scale_2 = fp8_scale(amax), nvfp4_scale_2(amax)
-    assert_same(pack_fp8(mapped, scale, isa=isa), pack_fp8(weights, scale), "fp8")
-    assert_same(pack_nvfp4(mapped, scale_2, isa=isa).data, pack_nvfp4(weights, scale_2).data, "nvfp4")
+    assert_same(pack_fp8(mapped, scale), pack_fp8(weights, scale), "fp8")
+    assert_same(pack_nvfp4(mapped, scale_2).data, pack_nvfp4(weights, scale_2).data, "nvfp4")
 
 
 def test_empty_weights() -> None:
@@ -298,29 +284,23 @@ def test_empty_weights() -> None:
     assert pack_nvfp4(empty, 1.0).data.shape == (0, 16)
 
 
-def test_best_is_the_first_feature_and_scalar_is_always_there() -> None:
-    assert ISAS[-1] == "scalar"
-    assert set(ISAS) <= {"avx512", "avx2", "scalar"}
-
-
 # --- errors --------------------------------------------------------------------------------------
 
 
-@isas
 @type_names
 @pytest.mark.parametrize(("value", "word"), [(np.nan, "NaN"), (-np.inf, "infinity")])
 @pytest.mark.parametrize("index", [0, 100, 64 * 2064 - 1])
-def test_non_finite_weights_are_named(type_name: str, value: float, word: str, index: int, isa: str) -> None:
+def test_non_finite_weights_are_named(type_name: str, value: float, word: str, index: int) -> None:
     weights = np.full((64, 2064), 0.5, TYPES[type_name])
     weights.reshape(-1)[index:] = value
     row, column = divmod(index, 2064)
     expected = rf"expected finite weights, found {word} at flat index {index} \(row {row}, column {column}\)"
     with pytest.raises(_C.NonFiniteError, match=expected):
-        _C.amax(raw(weights), isa=isa)
+        _C.amax(raw(weights))
     with pytest.raises(_C.NonFiniteError, match=expected):
-        pack_fp8(weights, 1.0, isa=isa)
+        pack_fp8(weights, 1.0)
     with pytest.raises(_C.NonFiniteError, match=expected):
-        pack_nvfp4(weights, 1.0, isa=isa)
+        pack_nvfp4(weights, 1.0)
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), 1e-50])
@@ -365,9 +345,7 @@ def test_weights_of_another_type() -> None:
         _C.amax(np.ones((2, 16)))
 
 
-def test_execution_that_is_not_there() -> None:
+def test_negative_threads() -> None:
     weights = np.ones((2, 16), np.float32)
-    with pytest.raises(ValueError, match=r"expected an instruction set among best, .*scalar; found sse9"):
-        _C.amax(weights, isa="sse9")
     with pytest.raises(ValueError, match="expected threads >= 0"):
         _C.amax(weights, threads=-1)

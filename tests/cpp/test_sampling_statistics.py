@@ -79,7 +79,7 @@ class Run:
         return self.tokens[:-2] * V + self.tokens[1:-1]
 
     def judged(self) -> tuple[Tokens, Tokens, Tokens]:
-        """Of each proposal that was judged: the state, the proposal, the token emitted there."""
+        """State, proposal and emitted token of each proposal that was judged."""
         ends = np.append(self.begins[1:], len(self.tokens))
         states, proposals, emitted = [], [], []
         first_states = self.states[self.begins - 2]
@@ -264,7 +264,7 @@ def drawing(temperature: float = 0.8, top_p: float = 1.0) -> Drawing:
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
 def test_drawn_proposals_leave_the_distribution_the_targets(top_p: float) -> None:
-    """And more of them hold than of certain ones."""
+    """More of them hold than of certain ones."""
     drawn = drawing(top_p=top_p)
     run = drawn.chain.run(drawn.emit, DRAWN_TOKENS)
     assert min(overall_p_value(run), pairs_p_value(run)) > MIN_P_VALUE

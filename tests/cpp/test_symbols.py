@@ -19,7 +19,7 @@ from tests.paths import REPOSITORY
 @pytest.mark.full
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels for x86")
 def test_no_kernel_has_a_weak_symbol(tmp_path: Path) -> None:
-    """Of a weak symbol, std::min<long> say, one definition is kept: AVX-512's would crash the machines without it.
+    """A linker keeps one definition of a weak symbol such as std::min<long>: AVX-512's would crash machines without it.
 
     Without optimisation nothing is inlined, so every function shows that a compiler might emit.
     """
@@ -31,7 +31,7 @@ def test_no_kernel_has_a_weak_symbol(tmp_path: Path) -> None:
         for i, unit in enumerate(json.loads((tmp_path / "compile_commands.json").read_text()))
         if "-mavx2" in unit["command"]
     ]
-    assert len(commands) == 9
+    assert len(commands) == 7
 
     def weak_symbols(command: list[str]) -> list[str]:
         subprocess.run(command, check=True, cwd=tmp_path)

@@ -186,7 +186,7 @@ def test_proposals_are_the_rows_of_the_target(tmp_path: Path, features: dict[str
         "positions": np.tile(np.arange(S, dtype=np.int32), (2, 1)),
         "k_cache": np.zeros((1, L, 8, G, D), np.float32),
         "v_cache": np.zeros((1, L, 8, G, D), np.float32),
-        "slot_ids": np.zeros(2, np.int32),
+        "page_ids": np.zeros((2, 1), np.int32),
         "context_lengths": np.zeros(2, np.int32),
     }
     hidden, token_ids = session.run(["hidden", "token_ids"], feed)

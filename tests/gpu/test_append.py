@@ -40,17 +40,17 @@ def test_a_captured_append_takes_rows_and_places_from_their_tensors() -> None:
     with torch.cuda.graph(graph):
         _C.kv_injection_append(*tensors, *caches, stream=torch.cuda.current_stream().cuda_stream)
     assert not any(cache.any() for cache in caches)  # captured, not run
-    other = replace(case, slot_ids=case.slot_ids[::-1])
+    other = replace(case, page_ids=case.page_ids[::-1])
     for tensor, value in zip(tensors, vars(draw(other)).values(), strict=True):
         tensor.copy_(value)
     graph.replay()
-    slots, positions = (list(values) for values in (other.slot_ids, other.positions))
+    pages, offsets = (list(values) for values in (other.page_ids, other.offsets))
     for cache, rows in zip(caches, tensors, strict=False):
-        assert torch.equal(cache[slots, :, positions], rows)
+        assert torch.equal(cache[pages, :, offsets], rows)
 
 
 def test_a_cache_beyond_4_gib() -> None:
-    size = 2 * FAR.slots * FAR.L * FAR.C_max * FAR.G * FAR.D
+    size = 2 * FAR.pages * FAR.L * FAR.R * FAR.G * FAR.D
     free, needed = torch.cuda.mem_get_info()[0], 2 * size + 2**30
     if free < needed:
         pytest.skip(f"needs {needed / 2**30:.0f} GiB of free GPU memory, found {free / 2**30:.0f}")
@@ -59,6 +59,6 @@ def test_a_cache_beyond_4_gib() -> None:
     tensors = draw(FAR)
     for cache, rows in zip(caches, (tensors.k, tensors.v), strict=True):
         placed = cache.view(FAR.dtype).view(FAR.cache_shape)
-        assert torch.equal(placed[5, :, FAR.positions[0] :].cpu(), rows.transpose(0, 1))
-        placed[5, :, FAR.positions[0] :].view(torch.int16).fill_(-1)
+        assert torch.equal(placed[5, :, FAR.offsets[0] :].cpu(), rows.transpose(0, 1))
+        placed[5, :, FAR.offsets[0] :].view(torch.int16).fill_(-1)
         assert all((part == UNTOUCHED).all() for part in cache.split(2**30))

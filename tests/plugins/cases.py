@@ -65,7 +65,7 @@ class Case:
 
     @property
     def cache_nbytes(self) -> int:
-        """Of K, and of V as many."""
+        """Bytes of K, which are those of V."""
         return math.prod(self.cache_shape) * self.cache_dtype.itemsize
 
     def attributes(self) -> dict[str, float | int]:

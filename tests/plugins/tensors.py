@@ -46,7 +46,7 @@ class Tensors:
         return self.qkv.split([self.qkv.shape[-1] - 2 * kv_width, kv_width, kv_width], dim=-1)
 
     def each(self) -> list[torch.Tensor]:
-        """Those that there are."""
+        """The tensors that the call has."""
         return [value for field in fields(self) if (value := getattr(self, field.name)) is not None]
 
     def context(self, case: Case) -> Context:

@@ -20,59 +20,59 @@ UNTOUCHED = 0xFF
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One append; row t goes to (slot_ids[t], positions[t])."""
+    """One append; row t goes to (page_ids[t], offsets[t])."""
 
     name: str
-    slot_ids: tuple[int, ...]
-    positions: tuple[int, ...]
-    slots: int = 3
+    page_ids: tuple[int, ...]
+    offsets: tuple[int, ...]
+    pages: int = 3
     L: int = 2
-    C_max: int = 70
+    R: int = 70
     G: int = 2
     D: int = 64
     dtype: torch.dtype = torch.bfloat16
 
     @property
     def cache_shape(self) -> tuple[int, ...]:
-        return self.slots, self.L, self.C_max, self.G, self.D
+        return self.pages, self.L, self.R, self.G, self.D
 
 
 CASES = [
-    Case(name="two-requests", slot_ids=(2, 2, 2, 0), positions=(0, 1, 2, 69)),
-    Case(name="fp8", slot_ids=(1, 0, 1), positions=(68, 5, 69), dtype=torch.float8_e4m3fn, L=3, G=7, D=96),
-    Case(name="f16", slot_ids=(0,), positions=(7,), dtype=torch.float16, D=128),
-    Case(name="float", slot_ids=(1, 1), positions=(30, 31), dtype=torch.float32, L=5),
-    Case(name="many", slot_ids=tuple(i % 3 for i in range(60)), positions=tuple(i // 3 for i in range(60)), D=256),
-    Case(name="out-of-range", slot_ids=(0, 3, -1, 1, 1, 2**31 - 1), positions=(70, 5, 5, -1, 4, -(2**31))),
+    Case(name="two-requests", page_ids=(2, 2, 2, 0), offsets=(0, 1, 2, 69)),
+    Case(name="fp8", page_ids=(1, 0, 1), offsets=(68, 5, 69), dtype=torch.float8_e4m3fn, L=3, G=7, D=96),
+    Case(name="f16", page_ids=(0,), offsets=(7,), dtype=torch.float16, D=128),
+    Case(name="float", page_ids=(1, 1), offsets=(30, 31), dtype=torch.float32, L=5),
+    Case(name="many", page_ids=tuple(i % 3 for i in range(60)), offsets=tuple(i // 3 for i in range(60)), D=256),
+    Case(name="out-of-range", page_ids=(0, 3, -1, 1, 1, 2**31 - 1), offsets=(70, 5, 5, -1, 4, -(2**31))),
 ]
 # 6 GiB of K and as many of V: an offset of 32 bits leads elsewhere.
-FAR = Case(name="far", slot_ids=(5, 5), positions=(131070, 131071), slots=6, L=8, C_max=131072, G=8)
+FAR = Case(name="far", page_ids=(5, 5), offsets=(131070, 131071), pages=6, L=8, R=131072, G=8)
 
 
 @dataclass(frozen=True)
 class Tensors:
     k: torch.Tensor  # [T, L, G, D]
     v: torch.Tensor  # [T, L, G, D]
-    slot_ids: torch.Tensor  # [T] INT32
-    positions: torch.Tensor  # [T] INT32
+    page_ids: torch.Tensor  # [T] INT32
+    offsets: torch.Tensor  # [T] INT32
 
 
 def draw(case: Case) -> Tensors:
-    generator = torch.Generator().manual_seed(len(case.slot_ids))
-    shape = (len(case.slot_ids), case.L, case.G, case.D)
+    generator = torch.Generator().manual_seed(len(case.page_ids))
+    shape = (len(case.page_ids), case.L, case.G, case.D)
     k, v = (torch.randn(shape, generator=generator).to(case.dtype) for _ in "kv")
-    indices = (torch.tensor(values, dtype=torch.int32) for values in (case.slot_ids, case.positions))
+    indices = (torch.tensor(values, dtype=torch.int32) for values in (case.page_ids, case.offsets))
     return Tensors(k, v, *indices)
 
 
 def by_torch(case: Case, tensors: Tensors) -> list[torch.Tensor]:
-    """Both caches' bytes [slots, L, C_max, G, bytes] where only rows that exist were put."""
-    real = (tensors.slot_ids >= 0) & (tensors.slot_ids < case.slots)
-    real &= (tensors.positions >= 0) & (tensors.positions < case.C_max)
+    """Both caches' bytes [pages, L, R, G, bytes] where only rows that exist were put."""
+    real = (tensors.page_ids >= 0) & (tensors.page_ids < case.pages)
+    real &= (tensors.offsets >= 0) & (tensors.offsets < case.R)
     caches = []
     for rows in (tensors.k, tensors.v):
         cache = torch.full((*case.cache_shape[:-1], case.D * case.dtype.itemsize), UNTOUCHED, dtype=torch.uint8)
-        cache[tensors.slot_ids[real], :, tensors.positions[real]] = rows.view(torch.uint8)[real]
+        cache[tensors.page_ids[real], :, tensors.offsets[real]] = rows.view(torch.uint8)[real]
         caches.append(cache)
     return caches
 
@@ -90,13 +90,13 @@ def emulate(program: Path, directory: Path, case: Case, tensors: Tensors, seed: 
     """The files of both caches, which lie between guards; holes where nothing was written before."""
     directory.mkdir()
     numbers = {
-        "rows": len(case.slot_ids), "layers": case.L, "slots": case.slots, "max_context": case.C_max,
+        "rows": len(case.page_ids), "layers": case.L, "num_pages": case.pages, "page_rows": case.R,
         "row_bytes": case.G * case.D * case.dtype.itemsize,
     }  # fmt: skip
     (directory / "params").write_text("".join(f"{name} {value}\n" for name, value in numbers.items()))
-    for name in ("k", "v", "slot_ids", "positions"):
+    for name in ("k", "v", "page_ids", "offsets"):
         (directory / name).write_bytes(emulation.raw_bytes(getattr(tensors, name)))
-    size = case.slots * case.L * case.C_max * numbers["row_bytes"] + 2 * GUARD_BYTES
+    size = case.pages * case.L * case.R * numbers["row_bytes"] + 2 * GUARD_BYTES
     files = [directory / "k_cache", directory / "v_cache"]
     for path in files:
         with path.open("wb") as file:
@@ -126,7 +126,7 @@ def check_far(program: Path, directory: Path) -> None:
         row = FAR.G * FAR.D * 2
         with path.open("rb") as file:
             for layer in range(FAR.L):
-                file.seek(GUARD_BYTES + ((5 * FAR.L + layer) * FAR.C_max + 131070) * row)
+                file.seek(GUARD_BYTES + ((5 * FAR.L + layer) * FAR.R + 131070) * row)
                 assert file.read(2 * row) == emulation.raw_bytes(rows[:, layer])
 
 
@@ -140,8 +140,8 @@ def test_a_cache_beyond_32_bits(program: Path, tmp_path: Path) -> None:
     [
         ("griddepcontrol_wait();", ""),
         ("cache + to * p.row_bytes", "cache + static_cast<int32_t>(to * p.row_bytes)"),
-        ("position >= p.max_context", "false"),
-        ("slot >= p.slots", "false"),
+        ("offset >= p.page_rows", "false"),
+        ("page >= p.num_pages", "false"),
         ("row >= p.rows", "false"),
         ("is_v ? p.v_cache", "!is_v ? p.v_cache"),
     ],
@@ -174,7 +174,7 @@ def test_the_reference_writes_what_torch_writes(case: Case) -> None:
         torch.full_like(expected, UNTOUCHED).view(case.dtype).view(case.cache_shape)
         for expected in by_torch(case, tensors)
     ]
-    _C.kv_injection_append_reference(tensors.k, tensors.v, tensors.slot_ids, tensors.positions, *caches)
+    _C.kv_injection_append_reference(tensors.k, tensors.v, tensors.page_ids, tensors.offsets, *caches)
     for cache, expected in zip(caches, by_torch(case, tensors), strict=True):
         assert torch.equal(cache.view(torch.uint8), expected)
 
@@ -185,8 +185,8 @@ def test_the_reference_writes_what_torch_writes(case: Case) -> None:
         ({"k": torch.zeros(4, 2, 2, 32).bfloat16()}, r"k: expected shape \[4, 2, 2, 64\], found \[4, 2, 2, 32\]"),
         ({"v": torch.zeros(3, 2, 2, 64).bfloat16()}, r"v: expected shape \[4, 2, 2, 64\], found \[3, 2, 2, 64\]"),
         ({"v": torch.zeros(4, 2, 2, 64)}, "v: expected dtype bfloat16, found float32"),
-        ({"slot_ids": torch.zeros(4, dtype=torch.int64)}, "slot_ids: expected dtype int32, found int64"),
-        ({"positions": torch.zeros(5, dtype=torch.int32)}, r"positions: expected shape \[4\], found \[5\]"),
+        ({"page_ids": torch.zeros(4, dtype=torch.int64)}, "page_ids: expected dtype int32, found int64"),
+        ({"offsets": torch.zeros(5, dtype=torch.int32)}, r"offsets: expected shape \[4\], found \[5\]"),
         ({"k": torch.zeros(4, 2, 64, 2).bfloat16().mT}, "k: expected a dense row-major tensor, found strides"),
     ],
 )  # fmt: skip
@@ -209,4 +209,4 @@ def test_the_kernel_takes_cuda_tensors_only() -> None:
     tensors, case = draw(CASES[0]), CASES[0]
     caches = [torch.zeros(case.cache_shape, dtype=case.dtype) for _ in "kv"]
     with pytest.raises(ValueError, match="k: expected a CUDA tensor, found a CPU tensor"):
-        _C.kv_injection_append(tensors.k, tensors.v, tensors.slot_ids, tensors.positions, *caches, stream=0)
+        _C.kv_injection_append(tensors.k, tensors.v, tensors.page_ids, tensors.offsets, *caches, stream=0)

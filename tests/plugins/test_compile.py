@@ -140,8 +140,7 @@ def test_the_kernel_of_sm_90a_neither_warns_nor_spills(head_dim: int, rows: int,
 
 
 @pytest.mark.parametrize(
-    ("capability", "runs"),
-    [((9, 0), True), ((10, 0), True), ((10, 3), True), ((12, 0), True), ((8, 9), False)],
+    ("capability", "runs"), [((9, 0), True), ((10, 0), True), ((10, 3), True), ((12, 0), True), ((8, 9), False)]
 )
 def test_the_gpus_that_the_architectures_are_for(capability: tuple[int, int], runs: bool) -> None:
     """DGX B300 is 10.3, H100 and H200 are 9.0; nothing is left to compile at run time."""

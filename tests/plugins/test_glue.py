@@ -68,7 +68,7 @@ def plugin(creator: Creator) -> Iterator[Plugin]:
 
 
 def shapes(B: int, S: int = 16, pages: int = 128, N: int = 32, G: int = 8, D: int = 128) -> list[tuple[int, ...]]:
-    """Of the node's inputs, then of its output."""
+    """Shapes of the node's inputs, then of its output."""
     block = (B, S, (N + 2 * G) * D), (D,), (D,), (B, S, D)
     return [*block, (5,), (5,), (6, pages), (B,), (B,), (B, S, N * D)]
 

@@ -13,23 +13,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.plugins.cases import (
-    CORNER,
-    F16,
-    FAR,
-    FAR_PAGES,
-    FEATURES,
-    OUT_OF_RANGE,
-    PAGED,
-    PLANE,
-    REGULAR,
-    Case,
-)
-from tests.plugins.compare import assert_close
+from tests.plugins.cases import CORNER, F16, FAR, FAR_PAGES, FEATURES, OUT_OF_RANGE, PAGED, PLANE, REGULAR, Case
 from tests.plugins.kernel import emulation
-from tests.plugins.kernel.emulation import ALL_FORMATS, BF16_BLOCKS, EmulationError, build, build_kernel, once
+from tests.plugins.kernel.emulation import (
+    ALL_FORMATS,
+    BF16_BLOCKS,
+    EmulationError,
+    build,
+    build_kernel,
+    check,
+    check_order,
+    check_out_of_range,
+    once,
+)
 from tests.plugins.kernel.oracle import expect
-from tests.plugins.tensors import BAD, draw, out_of_range
+from tests.plugins.tensors import BAD, draw
 
 CASES = {case.name: case for case in (*REGULAR, *FEATURES, *CORNER, *PAGED)}
 QUICK = {
@@ -75,43 +73,33 @@ H200, FEW = 264, 24
     ],
 )
 def test_against_float64(case: Case, ctas: int, program: Program, tmp_path: Path) -> None:
-    tensors = draw(case)
-    assert_close(emulation.call(program(case), tmp_path / "call", case, tensors, ctas=ctas).out, *expect(case, tensors))
+    check(program(case), tmp_path / "call", case, ctas=ctas)
 
 
 @pytest.mark.parametrize("case", [UNEVEN, ALIKE, MANY], ids=lambda case: case.name)
 @pytest.mark.parametrize("ctas", [1, 5, 12, H200])
 def test_a_gpu_of_any_size(ctas: int, case: Case, program: Program, tmp_path: Path) -> None:
     """However the context is cut into ranges, and however many requests a range cuts."""
-    tensors = draw(case)
-    result = emulation.call(program(case), tmp_path / "call", case, tensors, ctas=ctas)
-    assert result.plan is not None
-    assert result.plan.ranges == ctas
-    assert_close(result.out, *expect(case, tensors))
+    config = check(program(case), tmp_path / "call", case, ctas=ctas).config
+    assert config is not None
+    assert config.ranges == ctas
 
 
 @pytest.mark.parametrize("case", [MANY_ALIKE, MANY_UNEVEN], ids=lambda case: case.name)
 def test_more_requests_than_lanes(case: Case, program: Program, tmp_path: Path) -> None:
-    tensors = draw(case)
-    result = emulation.call(program(case), tmp_path / "call", case, tensors, ctas=264)
-    assert_close(result.out, *expect(case, tensors))
+    check(program(case), tmp_path / "call", case)
 
 
 def test_the_order_of_threads_ctas_and_grids_changes_no_bit(program: Program, tmp_path: Path) -> None:
     case = CASES["permuted-slots"]
-    tensors = draw(case)
-    outputs = [
-        emulation.call(program(case), tmp_path / str(seed), case, tensors, ctas=12, seed=seed).out for seed in range(6)
-    ]
-    for out in outputs[1:]:
-        assert torch.equal(out.view(torch.int16), outputs[0].view(torch.int16))
+    check_order(program(case), tmp_path, case, ctas=12, seeds=6)
 
 
 def call_far(program: Path, directory: Path) -> None:
     """Raises AssertionError if the kernel reads elsewhere than beyond 4 GiB."""
     tensors = draw(PLANE)
     far = replace(tensors, slot_ids=torch.tensor(FAR.slot_of, dtype=torch.int32))
-    assert_close(emulation.call(program, directory, FAR, far).out, *expect(PLANE, tensors))
+    check(program, directory, FAR, tensors=far, expected=expect(PLANE, tensors))
 
 
 def test_a_cache_beyond_32_bits(program: Program, tmp_path: Path) -> None:
@@ -119,10 +107,7 @@ def test_a_cache_beyond_32_bits(program: Program, tmp_path: Path) -> None:
 
 
 def test_pages_beyond_32_bits(program: Program, tmp_path: Path) -> None:
-    tensors = draw(FAR_PAGES)
-    assert_close(
-        emulation.call(program(FAR_PAGES), tmp_path / "call", FAR_PAGES, tensors).out, *expect(FAR_PAGES, tensors)
-    )
+    check(program(FAR_PAGES), tmp_path / "call", FAR_PAGES)
 
 
 @pytest.mark.parametrize("case", OUT_OF_RANGE, ids=lambda case: case.name)
@@ -130,12 +115,7 @@ def test_pages_beyond_32_bits(program: Program, tmp_path: Path) -> None:
 def test_a_request_out_of_range_is_nan_and_leaves_the_others_alone(
     name: str, value: int, case: Case, program: Program, tmp_path: Path
 ) -> None:
-    tensors = out_of_range(draw(case), name, value)
-    out = emulation.call(program(case), tmp_path / "call", case, tensors, ctas=FEW).out
-    assert out[1].isnan().all()
-    expected = expect(case, draw(case))
-    for b in (0, 2):
-        assert_close(out[b], expected.output[b], expected.tolerance[b])
+    check_out_of_range(program(case), tmp_path / "call", case, name, value, ctas=FEW)
 
 
 @pytest.fixture
@@ -170,7 +150,7 @@ def test_the_emulator_lets_right_code_pass(faults: Path) -> None:
     emulation.run(faults, "none")
 
 
-def test_every_plan_fits_the_gpu() -> None:
-    sources = [emulation.HERE / "every_plan.cpp", *emulation.plan_sources()]
-    program = once("every_plan", lambda path: build(path, sources))
+def test_every_launch_config_fits_the_gpu() -> None:
+    sources = [emulation.HERE / "every_launch_config.cpp", *emulation.config_sources()]
+    program = once("every_launch_config", lambda path: build(path, sources))
     assert emulation.run(program) == ""

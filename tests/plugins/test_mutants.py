@@ -13,12 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.plugins.cases import FP8, Case
-from tests.plugins.compare import assert_close
 from tests.plugins.kernel import emulation
-from tests.plugins.kernel.emulation import ALL_FORMATS, BF16_BLOCKS_FP8_CACHES, EmulationError
-from tests.plugins.kernel.oracle import expect
+from tests.plugins.kernel.emulation import ALL_FORMATS, BF16_BLOCKS_FP8_CACHES, EmulationError, check
 from tests.plugins.pages import Pages
-from tests.plugins.tensors import draw
 from tests.plugins.test_kernel import MANY_UNEVEN, call_far
 
 # Two teams of three warps, of which the last has a tile without rows; ranges cut two of the three requests. The longest
@@ -28,7 +25,7 @@ CASE = Case(name="mutated", N=8, G=1, S=10, cache_dtype=FP8, k_scale=0.02, v_sca
 CTAS = 5
 WAIT = "griddepcontrol_wait();  // all that is read may be its: the block, slots and lengths, rows just appended"
 LOADER, PAGES = "context_loader.cuh", "context_pages.cuh"
-SCHEDULE = "const Schedule schedule(p, plan);"
+SCHEDULE = "const Schedule schedule(p, config);"
 WIDTH = "(p.num_heads + 2 * p.num_kv_heads)"
 
 
@@ -38,7 +35,14 @@ class Mutant:
     file: str
     right: str
     wrong: str
-    notices: str = ""  # the emulator's words; none: float64 notices
+    notices: str | None = ""  # the emulator's words; "": float64 notices; None: either
+
+    def noticed_as(self) -> tuple[type[Exception], ...]:
+        return (
+            (EmulationError, AssertionError)
+            if self.notices is None
+            else (EmulationError if self.notices else AssertionError,)
+        )
 
 
 MUTANTS = [
@@ -63,10 +67,10 @@ MUTANTS = [
            "AddressSanitizer"),
     Mutant("copies that are not swizzled", LOADER, "Step::Rows::at(first, vector * 16)",
            "first * kStride + vector * 16"),
-    Mutant("columns ahead that are not swizzled", "plan.h", "address ^ columns", "address + columns",
+    Mutant("columns ahead that are not swizzled", "launch_config.h", "address ^ columns", "address + columns",
            "while a copy into it is under way"),
     Mutant("no mask at the end", "attention.cuh", "end < kMmaKeys ||", ""),
-    Mutant("a tile with rows skipped", "attention.cuh", "warp_row() + 16 >= plan_.rows", "warp_row() + 16 >= 48"),
+    Mutant("a tile with rows skipped", "attention.cuh", "warp_row() + 16 >= config_.rows", "warp_row() + 16 >= 48"),
     Mutant("a maximum that never moves", "state.cuh", "if (any_sync(exceeds)) return false;", "any_sync(exceeds);"),
     Mutant("a sum left behind", "state.cuh", "sum[t][half] *= rescale;", ""),
     Mutant("the block's keys scaled", "attention.cuh", "1 / p_.k_scale)", "1.0f)"),
@@ -82,18 +86,20 @@ MUTANTS = [
 # Of requests that are cut into as many parts as each other.
 ALIKE = replace(CASE, context_lengths=(310, 290, 300))
 PART_MUTANTS = [
-    Mutant("parts that overlap", "schedule.cuh", "* units, parts_) - begin}", "* units, parts_) - begin + 1}"),
-    Mutant("a part left behind", "schedule.cuh", "* parts_ - 1, units)", "* parts_ - 1 - units, units)"),
+    Mutant("parts that overlap", "schedule.cuh", "* units, parts_) - begin}", "* units, parts_) - begin + 1}", None),
+    Mutant("a part left behind", "schedule.cuh", "* parts_ - 1, units)", "* parts_ - 1 - units, units)", None),
 ]  # fmt: skip
 
 # Of more requests than a warp has lanes, some of which are cut.
 MANY = replace(MANY_UNEVEN, cache_dtype=FP8, k_scale=0.02, v_scale=0.03)
-LANE_MUTANT = Mutant("the start of a lane for a request's", "schedule.cuh", "unit += request_of(p_, i).units", "{}")
+LANE_MUTANT = Mutant(
+    "the start of a lane for a request's", "schedule.cuh", "unit += context_of(p_, i).units", "{}", None
+)
 
 # Of pages, which both kernels read alike.
 PAGED = replace(CASE, L=2, layer=1, pages=Pages(32, "V1"), window=1000)
 PAGE_MUTANTS = [
-    Mutant("an entry of another request", PAGES, "int64_t{segment.slot} *", "int64_t{segment.slot / 9} *",
+    Mutant("an entry of another request", PAGES, "int64_t{span.slot} *", "int64_t{span.slot / 9} *",
            "AddressSanitizer"),
     Mutant("a page of another size", PAGES, "(key - page * size) *", "key % 16 *"),
     Mutant("another layer's pages", PAGES, "p.context_pointers[p.layer]", "p.context_pointers[0]"),
@@ -157,7 +163,7 @@ WGMMA_MUTANTS = [
            "AddressSanitizer"),
     Mutant("copies that are not swizzled", WGMMA_LOADER, "Step::Rows::at(row, vector * 16)",
            "row * kStride + vector * 16"),
-    Mutant("columns ahead that are not swizzled", "plan.h", "address ^ columns", "address + columns"),
+    Mutant("columns ahead that are not swizzled", "launch_config.h", "address ^ columns", "address + columns"),
     Mutant("stages that never end", WGMMA_LOADER, "stage_ == last_stage_ ?", "false ?",
            "of .* bytes|while a copy|races with thread"),
     Mutant("maxima read too early", STATE, f"group.sync();\n    {MAXIMA}#pragma unroll\n{LOOP}", MAXIMA + LOOP,
@@ -186,40 +192,27 @@ def build(mutant: Mutant, directory: Path, wgmma_rows: int = 0, formats: int = B
     return emulation.build_kernel(directory / "mutant", CASE.D, wgmma_rows, plugins=plugins, formats=formats)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_is_noticed(mutant: Mutant, tmp_path: Path) -> None:
-    program, tensors = build(mutant, tmp_path), draw(CASE)
-    with pytest.raises(EmulationError if mutant.notices else AssertionError, match=mutant.notices or None):
-        assert_close(emulation.call(program, tmp_path / "call", CASE, tensors, ctas=CTAS).out, *expect(CASE, tensors))
+# How each mutant is called: the case, the GPU's CTAs and the query rows of sm_90a's kernel, or 0.
+CALLS = [
+    *((mutant, CASE, CTAS, 0) for mutant in MUTANTS),
+    *((mutant, CASE, CTAS, 80) for mutant in WGMMA_MUTANTS),
+    *((mutant, ALIKE, 12, 0) for mutant in PART_MUTANTS),
+    (LANE_MUTANT, MANY, 264, 0),
+    *((mutant, PAGED, CTAS, 0) for mutant in PAGE_MUTANTS),
+]
+NAMES = [f"{mutant.name}{'-sm_90a' * (rows > 0)}" for mutant, _, _, rows in CALLS]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("mutant", WGMMA_MUTANTS, ids=lambda mutant: mutant.name)
-def test_is_noticed_on_sm_90a(mutant: Mutant, tmp_path: Path) -> None:
-    program, tensors = build(mutant, tmp_path, wgmma_rows=80), draw(CASE)
-    expected = expect(CASE, tensors, rounded_queries=True)
-    with pytest.raises(EmulationError if mutant.notices else AssertionError, match=mutant.notices or None):
-        assert_close(emulation.call(program, tmp_path / "call", CASE, tensors, ctas=CTAS).out, *expected)
-
-
-SCHEDULED = [*((mutant, ALIKE, 12) for mutant in PART_MUTANTS), (LANE_MUTANT, MANY, 264)]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("mutant", "case", "ctas"), SCHEDULED, ids=[mutant.name for mutant, _, _ in SCHEDULED])
-def test_is_noticed_in_the_schedule(mutant: Mutant, case: Case, ctas: int, tmp_path: Path) -> None:
-    program, tensors = build(mutant, tmp_path), draw(case)
-    with pytest.raises((AssertionError, EmulationError)):
-        assert_close(emulation.call(program, tmp_path / "call", case, tensors, ctas=ctas).out, *expect(case, tensors))
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("mutant", PAGE_MUTANTS, ids=lambda mutant: mutant.name)
-def test_is_noticed_in_pages(mutant: Mutant, tmp_path: Path) -> None:
-    program, tensors = build(mutant, tmp_path), draw(PAGED)
-    with pytest.raises(EmulationError if mutant.notices else AssertionError, match=mutant.notices or None):
-        assert_close(emulation.call(program, tmp_path / "call", PAGED, tensors, ctas=CTAS).out, *expect(PAGED, tensors))
+@pytest.mark.parametrize(
+    ("mutant", "case", "ctas", "rows"),
+    CALLS,
+    ids=[f"{mutant.name}{'-sm_90a' * (rows > 0)}" for mutant, *_, rows in CALLS],
+)
+def test_is_noticed(mutant: Mutant, case: Case, ctas: int, rows: int, tmp_path: Path) -> None:
+    program = build(mutant, tmp_path, wgmma_rows=rows)
+    with pytest.raises(mutant.noticed_as(), match=mutant.notices or None):
+        check(program, tmp_path / "call", case, ctas=ctas, rounded_queries=rows > 0)
 
 
 @pytest.mark.full
@@ -230,12 +223,9 @@ def test_an_address_of_32_bits_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("wgmma_rows", [0, 80])
-def test_the_kernel_as_it_is_passes(wgmma_rows: int, tmp_path: Path) -> None:
-    program = emulation.build_kernel(tmp_path / "right", CASE.D, wgmma_rows, formats=BF16_BLOCKS_FP8_CACHES)
-    few_rows = [] if wgmma_rows else [(MANY, 264)]  # which that kernel does not take
+@pytest.mark.parametrize("rows", [0, 80])
+def test_the_kernel_as_it_is_passes(rows: int, tmp_path: Path) -> None:
+    program = emulation.build_kernel(tmp_path / "right", CASE.D, rows, formats=BF16_BLOCKS_FP8_CACHES)
+    few_rows = [] if rows else [(MANY, 264)]  # which that kernel does not take
     for case, ctas in ((CASE, CTAS), (PAGED, CTAS), (ALIKE, 12), *few_rows):
-        tensors = draw(case)
-        expected = expect(case, tensors, rounded_queries=wgmma_rows > 0)
-        directory = tmp_path / f"{case.name}-{case.pages}-{ctas}"
-        assert_close(emulation.call(program, directory, case, tensors, ctas=ctas).out, *expected)
+        check(program, tmp_path / f"{case.name}-{case.pages}-{ctas}", case, ctas=ctas, rounded_queries=rows > 0)

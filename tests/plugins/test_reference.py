@@ -3,23 +3,17 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from functools import cache
+from dataclasses import replace
 
 import numpy as np
-import onnx.inliner
-import onnxruntime
 import pytest
 import torch
-from onnx import TensorProto, helper
 
-from dflash_trt.engine.graph.draft_graph import ATTENTION, PLUGIN_VERSION
-from dflash_trt.engine.graph.onnx_builder import OPSET, PLUGIN_DOMAIN
-from dflash_trt.runtime.drafter.onnxruntime.attention import WITH_SINKS, attention_function
 from tests.plugins.calls import reference
 from tests.plugins.cases import CORNER, FEATURES, PAGED, PERFORMANCE, REGULAR, Case
 from tests.plugins.compare import assert_close, rounding
 from tests.plugins.kernel.oracle import expect
+from tests.plugins.onnx_node import feeds_of, run
 from tests.plugins.tensors import Tensors, draw
 
 CASES = [*REGULAR, *FEATURES, *CORNER, *PAGED]
@@ -103,47 +97,9 @@ def compare_with_onnx(case: Case) -> None:
 
 
 def run_onnx(case: Case, tensors: Tensors) -> np.ndarray:
-    """The node's function in FP32; an FP8 cache is multiplied out before."""
-    values = {field.name: getattr(tensors, field.name) for field in fields(tensors)}
-    values["k_cache"] = values["k_cache"].float() * case.k_scale
-    values["v_cache"] = values["v_cache"].float() * case.v_scale
-    integers = {"slot_ids", "context_lengths"}
-    feeds = {
-        name: (value if name in integers else value.float()).numpy()
-        for name, value in values.items()
-        if value is not None
-    }
+    """The node's function in FP32."""
+    feeds = feeds_of(case, tensors)
     # Rows beyond a request's own context, yet within the longest, are masked in ONNX, and a mask does not stop a NaN.
     for name in ("k_cache", "v_cache"):
         feeds[name] = np.nan_to_num(feeds[name])
-    return session(replace(case, k_scale=1.0, v_scale=1.0)).run(None, feeds)[0]
-
-
-@cache
-def session(case: Case) -> onnxruntime.InferenceSession:
-    """The node alone, its function inlined, as dflash_trt.runtime.drafter.onnxruntime.lowering does it."""
-    names = [field.name for field in fields(Tensors) if field.name != "sinks"] + ["sinks"] * case.sinks
-    types = {
-        name: TensorProto.INT32 if name in ("slot_ids", "context_lengths") else TensorProto.FLOAT for name in names
-    }
-    node = helper.make_node(
-        WITH_SINKS if case.sinks else ATTENTION,
-        names,
-        ["out"],
-        domain=PLUGIN_DOMAIN,
-        plugin_namespace=PLUGIN_DOMAIN,
-        plugin_version=PLUGIN_VERSION,
-        **case.attributes(),
-    )
-    graph = helper.make_graph(
-        [node],
-        "attention",
-        [helper.make_tensor_value_info(name, types[name], None) for name in names],
-        [helper.make_tensor_value_info("out", TensorProto.FLOAT, None)],
-    )
-    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(PLUGIN_DOMAIN, 1)]
-    model = helper.make_model(
-        graph, opset_imports=opsets, functions=[attention_function(with_sinks=case.sinks)], ir_version=11
-    )
-    inlined = onnx.inliner.inline_local_functions(model)
-    return onnxruntime.InferenceSession(inlined.SerializeToString(), providers=["CPUExecutionProvider"])
+    return run(replace(case, k_scale=1.0, v_scale=1.0), feeds)

@@ -71,7 +71,7 @@ def with_creator(creator):
 
 
 def enumerators(name: str) -> dict[str, int]:
-    """Of plugins/tensorrt_abi/interface.h, without their k."""
+    """Enumerators of plugins/tensorrt_abi/interface.h, without their k."""
     header = (REPOSITORY / "plugins" / "tensorrt_abi" / "interface.h").read_text()
     (body,) = re.findall(rf"enum class {name} : int32_t {{(.*?)}};", header, re.DOTALL)
     return {key: int(value) for key, value in re.findall(r"k(\w+) = (\d+)", body)}
@@ -111,37 +111,15 @@ def with_creator(creator):
     ]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("del values['causal']", "field causal: expected, but not given"),
-        ("values['head_dim'] = 80", "field head_dim: expected 64, 96, 128 or 256, found 80"),
-        ("values['num_heads'] = 8.0", "field num_heads: expected int32, found float32"),
-        ("values['paged'] = 1", "field paged: not an attribute of this plugin"),
-    ],
-)
-def test_wrong_fields_make_no_plugin(change: str, message: str) -> None:
-    body = f"""
+def test_a_wrong_field_makes_no_plugin() -> None:
+    """tests/plugins/test_glue.py has all of them."""
+    body = """
 def with_creator(creator):
-    {change}
-    print(creator.create_plugin("layers.1", fields(values), trt.TensorRTPhase.BUILD))
+    print(creator.create_plugin("layers.1", fields(values | {"paged": 1}), trt.TensorRTPhase.BUILD))
 """
     result = in_tensorrt(body)
     assert result.stdout.startswith("None\n")
-    assert f"[dflash_trt] layers.1: {message}\n" in result.stderr
-
-
-def test_an_engine_of_another_format_makes_no_plugin() -> None:
-    body = """
-def with_creator(creator):
-    for version in (2, 3):
-        plugin = creator.create_plugin("layer", fields(values | {"format_version": version}), trt.TensorRTPhase.RUNTIME)
-        print(plugin is not None)
-        del plugin
-"""
-    result = in_tensorrt(body)
-    assert result.stdout.startswith("True\nFalse\n")
-    assert "field format_version: this library reads 2, the engine holds 3" in result.stderr
+    assert "[dflash_trt] layers.1: field paged: not an attribute of this plugin\n" in result.stderr
 
 
 def test_every_node_of_the_graph_makes_a_plugin(draft_dir: Path) -> None:

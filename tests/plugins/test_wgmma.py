@@ -25,18 +25,22 @@ from tests.plugins.cases import (
 )
 from tests.plugins.compare import assert_close
 from tests.plugins.kernel import emulation
-from tests.plugins.kernel.emulation import BF16_BLOCKS, EmulationError, build, build_kernel, once
-from tests.plugins.kernel.oracle import Expected
-from tests.plugins.kernel.oracle import expect as expect_in_float64
+from tests.plugins.kernel.emulation import (
+    BF16_BLOCKS,
+    EmulationError,
+    build,
+    build_kernel,
+    check,
+    check_order,
+    check_out_of_range,
+    once,
+)
+from tests.plugins.kernel.oracle import expect
 from tests.plugins.pages import Pages
-from tests.plugins.tensors import BAD, Tensors, draw, out_of_range
+from tests.plugins.tensors import BAD, draw
 
 CASES = [case for case in (*MANY_ROWS_FP8, *REGULAR, *FEATURES, *CORNER, *PAGED) if wgmma_rows(case)]
 Program = Callable[[Case], Path]
-
-
-def expect(case: Case, tensors: Tensors) -> Expected:
-    return expect_in_float64(case, tensors, rounded_queries=True)
 
 
 @pytest.fixture
@@ -68,37 +72,27 @@ def test_one_case_of_each_cache(case: Case, tmp_path: Path) -> None:
     """What `make test` runs of this kernel."""
     assert case.dtype is BF16
     program = once("wgmma_quick", lambda path: build_kernel(path, 64, 32, formats=BF16_BLOCKS))
-    tensors = draw(case)
-    assert_close(emulation.call(program, tmp_path / "call", case, tensors, ctas=2).out, *expect(case, tensors))
+    check(program, tmp_path / "call", case, ctas=2, rounded_queries=True)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_against_float64(case: Case, program: Program, tmp_path: Path) -> None:
-    tensors = draw(case)
-    assert_close(emulation.call(program(case), tmp_path / "call", case, tensors, ctas=132).out, *expect(case, tensors))
+    check(program(case), tmp_path / "call", case, ctas=132, rounded_queries=True)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("ctas", [1, 2, 3, 5, 8])
 def test_a_gpu_of_any_size(ctas: int, program: Program, tmp_path: Path) -> None:
     """However the context is cut into ranges, and however many requests a range cuts."""
-    tensors = draw(GPT_OSS_FP8)
-    result = emulation.call(program(GPT_OSS_FP8), tmp_path / "call", GPT_OSS_FP8, tensors, ctas=ctas)
-    assert result.plan is not None
-    assert result.plan.ranges == ctas
-    assert_close(result.out, *expect(GPT_OSS_FP8, tensors))
+    config = check(program(GPT_OSS_FP8), tmp_path / "call", GPT_OSS_FP8, ctas=ctas, rounded_queries=True).config
+    assert config is not None
+    assert config.ranges == ctas
 
 
 @pytest.mark.full
 def test_the_order_of_threads_changes_no_bit(program: Program, tmp_path: Path) -> None:
-    tensors = draw(GPT_OSS_FP8)
-    outputs = [
-        emulation.call(program(GPT_OSS_FP8), tmp_path / str(seed), GPT_OSS_FP8, tensors, ctas=5, seed=seed).out
-        for seed in range(4)
-    ]
-    for out in outputs[1:]:
-        assert torch.equal(out.view(torch.int16), outputs[0].view(torch.int16))
+    check_order(program(GPT_OSS_FP8), tmp_path, GPT_OSS_FP8, ctas=5, seeds=4)
 
 
 @pytest.mark.full
@@ -107,29 +101,24 @@ def test_the_order_of_threads_changes_no_bit(program: Program, tmp_path: Path) -
 def test_a_request_out_of_range_is_nan_and_leaves_the_others_alone(
     name: str, value: int, case: Case, program: Program, tmp_path: Path
 ) -> None:
-    tensors = out_of_range(draw(case), name, value)
-    out = emulation.call(program(case), tmp_path / "call", case, tensors).out
-    assert out[1].isnan().all()
-    expected = expect(case, draw(case))
-    for b in (0, 2):
-        assert_close(out[b], expected.output[b], expected.tolerance[b])
+    check_out_of_range(program(case), tmp_path / "call", case, name, value, rounded_queries=True)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("row", [64, 71, 72, 127])
 def test_a_nan_key_reaches_every_query_that_sees_it(row: int, program: Program, tmp_path: Path) -> None:
-    """Those too whose exponential is a polynomial, which clamps; and the step with it ends."""
+    """Even queries whose exponential is a polynomial, which clamps; and the step with it ends."""
     case = replace(GPT_OSS_FP8, context_lengths=(150, 90), sinks=False)
     tensors = draw(case)
     tensors.k_cache[0, 0, row, 0, 5] = torch.nan
     out = emulation.call(program(case), tmp_path / "call", case, tensors, ctas=2).out
     assert out[0].isnan().all()
-    expected = expect(case, draw(case))
+    expected = expect(case, draw(case), rounded_queries=True)
     assert_close(out[1], expected.output[1], expected.tolerance[1])
 
 
 def test_the_polynomial_is_as_near_to_2_to_the_x_as_it_says(faults: Path) -> None:
-    """Of every 64th FP32 number from -126 to 9, relative to the power of 2 itself; clamped beyond."""
+    """Error for every 64th FP32 number from -126 to 9, relative to the power of 2 itself; clamped beyond."""
     worst, *clamped = map(float, emulation.run(faults, "exp2").split())
     assert 0.9e-4 < worst < 1.1e-4
     assert clamped == [0.0, 0.0, 0.0, 0.0, 512.0, 512.0, 512.0]  # -127, -128, -inf, NaN; 9, 1e30, inf
@@ -142,7 +131,8 @@ def test_a_cache_beyond_32_bits(program: Program, tmp_path: Path) -> None:
     far = replace(plane, name="far", L=8, layer=7, slots=6, slot_ids=(5,))
     tensors = draw(plane)
     moved = replace(tensors, slot_ids=torch.tensor(far.slot_of, dtype=torch.int32))
-    assert_close(emulation.call(program(far), tmp_path / "call", far, moved).out, *expect(plane, tensors))
+    expected = expect(plane, tensors, rounded_queries=True)
+    check(program(far), tmp_path / "call", far, tensors=moved, expected=expected)
 
 
 @pytest.fixture

@@ -211,12 +211,12 @@ def test_padding_reads_no_context(
     for B in (4, 3):
         blocks = torch.zeros(B, spec.block_size, spec.hidden_size, dtype=torch.bfloat16)
         positions = torch.zeros(B, spec.block_size, dtype=torch.long)
-        hidden = executor.draft(DraftInputs(blocks, positions, torch.arange(B), torch.full((B,), 5)))
+        hidden = executor.draft(DraftInputs(blocks, positions, torch.arange(B)[:, None], torch.full((B,), 5)))
         assert hidden.shape == blocks.shape
     assert executor._draft is not None
     assert executor._draft.tensors["context_lengths"].tolist() == [5, 5, 5, 0]
     assert executor._draft.tensors["page_table"].tolist() == [[0], [1], [2], [3]]
-    assert executor._draft.tensors["slot_ids"].tolist() == [0, 1, 2, 0]
+    assert executor._draft.tensors["slot_ids"].tolist() == [0, 1, 2, 3]
 
 
 def test_refusals(session: Session, engine: Path) -> None:

@@ -23,8 +23,8 @@ CONTEXT_INPUTS = ("context_pointers", "context_layout", "page_table", "slot_ids"
 
 def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
     """noise_embeds [B, S, H], positions [B, S], context_pointers [L], context_layout [5], page_table [slots, M],
-    slot_ids [B], context_lengths [B] -> hidden [B, S, H], and what a head of the draft's own proposes, as
-    `graph_signatures` has them.
+    slot_ids [B] (rows of the page table), context_lengths [B] -> hidden [B, S, H], and proposals of a head of the
+    draft's own (`graph_signatures`).
 
     The context is read only: the block's own K and V live for this pass and are never stored. Proposals are the rows
     of a block from `first_proposing_row` on.

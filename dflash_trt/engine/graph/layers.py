@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts that both graphs are made of. Shape letters: ... leading axes, H hidden, F MLP width, D head_dim."""
+"""Layers of both graphs. Shape letters: ... leading axes, H hidden, F MLP width, D head_dim."""
 
 from __future__ import annotations
 

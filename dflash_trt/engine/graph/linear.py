@@ -44,7 +44,7 @@ def can_stack(g: GraphBuilder, modules: tuple[str, ...]) -> bool:
 
 def _gemm(g: GraphBuilder, x: str, modules: tuple[str, ...]) -> str:
     weights = [f"{module}.weight" for module in modules]
-    # The name under which calibration finds the modules' input.
+    # Calibration finds the modules' input by this name.
     x = g.named("Identity", x, name=input_name(modules[0]))
     match g.algorithm(modules[0]):
         case None:
@@ -61,12 +61,12 @@ def _gemm(g: GraphBuilder, x: str, modules: tuple[str, ...]) -> str:
 
 
 def input_name(module: str) -> str:
-    """The value that is multiplied with the weights of `module` and of those stacked behind it."""
+    """Name of the value that is multiplied with the weights of `module` and the modules stacked behind it."""
     return f"{module}/input"
 
 
 def _input_scale(g: GraphBuilder, modules: tuple[str, ...]) -> float:
-    """One activation feeds all stacked modules: the widest of their ranges."""
+    """The widest range of the stacked modules, which share one activation."""
     return max(read_scale(g.weights[f"{module}.input_scale"]) for module in modules)
 
 

@@ -62,7 +62,7 @@ class GraphBuilder:
         return name
 
     def output(self, value: str, name: str) -> None:
-        """Makes `value` the output `name` of the signature; one that bears the name already is returned as it is."""
+        """Makes `value` the output `name` of the signature, renaming it if necessary."""
         if value != name:
             self.named("Identity", value, name=name)
         self._used.append(name)
@@ -91,7 +91,7 @@ class GraphBuilder:
         return self.ops("Split", (x, self.constant(sizes)), num_outputs=len(sizes), axis=-1)
 
     def reshape(self, x: str, shape: list[int]) -> str:
-        """`x` in a shape of which one extent may be -1, what is left."""
+        """Reshapes `x`; one extent may be -1."""
         return self.op("Reshape", x, self.constant(shape))
 
     def weight(self, name: str) -> str:
@@ -163,7 +163,7 @@ def _value_info(port: Port) -> onnx.ValueInfoProto:
 
 
 def prune(graph: onnx.GraphProto) -> None:
-    """Removes nodes and initializers of which nothing is read; of the latter onnxruntime warns one by one."""
+    """Removes unused nodes and initializers; onnxruntime warns about each of the latter."""
     read = {value.name for value in graph.output}
     nodes: list[onnx.NodeProto] = []
     for node in reversed(graph.node):

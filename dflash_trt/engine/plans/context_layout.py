@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a context lies, as draft.onnx takes it: addresses and strides, so that whoever owns the memory keeps it."""
+"""A context as draft.onnx takes it: addresses and strides of memory that the caller owns."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class ContextLayout(NamedTuple):
     """The inputs context_pointers and context_layout (docs/kv_injection.md)."""
 
     pointers: tuple[int, ...]
-    """[L], of the first page's K."""
+    """[L]: addresses of the first page's K."""
     page_size: int
     page_stride: int
-    """In bytes, as all strides: from a page to the next of one layer."""
+    """From a page to the next of one layer; all strides are in bytes."""
     kv_stride: int
     row_stride: int
     head_stride: int
 
     @classmethod
     def of_caches(cls, k_cache: Tensor, v_cache: Tensor) -> ContextLayout:
-        """Of K and V [pages, L, rows, G, D]; a dense cache's page is a slot."""
+        """Layout of K and V [pages, L, rows, G, D]; a dense cache has one page a slot."""
         page, layer, row, head, _ = (stride * k_cache.itemsize for stride in k_cache.stride())
         first, L = k_cache.data_ptr(), k_cache.shape[1]
         pointers = tuple(range(first, first + L * layer, layer))
@@ -36,14 +36,14 @@ class ContextLayout(NamedTuple):
 
     @classmethod
     def of_layers(cls, layers: Sequence[Tensor]) -> ContextLayout:
-        """Of views [pages, 2, G, rows, D], one for each layer, whose strides are the same."""
+        """Layout of views [pages, 2, G, rows, D], one a layer, with equal strides."""
         page, kv, head, row, _ = (stride * layers[0].itemsize for stride in layers[0].stride())
         return cls(tuple(layer.data_ptr() for layer in layers), layers[0].shape[3], page, kv, row, head)
 
     def check(self, num_pages: int) -> None:
-        """Raises EngineError for what the plugin follows in no page table of `num_pages` columns.
+        """Raises EngineError for a layout that the plugin rejects with a page table of `num_pages` columns.
 
-        It could only answer NaN: layouts are on the GPU.
+        The plugin itself could only answer NaN: layouts are on the GPU.
         """
         sizes = PAGE_SIZES if num_pages > 1 else range(1, MAX_CONTEXT + 1)
         if self.page_size not in sizes:

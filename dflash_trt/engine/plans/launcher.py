@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a drafter's work is queued: a CUDA stream and the CUDA graphs on it."""
+"""The CUDA stream that a drafter's work is queued on, and its CUDA graphs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 class Launcher(Protocol):
-    """Runs work in order, behind what the caller has queued and before what it queues next."""
+    """Runs work in order on the caller's current stream."""
 
     @property
     def device(self) -> torch.device:
@@ -23,7 +23,7 @@ class Launcher(Protocol):
         """cudaStream_t."""
 
     def queued(self) -> AbstractContextManager[None]:
-        """Within, torch's own operations are queued here as well."""
+        """Context in which torch's own operations are queued here as well."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """Runs `work` once, then returns a call that repeats it on the same addresses."""
@@ -33,7 +33,7 @@ class CudaLauncher:
     """A stream of its own: TensorRT would synchronise on the default stream."""
 
     def __init__(self, device: torch.device) -> None:
-        """Touches no GPU yet: whether there is one is found out later, and said in one line."""
+        """Touches no GPU yet: a missing one is reported later, in one line."""
         self.device = device
 
     @cached_property
@@ -47,7 +47,7 @@ class CudaLauncher:
 
     @contextmanager
     def queued(self) -> Iterator[None]:
-        """Orders the stream behind the caller's, and the caller's behind it."""
+        """Makes the stream wait for the caller's, and the caller's for it afterwards."""
         caller = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(caller)
         with torch.cuda.stream(self._stream):
@@ -55,7 +55,7 @@ class CudaLauncher:
         caller.wait_stream(self._stream)
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Captures a CUDA graph; the run before it lets TensorRT and kernels set themselves up."""
+        """Captures a CUDA graph after one run in which TensorRT and kernels initialise."""
         with self.queued():
             work()
         self._stream.synchronize()
@@ -66,7 +66,7 @@ class CudaLauncher:
 
 
 class CurrentStreamLauncher:
-    """Torch's current stream: TensorRT-LLM's executor captures CUDA graphs of its own around what is queued there."""
+    """Torch's current stream, on which TensorRT-LLM's executor captures CUDA graphs of its own."""
 
     @cached_property
     def device(self) -> torch.device:
@@ -79,10 +79,10 @@ class CurrentStreamLauncher:
         return int(torch.cuda.current_stream(self.device).cuda_stream)
 
     def queued(self) -> AbstractContextManager[None]:
-        """Nothing to order: it is the caller's stream."""
+        """An empty context: this is the caller's stream."""
         return nullcontext()
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """`work` itself, after a first run that lets TensorRT and the plugin set themselves up outside any capture."""
+        """`work` itself, after a first run in which TensorRT and the plugin initialise outside any capture."""
         work()
         return work

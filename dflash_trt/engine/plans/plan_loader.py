@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the plan files of an engine directory to plans that run on this machine, whole or in segments."""
+"""Loads the plan files of an engine directory to run on this machine, whole or in segments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DTYPES = {
 
 
 class PlanLoader:
-    """TensorRT with the plugin registered where a plan needs it, once all plans are known to fit this machine."""
+    """TensorRT with the plugin that plans need, after all plans were checked against this machine."""
 
     def __init__(self, directory: Path, manifest: Manifest, launcher: Launcher) -> None:
         """Raises MissingDependencyError without GPU, TensorRT or plugin, EngineError for plans of another machine."""
@@ -52,8 +52,8 @@ class PlanLoader:
     ) -> PlanRunner:  # fmt: skip
         """The plan of the graph `name`, whose calls differ in `axis`, with inputs and outputs for its largest profile.
 
-        Those in `cached`, which have no `axis`, and in `given` are there already. Raises EngineError when TensorRT
-        refuses the plan or one of them.
+        Uses the tensors in `cached`, which have no `axis`, and in `given`, and allocates the others. Raises EngineError
+        when TensorRT refuses the plan or a tensor.
         """
         graph, plan = self._manifest.graphs[name], self._manifest.plans[name]
         largest = {axis: size.max for axis, size in plan.profiles[-1].items()}
@@ -78,7 +78,7 @@ class PlanLoader:
 
 
 class SegmentedPlan:
-    """In the place of a PlanRunner for the whole draft graph: same tensors, same sizes."""
+    """The draft graph in segments with all-reduces between them; has the interface of PlanRunner."""
 
     def __init__(
         self, loader: PlanLoader, num_layers: int, cached: Mapping[str, Tensor], all_reduce: AllReduce
@@ -91,7 +91,7 @@ class SegmentedPlan:
         workspace = Workspace()
         for i in range(num_segments(num_layers)):
             given = dict(self.tensors)
-            if i >= 2:  # the stream goes to and fro between two buffers
+            if i >= 2:  # the residual stream alternates between two buffers
                 given |= {new: given[old] for old, new in zip(stream_names(i - 1), stream_names(i + 1), strict=True)}
             plan = loader.load(segment_name(i), "B", cached, given, workspace)
             self._plans.append(plan)

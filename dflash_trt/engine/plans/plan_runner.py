@@ -18,23 +18,22 @@ from dflash_trt.files.command import quoted
 
 
 class Workspace:
-    """Scratch memory that plans share, as large as the largest needs; they refer to what was there when they came."""
+    """Scratch memory that plans share; grows to the largest need, and a plan keeps what it was given."""
 
     def __init__(self) -> None:
         self._memory: Tensor | None = None
 
     def of(self, num_bytes: int, device: torch.device) -> Tensor:
-        """At least so much of it."""
+        """Scratch memory of at least `num_bytes`."""
         if self._memory is None or self._memory.nbytes < num_bytes:
             self._memory = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         return self._memory
 
 
 class PlanRunner:
-    """One plan; for each of its profiles, whose leading axis is fixed, a context and a CUDA graph.
+    """One plan, with a context and a CUDA graph for each of its profiles, whose leading axis is fixed.
 
-    All of them read and write the same tensors, as many leading rows as their profile has. One call runs at a
-    time, so the contexts share one workspace, too.
+    All use the leading rows of the same tensors. One call runs at a time, so the contexts share one workspace, too.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class PlanRunner:
         self._calls[bisect_left(self.sizes, rows)]()
 
     def close(self) -> None:
-        """Frees the plan now: its calls refer to it, so that only Python's garbage collector would, some time later."""
+        """Frees the plan now; in its reference cycles it would wait for Python's garbage collector."""
         self._calls.clear()
         self._contexts.clear()
         self.tensors = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two graphs as TensorRT plans: one launch for each size, everything bound once. Not yet run with libnvinfer."""
+"""The two graphs as TensorRT plans: one launch a call, everything bound once. Not yet run with libnvinfer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TensorRTExecutor:
     ) -> None:
         """`manifest` is that of `directory`, read and checked by `read_manifest`.
 
-        Of a shard, `all_reduce` adds up what the ranks have. Raises EngineError without plans.
+        A shard needs an `all_reduce`. Raises EngineError without plans.
         """
         for name in manifest.graphs:
             if name not in manifest.plans:
@@ -37,7 +37,7 @@ class TensorRTExecutor:
                     f"{directory}: expected {name}.plan, found an engine for ONNX Runtime only",
                     hint=f"on the GPU machine: dflash-trt build --plans-for {quoted(directory)}",
                 )
-        assert (manifest.shard is None) == (all_reduce is None), "who shares a drafter adds up"
+        assert (manifest.shard is None) == (all_reduce is None), "a shard needs an all_reduce"
         self._all_reduce = all_reduce
         # The graph that takes the block.
         self._first = manifest.plans["draft" if all_reduce is None else segment_name(0)]
@@ -48,21 +48,22 @@ class TensorRTExecutor:
         self._loader: PlanLoader | None = None
         self._context: PlanRunner | None = None
         self._draft: PlanRunner | SegmentedPlan | None = None
-        self._table: Tensor | None = None  # ours, of bound caches; a pool has one of its own
 
     @property
     def device(self) -> torch.device:
-        """Torch's current GPU: TensorRT loads a plan onto that one."""
+        """Torch's current GPU, onto which TensorRT loads a plan."""
         return self._launcher.device
 
     def cache_rows(self, num_slots: int) -> int:
-        """What the plans were asked to serve. Raises EngineError for more slots than the draft plan was built for."""
+        """max_seq_len of the plans. Raises EngineError for more slots than the draft plan was built for."""
         self._check_slots(num_slots)
         return (self._manifest.plan_options or PlanOptions()).max_seq_len
 
     def check(self) -> None:
-        """Reads no plan. Raises MissingDependencyError without GPU, TensorRT or plugin, EngineError when the plans were
-        built for another machine or TensorRT.
+        """Checks the plans without reading them.
+
+        Raises MissingDependencyError without GPU, TensorRT or plugin, EngineError when the plans were built for another
+        machine or TensorRT.
         """
         self._loader = self._loader or PlanLoader(self._directory, self._manifest, self._launcher)
 
@@ -73,35 +74,32 @@ class TensorRTExecutor:
         self._context = self._context or self._loader.load("context", "T", {})
 
     def bind(self, k_cache: Tensor, v_cache: Tensor) -> None:
-        """Tells the draft plan where these caches lie; a call says which pages its blocks have."""
+        """Passes the caches' addresses and strides to the draft plan."""
         is_paged = k_cache.shape[2] == TOKENS_PER_PAGE  # else a page is a slot
-        shape = (
-            self._first.profiles[-1]["B"].max,
-            num_pages_for(self.cache_rows(1)) if is_paged else 1,
-        )
-        if self._table is None or self._table.shape != shape:
-            self._table = torch.zeros(shape, dtype=torch.int32, device=self.device)
-        self._bind(ContextLayout.of_caches(k_cache, v_cache), self._table)
+        max_pages = num_pages_for(self.cache_rows(1)) if is_paged else 1
+        self._bind(ContextLayout.of_caches(k_cache, v_cache), max_pages)
 
-    def bind_pool(self, layers: Sequence[Tensor], page_table: Tensor) -> None:
-        """Tells the draft plan where the pool lies; it reads the page table where that is."""
-        self._check_slots(len(page_table))
-        self._table = None
-        self._bind(ContextLayout.of_layers(layers), page_table)
+    def bind_pool(self, layers: Sequence[Tensor], max_pages: int) -> None:
+        """Passes the pool's addresses and strides to the draft plan."""
+        self._bind(ContextLayout.of_layers(layers), max_pages)
 
-    def _bind(self, context: ContextLayout, page_table: Tensor) -> None:
-        """The plan's calls stay as they are where only addresses and strides are others."""
+    def _bind(self, context: ContextLayout, max_pages: int) -> None:
+        """Loads the draft plan, or only updates addresses and strides where the page table keeps its shape."""
         assert self._loader is not None, "load comes first"
-        context.check(page_table.shape[1])
+        context.check(max_pages)
         values = {"context_pointers": context.pointers, "context_layout": context.layout}
         tensors = {name: torch.tensor(value, device=self.device) for name, value in values.items()}
-        if self._draft is not None and self._draft.tensors["page_table"] is page_table:
+        shape = (self._first.profiles[-1]["B"].max, max_pages)
+        if self._draft is not None and self._draft.tensors["page_table"].shape == shape:
             with self._launcher.queued():
                 for name, value in tensors.items():
                     self._draft.tensors[name].copy_(value)
-        else:
-            self._close()
-            self._draft = self._load_draft(self._loader, {**tensors, "page_table": page_table})
+            return
+        self._close()
+        tensors["page_table"] = torch.zeros(shape, dtype=torch.int32, device=self.device)
+        self._draft = self._load_draft(self._loader, tensors)
+        rows = self._draft.tensors["slot_ids"]  # block b's pages are row b of the page table
+        rows.copy_(torch.arange(len(rows), device=self.device))
 
     def _load_draft(self, loader: PlanLoader, cached: Mapping[str, Tensor]) -> PlanRunner | SegmentedPlan:
         if self._all_reduce is None:
@@ -109,9 +107,8 @@ class TensorRTExecutor:
         return SegmentedPlan(loader, self._manifest.draft.num_layers, cached, self._all_reduce)
 
     def release(self) -> None:
-        """Drops the draft plan with what it was loaded for: two of either need not fit the GPU."""
+        """Drops the draft plan, as two plans or two caches need not fit the GPU."""
         self._close()
-        self._table = None
 
     def _close(self) -> None:
         if self._draft is not None:
@@ -151,10 +148,8 @@ class TensorRTExecutor:
         most = draft.sizes[-1]
         with self._launcher.queued():
             parts = [
-                _draft_part(
-                    draft, DraftInputs(*(tensor[begin : begin + most] for tensor in inputs)), outputs, self._table
-                )
-                for begin in range(0, len(inputs.slot_ids), most)
+                _draft_part(draft, DraftInputs(*(tensor[begin : begin + most] for tensor in inputs)), outputs)
+                for begin in range(0, len(inputs.page_ids), most)
             ]
             return parts[0] if len(parts) == 1 else [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
 
@@ -184,18 +179,12 @@ class TensorRTExecutor:
 
 
 def _draft_part(
-    draft: PlanRunner | SegmentedPlan, inputs: DraftInputs, outputs: Mapping[str, torch.dtype], table: Tensor | None
+    draft: PlanRunner | SegmentedPlan, inputs: DraftInputs, outputs: Mapping[str, torch.dtype]
 ) -> list[Tensor]:
-    """`table` is the page table where it is ours: it takes each block's pages."""
-    B, tensors = len(inputs.slot_ids), draft.tensors
-    if table is not None:
-        pages = inputs.slot_ids.view(B, -1)
-        table[:B, : pages.shape[1]].copy_(pages)
-        inputs = inputs._replace(slot_ids=torch.arange(B, device=table.device))
-    for name, value in inputs._asdict().items():
-        tensors[name][:B].copy_(value)
-    if padding := draft.padding(B):
-        for name in ("slot_ids", "context_lengths"):  # rows without context cost no reading of the cache
-            tensors[name][B : B + padding].zero_()
+    B, tensors = len(inputs.page_ids), draft.tensors
+    tensors["page_table"][:B, : inputs.page_ids.shape[1]].copy_(inputs.page_ids)
+    for name in ("noise_embeds", "positions", "context_lengths"):
+        tensors[name][:B].copy_(getattr(inputs, name))
+    tensors["context_lengths"][B : B + draft.padding(B)].zero_()  # blocks without context read no cache
     draft.run(B)
     return [tensors[name][:B].to(dtype, copy=True) for name, dtype in outputs.items()]

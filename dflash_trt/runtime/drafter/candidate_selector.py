@@ -144,7 +144,7 @@ class CandidateSelector(CandidateScorer):
 
     @classmethod
     def read(cls, engine: Path, spec: DraftSpec, device: torch.device) -> CandidateSelector | None:
-        """That of the directory `engine`; None for a draft without. On a CPU the codebooks stay in the file."""
+        """The selector of the directory `engine`; None for a draft without. On a CPU the codebooks stay in the file."""
         if spec.candidate_selector is None:
             return None
         names = ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")

@@ -31,14 +31,14 @@ class Drafter:
         embedding: DraftEmbedding | None = None,
         scorer: CandidateScorer | None = None,
     ) -> None:
-        """`cache` is the one that `executor` is bound to; `embedding` and `scorer` what the draft has of its own."""
+        """`executor` is bound to `cache`; `embedding` and `scorer` are the draft's own, if it has any."""
         self.executor = executor
         self.spec = spec
         self.cache = cache
         self.embedding = embedding or DraftEmbedding(spec.mask_token_id)
         self.scorer = scorer
         self.cache_bytes_per_token = cache.bytes_per_token
-        """What one context row of one slot takes."""
+        """Bytes of one context row of one slot."""
 
     @classmethod
     def open(
@@ -58,11 +58,11 @@ class Drafter:
         return cls(executor, spec, cache, embedding, scorer)
 
     def claim(self, user: object) -> bool:
-        """Whether nobody but `user` has written pages since it last claimed them; from now on they are its own."""
+        """Claims the pages; whether only `user` has written since its last claim."""
         return self.cache.table.claim(user)
 
     def reserve(self, slot: int, pages: Sequence[int], num_rows: int) -> None:
-        """The pages of an empty slot's context; its first `num_rows` rows are in them already."""
+        """Gives an empty slot its pages, which hold its first `num_rows` rows already."""
         self.cache.reserve(slot, pages, num_rows)
 
     def inject(self, slots: Sequence[int], num_rows: Sequence[int], taps: Tensor) -> None:
@@ -110,23 +110,19 @@ class Drafter:
         return self.scorer.lattice(hidden, anchors, ids, logits)
 
     def inputs(self, slots: Sequence[int], noise_embeds: Tensor) -> DraftInputs:
-        """What `draft` gives the executor."""
+        """Inputs of the executor for the slots' blocks."""
         lengths = [self.cache.lengths[slot] for slot in slots]
-        slot_ids = self.cache.slot_ids(slots, max(lengths))
+        page_ids = self.cache.page_ids(slots, max(lengths))
         blocks = [[*range(length, length + self.spec.block_size)] for length in lengths]
-        positions, ids, context_lengths = (np.array(each, dtype=np.int32) for each in (blocks, slot_ids, lengths))
-        ids = ids[:, 0] if ids.shape[1] == 1 else ids
-        return DraftInputs(noise_embeds, *self._upload(positions, ids, context_lengths))
+        arrays = (np.array(each, dtype=np.int32) for each in (blocks, page_ids, lengths))
+        return DraftInputs(noise_embeds, *self._upload(*arrays))
 
     def release(self, slot: int) -> None:
         """Empties a slot's context."""
         self.cache.release(slot)
 
     def _upload(self, *arrays: npt.NDArray[np.int32]) -> Iterator[Tensor]:
-        """Each on the device, in one copy.
-
-        The host does not wait: torch keeps pinned memory until it is copied.
-        """
+        """The arrays on the device, in one copy; the host does not wait, as torch keeps pinned memory until then."""
         if self.executor.device.type == "cpu":
             return map(torch.from_numpy, arrays)
         flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays])).pin_memory()

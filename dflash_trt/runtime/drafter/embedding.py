@@ -28,7 +28,7 @@ class DraftEmbedding:
 
     @classmethod
     def read(cls, engine: Path, spec: DraftSpec, device: torch.device) -> DraftEmbedding:
-        """That of the directory `engine`, in the dtype it has there; on a CPU it stays in the file."""
+        """The embedding of the directory `engine`, in its stored dtype; on a CPU it stays in the file."""
         wanted = {EMBEDDING: spec.own_embedding, MASK_EMBEDDING: spec.mask_embedding}
         tensors = _read(engine / SINGLE, [name for name, has_it in wanted.items() if has_it], device)
         return cls(spec.mask_token_id, tensors.get(EMBEDDING), tensors.get(MASK_EMBEDDING))
@@ -36,7 +36,7 @@ class DraftEmbedding:
     def blocks(self, anchors: Tensor, block_size: int, borrowed: Embed) -> Tensor:
         """Embeddings [B, S, H] of the blocks [anchor, mask, mask, ...] of token ids `anchors` [B] int64.
 
-        The next call overwrites them: what the masks have is made once, by the first `borrowed`.
+        The next call overwrites them: the mask rows are computed once, by the first `borrowed`.
         """
         if self._blocks is None or len(self._blocks) < len(anchors):
             masks = self.rows(torch.full((len(anchors), block_size), self._mask_token_id), borrowed)

@@ -36,12 +36,12 @@ class MarkovScorer(CandidateScorer):
 
     @classmethod
     def read(cls, engine: Path, spec: DraftSpec, device: torch.device) -> MarkovScorer:
-        """Those of the directory `engine`. On a CPU the tables stay in the file."""
+        """The heads of the directory `engine`. On a CPU the tables stay in the file."""
         with safe_open(engine / SINGLE, framework="pt", device=str(device)) as tensors:
             return cls(spec, {name: tensors.get_tensor(name) for name in spec.dspark_shapes()})
 
     def lattice(self, hidden: Tensor, anchors: Tensor, ids: Tensor, logits: Tensor) -> Candidates:
-        """With the survival of its paths, where there is a confidence head."""
+        """The lattice, with the survival of its paths where there is a confidence head."""
         lattice = super().lattice(hidden, anchors, ids, logits)
         if f"{CONFIDENCE}.proj.weight" not in self._linear:
             return lattice
@@ -66,7 +66,7 @@ class MarkovScorer(CandidateScorer):
 
 
 def read_scorer(engine: Path, spec: DraftSpec, device: torch.device) -> CandidateScorer | None:
-    """What scores candidates of the draft in the directory `engine`; None where nothing does."""
+    """The candidate scorer of the draft in the directory `engine`; None for a draft without."""
     return (
         CandidateSelector.read(engine, spec, device)
         if spec.markov_head is None

@@ -22,7 +22,7 @@ NUMPY_TYPES = {torch.float32: np.float32, torch.int32: np.int32}
 TOKEN_IDS = ("token_ids", "candidate_ids")
 """Outputs that are INT32; all others are FLOAT."""
 MAX_SIZES = 512
-"""That stay bound: numbers of rows, and of pages."""
+"""Combinations of row and page counts that stay bound."""
 
 
 class OnnxExecutor:
@@ -45,7 +45,7 @@ class OnnxExecutor:
         self._bound: dict[str, BoundGraph] = {}
 
     def cache_rows(self, num_slots: int) -> None:
-        """None."""
+        """None: graphs on ONNX Runtime have no such limit."""
 
     def load(self) -> None:
         """Creates both sessions.
@@ -60,11 +60,11 @@ class OnnxExecutor:
                 self._bound[name] = BoundGraph(self._sessions[name], self.device)
 
     def bind(self, k_cache: Tensor, v_cache: Tensor) -> None:
-        """Reads the caches where they lie: what their owner writes into them is seen."""
+        """Reads the caches in place, so later writes of their owner are seen."""
         self._bound["draft"].share(k_cache=k_cache, v_cache=v_cache)
 
-    def bind_pool(self, layers: Sequence[Tensor], page_table: Tensor) -> None:
-        """Not here: standard operators follow no pointers."""
+    def bind_pool(self, layers: Sequence[Tensor], max_pages: int) -> None:
+        """Raises EngineError: standard operators follow no pointers."""
         raise EngineError(
             "ONNX Runtime: expected a context cache of its own, found a pool of pages",
             hint="build plans: dflash-trt build --plans-for DIR",
@@ -111,7 +111,7 @@ class OnnxExecutor:
 
 
 class _Bound(NamedTuple):
-    """What a graph is run with at one size."""
+    """The binding of a graph for one size."""
 
     binding: onnxruntime.IOBinding
     inputs: list[Tensor]
@@ -121,7 +121,7 @@ class _Bound(NamedTuple):
 class BoundGraph:
     """A session whose inputs and outputs lie in torch's memory.
 
-    Binding costs more than copying what a step brings, so each size is bound once; all sizes share the memory.
+    Binding costs more than copying a step's inputs, so each size is bound once; all sizes share the memory.
     """
 
     def __init__(self, session: onnxruntime.InferenceSession, device: torch.device) -> None:
@@ -130,13 +130,13 @@ class BoundGraph:
         self.forget()
 
     def forget(self) -> None:
-        """Lets go of all memory."""
+        """Releases all memory."""
         self._shared: dict[str, Tensor] = {}
         self._own: dict[str, Tensor] = {}
         self._bound: dict[tuple[object, ...], _Bound] = {}
 
     def share(self, **tensors: Tensor) -> None:
-        """Inputs that are read where they lie, from now on."""
+        """Reads these inputs in place from now on."""
         self._shared |= tensors
         self._bound.clear()
 

@@ -17,12 +17,7 @@ CUDA_PROVIDER = "CUDAExecutionProvider"
 
 
 def open_drafter(
-    engine: Path,
-    manifest: Manifest,
-    *,
-    num_slots: int = 1,
-    device: str = "cpu",
-    expose: Sequence[str] = (),
+    engine: Path, manifest: Manifest, *, num_slots: int = 1, device: str = "cpu", expose: Sequence[str] = ()
 ) -> Drafter:
     """The drafter of the directory `engine` with `manifest`, loaded, with a context for each of `num_slots`.
 
@@ -38,10 +33,10 @@ def open_drafter(
 
 
 def choose_executor(engine: Path, manifest: Manifest, *, device: str = "cpu", expose: Sequence[str] = ()) -> Executor:
-    """What executes the graphs of the directory `engine` on `device`, which is cpu, cuda or cuda:N; not yet loaded.
+    """The executor of the directory `engine` on `device`, which is cpu, cuda or cuda:N; not yet loaded.
 
     `expose` names values inside draft.onnx that it can return besides the hidden states; plans have none.
-    Raises MissingDependencyError where nothing here runs them on `device`, with what each way lacks, EngineError for a
+    Raises MissingDependencyError where nothing here runs them on `device`, with the reasons, EngineError for a
     shard.
     """
     if manifest.shard is not None:
@@ -68,7 +63,7 @@ def choose_executor(engine: Path, manifest: Manifest, *, device: str = "cpu", ex
 
 
 def _provider_lacking() -> str | None:
-    """What keeps ONNX Runtime from CUDA."""
+    """Why ONNX Runtime cannot use CUDA; None if it can."""
     try:
         import onnxruntime
     except ImportError:
@@ -79,7 +74,7 @@ def _provider_lacking() -> str | None:
 
 
 def _plans_lacking(manifest: Manifest, expose: Sequence[str]) -> str | None:
-    """What keeps the directory's plans from running here, as far as that shows without loading them."""
+    """Why the directory's plans cannot run here, as far as shown without loading them; None if nothing does."""
     if any(graph not in manifest.plans for graph in GRAPHS):
         return "the engine has no TensorRT plans"
     if expose:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a drafter proposes behind an anchor, and with what it draws that."""
+"""Proposals behind an anchor, and the parameters that draw them."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ if TYPE_CHECKING:
 
 
 class Draw(NamedTuple):
-    """What the proposals of one block are drawn with."""
+    """Sampling parameters of one block's proposals."""
 
     params: _C.SamplerParams
-    """Temperature and seed of it; filters and penalties are the target's alone, as in z-lab's dflash 0.1.0."""
+    """Only temperature and seed are used; filters and penalties are the target's, as in z-lab's dflash 0.1.0."""
     position: int
-    """The output position of the first."""
+    """Output position of the first proposal."""
 
 
 class Proposals(NamedTuple):
-    """What is proposed behind one anchor, K tokens."""
+    """K tokens proposed behind one anchor."""
 
     token_ids: list[int]
     candidate_ids: NDArray[np.int64] | None = None
-    """[K, k], of proposals that were drawn; None where each was certain."""
+    """[K, k], the candidates of proposals that were drawn; None for greedy ones."""
     probabilities: NDArray[np.float64] | None = None
-    """[K, k]: with which each candidate was drawn, given those drawn before it."""
+    """[K, k]: probability of each candidate, given the tokens drawn before it."""
     survival: list[float] | None = None
-    """[K], never rising: how likely, by the draft, each is accepted with all before it; None where it does not say."""
+    """[K], never rising: the draft's estimate that each token is accepted with all before it; None without one."""
 
     def first(self, count: int) -> Proposals:
-        """The first `count` of them."""
+        """The first `count` proposals."""
         ids, q, survival = self.candidate_ids, self.probabilities, self.survival
         return Proposals(
             self.token_ids[:count],

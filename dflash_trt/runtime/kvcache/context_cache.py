@@ -24,22 +24,22 @@ class ContextCache:
     def __init__(
         self, spec: DraftSpec, num_slots: int, num_rows: int | None, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """With `num_rows` a slot has room for no more, and the pages of all slots are there from the beginning."""
+        """With `num_rows` a slot holds at most that many, and all pages are allocated at once."""
         self._num_rows = num_rows
         num_pages = num_slots * num_pages_for(num_rows) if num_rows else max(FIRST_PAGES, num_slots)
         shape = (num_pages, spec.num_layers, TOKENS_PER_PAGE, spec.num_key_value_heads, spec.head_dim)
-        # First, because numbers of slots beyond all memory are refused here.
+        # First, because it refuses more slots than memory holds.
         self.k, self.v = zeros(shape, dtype, device), zeros(shape, dtype, device)
         self.table = PageTable(num_slots)
 
     @property
     def lengths(self) -> list[int]:
-        """Rows that each slot holds."""
+        """Number of rows in each slot."""
         return self.table.lengths
 
     @property
     def bytes_per_token(self) -> int:
-        """What one row of one slot takes."""
+        """Bytes of one row of one slot."""
         return self.k[0, :, 0].nbytes + self.v[0, :, 0].nbytes
 
     def rows(self, slot: int) -> tuple[Tensor, Tensor]:
@@ -50,13 +50,13 @@ class ContextCache:
 
     @torch.inference_mode()
     def reserve(self, slot: int, pages: Sequence[int], num_rows: int) -> None:
-        """The pages of an empty slot's rows; the first `num_rows` rows are in them already."""
+        """Gives an empty slot its pages, which hold its first `num_rows` rows already."""
         self._clear(self.table.reserve(slot, pages, num_rows))
 
     def extend(self, slots: Sequence[int], num_rows: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-        """Lengthens the slots; of each new row its position, page and row in that. `k` and `v` may be new tensors.
+        """Lengthens the slots; position, page and row in the page of each new row. May replace `k` and `v`.
 
-        RequestError when one would overflow.
+        Raises RequestError when a slot would overflow.
         """
         size = TOKENS_PER_PAGE
         for slot, count in zip(slots, num_rows, strict=True):
@@ -79,7 +79,7 @@ class ContextCache:
         return positions, pages, [position % size for position in positions]
 
     def write(self, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
-        """Puts rows k, v [T, L, G, D] where `pages` and the rows in them [T] INT32 say, which `extend` gave."""
+        """Writes rows k, v [T, L, G, D] to `pages` and the `offsets` in them, [T] INT32, as `extend` returns them."""
         tensors = (k, v, pages, offsets, self.k, self.v)
         if not self.k.is_cuda:
             if self.k.dtype == torch.float32:  # NumPy's cross over in half the time
@@ -93,8 +93,8 @@ class ContextCache:
             for cache, rows in ((self.k, k), (self.v, v)):
                 _bytes(cache)[pages, :, offsets] = _bytes(rows)
 
-    def slot_ids(self, slots: Sequence[int], num_rows: int) -> list[list[int]]:
-        """slot_ids [B, M] of draft.onnx for up to `num_rows` rows a slot; a shorter one repeats a page of its own."""
+    def page_ids(self, slots: Sequence[int], num_rows: int) -> list[list[int]]:
+        """Pages [B, M] that hold up to `num_rows` rows of each slot; a shorter slot repeats its first page."""
         num_pages = max(1, num_pages_for(num_rows))
         slot_pages = []
         for slot in slots:
@@ -102,13 +102,13 @@ class ContextCache:
             slot_pages.append(pages + pages[:1] * (num_pages - len(pages)))
         return slot_pages
 
-    @torch.inference_mode()  # as whoever lets it grow
+    @torch.inference_mode()
     def release(self, slot: int) -> None:
         """Empties a slot."""
         self.table.release(slot)
 
     def _clear(self, pages: Sequence[int]) -> None:
-        """Zeros, because a masked row still takes part as 0 * value, and 0 * NaN is NaN."""
+        """Fills pages with zeros: a masked row still counts as 0 * value, and 0 * NaN is NaN."""
         for page in pages:
             for cache in (self.k, self.v):
                 _bytes(cache[page]).zero_()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pages hold each slot's sequence: TensorRT-LLM's block offsets [slots, max_pages], as lists.
+"""The pages of each slot's sequence: TensorRT-LLM's block offsets [slots, max_pages], as lists.
 
 Page p is rows p * TOKENS_PER_PAGE and on of each layer's K and V, of target and drafter alike.
 """
@@ -15,7 +15,7 @@ from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 class PageTable:
     """The pages of each slot's sequence, in order, and how many tokens it has.
 
-    A slot gets its pages from `reserve`, or takes free ones as it grows: then nobody else may share the cache.
+    A slot gets its pages from `reserve`, or takes free ones as it grows, which needs the cache for itself.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -29,7 +29,7 @@ class PageTable:
         self._user: object = None
 
     def claim(self, user: object) -> bool:
-        """Whether nobody but `user` has written since it last claimed the pages; from now on they are its own."""
+        """Claims the pages; whether only `user` has written since its last claim."""
         was_there = self._user is user
         self._user = user
         return was_there
@@ -37,8 +37,7 @@ class PageTable:
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> list[int]:
         """Gives an empty slot its `pages`, the first of which hold its first `num_tokens` tokens, whole pages of them.
 
-        Returns those of the others that must become zeros: a masked row still takes part as 0 * value, and 0 * NaN is
-        NaN.
+        Returns the other pages that need clearing: a masked row still counts as 0 * value, and 0 * NaN is NaN.
         """
         assert not self.lengths[slot], f"slot {slot} is not empty"
         assert num_tokens % TOKENS_PER_PAGE == 0, "a page that is not full has one owner"
@@ -48,7 +47,7 @@ class PageTable:
         return self._stale(pages[num_tokens // TOKENS_PER_PAGE :])
 
     def cover(self, slot: int, num_tokens: int) -> list[int]:
-        """Makes room for `num_tokens` more tokens in a slot; pages that must become zeros before."""
+        """Makes room for `num_tokens` more tokens in a slot; returns the pages that need clearing before."""
         pages, end = self.pages[slot], self.lengths[slot] + num_tokens
         missing = num_pages_for(end) - len(pages)
         stale: list[int] = []

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 FIRST_PAGES = 16
-"""That a cache has room for before it grows."""
+"""Pages that a new cache has room for."""
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -14,7 +14,7 @@ from dflash_trt.runtime.kvcache.page_tensor import FIRST_PAGES, grown, zeros
 
 
 class SlotCache:
-    """K and V of each layer as [G, pages, ...]: a KV head's pages lie together, in the form that attention wants."""
+    """K and V of each layer as [G, pages, ...]: a KV head's pages lie together, as attention reads them."""
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
         self.table = PageTable(num_slots)
@@ -23,7 +23,7 @@ class SlotCache:
 
     @property
     def bytes_per_token(self) -> int:
-        """Of one sequence, over the layers that have seen a token."""
+        """Bytes of a token in one sequence, over the layers that have seen one."""
         caches = (cache for layer in self._layers.values() for cache in layer)
         return sum(cache[:, 0].numel() * cache.element_size() for cache in caches) // TOKENS_PER_PAGE
 
@@ -43,7 +43,7 @@ class SlotCache:
 
     @torch.inference_mode()
     def clear(self, pages: Sequence[int]) -> None:
-        """Makes zeros of pages that others have written."""
+        """Zeroes pages that others have written."""
         if pages:
             index = torch.tensor(pages, device=self._device)
             for cache in (cache for layer in self._layers.values() for cache in layer):

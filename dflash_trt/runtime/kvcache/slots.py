@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may run: slots and pages of the caches of target and drafter, allocated and freed."""
+"""Allocates and frees slots and pages of the caches of target and drafter."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from dflash_trt.runtime.kvcache.prefix_index import ROOT, PrefixIndex
 
 
 class Reservation(NamedTuple):
-    """What a request gets."""
+    """A request's slot and pages."""
 
     slot: int
     pages: list[int]
-    """Those of its longest sequence, in order."""
+    """Pages for the longest sequence that the request can become, in order."""
     num_cached_tokens: int
-    """That the first of the pages hold already, of target and drafter."""
+    """Prompt tokens that both caches already hold, in the first pages."""
 
 
 class _FreePages:
-    """Pages 0 .. num_pages - 1 that nobody holds, the lowest first, so that the caches grow late."""
+    """Free pages of 0 .. num_pages - 1; gives the lowest first, so that the caches grow late."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_free = num_pages
@@ -48,13 +48,12 @@ class _FreePages:
 class SlotPool:
     """Slots 0 .. num_slots - 1, and pages that all requests share, each of target and drafter together.
 
-    A request reserves pages for the longest it can become, so that a request that runs is never short of room. With
-    prefix caching, full pages stay when their requests have ended, until room is needed, the least recently used going
-    first.
+    A request reserves pages for its longest sequence, so a running request never lacks room. With prefix caching, full
+    pages outlive their requests; when room is needed, the least recently used are evicted first.
     """
 
     def __init__(self, num_slots: int, num_tokens: int, *, prefix_caching: bool = False) -> None:
-        """As many whole pages as `num_tokens` tokens fill."""
+        """Makes a pool of the whole pages that `num_tokens` tokens fill."""
         self.num_slots = num_slots
         self.prefix_caching = prefix_caching
         self._num_pages = num_tokens // TOKENS_PER_PAGE
@@ -70,22 +69,22 @@ class SlotPool:
 
     @classmethod
     def for_each_slot(cls, num_slots: int, num_tokens: int) -> SlotPool:
-        """One in which every slot has room for `num_tokens` tokens."""
+        """A pool in which every slot has room for `num_tokens` tokens."""
         return cls(num_slots, num_slots * num_pages_for(num_tokens) * TOKENS_PER_PAGE)
 
     @property
     def num_tokens(self) -> int:
-        """That fill all pages."""
+        """Tokens that fit in all pages."""
         return self._num_pages * TOKENS_PER_PAGE
 
     @property
     def free_slots(self) -> int:
-        """Slots that nobody holds."""
+        """Number of free slots."""
         return len(self._free)
 
     @property
     def free_tokens(self) -> int:
-        """That fill the pages which nobody has reserved."""
+        """Tokens that fit in the unreserved pages."""
         return self._num_free_pages * TOKENS_PER_PAGE
 
     @property
@@ -93,11 +92,11 @@ class SlotPool:
         return self._pool.num_free + len(self._unheld)
 
     def fits(self, num_tokens: int) -> bool:
-        """Whether `allocate` would succeed now, whatever of the prompt is cached."""
+        """Whether `allocate` would succeed now, even with nothing cached."""
         return bool(self._free) and num_pages_for(num_tokens) <= self._num_free_pages
 
     def num_cached(self, prompt_ids: Sequence[int]) -> int:
-        """Tokens of a prompt in shareable full pages, without its last: somebody must compute the logits behind it."""
+        """Tokens of a prompt in shareable full pages, without its last token, whose logits a pass must compute."""
         return TOKENS_PER_PAGE * len(list(self.index.find(prompt_ids[:-1])))
 
     def allocate(self, num_tokens: int, prompt_ids: Sequence[int] = ()) -> Reservation:
@@ -136,7 +135,7 @@ class SlotPool:
         self._published[slot] = num_published, number
 
     def forget(self) -> None:
-        """Shares no page that there is now: somebody else has written into the caches."""
+        """Drops the prefix index: another decoder has overwritten the pages."""
         for page in self._unheld:
             self.index.remove(page)
         self._pool.give(self._unheld)
@@ -149,7 +148,7 @@ class SlotPool:
         """Frees an allocated slot and its pages; ValueError for one that is not allocated."""
         if slot not in self._pages:
             raise ValueError(f"slot {slot}: expected an allocated slot, found it free")
-        for page in reversed(self._pages.pop(slot)):  # the end of a prefix is of no use without its beginning
+        for page in reversed(self._pages.pop(slot)):  # so that the end of a prefix is evicted before its beginning
             self._holders[page] -= 1
             if self._holders[page] == 0:
                 del self._holders[page]

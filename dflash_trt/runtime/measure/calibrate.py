@@ -116,7 +116,7 @@ class Replayer:
             "positions": lengths[:, None] + np.arange(noise.shape[1], dtype=np.int32),
             "k_cache": k.swapaxes(0, 1)[None],  # [1, L, n - 1, G, D]
             "v_cache": v.swapaxes(0, 1)[None],
-            "slot_ids": np.zeros_like(lengths),
+            "page_ids": np.zeros((len(lengths), 1), np.int32),
             "context_lengths": lengths,
         }
         return _run(self._draft, feed)

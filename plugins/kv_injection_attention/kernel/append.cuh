@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kv_injection_attention/append.h"
-#include "kv_injection_attention/kernel/plan.h"
+#include "kv_injection_attention/kernel/launch_config.h"
 #include "kv_injection_attention/kernel/primitives.cuh"
 
 namespace dflash::kv_injection {
@@ -25,11 +25,11 @@ __global__ void __launch_bounds__(kAppendThreads) append(const __grid_constant__
   const int row = from / p.layers, layer = from % p.layers;
   if (row >= p.rows) return;
   // The host has refused these where it knows them: this keeps a wrong one from writing elsewhere.
-  const int slot = p.slot_ids[row], position = p.positions[row];
-  if (slot < 0 || slot >= p.slots || position < 0 || position >= p.max_context) return;
+  const int page = p.page_ids[row], offset = p.offsets[row];
+  if (page < 0 || page >= p.num_pages || offset < 0 || offset >= p.page_rows) return;
 
   const bool is_v = ctaid_y() == 1;
-  const int64_t to = (int64_t{slot} * p.layers + layer) * p.max_context + position;
+  const int64_t to = (int64_t{page} * p.layers + layer) * p.page_rows + offset;
   const auto* rows = static_cast<const unsigned char*>(is_v ? p.v : p.k);
   auto* cache = static_cast<unsigned char*>(is_v ? p.v_cache : p.k_cache);
   st_global_v4(cache + to * p.row_bytes + at, ld_global_v4(rows + from * p.row_bytes + at));

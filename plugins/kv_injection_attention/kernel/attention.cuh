@@ -22,25 +22,24 @@ namespace dflash::kv_injection {
 template <int D, class T, bool kFp8>
 class Attention {
  public:
-  DFLASH_DEVICE Attention(const Params& p, const Plan& plan)
-      : p_(p), plan_(plan), worker_(plan) {}
+  DFLASH_DEVICE Attention(const Params& p, const LaunchConfig& config) : p_(p), config_(config), worker_(config) {}
 
-  DFLASH_DEVICE void run(const Segment& segment) {
-    Context context(p_, plan_, worker_, segment, kv_head());
+  DFLASH_DEVICE void run(const ContextSpan& span) {
+    Context context(p_, config_, worker_, span, kv_head());
     constexpr Columns kColumns = kFp8 ? Columns::kPairs : Columns::kPlain;
     // Products with the context's keys are scores in units of log2. The k_scale of 16-bit keys is 1.
     const float factor = kFp8 ? p_.softmax_scale * p_.k_scale : p_.softmax_scale;
-    store_queries<D, T, Score, kColumns>(p_, plan_, segment, kv_head(), first_row(), plan_.tile_rows, factor, kLog2E,
+    store_queries<D, T, Score, kColumns>(p_, config_, span, kv_head(), first_row(), config_.tile_rows, factor, kLog2E,
                                          shared_memory());
-    if (segment.ends()) {
+    if (span.ends()) {
       store_block<D, T, Score, kColumns, kFp8 ? Columns::kEvenOdd : Columns::kPlain>(
-          p_, segment, kv_head(), plan_.block_rows, block_keys(), block_values());
+          p_, span, kv_head(), config_.block_rows, block_keys(), block_values());
     }
     syncthreads();
 
     // All warps take the same of the two, for they meet in its barriers.
-    kMostTiles > 1 && plan_.tile_rows > 16 ? attend<kMostTiles>(segment, context) : attend<1>(segment, context);
-    syncthreads();  // shared memory is free for the next segment
+    kMostTiles > 1 && config_.tile_rows > 16 ? attend<kMostTiles>(span, context) : attend<1>(span, context);
+    syncthreads();  // shared memory is free for the next span
   }
 
  private:
@@ -51,9 +50,9 @@ class Attention {
   using Score = std::conditional_t<kFp8, F16, T>;
   using Context = ContextLoader<D, kFp8 ? 1 : 2>;
 
-  DFLASH_DEVICE int kv_head() const { return ctaid_x() / plan_.row_tiles; }
+  DFLASH_DEVICE int kv_head() const { return ctaid_x() / config_.row_tiles; }
   // The first row of the CTA, counted over all row tiles; of the warp, counted in the CTA.
-  DFLASH_DEVICE int first_row() const { return ctaid_x() % plan_.row_tiles * plan_.tile_rows; }
+  DFLASH_DEVICE int first_row() const { return ctaid_x() % config_.row_tiles * config_.tile_rows; }
   DFLASH_DEVICE int warp_row() const { return worker_.row_group * 16 * kMostTiles; }
 
   // Row of the (request, kv head) that a thread's row is, counted over all row tiles.
@@ -61,37 +60,37 @@ class Attention {
     return first_row() + warp_row() + t * 16 + half * 8 + worker_.lane() / 4;
   }
 
-  DFLASH_DEVICE int slot(int t, int half) const { return row(t, half) / plan_.group; }
-  DFLASH_DEVICE Shared block_keys() const { return shared_memory() + plan_.block_at; }
-  DFLASH_DEVICE Shared block_values() const { return block_keys() + plan_.block_rows * kStride; }
+  DFLASH_DEVICE int slot(int t, int half) const { return row(t, half) / config_.group; }
+  DFLASH_DEVICE Shared block_keys() const { return shared_memory() + config_.block_at; }
+  DFLASH_DEVICE Shared block_values() const { return block_keys() + config_.block_rows * kStride; }
 
   // The context and the block, with the warp's `kTiles` tiles of rows.
   template <int kTiles>
-  DFLASH_DEVICE void attend(const Segment& segment, Context& context) {
+  DFLASH_DEVICE void attend(const ContextSpan& span, Context& context) {
     State<D, kTiles> state;
     const Queries<D, kTiles> queries(shared_memory() + warp_row() * kStride, worker_.lane());
     // True in the last warp of gpt-oss's 80 rows. With other head_dims, registers do not suffice for both ways.
-    const bool one_tile = kTiles > 1 && D == 64 && first_row() + warp_row() + 16 >= plan_.rows;
+    const bool one_tile = kTiles > 1 && D == 64 && first_row() + warp_row() + 16 >= config_.rows;
     while (context.next()) {
 #pragma unroll 1
       for (int j = 0; j < kStep; j += kMmaKeys) {
         const Shared keys = context.rows() + j * Context::kStride, values = keys + Context::kValuesAt;
-        one_tile ? attend_keys<1>(state, queries, segment, context.key() + j, keys, values)
-                 : attend_keys<kTiles>(state, queries, segment, context.key() + j, keys, values);
+        one_tile ? attend_keys<1>(state, queries, span, context.key() + j, keys, values)
+                 : attend_keys<kTiles>(state, queries, span, context.key() + j, keys, values);
       }
     }
     if (kFp8) state.scale_outputs(p_.v_scale);
-    if (segment.ends()) attend_block(state);
-    merge(state, segment);
+    if (span.ends()) attend_block(state);
+    merge(state, span);
   }
 
   // Context row j is visible to slot s if j < length and length + s - j < window. For the first `kTiles` tiles of rows.
   template <int kTiles, int kHeld>
-  DFLASH_DEVICE void attend_keys(State<D, kHeld>& state, const Queries<D, kHeld>& queries, const Segment& segment,
+  DFLASH_DEVICE void attend_keys(State<D, kHeld>& state, const Queries<D, kHeld>& queries, const ContextSpan& span,
                                  int first, Shared keys, Shared values) {
     // The window of slot s begins `s` rows behind this one.
-    const int window_begin = segment.length - window_of(p_.sliding_window) + 1 - first;
-    const int end = segment.key_end - first;
+    const int window_begin = span.length - window_of(p_.sliding_window) + 1 - first;
+    const int end = span.key_end - first;
     Block<D, kTiles, kHeld, Score, Score, kFp8> block(worker_.lane());
     const auto score = [&](const State<D, kHeld>* from) {
       block.multiply_keys(queries, keys, from);
@@ -114,14 +113,14 @@ class Attention {
     const Queries<D, kTiles> queries(shared_memory() + warp_row() * kStride, worker_.lane());
     const int window = min(window_of(p_.sliding_window), kMaxBlock);
 #pragma unroll 1
-    for (int begin = worker_.team * kMmaKeys; begin < p_.block; begin += plan_.teams * kMmaKeys) {
+    for (int begin = worker_.team * kMmaKeys; begin < p_.block; begin += config_.teams * kMmaKeys) {
       Block<D, kTiles, kTiles, Score, T, false> block(worker_.lane());
       block.multiply_keys(queries, block_keys() + begin * kStride, nullptr);
       block.mask([&](int t, int half) { return slot(t, half) - window + 1 - begin; },
-                [&](int t, int half) {
-                  const int ahead = p_.causal ? 1 : window;
-                  return min(p_.block, slot(t, half) + ahead) - begin;
-                });
+                 [&](int t, int half) {
+                   const int ahead = p_.causal ? 1 : window;
+                   return min(p_.block, slot(t, half) + ahead) - begin;
+                 });
       block.rescale_and_softmax_weights(state, 1 / p_.k_scale);  // the block's keys have no scale
       block.add_values(state, block_values() + begin * kStride);
     }
@@ -149,11 +148,12 @@ class Attention {
   };
 
   template <int kTiles>
-  DFLASH_DEVICE void merge(const State<D, kTiles>& state, const Segment& segment) {
+  DFLASH_DEVICE void merge(const State<D, kTiles>& state, const ContextSpan& span) {
     using Rows = ResultRow<kTiles>;
-    const int threads = team_threads(plan_);
+    const int threads = team_threads(config_);
     syncthreads();  // every team is done with its stages
-    TeamResults::Writer writer(TeamResults(shared_memory(), threads, Rows::kValues, worker_.team), worker_.team_thread());
+    TeamResults::Writer writer(TeamResults(shared_memory(), threads, Rows::kValues, worker_.team),
+                               worker_.team_thread());
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -165,28 +165,28 @@ class Attention {
       }
     }
     syncthreads();
-    merge_and_write<Rows>(ResultWriter<D, T>(p_, plan_, segment, kv_head()), shared_memory(), threads, plan_.teams,
-                          first_row(), min(plan_.tile_rows, plan_.rows - first_row()));
+    merge_and_write<Rows>(ResultWriter<D, T>(p_, config_, span, kv_head()), shared_memory(), threads, config_.teams,
+                          first_row(), min(config_.tile_rows, config_.rows - first_row()));
   }
 
   const Params& p_;
-  const Plan& plan_;
+  const LaunchConfig& config_;
   const Worker worker_;
 };
 
 template <int D, class T, bool kFp8>
 __global__ void __launch_bounds__(32 * max_warps(D), 2)
-    attention(const __grid_constant__ Params p, const __grid_constant__ Plan plan) {
+    attention(const __grid_constant__ Params p, const __grid_constant__ LaunchConfig config) {
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();  // all that is read may be its: the block, slots and lengths, rows just appended
-  const Schedule schedule(p, plan);
+  const Schedule schedule(p, config);
   if (ctaid_y() >= schedule.ranges()) return;
   const Range range = schedule.range(ctaid_y());
   int units = range.units, request = range.begin.request, begin = range.begin.unit;
   while (units > 0) {
-    const Segment segment(p, request, begin, units);
-    Attention<D, T, kFp8>(p, plan).run(segment);
-    units -= segment.end - segment.begin;
+    const ContextSpan span(p, request, begin, units);
+    Attention<D, T, kFp8>(p, config).run(span);
+    units -= span.end - span.begin;
     ++request;
     begin = 0;
   }

@@ -16,11 +16,11 @@ struct CutRequest {
   int first, last;  // its ranges; the same if there is nothing to combine
 };
 
-DFLASH_DEVICE CutRequest find_cut(const Params& p, const Plan& plan, const Schedule& schedule) {
-  const bool by_request = p.batch < plan.ranges;
+DFLASH_DEVICE CutRequest find_cut(const Params& p, const LaunchConfig& config, const Schedule& schedule) {
+  const bool by_request = p.batch < config.ranges;
   if (!by_request && ctaid_y() + 1 >= schedule.ranges()) return {};
   const Place place = by_request ? schedule.start_of(ctaid_y()) : schedule.begin(ctaid_y() + 1);
-  const int units = request_of(p, place.request).units;
+  const int units = context_of(p, place.request).units;
   const int first = schedule.range_of({place.request, place.first_unit, 0}, units);
   const int last = schedule.range_of({place.request, place.first_unit, units - 1}, units);
   // A request is combined at its first boundary; at one between two requests there is nothing to combine.
@@ -30,24 +30,24 @@ DFLASH_DEVICE CutRequest find_cut(const Params& p, const Plan& plan, const Sched
 
 template <int D, class T>
 __global__ void __launch_bounds__(32 * kCombineWarps)
-    combine(const __grid_constant__ Params p, const __grid_constant__ Plan plan) {
+    combine(const __grid_constant__ Params p, const __grid_constant__ LaunchConfig config) {
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
-  const Schedule schedule(p, plan);
-  const CutRequest cut = find_cut(p, plan, schedule);
+  const Schedule schedule(p, config);
+  const CutRequest cut = find_cut(p, config, schedule);
   if (cut.first == cut.last) return;
 
-  const int warps_per_row = plan.combine_warps;
+  const int warps_per_row = config.combine_warps;
   const int thread = tid_x(), lane = thread % 32, warp = thread / 32;
   const int warp_of_row = warp % warps_per_row;
   const int out_row = ctaid_x() * (kCombineWarps / warps_per_row) + warp / warps_per_row;
   const bool in_bounds = out_row < p.block * p.num_heads;
   const int head = in_bounds ? out_row % p.num_heads : 0;
-  const int row = (in_bounds ? out_row / p.num_heads : 0) * plan.group + head % plan.group;
-  const int column = head / plan.group * plan.row_tiles + row / plan.tile_rows;
-  const Partials<D> partials(p, plan);
+  const int row = (in_bounds ? out_row / p.num_heads : 0) * config.group + head % config.group;
+  const int column = head / config.group * config.row_tiles + row / config.tile_rows;
+  const Partials<D> partials(p, config);
   const auto at = [&](int range) {
-    return Partials<D>::row(p, plan, range, column, range == cut.first) + row % plan.tile_rows;
+    return Partials<D>::row(p, config, range, column, range == cut.first) + row % config.tile_rows;
   };
 
   float maximum = kLeastMaximum;

@@ -3,27 +3,27 @@
 #pragma once
 
 #include "kv_injection_attention/kernel/context_pages.cuh"
-#include "kv_injection_attention/kernel/plan.h"
+#include "kv_injection_attention/kernel/launch_config.h"
 #include "kv_injection_attention/kernel/primitives.cuh"
 #include "kv_injection_attention/kernel/schedule.cuh"
 
 namespace dflash::kv_injection {
 
-// Who a thread is: its warp has a place among the row groups of a team.
+// A thread's team, and its warp's place among the team's row groups.
 struct Worker {
   int team, row_group;
 
-  DFLASH_DEVICE explicit Worker(const Plan& plan) {
+  DFLASH_DEVICE explicit Worker(const LaunchConfig& config) {
     const int thread = tid_x();
-    team = thread / 32 % plan.teams;
-    row_group = thread / 32 / plan.teams;
+    team = thread / 32 % config.teams;
+    row_group = thread / 32 / config.teams;
   }
   // Recomputed, not kept: registers are scarce.
   DFLASH_DEVICE int lane() const { return tid_x() & 31; }
   DFLASH_DEVICE int team_thread() const { return row_group * 32 + lane(); }
 };
 
-DFLASH_DEVICE int team_threads(const Plan& plan) { return plan.row_groups * 32; }
+DFLASH_DEVICE int team_threads(const LaunchConfig& config) { return config.row_groups * 32; }
 
 // One step of a team: kKeys rows of K and behind them as many of V, in a stage of shared memory.
 template <int D, int kElementBytes, int kKeys>
@@ -35,7 +35,7 @@ struct ContextStep {
   static constexpr int kRowBytes = D * kElementBytes;
 };
 
-// As many steps as there are stages but one are on their way at a time.
+// All stages but one are being copied at a time.
 template <int D, int kElementBytes>
 class ContextLoader {
  public:
@@ -45,14 +45,14 @@ class ContextLoader {
   static constexpr int kStride = Step::kStride;
   static constexpr int kValuesAt = Step::kValuesAt;
 
-  DFLASH_DEVICE ContextLoader(const Params& p, const Plan& plan, const Worker& worker, const Segment& segment,
-                              int kv_head)
-      : p_(p), plan_(plan), worker_(worker), segment_(segment), kv_head_(kv_head) {
-    const int first_key = segment.key_begin + worker.team * kStep;
-    const int steps = ceil_div(max(0, segment.key_end - segment.key_begin), kStep);
+  DFLASH_DEVICE ContextLoader(const Params& p, const LaunchConfig& config, const Worker& worker,
+                              const ContextSpan& span, int kv_head)
+      : p_(p), config_(config), worker_(worker), span_(span), kv_head_(kv_head) {
+    const int first_key = span.key_begin + worker.team * kStep;
+    const int steps = ceil_div(max(0, span.key_end - span.key_begin), kStep);
     steps_left_ = steps > worker.team ? ceil_div(steps - worker.team, teams()) : 0;
     key_ = first_key - team_keys();
-    rows_to_copy_ = segment.key_end - first_key;
+    rows_to_copy_ = span.key_end - first_key;
 
     stage_ = stages_begin() + (kStages - 1) * kStageBytes;  // one before the first
 #pragma unroll 1
@@ -72,7 +72,7 @@ class ContextLoader {
     return true;
   }
 
-  // The step's first key, and its rows: K and behind them V. Rows from the segment's end on are 0.
+  // The step's first key, and its rows: K and behind them V. Rows from the span's end on are 0.
   DFLASH_DEVICE int key() const { return key_; }
   DFLASH_DEVICE Shared rows() const { return stage_; }
 
@@ -93,10 +93,10 @@ class ContextLoader {
     if (exists) {
       if (chunk_ % 32 == 0) {
         const auto key_of = [&](unsigned chunk) {
-          const int first_key = segment_.key_begin + worker_.team * kStep;
+          const int first_key = span_.key_begin + worker_.team * kStep;
           return first_key + static_cast<int>(chunk / kChunks * team_keys() + chunk % kChunks * kChunkRows);
         };
-        chunks_.refill(chunk_, segment_.key_end, key_of, [&](int key) { return find_chunk(p_, segment_, kv_head_, key); });
+        chunks_.refill(chunk_, span_.key_end, key_of, [&](int key) { return find_chunk(p_, span_, kv_head_, key); });
       }
       const unsigned lane = worker_.lane(), row_of_copy = lane / kCopyLanes, vector = lane % kCopyLanes;
       const ContextStrides strides(p_);
@@ -123,22 +123,22 @@ class ContextLoader {
 
   // Rows that the warps of a team copy between them at a time.
   DFLASH_DEVICE int copy_rows() const { return warps() * kCopyRows; }
-  DFLASH_DEVICE int warps() const { return plan_.row_groups; }
+  DFLASH_DEVICE int warps() const { return config_.row_groups; }
   // From one of the team's steps to its next.
   DFLASH_DEVICE int team_keys() const { return teams() * kStep; }
-  DFLASH_DEVICE int teams() const { return plan_.teams; }
+  DFLASH_DEVICE int teams() const { return config_.teams; }
   DFLASH_DEVICE Shared stages_begin() const {
-    return shared_memory() + plan_.stages_at + worker_.team * (kStages * kStageBytes);
+    return shared_memory() + config_.stages_at + worker_.team * (kStages * kStageBytes);
   }
 
   const Params& p_;
-  const Plan& plan_;
+  const LaunchConfig& config_;
   const Worker& worker_;
-  const Segment& segment_;
+  const ContextSpan& span_;
   int kv_head_;
   ChunkAddresses chunks_;
   unsigned chunk_ = 0;  // the first of the next step to be copied, of the team's
-  int rows_to_copy_;    // from there to the segment's end
+  int rows_to_copy_;    // from there to the span's end
   Shared stage_;        // in use
   int key_;             // its first
   int steps_left_;      // of the team, after it

@@ -10,11 +10,11 @@
 
 namespace dflash::kv_injection {
 
-// K of row `key`, which begins a chunk, of a kv head of the segment's request.
-DFLASH_DEVICE const unsigned char* find_chunk(const Params& p, const Segment& segment, int kv_head, int key) {
+// K of row `key`, which begins a chunk, of a kv head of the span's request.
+DFLASH_DEVICE const unsigned char* find_chunk(const Params& p, const ContextSpan& span, int kv_head, int key) {
   const int64_t* layout = p.context_layout;
   const auto size = static_cast<unsigned>(layout[kPageSize]), page = static_cast<unsigned>(key) / size;
-  const int64_t entry = p.page_table[int64_t{segment.slot} * p.max_pages + page];
+  const int64_t entry = p.page_table[int64_t{span.slot} * p.max_pages + page];
   return reinterpret_cast<const unsigned char*>(p.context_pointers[p.layer]) + entry * layout[kPageStride] +
          (key - page * size) * layout[kRowStride] + kv_head * layout[kHeadStride];
 }
@@ -35,7 +35,7 @@ struct ContextStrides {
 class ChunkAddresses {
  public:
   // Before chunks 32 i of the warp's are taken; `key_of(j)` is the first row of its chunk j, `find(key)` its address.
-  // Those from `end` on are not looked up.
+  // Chunks from `end` on are not looked up.
   template <class KeyOf, class Find>
   DFLASH_DEVICE void refill(unsigned chunk, int end, KeyOf key_of, Find find) {
     const int key = key_of(chunk + (tid_x() & 31));
@@ -44,7 +44,8 @@ class ChunkAddresses {
   // All lanes of the warp call with the same chunk.
   DFLASH_DEVICE const unsigned char* at(unsigned chunk) const {
     const int lane = static_cast<int>(chunk % 32);
-    const int low = shfl_sync(static_cast<int>(address_), lane), high = shfl_sync(static_cast<int>(address_ >> 32), lane);
+    const int low = shfl_sync(static_cast<int>(address_), lane),
+              high = shfl_sync(static_cast<int>(address_ >> 32), lane);
     return reinterpret_cast<const unsigned char*>(uint64_t{static_cast<uint32_t>(high)} << 32 |
                                                   static_cast<uint32_t>(low));
   }

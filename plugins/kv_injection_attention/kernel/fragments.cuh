@@ -2,7 +2,7 @@
 // From rows in shared memory to the operands of mma_m16n8k16(): queries as left, keys and values as right operands.
 #pragma once
 
-#include "kv_injection_attention/kernel/plan.h"
+#include "kv_injection_attention/kernel/launch_config.h"
 #include "kv_injection_attention/kernel/primitives.cuh"
 
 namespace dflash::kv_injection {

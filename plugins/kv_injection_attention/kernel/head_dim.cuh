@@ -9,21 +9,21 @@
 namespace dflash::kv_injection {
 
 template <int D, class T>
-cudaError_t launch_attention(const Params& p, const Plan& plan) {
+cudaError_t launch_attention(const Params& p, const LaunchConfig& config) {
   const bool fp8 = p.cache_dtype == DType::kF8E4M3;
-  return start_attention(fp8 ? attention<D, T, true> : attention<D, T, false>, p, plan, kSharedBudget);
+  return start_attention(fp8 ? attention<D, T, true> : attention<D, T, false>, p, config, kSharedBudget);
 }
 
 template <int D>
-cudaError_t launch_head_dim(const Params& p, const Plan& plan) {
-  return p.block_dtype == DType::kF16 ? launch_attention<D, F16>(p, plan) : launch_attention<D, BF16>(p, plan);
+cudaError_t launch_head_dim(const Params& p, const LaunchConfig& config) {
+  return p.block_dtype == DType::kF16 ? launch_attention<D, F16>(p, config) : launch_attention<D, BF16>(p, config);
 }
 
 template <int D>
-cudaError_t launch_combine(const Params& p, const Plan& plan) {
-  if (plan.ranges == 1) return cudaSuccess;
-  return start(p.block_dtype == DType::kF16 ? combine<D, F16> : combine<D, BF16>, combine_grid(p, plan), p.stream, p,
-               plan);
+cudaError_t launch_combine(const Params& p, const LaunchConfig& config) {
+  if (config.ranges == 1) return cudaSuccess;
+  return start(p.block_dtype == DType::kF16 ? combine<D, F16> : combine<D, BF16>, combine_grid(p, config), p.stream, p,
+               config);
 }
 
 }  // namespace dflash::kv_injection

@@ -4,20 +4,20 @@
 #include <algorithm>
 
 #include "kv_injection_attention/kernel.h"
-#include "kv_injection_attention/kernel/wgmma_plan.h"
+#include "kv_injection_attention/kernel/wgmma_launch_config.h"
 
 namespace dflash::kv_injection {
 
 template <int D>
-cudaError_t launch_head_dim(const Params& params, const Plan& plan);  // head_dim_*.cu
+cudaError_t launch_head_dim(const Params& params, const LaunchConfig& config);  // head_dim_*.cu
 template <int D>
-cudaError_t launch_wgmma_head_dim(const Params& params, const Plan& plan);  // wgmma_*.cu
+cudaError_t launch_wgmma_head_dim(const Params& params, const LaunchConfig& config);  // wgmma_*.cu
 
 namespace {
 
-// What of the current GPU decides.
+// Facts of the current GPU that the launch depends on.
 struct Gpu {
-  int sms, sm_bytes, reserved_bytes;  // shared memory of an SM, and what of it each CTA costs beside its own
+  int sms, sm_bytes, reserved_bytes;  // shared memory of an SM, and what the driver reserves of it for each CTA
   int major, minor;                   // compute capability
 };
 
@@ -40,21 +40,26 @@ int resident_ctas(const Gpu& gpu, int shared_bytes) {
   return gpu.sms * std::clamp(gpu.sm_bytes / (shared_bytes + gpu.reserved_bytes), 1, 2);
 }
 
-using LaunchPlan = cudaError_t(const Params&, const Plan&);
+using Launch = cudaError_t(const Params&, const LaunchConfig&);
 
-cudaError_t launch_both(LaunchPlan attention, LaunchPlan combine, const Params& p, const Plan& plan) {
-  const cudaError_t error = attention(p, plan);
-  return error == cudaSuccess ? combine(p, plan) : error;
+cudaError_t launch_both(Launch attention, Launch combine, const Params& p, const LaunchConfig& config) {
+  const cudaError_t error = attention(p, config);
+  return error == cudaSuccess ? combine(p, config) : error;
 }
 
 cudaError_t launch_mma(const Params& p, const Gpu& gpu) {
-  const Plan plan = make_plan(p, resident_ctas(gpu, make_plan(p, 1).shared_bytes));
+  const LaunchConfig config = make_launch_config(p, resident_ctas(gpu, make_launch_config(p, 1).shared_bytes));
   switch (p.head_dim) {
-    case 64: return launch_both(launch_head_dim<64>, launch_combine<64>, p, plan);
-    case 96: return launch_both(launch_head_dim<96>, launch_combine<96>, p, plan);
-    case 128: return launch_both(launch_head_dim<128>, launch_combine<128>, p, plan);
-    case 256: return launch_both(launch_head_dim<256>, launch_combine<256>, p, plan);
-    default: return cudaErrorInvalidValue;
+    case 64:
+      return launch_both(launch_head_dim<64>, launch_combine<64>, p, config);
+    case 96:
+      return launch_both(launch_head_dim<96>, launch_combine<96>, p, config);
+    case 128:
+      return launch_both(launch_head_dim<128>, launch_combine<128>, p, config);
+    case 256:
+      return launch_both(launch_head_dim<256>, launch_combine<256>, p, config);
+    default:
+      return cudaErrorInvalidValue;
   }
 }
 
@@ -62,9 +67,9 @@ cudaError_t launch_mma(const Params& p, const Gpu& gpu) {
 bool has_wgmma(const Params& p, const Gpu& gpu) { return gpu.major == 9 && gpu.minor == 0 && wgmma_fits(p); }
 
 cudaError_t launch_wgmma(const Params& p, const Gpu& gpu) {
-  const Plan plan = make_wgmma_plan(p, gpu.sms);
-  return p.head_dim == 64 ? launch_both(launch_wgmma_head_dim<64>, launch_combine<64>, p, plan)
-                          : launch_both(launch_wgmma_head_dim<128>, launch_combine<128>, p, plan);
+  const LaunchConfig config = make_wgmma_launch_config(p, gpu.sms);
+  return p.head_dim == 64 ? launch_both(launch_wgmma_head_dim<64>, launch_combine<64>, p, config)
+                          : launch_both(launch_wgmma_head_dim<128>, launch_combine<128>, p, config);
 }
 #else
 bool has_wgmma(const Params&, const Gpu&) { return false; }

@@ -8,19 +8,20 @@
 
 namespace dflash::kv_injection {
 
-// One CTA may have `most_shared` bytes of shared memory. The same at every launch: this plan's own bytes would forbid a
-// larger plan that another thread is about to launch.
-inline cudaError_t start_attention(void (*kernel)(Params, Plan), const Params& p, const Plan& plan, int most_shared) {
+// One CTA may have `most_shared` bytes of shared memory. Always the largest: the bytes of this launch would forbid a
+// larger one that another thread is about to make.
+inline cudaError_t start_attention(void (*kernel)(Params, LaunchConfig), const Params& p, const LaunchConfig& config,
+                                   int most_shared) {
   const auto allow = [&](cudaFuncAttribute what, int value) { return cudaFuncSetAttribute(kernel, what, value); };
   cudaError_t error = allow(cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared);
   if (error != cudaSuccess) return error;
   error = allow(cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
   if (error != cudaSuccess) return error;
-  return start(kernel, attention_grid(p, plan), p.stream, p, plan);
+  return start(kernel, attention_grid(p, config), p.stream, p, config);
 }
 
-// The second kernel, where the plan needs it; in head_dim_*.cu.
+// The second kernel, where there is more than one range; in head_dim_*.cu.
 template <int D>
-cudaError_t launch_combine(const Params& p, const Plan& plan);
+cudaError_t launch_combine(const Params& p, const LaunchConfig& config);
 
 }  // namespace dflash::kv_injection

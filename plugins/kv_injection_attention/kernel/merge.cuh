@@ -6,14 +6,14 @@
 // of instructions that run once. On an H100 the warps that did so in a short call waited for instructions half of the time.
 #pragma once
 
-#include "kv_injection_attention/kernel/plan.h"
+#include "kv_injection_attention/kernel/launch_config.h"
 #include "kv_injection_attention/kernel/primitives.cuh"
 #include "kv_injection_attention/kernel/result.cuh"
 
 namespace dflash::kv_injection {
 
-// What a team's threads hold: [value][thread of the team], and a word between the warps, so that lanes that read a row
-// meet in few banks. A thread stores its values one after another.
+// The values of a team's threads: [value][thread of the team], with a word between the warps, so that lanes that read a
+// row meet in few banks. A thread stores its values one after another.
 class TeamResults {
  public:
   DFLASH_DEVICE TeamResults(Shared begin, int threads, int values, int team)
@@ -45,12 +45,12 @@ class TeamResults {
 // `results`, and writes them; all threads call. Row says where a row's values stand: kValues of a thread, kSumThreads
 // threads that share its sum, and for at most kMostTeams teams.
 template <class Row, int D, class T>
-DFLASH_DEVICE void merge_and_write(const ResultWriter<D, T>& writer, Shared results, int threads, int teams, int first_row,
-                                   int rows) {
+DFLASH_DEVICE void merge_and_write(const ResultWriter<D, T>& writer, Shared results, int threads, int teams,
+                                   int first_row, int rows) {
   constexpr int kMost = Row::kMostTeams, kLanes = 4;
   static_assert(kMost <= kMaxTeams);
   const auto of_team = [&](int team) { return TeamResults(results, threads, Row::kValues, team); };
-  // Of each row where its output goes, and behind that the teams' weights.
+  // For each row, where its output goes, and then the teams' weights.
   const Shared weights = results + teams * results_bytes(threads, Row::kValues);
 
   const int lane = tid_x() % kLanes;

@@ -29,11 +29,11 @@ using Shared = uint32_t;  // an address in shared memory
 
 DFLASH_DEVICE int ntid_x() { return static_cast<int>(blockDim.x); }
 // Read anew at each call, so that what is computed from them is not kept in registers beyond the caller's scope.
-#define DFLASH_SPECIAL(NAME, REGISTER)                          \
-  DFLASH_DEVICE int NAME() {                                    \
-    int value;                                                  \
-    asm volatile("mov.u32 %0, %%" REGISTER ";" : "=r"(value));  \
-    return value;                                               \
+#define DFLASH_SPECIAL(NAME, REGISTER)                         \
+  DFLASH_DEVICE int NAME() {                                   \
+    int value;                                                 \
+    asm volatile("mov.u32 %0, %%" REGISTER ";" : "=r"(value)); \
+    return value;                                              \
   }
 DFLASH_SPECIAL(tid_x, "tid.x")
 DFLASH_SPECIAL(ctaid_x, "ctaid.x")
@@ -56,9 +56,7 @@ DFLASH_DEVICE void bar_sync(int id, int threads) {
 
 // Lets the next grid of the stream start where it asked for that; it still waits for this grid's results.
 DFLASH_DEVICE void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
-DFLASH_DEVICE void griddepcontrol_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
+DFLASH_DEVICE void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // ---- Lanes of a warp; all 32 take part
 
@@ -67,9 +65,7 @@ DFLASH_DEVICE uint32_t ballot_sync(bool value) { return __ballot_sync(~0u, value
 DFLASH_DEVICE int lowest_set_bit(uint32_t bits) { return __ffs(static_cast<int>(bits)) - 1; }
 DFLASH_DEVICE int shfl_sync(int value, int lane) { return __shfl_sync(~0u, value, lane); }
 DFLASH_DEVICE int shfl_up_sync(int value, int by) { return __shfl_up_sync(~0u, value, by); }
-DFLASH_DEVICE float shfl_xor_sync(float value, int mask) {
-  return __shfl_xor_sync(~0u, value, mask);
-}
+DFLASH_DEVICE float shfl_xor_sync(float value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
 
 // ---- Memory
 
@@ -101,14 +97,14 @@ DFLASH_DEVICE uint32_t ld_shared(Shared from) {
 
 // 16 bytes from global memory, or 16 zero bytes; there after cp_async_wait_group and a barrier.
 DFLASH_DEVICE void cp_async(Shared to, const void* from, bool real) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
-               "l"(__cvta_generic_to_global(from)), "r"(real ? 16 : 0)
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
+               "r"(real ? 16 : 0)
                : "memory");
 }
 
 DFLASH_DEVICE void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Until at most `kPending` of this thread's committed groups, the latest, are under way.
+// Waits until at most the latest `kPending` of this thread's committed groups are under way.
 template <int kPending>
 DFLASH_DEVICE void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -131,20 +127,20 @@ DFLASH_DEVICE void ldmatrix_x4_trans(uint32_t (&m)[4], Shared row) {
                : "memory");
 }
 
-#define DFLASH_MMA(TYPE)                                                                     \
-  asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 "                              \
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"                       \
-      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])                                            \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]),                         \
-        "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]))
+#define DFLASH_MMA(TYPE)                                                    \
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE                \
+      ".f32 "                                                               \
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};" \
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])                      \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]))
 
 // d = c + a * b: 16x16 times 16x8, in FP32.
 DFLASH_DEVICE void mma_m16n8k16(F16, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-                            const float (&c)[4]) {
+                                const float (&c)[4]) {
   DFLASH_MMA("f16");
 }
 DFLASH_DEVICE void mma_m16n8k16(BF16, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-                            const float (&c)[4]) {
+                                const float (&c)[4]) {
   DFLASH_MMA("bf16");
 }
 #undef DFLASH_MMA
@@ -180,9 +176,7 @@ DFLASH_DEVICE void cvt_f16x2_e4m3x2(uint32_t& low, uint32_t& high, uint32_t byte
 }
 
 // Byte i of the result is byte (selector >> 4 i) & 7 of high:low.
-DFLASH_DEVICE uint32_t prmt(uint32_t low, uint32_t high, uint32_t selector) {
-  return __byte_perm(low, high, selector);
-}
+DFLASH_DEVICE uint32_t prmt(uint32_t low, uint32_t high, uint32_t selector) { return __byte_perm(low, high, selector); }
 
 DFLASH_DEVICE float as_float(uint32_t bits) { return __uint_as_float(bits); }
 DFLASH_DEVICE uint32_t as_bits(float value) { return __float_as_uint(value); }
@@ -193,7 +187,7 @@ DFLASH_DEVICE float ex2_approx(float x) {
   return y;
 }
 DFLASH_DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-// The same, clamped to [0, 1]; NaN gives 0.
+// fma_rn clamped to [0, 1]; NaN gives 0.
 DFLASH_DEVICE float fma_rn_sat(float a, float b, float c) { return __saturatef(__fmaf_rn(a, b, c)); }
 DFLASH_DEVICE int vimax3(int a, int b, int c) { return __vimax3_s32(a, b, c); }
 DFLASH_DEVICE float rcp_approx(float x) {

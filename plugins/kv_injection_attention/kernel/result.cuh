@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of a row: its output, or a partial result in the workspace for combine.cuh.
+// Writes a row: its output, or a partial result in the workspace for combine.cuh.
 #pragma once
 
-#include "kv_injection_attention/kernel/plan.h"
+#include "kv_injection_attention/kernel/launch_config.h"
 #include "kv_injection_attention/kernel/primitives.cuh"
 #include "kv_injection_attention/kernel/schedule.cuh"
 
@@ -17,7 +17,7 @@ inline constexpr float kLeastMaximum = -1e38f;
 struct Softmax {
   float maximum, sum;
 
-  // What to multiply an output relative to `maximum` with, head `head`'s sink included in the sum.
+  // Factor of an output that is relative to `maximum`, with the sink of `head` included in the sum.
   DFLASH_DEVICE float factor(const float* sinks, int head) const {
     if (sinks == nullptr) return rcp_approx(sum);
     const float sink = sinks[head] * kLog2E;
@@ -33,21 +33,20 @@ struct Partials {
   float* outputs;
   Softmax* softmax;
 
-  DFLASH_DEVICE Partials(const Params& p, const Plan& plan)
+  DFLASH_DEVICE Partials(const Params& p, const LaunchConfig& config)
       : outputs(static_cast<float*>(p.workspace)),
-        softmax(reinterpret_cast<Softmax*>(outputs + partial_rows(p, plan) * D)) {}
+        softmax(reinterpret_cast<Softmax*>(outputs + partial_rows(p, config) * D)) {}
 
   // The first row of what the CTA of (range, column) has of a request that it starts, or continues.
-  static DFLASH_DEVICE int64_t row(const Params& p, const Plan& plan, int range, int column,
-                                   bool starts) {
-    const int64_t cta = int64_t{range} * columns(p, plan) + column;
-    return (cta * 2 + (starts ? 1 : 0)) * plan.tile_rows;
+  static DFLASH_DEVICE int64_t row(const Params& p, const LaunchConfig& config, int range, int column, bool starts) {
+    const int64_t cta = int64_t{range} * columns(p, config) + column;
+    return (cta * 2 + (starts ? 1 : 0)) * config.tile_rows;
   }
 };
 
 // The query head that query row `row` of a kv head belongs to: rows are slot-major.
-DFLASH_DEVICE int query_head(const Plan& plan, int kv_head, int row) {
-  return kv_head * plan.group + row % plan.group;
+DFLASH_DEVICE int query_head(const LaunchConfig& config, int kv_head, int row) {
+  return kv_head * config.group + row % config.group;
 }
 
 // Where a row of a CTA ends up, in the output or the partial results, and what its values are multiplied with.
@@ -56,26 +55,26 @@ struct RowOutput {
   float factor;
 };
 
-// Where the rows of a CTA end up: in the output if the segment is all of its request, else as partial results.
+// Where the rows of a CTA end up: in the output if the span is all of its request, else as partial results.
 template <int D, class T>
 class ResultWriter {
  public:
-  DFLASH_DEVICE ResultWriter(const Params& p, const Plan& plan, const Segment& segment, int kv_head)
+  DFLASH_DEVICE ResultWriter(const Params& p, const LaunchConfig& config, const ContextSpan& span, int kv_head)
       : p_(p),
-        plan_(plan),
-        request_(segment.request),
+        config_(config),
+        request_(span.request),
         kv_head_(kv_head),
-        is_whole_(segment.starts(p) && segment.ends()),
-        first_(Partials<D>::row(p, plan, ctaid_y(), ctaid_x(), segment.starts(p))) {}
+        is_whole_(span.starts(p) && span.ends()),
+        first_(Partials<D>::row(p, config, ctaid_y(), ctaid_x(), span.starts(p))) {}
 
   // Row `row` of the kv head, row `cta_row` of the CTA. One thread calls.
   DFLASH_DEVICE RowOutput row(int row, int cta_row, const Softmax& softmax) const {
     if (is_whole_) {
-      const int head = query_head(plan_, kv_head_, row);
-      return {(request_ * p_.block + row / plan_.group) * p_.num_heads + head, softmax.factor(p_.sinks, head)};
+      const int head = query_head(config_, kv_head_, row);
+      return {(request_ * p_.block + row / config_.group) * p_.num_heads + head, softmax.factor(p_.sinks, head)};
     }
     const int64_t at = first_ + cta_row;
-    Partials<D>(p_, plan_).softmax[at] = softmax;
+    Partials<D>(p_, config_).softmax[at] = softmax;
     return {static_cast<int>(at), 1};
   }
 
@@ -85,7 +84,7 @@ class ResultWriter {
     if (is_whole_) {
       *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(p_.out) + at) = cvt_rn_x2(T{}, x, y);
     } else {
-      float* to = Partials<D>(p_, plan_).outputs + at;
+      float* to = Partials<D>(p_, config_).outputs + at;
       to[0] = x;
       to[1] = y;
     }
@@ -93,7 +92,7 @@ class ResultWriter {
 
  private:
   const Params& p_;
-  const Plan& plan_;
+  const LaunchConfig& config_;
   int request_, kv_head_;
   bool is_whole_;
   int64_t first_;  // row of partial results

@@ -80,8 +80,8 @@ struct RowSource {
 // `kLanes` lanes share the row, `part` says which this is. Elements are T in global memory, Stored in shared memory.
 // Everything is loaded before anything is waited for. A row that is not `real` becomes 0.
 template <int D, class T, class Stored, Columns kColumns, int kLanes>
-DFLASH_DEVICE void norm_and_rotate(RowSource source, int64_t row, const float* rope, float eps,
-                                   int part, bool stored, bool real, Shared to) {
+DFLASH_DEVICE void norm_and_rotate(RowSource source, int64_t row, const float* rope, float eps, int part, bool stored,
+                                   bool real, Shared to) {
   constexpr int kHalf = D / 16;  // vectors of half a row
   const bool mine = part < kHalf && stored;
   float first[8] = {}, second[8] = {}, norm_first[8] = {}, norm_second[8] = {}, cosine[8] = {}, sine[8] = {};
@@ -115,8 +115,8 @@ DFLASH_DEVICE void norm_and_rotate(RowSource source, int64_t row, const float* r
 // The rows of a CTA's queries, or of the block's keys. `locate(i, &row, &slot)` says where row i stands in global
 // memory, in rows of D, and which block slot it is; false for a row of padding, which becomes 0.
 template <int D, class T, class Stored, Columns kColumns, class Locate>
-DFLASH_DEVICE void store_rotated_rows(RowSource source, const float* rope, float eps, int rows,
-                                      Shared to, Locate locate) {
+DFLASH_DEVICE void store_rotated_rows(RowSource source, const float* rope, float eps, int rows, Shared to,
+                                      Locate locate) {
   constexpr int kLanes = D == 64 ? 4 : D == 256 ? 16 : 8;  // D / 16, or the power of 2 above
   const int thread = tid_x(), part = thread % kLanes;
   const int at_once = ntid_x() / kLanes;
@@ -127,44 +127,44 @@ DFLASH_DEVICE void store_rotated_rows(RowSource source, const float* rope, float
     int slot = 0;
     const bool stored = i < rows;
     const bool real = stored && locate(i, row, slot);
-    norm_and_rotate<D, T, Stored, kColumns, kLanes>(source, row, rope + int64_t{slot} * D, eps,
-                                                    part, stored, real, to + i * row_bytes(D, 2));
+    norm_and_rotate<D, T, Stored, kColumns, kLanes>(source, row, rope + int64_t{slot} * D, eps, part, stored, real,
+                                                    to + i * row_bytes(D, 2));
   }
 }
 
 // All of the largest call are 2 million. Signs that widen to 64 bits would be kept in registers, which are scarce.
 template <int D>
-DFLASH_DEVICE const float* rope_of(const Params& p, const Segment& segment) {
-  return p.rope + segment.request * p.block * D;
+DFLASH_DEVICE const float* rope_of(const Params& p, const ContextSpan& span) {
+  return p.rope + span.request * p.block * D;
 }
 
 // `rows` query rows of a kv head from `first_row` on; those behind its last become 0. `factor` and `unit` are as in
 // RowSource.
 template <int D, class T, class Stored, Columns kColumns>
-DFLASH_DEVICE void store_queries(const Params& p, const Plan& plan, const Segment& segment, int kv_head, int first_row,
-                                 int rows, float factor, float unit, Shared to) {
+DFLASH_DEVICE void store_queries(const Params& p, const LaunchConfig& config, const ContextSpan& span, int kv_head,
+                                 int first_row, int rows, float factor, float unit, Shared to) {
   const auto locate = [&](int i, int64_t& at, int& slot) {
     const int row = first_row + i;
-    slot = row / plan.group;
-    at = qkv_row(p, segment.request, slot, query_head(plan, kv_head, row));
-    return row < plan.rows;
+    slot = row / config.group;
+    at = qkv_row(p, span.request, slot, query_head(config, kv_head, row));
+    return row < config.rows;
   };
-  const float eps = segment.slot < 0 ? as_float(0x7fc00000u) : p.rms_norm_eps;  // NaN queries make NaN outputs
-  store_rotated_rows<D, T, Stored, kColumns>({p.qkv, p.q_norm, factor, unit}, rope_of<D>(p, segment), eps, rows, to,
+  const float eps = span.slot < 0 ? as_float(0x7fc00000u) : p.rms_norm_eps;  // NaN queries make NaN outputs
+  store_rotated_rows<D, T, Stored, kColumns>({p.qkv, p.q_norm, factor, unit}, rope_of<D>(p, span), eps, rows, to,
                                              locate);
 }
 
 // The block's keys, normed and rotated, and its values as they are, `rows` of each; those behind slot S become 0.
 template <int D, class T, class Stored, Columns kKeyColumns, Columns kValueColumns>
-DFLASH_DEVICE void store_block(const Params& p, const Segment& segment, int kv_head, int rows, Shared keys,
+DFLASH_DEVICE void store_block(const Params& p, const ContextSpan& span, int kv_head, int rows, Shared keys,
                                Shared values) {
   const auto locate = [&](int i, int64_t& at, int& slot) {
     slot = i;
-    at = qkv_row(p, segment.request, slot, p.num_heads + kv_head);
+    at = qkv_row(p, span.request, slot, p.num_heads + kv_head);
     return i < p.block;
   };
-  store_rotated_rows<D, T, Stored, kKeyColumns>({p.qkv, p.k_norm, 1}, rope_of<D>(p, segment), p.rms_norm_eps, rows,
-                                                keys, locate);
+  store_rotated_rows<D, T, Stored, kKeyColumns>({p.qkv, p.k_norm, 1}, rope_of<D>(p, span), p.rms_norm_eps, rows, keys,
+                                                locate);
   constexpr int kVectors = D / 8;
 #pragma unroll 1
   for (int i = tid_x(); i < rows * kVectors; i += ntid_x()) {

@@ -7,14 +7,14 @@
 // start others. Starting one costs as much time as reading some units, and counts as that.
 #pragma once
 
-#include "kv_injection_attention/kernel/plan.h"
+#include "kv_injection_attention/kernel/launch_config.h"
 #include "kv_injection_attention/kernel/primitives.cuh"
 
 namespace dflash::kv_injection {
 
-// A slot, length or layout out of range, as in the arbitrary values that TensorRT's builder times a node with, reads nothing of
-// the cache: the request counts as one without context, and its output is NaN.
-struct Request {
+// A request's context. With a slot, length or layout out of range, as in the arbitrary values that TensorRT's builder
+// times a node with, it reads nothing of the cache: it counts as a request without context, and its output is NaN.
+struct RequestContext {
   int slot;    // negative if slot or length is out of range
   int length;  // context rows
   int begin;   // the first that any of its block slots sees, or up to 15 before it: a multiple of kChunkRows
@@ -23,19 +23,19 @@ struct Request {
 
 DFLASH_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// The longest context that a row of the page table holds; 0 if the layout is none.
+// The longest context that a row of the page table holds; 0 for an invalid layout.
 DFLASH_DEVICE int most_rows(const Params& p) {
   const int64_t size = p.context_layout[kPageSize];
   const bool divides = p.max_pages == 1 ? size > 0 && size <= kMaxContext : size == 16 || size == 32 || size == 64;
   return divides ? static_cast<int>(min(int64_t{p.max_pages} * size, int64_t{kMaxContext})) : 0;
 }
 
-// The first row of a context that is read, see Request.
+// The first row of a context that is read, see RequestContext.
 DFLASH_DEVICE int first_row(const Params& p, int length) {
   return max(0, length - window_of(p.sliding_window) + 1) / kChunkRows * kChunkRows;
 }
 
-DFLASH_DEVICE Request request_of(const Params& p, int index) {
+DFLASH_DEVICE RequestContext context_of(const Params& p, int index) {
   const int length = p.context_lengths[index], slot = p.slot_ids[index], most = most_rows(p);
   if (length < 0 || length > most || most == 0 || slot < 0 || slot >= p.slots) return {-1, 0, 0, 1};
   const int begin = first_row(p, length);
@@ -59,11 +59,11 @@ struct Range {
 // The units of all requests. Every lane of a warp has some of the requests; the functions are for whole warps.
 class Schedule {
  public:
-  DFLASH_DEVICE Schedule(const Params& p, const Plan& plan)
+  DFLASH_DEVICE Schedule(const Params& p, const LaunchConfig& config)
       : p_(p), lane_(tid_x() % 32), requests_per_lane_(ceil_div(p.batch, 32)) {
     int longest = 0;
     for (int i = first_request(); i < end_request(); ++i) {
-      const int units = request_of(p, i).units;
+      const int units = context_of(p, i).units;
       lane_units_ += units;
       longest = max(longest, units);
     }
@@ -78,12 +78,12 @@ class Schedule {
     total_ = shfl_sync(inclusive_sum, 31);
     longest = shfl_sync(longest, 31);
 
-    const int best = worthwhile_ranges(plan, total_);
-    ranges_ = max(best, min(p.batch, plan.ranges));
+    const int best = worthwhile_ranges(config, total_);
+    ranges_ = max(best, min(p.batch, config.ranges));
     parts_ = max(1, quotient(best, p.batch));
-    start_cost_ = min(plan.start_cost, quotient(total_, ranges_));
+    start_cost_ = min(config.start_cost, quotient(total_, ranges_));
     // The largest part against the units and starts of an average range.
-    if (p.batch <= plan.ranges && longest * ranges_ <= costs() * parts_) {
+    if (p.batch <= config.ranges && longest * ranges_ <= costs() * parts_) {
       ranges_ = parts_ * p.batch;
     } else {
       parts_ = 0;
@@ -110,7 +110,7 @@ class Schedule {
     const int owner = requests_per_lane_ == 1 ? request : request / requests_per_lane_;
     int unit = units_before_;
     if (lane_ == owner) {
-      for (int i = first_request(); i < request; ++i) unit += request_of(p_, i).units;
+      for (int i = first_request(); i < request; ++i) unit += context_of(p_, i).units;
     }
     return {request, shfl_sync(unit, owner), 0};
   }
@@ -123,10 +123,10 @@ class Schedule {
   }
 
   DFLASH_DEVICE int units_of(int request) const {
-    return requests_per_lane_ == 1 ? shfl_sync(lane_units_, request) : request_of(p_, request).units;
+    return requests_per_lane_ == 1 ? shfl_sync(lane_units_, request) : context_of(p_, request).units;
   }
 
-  // Of equal parts of all requests.
+  // A range when all requests are cut into equal parts.
   DFLASH_DEVICE Range part(int range) const {
     const int request = quotient(range, parts_), part = range - request * parts_;
     const int units = units_of(request), begin = quotient(part * units, parts_);
@@ -135,7 +135,7 @@ class Schedule {
 
   DFLASH_DEVICE int cost_before(int range) const { return range * costs() / ranges_; }
 
-  // Of reading all units and starting all requests. 256 requests of 4,097 units, twice that, times 320 ranges fit in 32 bits.
+  // Cost of reading all units and starting all requests. 256 requests of 4,097 units, twice that, times 320 ranges fit in 32 bits.
   DFLASH_DEVICE int costs() const { return total_ + p_.batch * start_cost_; }
 
   // The unit that is read when so much is spent. A request's start is paid before its first unit.
@@ -145,7 +145,7 @@ class Schedule {
     const bool owns_unit = left >= 0 && left < lane_units_ + requests * start_cost_;
     Place place{first_request(), units_before_, 0};
     while (owns_unit) {
-      const int units = request_of(p_, place.request).units;
+      const int units = context_of(p_, place.request).units;
       if (left < units + start_cost_) break;
       left -= units + start_cost_;
       ++place.request;
@@ -167,17 +167,17 @@ class Schedule {
   int start_cost_;  // of a request, in units
 };
 
-// The part of one request that a CTA reads: units `begin` to `end` of it.
-struct Segment {
+// The context of one request that a CTA reads: units `begin` to `end`.
+struct ContextSpan {
   int request;
   int slot;                // the request's, negative as there
   int begin, end;          // in units of the request
   int length;              // the request's context rows
-  int key_begin, key_end;  // the segment's
+  int key_begin, key_end;  // the span's
 
   // At most `units` of them.
-  DFLASH_DEVICE Segment(const Params& p, int index, int first, int units) : request(index), begin(first) {
-    const Request all = request_of(p, request);
+  DFLASH_DEVICE ContextSpan(const Params& p, int index, int first, int units) : request(index), begin(first) {
+    const RequestContext all = context_of(p, request);
     slot = all.slot;
     end = min(begin + units, all.units);
     length = all.length;
@@ -185,8 +185,7 @@ struct Segment {
     key_end = min(length, all.begin + end * kUnitKeys);
   }
 
-  // Whether it has the request's first unit, and its last, and with it the block. Found from what else is kept anyway:
-  // registers are scarce.
+  // Whether the span has the request's first unit, and its last with the block. Recomputed to save registers.
   DFLASH_DEVICE bool starts(const Params& p) const { return key_begin == first_row(p, length); }
   DFLASH_DEVICE bool ends() const { return key_end == length; }
 };

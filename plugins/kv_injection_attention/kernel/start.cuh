@@ -4,14 +4,13 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kv_injection_attention/kernel/plan.h"
+#include "kv_injection_attention/kernel/launch_config.h"
 
 namespace dflash::kv_injection {
 
 // The kernel may start before the one before it on the stream has ended, for whose results it waits on the device.
 template <class... Arguments>
-cudaError_t start(void (*kernel)(Arguments...), const Grid& grid, void* stream,
-                  const Arguments&... arguments) {
+cudaError_t start(void (*kernel)(Arguments...), const Grid& grid, void* stream, const Arguments&... arguments) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kv_injection_attention/kernel/fragments.cuh"
-#include "kv_injection_attention/kernel/plan.h"
+#include "kv_injection_attention/kernel/launch_config.h"
 #include "kv_injection_attention/kernel/primitives.cuh"
 
 namespace dflash::kv_injection {
@@ -14,7 +14,7 @@ inline constexpr float kInitialMaximum = -1e30f;
 // far from FP16's limit.
 inline constexpr float kMaxWeight = 256.0f;
 
-// In the layout of mma_m16n8k16(): a thread has columns 2 (lane % 4) and the next of rows lane / 4 and lane / 4 + 8.
+// The layout is that of mma_m16n8k16(): a thread has columns 2 (lane % 4) and the next of rows lane / 4 and lane / 4 + 8.
 template <int D, int kTiles>
 struct State {
   float output[kTiles][D / 8][4] = {};
@@ -82,7 +82,7 @@ class Queries {
   }
 
  private:
-  // As many as the registers beside the outputs hold without spilling.
+  // The largest number that registers hold beside the outputs without spilling.
   static constexpr int kRegisterTiles = D <= 96 ? D / 32 : 2;
 
   template <int kFirst>
@@ -104,7 +104,7 @@ inline constexpr int kMmaKeys = 16;
 // Score and Value are the formats of the two products; kFp8 says that the rows are E4M3.
 template <int D, int kTiles, int kHeld, class Score, class Value, bool kFp8>
 struct Block {
-  using Rows = StoredRows<D * (kFp8 ? 1 : 2)>;
+  using Rows = StoredRows<D*(kFp8 ? 1 : 2)>;
 
   float score[kTiles][2][4];  // later the weights
   int lane;
@@ -122,7 +122,7 @@ struct Block {
       for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          float(&to)[4] = score[t][j % 2];
+          float (&to)[4] = score[t][j % 2];
           constexpr float kZero[4] = {};
           if (i > 0 || j > 1) {
             mma_m16n8k16(Score{}, to, a[t][j / 2], b[j / 2][j % 2], to);
@@ -216,7 +216,7 @@ struct Block {
       for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
-          float(&to)[4] = state.output[t][4 * i + n];
+          float (&to)[4] = state.output[t][4 * i + n];
           mma_m16n8k16(Value{}, to, weights[t], b[n], to);
         }
       }

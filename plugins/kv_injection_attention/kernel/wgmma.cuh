@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What sm_90a has beyond primitives.cuh: products of a warpgroup whose right operand stays in shared memory.
+// Primitives of sm_90a alone: products of a warpgroup whose right operand stays in shared memory.
 // Compiled by a host compiler, the emulation of tests/plugins/kernel takes its place.
 #pragma once
 
@@ -28,7 +28,7 @@ struct SwizzledRows {
     return kSwizzle << 62 | uint64_t{kBytes >> 4} << 32 | kLeading << 16 | (address & 0x3ffff) >> 4;
   }
 };
-// What a product takes of a row are 32 bytes, 16 columns or 32 of E4M3; the next begin two on in the descriptor.
+// A product takes 32 bytes of a row, 16 columns or 32 of E4M3; the descriptor advances by two to the next.
 inline constexpr uint64_t kDescribedColumns = 2;
 
 }  // namespace dflash::kv_injection
@@ -47,7 +47,7 @@ DFLASH_DEVICE Shared aligned_shared_memory() {
 
 // ---- Order
 
-// What this thread wrote to shared memory becomes visible to wgmma, once a barrier has followed.
+// Makes this thread's writes to shared memory visible to wgmma, after the next barrier.
 DFLASH_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // bar_sync(id, threads) that also tells whether `value` holds for any of the threads.
@@ -77,7 +77,7 @@ DFLASH_DEVICE void fence_registers(uint32_t (&values)[n][4]) {
 // Between any access to registers and a wgmma of them.
 DFLASH_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DFLASH_DEVICE void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Until all of this thread's committed products are there.
+// Waits for all of this thread's committed products.
 DFLASH_DEVICE void wgmma_wait_group() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
 // ---- Matrices
@@ -102,11 +102,11 @@ DFLASH_DEVICE uint32_t cvt_e4m3x4(float a, float b, float c, float d) {
 #define DFLASH_REGISTERS8(a, b, c, d, e, f, g, h) "%" #a ", %" #b ", %" #c ", %" #d ", %" #e ", %" #f ", %" #g ", %" #h
 #define DFLASH_REGISTERS16 \
   DFLASH_REGISTERS8(0, 1, 2, 3, 4, 5, 6, 7) ", " DFLASH_REGISTERS8(8, 9, 10, 11, 12, 13, 14, 15)
-#define DFLASH_REGISTERS32                                                              \
-  DFLASH_REGISTERS16 ", " DFLASH_REGISTERS8(16, 17, 18, 19, 20, 21, 22, 23) ", "        \
-  DFLASH_REGISTERS8(24, 25, 26, 27, 28, 29, 30, 31)
+#define DFLASH_REGISTERS32 \
+  DFLASH_REGISTERS16       \
+      ", " DFLASH_REGISTERS8(16, 17, 18, 19, 20, 21, 22, 23) ", " DFLASH_REGISTERS8(24, 25, 26, 27, 28, 29, 30, 31)
 #define DFLASH_REGISTERS40 DFLASH_REGISTERS32 ", " DFLASH_REGISTERS8(32, 33, 34, 35, 36, 37, 38, 39)
-#define DFLASH_SUMS8(i)                                                                               \
+#define DFLASH_SUMS8(i)                                                                                       \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
 #define DFLASH_SUMS16 DFLASH_SUMS8(0), DFLASH_SUMS8(8)
@@ -115,20 +115,21 @@ DFLASH_DEVICE uint32_t cvt_e4m3x4(float a, float b, float c, float d) {
 
 // d = d + a * b, or a * b: 64x16 in the warpgroup's registers times 16xN, whose N rows of 16 columns `b` describes.
 // d and a are the thread's until wgmma_wait_group().
-// Of E4M3 it is 64x32 times 32xN. A thread's word r of the left operand then has columns 4 (lane % 4) to
+// For E4M3 it is 64x32 times 32xN. A thread's word r of the left operand then has columns 4 (lane % 4) to
 // 4 (lane % 4) + 3, 16 on if r > 1, of row 16 warp + lane / 4, eight on if r is odd (PTX ISA 9.2, 9.7.15.5.1.1.3,
 // figure 152): the words that ldmatrix gives of rows of bytes.
-#define DFLASH_WGMMA(N, HALF, A0, A1, A2, A3, B, ADD, TAG, SHAPE, TRANSPOSE)                                  \
-  DFLASH_DEVICE void wgmma(TAG, float (&d)[HALF], const uint32_t (&a)[4], uint64_t b, bool add) {             \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ADD ", 0;\n"                                           \
-                 "wgmma.mma_async.sync.aligned.m64n" #N SHAPE " {" DFLASH_REGISTERS##HALF                      \
-                 "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", p, 1, 1" TRANSPOSE ";\n}"             \
-                 : DFLASH_SUMS##HALF                                                                          \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));           \
+#define DFLASH_WGMMA(N, HALF, A0, A1, A2, A3, B, ADD, TAG, SHAPE, TRANSPOSE)                        \
+  DFLASH_DEVICE void wgmma(TAG, float (&d)[HALF], const uint32_t (&a)[4], uint64_t b, bool add) {   \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ADD                                          \
+                 ", 0;\n"                                                                           \
+                 "wgmma.mma_async.sync.aligned.m64n" #N SHAPE " {" DFLASH_REGISTERS##HALF           \
+                 "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", p, 1, 1" TRANSPOSE ";\n}"   \
+                 : DFLASH_SUMS##HALF                                                                \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add))); \
   }
-#define DFLASH_WGMMAS(...)                                        \
-  DFLASH_WGMMA(__VA_ARGS__, F16, "k16.f32.f16.f16", ", 0")        \
-  DFLASH_WGMMA(__VA_ARGS__, BF16, "k16.f32.bf16.bf16", ", 0")     \
+#define DFLASH_WGMMAS(...)                                    \
+  DFLASH_WGMMA(__VA_ARGS__, F16, "k16.f32.f16.f16", ", 0")    \
+  DFLASH_WGMMA(__VA_ARGS__, BF16, "k16.f32.bf16.bf16", ", 0") \
   DFLASH_WGMMA(__VA_ARGS__, E4M3, "k32.f32.e4m3.e4m3", "")
 DFLASH_WGMMAS(32, 16, 16, 17, 18, 19, 20, 21)
 DFLASH_WGMMAS(64, 32, 32, 33, 34, 35, 36, 37)

@@ -3,6 +3,6 @@
 
 namespace dflash::kv_injection {
 
-template cudaError_t launch_wgmma_head_dim<128>(const Params&, const Plan&);
+template cudaError_t launch_wgmma_head_dim<128>(const Params&, const LaunchConfig&);
 
 }  // namespace dflash::kv_injection

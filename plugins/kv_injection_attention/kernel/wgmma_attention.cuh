@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The attention kernel of sm_90a. Grid: [kv heads, ranges].
 //
-// As in attention.cuh a CTA holds the query rows of one kv head and goes through one range of the context, and the
+// A CTA holds the query rows of one kv head and goes through one range of the context, and the
 // second kernel is the same. Its teams are warpgroups, each of which has all of the rows: see wgmma_state.cuh.
 #pragma once
 
@@ -11,16 +11,16 @@
 #include "kv_injection_attention/kernel/result.cuh"
 #include "kv_injection_attention/kernel/rows.cuh"
 #include "kv_injection_attention/kernel/schedule.cuh"
-#include "kv_injection_attention/kernel/wgmma_state.cuh"
 #include "kv_injection_attention/kernel/wgmma_context_loader.cuh"
+#include "kv_injection_attention/kernel/wgmma_state.cuh"
 
 namespace dflash::kv_injection {
 
-// T is the block's format, N the plan's tile_rows. Of an FP8 cache, V is widened to F16, exactly.
+// T is the block's format, N the launch's tile_rows. V of an FP8 cache is widened to F16, exactly.
 template <int D, int N, class T, bool kFp8>
 class WgmmaAttention {
  public:
-  DFLASH_DEVICE WgmmaAttention(const Params& p, const Plan& plan) : p_(p), plan_(plan) {}
+  DFLASH_DEVICE WgmmaAttention(const Params& p, const LaunchConfig& config) : p_(p), config_(config) {}
 
   // For `units` units, the first of which is unit `begin` of `request`.
   DFLASH_DEVICE void run(int request, int begin, int units) const {
@@ -30,7 +30,7 @@ class WgmmaAttention {
 
  private:
   // The request, unit and number of units that remain of the CTA's range, in shared memory: registers are scarce.
-  DFLASH_DEVICE Segment segment() const { return {p_, remaining(0), remaining(1), remaining(2)}; }
+  DFLASH_DEVICE ContextSpan span() const { return {p_, remaining(0), remaining(1), remaining(2)}; }
   static DFLASH_DEVICE int remaining(int i) { return static_cast<int>(ld_shared(Group::remaining() + i * 4)); }
   static DFLASH_DEVICE void store_remaining(int request, int begin, int units) {
     if (tid_x() == 0) {
@@ -43,8 +43,8 @@ class WgmmaAttention {
 
   // False after the last.
   DFLASH_DEVICE bool run_segment() const {
-    const Segment now = segment();
-    Context context(p_, plan_, Group::team(), tid_x() % unsigned{kThreads}, [&] { return segment(); });
+    const ContextSpan now = span();
+    Context context(p_, config_, Group::team(), tid_x() % unsigned{kThreads}, [&] { return span(); });
     store_query_operands(now);
     if (now.ends()) {
       store_block<D, T, Score, Columns::kPlain, kFp8 ? Columns::kEvenOdd : Columns::kPlain>(
@@ -55,11 +55,11 @@ class WgmmaAttention {
 
     attend_context(context, now);
     syncthreads();
-    merge_and_write<ResultRow>(ResultWriter<D, T>(p_, plan_, segment(), ctaid_x()), results(), kThreads,
-                           segment().ends() ? kTeams + 1 : kTeams, 0, plan_.rows);
-    const Segment done = segment();
+    merge_and_write<ResultRow>(ResultWriter<D, T>(p_, config_, span(), ctaid_x()), results(), kThreads,
+                               span().ends() ? kTeams + 1 : kTeams, 0, config_.rows);
+    const ContextSpan done = span();
     const int request = done.request + 1, left = remaining(2) - (done.end - done.begin);
-    syncthreads();  // shared memory is free for the next segment
+    syncthreads();  // shared memory is free for the next span
     store_remaining(request, 0, left);
     return left > 0;
   }
@@ -100,12 +100,12 @@ class WgmmaAttention {
   };
 
   // First as rows of row_bytes() where the weights will be, then as the swizzled rows that wgmma reads.
-  DFLASH_DEVICE void store_query_operands(const Segment& segment) const {
+  DFLASH_DEVICE void store_query_operands(const ContextSpan& span) const {
     const Shared swizzled = Group::queries(), rows = Group::weights(0);
     // Products with the context's keys are scores in units of log2.
     const float factor = p_.softmax_scale * p_.k_scale * kLog2E;
-    store_queries<D, T, Score, Columns::kPlain>(p_, plan_, segment, ctaid_x(), 0, N, factor, 1, rows);
-    for (int i = tid_x(); i < N; i += kTeams * kThreads) st_shared(Group::slots() + i * 4, i / plan_.group);
+    store_queries<D, T, Score, Columns::kPlain>(p_, config_, span, ctaid_x(), 0, N, factor, 1, rows);
+    for (int i = tid_x(); i < N; i += kTeams * kThreads) st_shared(Group::slots() + i * 4, i / config_.group);
     syncthreads();
     float largest = 0;  // of the absolute values; ignores NaN
 #pragma unroll 1
@@ -159,7 +159,7 @@ class WgmmaAttention {
     return largest;
   }
 
-  DFLASH_DEVICE Shared block_keys() const { return aligned_shared_memory() + plan_.block_at; }
+  DFLASH_DEVICE Shared block_keys() const { return aligned_shared_memory() + config_.block_at; }
   DFLASH_DEVICE Shared block_values() const { return block_keys() + kMaxBlock * kStride; }
 
   // Hides what lies outside [first(slot), end(slot)) of the keys of a step, `slot` being that of the thread's column.
@@ -178,7 +178,7 @@ class WgmmaAttention {
   }
 
   // A step's scores, less the maxima so far unless they are to `kRaise` these. Context row j is visible to slot s if
-  // j < length and length + s - j < window; `left` rows of the segment remain from the step's first on.
+  // j < length and length + s - j < window; `left` rows of the span remain from the step's first on.
   template <bool kRaise>
   DFLASH_DEVICE void make_scores(const State& state, float (&score)[N / 2], const StepAddresses& addresses,
                                  bool all_visible, int left, Shared rows) const {
@@ -192,7 +192,7 @@ class WgmmaAttention {
       State::template multiply_keys<Score>(score, keys, 0, !kRaise);
     }
     if (all_visible) return;
-    const Segment now = segment();
+    const ContextSpan now = span();
     // The window of slot s begins `s` rows behind this one.
     const int window_begin = now.length - window_of(p_.sliding_window) + 1 - (now.key_end - left);
     mask(score, [&](int slot) { return window_begin + slot; }, [&](int) { return left; });
@@ -234,8 +234,9 @@ class WgmmaAttention {
     }
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) score[i] *= factor;
-    mask(score, [&](int slot) { return slot - window + 1; },
-         [&](int slot) { return min(p_.block, slot + (p_.causal ? 1 : window)); });
+    mask(
+        score, [&](int slot) { return slot - window + 1; },
+        [&](int slot) { return min(p_.block, slot + (p_.causal ? 1 : window)); });
     state.raise_maxima(score, Group{});
     state.subtract_maxima(score);
     state.template softmax_weights<T>(score, sums, State::weights_at(warp, lane));
@@ -255,7 +256,8 @@ class WgmmaAttention {
     static constexpr int kSumThreads = 32, kMostTeams = kTeams + 1;
     int lane_of_quad, first_value;
 
-    DFLASH_DEVICE explicit ResultRow(int row) : lane_of_quad(row % 8 / 2), first_value((row / 8 * 2 + row % 2) * kEach) {}
+    DFLASH_DEVICE explicit ResultRow(int row)
+        : lane_of_quad(row % 8 / 2), first_value((row / 8 * 2 + row % 2) * kEach) {}
     DFLASH_DEVICE int maximum() const { return first_value; }
     DFLASH_DEVICE int sum_thread(int i) const { return i * 4 + lane_of_quad; }
     // A warp has 16 of every 64 columns of head_dim; of an FP8 cache's, a thread has two that follow each other.
@@ -268,10 +270,11 @@ class WgmmaAttention {
   };
   static_assert(ResultRow::kValues == wgmma_values(D, N));
 
-  // In the place of the stages, of each team and then of the block.
-  DFLASH_DEVICE Shared results() const { return shared_memory() + plan_.stages_at; }
+  // Results of each team, then of the block; they reuse the memory of the stages.
+  DFLASH_DEVICE Shared results() const { return shared_memory() + config_.stages_at; }
   DFLASH_DEVICE void leave(const State& state, int team) const {
-    TeamResults::Writer writer(TeamResults(results(), kThreads, ResultRow::kValues, team), tid_x() % unsigned{kThreads});
+    TeamResults::Writer writer(TeamResults(results(), kThreads, ResultRow::kValues, team),
+                               tid_x() % unsigned{kThreads});
 #pragma unroll
     for (int c = 0; c < N / 4; ++c) {
       writer.store(-state.negated_maximum[c]);
@@ -281,19 +284,19 @@ class WgmmaAttention {
     }
   }
 
-  DFLASH_DEVICE void attend_context(Context& context, const Segment& segment) const {
+  DFLASH_DEVICE void attend_context(Context& context, const ContextSpan& span) const {
     State state;
-    // Of the segment's last rows.
-    const int rows_visible_to_all = segment.key_end - (segment.length - window_of(p_.sliding_window) + p_.block);
+    // Counted from the span's end.
+    const int rows_visible_to_all = span.key_end - (span.length - window_of(p_.sliding_window) + p_.block);
     const StepAddresses addresses;
-    while (context.next([&] { return this->segment(); })) {
+    while (context.next([&] { return this->span(); })) {
       const bool all_visible = context.rows_left() >= kWgmmaKeys && context.rows_left() <= rows_visible_to_all;
       attend_keys(state, addresses, all_visible, context.rows_left(), context.rows());
     }
     if (kFp8) state.scale_outputs(p_.v_scale);
     syncthreads();  // every team is done with its stages
     leave(state, Group::team());
-    if (Group::team() > 0 || !this->segment().ends()) return;
+    if (Group::team() > 0 || !this->span().ends()) return;
     // Not added to what the team has of the context: registers are scarce.
     State block;
     attend_block(block);
@@ -301,18 +304,18 @@ class WgmmaAttention {
   }
 
   const Params& p_;
-  const Plan& plan_;
+  const LaunchConfig& config_;
 };
 
 template <int D, int N, class T, bool kFp8>
-__global__ void __launch_bounds__(32 * kWarpgroupWarps* wgmma_teams(D), 1)
-    wgmma_attention(const __grid_constant__ Params p, const __grid_constant__ Plan plan) {
+__global__ void __launch_bounds__(32 * kWarpgroupWarps * wgmma_teams(D), 1)
+    wgmma_attention(const __grid_constant__ Params p, const __grid_constant__ LaunchConfig config) {
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();  // as attention() does
-  const Schedule schedule(p, plan);
+  const Schedule schedule(p, config);
   if (ctaid_y() >= schedule.ranges()) return;
   const Range range = schedule.range(ctaid_y());
-  if (range.units > 0) WgmmaAttention<D, N, T, kFp8>(p, plan).run(range.begin.request, range.begin.unit, range.units);
+  if (range.units > 0) WgmmaAttention<D, N, T, kFp8>(p, config).run(range.begin.request, range.begin.unit, range.units);
 }
 
 }  // namespace dflash::kv_injection

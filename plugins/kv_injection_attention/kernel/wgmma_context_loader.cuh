@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A warpgroup's steps of the context. As context_loader.cuh, but what the loop needs is kept instead of recomputed, and
-// steps are copied beyond the segment's end: zeros, to a stage that is not read. Each warp copies a chunk of a step.
+// steps are copied beyond the span's end: zeros, to a stage that is not read. Each warp copies a chunk of a step.
 #pragma once
 
 #include "kv_injection_attention/kernel/context_loader.cuh"
-#include "kv_injection_attention/kernel/wgmma_plan.h"
+#include "kv_injection_attention/kernel/wgmma_launch_config.h"
 
 namespace dflash::kv_injection {
 
@@ -15,29 +15,30 @@ class WgmmaContextLoader {
   static constexpr int kStride = Step::kStride;
   static constexpr int kValuesAt = Step::kValuesAt;
 
-  // `thread` is of the team; `segment()` computes the segment, for it takes registers.
-  template <class GetSegment>
-  DFLASH_DEVICE WgmmaContextLoader(const Params& p, const Plan& plan, int team, int thread, GetSegment get_segment)
+  // `thread` is of the team; `span()` computes the span, for it takes registers.
+  template <class GetSpan>
+  DFLASH_DEVICE WgmmaContextLoader(const Params& p, const LaunchConfig& config, int team, int thread, GetSpan get_span)
       : p_(p), barrier_(1 + team) {
-    const Segment segment = get_segment();
+    const ContextSpan span = get_span();
     const int warp = thread / 32, lane = thread % 32;
-    const int row = warp * kChunkRows + lane / kCopyLanes, vector = lane % kCopyLanes;  // the first that this thread copies
-    const int first_key = segment.key_begin + team * kWgmmaKeys;
-    rows_left_ = segment.key_end - first_key + kTeamKeys;
-    rows_to_copy_ = segment.key_end - first_key - row;
+    const int row = warp * kChunkRows + lane / kCopyLanes,
+              vector = lane % kCopyLanes;  // the first that this thread copies
+    const int first_key = span.key_begin + team * kWgmmaKeys;
+    rows_left_ = span.key_end - first_key + kTeamKeys;
+    rows_to_copy_ = span.key_end - first_key - row;
     copy_from_ = lane / kCopyLanes * ContextStrides(p).row + vector * 16;
     copy_to_ = Step::Rows::at(row, vector * 16);
 
-    const Shared begin = shared_memory() + plan.stages_at + team * (kStages * kStageBytes);
+    const Shared begin = shared_memory() + config.stages_at + team * (kStages * kStageBytes);
     last_stage_ = begin + (kStages - 1) * kStageBytes;
     stage_ = last_stage_;  // one before the first
 #pragma unroll 1
-    for (int i = 0; i < kStages - 1; ++i) copy_step(begin + i * kStageBytes, get_segment);
+    for (int i = 0; i < kStages - 1; ++i) copy_step(begin + i * kStageBytes, get_span);
   }
 
   // Goes on to the team's next step. False after the last, when no copy is under way.
-  template <class GetSegment>
-  DFLASH_DEVICE bool next(GetSegment get_segment) {
+  template <class GetSpan>
+  DFLASH_DEVICE bool next(GetSpan get_span) {
     rows_left_ -= kTeamKeys;
     if (rows_left_ <= 0) {
       cp_async_wait_group<0>();
@@ -46,12 +47,12 @@ class WgmmaContextLoader {
     cp_async_wait_group<kStages - 2>();
     // Now all threads' copies of this step are there, and all are done with the step before: its stage is free.
     bar_sync(barrier_, 32 * kWarpgroupWarps);
-    copy_step(stage_, get_segment);
+    copy_step(stage_, get_span);
     stage_ = stage_ == last_stage_ ? stage_ - (kStages - 1) * kStageBytes : stage_ + kStageBytes;
     return true;
   }
 
-  // Rows of the segment from the step's first on, and the step's stage: K and behind it V. Those from the segment's
+  // Rows of the span from the step's first on, and the step's stage: K and behind it V. Those from the span's
   // end on are 0.
   DFLASH_DEVICE int rows_left() const { return rows_left_; }
   DFLASH_DEVICE Shared rows() const { return stage_; }
@@ -69,9 +70,9 @@ class WgmmaContextLoader {
   static_assert(kCopyRows % Step::Rows::kPeriod == 0);
 
   // The first of the team's steps that is not copied yet.
-  template <class GetSegment>
-  DFLASH_DEVICE void copy_step(Shared stage, GetSegment get_segment) {
-    if (chunk_ % 32 == 0) find_chunks(get_segment());
+  template <class GetSpan>
+  DFLASH_DEVICE void copy_step(Shared stage, GetSpan get_span) {
+    if (chunk_ % 32 == 0) find_chunks(get_span());
     const ContextStrides strides(p_);
     const unsigned char* from = chunks_.at(chunk_++) + copy_from_;
 #pragma unroll
@@ -85,21 +86,21 @@ class WgmmaContextLoader {
     cp_async_commit_group();
   }
 
-  DFLASH_DEVICE void find_chunks(const Segment& segment) {
-    const int first = segment.key_begin + tid_x() / 32 * kChunkRows;  // teams and their warps lie behind each other
+  DFLASH_DEVICE void find_chunks(const ContextSpan& span) {
+    const int first = span.key_begin + tid_x() / 32 * kChunkRows;  // teams and their warps lie behind each other
     chunks_.refill(
-        chunk_, segment.key_end, [&](unsigned chunk) { return first + static_cast<int>(chunk) * kTeamKeys; },
-        [&](int key) { return find_chunk(p_, segment, ctaid_x(), key); });
+        chunk_, span.key_end, [&](unsigned chunk) { return first + static_cast<int>(chunk) * kTeamKeys; },
+        [&](int key) { return find_chunk(p_, span, ctaid_x(), key); });
   }
 
   const Params& p_;
   int barrier_;
   ChunkAddresses chunks_;
-  unsigned chunk_ = 0;  // the warp's next
-  int copy_from_;      // offset in a chunk of the row that this thread copies first
-  int rows_to_copy_;   // rows of the segment from that row of the next step on
-  Shared copy_to_;     // where in a stage it goes
-  int rows_left_;      // of the segment, from the step's first on
+  unsigned chunk_ = 0;         // the warp's next
+  int copy_from_;              // offset in a chunk of the row that this thread copies first
+  int rows_to_copy_;           // rows of the span from that row of the next step on
+  Shared copy_to_;             // where in a stage it goes
+  int rows_left_;              // of the span, from the step's first on
   Shared stage_, last_stage_;  // the stage in use, and the last of the team's
 };
 

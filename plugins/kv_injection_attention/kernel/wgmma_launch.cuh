@@ -9,23 +9,24 @@
 namespace dflash::kv_injection {
 
 template <int D, int N, class T>
-cudaError_t launch_wgmma_rows(const Params& p, const Plan& plan) {
+cudaError_t launch_wgmma_rows(const Params& p, const LaunchConfig& config) {
   const bool fp8 = p.cache_dtype == DType::kF8E4M3;
-  return start_attention(fp8 ? wgmma_attention<D, N, T, true> : wgmma_attention<D, N, T, false>, p, plan,
+  return start_attention(fp8 ? wgmma_attention<D, N, T, true> : wgmma_attention<D, N, T, false>, p, config,
                          kWgmmaShared);
 }
 
 template <int D, class T>
-cudaError_t launch_wgmma_format(const Params& p, const Plan& plan) {
-  if (plan.tile_rows == 32) return launch_wgmma_rows<D, 32, T>(p, plan);
-  if (plan.tile_rows == 64) return launch_wgmma_rows<D, 64, T>(p, plan);
-  if constexpr (wgmma_rows(D, 80) == 80) return launch_wgmma_rows<D, 80, T>(p, plan);
+cudaError_t launch_wgmma_format(const Params& p, const LaunchConfig& config) {
+  if (config.tile_rows == 32) return launch_wgmma_rows<D, 32, T>(p, config);
+  if (config.tile_rows == 64) return launch_wgmma_rows<D, 64, T>(p, config);
+  if constexpr (wgmma_rows(D, 80) == 80) return launch_wgmma_rows<D, 80, T>(p, config);
   return cudaErrorInvalidValue;
 }
 
 template <int D>
-cudaError_t launch_wgmma_head_dim(const Params& p, const Plan& plan) {
-  return p.block_dtype == DType::kF16 ? launch_wgmma_format<D, F16>(p, plan) : launch_wgmma_format<D, BF16>(p, plan);
+cudaError_t launch_wgmma_head_dim(const Params& p, const LaunchConfig& config) {
+  return p.block_dtype == DType::kF16 ? launch_wgmma_format<D, F16>(p, config)
+                                      : launch_wgmma_format<D, BF16>(p, config);
 }
 
 }  // namespace dflash::kv_injection

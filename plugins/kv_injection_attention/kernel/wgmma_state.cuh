@@ -15,7 +15,7 @@
 #include "kv_injection_attention/kernel/fragments.cuh"
 #include "kv_injection_attention/kernel/state.cuh"
 #include "kv_injection_attention/kernel/wgmma.cuh"
-#include "kv_injection_attention/kernel/wgmma_plan.h"
+#include "kv_injection_attention/kernel/wgmma_launch_config.h"
 
 namespace dflash::kv_injection {
 
@@ -31,7 +31,7 @@ struct Warpgroup {
   static DFLASH_DEVICE int team() { return tid_x() / unsigned{kThreads}; }
   static DFLASH_DEVICE int barrier() { return 1 + team(); }
   static DFLASH_DEVICE void sync() { bar_sync(barrier(), kThreads); }
-  // Of the thread's columns the first, and of its rows.
+  // The thread's first column, and first row.
   static DFLASH_DEVICE int column() { return lane() % 4 * 2; }
   static DFLASH_DEVICE int row() { return warp() * 16 + lane() / 4; }
 
@@ -44,13 +44,9 @@ struct Warpgroup {
     return queries() + wgmma_query_bytes(D, N, kFp8 ? 1 : 2) + of_team * wgmma_weight_bytes(N);
   }
   // [warps][N] floats.
-  static DFLASH_DEVICE Shared numbers() {
-    return weights(wgmma_teams(D)) + team() * wgmma_number_bytes(N);
-  }
+  static DFLASH_DEVICE Shared numbers() { return weights(wgmma_teams(D)) + team() * wgmma_number_bytes(N); }
   // [N] integers: the block slot of each query row.
-  static DFLASH_DEVICE Shared slots() {
-    return weights(wgmma_teams(D)) + wgmma_teams(D) * wgmma_number_bytes(N);
-  }
+  static DFLASH_DEVICE Shared slots() { return weights(wgmma_teams(D)) + wgmma_teams(D) * wgmma_number_bytes(N); }
   // Three integers: what remains of the CTA's range. Behind them the factor of the scores of rounded queries.
   static DFLASH_DEVICE Shared remaining() { return slots() + N * 4; }
   static DFLASH_DEVICE Shared score_factor() { return remaining() + 12; }
@@ -64,10 +60,8 @@ struct LeftOperands {
   using Rows = StoredRows<D * kItem>;
   static constexpr int kLoads = kFp8 ? 2 : 1;  // operands of V that four matrices make
 
-  // Of scores: the warp's 16 keys.
-  static DFLASH_DEVICE Shared keys_at(int warp, int lane) {
-    return Rows::at(warp * 16 + lane % 16, lane / 16 * 16);
-  }
+  // Address of the warp's 16 keys, for scores.
+  static DFLASH_DEVICE Shared keys_at(int warp, int lane) { return Rows::at(warp * 16 + lane % 16, lane / 16 * 16); }
 
   // 16 columns each, or 32 of bytes.
   template <int n>
@@ -76,7 +70,7 @@ struct LeftOperands {
     for (int i = 0; i < n; ++i) ldmatrix_x4(a[i], Rows::ahead(at, i * 32));
   }
 
-  // Of outputs: the warp's 16 columns of every 64 are the rows. With bytes, the first eight of them are the even
+  // Address for outputs, whose rows are the warp's 16 columns of every 64. With bytes, the first eight are the even
   // columns, the others the odd ones.
   static DFLASH_DEVICE Shared values_at(int warp, int lane) {
     if (kFp8) return Rows::at(lane, warp * 16);
@@ -97,7 +91,7 @@ struct LeftOperands {
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             // Bytes: key 0 even, key 0 odd, key 1 even, key 1 odd.
-            uint32_t(&to)[4] = a[tile * kSteps + 2 * i + j / 2];
+            uint32_t (&to)[4] = a[tile * kSteps + 2 * i + j / 2];
             cvt_f16x2_e4m3x2(to[j % 2 * 2], to[j % 2 * 2 + 1], prmt(m[j], 0, 0x3120));
           }
         } else {
@@ -117,7 +111,7 @@ struct WgmmaState {
   using Weights = SwizzledRows<128>;
 
   float output[D / 64][N / 2] = {};
-  // Of column 8 j + i of the thread at 2 j + i: its maximum in units of log2, negated; the same in all its threads.
+  // At 2 j + i the negated maximum, in units of log2, of the thread's column 8 j + i; equal in all threads of a column.
   float negated_maximum[N / 4];
   float sum[N / 4] = {};  // of this thread's rows only
 
@@ -150,7 +144,7 @@ struct WgmmaState {
     }
   }
 
-  // What the accumulators of scores start from.
+  // Initial value of the score accumulators.
   DFLASH_DEVICE void load_negated_maxima(float (&score)[N / 2]) const {
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) score[i] = negated_maximum[i / 4 * 2 + i % 2];

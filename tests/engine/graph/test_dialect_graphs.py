@@ -21,7 +21,7 @@ from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from tests.checkpoint.dialect_samples import WRITERS, write_muse_glimmer
 from tests.decoding import decode, greedy, open_without_tokenizer
-from tests.engine.graph.test_parity import assert_close, cache_of, features
+from tests.engine.graph.test_parity import cache_of, compare_context, compare_draft, features
 from tests.engines import Graphs, fitting_target
 from tests.reference.dflash_float64 import AttentionRule, ReferenceDrafter, read_rotary
 from tests.reference.synthetic import write_random_draft
@@ -77,16 +77,8 @@ def test_graphs_of_each_dialect(name: str, tmp_path: Path) -> None:
     parts = np.split(np.arange(D), [turned // 2, turned, turned + (D - turned) // 2])
     order = np.concatenate([parts[i] for i in (0, 2, 1, 3)])
     for length in (1, 6, 7, 8, 9, 40):
-        taps = features(graphs, length)
-        k, v = graphs.context(taps, np.arange(length))
-        expected_k, expected_v = reference.context_kv(taps.astype(np.float64), np.arange(length))
-        assert_close(k, expected_k[..., order])
-        assert_close(v, expected_v)
-        noise = np.random.default_rng(length).standard_normal((graphs.spec.block_size, H)).astype(np.float32)
-        positions = np.arange(length, length + len(noise))
-        expected = reference.draft(noise.astype(np.float64), expected_k, expected_v, positions)
-        caches = cache_of(graphs, [k], length + 5), cache_of(graphs, [v], length + 5)
-        assert_close(graphs.draft(noise[None], caches, [0], [length])[0], expected)
+        compare_context(graphs, reference, 0, order)
+        compare_draft(graphs, reference, length, order)
 
 
 @pytest.fixture(scope="module")

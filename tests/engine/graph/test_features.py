@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What z-lab's v1 drafts do not have, feature by feature: both graphs against the float64 equations, 1e-5 relative."""
+"""Features beyond z-lab's v1 drafts, one by one: both graphs against the float64 equations, 1e-5 relative."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from dflash_trt.checkpoint.draft_spec import DraftLayer
 from dflash_trt.checkpoint.rope import Llama3, Rope, Yarn
-from tests.engine.graph.test_parity import assert_close, cache_of, features
+from tests.engine.graph.test_parity import compare_context, compare_draft, features
 from tests.engines import Graphs
 from tests.featured import build_featured, featured_draft
 from tests.reference.dflash_float64 import AttentionRule, ReferenceDrafter, llama3, read_rotary, yarn
@@ -114,23 +114,12 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize("begin", [0, 250])
 def test_context(built: Built, begin: int) -> None:
-    taps, positions = features(built.graphs, 9), np.arange(begin, begin + 9)
-    k, v = built.graphs.context(taps, positions)
-    expected_k, expected_v = built.reference.context_kv(taps.astype(np.float64), positions)
-    for layer in range(3):
-        assert_close(k[:, layer], expected_k[:, layer][..., built.order])
-        assert_close(v[:, layer], expected_v[:, layer])
+    compare_context(built.graphs, built.reference, begin, built.order)
 
 
 @pytest.mark.parametrize("length", [0, 1, WINDOW - 1, WINDOW, WINDOW + 1, 40])
 def test_draft(built: Built, length: int) -> None:
-    graphs, reference = built.graphs, built.reference
-    S, H = graphs.spec.block_size, graphs.spec.hidden_size
-    noise = np.random.default_rng(length).standard_normal((S, H)).astype(np.float32)
-    k, v = reference.context_kv(features(graphs, length).astype(np.float64), np.arange(length))
-    expected = reference.draft(noise.astype(np.float64), k, v, np.arange(length, length + S))
-    caches = cache_of(graphs, [k[..., built.order]], length + 5), cache_of(graphs, [v], length + 5)
-    assert_close(graphs.draft(noise[None], caches, [0], [length])[0], expected)
+    compare_draft(built.graphs, built.reference, length, built.order)
 
 
 def test_left_out_it_would_show(built: Built) -> None:

@@ -86,36 +86,39 @@ def assert_close(actual: np.ndarray, expected: np.ndarray) -> None:
     assert error[worst] <= bound, f"at {worst}: {actual[worst]} instead of {expected[worst]}, bound {bound}"
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("begin", [0, 1, 255, 256, 1000])  # the rope tables meet at multiples of 256
-def test_context_kv(engine: EngineMaker, case: Case, begin: int) -> None:
-    graphs, reference = engine(case)
+def compare_context(graphs: Graphs, reference: ReferenceDrafter, begin: int, order: Any = slice(None)) -> None:
+    """Context rows from position `begin` on; `order` is that of a head's dimensions in the context cache."""
     taps, positions = features(graphs, 9), np.arange(begin, begin + 9)
     k, v = graphs.context(taps, positions)
     expected_k, expected_v = reference.context_kv(taps.astype(np.float64), positions)
     # Layer by layer: another layer's k_norm (trap 8) must not hide behind a larger layer.
     for layer in range(len(graphs.spec.layers)):
-        assert_close(k[:, layer], expected_k[:, layer])
+        assert_close(k[:, layer], expected_k[:, layer][..., order])
         assert_close(v[:, layer], expected_v[:, layer])
 
 
-def context_lengths(block_size: int) -> list[int]:
-    return [0, 1, block_size, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW, 300]
+def compare_draft(graphs: Graphs, reference: ReferenceDrafter, length: int, order: Any = slice(None)) -> None:
+    """A block behind `length` context rows."""
+    S, H = graphs.spec.block_size, graphs.spec.hidden_size
+    noise = np.random.default_rng(length).standard_normal((S, H)).astype(np.float32)
+    k, v = reference.context_kv(features(graphs, length).astype(np.float64), np.arange(length))
+    expected = reference.draft(noise.astype(np.float64), k, v, np.arange(length, length + S))
+    caches = cache_of(graphs, [k[..., order]], length + 5), cache_of(graphs, [v], length + 5)
+    assert_close(graphs.draft(noise[None], caches, [0], [length])[0], expected)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("begin", [0, 1, 255, 256, 1000])  # the rope tables meet at multiples of 256
+def test_context_kv(engine: EngineMaker, case: Case, begin: int) -> None:
+    compare_context(*engine(case), begin)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("which", range(8))
 def test_draft_hidden(engine: EngineMaker, case: Case, which: int) -> None:
     graphs, reference = engine(case)
-    S, H = graphs.spec.block_size, graphs.spec.hidden_size
-    length = context_lengths(S)[which]
-    noise = np.random.default_rng(which).standard_normal((S, H)).astype(np.float32)
-    context = reference.context_kv(features(graphs, length).astype(np.float64), np.arange(length))
-    expected = reference.draft(noise.astype(np.float64), *context, np.arange(length, length + S))
-
-    k_cache, v_cache = (cache_of(graphs, [rows], capacity=length + 5) for rows in context)
-    hidden = graphs.draft(noise[None], (k_cache, v_cache), [0], [length])
-    assert_close(hidden[0], expected)
+    S = graphs.spec.block_size
+    compare_draft(graphs, reference, [0, 1, S, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW, 300][which])
 
 
 def cache_of(graphs: Graphs, requests: list[np.ndarray], capacity: int) -> np.ndarray:
@@ -159,12 +162,7 @@ def test_rope_is_exact_at_the_last_position(engine: EngineMaker) -> None:
 
 def test_a_block_reaches_beyond_the_last_position(engine: EngineMaker) -> None:
     graphs, reference = engine(CASES[1])
-    S, length = graphs.spec.block_size, graphs.spec.max_position_embeddings - 1
-    noise = np.random.default_rng(0).standard_normal((S, graphs.spec.hidden_size)).astype(np.float32)
-    context = reference.context_kv(features(graphs, length).astype(np.float64), np.arange(length))
-    k_cache, v_cache = (cache_of(graphs, [rows], capacity=length) for rows in context)
-    hidden = graphs.draft(noise[None], (k_cache, v_cache), [0], [length])
-    assert_close(hidden[0], reference.draft(noise.astype(np.float64), *context, np.arange(length, length + S)))
+    compare_draft(graphs, reference, graphs.spec.max_position_embeddings - 1)
 
 
 def test_fc_beyond_fp16(engine: EngineMaker) -> None:

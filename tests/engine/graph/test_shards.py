@@ -56,7 +56,7 @@ class Ranks:
         """hidden [1, S, H] of each rank, whose caches [1, L, T, G, D] hold its own heads."""
         positions = length + np.arange(noise.shape[1], dtype=np.int32)[None]
         shared = {"noise_embeds": noise, "positions": positions}
-        shared |= {"slot_ids": np.zeros(1, np.int32), "context_lengths": np.array([length], np.int32)}
+        shared |= {"page_ids": np.zeros((1, 1), np.int32), "context_lengths": np.array([length], np.int32)}
         values = [shared | {"k_cache": k, "v_cache": v} for k, v in caches]
         for i in range(num_segments(len(self.spec.layers))):
             for (manifest, sessions), own in zip(self._graphs, values, strict=True):

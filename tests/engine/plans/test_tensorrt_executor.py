@@ -182,7 +182,7 @@ def test_padded_rows_read_no_context(built: Path, manifest: Manifest) -> None:
     drafter.draft([3, 2, 1], torch.randn(3, spec.block_size, spec.hidden_size))
     tensors = executor_of(drafter)._bound_draft().tensors
     assert tensors["context_lengths"][:4].tolist() == [6, 7, 8, 0]
-    assert tensors["slot_ids"][:4].tolist() == [0, 1, 2, 0]
+    assert tensors["slot_ids"][:4].tolist() == [0, 1, 2, 3]
     assert tensors["page_table"][:3, 0].tolist() == [drafter.cache.table.pages[slot][0] for slot in (3, 2, 1)]
 
 

@@ -5,7 +5,7 @@
 // blocks and caches that DFLASH_FORMATS names: 0 all, 1 BF16 blocks, 2 BF16 blocks and FP8 caches.
 //
 // DIRECTORY/params has a line "name value" for each number of Params, DIRECTORY/<tensor> the bytes of each tensor.
-// Writes DIRECTORY/out and prints the plan. CTAS is how many CTAs the GPU is said to hold; SEED orders CTAs and threads.
+// Writes DIRECTORY/out and prints the config. CTAS is how many CTAs the GPU is said to hold; SEED orders CTAs and threads.
 // On the stream before the call is a kernel that writes its inputs, but for what no memory would hold.
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -99,8 +99,7 @@ class Call {
       }
     }
     const auto bytes = std::streamsize{2} * p.batch * p.block * p.num_heads * p.head_dim;
-    std::ofstream(directory_ + "out", std::ios::binary)
-        .write(reinterpret_cast<const char*>(out_), bytes);
+    std::ofstream(directory_ + "out", std::ios::binary).write(reinterpret_cast<const char*>(out_), bytes);
   }
 
  private:
@@ -155,16 +154,16 @@ class Call {
 
 // Of head_dim D, or of the kernel of sm_90a for `kRows` rows where that is not 0.
 template <int D, int kRows, class T, bool kFp8>
-void attend(const kv::Params& p, const kv::Plan& plan) {
+void attend(const kv::Params& p, const kv::LaunchConfig& config) {
   if constexpr (kRows > 0) {
-    kv::wgmma_attention<D, kRows, T, kFp8>(p, plan);
+    kv::wgmma_attention<D, kRows, T, kFp8>(p, config);
   } else {
-    kv::attention<D, T, kFp8>(p, plan);
+    kv::attention<D, T, kFp8>(p, config);
   }
 }
 
 template <int D, int kRows, class T, bool kFp8>
-void run(Call& call, const kv::Params& p, const kv::Plan& plan, uint32_t seed) {
+void run(Call& call, const kv::Params& p, const kv::LaunchConfig& config, uint32_t seed) {
   emulator::Stream stream(seed);
   const auto launch = [&](const kv::Grid& grid, std::function<void()> kernel) {
     stream.launch(grid.x, grid.y, grid.threads, grid.shared_bytes, std::move(kernel));
@@ -172,23 +171,23 @@ void run(Call& call, const kv::Params& p, const kv::Plan& plan, uint32_t seed) {
   launch({1, 1, 32, 0}, [&] {
     if (kv::tid_x() == 0) call.produce();
   });
-  launch(kv::attention_grid(p, plan), [&] { attend<D, kRows, T, kFp8>(p, plan); });
-  if (plan.ranges > 1) launch(kv::combine_grid(p, plan), [&] { kv::combine<D, T>(p, plan); });
+  launch(kv::attention_grid(p, config), [&] { attend<D, kRows, T, kFp8>(p, config); });
+  if (config.ranges > 1) launch(kv::combine_grid(p, config), [&] { kv::combine<D, T>(p, config); });
   stream.run();
 }
 
 template <int D, int kRows>
-void run_formats(Call& call, const kv::Params& p, const kv::Plan& plan, uint32_t seed) {
+void run_formats(Call& call, const kv::Params& p, const kv::LaunchConfig& config, uint32_t seed) {
   const bool fp8 = p.cache_dtype == kv::DType::kF8E4M3;
   if constexpr (DFLASH_FORMATS > 0) {
     if (p.block_dtype != kv::DType::kBF16) std::exit(5);
-    if (fp8) return run<D, kRows, kv::BF16, true>(call, p, plan, seed);
+    if (fp8) return run<D, kRows, kv::BF16, true>(call, p, config, seed);
     if constexpr (DFLASH_FORMATS > 1) std::exit(5);
-    else run<D, kRows, kv::BF16, false>(call, p, plan, seed);
+    else run<D, kRows, kv::BF16, false>(call, p, config, seed);
   } else if (p.block_dtype == kv::DType::kF16) {
-    fp8 ? run<D, kRows, kv::F16, true>(call, p, plan, seed) : run<D, kRows, kv::F16, false>(call, p, plan, seed);
+    fp8 ? run<D, kRows, kv::F16, true>(call, p, config, seed) : run<D, kRows, kv::F16, false>(call, p, config, seed);
   } else {
-    fp8 ? run<D, kRows, kv::BF16, true>(call, p, plan, seed) : run<D, kRows, kv::BF16, false>(call, p, plan, seed);
+    fp8 ? run<D, kRows, kv::BF16, true>(call, p, config, seed) : run<D, kRows, kv::BF16, false>(call, p, config, seed);
   }
 }
 
@@ -199,12 +198,13 @@ int main(int, char** arguments) {
   const kv::Params p = call.params();
   if (p.batch == 0) return call.produce(), call.finish(p), 0;
   const int ctas = std::atoi(arguments[2]);
-  const kv::Plan plan = DFLASH_WGMMA_ROWS > 0 ? kv::make_wgmma_plan(p, ctas) : kv::make_plan(p, ctas);
+  const kv::LaunchConfig config =
+      DFLASH_WGMMA_ROWS > 0 ? kv::make_wgmma_launch_config(p, ctas) : kv::make_launch_config(p, ctas);
   const auto seed = static_cast<uint32_t>(std::atoi(arguments[3]));
-  std::cout << plan.row_tiles << " " << plan.tile_rows << " " << plan.row_groups << " " << plan.teams
-            << " " << plan.ranges << " " << plan.shared_bytes << "\n";
-  if (p.head_dim != DFLASH_HEAD_DIM || (DFLASH_WGMMA_ROWS > 0 && plan.tile_rows != DFLASH_WGMMA_ROWS)) return 5;
-  run_formats<DFLASH_HEAD_DIM, DFLASH_WGMMA_ROWS>(call, p, plan, seed);
+  std::cout << config.row_tiles << " " << config.tile_rows << " " << config.row_groups << " " << config.teams << " "
+            << config.ranges << " " << config.shared_bytes << "\n";
+  if (p.head_dim != DFLASH_HEAD_DIM || (DFLASH_WGMMA_ROWS > 0 && config.tile_rows != DFLASH_WGMMA_ROWS)) return 5;
+  run_formats<DFLASH_HEAD_DIM, DFLASH_WGMMA_ROWS>(call, p, config, seed);
   call.finish(p);
   return 0;
 }

@@ -127,9 +127,7 @@ inline void load_four(const char* instruction, bool transposed, uint32_t (&m)[4]
   for (uint32_t i = 0; i < 4; ++i) mine.words[i] = cta().read_word(row + 4 * i);
   cta().together<MatrixLoad>(instruction, mine, [transposed](MatrixLoad** lanes) {
     for (int matrix = 0; matrix < 4; ++matrix) {
-      const auto element = [&](int r, int c) {
-        return lanes[8 * matrix + r]->words[c / 2] >> (c % 2 * 16) & 0xffff;
-      };
+      const auto element = [&](int r, int c) { return lanes[8 * matrix + r]->words[c / 2] >> (c % 2 * 16) & 0xffff; };
       for (int lane = 0; lane < 32; ++lane) {
         const int g = lane / 4, t = lane % 4;
         const uint32_t first = transposed ? element(2 * t, g) : element(g, 2 * t);
@@ -140,9 +138,7 @@ inline void load_four(const char* instruction, bool transposed, uint32_t (&m)[4]
   });
 }
 inline void ldmatrix_x4(uint32_t (&m)[4], Shared row) { load_four("ldmatrix", false, m, row); }
-inline void ldmatrix_x4_trans(uint32_t (&m)[4], Shared row) {
-  load_four("ldmatrix.trans", true, m, row);
-}
+inline void ldmatrix_x4_trans(uint32_t (&m)[4], Shared row) { load_four("ldmatrix.trans", true, m, row); }
 
 struct Operands {
   float* d;

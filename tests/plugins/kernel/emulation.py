@@ -19,12 +19,14 @@ import torch
 
 from tests.paths import REPOSITORY
 from tests.plugins.cases import BF16, F16, FP8, Case
-from tests.plugins.tensors import Tensors
+from tests.plugins.compare import assert_close
+from tests.plugins.kernel.oracle import Expected, expect
+from tests.plugins.tensors import Tensors, draw, out_of_range
 
 HERE = Path(__file__).parent
 PLUGINS = REPOSITORY / "plugins"
 EMULATOR = [HERE / name for name in ("emulator.cpp", "fiber.cpp", "stream.cpp", "warpgroup.cpp")]
-PLAN = ("workspace.cpp", "wgmma_plan.cpp")
+LAUNCH_CONFIG = ("launch_config.cpp", "wgmma_launch_config.cpp")
 FLAGS = [
     "-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-Werror",
     "-Wno-unknown-pragmas",  # unroll
@@ -71,7 +73,7 @@ def once(name: str, build: Callable[[Path], object]) -> Path:
 
 @cache
 def sources_digest() -> str:
-    """Of all that a program may be compiled from, and with."""
+    """Digest of all sources and of the compiler."""
     digest = hashlib.sha256(subprocess.check_output([compiler(), "--version"]) + repr(FLAGS).encode())
     for file in sorted([*HERE.iterdir(), *PLUGINS.rglob("*")]):
         if file.suffix in (".cpp", ".h", ".cuh", ".cu", ".py"):
@@ -93,8 +95,8 @@ def compile_with(*arguments: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def plan_sources(plugins: Path = PLUGINS) -> list[Path]:
-    return [plugins / "kv_injection_attention" / name for name in PLAN]
+def config_sources(plugins: Path = PLUGINS) -> list[Path]:
+    return [plugins / "kv_injection_attention" / name for name in LAUNCH_CONFIG]
 
 
 def build_kernel(
@@ -104,17 +106,13 @@ def build_kernel(
 
     The fewer `formats`, the sooner it is compiled.
     """
-    sources = [HERE / "emulated_call.cpp", *emulator(), *plan_sources(plugins)]
-    defines = [
-        f"-DDFLASH_HEAD_DIM={head_dim}",
-        f"-DDFLASH_WGMMA_ROWS={wgmma_rows}",
-        f"-DDFLASH_FORMATS={formats}",
-    ]
+    sources = [HERE / "emulated_call.cpp", *emulator(), *config_sources(plugins)]
+    defines = [f"-DDFLASH_HEAD_DIM={head_dim}", f"-DDFLASH_WGMMA_ROWS={wgmma_rows}", f"-DDFLASH_FORMATS={formats}"]
     return build(program, sources, *defines, plugins=plugins)
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchConfig:
     """How the host laid the call out, as the program prints it."""
 
     row_tiles: int
@@ -128,7 +126,7 @@ class Plan:
 @dataclass(frozen=True)
 class Result:
     out: torch.Tensor
-    plan: Plan | None  # none of an empty call
+    config: LaunchConfig | None  # none of an empty call
 
 
 def call(program: Path, directory: Path, case: Case, tensors: Tensors, *, ctas: int = 264, seed: int = 0) -> Result:
@@ -149,10 +147,40 @@ def call(program: Path, directory: Path, case: Case, tensors: Tensors, *, ctas: 
     for name, tensor in given.items():
         if tensor is not None and name not in ("k_cache", "v_cache"):
             (directory / name).write_bytes(raw_bytes(tensor))
-    plan = run(program, str(directory), str(ctas), str(seed)).split()
+    config = run(program, str(directory), str(ctas), str(seed)).split()
     out = torch.frombuffer(bytearray((directory / "out").read_bytes()) or bytearray(2), dtype=case.dtype)
     out = out[: case.B * case.S * case.N * case.D].reshape(case.B, case.S, case.N * case.D)
-    return Result(out, Plan(*map(int, plan)) if plan else None)
+    return Result(out, LaunchConfig(*map(int, config)) if config else None)
+
+
+def check(
+    program: Path, directory: Path, case: Case, *, tensors: Tensors | None = None, expected: Expected | None = None,
+    rounded_queries: bool = False, **how: int,
+) -> Result:  # fmt: skip
+    """Compares a call with float64, or with what is `expected`. `how` is the GPU's size and the order of threads."""
+    tensors = tensors or draw(case)
+    result = call(program, directory, case, tensors, **how)
+    assert_close(result.out, *(expected or expect(case, tensors, rounded_queries=rounded_queries)))
+    return result
+
+
+def check_order(program: Path, directory: Path, case: Case, *, ctas: int, seeds: int) -> None:
+    """The order of threads, CTAs and grids changes no bit."""
+    tensors = draw(case)
+    outputs = [call(program, directory / str(seed), case, tensors, ctas=ctas, seed=seed).out for seed in range(seeds)]
+    assert all(torch.equal(out.view(torch.int16), outputs[0].view(torch.int16)) for out in outputs)
+
+
+def check_out_of_range(
+    program: Path, directory: Path, case: Case, name: str, value: int, *, rounded_queries: bool = False, **how: int
+) -> None:
+    """Request 1, out of range, is NaN, and the others are as they were."""
+    tensors = draw(case)
+    out = call(program, directory, case, out_of_range(tensors, name, value), **how).out
+    assert out[1].isnan().all()
+    expected = expect(case, tensors, rounded_queries=rounded_queries)
+    for b in (0, 2):
+        assert_close(out[b], expected.output[b], expected.tolerance[b])
 
 
 def write_context(directory: Path, case: Case, tensors: Tensors) -> torch.Tensor:

@@ -116,9 +116,7 @@ int Cta::pick() {
 
 void Cta::block() { fibers_[current_]->pause(); }
 
-void Cta::wake(const std::vector<int>& threads) {
-  ready_.insert(ready_.end(), threads.begin(), threads.end());
-}
+void Cta::wake(const std::vector<int>& threads) { ready_.insert(ready_.end(), threads.begin(), threads.end()); }
 
 void Cta::together_any(const char* instruction, void* mine, const std::function<void(void**)>& all, int lanes) {
   if (lanes == 128 && current_ / 128 >= static_cast<int>(warpgroups_.size())) fail("is in no whole warpgroup");

@@ -30,15 +30,14 @@ std::unique_ptr<char[]> take_stack(size_t bytes) {
 
 }  // namespace
 
-Fiber::Fiber(std::function<void()> body)
-    : body_(std::move(body)), stack_(take_stack(kStackBytes)) {
+Fiber::Fiber(std::function<void()> body) : body_(std::move(body)), stack_(take_stack(kStackBytes)) {
   getcontext(&context_);
   context_.uc_stack.ss_sp = stack_.get();
   context_.uc_stack.ss_size = kStackBytes;
   context_.uc_link = nullptr;
   const auto self = reinterpret_cast<uintptr_t>(this);
-  makecontext(&context_, reinterpret_cast<void (*)()>(&Fiber::enter), 2,
-              static_cast<unsigned>(self >> 32), static_cast<unsigned>(self));
+  makecontext(&context_, reinterpret_cast<void (*)()>(&Fiber::enter), 2, static_cast<unsigned>(self >> 32),
+              static_cast<unsigned>(self));
 }
 
 Fiber::~Fiber() { free_stacks.push_back(std::move(stack_)); }

@@ -29,7 +29,7 @@ class Stream {
   struct Grid {
     int x, threads, shared_bytes;
     std::function<void()> kernel;
-    std::deque<int> waiting;                      // CTAs that have not started
+    std::deque<int> waiting;                       // CTAs that have not started
     std::vector<std::unique_ptr<Cta>> resident{};  // that have started and not ended
     bool ended() const { return waiting.empty() && resident.empty(); }
   };

@@ -124,8 +124,8 @@ void land(Products& products, const Product& product) {
 
 uint32_t address_of(uint64_t descriptor, int n, int k) {
   const uint32_t start = bytes_of(descriptor, 0), leading = bytes_of(descriptor, 16), stride = bytes_of(descriptor, 32);
-  const uint32_t reserved = field(descriptor, 14, 15) | field(descriptor, 30, 31) | field(descriptor, 46, 48) |
-                            field(descriptor, 52, 61);
+  const uint32_t reserved =
+      field(descriptor, 14, 15) | field(descriptor, 30, 31) | field(descriptor, 46, 48) | field(descriptor, 52, 61);
   if (reserved != 0) fail("reserved bits of a descriptor are set");
   if (field(descriptor, 49, 51) != 0) fail("a descriptor's base offset: patterns are taken to begin at their size");
   const uint32_t mode = field(descriptor, 62, 63);  // 0: none, 1: 128 bytes, 2: 64, 3: 32

@@ -12,7 +12,7 @@
 namespace emulator {
 
 struct Wgmma {
-  float* d;           // N / 2 sums of the thread
+  float* d;  // N / 2 sums of the thread
   int sums;
   const uint32_t* a;  // four registers
   uint64_t b;         // descriptor

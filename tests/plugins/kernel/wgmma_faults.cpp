@@ -69,7 +69,10 @@ const std::map<std::string, std::function<void()>> kFaults{
        wgmma_wait_group();
        if (d[3] != 0) emulator::fail("found %g", d[3]);
      }},
-    {"nothing written", [] { if (of_warpgroup()) multiply(kMatrix); }},
+    {"nothing written",
+     [] {
+       if (of_warpgroup()) multiply(kMatrix);
+     }},
     {"no proxy fence",
      [] {
        write(0);
@@ -217,7 +220,9 @@ void print_layout_of_bytes(uint64_t matrix, int digit) {
   const auto at = [&](int row, int k) {
     return k == row + thread / 64 * 16 ? static_cast<float>(thread / 32 + 1) : 0.0f;
   };
-  const auto four = [&](int row, int k) { return cvt_e4m3x4(at(row, k), at(row, k + 1), at(row, k + 2), at(row, k + 3)); };
+  const auto four = [&](int row, int k) {
+    return cvt_e4m3x4(at(row, k), at(row, k + 1), at(row, k + 2), at(row, k + 3));
+  };
   uint32_t a[4] = {four(g, 4 * t), four(g + 8, 4 * t), four(g, 4 * t + 16), four(g + 8, 4 * t + 16)};
   float d[16];
   wgmma_fence();
@@ -254,7 +259,9 @@ int main(int count, char** arguments) {
     const uint64_t matrix = std::strtoull(arguments[2], nullptr, 0);
     cta.run([=] { print_layout(matrix); });
   } else if (arguments[1] == std::string("exp2")) {
-    cta.run([] { if (tid_x() == 0) print_exp2(); });
+    cta.run([] {
+      if (tid_x() == 0) print_exp2();
+    });
   } else {
     cta.run(kFaults.at(arguments[1]));
   }

@@ -53,7 +53,7 @@ def golden_steps(block_size: int) -> list[list[int]]:
 
 
 def ours(case: Case, draft: Path, work: Path, *, rows: int = 1) -> Arrays:
-    """The same of our drafter; with more `rows`, in a batch of blocks with other contexts around it."""
+    """Our drafter's walk; with more `rows`, in a batch of blocks with other contexts around it."""
     drafter = open_drafter(work, build(draft, work), num_slots=rows)
     taps, table, head, anchor = case.inputs()
     slots, lengths = list(range(rows)), [case.num_context, *(3 * row for row in range(1, rows))]

@@ -19,7 +19,7 @@ from tests.engines import Graphs, build
 
 NUM_SLOTS = 3
 FIRST_ROWS = FIRST_PAGES * TOKENS_PER_PAGE
-"""That a cache has room for before it grows."""
+"""Rows that a new cache has room for."""
 
 
 class Expected:

@@ -30,7 +30,7 @@ def golden(case: Case) -> Arrays:
 
 
 def ours(case: Case, draft: Path, work: Path, *, rows: int = 1, draws: tuple[Draw | None, ...] = ()) -> Arrays:
-    """The same of our drafter; with more `rows`, in a batch of blocks with other contexts around it.
+    """Our drafter's walk; with more `rows`, in a batch of blocks with other contexts around it.
 
     A draft without a vocabulary borrows that of the case's own.
     """
@@ -61,7 +61,7 @@ def ours(case: Case, draft: Path, work: Path, *, rows: int = 1, draws: tuple[Dra
 
 
 def replace_vocabulary(case: Case, directory: Path) -> Path:
-    """The same draft with embedding and head of its own."""
+    """A copy of the draft with embedding and head of its own."""
     return Case(case.name, case.head, case.num_context).write(directory)
 
 

@@ -22,7 +22,7 @@ def resident(begin: int, end: int) -> float:
 
 
 def test_a_cache_takes_memory_as_it_is_written_and_gives_it_back() -> None:
-    """Of the heap: its unwritten pages would be written with zeros there, and an outgrown one would leave a hole."""
+    """On the heap, unwritten pages would be filled with zeros, and an outgrown cache would leave a hole."""
     num_bytes = 24 * 2**20
     cache = zeros((num_bytes,), torch.uint8, torch.device("cpu"))
     begin, middle = cache.data_ptr(), cache.data_ptr() + num_bytes // 2

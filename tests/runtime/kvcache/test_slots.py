@@ -95,7 +95,7 @@ def test_a_pool_for_each_slots_longest_holds_them_all() -> None:
 
 
 def test_what_is_forgotten_while_somebody_holds_it_is_not_found() -> None:
-    """Its holder goes on; pages that came later are found."""
+    """The holder of a page goes on; pages that came later are found."""
     pool, tokens = SlotPool(3, 12 * TOKENS_PER_PAGE, prefix_caching=True), range(2 * TOKENS_PER_PAGE)
     slot, pages, _ = pool.allocate(3 * TOKENS_PER_PAGE, tokens)
     pool.publish(slot, tokens)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What DFlashKVInjectionAttention means, in standard ops, for ONNX Runtime on a GPU, and to test against.
+"""DFlashKVInjectionAttention in standard ops, for ONNX Runtime on a GPU, and to test against.
 
 On a CPU the node is an operator of its own, `cpp/onnxruntime/attention_op.cpp`.
 """
@@ -18,12 +18,12 @@ from dflash_trt.files.read import read_text
 
 WITH_SINKS = f"{ATTENTION}WithSinks"
 NUM_INPUTS = 8
-"""Of the function without sinks; its caches and pages take the place of the node's pointers, layout and page table."""
+"""Inputs of the function without sinks; caches and page_ids replace the node's pointers, layout and page table."""
 MAX_BYTES = 2**16
 
 
 def function_text(file: str, /, **values: object) -> str:
-    """FILE.onnxtxt, which lies here, in ONNX's own text syntax, with `values` in the places of their names."""
+    """FILE.onnxtxt in this folder, in ONNX's text syntax, with `values` substituted for their names."""
     text = read_text(Path(__file__).with_name(f"{file}.onnxtxt"), EngineError, limit=MAX_BYTES)
     return Template(text).substitute(values)
 

@@ -48,18 +48,18 @@ def lower_to_cpu(
 
 
 def _take_caches(graph: onnx.GraphProto) -> None:
-    """The context comes as k_cache, v_cache [pages, L, rows, G, D] and slot_ids [B], or [B, M] of the pages of each.
+    """Replaces pointers and page table with k_cache, v_cache [pages, L, rows, G, D] and page_ids [B, M].
 
     ONNX Runtime's standard operators follow no pointers.
     """
-    replaced = {"context_pointers": "k_cache", "context_layout": "v_cache"}
+    replaced = {"context_pointers": "k_cache", "context_layout": "v_cache", "slot_ids": "page_ids"}
     attributes = [{a.name: a.i for a in node.attribute} for node in graph.node if node.op_type == ATTENTION]
     pointers = (value.type.tensor_type for value in graph.input if value.name == "context_pointers")
     num_layers = next((value.shape.dim[0].dim_value for value in pointers), 0)
     inputs = [value for value in graph.input if value.name != "page_table"]
     for value in inputs:
         if value.name == "slot_ids":
-            value.type.tensor_type.ClearField("shape")
+            value.CopyFrom(helper.make_tensor_value_info("page_ids", TensorProto.INT32, ("B", "M")))
         elif value.name in replaced:
             heads, width = attributes[0]["num_kv_heads"], attributes[0]["head_dim"]
             shape = ("P", num_layers, "R", heads, width)

@@ -62,7 +62,7 @@ def num_threads(model: onnx.ModelProto) -> int:
 def model_session(
     model: onnx.ModelProto, directory: Path, expose: Sequence[str] = (), *, device: str = "cpu"
 ) -> onnxruntime.InferenceSession:
-    """The same for a graph in memory whose weights lie in `directory`."""
+    """A session on a graph in memory whose weights lie in `directory`."""
     kind, _, index = device.partition(":")
     if PROVIDERS[kind] not in (available := onnxruntime.get_available_providers()):
         raise MissingDependencyError(

@@ -79,7 +79,7 @@ def _is_linear(node: onnx.NodeProto) -> bool:
 
 
 def _as_bytes(codes: TensorProto, width: float) -> TensorProto:
-    """The same data as UINT8 [rows, bytes of a row]."""
+    """`codes` as UINT8 [rows, bytes of a row]."""
     data = TensorProto(name=f"{codes.name}/bytes", data_type=TensorProto.UINT8, data_location=TensorProto.EXTERNAL)
     data.dims.extend([codes.dims[0], int(codes.dims[1] * width)])
     data.external_data.extend(codes.external_data)
@@ -87,7 +87,7 @@ def _as_bytes(codes: TensorProto, width: float) -> TensorProto:
 
 
 class _StoredWeights:
-    """What is made of a graph's matrices in files alone, by casts, joining and dequantising."""
+    """Values that a graph computes from matrices in files alone, by casts, joining and dequantising."""
 
     def __init__(self, graph: onnx.GraphProto, directory: Path) -> None:
         self._directory = str(directory)

@@ -161,7 +161,7 @@ def test_threads_share_the_columns(kind: str) -> None:
 
 
 def test_codes_may_lie_anywhere() -> None:
-    """As they do in a file: at an odd address."""
+    """Codes at an odd address, as in a file."""
     case, x = weight("BFLOAT16", 5, 33), random_rows(2, 33)
     memory = np.zeros(case.inputs["codes"].size + 1, np.uint8)
     memory[1:] = case.inputs["codes"].reshape(-1)

@@ -34,11 +34,11 @@ def engine(recipe: str, directory: Path) -> Path:
 
 
 def outputs(session: onnxruntime.InferenceSession) -> Sequence[np.ndarray]:
-    """Of fixed inputs whose dynamic axes are 3; slot_ids, which may be a table of pages, are slots here."""
+    """Outputs for fixed inputs whose dynamic axes are 3."""
     rng = np.random.default_rng(0)
     feed = {}
     for port in session.get_inputs():
-        shape = [size if isinstance(size, int) else 3 for size in port.shape or ["B"]]
+        shape = [size if isinstance(size, int) else 3 for size in port.shape]
         is_float = port.type == "tensor(float)"
         feed[port.name] = rng.standard_normal(shape, np.float32) if is_float else np.ones(shape, np.int32)
     return session.run(None, feed)

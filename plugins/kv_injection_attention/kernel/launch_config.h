@@ -54,7 +54,7 @@ DFLASH_ANYWHERE constexpr int row_bytes(int head_dim, int element_bytes) {
   const int bytes = head_dim * element_bytes;
   return bytes == 64 ? bytes : bytes + 16;
 }
-// Such rows of kBytes. Eight lanes take the eight bank groups once, be it with the same 16 bytes of eight rows, as
+// Rows of kBytes with that stride. Eight lanes take the eight bank groups once, be it with the same 16 bytes of eight rows, as
 // ldmatrix does, or with 128 bytes of one row or two, as copies do. Swizzled: vector i of row r stands at i ^ (r / 2 % 4).
 template <int kBytes>
 struct StoredRows {
@@ -74,12 +74,14 @@ struct StoredRows {
 // Where they begin, so that swizzled rows and banks agree.
 inline constexpr int kRowsAlignment = 128;
 
-// What the teams of a CTA leave in shared memory for each other (see merge.cuh): words of a team, for `values` of each
-// thread and one between two warps.
+// Bytes of a team in the results that the teams of a CTA leave in shared memory for each other (see merge.cuh): `values`
+// words for each thread, and one between two warps.
 inline constexpr int kResultsPadding = 4;  // words of a value: a team has at most so many warps
-DFLASH_ANYWHERE constexpr int results_bytes(int threads, int values) { return values * (threads + kResultsPadding) * 4; }
+DFLASH_ANYWHERE constexpr int results_bytes(int threads, int values) {
+  return values * (threads + kResultsPadding) * 4;
+}
 
-// And of each row behind all that: where its output goes, and a weight for each team.
+// Bytes of a row behind those results: where its output goes, and a weight for each team.
 inline constexpr int kRowOutputBytes = 4 * (1 + kMaxTeams);
 
 // The window in positions; without one, more than any two positions are apart, so that no sum with it overflows.
@@ -88,21 +90,21 @@ DFLASH_ANYWHERE constexpr int window_of(int sliding_window) {
   return sliding_window > 0 && sliding_window < kEverything ? sliding_window : kEverything;
 }
 
-struct Plan {
-  int32_t group;         // query heads of a kv head: N/G
-  int32_t rows;          // query rows of a (request, kv head): S * group, slot-major
-  int32_t row_tiles;     // CTAs beside each other over these rows
-  int32_t tile_rows;     // rows of a CTA: 16, or full warps of them
-  int32_t row_groups;    // warps of a team, each with warp_tiles() * 16 of the rows
-  int32_t teams;         // teams of a CTA, each with its own steps of the context
-  int32_t ranges;        // CTAs over the context, all requests laid end to end, at most
-  int32_t start_cost;    // time to start a request over time to read a unit
-  float split_gain;      // time to read a unit over time to combine a partial result: see worthwhile_ranges()
-  int32_t block_rows;    // S, rounded up to 16
-  int32_t block_at;      // offset in shared memory of the block's K, then V; the queries are at 0
-  int32_t stages_at;     // offset of the stages: [teams][num_stages()][K | V]
-  int32_t stage_bytes;   // of one step of one team
-  int32_t shared_bytes;  // of a CTA
+struct LaunchConfig {
+  int32_t group;          // query heads of a kv head: N/G
+  int32_t rows;           // query rows of a (request, kv head): S * group, slot-major
+  int32_t row_tiles;      // CTAs beside each other over these rows
+  int32_t tile_rows;      // rows of a CTA: 16, or full warps of them
+  int32_t row_groups;     // warps of a team, each with warp_tiles() * 16 of the rows
+  int32_t teams;          // teams of a CTA, each with its own steps of the context
+  int32_t ranges;         // CTAs over the context, all requests laid end to end, at most
+  int32_t start_cost;     // time to start a request over time to read a unit
+  float split_gain;       // time to read a unit over time to combine a partial result: see worthwhile_ranges()
+  int32_t block_rows;     // S, rounded up to 16
+  int32_t block_at;       // offset in shared memory of the block's K, then V; the queries are at 0
+  int32_t stages_at;      // offset of the stages: [teams][num_stages()][K | V]
+  int32_t stage_bytes;    // of one step of one team
+  int32_t shared_bytes;   // of a CTA
   int32_t combine_warps;  // that share a row when partial results are combined
 };
 
@@ -111,32 +113,32 @@ struct Grid {
   int32_t threads, shared_bytes;  // of a CTA
 };
 
-// The plan for a GPU that holds `ctas` CTAs at once. `params` has passed check_sizes and is not empty.
-Plan make_plan(const Params& params, int32_t ctas);
+// The launch for a GPU that holds `ctas` CTAs at once. `params` has passed check_sizes and is not empty.
+LaunchConfig make_launch_config(const Params& params, int32_t ctas);
 
-// Cuts the context of a plan whose rows are laid out into ranges.
-void plan_ranges(const Params& params, int32_t ctas, Plan& plan);
+// Cuts the context into ranges; the rows of `config` are laid out already.
+void set_ranges(const Params& params, int32_t ctas, LaunchConfig& config);
 
-Grid attention_grid(const Params& params, const Plan& plan);
-// Of the second kernel, which plans with more than one range need.
-Grid combine_grid(const Params& params, const Plan& plan);
+Grid attention_grid(const Params& params, const LaunchConfig& config);
+// Grid of the second kernel, which runs where there is more than one range.
+Grid combine_grid(const Params& params, const LaunchConfig& config);
 
 // Ranges of `units` units: R of them take the time to read U / R units and to combine R partial results, a U / R + b R,
 // which is least at R = sqrt(U a / b).
-DFLASH_ANYWHERE inline int32_t worthwhile_ranges(const Plan& plan, int32_t units) {
-  const auto best = static_cast<int32_t>(sqrtf(static_cast<float>(units) * plan.split_gain));
-  const int32_t most = plan.ranges < units ? plan.ranges : units;
+DFLASH_ANYWHERE inline int32_t worthwhile_ranges(const LaunchConfig& config, int32_t units) {
+  const auto best = static_cast<int32_t>(sqrtf(static_cast<float>(units) * config.split_gain));
+  const int32_t most = config.ranges < units ? config.ranges : units;
   return best < 1 ? 1 : best < most ? best : most;
 }
 
 // CTAs beside each other that read the same ranges: kv heads times row tiles.
-DFLASH_ANYWHERE inline int32_t columns(const Params& params, const Plan& plan) {
-  return params.num_kv_heads * plan.row_tiles;
+DFLASH_ANYWHERE inline int32_t columns(const Params& params, const LaunchConfig& config) {
+  return params.num_kv_heads * config.row_tiles;
 }
 
 // Rows of partial results in the workspace: for every CTA one that continues a request and one that starts one.
-DFLASH_ANYWHERE inline int64_t partial_rows(const Params& params, const Plan& plan) {
-  return int64_t{2} * plan.ranges * columns(params, plan) * plan.tile_rows;
+DFLASH_ANYWHERE inline int64_t partial_rows(const Params& params, const LaunchConfig& config) {
+  return int64_t{2} * config.ranges * columns(params, config) * config.tile_rows;
 }
 
 }  // namespace dflash::kv_injection

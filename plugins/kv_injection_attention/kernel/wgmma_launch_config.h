@@ -2,7 +2,7 @@
 // How a call is laid out for the kernel of sm_90a: one CTA an SM, whose teams are warpgroups.
 #pragma once
 
-#include "kv_injection_attention/kernel/plan.h"
+#include "kv_injection_attention/kernel/launch_config.h"
 
 namespace dflash::kv_injection {
 
@@ -32,16 +32,16 @@ DFLASH_ANYWHERE constexpr int wgmma_query_bytes(int head_dim, int rows, int elem
   return head_dim * rows * (element_bytes == 1 ? 3 : 2);
 }
 DFLASH_ANYWHERE constexpr int wgmma_weight_bytes(int rows) { return kWgmmaKeys * rows * 2; }
-// Of a number for each warp of a team and each row.
+// Bytes of a number for each warp of a team and each row.
 DFLASH_ANYWHERE constexpr int wgmma_number_bytes(int rows) { return kWarpgroupWarps * rows * 4; }
 // Where the block's K begins, behind queries, weights, numbers, each row's slot, and four words.
 DFLASH_ANYWHERE constexpr int wgmma_block_at(int head_dim, int rows, int element_bytes) {
   const int each = wgmma_weight_bytes(rows) + wgmma_number_bytes(rows);
   return wgmma_query_bytes(head_dim, rows, element_bytes) + wgmma_teams(head_dim) * each + rows * 4 + 16;
 }
-// That a thread leaves for the merge: of each of its N / 4 columns a maximum, a sum and D / 32 outputs.
+// Values that a thread leaves for the merge: for each of its N / 4 columns a maximum, a sum and D / 32 outputs.
 DFLASH_ANYWHERE constexpr int wgmma_values(int head_dim, int rows) { return rows / 4 * (head_dim / 32 + 2); }
-// Of one step.
+// Bytes of one step.
 DFLASH_ANYWHERE constexpr int wgmma_stage_bytes(int head_dim, int element_bytes) {
   return 2 * kWgmmaKeys * row_bytes(head_dim, element_bytes);
 }
@@ -51,7 +51,7 @@ bool wgmma_fits(const Params& params);
 // Whether the kernel is taken for a call that fits: where mma.sync pads its rows or holds up an FP8 cache, on paper.
 bool wgmma_pays(const Params& params);
 
-// The plan for a GPU of `sms` SMs, for calls that fit: tile_rows is N, row_groups the warps of a team.
-Plan make_wgmma_plan(const Params& params, int32_t sms);
+// The launch for a GPU of `sms` SMs, for calls that fit: tile_rows is N, row_groups the warps of a team.
+LaunchConfig make_wgmma_launch_config(const Params& params, int32_t sms);
 
 }  // namespace dflash::kv_injection

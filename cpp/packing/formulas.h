@@ -1,28 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
-// The formulas of pack.h in plain C++, for any CPU and for the ends that fill no vector.
+// The formulas of pack.h over a contiguous range, in loops that a compiler vectorises for any CPU.
+//
+// Each function returns max |w| as float32 bits. NaN and infinity are the largest values, so the caller knows without
+// another look whether all weights were finite.
+#pragma once
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
 
-#include "packing/kernels.h"
+#include "packing/weights.h"
 
 namespace dflash {
-namespace {
 
-uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
-float float_of(uint32_t bits) { return std::bit_cast<float>(bits); }
+inline constexpr uint32_t kInfinityBits = 0x7f800000;
+inline constexpr uint32_t kAbsMask = 0x7fffffff;
+
+inline uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
+inline float float_of(uint32_t bits) { return std::bit_cast<float>(bits); }
+// Magnitudes have no sign bit, and SSE2 compares signed integers only.
+inline uint32_t larger(uint32_t a, uint32_t b) { return static_cast<int32_t>(a) < static_cast<int32_t>(b) ? b : a; }
 
 template <WeightType kType>
 float load(const std::byte* weights, int64_t index) {
-  uint32_t bits = 0;
-  std::memcpy(&bits, weights + index * bytes_of(kType), bytes_of(kType));
-  if constexpr (kType == WeightType::kF32) return float_of(bits);
-  if constexpr (kType == WeightType::kBf16) return float_of(bits << 16);
-  const uint32_t sign = (bits & 0x8000) << 16;
-  const uint32_t rest = (bits & 0x7fff) << 13;
-  if ((bits & 0x7c00) == 0x7c00) return float_of(sign | kInfinityBits | rest);
-  // From float16's exponent bias to float32's; exact for subnormals too.
-  return float_of(sign | bits_of(float_of(rest) * 0x1p112f));
+  if constexpr (kType == WeightType::kF32) {
+    float value;
+    std::memcpy(&value, weights + index * 4, 4);
+    return value;
+  } else {
+    uint16_t half;
+    std::memcpy(&half, weights + index * 2, 2);
+    const uint32_t bits = half;
+    if constexpr (kType == WeightType::kBf16) return float_of(bits << 16);
+    const uint32_t sign = (bits & 0x8000) << 16;
+    const uint32_t rest = (bits & 0x7fff) << 13;
+    // From float16's exponent bias to float32's; exact for subnormals too.
+    const uint32_t finite = bits_of(float_of(rest) * 0x1p112f);
+    return float_of(sign | ((bits & 0x7c00) == 0x7c00 ? kInfinityBits | rest : finite));
+  }
 }
 
 // A small float format: kFraction fraction bits, kMinExponent the exponent of its least normal.
@@ -31,7 +46,7 @@ struct Grid {
   static constexpr uint32_t kLeast = (127 + kMinExponent) << 23;
 
   // Exponent field of |value|; below the least normal the spacing stays what it is there.
-  static uint32_t exponent(float value) { return std::max(bits_of(value) & kInfinityBits, kLeast); }
+  static uint32_t exponent(float value) { return larger(bits_of(value) & kInfinityBits, kLeast); }
 
   // Adding this power of two to value >= 0 leaves kFraction fraction bits, rounded to nearest even.
   static uint32_t shift(float value) { return exponent(value) + ((23 - kFraction) << 23); }
@@ -57,66 +72,48 @@ float round_to_type(float value) {
 }
 
 template <WeightType kType>
-uint32_t amax(const std::byte* weights, int64_t count) {
+uint32_t amax_bits(const std::byte* weights, int64_t count) {
   uint32_t largest = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    largest = std::max(largest, bits_of(load<kType>(weights, i)) & kAbsMask);
-  }
+  for (int64_t i = 0; i < count; ++i) largest = larger(largest, bits_of(load<kType>(weights, i)) & kAbsMask);
   return largest;
 }
 
 template <WeightType kType>
-uint32_t fp8(const std::byte* weights, int64_t count, float scale, uint8_t* out) {
+uint32_t fp8(const std::byte* weights, int64_t count, float scale, uint8_t* __restrict out) {
   uint32_t largest = 0;
   for (int64_t i = 0; i < count; ++i) {
     const uint32_t bits = bits_of(load<kType>(weights, i));
-    largest = std::max(largest, bits & kAbsMask);
+    largest = larger(largest, bits & kAbsMask);
     const float quotient = std::min(448.0f, float_of(bits & kAbsMask) / scale);
     out[i] = (bits >> 24 & 0x80) | E4m3::encode(round_to_type<kType>(quotient));
   }
   return largest;
 }
 
-uint32_t e2m1_code(float quotient) {
+inline uint32_t e2m1_code(float quotient) {
   const float magnitude = float_of(bits_of(quotient) & kAbsMask);
   // 0 / 0, where scale * scale_2 underflows, saturates like every other quotient there.
   return (quotient < 0 ? 8 : 0) | E2m1::encode(magnitude < 6.0f ? magnitude : 6.0f);
 }
 
 template <WeightType kType>
-uint32_t nvfp4(const std::byte* weights, int64_t num_blocks, float scale_2, uint8_t* data,
-               uint8_t* scales) {
+uint32_t nvfp4(const std::byte* weights, int64_t num_blocks, float scale_2, uint8_t* __restrict data,
+               uint8_t* __restrict scales) {
   uint32_t largest = 0;
   for (int64_t block = 0; block < num_blocks; ++block) {
     const std::byte* first = weights + block * kBlock * bytes_of(kType);
-    const uint32_t block_amax = amax<kType>(first, kBlock);
-    largest = std::max(largest, block_amax);
+    const uint32_t block_amax = amax_bits<kType>(first, kBlock);
+    largest = larger(largest, block_amax);
     float scale = float_of(block_amax) / (6.0f * scale_2);
     if (scale == 0) scale = 1;
     scale = std::min(448.0f, std::max(0x1p-9f, scale));
     scales[block] = E4m3::encode(scale);
     const float divisor = E4m3::round(scale) * scale_2;
-    for (int64_t i = 0; i < kBlock; i += 2) {
-      const uint32_t even = e2m1_code(load<kType>(first, i) / divisor);
-      const uint32_t odd = e2m1_code(load<kType>(first, i + 1) / divisor);
-      data[(block * kBlock + i) / 2] = even | odd << 4;
-    }
+    uint8_t codes[kBlock];
+    for (int64_t i = 0; i < kBlock; ++i) codes[i] = e2m1_code(load<kType>(first, i) / divisor);
+    for (int64_t i = 0; i < kBlock / 2; ++i) data[block * kBlock / 2 + i] = codes[2 * i] | codes[2 * i + 1] << 4;
   }
   return largest;
-}
-
-template <WeightType kType>
-constexpr Kernels kKernels{.amax = amax<kType>, .fp8 = fp8<kType>, .nvfp4 = nvfp4<kType>};
-
-}  // namespace
-
-Kernels scalar_kernels(WeightType type) {
-  switch (type) {
-    case WeightType::kBf16: return kKernels<WeightType::kBf16>;
-    case WeightType::kF16: return kKernels<WeightType::kF16>;
-    case WeightType::kF32: break;
-  }
-  return kKernels<WeightType::kF32>;
 }
 
 }  // namespace dflash

@@ -5,8 +5,8 @@
 #include <initializer_list>
 
 #include "kv_injection_attention/kernel.h"
-#include "kv_injection_attention/kernel/plan.h"
-#include "kv_injection_attention/kernel/wgmma_plan.h"
+#include "kv_injection_attention/kernel/launch_config.h"
+#include "kv_injection_attention/kernel/wgmma_launch_config.h"
 
 namespace kv = dflash::kv_injection;
 
@@ -15,55 +15,60 @@ namespace {
 // The kernel of sm_90a, on a GPU of as many SMs.
 void check_wgmma(const kv::Params& p, int sms) {
   if (!kv::wgmma_fits(p)) return;
-  const kv::Plan plan = kv::make_wgmma_plan(p, sms);
+  const kv::LaunchConfig config = kv::make_wgmma_launch_config(p, sms);
   const int bytes = p.cache_dtype == kv::DType::kF8E4M3 ? 1 : 2;
-  const int stages = plan.teams * kv::wgmma_stages(p.head_dim, bytes) * plan.stage_bytes;
-  const int threads = 32 * plan.teams * plan.row_groups;
+  const int stages = config.teams * kv::wgmma_stages(p.head_dim, bytes) * config.stage_bytes;
+  const int threads = 32 * config.teams * config.row_groups;
   const auto expect = [&](bool holds, const char* what) {
-    if (!holds) std::printf("wgmma, D %d, %d rows, %d bytes, %d SMs: %s\n", p.head_dim, plan.rows, bytes, sms, what);
+    if (!holds) std::printf("wgmma, D %d, %d rows, %d bytes, %d SMs: %s\n", p.head_dim, config.rows, bytes, sms, what);
   };
-  expect(plan.shared_bytes <= kv::kWgmmaShared, "too much shared memory");
-  expect(plan.stages_at + stages <= plan.shared_bytes, "stages do not fit");
-  expect(plan.block_at % 16 == 0 && plan.stages_at % kv::kRowsAlignment == 0 && plan.stage_bytes % 16 == 0, "misaligned");
-  expect(kv::wgmma_query_bytes(p.head_dim, plan.tile_rows, bytes) % 1024 == 0, "queries that no pattern begins with");
-  expect(kv::wgmma_weight_bytes(plan.tile_rows) % 1024 == 0, "weights that no pattern begins with");
-  expect(plan.tile_rows >= plan.rows, "rows that no column has");
+  expect(config.shared_bytes <= kv::kWgmmaShared, "too much shared memory");
+  expect(config.stages_at + stages <= config.shared_bytes, "stages do not fit");
+  expect(config.block_at % 16 == 0 && config.stages_at % kv::kRowsAlignment == 0 && config.stage_bytes % 16 == 0,
+         "misaligned");
+  expect(kv::wgmma_query_bytes(p.head_dim, config.tile_rows, bytes) % 1024 == 0, "queries that no pattern begins with");
+  expect(kv::wgmma_weight_bytes(config.tile_rows) % 1024 == 0, "weights that no pattern begins with");
+  expect(config.tile_rows >= config.rows, "rows that no column has");
   expect(threads <= 65536 / (p.head_dim == 64 ? 168 : 255), "too many threads for their registers");
-  expect(plan.ranges == 1 || plan.ranges * p.num_kv_heads <= sms, "CTAs that wait for others");
-  const size_t used = kv::partial_rows(p, plan) * (p.head_dim + 2) * sizeof(float);
-  expect(plan.ranges == 1 || used <= kv::workspace_size(p), "too little workspace");
+  expect(config.ranges == 1 || config.ranges * p.num_kv_heads <= sms, "CTAs that wait for others");
+  const size_t used = kv::partial_rows(p, config) * (p.head_dim + 2) * sizeof(float);
+  expect(config.ranges == 1 || used <= kv::workspace_size(p), "too little workspace");
 }
 
 void check(const kv::Params& p, int ctas) {
-  const kv::Plan plan = kv::make_plan(p, ctas);
-  const kv::Grid attention = kv::attention_grid(p, plan);
-  const int warp_rows = 16 * kv::warp_tiles(p.head_dim), columns = kv::columns(p, plan);
+  const kv::LaunchConfig config = kv::make_launch_config(p, ctas);
+  const kv::Grid attention = kv::attention_grid(p, config);
+  const int warp_rows = 16 * kv::warp_tiles(p.head_dim), columns = kv::columns(p, config);
   const auto expect = [&](bool holds, const char* what) {
     if (holds) return;
-    std::printf("D %d, S %d, N/G %d, G %d, B %d, window %d, %s, %d CTAs: %s\n", p.head_dim, p.block, plan.group,
-                p.num_kv_heads, p.batch, p.sliding_window,
-                p.cache_dtype == kv::DType::kF8E4M3 ? "FP8" : "16 bits", ctas, what);
+    std::printf("D %d, S %d, N/G %d, G %d, B %d, window %d, %s, %d CTAs: %s\n", p.head_dim, p.block, config.group,
+                p.num_kv_heads, p.batch, p.sliding_window, p.cache_dtype == kv::DType::kF8E4M3 ? "FP8" : "16 bits",
+                ctas, what);
   };
-  expect(plan.shared_bytes <= kv::kSharedBudget, "too much shared memory");
-  expect(plan.stages_at + plan.teams * kv::num_stages(p.head_dim, p.cache_dtype == kv::DType::kF8E4M3 ? 1 : 2) * plan.stage_bytes <= plan.shared_bytes, "stages do not fit");
-  expect(plan.stages_at % kv::kRowsAlignment == 0 && plan.stage_bytes % 16 == 0, "a misaligned stage");
-  expect(plan.teams >= 1 && plan.teams <= kv::kMaxTeams, "teams beyond the barriers");
+  expect(config.shared_bytes <= kv::kSharedBudget, "too much shared memory");
+  expect(config.stages_at + config.teams * kv::num_stages(p.head_dim, p.cache_dtype == kv::DType::kF8E4M3 ? 1 : 2) *
+                                config.stage_bytes <=
+             config.shared_bytes,
+         "stages do not fit");
+  expect(config.stages_at % kv::kRowsAlignment == 0 && config.stage_bytes % 16 == 0, "a misaligned stage");
+  expect(config.teams >= 1 && config.teams <= kv::kMaxTeams, "teams beyond the barriers");
   expect(attention.threads <= 32 * kv::max_warps(p.head_dim), "too many threads");
-  expect(plan.row_tiles * plan.tile_rows >= plan.rows, "rows that no CTA has");
-  expect((plan.row_tiles - 1) * plan.tile_rows < plan.rows, "a CTA without rows");
-  expect(plan.row_groups * warp_rows >= plan.tile_rows, "rows that no warp has");
-  expect((plan.row_groups - 1) * warp_rows < plan.tile_rows, "a warp without rows");
-  expect(plan.tile_rows == 16 || plan.tile_rows == plan.row_groups * warp_rows, "warps with fewer tiles than others");
-  expect(plan.block_rows >= p.block && plan.block_rows % 16 == 0, "block rows that no matrix has");
-  expect(plan.ranges == 1 || plan.ranges * columns <= ctas, "CTAs that wait for others");
-  expect(kv::kCombineWarps % plan.combine_warps == 0, "warps of a row in two CTAs");
-  const size_t used = kv::partial_rows(p, plan) * (p.head_dim + 2) * sizeof(float);
-  expect(plan.ranges == 1 || used <= kv::workspace_size(p), "too little workspace");
+  expect(config.row_tiles * config.tile_rows >= config.rows, "rows that no CTA has");
+  expect((config.row_tiles - 1) * config.tile_rows < config.rows, "a CTA without rows");
+  expect(config.row_groups * warp_rows >= config.tile_rows, "rows that no warp has");
+  expect((config.row_groups - 1) * warp_rows < config.tile_rows, "a warp without rows");
+  expect(config.tile_rows == 16 || config.tile_rows == config.row_groups * warp_rows,
+         "warps with fewer tiles than others");
+  expect(config.block_rows >= p.block && config.block_rows % 16 == 0, "block rows that no matrix has");
+  expect(config.ranges == 1 || config.ranges * columns <= ctas, "CTAs that wait for others");
+  expect(kv::kCombineWarps % config.combine_warps == 0, "warps of a row in two CTAs");
+  const size_t used = kv::partial_rows(p, config) * (p.head_dim + 2) * sizeof(float);
+  expect(config.ranges == 1 || used <= kv::workspace_size(p), "too little workspace");
   if (p.batch > 1 || p.sliding_window > 0) return;
   for (const int units : {1, 2, 16, 128, 5000}) {
     // In units of what combining a partial result takes.
-    const auto cost = [&](int ranges) { return units * plan.split_gain / ranges + ranges; };
-    const int ranges = kv::worthwhile_ranges(plan, units), most = std::min(units, plan.ranges);
+    const auto cost = [&](int ranges) { return units * config.split_gain / ranges + ranges; };
+    const int ranges = kv::worthwhile_ranges(config, units), most = std::min(units, config.ranges);
     expect(ranges >= 1 && ranges <= most, "ranges beyond the units or the CTAs");
     for (int other = 1; other <= most; ++other) {
       expect(cost(ranges) <= cost(other) * 1.1f + 1, "another number of ranges is faster");
@@ -84,7 +89,8 @@ void check_banks() {
         read |= 1u << Rows::at(row + lane, vector * 16) / 16 % 8;
         written |= 1u << Rows::at(row / 2 * 2 + behind * 16 / kBytes, behind * 16 % kBytes) / 16 % 8;
       }
-      if (read != 0xff) std::printf("rows of %d bytes: vector %d of row %d and on: a bank read twice\n", kBytes, vector, row);
+      if (read != 0xff)
+        std::printf("rows of %d bytes: vector %d of row %d and on: a bank read twice\n", kBytes, vector, row);
       if (128 % kBytes != 0 && kBytes % 128 != 0) continue;
       if (written != 0xff) std::printf("rows of %d bytes: row %d: a bank written twice\n", kBytes, row);
     }
@@ -95,7 +101,7 @@ void check_banks() {
 void check_sharded_drafter(kv::Params p) {
   p.batch = 1, p.block = 10, p.head_dim = 64, p.num_heads = 8, p.num_kv_heads = 1, p.max_pages = 1;
   p.cache_dtype = kv::DType::kBF16;
-  const int ranges = kv::worthwhile_ranges(kv::make_plan(p, 264), 4096 / kv::kUnitKeys);
+  const int ranges = kv::worthwhile_ranges(kv::make_launch_config(p, 264), 4096 / kv::kUnitKeys);
   if (ranges < 100) std::printf("a sharded drafter: %d CTAs of 264\n", ranges);
 }
 

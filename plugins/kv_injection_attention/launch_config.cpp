@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "kv_injection_attention/kernel.h"
+#include "kv_injection_attention/kernel/launch_config.h"
+#include "kv_injection_attention/kernel/wgmma_launch_config.h"
+
+namespace dflash::kv_injection {
+namespace {
+
+int32_t ceil_div(int32_t a, int32_t b) { return (a + b - 1) / b; }
+int32_t round_up(int32_t a, int32_t b) { return ceil_div(a, b) * b; }
+
+int32_t element_bytes(const Params& p) { return p.cache_dtype == DType::kF8E4M3 ? 1 : 2; }
+
+// At most `row_groups` warps beside each other, each with its own rows.
+void set_rows(const Params& p, int32_t row_groups, LaunchConfig& config) {
+  const int32_t D = p.head_dim, warp_rows = 16 * warp_tiles(D);
+  config.group = p.num_heads / p.num_kv_heads;
+  config.rows = p.block * config.group;
+  config.row_tiles = ceil_div(config.rows, warp_rows * row_groups);
+  config.tile_rows = round_up(ceil_div(config.rows, config.row_tiles), config.rows > 16 ? warp_rows : 16);
+  config.row_groups = ceil_div(config.tile_rows, warp_rows);
+  config.block_rows = round_up(p.block, 16);
+  config.block_at = config.tile_rows * row_bytes(D, 2);
+  config.stages_at = round_up(config.block_at + 2 * config.block_rows * row_bytes(D, 2), kRowsAlignment);
+}
+
+// Teams of warps that find room for their stages.
+void set_teams(const Params& p, LaunchConfig& config) {
+  const int32_t D = p.head_dim;
+  const int32_t bytes = element_bytes(p);
+  config.stage_bytes = 2 * step_keys(D, bytes) * row_bytes(D, bytes);
+  const int32_t team_bytes = num_stages(D, bytes) * config.stage_bytes;
+  for (int32_t row_groups = kMaxRowGroups; config.teams == 0; --row_groups) {
+    set_rows(p, row_groups, config);
+    config.teams =
+        std::min({kMaxTeams, max_warps(D) / config.row_groups, (kSharedBudget - config.stages_at) / team_bytes});
+  }
+  // At the end the teams' results reuse this memory (see merge.cuh).
+  const int32_t values = warp_tiles(D) * (D / 2 + 4);
+  const int32_t results =
+      config.teams * results_bytes(32 * config.row_groups, values) + config.tile_rows * kRowOutputBytes;
+  config.shared_bytes = std::max(config.stages_at + config.teams * team_bytes, results);
+}
+
+}  // namespace
+
+void set_ranges(const Params& p, int32_t ctas, LaunchConfig& config) {
+  // The size of pages is an input, too; rows before the window are read where its first row shares 16 with them.
+  const int64_t room = p.max_pages == 1 ? kMaxContext : int64_t{p.max_pages} * kMaxPageSize;
+  const int32_t longest =
+      static_cast<int32_t>(std::min<int64_t>({room, kMaxContext, window_of(p.sliding_window) + kChunkRows - 2}));
+  const int32_t units = p.batch * std::max(1, ceil_div(longest, kUnitKeys));
+  config.ranges = std::clamp(std::min(ctas, kMaxCtas) / columns(p, config), 1, units);
+  // While a CTA reads a unit, the others read theirs; partial results are combined by the whole GPU.
+  const int32_t unit_bytes = 2 * kUnitKeys * p.head_dim * element_bytes(p);
+  config.start_cost = kStartBytes / unit_bytes;
+  const float partial_bytes = 4.0f * config.tile_rows * (p.head_dim + 2);
+  config.split_gain = static_cast<float>(unit_bytes) * ctas / (kPartialCost * partial_bytes * columns(p, config));
+  config.combine_warps = 1;
+  while (config.combine_warps < kCombineWarps && config.ranges > kPartialsAWarp * config.combine_warps) {
+    config.combine_warps *= 2;
+  }
+}
+
+LaunchConfig make_launch_config(const Params& p, int32_t ctas) {
+  LaunchConfig config{};
+  set_teams(p, config);
+  set_ranges(p, ctas, config);
+  return config;
+}
+
+Grid attention_grid(const Params& p, const LaunchConfig& config) {
+  return {columns(p, config), config.ranges, 32 * config.row_groups * config.teams, config.shared_bytes};
+}
+
+Grid combine_grid(const Params& p, const LaunchConfig& config) {
+  const int32_t rows_a_cta = kCombineWarps / config.combine_warps;
+  const int32_t values = p.head_dim / 32 + 1;  // that a thread passes on: outputs and the sum
+  return {ceil_div(p.block * p.num_heads, rows_a_cta), std::min(p.batch, config.ranges - 1), 32 * kCombineWarps,
+          32 * kCombineWarps * values * static_cast<int32_t>(sizeof(float))};
+}
+
+size_t workspace_size(const Params& p) {
+  if (p.batch == 0) return 0;
+  // For each row the output, its maximum and its sum.
+  const auto needed = [&](const LaunchConfig& config) {
+    return config.ranges == 1 ? 0 : static_cast<size_t>(partial_rows(p, config)) * (p.head_dim + 2) * sizeof(float);
+  };
+  const size_t size = needed(make_launch_config(p, kMaxCtas));
+  return wgmma_fits(p) ? std::max(size, needed(make_wgmma_launch_config(p, kMaxSms))) : size;
+}
+
+}  // namespace dflash::kv_injection
