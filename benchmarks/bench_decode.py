@@ -37,16 +37,15 @@ from transformers.utils import logging
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.forced_acceptance import ForcedPair, random_prompts, write_pair  # noqa: E402
+from benchmarks.forced_acceptance import ForcedRunner, random_prompts, write_pair  # noqa: E402
 from dflash_trt.api.runtime_options import RuntimeOptions  # noqa: E402
 from dflash_trt.cli.machine_report import cpu_model  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength, parse_draft_length  # noqa: E402
 from dflash_trt.runtime.drafter.onnxruntime import ort_session  # noqa: E402
-from dflash_trt.runtime.load import open_session  # noqa: E402
 from dflash_trt.runtime.request import Request  # noqa: E402
-from dflash_trt.runtime.session import Session, run  # noqa: E402
+from dflash_trt.runtime.session import Session, open_session, run  # noqa: E402
 from tests.decoding import greedy, open_without_tokenizer  # noqa: E402
 from tests.engines import build  # noqa: E402
 from tests.fixtures_data import PAIRS, prompts  # noqa: E402
@@ -215,7 +214,7 @@ def _ours(job: Job, engine: Path, dtype: str) -> Iterator[Way]:
 
     def speculative(length: DraftLength, batch: int) -> Decoder:
         if job.is_forced:
-            return ForcedPair(session, answers, length, batch).decoder
+            return ForcedRunner(session, answers, length, batch).decoder
         return session.decoder(length, num_slots=batch)
 
     def decode(decoder: Decoder, batch: int) -> Answers:

@@ -25,7 +25,7 @@ from transformers import (
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import DraftLength
 from dflash_trt.runtime.drafter.proposals import Draw, Proposals
-from dflash_trt.runtime.pair import LocalPair
+from dflash_trt.runtime.model_runner import LocalRunner
 from dflash_trt.runtime.session import Session
 from tests.reference.synthetic import DraftSizes, write_random_draft
 
@@ -101,7 +101,7 @@ def random_prompts(count: int, sizes: DraftSizes = DRAFT) -> list[list[int]]:
     return [[rng.randrange(sizes.vocab_size - 1) for _ in range(PROMPT_TOKENS)] for _ in range(count)]
 
 
-class ForcedPair(LocalPair):
+class ForcedRunner(LocalRunner):
     """Proposes the target's own continuation up to a drawn position, and a wrong token there."""
 
     def __init__(

@@ -91,7 +91,7 @@ def _embedded(
     dtype: Dtype,
 ) -> dict[str, Any]:
     """The arguments of dflash_trt.LLM, for an engine that is there and fits the target."""
-    from dflash_trt.runtime.checked_pair import default_batch_size, find_target
+    from dflash_trt.runtime.open_backend import default_batch_size, find_target
 
     engine = Path(draft or source)
     if (file := deployment_path(source)) is not None:

@@ -94,9 +94,9 @@ def verify(
         return
 
     from dflash_trt.api.prompts import check_prompt
-    from dflash_trt.runtime.checked_pair import CheckedPair
     from dflash_trt.runtime.measure.verification import Verification, tokenize
     from dflash_trt.runtime.measure.verification_report import find_failure
+    from dflash_trt.runtime.open_backend import CheckedPair
 
     prompts, pair = read_prompts(prompt_file), CheckedPair.read(engine, target)
 

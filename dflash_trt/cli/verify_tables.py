@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from dflash_trt.cli.output import print_table
 
 if TYPE_CHECKING:
-    from dflash_trt.runtime.measure.drafter_error import DrafterError
     from dflash_trt.runtime.measure.replay_report import Part, ReplayReport
     from dflash_trt.runtime.measure.statistics import Mean
     from dflash_trt.runtime.measure.verification_report import (
         Comparison,
+        DrafterError,
         EngineFigures,
         EngineReport,
         VerificationReport,

@@ -90,7 +90,7 @@ def _with_head(
     """The draft with a head of its own, in a new `directory`."""
     token_ids, shares = None, {}
     if choice.num_tokens is not None and job.head_tokens is not None:
-        from dflash_trt.runtime.measure.captured_tokens import captured_tokens, kept_shares  # it loads torch
+        from dflash_trt.runtime.measure.features import captured_tokens, kept_shares  # it loads torch
 
         token_ids = captured_tokens(draft.spec, job.head_tokens, job.target.directory, choice.num_tokens)
         shares = kept_shares(draft.spec, job.head_tokens, token_ids)

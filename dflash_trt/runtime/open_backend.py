@@ -3,15 +3,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dflash_trt.api.backend import Backend
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
+from dflash_trt.api.tokenizer import load_tokenizer
+from dflash_trt.checkpoint.source import configuration_directory, is_local
+from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, TargetSpec, check_pair, read_target
 from dflash_trt.deploy.deployment_file import deployment_path, refuse_deployment
-from dflash_trt.errors import RequestError
-from dflash_trt.runtime.checked_pair import CheckedPair
+from dflash_trt.engine.manifest import Manifest, read_manifest, sha256
+from dflash_trt.errors import EngineError, RequestError
+from dflash_trt.files.command import quoted
 from dflash_trt.runtime.embedded_backend import EmbeddedBackend
 from dflash_trt.runtime.progress_display import progress_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def open_backend(engine_or_deployment: str | Path, target: str | None, options: RuntimeOptions = DEFAULTS) -> Backend:
@@ -46,6 +55,72 @@ def open_embedded(pair: CheckedPair, options: RuntimeOptions = DEFAULTS) -> Embe
     if options.tp != 1:
         raise RequestError(f"tp: expected 1, found {options.tp}", hint="dflash-trt generate --tp N joins ranks")
     with progress_line(f"loading {pair.target_name}"):
-        from dflash_trt.runtime.load import load_session  # it loads torch: seconds
+        from dflash_trt.runtime.session import load_session  # it loads torch: seconds
 
         return EmbeddedBackend(load_session(pair, options), options)
+
+
+DEFAULT_BATCH_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedPair:
+    """What is known of both without loading a weight."""
+
+    engine: Path
+    manifest: Manifest
+    target_name: str
+    target: TargetCheckpoint
+    tokenizer: PreTrainedTokenizerBase
+
+    @classmethod
+    def read(cls, engine: Path, target_name: str | None = None) -> CheckedPair:
+        """`target_name` is as for `find_target`.
+
+        Raises EngineError when the engine is damaged or was built for another target, CheckpointError when the
+        target is.
+        """
+        manifest = read_manifest(engine)
+        name, directory = find_target(engine, manifest, target_name)
+        target = read_target(directory)
+        _check_target(manifest, target.spec, engine, name)
+        tokenizer = load_tokenizer(directory)
+        return cls(engine=engine, manifest=manifest, target_name=name, target=target, tokenizer=tokenizer)
+
+
+def find_target(engine: Path, manifest: Manifest, name: str | None) -> tuple[str, Path]:
+    """Name and directory of the target: of the one that is called `name`, or else that the engine was built for.
+
+    Raises EngineError where the manifest names none, or names what is not here or has changed.
+    """
+    if name is not None:
+        return name, configuration_directory(name)
+    hint = "give --target the model that the engine was built for"
+    if (source := manifest.target_source) is None:
+        raise EngineError(f"{engine}: expected a manifest that names the target, found none", hint=hint)
+    if source.revision is None and not is_local(source.name):
+        raise EngineError(f"{engine} was built for target {source.name}, which is no directory here", hint=hint)
+    directory = configuration_directory(source.name, source.revision)
+    if (file := directory / "config.json").is_file() and sha256(file) != source.config_sha256:
+        raise EngineError(
+            f"{file} has changed since {engine} was built",
+            hint=f"build again, or accept it as it is: --target {quoted(Path(source.name))}",
+        )
+    return source.name, directory
+
+
+def default_batch_size(manifest: Manifest) -> int:
+    """What the engine's TensorRT plans hold, or are asked to; 16 where none are wanted."""
+    return DEFAULT_BATCH_SIZE if manifest.plan_options is None else manifest.plan_options.max_batch_size
+
+
+def _check_target(manifest: Manifest, target: TargetSpec, engine: Path, target_name: str) -> None:
+    check_pair(manifest.draft, target, draft_name=str(engine), target_name=target_name)
+    for fact in TargetSpec.__struct_fields__:
+        built_for, found = getattr(manifest.target, fact), getattr(target, fact)
+        if built_for != found:
+            raise EngineError(
+                f"{engine} was built for another target than {target_name}: {fact}: expected"
+                f" {built_for}, found {found}",
+                hint="give --target the model that the engine was built for",
+            )

@@ -262,12 +262,12 @@ def test_bytes_that_are_no_text(engine: Path) -> None:
 def test_what_is_wrong_is_said_before_the_target_is_loaded(
     engine: Path, wrong: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dflash_trt.runtime.load.load_model", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("dflash_trt.runtime.session.load_model", lambda *_: pytest.fail("loaded"))
     assert message in refusal(lambda: run_here("generate", engine, *wrong, "--target", TARGET), RequestError)
 
 
 def test_chat_needs_a_template(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dflash_trt.runtime.load.load_model", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("dflash_trt.runtime.session.load_model", lambda *_: pytest.fail("loaded"))
     target = without_template(TARGET.name, tmp_path)
     message = refusal(lambda: run_here("generate", engine, "def", "--chat", "--target", target), RequestError)
     assert "chat: expected a tokenizer with a chat template, found none" in message

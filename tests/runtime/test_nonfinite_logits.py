@@ -13,9 +13,8 @@ from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import EngineError
 from dflash_trt.llm import LLM
-from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.request import FinishReason, Request
-from dflash_trt.runtime.session import Session, run
+from dflash_trt.runtime.session import Session, open_session, run
 from dflash_trt.runtime.targets.target import Verified
 from tests.engines import trained_engine
 from tests.llm.serving import open_llm

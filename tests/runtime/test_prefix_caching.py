@@ -15,10 +15,9 @@ from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
 from dflash_trt.runtime.kvcache.page_table import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.kvcache.slots import SlotPool
-from dflash_trt.runtime.load import open_session
-from dflash_trt.runtime.pair import LocalPair
+from dflash_trt.runtime.model_runner import LocalRunner
 from dflash_trt.runtime.request import FinishReason, Request
-from dflash_trt.runtime.session import Session
+from dflash_trt.runtime.session import Session, open_session
 from dflash_trt.runtime.targets.huggingface import make_target
 from dflash_trt.runtime.targets.target import Segment
 from tests.decoding import greedy
@@ -53,7 +52,7 @@ def session(request: pytest.FixtureRequest) -> Session:
     )
 
 
-class WatchedPair(LocalPair):
+class WatchedRunner(LocalRunner):
     """Remembers how many tokens each pass computed."""
 
     computed = 0
@@ -65,7 +64,7 @@ class WatchedPair(LocalPair):
 
 def caching(session: Session, *, num_pages: int = 1000, length: int = DRAFTS, chunk: int = 48) -> Decoder:
     """A decoder that caches prefixes, its pair watched."""
-    pair = WatchedPair(session.target, session.drafter)
+    pair = WatchedRunner(session.target, session.drafter)
     slots = SlotPool(NUM_SLOTS, num_pages * P, prefix_caching=True)
     return Decoder(pair, slots, FixedLength(length), prefill_chunk=chunk)
 

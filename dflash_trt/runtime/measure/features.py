@@ -15,6 +15,7 @@ metadata holds `FeatureFacts` as JSON.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,9 +28,11 @@ import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
 
+from dflash_trt.api.tokenizer import load_tokenizer
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.safetensors_file import Expected, Tensor, check_tensors, read_tensors
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec, check_pair
+from dflash_trt.engine.proposal_head import frequent_tokens
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.json_file import SchemaVersion, json_value
 from dflash_trt.quantize.bounds import CAPTURE
@@ -257,3 +260,40 @@ def _find(file: Path, tensors: dict[str, Tensor], name: str) -> Tensor:
     if name not in tensors:
         raise CheckpointError(f"{file}: missing tensor {name!r}", hint=f"capture again: {CAPTURE}")
     return tensors[name]
+
+
+BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # SentencePiece's byte fallback
+
+
+def captured_tokens(spec: DraftSpec, features: Path, target: Path, num_tokens: int) -> NDArray[np.int64]:
+    """The `num_tokens` rows of a trimmed head, rising: special and byte tokens, then by frequency in the answers.
+
+    Raises as `open_features`, `load_tokenizer` and `frequent_tokens` do.
+    """
+    with open_features(features, spec) as file:
+        vocab_size = file.facts.target.vocab_size
+        counts = np.zeros(vocab_size, dtype=np.int64)
+        for i in range(file.facts.num_sequences):
+            counts += np.bincount(file.answer(i)[0].numpy(), minlength=vocab_size)
+    return frequent_tokens(counts, [i for i in _indispensable(target) if i < vocab_size], num_tokens)
+
+
+def kept_shares(spec: DraftSpec, features: Path, token_ids: NDArray[np.int64]) -> dict[str | None, float]:
+    """Share of the captured answers' tokens among `token_ids`: under None of all, then by language, sorted."""
+    written: dict[str | None, list[NDArray[np.int64]]] = {}
+    with open_features(features, spec) as file:
+        for i, prompt in enumerate(file.facts.prompts):
+            for language in {None, prompt.language}:
+                written.setdefault(language, []).append(file.answer(i)[0].numpy())
+    languages = [None, *sorted(language for language in written if language is not None)]
+    return {name: float(np.isin(np.concatenate(written[name]), token_ids).mean()) for name in languages}
+
+
+def _indispensable(target: Path) -> list[int]:
+    """Special and added tokens, and the single bytes of a byte-level or byte-fallback vocabulary."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    tokenizer = load_tokenizer(target)
+    alphabet = set(ByteLevel.alphabet())
+    single = [i for token, i in tokenizer.get_vocab().items() if token in alphabet or BYTE.fullmatch(token)]
+    return sorted({*single, *tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()})

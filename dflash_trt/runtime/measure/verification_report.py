@@ -8,20 +8,24 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from dflash_trt.api.acceptance import PositionAcceptance, acceptance_by_position
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec
+from dflash_trt.engine.graph.draft_graph import output_name
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.errors import CheckpointError, EngineError, VerificationError
 from dflash_trt.quantize.bounds import CAPTURE
-from dflash_trt.runtime.measure.drafter_error import DrafterError
-from dflash_trt.runtime.measure.statistics import Difference, TauLoss, loss_text, tau_loss
+from dflash_trt.runtime.drafter.drafter import Drafter
+from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
+from dflash_trt.runtime.measure.statistics import Difference, TauLoss, loss_text, relative_error, tau_loss
 from dflash_trt.runtime.request import Step
 
 if TYPE_CHECKING:
-    from dflash_trt.runtime.measure.features import FeatureFacts
+    import torch
 
+    from dflash_trt.runtime.measure.features import FeatureFacts
 
 NEAR_TIES = (
     "the target ran in bfloat16, and here a block rounds otherwise than one token a pass: a near-tie may have fallen"
@@ -200,3 +204,101 @@ def _difference(names: Iterable[str], expected: object, actual: object) -> str |
     """The first of the facts `names` that is not the same in both."""
     pairs = ((name, getattr(expected, name), getattr(actual, name)) for name in names)
     return next((f"{name}: expected {a}, found {b}" for name, a, b in pairs if a != b), None)
+
+
+BLOCKS_APART = 8
+"""Blocks 0, 8, 16, ... of a prompt are compared: neighbours see nearly the same context."""
+
+
+class LayerError(msgspec.Struct, frozen=True, kw_only=True):
+    """Relative errors of one draft layer."""
+
+    layer: int
+    output: float
+    """Of the residual stream after the layer, all S rows of the block."""
+    k: float
+    """Of the context's K, all its rows."""
+    v: float
+
+
+class DrafterError(msgspec.Struct, frozen=True, kw_only=True):
+    """Relative errors, each a mean over the compared blocks."""
+
+    num_blocks: int
+    layers: list[LayerError]
+    hidden: float
+    """Of the final hidden states, which the lm_head reads."""
+
+
+def exposed_values(spec: DraftSpec) -> list[str]:
+    """The values inside draft.onnx that a comparison reads."""
+    return [output_name(layer) for layer in range(len(spec.layers))]
+
+
+class ComparingDrafter(Drafter):
+    """A drafter that runs `reference` beside it on the same input, for one request at a time.
+
+    Each makes its own context from the taps. Both must have been opened with `exposed_values`.
+    """
+
+    def __init__(self, drafter: Drafter, reference: Drafter) -> None:
+        super().__init__(drafter.executor, drafter.spec, drafter.cache, drafter.embedding, drafter.scorer)
+        self.cache_bytes_per_token += reference.cache_bytes_per_token
+        self._reference = reference
+        self._values = [*exposed_values(self.spec), "hidden"]
+        self._blocks = 0
+        self._errors: list[list[float]] = []  # [blocks, L + 1 + 2 * L]: values, then k, then v by layer
+
+    def reserve(self, slot: int, pages: Sequence[int], num_rows: int) -> None:
+        """The same pages for both contexts."""
+        super().reserve(slot, pages, num_rows)
+        self._reference.reserve(slot, pages, num_rows)
+
+    def inject(self, slots: Sequence[int], num_rows: Sequence[int], taps: torch.Tensor) -> None:
+        """Appends context rows made from the taps [T, A*H] to both contexts."""
+        super().inject(slots, num_rows, taps)
+        self._reference.inject(slots, num_rows, taps)
+
+    def draft(self, slots: Sequence[int], noise_embeds: torch.Tensor) -> torch.Tensor:
+        """The drafter's hidden [B, S, H] for noise_embeds [B, S, H]; compares every BLOCKS_APART-th block."""
+        self._count(slots, noise_embeds)
+        return super().draft(slots, noise_embeds)
+
+    def propose(self, slots: Sequence[int], noise_embeds: torch.Tensor) -> torch.Tensor:
+        """The proposals [B, K] of the drafter's own head; compares as `draft` does."""
+        self._count(slots, noise_embeds)
+        return super().propose(slots, noise_embeds)
+
+    def release(self, slot: int) -> None:
+        """Empties a slot's context and counts blocks from 0 again."""
+        self._blocks = 0
+        super().release(slot)
+        self._reference.release(slot)
+
+    def error(self) -> DrafterError | None:
+        """The errors so far; None before the first block."""
+        if not self._errors:
+            return None
+        num_layers = len(self.spec.layers)
+        means = np.mean(self._errors, axis=0).tolist()
+        outputs, (hidden, *context) = means[:num_layers], means[num_layers:]
+        rows = zip(outputs, context[:num_layers], context[num_layers:], strict=True)
+        layers = [LayerError(layer=i, output=output, k=k, v=v) for i, (output, k, v) in enumerate(rows)]
+        return DrafterError(num_blocks=len(self._errors), layers=layers, hidden=hidden)
+
+    def _count(self, slots: Sequence[int], noise_embeds: torch.Tensor) -> None:
+        if self._blocks % BLOCKS_APART == 0:
+            self._compare(slots, noise_embeds)
+        self._blocks += 1
+
+    def _compare(self, slots: Sequence[int], noise_embeds: torch.Tensor) -> None:
+        quantised, expected = (self._values_of(drafter, slots, noise_embeds) for drafter in (self, self._reference))
+        errors = [relative_error(*pair) for pair in zip(quantised, expected, strict=True)]
+        (slot,) = slots
+        for kv, reference_kv in zip(self.cache.rows(slot), self._reference.cache.rows(slot), strict=True):
+            errors += [relative_error(*layer) for layer in zip(kv, reference_kv, strict=True)]
+        self._errors.append(errors)
+
+    def _values_of(self, drafter: Drafter, slots: Sequence[int], noise_embeds: torch.Tensor) -> list[torch.Tensor]:
+        assert isinstance(drafter.executor, OnnxExecutor), "plans return nothing but hidden states"
+        return drafter.executor.draft_values(drafter.inputs(slots, noise_embeds), self._values)

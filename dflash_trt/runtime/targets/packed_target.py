@@ -13,11 +13,9 @@ from dflash_trt.runtime.kvcache.slot_cache import SlotCache
 from dflash_trt.runtime.targets.batch_invariance import MIN_ROWS, agrees
 from dflash_trt.runtime.targets.delta_net import DeltaNets
 from dflash_trt.runtime.targets.gathered_attention import GatheredPass
-from dflash_trt.runtime.targets.packed_pass import Pass
+from dflash_trt.runtime.targets.packed_pass import IMPLEMENTATION, Pass
 from dflash_trt.runtime.targets.refusal import refusing
-from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
-from dflash_trt.runtime.targets.slot_attention import IMPLEMENTATION
-from dflash_trt.runtime.targets.taps import Taps
+from dflash_trt.runtime.targets.running_model import HuggingFaceTarget, Taps
 from dflash_trt.runtime.targets.target import Segment, Verified
 
 

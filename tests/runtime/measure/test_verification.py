@@ -15,13 +15,14 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.runtime.drafter.open import open_drafter
-from dflash_trt.runtime.measure.drafter_error import BLOCKS_APART, exposed_values
 from dflash_trt.runtime.measure.statistics import Difference, TauLoss
 from dflash_trt.runtime.measure.verification import TokenPrompt, Verification
 from dflash_trt.runtime.measure.verification_report import (
+    BLOCKS_APART,
     PromptResult,
     VerificationReport,
     check_reference,
+    exposed_values,
     find_failure,
 )
 from dflash_trt.runtime.session import Session

@@ -16,8 +16,7 @@ from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_spec import D2T, DraftSpec
 from dflash_trt.checkpoint.mapped import map_tensor
 from dflash_trt.checkpoint.safetensors_file import Tensor
-from dflash_trt.runtime.measure.recovery.fake_quantization import quantised_input, quantised_rows
-from dflash_trt.runtime.measure.recovery.numerics import Numerics
+from dflash_trt.runtime.measure.recovery.fake_quantization import Numerics, quantised_input, quantised_rows
 
 TORCH_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 

@@ -18,9 +18,8 @@ from dflash_trt.files.read import read_bytes
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.measure.calibrate import choose_anchors
 from dflash_trt.runtime.measure.features import FeatureFile
-from dflash_trt.runtime.measure.recorded_target import RecordedTarget
-from dflash_trt.runtime.measure.replay import Replayed, replay
-from dflash_trt.runtime.measure.search.recipe_choice import RecipeChoice
+from dflash_trt.runtime.measure.replay import RecordedTarget, Replayed, replay
+from dflash_trt.runtime.measure.search.search import RecipeChoice
 from dflash_trt.runtime.measure.statistics import TauLoss, tau_loss
 
 OpenChoice = Callable[[RecipeChoice], AbstractContextManager[Drafter]]

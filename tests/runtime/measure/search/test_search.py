@@ -15,10 +15,9 @@ from dflash_trt.observe.estimate.drafter_pass import drafter_seconds
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.loadable import FORMATS, LOADABLE, Runtime
 from dflash_trt.quantize.recipe import load_recipe
-from dflash_trt.runtime.measure.search.recipe_choice import RecipeChoice, Space, make_space
 from dflash_trt.runtime.measure.search.recipe_judge import Journal, Measurement
-from dflash_trt.runtime.measure.search.search import Trial, search
-from dflash_trt.runtime.measure.search.search_report import recipe_file
+from dflash_trt.runtime.measure.search.search import RecipeChoice, Space, Trial, make_space, search
+from dflash_trt.runtime.measure.search.search_job import recipe_file
 from dflash_trt.runtime.measure.statistics import TauLoss
 from tests.paths import FIXTURES
 

@@ -21,7 +21,7 @@ from dflash_trt import __version__
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
 from dflash_trt.engine.manifest import MANIFEST, sha256
 from dflash_trt.runtime.drafter.proposals import Draw, Proposals
-from dflash_trt.runtime.pair import Pair
+from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.targets.target import Segment
 
@@ -39,10 +39,10 @@ class Command(msgspec.Struct, array_like=True, frozen=True):
 _DECODER = msgspec.msgpack.Decoder(Command)
 
 
-class TensorParallelPair:
+class TensorParallelRunner:
     """Rank 0's pair: whatever it does, all ranks do."""
 
-    def __init__(self, leader: Leader, local: Pair, index: int = 0) -> None:
+    def __init__(self, leader: Leader, local: ModelRunner, index: int = 0) -> None:
         """`local` is this rank's own pair, and stands at `index` of the pairs that the others follow with."""
         self._leader = leader
         self._local = local
@@ -93,7 +93,7 @@ class TensorParallelPair:
         self._leader.send(msgspec.msgpack.encode(command, enc_hook=_plain))
 
 
-def follow(follower: Follower, pairs: Sequence[Pair]) -> None:
+def follow(follower: Follower, pairs: Sequence[ModelRunner]) -> None:
     """Does with this rank's `pairs` what rank 0 does with its own, until rank 0 has finished."""
     while (message := follower.receive()) is not None:
         command = _DECODER.decode(message)

@@ -14,12 +14,12 @@ import torch
 
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.runtime.ranks.join import join
-from dflash_trt.runtime.ranks.parallel_pair import rank_facts
+from dflash_trt.runtime.ranks.parallel_runner import rank_facts
 from dflash_trt.runtime.ranks.roles import LINGER_SECONDS
 from tests.engines import build, trained_engine
 from tests.paths import FIXTURES, REPOSITORY
 from tests.runtime.ranks.forks import Forks, forks
-from tests.runtime.ranks.pair_script import load_pairs, run_script
+from tests.runtime.ranks.runner_script import load_pairs, run_script
 
 SECONDS = 8
 """How long the end of a rank may take to end the others: the longest wait is a second, the rest is a slow machine."""
