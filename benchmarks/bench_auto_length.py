@@ -72,7 +72,7 @@ class Way:
         if self.answers and not is_plain:
             self.decoder = ForcedRunner(self.session, self.answers, self.length, self.batch).decoder
         else:
-            self.decoder = self.session.decoder(self.length, num_slots=self.batch)
+            self.decoder = self.session.decoder(self.length, max_batch_size=self.batch)
 
     def stop(self) -> None:
         """Leaves the session to others."""

@@ -215,7 +215,7 @@ def _ours(job: Job, engine: Path, dtype: str) -> Iterator[Way]:
     def speculative(length: DraftLength, batch: int) -> Decoder:
         if job.is_forced:
             return ForcedRunner(session, answers, length, batch).decoder
-        return session.decoder(length, num_slots=batch)
+        return session.decoder(length, max_batch_size=batch)
 
     def decode(decoder: Decoder, batch: int) -> Answers:
         found = run(decoder, [session.request(prompt, greedy(job.tokens)) for prompt in _prompts(job, batch)])
@@ -227,7 +227,7 @@ def _ours(job: Job, engine: Path, dtype: str) -> Iterator[Way]:
         plain = Way(
             f"dflash-trt plain{suffix}",
             batch,
-            lambda b=batch: decode(session.decoder(FixedLength(0), num_slots=b), b),
+            lambda b=batch: decode(session.decoder(FixedLength(0), max_batch_size=b), b),
         )
         full = Way(f"dflash-trt DFlash{suffix}", batch, lambda b=batch, f=fixed: decode(speculative(f, b), b), plain)
         full.host_milliseconds = statistics.median(

@@ -111,7 +111,7 @@ class ForcedRunner(LocalRunner):
         super().__init__(session.target, session.drafter)
         self._answers = answers
         self._vocab_size = session.drafter.spec.vocab_size
-        self.decoder = Decoder(self, session.decoder(num_slots=num_slots).slots, length)
+        self.decoder = Decoder(self, session.decoder(max_batch_size=num_slots).slots, length)
 
     def draft(
         self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int, draws: Sequence[Draw | None] = ()

@@ -10,6 +10,8 @@ from dflash_trt.errors import RequestError, shown
 from dflash_trt.runtime.targets.dtype import check_dtype
 
 DEVICES = ("auto", "cpu", "cuda")
+DEFAULT_BATCH_SIZE = 16
+"""Requests at once for an engine without TensorRT plans."""
 MAX_SIZE = 2**31 - 1
 """Slots and positions are INT32 in both graphs."""
 MAX_CACHE_GIB = 2**20  # a PiB, which no machine has
@@ -19,7 +21,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Settings of one runtime; raises RequestError, with the field's name, for a value that nobody could serve."""
 
     max_batch_size: int | None = None
-    """Requests that run at once, 1 to 2^31 - 1; None: what the engine's TensorRT plans hold, or 16 without."""
+    """Requests that run at once, 1 to 2^31 - 1; None: what the engine's TensorRT plans hold, else
+    DEFAULT_BATCH_SIZE."""
     cache_gib: float = 4.0
     """Room for the caches of target and drafter together, in GiB, more than 0."""
     device: str = "auto"
@@ -27,17 +30,18 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     dtype: str = "auto"
     """Type that the target is computed in: float32, which is auto too, or bfloat16, for a checkpoint in it."""
     draft_length: int | str = "auto"
-    """Drafted tokens that a step verifies: a number, 0 (plain decoding) to K, a schedule "1:7,8:3" by batch size,
-    or "auto": what measured steps and acceptance say is fastest."""
+    """Draft tokens that a step verifies: a number, 0 (plain decoding) to K, a schedule "1:7,8:3" by batch size, or
+    "auto": the fastest by measured steps and acceptance. A request's own draft_length replaces auto's choice, and is at
+    most a fixed one."""
     prefill_chunk: int = 256
     """Prompt tokens that join a step at most, 1 to 2^31 - 1: a long prompt does not stall the others."""
     enable_prefix_caching: bool = True
     """Whether a prompt begins with what earlier requests left in the caches of target and drafter."""
-    tp: int = 1
+    num_ranks: int = 1
     """Ranks that share the target, 1 or more, which torchrun or mpiexec has started."""
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_size", "prefill_chunk", "tp"):
+        for name in ("max_batch_size", "prefill_chunk", "num_ranks"):
             value = getattr(self, name)
             if not (is_integer(value) and 1 <= value <= MAX_SIZE) and (name, value) != ("max_batch_size", None):
                 expected = f"at most {MAX_SIZE}" if is_integer(value) and value > 0 else "at least 1"

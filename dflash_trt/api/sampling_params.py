@@ -95,8 +95,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     structured_outputs: Grammar | None = None
     """What the whole text must match where it does not end at max_tokens; needs the package xgrammar."""
     draft_length: int | None = None
-    """So many drafted tokens are verified in a step where the runtime chooses (`auto`), at most so many where it has a
-    length of its own; 0 is plain decoding, None what the runtime chooses. The output does not depend on it."""
+    """Draft tokens to verify in a step: this many where the runtime chooses (`auto`), at most this many where that is
+    fixed; 0 is plain decoding, None leaves it to the runtime. The output does not depend on it."""
 
     def __post_init__(self) -> None:
         self._integer("n", 1, MAX_N, f"1 to {MAX_N}")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dflash_trt.api.runtime_options import RuntimeOptions
     from dflash_trt.cli.decode import Job
 
-OPTIONS = ("draft_length", "cache_gib", "device", "dtype", "tp")
+OPTIONS = ("draft_length", "cache_gib", "device", "dtype", "num_ranks")
 
 
 @click.command(short_help="Decode prompts with the drafter.")
@@ -79,7 +79,7 @@ def _run_engine(engine: Path, target: str | None, job: Job, options: RuntimeOpti
     from dflash_trt.runtime.open_backend import CheckedPair
     from dflash_trt.runtime.ranks.join import join
 
-    with join(options.tp, options.device) as ranks:
+    with join(options.num_ranks, options.device) as ranks:
         pair = CheckedPair.read(engine, target)
         job.encode(pair.tokenizer)
         for ids in job.prompts:

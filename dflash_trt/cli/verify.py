@@ -124,7 +124,7 @@ def _verify_features(
     engine: Path, features: Path, reference: Path | None, max_tau_loss: float | None, *, as_json: bool
 ) -> None:
     """Prints what replaying captured answers came to; VerificationError where too much of tau is lost."""
-    from dflash_trt.runtime.measure.replay_report import verify_features
+    from dflash_trt.runtime.measure.replay import verify_features
     from dflash_trt.runtime.measure.verification_report import find_loss
 
     report = verify_features(engine, features, reference, progress_bar)

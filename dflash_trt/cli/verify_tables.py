@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `dflash-trt verify` prints on a terminal."""
+"""Tables that `dflash-trt verify` prints on a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dflash_trt.cli.output import print_table
 
 if TYPE_CHECKING:
-    from dflash_trt.runtime.measure.replay_report import Part, ReplayReport
+    from dflash_trt.runtime.measure.replay import Part, ReplayReport
     from dflash_trt.runtime.measure.statistics import Mean
     from dflash_trt.runtime.measure.verification_report import (
         Comparison,
@@ -37,7 +37,7 @@ def print_report(report: VerificationReport) -> None:
 
 
 def print_replay_report(report: ReplayReport) -> None:
-    """For --features: tables of tau, acceptance by position, and tau by category and language."""
+    """Prints tables of tau, acceptance by position, and tau by category and language, for --features."""
     engines = {"engine": report.engine} | ({} if report.reference is None else {"reference": report.reference})
     text = f" sampled at temperature {report.text_temperature:g}" if report.text_temperature else ""
     title = f"{len(report.engine.prompts)} captured answers{text}, replayed"

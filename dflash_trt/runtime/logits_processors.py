@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What changes the target's logits before tokens are drawn from them, and drafts compared with them.
+"""Logits processors: they change the target's logits before tokens are drawn, or drafts compared with them.
 
 Each row of a verify pass is changed as plain decoding would change it there, so drafts stay lossless.
 """
@@ -23,13 +23,11 @@ from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import RequestError, cut
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     from transformers import PreTrainedTokenizerBase
 
 
 class LogitsProcessor(Protocol):
-    """Of one request."""
+    """Processor of one request's logits."""
 
     def process(self, logits: npt.NDArray[np.float32], proposals: Sequence[int]) -> None:
         """Changes rows [K + 1, V] in place; row r follows the answer so far and `proposals` [:r].
@@ -39,7 +37,7 @@ class LogitsProcessor(Protocol):
         """
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Tokens that the answer has grown by."""
+        """Takes the tokens that were appended to the answer."""
 
 
 class LogitBias:
@@ -50,27 +48,27 @@ class LogitBias:
         self._bias = list(bias.values())
 
     def process(self, logits: npt.NDArray[np.float32], proposals: Sequence[int]) -> None:
-        """The same in each row."""
+        """Adds the bias to each row."""
         logits[:, self._token_ids] += self._bias
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Nothing: the bias is the same everywhere."""
+        """Does nothing: the bias is the same everywhere."""
 
 
 KEPT_BYTES = 2**23
-"""Compiled grammars that are kept, as xgrammar counts them; the process grows by about twice that."""
+"""Bytes of compiled grammars to keep, as xgrammar counts them; the process grows by about twice that."""
 BURST_SECONDS, ROW_SECONDS = 0.25, 0.01
 """CPU time for matching: of a request, and for each row. All requests wait for it, so a grammar that takes more ends
-its own. JSON takes some 0.05 ms a row; nested counted repetition, ((a{1,9}){1,9}){1,9}, takes more with each token."""
+its own. JSON takes about 0.05 ms a row; nested counted repetition, ((a{1,9}){1,9}){1,9}, takes more with each token."""
 MAX_WHITESPACE = 32
-"""Characters between two tokens of JSON, so that no model indents for ever."""
+"""Whitespace allowed between two tokens of JSON, so that no model indents for ever."""
 
 
 class GrammarCompiler:
-    """Compiles grammars over one vocabulary; from any thread, and what was compiled before at once."""
+    """Compiles grammars over one vocabulary, from any thread, and keeps the compiled ones."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, stop_ids: Collection[int]) -> None:
-        """An answer ends with one of `stop_ids`. Raises RequestError where that, or what it needs, is missing."""
+        """An answer ends with one of `stop_ids`; RequestError where these, the tokenizer or xgrammar are missing."""
         if tokenizer is None or not stop_ids:
             missing = "a tokenizer" if tokenizer is None else "end-of-sequence tokens"
             raise RequestError(f"structured_outputs: expected a target with {missing}, found none")
@@ -107,17 +105,17 @@ class GrammarCompiler:
         return self._keep(grammar, compile_grammar(self._compiler, grammar) if compiled is None else compiled)
 
     def known(self, grammar: Grammar) -> Any:
-        """What was compiled and is in use, or one of those that were used last; else None."""
+        """Compiled grammar that is in use or was used recently; else None."""
         with self._lock:
             return self._in_use.get(grammar)
 
     @cached_property
     def vocabulary(self) -> str:
-        """For `read_vocabulary` in another process."""
+        """Serialized vocabulary, for `read_vocabulary` in another process."""
         return str(self._info.serialize_json())
 
     def add(self, grammar: Grammar, serialized: str) -> Any:
-        """What another process with this vocabulary has compiled."""
+        """Keeps a grammar that another process with this vocabulary has compiled."""
         return self._keep(grammar, self._read_compiled(serialized, self._info))
 
     def _keep(self, grammar: Grammar, compiled: Any) -> Any:
@@ -131,12 +129,12 @@ class GrammarCompiler:
         return compiled
 
     def processor(self, grammar: Grammar) -> GuidedDecoding:
-        """Of a new request."""
+        """Processor for a new request."""
         return GuidedDecoding(self._new_matcher(self.compile(grammar)), self._vocab_size, grammar.field)
 
 
 def new_compiler(info: Any) -> Any:
-    """xgrammar's, for an xgrammar.TokenizerInfo."""
+    """xgrammar's compiler for an xgrammar.TokenizerInfo."""
     import xgrammar
 
     return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
@@ -160,12 +158,15 @@ def compile_grammar(compiler: Any, grammar: Grammar) -> Any:
 
 
 def _no_text(token: int) -> bytes:
-    """Of a special token, which answers do not show: no text of a grammar matches it, but the token itself may."""
+    """Bytes of a special token, which no text of a grammar matches; a grammar may still name the token itself."""
     return b"\xff%d" % token
 
 
 class GuidedDecoding:
-    """Masks what does not continue a text of the grammar; when it is complete, all but stop tokens."""
+    """Masks tokens that do not continue a text of the grammar; once it is complete, all but stop tokens.
+
+    Each row of a verify pass is masked as plain decoding would mask it.
+    """
 
     def __init__(self, matcher: Any, vocab_size: int, field: str = "structured_outputs") -> None:
         """`field` is named in errors."""
@@ -177,7 +178,7 @@ class GuidedDecoding:
         self._bitmask = np.zeros((1, -(-vocab_size // 32)), dtype=np.int32)
 
     def process(self, logits: npt.NDArray[np.float32], proposals: Sequence[int]) -> None:
-        """Goes along `proposals` as far as they match, and back; RequestError for a grammar that takes too long."""
+        """Masks rows along the matching `proposals`, then rolls back; RequestError for a grammar that is too slow."""
         if self._has_failed:
             logits.fill(-np.inf)
             return
@@ -197,14 +198,14 @@ class GuidedDecoding:
         self._matcher.rollback(num_matched)
 
     def _process_row(self, row: npt.NDArray[np.float32], proposal: int | None) -> bool:
-        """Whether the proposal matches, which is accepted then."""
+        """Masks a row; accepts the proposal and returns True if it matches."""
         self._matcher.fill_next_token_bitmask(self._bitmask)
         bits = np.unpackbits(self._bitmask.view(np.uint8), count=self._vocab_size, bitorder="little")
         row[bits == 0] = -np.inf
         return proposal is not None and bool(bits[proposal]) and bool(self._matcher.accept_token(proposal))
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """As far as the answer goes; it ends with the stop token, whatever was accepted behind it."""
+        """Advances the matcher up to the stop token; accepted tokens after it do not count."""
         with self._charged():
             for token in token_ids:
                 if self._matcher.is_terminated():

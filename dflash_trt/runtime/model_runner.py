@@ -19,16 +19,20 @@ from dflash_trt.runtime.drafter.proposals import Draw, Proposals
 from dflash_trt.runtime.targets.target import Segment, Target, side_by_side
 
 MAX_PENDING_BYTES = 2**25
-"""Of taps whose rows are not context yet: what ends before it drafts never pays for its own."""
+"""Limit on deferred taps; a request that never drafts never pays for injection."""
 MAX_ROWS = 256
-"""That become context in one pass: as many as a chunk of a prompt."""
+"""Rows that become context in one pass: as many as a chunk of a prompt."""
+NO_SLOT = -1
+"""Owner of a rejected token's row."""
+MAX_PASSES = 32
+"""Passes kept before they are concatenated; amortises the copy."""
 
 
 class ModelRunner(Protocol):
-    """A target and perhaps its drafter, on one process or on the ranks of several."""
+    """Target and perhaps drafter, in one process or on the ranks of several: what a step does with all its requests."""
 
     def claim(self) -> bool:
-        """Whether nobody else has used the models' pages since this pair last asked; from now on it does."""
+        """Whether nobody else has used the models' pages since this runner last asked; from now on it does."""
 
     def num_written(self, slot: int) -> int:
         """Tokens of the slot's sequence that are in both caches for good."""
@@ -40,11 +44,11 @@ class ModelRunner(Protocol):
         """Gives an empty slot its pages of both caches; its first `num_tokens` tokens are in them already."""
 
     def draft(
-        self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int, draws: Sequence[Draw | None] = ()
+        self, slots: Sequence[int], anchors: Sequence[int], draft_length: int, draws: Sequence[Draw | None] = ()
     ) -> list[Proposals]:
-        """`num_tokens` proposals, 1 to K, that follow the last verified tokens `anchors` of each of `slots`.
+        """`draft_length` proposals, 1 to K, that follow the last verified tokens `anchors` of each of `slots`.
 
-        Greedy, but where `draws` has a Draw for a slot and the drafter knows distributions.
+        Greedy, except where `draws` has a Draw for a slot and the drafter knows distributions.
         """
 
     def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
@@ -57,7 +61,7 @@ class ModelRunner(Protocol):
         """Empties a slot."""
 
 
-class LocalRunner:
+class LocalRunner(ModelRunner):
     """Target and drafter in this process; without a drafter, what plain decoding needs."""
 
     def __init__(self, target: Target, drafter: Drafter | None) -> None:
@@ -65,24 +69,20 @@ class LocalRunner:
         self._drafter = drafter
         self._segments: Sequence[Segment] = ()
         self._tapped: Sequence[torch.Tensor] = ()
-        """Of the last pass."""
         self._pending = PendingTaps()
-        """They become context before a slot drafts."""
+        """Taps that become context before a slot drafts."""
         self._user = object()
         self._written: defaultdict[int, int] = defaultdict(int)
-        """Tokens by slot that are in both caches for good."""
+        """Tokens by slot that are in both caches, so not those whose taps are pending."""
 
     def claim(self) -> bool:
-        """Whether nobody else has used the models' pages since this pair last asked."""
         was_there = self._target.claim(self._user)
         return (self._drafter is None or self._drafter.claim(self._user)) and was_there
 
     def num_written(self, slot: int) -> int:
-        """The target's committed tokens, less those that are not yet the drafter's context."""
         return self._written[slot]
 
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
-        """The same pages for target and drafter."""
         self._written[slot] = num_tokens
         self._target.reserve(slot, pages, num_tokens)
         if self._drafter is not None:
@@ -90,32 +90,32 @@ class LocalRunner:
 
     @torch.inference_mode()
     def draft(
-        self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int, draws: Sequence[Draw | None] = ()
+        self, slots: Sequence[int], anchors: Sequence[int], draft_length: int, draws: Sequence[Draw | None] = ()
     ) -> list[Proposals]:
-        """`num_tokens` proposals for each slot from one pass over the blocks [anchor, mask, mask, ...]."""
+        """Runs one pass over the blocks [anchor, mask, mask, ...]."""
         assert self._drafter is not None, "there is no drafter"
         self.catch_up()
         spec, anchor_ids = self._drafter.spec, torch.from_numpy(np.array(anchors))
         embeds = self._drafter.embedding.blocks(anchor_ids, spec.block_size, self._target.embed)
         if spec.num_candidates is not None:
-            lattice = self._drafter.candidates(slots, embeds, anchor_ids, num_tokens, self._target.logits)
+            lattice = self._drafter.candidates(slots, embeds, anchor_ids, draft_length, self._target.logits)
             return lattice.walk(draws)
         if spec.has_own_head:
-            return [Proposals(row) for row in self._drafter.propose(slots, embeds)[:, :num_tokens].tolist()]
+            return [Proposals(row) for row in self._drafter.propose(slots, embeds)[:, :draft_length].tolist()]
         hidden = self._drafter.draft(slots, embeds)
         first = spec.first_proposing_row
-        logits = self._target.logits(hidden[:, first : first + num_tokens])
+        logits = self._target.logits(hidden[:, first : first + draft_length])
         tokens = argmax(logits.flatten(0, 1))
-        return [Proposals(tokens[begin : begin + num_tokens]) for begin in range(0, len(tokens), num_tokens)]
+        return [Proposals(tokens[begin : begin + draft_length]) for begin in range(0, len(tokens), draft_length)]
 
     def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """One pass of the target; the taps stay here until `commit`."""
+        """Runs one pass of the target and keeps its taps until `commit`."""
         verified = self._target.verify(segments, with_taps=self._drafter is not None)
         self._segments, self._tapped = segments, verified.tapped
         return verified.logits
 
     def commit(self, num_tokens: Sequence[int]) -> None:
-        """Rolls the target back behind what was accepted, and keeps its taps for the drafter's context."""
+        """Rolls the target back, and keeps the taps of accepted tokens for the drafter's context."""
         owners: list[int] = []
         for segment, committed in zip(self._segments, num_tokens, strict=True):
             num_rejected = len(segment.token_ids) - committed
@@ -132,7 +132,6 @@ class LocalRunner:
 
     @torch.inference_mode()
     def catch_up(self) -> None:
-        """Makes all that is pending context."""
         slots, counts, taps = self._pending.take()
         if self._drafter is None or taps is None:
             return
@@ -150,7 +149,6 @@ class LocalRunner:
             self._written[slot] += num_tokens
 
     def release(self, slot: int) -> None:
-        """Empties a slot of both."""
         self._target.release(slot)
         self._written.pop(slot, None)
         self._pending.drop(slot)
@@ -158,28 +156,23 @@ class LocalRunner:
             self._drafter.release(slot)
 
 
-NO_SLOT = -1
-"""Whose row a rejected token's is."""
-MAX_PASSES = 32
-"""That wait as they were tapped: what joins them costs each of them little."""
-
-Part = tuple[Sequence[Tensor], npt.NDArray[np.int64]]
+TapRows = tuple[Sequence[Tensor], npt.NDArray[np.int64]]
 """Tapped hidden states, side by side [R, A*H], and the slots [R] that wait for the rows, or NO_SLOT."""
 
 
 class PendingTaps:
-    """Rows in the order of their passes: who never drafts never pays for its own.
+    """Taps of committed tokens that are not the drafter's context yet, in the order of their passes.
 
-    Where nothing drafts this runs in each step, so a pass's tensors wait until there are MAX_PASSES to join, and so do
-    those that were joined: each row is copied a few times. Not for longer: their memory is what the next pass would use
-    again, and objects by the thousand set off Python's garbage collector, which goes through all that was imported.
+    Plain decoding adds to them in each step, so a pass's tensors wait until there are MAX_PASSES to concatenate, and so
+    do the concatenated ones: each row is copied a few times. They do not wait for longer, because the next pass would
+    use their memory again, and thousands of objects set off Python's garbage collector.
     """
 
     def __init__(self) -> None:
         self.num_bytes = 0
-        """Of all rows, nobody's too."""
-        self._levels: list[list[Part]] = [[]]
-        """Passes, what they were joined to, what that was joined to, ...: the newest first, each in order."""
+        """Bytes held, rejected rows included."""
+        self._levels: list[list[TapRows]] = [[]]
+        """Passes, concatenations of MAX_PASSES passes, concatenations of those, ...; the newest level first."""
 
     def add(self, tapped: Sequence[Tensor], owners: Sequence[int]) -> None:
         """Keeps a pass's A tapped hidden states, [R, H] or [1, R, H] each, for the slots that own the rows."""
@@ -199,7 +192,7 @@ class PendingTaps:
             owners[owners == slot] = NO_SLOT
 
     def take(self) -> tuple[list[int], list[int], Tensor | None]:
-        """Slots, how many rows each gets, and the rows [T, A*H], slot by slot; None for no row. Nothing waits then."""
+        """Removes all rows; returns slots, how many rows each has, and the rows [T, A*H] slot by slot or None."""
         self.compact()
         (parts,) = self._levels
         self.num_bytes, self._levels = 0, [[]]
@@ -215,12 +208,12 @@ class PendingTaps:
         return list(numbers), [len(own) for own in numbers.values()], taps
 
     def compact(self) -> None:
-        """Lets go of rows that no slot waits for: rejected ones, and those of slots that were dropped."""
+        """Frees rows that no slot waits for: rejected ones, and those of dropped slots."""
         parts = [*chain.from_iterable(reversed(self._levels))]
         self._levels = [[self._joined(parts)] if parts else []]
 
-    def _joined(self, parts: Sequence[Part]) -> Part:
-        """The rows of `parts` that a slot waits for, as one tensor."""
+    def _joined(self, parts: Sequence[TapRows]) -> TapRows:
+        """Rows of `parts` that a slot waits for, as one tensor."""
         rows = [side_by_side(tapped) for tapped, _ in parts]
         taps = rows[0] if len(rows) == 1 else torch.cat(rows)
         owners = np.concatenate([owners for _, owners in parts])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runtime that serves an engine directory here, or a deployment in TensorRT-LLM."""
+"""Opens the runtime of an engine directory, here, or of a deployment, in TensorRT-LLM; loads torch last of all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_trt.api.backend import Backend
-from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
+from dflash_trt.api.runtime_options import DEFAULT_BATCH_SIZE, DEFAULTS, RuntimeOptions
 from dflash_trt.api.tokenizer import load_tokenizer
 from dflash_trt.checkpoint.source import configuration_directory, is_local
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, TargetSpec, check_pair, read_target
@@ -16,19 +16,19 @@ from dflash_trt.deploy.deployment_file import deployment_path, refuse_deployment
 from dflash_trt.engine.manifest import Manifest, read_manifest, sha256
 from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.files.command import quoted
-from dflash_trt.runtime.embedded_backend import EmbeddedBackend
 from dflash_trt.runtime.progress_display import progress_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from dflash_trt.runtime.embedded_backend import EmbeddedBackend
+
 
 def open_backend(engine_or_deployment: str | Path, target: str | None, options: RuntimeOptions = DEFAULTS) -> Backend:
-    """Opens what `engine_or_deployment` names, with its own target or the one called `target`.
+    """Opens an engine directory or a deployment, with its own target or the one called `target`.
 
-    Of a deployment's options only a draft length of 0 is not its file's.
-
-    Raises what `CheckedPair.read` and `open_embedded` raise, or TrtllmBackend.
+    A deployment accepts no option here except draft_length=0. Raises what `CheckedPair.read` and `open_embedded`
+    raise, or TrtllmBackend.
     """
     if (config := deployment_path(str(engine_or_deployment))) is None:
         return open_embedded(CheckedPair.read(Path(engine_or_deployment), target), options)
@@ -52,20 +52,19 @@ def open_engine(engine: str | Path, target: str | None, options: RuntimeOptions 
 
 def open_embedded(pair: CheckedPair, options: RuntimeOptions = DEFAULTS) -> EmbeddedBackend:
     """Loads a checked pair; raises what `load_session` raises, RequestError for ranks, which `generate --tp` joins."""
-    if options.tp != 1:
-        raise RequestError(f"tp: expected 1, found {options.tp}", hint="dflash-trt generate --tp N joins ranks")
+    if options.num_ranks != 1:
+        hint = "dflash-trt generate --tp N joins ranks"
+        raise RequestError(f"num_ranks: expected 1, found {options.num_ranks}", hint=hint)
     with progress_line(f"loading {pair.target_name}"):
+        from dflash_trt.runtime.embedded_backend import EmbeddedBackend
         from dflash_trt.runtime.session import load_session  # it loads torch: seconds
 
         return EmbeddedBackend(load_session(pair, options), options)
 
 
-DEFAULT_BATCH_SIZE = 16
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedPair:
-    """What is known of both without loading a weight."""
+    """An engine directory and a target that fit each other, read without loading a weight."""
 
     engine: Path
     manifest: Manifest
@@ -75,10 +74,9 @@ class CheckedPair:
 
     @classmethod
     def read(cls, engine: Path, target_name: str | None = None) -> CheckedPair:
-        """`target_name` is as for `find_target`.
+        """Reads both; raises EngineError for a damaged engine or another target, CheckpointError for a damaged target.
 
-        Raises EngineError when the engine is damaged or was built for another target, CheckpointError when the
-        target is.
+        `target_name` is as for `find_target`.
         """
         manifest = read_manifest(engine)
         name, directory = find_target(engine, manifest, target_name)
@@ -89,9 +87,9 @@ class CheckedPair:
 
 
 def find_target(engine: Path, manifest: Manifest, name: str | None) -> tuple[str, Path]:
-    """Name and directory of the target: of the one that is called `name`, or else that the engine was built for.
+    """Name and directory of the target called `name`, else of the one that the engine was built for.
 
-    Raises EngineError where the manifest names none, or names what is not here or has changed.
+    Raises EngineError where the manifest names none, or one that is missing here or has changed.
     """
     if name is not None:
         return name, configuration_directory(name)
@@ -110,7 +108,7 @@ def find_target(engine: Path, manifest: Manifest, name: str | None) -> tuple[str
 
 
 def default_batch_size(manifest: Manifest) -> int:
-    """What the engine's TensorRT plans hold, or are asked to; 16 where none are wanted."""
+    """Requests that the engine's TensorRT plans hold; DEFAULT_BATCH_SIZE without plans."""
     return DEFAULT_BATCH_SIZE if manifest.plan_options is None else manifest.plan_options.max_batch_size
 
 

@@ -24,7 +24,7 @@ OTHER_DEFAULTS = {("generate", "max_batch_size"): 1}
 def test_the_api_has_its_names_and_defaults() -> None:
     parameters = dict(inspect.signature(LLM.__init__).parameters)
     settings = {name: parameters[name].default for name in parameters.keys() - {"self", "engine", "target", "vllm"}}
-    assert settings == {name: getattr(DEFAULTS, name) for name in FIELDS if name != "tp"}
+    assert settings == {name: getattr(DEFAULTS, name) for name in FIELDS if name != "num_ranks"}
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "serve", "verify", "capture"])
@@ -37,17 +37,8 @@ def test_commands_have_its_names_and_defaults(command: str) -> None:
 
 def test_generate_has_the_sampling_settings_and_their_defaults() -> None:
     with cli.commands["generate"].make_context("generate", ["engine", "def f(", "--target", "target"]) as context:
-        api_only = {
-            *(
-                "n",
-                "draft_length",
-                "stop_token_ids",
-                "top_logprobs",
-                "prompt_logprobs",
-                "logit_bias",
-                "structured_outputs",
-            )
-        }
+        api_only = {"n", "draft_length", "stop_token_ids", "logit_bias", "structured_outputs"}
+        api_only |= {"top_logprobs", "prompt_logprobs"}
         fields = set(SamplingParams.__struct_fields__) - api_only
         assert SamplingParams(**{name: context.params[name] for name in fields}) == SamplingParams()
 
@@ -59,8 +50,8 @@ def test_a_switch_is_a_truth_value(value: object) -> None:
 
 
 def test_ranks_are_joined_elsewhere() -> None:
-    with pytest.raises(RequestError, match="tp: expected 1, found 2"):
-        open_embedded(None, RuntimeOptions(tp=2))  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="num_ranks: expected 1, found 2"):
+        open_embedded(None, RuntimeOptions(num_ranks=2))  # type: ignore[arg-type]
 
 
 def test_a_deployment_says_its_settings_itself() -> None:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from dflash_trt.runtime.draft_length import MAX_PROBE_STEPS, REPLAN_STEPS, AutoLength, LengthByBatch
-from dflash_trt.runtime.request import StepRecord
+from dflash_trt.runtime.draft_length import MAX_PROBE_STEPS, REPLAN_STEPS, AutoLength, LengthByBatch, StepRecord
+from dflash_trt.runtime.drafter.proposals import Proposals
 
 K = 7
 
@@ -85,10 +85,15 @@ def simulate(
     return lengths
 
 
-def record(length: int, held: Sequence[int], *, num_prompt_tokens: int = 0) -> StepRecord:
+def record(length: int, held: Sequence[int], *, num_prompt_tokens: int = 0, num_caught_up: int = 0) -> StepRecord:
+    proposed = [length] * len(held)
     return StepRecord(
-        proposed=[length] * len(held), accepted=held, num_prompt_tokens=num_prompt_tokens, num_caught_up=0
+        proposed=proposed, accepted=held, num_prompt_tokens=num_prompt_tokens, num_caught_up=num_caught_up
     )
+
+
+def num_verified(policy: AutoLength | LengthByBatch, survival: list[float]) -> int:
+    return len(policy.cut(Proposals([0] * len(survival), survival=survival), None).token_ids)
 
 
 def virtual_machine(rng: random.Random) -> Iterator[float]:
@@ -337,14 +342,7 @@ def test_steps_that_do_little_else_are_measured(num_prompt_tokens: int, num_caug
     for _ in range(64):
         length = policy.choose(16)
         policy.now += COSTS["dear tokens"](16, length)
-        policy.observe(
-            StepRecord(
-                proposed=[length] * 16,
-                accepted=[0] * 16,
-                num_prompt_tokens=num_prompt_tokens,
-                num_caught_up=num_caught_up,
-            )
-        )
+        policy.observe(record(length, [0] * 16, num_prompt_tokens=num_prompt_tokens, num_caught_up=num_caught_up))
     assert policy.has_probed
     assert policy._length == 0
 
@@ -387,7 +385,7 @@ def test_a_drafter_that_knows_cuts_each_request() -> None:
     for _ in range(400):
         length = policy.choose(batch)
         survival = [[sure, hopeless][i % 2][:length] for i in range(batch)]
-        proposed = [policy.cut(row) for row in survival]
+        proposed = [num_verified(policy, row) for row in survival]
         policy.now += cost(1, sum(proposed) + batch - 1)
         accepted = [min(count, K * (1 - i % 2)) for i, count in enumerate(proposed)]
         policy.observe(StepRecord(proposed=proposed, accepted=accepted, num_prompt_tokens=0, num_caught_up=0))
@@ -403,5 +401,5 @@ def test_a_drafter_that_knows_cuts_each_request() -> None:
 
 
 def test_a_drafter_that_does_not_know_is_not_cut() -> None:
-    assert AutoLength(K).cut([1e-9] * K) == K  # nothing is measured yet
-    assert LengthByBatch({1: K}).cut([1e-9] * K) == K
+    assert num_verified(AutoLength(K), [1e-9] * K) == K  # nothing is measured yet
+    assert num_verified(LengthByBatch({1: K}), [1e-9] * K) == K

@@ -61,7 +61,7 @@ class WatchedRunner(LocalRunner):
 
 
 def watched(decoder: Decoder, workload: Workload) -> WatchedRunner:
-    decoder._pair = pair = WatchedRunner(workload)
+    decoder._runner = pair = WatchedRunner(workload)
     return pair
 
 

@@ -19,7 +19,7 @@ from dflash_trt import _C
 from dflash_trt.runtime.cpu.kernel_call import one_weight
 
 MIN_INPUTS = 512
-"""Of a layer that is replaced: with shorter rows many of them take longer than with oneDNN."""
+"""Smallest input size of a layer to replace; many layers with shorter rows are faster with oneDNN."""
 
 
 def replace_linear_layers(model: PreTrainedModel) -> bool:

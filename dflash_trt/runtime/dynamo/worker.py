@@ -97,7 +97,7 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
                 context_length=backend.max_length,
                 kv_cache_block_size=TOKENS_PER_PAGE,
                 total_kv_blocks=backend.num_cache_tokens // TOKENS_PER_PAGE,
-                max_num_seqs=backend.num_slots,
+                max_num_seqs=backend.max_batch_size,
             ),
         )
 

@@ -186,15 +186,15 @@ BATCH_SIZE = 8
 
 
 class CaptureOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How prompts are answered, and what of it is written."""
+    """Settings of a capture."""
 
     target_name: str
     max_tokens: int
     chat: bool
     dtype: str
-    """Of the target."""
+    """Type that the target is computed in."""
     taps_dtype: str | None
-    """None: the target's."""
+    """Type of the recorded taps; None: the target's."""
     temperature: float
     seed: int
 

@@ -44,7 +44,7 @@ FLOATS = ("F32", "BF16")
 
 
 class PromptFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the prompts' file says of a prompt besides its text."""
+    """Facts of a prompt in the prompts' file, besides its text."""
 
     name: str
     category: str | None = None
@@ -52,7 +52,7 @@ class PromptFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class FeatureFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What the features were captured from and for."""
+    """Target, draft and settings of a capture."""
 
     schema_version: int
     tool_version: str
@@ -65,16 +65,16 @@ class FeatureFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Every answer has so many tokens, or ends with the first of `stop_token_ids`."""
     stop_token_ids: tuple[int, ...]
     prompts: tuple[PromptFacts, ...]
-    """Of the sequences, in their order."""
+    """Facts of each sequence's prompt."""
     temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """That the answers were sampled at; 0: greedily."""
+    """Temperature that the answers were sampled at; 0: greedy."""
     seed: int = 0
     """Sequence i was sampled with seed + i."""
     target_dtype: Literal["float32", "bfloat16"] = "float32"
-    """In which the target was computed."""
+    """Type that the target was computed in."""
 
     def sampler_seed(self, i: int) -> int:
-        """What sequence `i` was sampled with."""
+        """Seed that sequence `i` was sampled with."""
         return (self.seed + i) % 2**64
 
     @property
@@ -97,7 +97,7 @@ class FeatureSequence:
     """[n - p, H] FLOAT or BF16: of the answer's tokens."""
 
     def random_anchors(self, count: int, generator: np.random.Generator) -> NDArray[np.int64]:
-        """Up to `count` token indices of the answer, sorted; the last token is none, for nothing follows it."""
+        """Draws up to `count` token indices of the answer but the last, sorted."""
         candidates = np.arange(self.prompt_length, len(self.tokens) - 1)
         return np.sort(generator.choice(candidates, size=min(count, len(candidates)), replace=False))
 

@@ -8,8 +8,10 @@ decoding wherever the taps are. No model is loaded; a file has its lm_head.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import msgspec
 import torch
@@ -17,11 +19,23 @@ import torch.nn.functional as F
 
 from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
 from dflash_trt.runtime.drafter.drafter import Drafter
+from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.kvcache.slots import SlotPool
-from dflash_trt.runtime.measure.features import FeatureFile, FeatureSequence, PromptFacts
+from dflash_trt.runtime.measure.features import FeatureFile, FeatureSequence, PromptFacts, open_features
+from dflash_trt.runtime.measure.statistics import Mean, TauLoss, mean_tau, tau_loss
+from dflash_trt.runtime.measure.verification_report import (
+    Comparison,
+    EngineFigures,
+    PromptFigures,
+    check_features,
+    check_reference,
+    compare,
+    engine_facts,
+)
 from dflash_trt.runtime.model_runner import LocalRunner
 from dflash_trt.runtime.request import Request, Step
 from dflash_trt.runtime.targets.target import Segment, Target, Verified
@@ -33,7 +47,7 @@ PREFILL_CHUNK = 4096
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """What decoding one prompt with the drafter comes to."""
+    """One prompt, decoded with the drafter."""
 
     prompt: PromptFacts
     num_prompt_tokens: int
@@ -55,7 +69,7 @@ def replay(
     draft_length: int | None = None,
     on_prompt: Callable[[], None] = lambda: None,
 ) -> list[Replayed]:
-    """What greedy decoding of the captured prompts with `drafter` does, step by step, in the order of `numbers`.
+    """Decodes the captured prompts greedily with `drafter`, in the order of `numbers`.
 
     `numbers`: all by default. `draft_length`: how many proposals a pass verifies, K by default. As many run at once as
     the drafter has slots, which must be empty. Raises CheckpointError for impossible values in the file.
@@ -93,7 +107,7 @@ def _request(features: FeatureFile, i: int, on_prompt: Callable[[], None]) -> Re
 
 @dataclass(slots=True)
 class _RecordedPosition:
-    """Where a slot stands in its sequence."""
+    """Position of a slot in its sequence."""
 
     sequence: FeatureSequence
     length: int = 0
@@ -115,7 +129,7 @@ class RecordedTarget(Target):
         self._token_ids, self._table = _embeddings(file)
 
     def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
-        """What was recorded for the segments' rows."""
+        """Recorded logits and taps of the segments' rows."""
         logits, taps = [], []
         for segment in segments:
             if segment.slot not in self._places:
@@ -149,7 +163,7 @@ class RecordedTarget(Target):
 
     @cached_property
     def _head(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """In the target's type; a draft with a head of its own never asks."""
+        """Recorded lm_head in the target's type, read when a draft without its own head asks."""
         weight, bias = self._file.lm_head()
         dtype = getattr(torch, self._file.facts.target_dtype)
         return weight.to(dtype), None if bias is None else bias.to(dtype)
@@ -183,3 +197,113 @@ def _embeddings(file: FeatureFile) -> tuple[torch.Tensor, torch.Tensor]:
         rows |= dict(zip(token_ids.tolist(), embeddings, strict=True))
     ids = sorted(rows)
     return torch.tensor(ids), torch.stack([rows[token] for token in ids]).float()
+
+
+Progress = Callable[[int, str], AbstractContextManager[Callable[[], None]]]
+"""Makes a progress bar for a number of prompts and a label; yields the function to call after each."""
+
+
+class ReplayedPrompt(PromptFigures, frozen=True, kw_only=True):
+    """One prompt under one engine, and what the prompts' file says of it."""
+
+    category: str | None
+    language: str | None
+
+
+class ReplayedEngine(EngineFigures, frozen=True, kw_only=True):
+    """Figures of one engine over all prompts."""
+
+    tau_interval: Mean | None
+    prompts: list[ReplayedPrompt]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """The prompts of one category or language; `name` None stands for those without one."""
+
+    name: str | None
+    tau: Mean | None
+    reference_tau: Mean | None
+    tau_loss: TauLoss | None
+
+
+class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All that `verify --features` measured."""
+
+    block_size: int
+    max_tokens: int
+    text_temperature: float
+    """Temperature that the answers were sampled at; 0: greedy."""
+    engine: ReplayedEngine
+    reference: ReplayedEngine | None
+    comparison: Comparison | None
+    by_category: list[Part]
+    """Empty where no prompt carries a category."""
+    by_language: list[Part]
+
+
+def verify_features(engine: Path, features: Path, reference: Path | None, progress: Progress) -> ReplayReport:
+    """Replays the captured answers with the engine and its reference."""
+    directories = [engine, *([] if reference is None else [reference])]
+    manifests = [read_manifest(directory) for directory in directories]
+    if reference is not None:
+        check_reference(manifests[0], manifests[1], str(reference))
+    with open_features(features, manifests[0].draft) as file:
+        check_features(manifests[0], file.facts, str(features), str(engine))
+        with progress(file.facts.num_sequences * len(manifests), "prompts") as advance:
+            replays = [
+                replay(file, open_drafter(directory, manifest, num_slots=BATCH_SIZE), on_prompt=advance)
+                for directory, manifest in zip(directories, manifests, strict=True)
+            ]
+        figures, *baselines = map(_engine, manifests, replays)
+        baseline = baselines[0] if baselines else None
+        return ReplayReport(
+            block_size=manifests[0].draft.block_size,
+            max_tokens=file.facts.max_tokens,
+            text_temperature=file.facts.temperature,
+            engine=figures,
+            reference=baseline,
+            comparison=None if baseline is None else compare(figures.prompts, baseline.prompts),
+            by_category=_parts(figures, baseline, lambda prompt: prompt.category),
+            by_language=_parts(figures, baseline, lambda prompt: prompt.language),
+        )
+
+
+def _engine(manifest: Manifest, replays: Sequence[Replayed]) -> ReplayedEngine:
+    interval = mean_tau([replayed.tau for replayed in replays])
+    return ReplayedEngine(
+        **engine_facts(manifest, [step for replayed in replays for step in replayed.steps]),
+        tau=None if interval is None else interval.mean,
+        tau_interval=interval,
+        prompts=[
+            ReplayedPrompt(
+                **msgspec.structs.asdict(replayed.prompt),
+                num_prompt_tokens=replayed.num_prompt_tokens,
+                num_output_tokens=replayed.num_output_tokens,
+                steps=len(replayed.steps),
+                tau=replayed.tau,
+            )
+            for replayed in replays
+        ],
+    )
+
+
+def _parts(
+    engine: ReplayedEngine, reference: ReplayedEngine | None, key: Callable[[ReplayedPrompt], str | None]
+) -> list[Part]:
+    """Groups prompts by `key`, sorted, those without one last; [] where no prompt has one."""
+    names = {key(prompt) for prompt in engine.prompts}
+    if names <= {None}:
+        return []
+
+    def taus(of: ReplayedEngine, name: str | None) -> list[float | None]:
+        return [prompt.tau for prompt in of.prompts if key(prompt) == name]
+
+    return [
+        Part(
+            name=name,
+            tau=mean_tau(taus(engine, name)),
+            reference_tau=None if reference is None else mean_tau(taus(reference, name)),
+            tau_loss=None if reference is None else tau_loss(taus(engine, name), taus(reference, name)),
+        )
+        for name in sorted(names, key=lambda name: (name is None, name or ""))
+    ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is an engine lossless, and what did quantisation cost? Measured over prompts, beside the unquantised engine."""
+"""Checks over prompts that an engine is lossless, and what quantisation cost against the unquantised engine."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def tokenize(
 
 
 class _Recording:
-    """What one session does, prompt by prompt."""
+    """Records the results of one session, prompt by prompt."""
 
     def __init__(self, session: Session) -> None:
         self.prompts: list[PromptResult] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `verify` may compare, what it measured, and whether that holds what was asked; pure values."""
+"""Checks of what `verify` may compare, its report, and the verdict; pure values."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ class PromptFigures(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     """Verify passes."""
     tau: float | None
-    """None without a verify pass."""
+    """Emitted tokens per verify pass; None without one."""
 
 
 class PromptResult(PromptFigures, frozen=True, kw_only=True):
     """One prompt, decoded by one engine."""
 
     first_difference: Difference | None
-    """From plain greedy decoding; None when the tokens are identical."""
+    """First difference from plain greedy decoding; None when the tokens are identical."""
 
 
 class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What one engine did over all prompts."""
+    """Figures of one engine over all prompts."""
 
     source: str
     """Name of the checkpoint that it was built from."""
@@ -71,7 +71,7 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineReport(EngineFigures, frozen=True, kw_only=True):
-    """What one engine decoded."""
+    """Figures of one engine that decoded all prompts."""
 
     identical: bool
     """Whether every prompt's tokens equal plain greedy decoding."""
@@ -90,11 +90,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """An engine beside its reference, prompt by prompt."""
 
     tau_loss: TauLoss | None
-    """None when no prompt had a verify pass."""
+    """Loss over the prompts with a verify pass; None without one."""
     tau_differences: list[TauDifference]
-    """By prompt, where both engines had a verify pass."""
+    """Differences of the prompts with a verify pass under both engines."""
     error: DrafterError | None
-    """None where answers were replayed."""
+    """Errors by layer; None where answers were replayed."""
 
 
 def engine_facts(manifest: Manifest, steps: Sequence[Step]) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def engine_facts(manifest: Manifest, steps: Sequence[Step]) -> dict[str, Any]:
 def compare(
     prompts: Sequence[PromptFigures], reference: Sequence[PromptFigures], error: DrafterError | None = None
 ) -> Comparison:
-    """The same prompts under an engine and its reference."""
+    """Compares the same prompts under an engine and its reference."""
     return Comparison(
         tau_loss=tau_loss([prompt.tau for prompt in prompts], [prompt.tau for prompt in reference]),
         tau_differences=[
@@ -129,7 +129,7 @@ class VerificationReport(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     max_tokens: int
     target_dtype: str
-    """In which the target was computed: "float32" or "bfloat16"."""
+    """Type that the target was computed in: "float32" or "bfloat16"."""
     is_batch_invariant: bool
     """Whether, in BF16, a token's numbers were found not to depend on what else is in its pass."""
     engine: EngineReport
@@ -138,7 +138,7 @@ class VerificationReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_failure(report: VerificationReport, max_tau_loss: float | None) -> VerificationError | None:
-    """What the engine does not hold: a prompt's tokens differ, or mean tau loses more than `max_tau_loss`."""
+    """Error if a prompt's tokens differ or mean tau loses more than `max_tau_loss`, else None."""
     hint = (AGREED if report.is_batch_invariant else NEAR_TIES) if report.target_dtype == "bfloat16" else None
     for name, engine in (("engine", report.engine), ("reference", report.reference)):
         if engine is not None and not engine.identical:
@@ -149,7 +149,7 @@ def find_failure(report: VerificationReport, max_tau_loss: float | None) -> Veri
 
 
 def find_loss(measured: TauLoss | None, max_tau_loss: float) -> VerificationError | None:
-    """What a loss of mean tau exceeds, or that none was measured."""
+    """Error if mean tau loses more than `max_tau_loss` or no loss was measured, else None."""
     if measured is None:
         return VerificationError("tau loss: no prompt has a verify pass", hint="give prompts with longer answers")
     if measured.loss > max_tau_loss:
@@ -215,9 +215,9 @@ class LayerError(msgspec.Struct, frozen=True, kw_only=True):
 
     layer: int
     output: float
-    """Of the residual stream after the layer, all S rows of the block."""
+    """Error of the residual stream after the layer, all S rows of the block."""
     k: float
-    """Of the context's K, all its rows."""
+    """Error of all rows of the context's K."""
     v: float
 
 
@@ -227,7 +227,7 @@ class DrafterError(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     layers: list[LayerError]
     hidden: float
-    """Of the final hidden states, which the lm_head reads."""
+    """Error of the final hidden states, which the lm_head reads."""
 
 
 def exposed_values(spec: DraftSpec) -> list[str]:
@@ -250,7 +250,7 @@ class ComparingDrafter(Drafter):
         self._errors: list[list[float]] = []  # [blocks, L + 1 + 2 * L]: values, then k, then v by layer
 
     def reserve(self, slot: int, pages: Sequence[int], num_rows: int) -> None:
-        """The same pages for both contexts."""
+        """Reserves the same pages for both contexts."""
         super().reserve(slot, pages, num_rows)
         self._reference.reserve(slot, pages, num_rows)
 

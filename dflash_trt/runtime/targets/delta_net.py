@@ -32,7 +32,7 @@ CHUNK = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Segment:
-    """What a layer saw of a slot's last segment, and its state before it."""
+    """Inputs of a slot's last segment, and the layer's state before it."""
 
     tail: Tensor
     """[C, K-1]"""
@@ -61,7 +61,7 @@ class DeltaNetLayer:
 
     @property
     def bytes_per_slot(self) -> int:
-        """Of the state and its older self."""
+        """Bytes of the state and its older copy."""
         return 2 * sum(x[0].numel() * x.element_size() for x in (self.tails, self.states))
 
     def forget(self, slot: int) -> None:
@@ -161,7 +161,7 @@ class DeltaNets:
 
     @property
     def bytes_per_slot(self) -> int:
-        """Of all layers."""
+        """Bytes of all layers."""
         return sum(layer.bytes_per_slot for layer in self._layers)
 
     def appended(self, slot: int, num_tokens: int) -> None:

@@ -27,10 +27,10 @@ class Group:
     """Neighbouring segments of equally many tokens, computed together."""
 
     rows: slice
-    """Of the pass."""
+    """Rows of the pass."""
     slot_ids: list[int]
     slots: slice | Tensor
-    """The same; a slice where they stand in order."""
+    """`slot_ids` as an index; a slice where they are consecutive."""
     num_segments: int
     num_tokens: int
     """n, of each segment."""
@@ -39,26 +39,26 @@ class Group:
     begin: int
     """The lowest position of the group."""
     end: int
-    """One behind the highest."""
+    """One past the highest position of the group."""
 
 
 class AttentionRule(NamedTuple):
-    """What a layer makes of the products of queries and keys."""
+    """Scale, window, softcap and sinks of a layer's attention."""
 
     scale: float
     window: int | None = None
-    """Only the last so many positions are seen, the token's own among them."""
+    """Number of last positions that are seen, the token's own included."""
     softcap: float | None = None
     """A score is softcap * tanh(score / softcap)."""
     sinks: Tensor | None = None
-    """[N]: a head's takes a share of the softmax, and carries no value."""
+    """[N]: a head's sink takes a share of the softmax and carries no value."""
 
 
 class Pass:
     """The segments of one pass, for every layer alike; how attention is computed over them is the subclass's."""
 
     reads_hidden_rows: ClassVar[bool] = False
-    """Whether a cached row that no token sees takes part nevertheless, as 0 * value: then it may not be NaN."""
+    """Whether masked rows still take part as 0 * value, so that they must not be NaN."""
 
     def __init__(self, segments: Sequence[Segment], cache: SlotCache, device: torch.device) -> None:
         """The cache's table has room for the segments behind what their slots hold."""
@@ -78,7 +78,7 @@ class Pass:
         raise NotImplementedError
 
     def padded_positions(self, num_rows: int) -> Tensor:
-        """Those of the rows, and zeros up to `num_rows` of them."""
+        """Positions of the rows, padded with zeros to `num_rows`."""
         num_padding = num_rows - self.positions.shape[0]
         return F.pad(self.positions, (0, num_padding)) if num_padding else self.positions
 

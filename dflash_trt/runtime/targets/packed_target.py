@@ -21,10 +21,10 @@ from dflash_trt.runtime.targets.target import Segment, Verified
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceleration:
-    """What a target computes with; by default torch's operators and transformers' layers, on any device."""
+    """Attention and padding of a target; by default torch's operators and transformers' layers, on any device."""
 
     pass_type: type[Pass] = GatheredPass
-    """Attention."""
+    """Class that computes attention."""
     pads_rows: bool = True
     """Whether passes in BF16 are filled up to a few numbers of rows, on which the kernels of linear layers agree."""
 
@@ -92,7 +92,7 @@ class PackedTarget(HuggingFaceTarget):
         return Verified(logits=verified.logits[:num_logits], tapped=[tap[:, :num_rows] for tap in verified.tapped])
 
     def _agrees(self) -> bool:
-        """Whether rows are independent, if need be in passes that are filled up, for what is no linear layer."""
+        """Whether rows are independent; pads passes if that makes them so."""
         is_invariant = agrees(self)
         if not is_invariant and not self._pads:
             self._pads = True
@@ -100,11 +100,11 @@ class PackedTarget(HuggingFaceTarget):
         return is_invariant
 
     def _size(self, num_rows: int) -> int:
-        """Rows that a pass over so many is filled up to."""
+        """Padded number of rows of a pass."""
         return max(MIN_ROWS, padded_size(num_rows) if self._device.type == "cpu" else num_rows)
 
     def _clear(self, pages: Sequence[int]) -> None:
-        """Pages that others have written."""
+        """Zeros reused pages where the pass reads masked rows."""
         if self._pass_type.reads_hidden_rows:
             self._cache.clear(pages)
 
@@ -128,7 +128,7 @@ class PackedTarget(HuggingFaceTarget):
 
 
 def padded_size(num_rows: int) -> int:
-    """The next number of which there are eight from each power of two to the next, so at most an eighth more.
+    """Rounds up to one of eight sizes per power of two, so by at most an eighth.
 
     oneDNN makes kernels for each number of rows times each shape of a weight, 0.3 to 0.6 MiB each at 128 x 256, and
     keeps a thousand.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What transformers stumbles over becomes an error that names the checkpoint."""
+"""Turns exceptions of transformers into errors that name the checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REDOWNLOAD = "download or copy the checkpoint again"
 def refusing(where: object, expected: str, *, hint: str = REDOWNLOAD) -> Iterator[None]:
     """Raises CheckpointError, `expected` of what is at `where`, for whatever transformers stumbles over in the block.
 
-    Without its progress bars and warnings: what matters of them is refused in our own words.
+    Silences its progress bars and warnings.
     """
     from transformers.utils import logging
 
@@ -39,7 +39,7 @@ def refusing(where: object, expected: str, *, hint: str = REDOWNLOAD) -> Iterato
 
 
 def _reason(error: Exception) -> str:
-    """What transformers says, on one line, without its advice to run code that the checkpoint brings along."""
+    """Message of transformers on one line, without its advice to run the checkpoint's own code."""
     sentences = re.split(r"(?<=[.!?]) ", " ".join(str(error).split()))
     return cut(f"{type(error).__name__}: {' '.join(s for s in sentences if 'trust_remote_code' not in s)}")
 

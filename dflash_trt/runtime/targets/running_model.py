@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What both ways to run a target share: embeddings, lm_head and taps."""
+"""Base of both ways to run a target: embeddings, lm_head and taps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dflash_trt.runtime.targets.target import Target, Verified
 
 
 class HuggingFaceTarget(Target):
-    """What both ways to run a model share: embeddings, lm_head and taps."""
+    """Target on a transformers model: embeddings, lm_head and taps."""
 
     is_batch_invariant = False
     """Whether a token's numbers were found to be the same, to the bit, whatever else is in its pass; asked in BF16."""
@@ -31,7 +31,7 @@ class HuggingFaceTarget(Target):
         # hidden_states[0] are the embeddings: decoder layer i's output stands at i + 1 (trap 1).
         self._taps = [layer + 1 for layer in target_layer_ids]
         self._catcher: Taps | None = None
-        """In the place of hidden_states, where the model's layers are known."""
+        """Source of taps instead of hidden_states, where the model's layers are known."""
 
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -91,7 +91,7 @@ class Taps:
     """
 
     def __init__(self, model: PreTrainedModel, target_layer_ids: Sequence[int]) -> None:
-        """Of a model whose decoder layers stand in `layers`, and give their output to the next as it is."""
+        """Expects a model whose decoder has `layers`, each of which passes its output on unchanged."""
         self._layer_ids = list(target_layer_ids)
         self._layers = model.get_decoder().layers
         self._caught: dict[int, Tensor] = {}
@@ -99,7 +99,7 @@ class Taps:
         """The layers' own, by layer, while taps are caught."""
 
     def start(self, with_taps: bool) -> None:
-        """Before a pass: whether its taps are wanted. No hooks: torch calls a layer that has one by a longer way."""
+        """Prepares a pass with or without taps. Hooks would make torch's calls of a layer slower."""
         if with_taps and not self._forwards:
             for index in {*self._layer_ids}:
                 layer = self._layers[index]
@@ -111,7 +111,7 @@ class Taps:
             self._forwards = {}
 
     def take(self) -> list[Tensor]:
-        """Those of the pass, [1, R, H] each, in the order of the layer ids."""
+        """Taps of the pass, [1, R, H] each, in the order of the layer ids."""
         taps = [self._caught[index] for index in self._layer_ids]
         self._caught.clear()
         return taps

@@ -116,7 +116,7 @@ def ignore_temperature(llm: LLM) -> None:
 
 
 def pair(llm: LLM) -> LocalRunner:
-    found = llm.backend._decoder._pair
+    found = llm.backend._decoder._runner
     assert isinstance(found, LocalRunner)
     return found
 

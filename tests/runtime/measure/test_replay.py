@@ -13,13 +13,14 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import FP8_KV, load_recipe, recipe_names
+from dflash_trt.runtime.draft_length import DraftLength
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.measure import replay as replay_module
 from dflash_trt.runtime.measure.feature_capture import answer_prompts, write_features
 from dflash_trt.runtime.measure.features import SCHEMA_VERSION, FeatureFacts, FeatureFile, PromptFacts, open_features
 from dflash_trt.runtime.measure.replay import replay
-from dflash_trt.runtime.request import Request, Step
+from dflash_trt.runtime.request import Step
 from dflash_trt.runtime.session import Session
 from tests.decoding import decode, greedy, open_without_tokenizer
 from tests.engines import build, trained_engine
@@ -178,7 +179,9 @@ def test_a_last_block_cut_wrongly_is_seen(
     session = sessions["tiny-qwen3"]
     with open_features(features["tiny-qwen3"], session.manifest.draft) as file:
         live = decoded(session, file)
-        monkeypatch.setattr(Request, "draft_length", lambda self, chosen: min(chosen, self.remaining))
+        monkeypatch.setattr(
+            DraftLength, "limits", lambda self, asked: [min(self.choose(1), r.remaining) for r in asked]
+        )
         found = replayed(file, session.drafter)
     assert [steps[:-1] for steps in found] == [steps[:-1] for steps in live]
     assert found != live

@@ -90,10 +90,10 @@ def _bfloat16(scale: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numerics:
-    """What is not trained: algorithms and the static scales of activations and cache."""
+    """Rounding that is fixed before training: algorithms, and the static scales of activations and cache."""
 
     algorithms: Mapping[str, str]
-    """By quantised module."""
+    """Algorithm by quantised module."""
     inputs: Mapping[str, float]
     """input_scale by module whose input is quantised; the same for all that one GEMM multiplies."""
     cache: Mapping[str, float]

@@ -26,12 +26,12 @@ class Context:
     """Injected rows of one sequence."""
 
     k: list[torch.Tensor]
-    """By layer, [T, G, D]: normed and rotated."""
+    """K by layer, [T, G, D], normed and rotated."""
     v: list[torch.Tensor]
 
 
 def computed_tensors(draft: DraftCheckpoint) -> dict[str, torch.Tensor]:
-    """What the graphs read of a checkpoint but embedding and head, by name, in the dtypes it has there."""
+    """Tensors that the graphs read of a checkpoint, except embedding and head, by name, in their own dtypes."""
     shapes = draft.spec.tensor_shapes()
     linear = [f"{module}.weight" for module in draft.spec.linear_modules()]
     vectors = [name for name, shape in shapes.items() if len(shape) == 1 and name != D2T]
@@ -39,7 +39,7 @@ def computed_tensors(draft: DraftCheckpoint) -> dict[str, torch.Tensor]:
 
 
 def _load(tensor: Tensor) -> torch.Tensor:
-    """As map_tensor reads it, BF16 is its bits."""
+    """Copies a tensor that map_tensor reads; BF16 comes as its bits."""
     values = torch.from_numpy(map_tensor(tensor).copy())
     return values.view(TORCH_TYPES[tensor.dtype]).reshape(tensor.shape)
 

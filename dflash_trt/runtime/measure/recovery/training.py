@@ -108,7 +108,7 @@ class Trainer:
         return loss
 
     def _examples(self, step: int) -> list[Example]:
-        """What a step learns from: the same for the same seed and step."""
+        """Examples of a step, drawn with the seed and the step number."""
         generator = np.random.default_rng([self._settings.seed, step])
         count = min(self._settings.sequences_per_step, len(self._training))
         chosen = generator.choice(len(self._training), size=count, replace=False)
@@ -165,7 +165,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Progress(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How far training is, and how it went."""
+    """Progress and losses of a training."""
 
     identity: str
     """sha256 of all that decides the result."""
@@ -176,11 +176,11 @@ class Progress(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     held_out: list[tuple[int, float]] = msgspec.field(default_factory=list)
     """(steps done, loss on the sequences kept apart), quantised."""
     dense_held_out: float = 0
-    """The same of the draft as it was given, not quantised."""
+    """Held-out loss of the draft as it was given, not quantised."""
 
 
 def state_file(output: Path) -> Path:
-    """Where the state of an unfinished recovery to `output` lies."""
+    """File with the state of an unfinished recovery to `output`."""
     return output.with_name(f"{output.name}.recovery.safetensors")
 
 

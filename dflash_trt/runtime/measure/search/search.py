@@ -33,7 +33,7 @@ SMALLEST_ERROR = 1e-12
 
 
 class Judge(Protocol):
-    """What measures a choice."""
+    """Measures choices."""
 
     def error(self, choice: RecipeChoice) -> float:
         """Squared relative error of the hidden states."""
@@ -47,20 +47,20 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     choice: RecipeChoice
     cost: float
-    """What was to be small: bytes or seconds."""
+    """Bytes or seconds, which the search minimises."""
     loss: TauLoss | None
     held_out: TauLoss | None = None
-    """None where it was not asked for."""
+    """Loss on held-out prompts; None where it was not measured."""
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a search came to."""
+    """Result of a search."""
 
     best: Trial
     trials: list[Trial]
     """All replays, largest first."""
     errors: dict[RecipeChoice, float]
-    """Of the choices with one change."""
+    """Errors of the choices with one change."""
 
 
 def search(space: Space, judge: Judge, max_tau_loss: float) -> SearchResult:
@@ -75,7 +75,7 @@ def search(space: Space, judge: Judge, max_tau_loss: float) -> SearchResult:
         return _within(trials[choice].loss, max_tau_loss)
 
     def worth(choice: RecipeChoice, smaller: RecipeChoice) -> tuple[float, str]:
-        """What is saved for the error that is added; names break ties."""
+        """Cost saved per error added; names break ties."""
         before, after = (sum(errors[change] for change in of.changes()) for of in (choice, smaller))
         saved = space.cost(choice) - space.cost(smaller)
         return saved / max(after - before, SMALLEST_ERROR), smaller.name
@@ -161,7 +161,7 @@ class RecipeChoice(msgspec.Struct, frozen=True, kw_only=True):
     """One recipe."""
 
     algorithms: tuple[str, ...]
-    """By group; `none` for a dense one."""
+    """Algorithm by group; `none` for a dense one."""
     fp8_context: bool = False
 
     @property
@@ -197,7 +197,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[tuple[str, ...], ...]
     """Modules that share a GEMM, and so an algorithm."""
     options: tuple[tuple[str, ...], ...]
-    """By group: the algorithms that it may have besides `none`."""
+    """Algorithms that each group may have besides `none`."""
     is_mixed: bool
     """Whether groups may differ in algorithm, `none` aside."""
     context_tokens: int
@@ -217,11 +217,11 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         return {module: algorithm for group, algorithm in named if algorithm != DENSE for module in group}
 
     def checkpoint_bytes(self, choice: RecipeChoice) -> int:
-        """Of the tensors that `quantize` writes."""
+        """Bytes of the tensors that `quantize` writes."""
         return checkpoint_bytes(self.draft, Quantization(modules=self.modules(choice), fp8_kv_cache=choice.fp8_context))
 
     def cost(self, choice: RecipeChoice) -> float:
-        """What a search minimises: `bytes`, or seconds at the space's price."""
+        """Cost that a search minimises: `bytes`, or seconds at the space's price."""
         return self.bytes(choice) if self.price is None else self.price(self.modules(choice), choice.fp8_context)
 
     def bytes(self, choice: RecipeChoice) -> int:
@@ -257,7 +257,7 @@ def make_space(
     context_tokens: int = 0,
     price: Price | None = None,
 ) -> Space:
-    """What a runtime loads of `draft`; `ranged` are the modules whose input's range is known, None: all."""
+    """Choices that a runtime loads; `ranged` are the modules whose input's range is known, None: all."""
     groups = tuple(scale_groups(draft.spec))
 
     def allows(module: str, algorithm: str) -> bool:

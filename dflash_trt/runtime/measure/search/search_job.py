@@ -43,13 +43,13 @@ from dflash_trt.runtime.measure.search.search import (
 from dflash_trt.runtime.measure.statistics import loss_text
 
 MARK = "# dflash-trt search"
-"""How a searched recipe begins."""
+"""First line of a searched recipe."""
 Progress = Callable[[int, str], AbstractContextManager[Callable[[], None]]]
-"""From the number of steps and a label: what is called after each."""
+"""Makes a progress bar for a number of steps and a label; yields the function to call after each."""
 
 
 class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line asks for; the journal of a search is good for the same options only."""
+    """Options of the command line; a journal fits a search with the same ones only."""
 
     features: Path
     held_out: Path | None
@@ -60,7 +60,7 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     formats: tuple[str, ...]
     context_tokens: int
     gpu: str | None
-    """Whose estimated time is to be small; None: bytes are."""
+    """GPU whose estimated time to minimise; None: minimise bytes."""
     batch_size: int
     """Requests at once in that time."""
     calibration: str
@@ -68,7 +68,7 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def journal_file(output: Path) -> Path:
-    """What a search of the recipe `output` has measured so far; there only until it is done."""
+    """File of measurements of the search for `output`, until it is done."""
     return output.with_name(f"{output.name}.journal")
 
 
@@ -117,7 +117,7 @@ def search_recipe(
 
 
 def _settings(name: str, options: SearchOptions) -> list[str]:
-    """What the file says of its making: names of files and repositories, and of those no directory."""
+    """Comments on how the recipe was found; files by name, without their directories."""
     facts = {
         "searched on": options.features.name,
         "held out": "half of it" if options.held_out is None else options.held_out.name,
@@ -188,7 +188,7 @@ def _fingerprint(draft: DraftCheckpoint, options: SearchOptions) -> str:
 
 
 def _opener(draft: DraftCheckpoint, space: Space, ranges: Ranges, facts: FeatureFacts) -> OpenChoice:
-    """What quantises the draft as a choice says, builds its engine in a temporary directory and opens its drafter."""
+    """Opener that quantises the draft by a choice, builds a temporary engine and opens its drafter."""
     target = TargetCheckpoint(directory=draft.directory, spec=facts.target, config=draft.config, weights={})
     modules = draft.spec.linear_modules()
 
