@@ -114,17 +114,17 @@ class ForcedRunner(LocalRunner):
         self.decoder = Decoder(self, session.decoder(max_batch_size=num_slots).slots, length)
 
     def draft(
-        self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int, draws: Sequence[Draw | None] = ()
+        self, slots: Sequence[int], anchors: Sequence[int], draft_length: int, draws: Sequence[Draw | None] = ()
     ) -> list[Proposals]:
         """The drafter's proposals, replaced. The draw depends on request and position alone."""
-        proposals = super().draft(slots, anchors, num_tokens)
+        proposals = super().draft(slots, anchors, draft_length)
         for (row, *_), slot in zip(proposals, slots, strict=True):
             request = self.decoder.running[slot]
             prompt, begin = tuple(request.prompt_ids), len(request.token_ids)
             draw = random.Random(hash((*prompt[:4], begin))).random()
-            count = sum(share > draw for share in REACHED[:num_tokens])
+            count = sum(share > draw for share in REACHED[:draft_length])
             coming = self._answers[prompt][begin : begin + count + 1]
             row[: min(count, len(coming))] = coming[:count]
-            if count < min(num_tokens, len(coming)):
+            if count < min(draft_length, len(coming)):
                 row[count] = (coming[count] + 1) % self._vocab_size
         return proposals

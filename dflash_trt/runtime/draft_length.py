@@ -86,8 +86,14 @@ class DraftLength:
         return chosen if asked is None else min(asked, chosen)
 
     def cut(self, proposals: Proposals, asked: int | None) -> Proposals:
-        """Leading drafts that are worth verifying, where the drafter says how likely each survives."""
-        return proposals
+        """Leading proposals that are worth verifying; a request's own draft length is not cut."""
+        if proposals.survival is None or asked is not None:
+            return proposals
+        return proposals.first(self.cut_length(proposals.survival))
+
+    def cut_length(self, survival: Sequence[float]) -> int:
+        """Number of leading drafts to verify, of drafts that survive with these probabilities."""
+        return len(survival)  # whether a draft is among them depends on no token but those before it
 
     def explain(self) -> str:
         """Current choice, and the reason for it."""
@@ -204,11 +210,9 @@ class AutoLength(DraftLength):
     def of_request(self, asked: int | None, chosen: int) -> int:
         return chosen if asked is None else asked
 
-    def cut(self, proposals: Proposals, asked: int | None) -> Proposals:
-        """Drafts before the first one that costs more than it brings, in steps that are not measured."""
-        if proposals.survival is None or asked is not None:
-            return proposals
-        return proposals.first(self._cut.length(proposals.survival))  # depends on no token but those before it
+    def cut_length(self, survival: Sequence[float]) -> int:
+        """Number of drafts before the first one that costs more than it brings, in steps that are not measured."""
+        return self._cut.length(survival)
 
     def observe(self, step: StepRecord) -> None:
         """Counts what was accepted, and measures the step if it did little but draft and verify as chosen."""

@@ -7,14 +7,17 @@ import enum
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from dflash_trt import _C
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.runtime.drafter.proposals import Draw
-from dflash_trt.runtime.logits_processors import LogitsProcessor
-from dflash_trt.runtime.text import TextStream
+
+if TYPE_CHECKING:
+    from dflash_trt.runtime.logits_processors import LogitsProcessor
+    from dflash_trt.runtime.text import TextStream
 
 
 class FinishReason(enum.StrEnum):

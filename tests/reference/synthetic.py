@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 Dialect = Literal["gpt_oss", "qwen3"]
 CONV_GROUP, CONV_TAPS, SELECTOR_RANK, TOP_K = 8, 2, 12, 5
-"""Of a synthetic DFlash2 drafter."""
+"""Sizes of a synthetic DFlash2 drafter."""
 MARKOV_RANK = 12
 Markov = Literal["none", "vanilla", "gated"]
 Tensors = dict[str, torch.Tensor]

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import pytest
 
 from dflash_trt.runtime.draft_length import MAX_PROBE_STEPS, REPLAN_STEPS, AutoLength, LengthByBatch, StepRecord
-from dflash_trt.runtime.drafter.proposals import Proposals
 
 K = 7
 
@@ -92,12 +91,8 @@ def record(length: int, held: Sequence[int], *, num_prompt_tokens: int = 0, num_
     )
 
 
-def num_verified(policy: AutoLength | LengthByBatch, survival: list[float]) -> int:
-    return len(policy.cut(Proposals([0] * len(survival), survival=survival), None).token_ids)
-
-
 def virtual_machine(rng: random.Random) -> Iterator[float]:
-    """Its pace by step: it wanders by 6 %, and for 3 to 25 steps at a time everything takes up to twice as long."""
+    """Pace of a machine by step: it wanders by 6 %, and 3 to 25 steps at a time take up to twice as long."""
     drift, slow, factor = 0.0, 0, 1.0
     while True:
         drift = 0.97 * drift + rng.gauss(0, 0.06 * math.sqrt(1 - 0.97**2))
@@ -122,32 +117,19 @@ def share_of_best(lengths: Sequence[int], acceptance: Sequence[float], cost: Cos
     return tokens / seconds / max(speed(acceptance, cost, batch, length) for length in range(K + 1))
 
 
-@pytest.mark.parametrize("batch", [4, *(pytest.param(batch, marks=pytest.mark.full) for batch in (1, 16, 32))])
+@pytest.mark.parametrize("batch", [2, 4, *(pytest.param(batch, marks=pytest.mark.full) for batch in (1, 8, 16, 32))])
 @pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
 @pytest.mark.parametrize("acceptance", [HIGH, MIDDLING, NOTHING], ids=["high", "middling", "nothing"])
 def test_it_settles_near_the_best(acceptance: Sequence[float], cost: Cost, batch: int) -> None:
-    """Probes included; steps cost what they cost, so that this is what a user gets."""
-    shares = []
-    for seed in range(3):
-        lengths = simulate(Simulated(), acceptance, cost, batch=batch, steps=1200, rng=random.Random(seed))
-        shares.append(share_of_best(lengths[64:], acceptance, cost, batch))
-    assert min(shares) > 0.88
-    assert sum(shares) / 3 > 0.92
-
-
-@pytest.mark.parametrize("batch", [2, *(pytest.param(batch, marks=pytest.mark.full) for batch in (1, 8, 32))])
-@pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
-@pytest.mark.parametrize("acceptance", [HIGH, MIDDLING, NOTHING], ids=["high", "middling", "nothing"])
-def test_it_is_never_far_below_plain_and_full(acceptance: Sequence[float], cost: Cost, batch: int) -> None:
-    """From step 64 on, probes included: at most 5 %."""
+    """From step 64 on, probes included, and at most 5 % below the better of plain decoding and whole blocks."""
     better = max(speed(acceptance, cost, batch, length) for length in (0, K))
     best = max(speed(acceptance, cost, batch, length) for length in range(K + 1))
     shares = []
     for seed in range(3):
         lengths = simulate(Simulated(), acceptance, cost, batch=batch, steps=1200, rng=random.Random(seed))
-        shares.append(share_of_best(lengths[64:], acceptance, cost, batch) * best / better)
-    assert min(shares) > 0.94
-    assert sum(shares) / 3 > 0.95
+        shares.append(share_of_best(lengths[64:], acceptance, cost, batch))
+    assert min(shares) > max(0.88, 0.94 * better / best)
+    assert sum(shares) / 3 > max(0.92, 0.95 * better / best)
 
 
 @pytest.mark.parametrize(
@@ -385,7 +367,7 @@ def test_a_drafter_that_knows_cuts_each_request() -> None:
     for _ in range(400):
         length = policy.choose(batch)
         survival = [[sure, hopeless][i % 2][:length] for i in range(batch)]
-        proposed = [num_verified(policy, row) for row in survival]
+        proposed = [policy.cut_length(row) for row in survival]
         policy.now += cost(1, sum(proposed) + batch - 1)
         accepted = [min(count, K * (1 - i % 2)) for i, count in enumerate(proposed)]
         policy.observe(StepRecord(proposed=proposed, accepted=accepted, num_prompt_tokens=0, num_caught_up=0))
@@ -401,5 +383,5 @@ def test_a_drafter_that_knows_cuts_each_request() -> None:
 
 
 def test_a_drafter_that_does_not_know_is_not_cut() -> None:
-    assert num_verified(AutoLength(K), [1e-9] * K) == K  # nothing is measured yet
-    assert num_verified(LengthByBatch({1: K}), [1e-9] * K) == K
+    assert AutoLength(K).cut_length([1e-9] * K) == K  # nothing is measured yet
+    assert LengthByBatch({1: K}).cut_length([1e-9] * K) == K

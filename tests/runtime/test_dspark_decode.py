@@ -35,7 +35,7 @@ class Cutting(FixedLength):
 
     num_cut = 0
 
-    def cut(self, survival: Sequence[float]) -> int:
+    def cut_length(self, survival: Sequence[float]) -> int:
         count = sum(share >= 0.4 for share in survival)
         self.num_cut += len(survival) - count
         return count

@@ -138,7 +138,7 @@ def test_grammars_are_kept_within_a_bound(session: Session, monkeypatch: pytest.
 
 
 def probabilities(session: Session, prompt: list[int], options: Sequence[str]) -> Counter[str]:
-    """Of each option, over all its tokenisations: the target's softmax over the tokens that continue one."""
+    """Probability of each option over all its tokenisations, by the target's softmax over tokens that continue one."""
     assert session.tokenizer is not None
     pieces = {token: text_of(session, [token]) for token in range(session.manifest.target.vocab_size)}
     params = SamplingParams(max_tokens=1, prompt_logprobs=True)

@@ -21,7 +21,7 @@ from tests.llm.serving import open_llm
 from tests.paths import FIXTURES
 
 BAD = 7
-"""Its embedding is NaN, and so is all that follows it in a sequence."""
+"""Token whose embedding is NaN, which makes all that follows it NaN."""
 PROMPTS = [list(range(20, 30)), list(range(40, 90)), [*range(20, 25), BAD, *range(30, 40)], list(range(100, 103))]
 PARAMS = [
     SamplingParams(max_tokens=12),

@@ -45,7 +45,7 @@ def steps_of(session: Session) -> int:
 
 
 def name_of(session: Session) -> str:
-    """Of the fixture."""
+    """Name of the fixture."""
     return "tiny-gpt-oss" if session.manifest.target.model_type == "gpt_oss" else "tiny-qwen3"
 
 

@@ -217,7 +217,7 @@ class ReplayedEngine(EngineFigures, frozen=True, kw_only=True):
     prompts: list[ReplayedPrompt]
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class PromptGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The prompts of one category or language; `name` None stands for those without one."""
 
     name: str | None
@@ -236,9 +236,9 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     engine: ReplayedEngine
     reference: ReplayedEngine | None
     comparison: Comparison | None
-    by_category: list[Part]
+    by_category: list[PromptGroup]
     """Empty where no prompt carries a category."""
-    by_language: list[Part]
+    by_language: list[PromptGroup]
 
 
 def verify_features(engine: Path, features: Path, reference: Path | None, progress: Progress) -> ReplayReport:
@@ -263,8 +263,8 @@ def verify_features(engine: Path, features: Path, reference: Path | None, progre
             engine=figures,
             reference=baseline,
             comparison=None if baseline is None else compare(figures.prompts, baseline.prompts),
-            by_category=_parts(figures, baseline, lambda prompt: prompt.category),
-            by_language=_parts(figures, baseline, lambda prompt: prompt.language),
+            by_category=_groups(figures, baseline, lambda prompt: prompt.category),
+            by_language=_groups(figures, baseline, lambda prompt: prompt.language),
         )
 
 
@@ -287,9 +287,9 @@ def _engine(manifest: Manifest, replays: Sequence[Replayed]) -> ReplayedEngine:
     )
 
 
-def _parts(
+def _groups(
     engine: ReplayedEngine, reference: ReplayedEngine | None, key: Callable[[ReplayedPrompt], str | None]
-) -> list[Part]:
+) -> list[PromptGroup]:
     """Groups prompts by `key`, sorted, those without one last; [] where no prompt has one."""
     names = {key(prompt) for prompt in engine.prompts}
     if names <= {None}:
@@ -299,7 +299,7 @@ def _parts(
         return [prompt.tau for prompt in of.prompts if key(prompt) == name]
 
     return [
-        Part(
+        PromptGroup(
             name=name,
             tau=mean_tau(taus(engine, name)),
             reference_tau=None if reference is None else mean_tau(taus(reference, name)),

@@ -157,16 +157,6 @@ def test_what_is_collected_equals_the_equations(name: str, features: dict[str, P
         assert actual[module] == pytest.approx(value, rel=RELATIVE), module
 
 
-@pytest.mark.parametrize("name", PAIRS)
-def test_which_layers_share_a_range(name: str, features: dict[str, Path]) -> None:
-    """k and v read features and block, q the block only; gate and up read the same."""
-    largest = largest_replayed(name, features[name])
-    for layer, attention in enumerate(fixture_draft(name).spec.attention_modules()):
-        q, k, v = (largest[f"{attention}.{x}_proj"] for x in "qkv")
-        assert q <= k == v
-        assert largest[f"layers.{layer}.mlp.gate_proj"] == largest[f"layers.{layer}.mlp.up_proj"]
-
-
 class Largest:
     """Stands in for modelopt's MaxCalibrator."""
 
@@ -264,12 +254,6 @@ def no_answers(tensors: Tensors, facts: Facts) -> None:
         tensors[f"embeddings.{i}"] = tensors[f"embeddings.{i}"][:1].clone()
 
 
-def test_answers_of_one_token_have_no_anchor(features: dict[str, Path], tmp_path: Path) -> None:
-    file = edit(features["tiny-qwen3"], tmp_path / "f", no_answers)
-    message = refusal(lambda: largest_replayed("tiny-qwen3", file))
-    assert "no answer of at least 2 tokens in 3 sequences" in message
-
-
 @pytest.mark.parametrize(
     ("quantization", "found"),
     [
@@ -283,27 +267,31 @@ def test_a_quantised_draft_is_refused(quantization: Quantization, found: str) ->
     assert f"expected an unquantised draft, found {found}" in message
 
 
-def test_values_that_overflow_are_named(features: dict[str, Path], tmp_path: Path) -> None:
-    def grow(tensors: Tensors, facts: Facts) -> None:
-        tensors["taps.0"].fill_(3e38)
-
-    file = edit(features["tiny-qwen3"], tmp_path / "f", grow)
-    message = refusal(lambda: largest_replayed("tiny-qwen3", file))
-    assert "expected finite values, found NaN or infinity" in message
+def overflow(tensors: Tensors, facts: Facts) -> None:
+    tensors["taps.0"].fill_(3e38)
 
 
-def linked(draft: Path, directory: Path, place: Callable[[str], Path]) -> Path:
-    """`draft` as links to copies of its files, the way huggingface_hub's cache keeps them."""
-    directory.mkdir(parents=True)
-    for name in ("config.json", "model.safetensors"):
-        place(name).parent.mkdir(parents=True, exist_ok=True)
-        place(name).write_bytes((draft / name).read_bytes())
-        (directory / name).symlink_to(place(name))
-    return directory
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (no_answers, "no answer of at least 2 tokens in 3 sequences"),
+        (overflow, "expected finite values, found NaN or infinity"),
+    ],
+)
+def test_features_that_cannot_be_replayed(
+    change: Callable[[Tensors, Facts], None], words: str, features: dict[str, Path], tmp_path: Path
+) -> None:
+    file = edit(features["tiny-qwen3"], tmp_path / "f", change)
+    assert words in refusal(lambda: largest_replayed("tiny-qwen3", file))
 
 
 def test_a_draft_in_the_hub_cache(features: dict[str, Path], tmp_path: Path) -> None:
-    """Its files are links to blobs in another directory, which ONNX Runtime refuses to follow."""
-    draft = linked(FIXTURES / "tiny-qwen3-dflash", tmp_path / "snapshot", lambda name: tmp_path / "blobs" / f"x-{name}")
+    """huggingface_hub keeps links to blobs in another directory, which ONNX Runtime refuses to follow."""
+    blobs, draft = tmp_path / "blobs", tmp_path / "snapshot"
+    blobs.mkdir()
+    draft.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (blobs / f"x-{name}").write_bytes((FIXTURES / "tiny-qwen3-dflash" / name).read_bytes())
+        (draft / name).symlink_to(blobs / f"x-{name}")
     with open_features(features["tiny-qwen3"], read_draft(draft).spec) as file:
         assert next(iter(replay(read_draft(draft), file)))[0] == "fc"

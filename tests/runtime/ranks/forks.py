@@ -38,7 +38,7 @@ class Outcome:
     """What became of the ranks, by rank."""
 
     codes: list[int]
-    """As subprocess has them: a signal is negative."""
+    """Exit codes as subprocess gives them: a signal is negative."""
     stdout: list[str]
     stderr: list[str]
     seconds: float

@@ -20,7 +20,7 @@ def test_sizes(rows: int, size: int) -> None:
 
 
 def test_every_size_holds_its_rows() -> None:
-    """And at most an eighth more, in few sizes: kernels are made and kept for each."""
+    """A size is at most an eighth more, and there are few: kernels are made and kept for each."""
     sizes = [padded_size(rows) for rows in range(1, 1025)]
     assert all(rows <= size <= rows * 9 / 8 for rows, size in enumerate(sizes, start=1))
     assert sizes == sorted(sizes)

@@ -109,7 +109,7 @@ def test_a_packed_pass_is_the_models_own(name: str) -> None:
 @pytest.mark.parametrize("name", PACKED)
 @pytest.mark.usefixtures("small_cache")
 def test_a_packed_pass_by_torchs_operators_is_the_models_own(name: str) -> None:
-    """As on a GPU, and without the room cpu/."""
+    """Computes as on a GPU, without the room cpu/."""
     model_type, settings = PACKED[name]
     model, turns = random_model(model_type, **settings), random_history(seed=len(name))
     expected = recomputed(model, turns)

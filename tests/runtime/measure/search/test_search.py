@@ -163,7 +163,7 @@ def test_layers_that_share_a_gemm_share_an_algorithm(draft: DraftCheckpoint) -> 
 
 @pytest.mark.parametrize("fp8_context", [False, True])
 def test_bytes_are_those_that_quantize_writes(draft: DraftCheckpoint, fp8_context: bool, tmp_path: Path) -> None:
-    """And the file says what was chosen."""
+    """Checks that the file says what was chosen."""
     space = space_for(draft, "engine", 1)
     algorithms = itertools.cycle(["FP8", "none", "W4A16_NVFP4", "NVFP4"])
     choice = RecipeChoice(
