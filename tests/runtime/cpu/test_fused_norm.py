@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dflash_trt.runtime.cpu.fused_norm import fuse_norms, normed
 from tests.runtime.targets.families import random_model
-from tests.runtime.targets.test_slot_attention import PACKED
+from tests.runtime.targets.test_packed_pass import PACKED
 
 
 def norms(model: nn.Module) -> dict[str, nn.Module]:

@@ -29,7 +29,7 @@ from tests.runtime.targets.families import (
     recomputed,
     relative_error,
 )
-from tests.runtime.targets.test_slot_attention import PACKED
+from tests.runtime.targets.test_packed_pass import PACKED
 
 BEHIND = 7.0
 KERNELS: dict[torch.dtype, Callable[..., None]] = {torch.bfloat16: _C.linear_bfloat16, torch.float32: _C.linear_panels}
