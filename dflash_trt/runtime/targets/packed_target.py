@@ -1,5 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A target that runs all requests in one pass, their rows end to end."""
+"""A target that runs all requests in one pass, their rows end to end.
+
+In BF16 the numbers of a token must not depend on what else is in its pass. A block and its tokens one by one are the
+same sums in another order, whose rounding can flip a greedy choice. So the order is made the same, to the last bit, on
+CPUs (oneDNN 3.12, torch 2.13; `agrees` tests this machine):
+
+* Experts, and linear layers with long rows, have one kernel for any number of rows (the room `cpu/`). oneDNN and MKL
+  compute one row on another kernel than two or more, and those all sum a row alike (`MIN_ROWS`: at 4, also MKL's in
+  FP32, in which routers compute). So where a model has such products, a pass is padded with copies of its last row.
+* Attention sums in the order of absolute positions (`cpu/paged_attention`).
+"""
 
 from __future__ import annotations
 
@@ -7,16 +17,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from dflash_trt.runtime.kvcache.slot_cache import SlotCache
-from dflash_trt.runtime.targets.batch_invariance import MIN_ROWS, agrees
 from dflash_trt.runtime.targets.delta_net import DeltaNets
 from dflash_trt.runtime.targets.gathered_attention import GatheredPass
 from dflash_trt.runtime.targets.packed_pass import IMPLEMENTATION, Pass
 from dflash_trt.runtime.targets.refusal import refusing
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget, Taps
-from dflash_trt.runtime.targets.target import Segment, Verified
+from dflash_trt.runtime.targets.target import Segment, Target, Verified
+
+MIN_ROWS = 4
+PROBE_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,3 +148,22 @@ def padded_size(num_rows: int) -> int:
     """
     step = 1 << max(0, (num_rows - 1).bit_length() - 4)
     return -(-num_rows // step) * step
+
+
+def agrees(target: Target) -> bool:
+    """Whether logits of some tokens in one block equal those of one token a pass, to the last bit; on an empty target.
+
+    Not on kernels that sum otherwise, nor in gated delta nets, which compute a block by another formula than a token.
+    """
+
+    def logits_of(begin: int, end: int) -> Tensor:
+        segment = Segment(slot=0, token_ids=range(begin, end), num_logits=end - begin)
+        logits = target.verify([segment], with_taps=False).logits
+        target.rollback(0, 0)
+        return logits
+
+    one_by_one = torch.cat([logits_of(i, i + 1) for i in range(PROBE_TOKENS)])
+    target.release(0)
+    together = logits_of(0, PROBE_TOKENS)
+    target.release(0)
+    return torch.equal(one_by_one, together)

@@ -14,8 +14,8 @@ from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.runtime.cpu.accelerate import accelerate
 from dflash_trt.runtime.session import Session, open_session, run
-from dflash_trt.runtime.targets.batch_invariance import agrees
 from dflash_trt.runtime.targets.huggingface import load_model, make_target
+from dflash_trt.runtime.targets.packed_target import agrees
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
 from dflash_trt.runtime.targets.target import Segment, Verified
 from tests.decoding import greedy
