@@ -38,16 +38,14 @@ from dflash_trt.api.runtime_options import RuntimeOptions  # noqa: E402
 from dflash_trt.api.sampling_params import SamplingParams  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
-from dflash_trt.runtime import accept, decoder, pair  # noqa: E402
+from dflash_trt.runtime import accept, model_runner  # noqa: E402
 from dflash_trt.runtime.cpu import accelerate as cpu  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
 from dflash_trt.runtime.draft_length import FixedLength  # noqa: E402
 from dflash_trt.runtime.drafter.onnxruntime import lowering, ort_session  # noqa: E402
 from dflash_trt.runtime.kvcache.slots import SlotPool  # noqa: E402
-from dflash_trt.runtime.load import open_session  # noqa: E402
-from dflash_trt.runtime.pair import LocalPair  # noqa: E402
-from dflash_trt.runtime.pending_taps import NO_SLOT  # noqa: E402
-from dflash_trt.runtime.session import Session  # noqa: E402
+from dflash_trt.runtime.model_runner import NO_SLOT, LocalRunner  # noqa: E402
+from dflash_trt.runtime.session import Session, open_session  # noqa: E402
 from dflash_trt.runtime.targets import packed_target  # noqa: E402
 from dflash_trt.runtime.targets.gathered_attention import GatheredPass  # noqa: E402
 from dflash_trt.runtime.targets.target import side_by_side  # noqa: E402
@@ -116,7 +114,10 @@ def without(owner: object, name: str, replacement: object = nothing) -> Callable
 
 @contextmanager
 def greedy_in_torch() -> Iterator[None]:
-    with patch.object(decoder, "argmax_and_finite", greedy_by_torch), patch.object(pair, "argmax", argmax_by_torch):
+    with (
+        patch.object(accept, "argmax_and_finite", greedy_by_torch),
+        patch.object(model_runner, "argmax", argmax_by_torch),
+    ):
         yield
 
 
@@ -145,7 +146,7 @@ PIECES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "paged attention": (without(cpu, "PagedPass", GatheredPass), PLAIN_AND_DFLASH),
     "RMSNorm of the target": (without(cpu, "fuse_norms"), PLAIN_AND_DFLASH),
     "caught taps": (without(packed_target, "Taps", lambda *_: None), ("idle drafter", "DFlash")),
-    "pending taps": (without(pair, "PendingTaps", ListedTaps), ("idle drafter", "DFlash")),
+    "pending taps": (without(model_runner, "PendingTaps", ListedTaps), ("idle drafter", "DFlash")),
     "block attention of the draft": (
         without(ort_session, "lower_to_cpu", lambda *a, keep_attention, **k: lowering.lower_to_cpu(*a, **k)),
         ("DFlash",),
@@ -203,8 +204,8 @@ class Steps:
     def _begin(self) -> None:
         session = self._session
         slots = SlotPool(self._batch, session.decoder().slots.num_tokens)
-        local = LocalPair(session.target, None if self._way == "plain" else session.drafter)
-        self._decoder = Decoder(local, slots, FixedLength(self._block - 1), cache_owner=session._cache_owner)
+        local = LocalRunner(session.target, None if self._way == "plain" else session.drafter)
+        self._decoder = Decoder(local, slots, FixedLength(self._block - 1), cache_owner=session.cache_owner)
         params = decoding.greedy(MAX_TOKENS)
         if self._way == "sampled":
             params = SamplingParams(

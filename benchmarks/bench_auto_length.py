@@ -30,7 +30,7 @@ from transformers.utils import logging
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.forced_acceptance import MOE_DRAFT, ForcedPair, random_prompts, write_moe_pair  # noqa: E402
+from benchmarks.forced_acceptance import MOE_DRAFT, ForcedRunner, random_prompts, write_moe_pair  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
 from dflash_trt.runtime.draft_length import AutoLength, DraftLength, FixedLength  # noqa: E402
@@ -70,9 +70,9 @@ class Way:
         self.session = session
         is_plain = isinstance(self.length, FixedLength) and self.length.length == 0
         if self.answers and not is_plain:
-            self.decoder = ForcedPair(self.session, self.answers, self.length, self.batch).decoder
+            self.decoder = ForcedRunner(self.session, self.answers, self.length, self.batch).decoder
         else:
-            self.decoder = self.session.decoder(self.length, num_slots=self.batch)
+            self.decoder = self.session.decoder(self.length, max_batch_size=self.batch)
 
     def stop(self) -> None:
         """Leaves the session to others."""

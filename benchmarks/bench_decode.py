@@ -37,16 +37,15 @@ from transformers.utils import logging
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.forced_acceptance import ForcedPair, random_prompts, write_pair  # noqa: E402
+from benchmarks.forced_acceptance import ForcedRunner, random_prompts, write_pair  # noqa: E402
 from dflash_trt.api.runtime_options import RuntimeOptions  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength, parse_draft_length  # noqa: E402
 from dflash_trt.runtime.drafter.onnxruntime import ort_session  # noqa: E402
-from dflash_trt.runtime.load import open_session  # noqa: E402
 from dflash_trt.runtime.request import Request  # noqa: E402
-from dflash_trt.runtime.session import Session, run  # noqa: E402
+from dflash_trt.runtime.session import Session, open_session, run  # noqa: E402
 from tests.decoding import greedy, open_without_tokenizer  # noqa: E402
 from tests.engines import build  # noqa: E402
 from tests.fixtures_data import PAIRS, prompts  # noqa: E402
@@ -214,8 +213,8 @@ def _ours(job: Job, engine: Path, dtype: str) -> Iterator[Way]:
 
     def speculative(length: DraftLength, batch: int) -> Decoder:
         if job.is_forced:
-            return ForcedPair(session, answers, length, batch).decoder
-        return session.decoder(length, num_slots=batch)
+            return ForcedRunner(session, answers, length, batch).decoder
+        return session.decoder(length, max_batch_size=batch)
 
     def decode(decoder: Decoder, batch: int) -> Answers:
         found = run(decoder, [session.request(prompt, greedy(job.tokens)) for prompt in _prompts(job, batch)])
@@ -227,7 +226,7 @@ def _ours(job: Job, engine: Path, dtype: str) -> Iterator[Way]:
         plain = Way(
             f"dflash-trt plain{suffix}",
             batch,
-            lambda b=batch: decode(session.decoder(FixedLength(0), num_slots=b), b),
+            lambda b=batch: decode(session.decoder(FixedLength(0), max_batch_size=b), b),
         )
         full = Way(f"dflash-trt DFlash{suffix}", batch, lambda b=batch, f=fixed: decode(speculative(f, b), b), plain)
         full.host_milliseconds = statistics.median(

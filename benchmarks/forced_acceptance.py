@@ -25,7 +25,7 @@ from transformers import (
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import DraftLength
 from dflash_trt.runtime.drafter.proposals import Draw, Proposals
-from dflash_trt.runtime.pair import LocalPair
+from dflash_trt.runtime.model_runner import LocalRunner
 from dflash_trt.runtime.session import Session
 from tests.reference.synthetic import DraftSizes, write_random_draft
 
@@ -101,7 +101,7 @@ def random_prompts(count: int, sizes: DraftSizes = DRAFT) -> list[list[int]]:
     return [[rng.randrange(sizes.vocab_size - 1) for _ in range(PROMPT_TOKENS)] for _ in range(count)]
 
 
-class ForcedPair(LocalPair):
+class ForcedRunner(LocalRunner):
     """Proposes the target's own continuation up to a drawn position, and a wrong token there."""
 
     def __init__(
@@ -112,20 +112,20 @@ class ForcedPair(LocalPair):
         assert session.drafter.spec.vocab_size is not None, "random drafts name their vocabulary"
         self._answers = answers
         self._vocab_size = session.drafter.spec.vocab_size
-        self.decoder = Decoder(self, session.decoder(num_slots=num_slots).slots, length)
+        self.decoder = Decoder(self, session.decoder(max_batch_size=num_slots).slots, length)
 
     def draft(
-        self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int, draws: Sequence[Draw | None] = ()
+        self, slots: Sequence[int], anchors: Sequence[int], draft_length: int, draws: Sequence[Draw | None] = ()
     ) -> list[Proposals]:
         """The drafter's proposals, replaced. The draw depends on request and position alone."""
-        proposals = super().draft(slots, anchors, num_tokens)
+        proposals = super().draft(slots, anchors, draft_length)
         for (row, *_), slot in zip(proposals, slots, strict=True):
             request = self.decoder.running[slot]
             prompt, begin = tuple(request.prompt_ids), len(request.token_ids)
             draw = random.Random(hash((*prompt[:4], begin))).random()
-            count = sum(share > draw for share in REACHED[:num_tokens])
+            count = sum(share > draw for share in REACHED[:draft_length])
             coming = self._answers[prompt][begin : begin + count + 1]
             row[: min(count, len(coming))] = coming[:count]
-            if count < min(num_tokens, len(coming)):
+            if count < min(draft_length, len(coming)):
                 row[count] = (coming[count] + 1) % self._vocab_size
         return proposals

@@ -47,4 +47,4 @@ def open_without_tokenizer(engine: Path, target: Path, *, num_slots: int = 1, dt
     model = load_model(target, read_target(target).spec, taps, dtype=dtype)
     target = make_target(model, taps, num_slots, accelerate)
     drafter = open_drafter(engine, manifest, num_slots=num_slots)
-    return Session(manifest, target, drafter, None, frozenset(), num_slots=num_slots)
+    return Session(manifest, target, drafter, None, frozenset(), max_batch_size=num_slots)

@@ -114,7 +114,7 @@ class ServedBackend(Backend, Protocol):
         """Current load, and totals since the start."""
 
     @property
-    def num_slots(self) -> int:
+    def max_batch_size(self) -> int:
         """Most requests that run at once."""
 
     @property

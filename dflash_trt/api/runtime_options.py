@@ -10,6 +10,8 @@ from dflash_trt.errors import RequestError, shown
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
+DEFAULT_BATCH_SIZE = 16
+"""Requests at once for an engine without TensorRT plans."""
 MAX_SIZE = 2**31 - 1
 """Slots and positions are INT32 in both graphs."""
 MAX_CACHE_GIB = 2**20  # a PiB, which no machine has
@@ -25,7 +27,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Settings of one runtime; raises RequestError, with the field's name, for an invalid value."""
 
     max_batch_size: int | None = None
-    """Requests that run at once, 1 to 2^31 - 1; None: the batch of the engine's TensorRT plans, or 16 without."""
+    """Requests that run at once, 1 to 2^31 - 1; None: what the engine's TensorRT plans hold, else
+    DEFAULT_BATCH_SIZE."""
     cache_gib: float = 4.0
     """Memory for the caches of target and drafter together, in GiB, more than 0."""
     device: str = "auto"
@@ -33,17 +36,18 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     dtype: str = "auto"
     """Type that the target is computed in: auto and float32 are FP32; bfloat16 needs a BF16 checkpoint."""
     draft_length: int | str = "auto"
-    """Drafted tokens that a step verifies: a number, 0 (plain decoding) to K, a schedule "1:7,8:3" by batch size,
-    or "auto": the fastest by measured steps and acceptance."""
+    """Draft tokens that a step verifies: a number, 0 (plain decoding) to K, a schedule "1:7,8:3" by batch size, or
+    "auto": the fastest by measured steps and acceptance. A request's own draft_length replaces auto's choice, and is at
+    most a fixed one."""
     prefill_chunk: int = 256
     """Largest number of prompt tokens in a step, 1 to 2^31 - 1, so that a long prompt does not stall other requests."""
     enable_prefix_caching: bool = True
     """Reuse the cached prefixes of earlier prompts, of target and drafter."""
-    tp: int = 1
+    num_ranks: int = 1
     """Ranks that share the target, 1 or more, started by torchrun or mpiexec."""
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_size", "prefill_chunk", "tp"):
+        for name in ("max_batch_size", "prefill_chunk", "num_ranks"):
             value = getattr(self, name)
             if not (is_integer(value) and 1 <= value <= MAX_SIZE) and (name, value) != ("max_batch_size", None):
                 expected = f"at most {MAX_SIZE}" if is_integer(value) and value > 0 else "at least 1"

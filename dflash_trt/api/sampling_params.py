@@ -99,8 +99,8 @@ class SamplingParams(SamplerSettings, frozen=True, kw_only=True, forbid_unknown_
     structured_outputs: Grammar | None = None
     """Grammar of the whole text, unless it ends at max_tokens; needs the package xgrammar."""
     draft_length: Annotated[int | None, Bounds(0, math.inf, "0 or more")] = None
-    """Drafted tokens to verify in a step where the runtime's policy is `auto`, else the maximum; 0 is plain decoding,
-    None the runtime's choice. The output does not depend on it."""
+    """Draft tokens to verify in a step: this many where the runtime chooses (`auto`), at most this many where that is
+    fixed; 0 is plain decoding, None leaves it to the runtime. The output does not depend on it."""
 
     def __post_init__(self) -> None:
         if self.top_k is not True and self.top_k == -1:

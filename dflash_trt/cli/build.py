@@ -210,7 +210,7 @@ def _options(
     if recipe is not None:
         settings["recipe"], settings["ranges"] = recipe_and_ranges(source, recipe, calibration)
     if head is not None and head.num_tokens is not None and head_tokens is not None:
-        from dflash_trt.runtime.measure.captured_tokens import captured_tokens, kept_shares  # it loads torch
+        from dflash_trt.runtime.measure.features import captured_tokens, kept_shares
 
         token_ids = captured_tokens(source.spec, head_tokens, partner.directory, head.num_tokens)
         shares = kept_shares(source.spec, head_tokens, token_ids)

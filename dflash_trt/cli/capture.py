@@ -73,7 +73,7 @@ def capture(
     draft_checkpoint, target_checkpoint = read_pair(draft, target)
     prompts = read_prompts(prompt_file)[:max_prompts]
 
-    from dflash_trt.runtime.measure.capture_job import CaptureOptions, capture_features
+    from dflash_trt.runtime.measure.feature_capture import CaptureOptions, capture_features
 
     sequences, tokens = capture_features(
         draft_checkpoint, target_checkpoint, prompts, output,

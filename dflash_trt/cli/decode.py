@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `generate` was asked for, decoded by whichever backend, and how it is shown."""
+"""Decodes the prompts of `generate` on a backend, and shows the answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 OpenBackend = Callable[[Method], Backend]
-"""With the drafter ("dflash") or without ("none")."""
+"""Opens a backend with the drafter ("dflash") or without ("none")."""
 COUNTS = {
     "steps": "passes",
     "drafts": "drafting_passes",
@@ -122,7 +122,7 @@ class Job:
 
 
 def _faster(answers: Sequence[Completion], again: Sequence[Completion]) -> list[Completion]:
-    """For each prompt the answer that took less time; one whose tokens changed stays as it was."""
+    """Faster answer to each prompt; an answer whose tokens changed does not replace the first."""
     return [
         new if new.token_ids == old.token_ids and new.seconds < old.seconds else old
         for old, new in zip(answers, again, strict=True)
@@ -130,7 +130,7 @@ def _faster(answers: Sequence[Completion], again: Sequence[Completion]) -> list[
 
 
 def _document(answer: Completion) -> dict[str, object]:
-    """Of `generate --json`: the counts of its passes stand beside its other fields."""
+    """Entry of `generate --json`, with the counts of passes beside the other fields."""
     document = msgspec.structs.asdict(answer)
     for name in ("prompt", "prompt_token_ids", "index", "others"):  # the answers of a list have no other
         del document[name]

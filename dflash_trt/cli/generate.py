@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dflash_trt.api.runtime_options import RuntimeOptions
     from dflash_trt.cli.decode import Job
 
-OPTIONS = ("draft_length", "cache_gib", "device", "dtype", "tp")
+OPTIONS = ("draft_length", "cache_gib", "device", "dtype", "num_ranks")
 
 
 @click.command(short_help="Decode prompts with the drafter.")
@@ -74,11 +74,11 @@ def generate(
 
 def _run_engine(engine: Path, target: str | None, job: Job, options: RuntimeOptions) -> None:
     """Decodes with an engine directory in the embedded runtime; on ranks but 0, follows rank 0."""
-    from dflash_trt.runtime.checked_pair import CheckedPair, check_prompt
     from dflash_trt.runtime.embedded_backend import EmbeddedBackend
+    from dflash_trt.runtime.open_backend import CheckedPair, check_prompt
     from dflash_trt.runtime.ranks.join import join
 
-    with join(options.tp, options.device) as ranks:
+    with join(options.num_ranks, options.device) as ranks:
         pair = CheckedPair.read(engine, target)
         job.encode(pair.tokenizer)
         for ids in job.prompts:
@@ -86,7 +86,7 @@ def _run_engine(engine: Path, target: str | None, job: Job, options: RuntimeOpti
         fewest = min(options.max_batch_size or 1, len(job.prompts))  # an idle slot would take memory
         options = msgspec.structs.replace(options, max_batch_size=fewest)
         with progress_line(f"loading {pair.target_name}"):
-            from dflash_trt.runtime.load import load_session  # it loads torch: seconds
+            from dflash_trt.runtime.session import load_session  # it loads torch: seconds
 
             session = load_session(pair, options, ranks=ranks)
         if ranks.rank > 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that several commands share, and what their values must be."""
+"""Options that several commands share, and checks of their values."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def num_bytes(context: click.Context, parameter: click.Parameter, text: str | No
 
 
 def check_output_file(option: str, file: Path | None, suffix: str, kind: OutputKind) -> None:
-    """Before the work: raises UsageError or BuildError where `file` cannot be written, or is not of this `kind`."""
+    """Raises UsageError or BuildError, before the work, where `file` cannot be written or is not of this `kind`."""
     if file is None:
         return
     if file.suffix != suffix or not file.parent.is_dir():
@@ -129,7 +129,7 @@ sampling_options = options(
     click.option("--ignore-eos", is_flag=True, help="Do not stop at the target's end-of-sequence tokens."),
     click.option("--logprobs", is_flag=True, help="Return the log probability of each token (with --json)."),
 )  # fmt: skip
-"""What a request may ask for: keyword arguments of `SamplingParams`."""
+"""Options of a request: keyword arguments of `SamplingParams`."""
 
 deployment_options = options(
     click.option("--acceptance", type=PATH, help="Document of `verify --json`: acceptance by position."),
@@ -142,7 +142,7 @@ deployment_options = options(
     ),
     click.option("--draft", type=DRAFT, help="Draft checkpoint that is here, in place of the deployment's."),
 )
-"""What `estimate` and `tune` predict."""
+"""Options of the load that `estimate` and `tune` predict."""
 
 _RUNTIME_SETTINGS: dict[str, dict[str, Any]] = {
     "max_batch_size": {"type": click.IntRange(min=1), "help": "Requests at once. Default: the engine's, or 16."},
@@ -154,17 +154,17 @@ _RUNTIME_SETTINGS: dict[str, dict[str, Any]] = {
     "enable_prefix_caching": {"help": "Begin a prompt with what earlier requests left in the caches."},
     "device": {"type": click.Choice(DEVICES)},
     "dtype": {"type": click.Choice(DTYPES), "help": "Type that the target is computed in; auto: float32."},
-    "tp": {"type": click.IntRange(min=1), "help": "Ranks that share the target (torchrun, mpiexec)."},
+    "num_ranks": {"type": click.IntRange(min=1), "help": "Ranks that share the target (torchrun, mpiexec)."},
 }
 
 
 def runtime_options(*names: str) -> Callable[[Command], Command]:
-    """What a runtime is made with: these fields of `RuntimeOptions`, with its defaults."""
+    """Options for these fields of `RuntimeOptions`, with its defaults."""
 
     def option(name: str) -> Callable[[Command], Command]:
-        flag, default = f"--{name.replace('_', '-')}", getattr(DEFAULTS, name)
+        flag, default = "--tp" if name == "num_ranks" else f"--{name.replace('_', '-')}", getattr(DEFAULTS, name)
         flag = f"{flag}/--no-{flag[2:]}" if default is True else flag
-        return click.option(flag, default=default, show_default=default is not None, **_RUNTIME_SETTINGS[name])
+        return click.option(flag, name, default=default, show_default=default is not None, **_RUNTIME_SETTINGS[name])
 
     return options(*map(option, names))
 

@@ -29,7 +29,7 @@ from dflash_trt.cli.recipe_options import (
 from dflash_trt.runtime.measure.recovery.settings import Settings
 
 if TYPE_CHECKING:
-    from dflash_trt.runtime.measure.recovery.training_state import Progress
+    from dflash_trt.runtime.measure.recovery.training import Progress
 
 DEFAULTS = Settings()
 SECONDS_BETWEEN_LINES = 10
@@ -76,7 +76,7 @@ def recover(
     checkpoint = read_checked_draft(draft, target)
     loaded, ranges = recipe_and_ranges(checkpoint, recipe, calibration)
     from dflash_trt.runtime.measure.recovery.recover import recover_checkpoint
-    from dflash_trt.runtime.measure.recovery.training_state import state_file
+    from dflash_trt.runtime.measure.recovery.training import state_file
 
     with resumable(state_file(output)), _training_bar(settings["steps"]) as on_step:
         summary, progress = recover_checkpoint(

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same engine where no TensorRT-LLM is: the decode loop, and in its folders what the loop drives."""
+"""Runs an engine directory without TensorRT-LLM: the decode loop, and in its folders what the loop drives."""

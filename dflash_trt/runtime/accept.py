@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which proposals hold: those that the target would have emitted itself; and its own token after them."""
+"""Accepts the proposals that the target would have emitted itself, and its own token after them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
@@ -13,18 +15,68 @@ from dflash_trt import _C
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.drafter.proposals import Proposals
 from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.targets.target import Segment
 
 Rows = npt.NDArray[np.float32]
+
+
+NO_PROPOSALS = Proposals([])
+
+
+class StepInput(msgspec.Struct, frozen=True):
+    """Chunk of a request's prompt, or a block: its last token and the proposals behind it."""
+
+    slot: int
+    request: Request
+    token_ids: Sequence[int]
+    drafted: Proposals
+    num_logits: int
+    """Logits rows that tokens are drawn from."""
+    num_prompt_logits: int = 0
+    """Logits rows before those, for log probabilities of the prompt."""
+
+    @property
+    def proposals(self) -> Sequence[int]:
+        return self.drafted.token_ids
+
+    @property
+    def segment(self) -> Segment:
+        return Segment(slot=self.slot, token_ids=self.token_ids, num_logits=self.num_prompt_logits + self.num_logits)
+
+    def num_committed(self, accepted: Sequence[int]) -> int:
+        """Tokens that become context: all but the rejected proposals, given the `accepted` tokens."""
+        num_accepted = max(0, len(accepted) - 1)
+        return len(self.token_ids) - len(self.proposals) + num_accepted
+
+
+def accept_parts(parts: Sequence[StepInput], logits: Tensor) -> list[list[int]]:
+    """Tokens that the target emits for each part: accepted proposals and one more, or none inside a prompt.
+
+    A row that is not finite ends the block before it, and a part that begins with one gets no token: plain decoding
+    would meet it, if at all, as the first row of a later step.
+    """
+    tokens, finite = argmax_and_finite(logits)
+    all_finite = all(finite)
+    accepted, begin = [], 0
+    for part in parts:
+        if part.num_prompt_logits:
+            add_prompt_logprobs(part.request, logits, begin, part.num_prompt_logits)
+            begin += part.num_prompt_logits
+        end = begin + part.num_logits
+        num_rows = part.num_logits if all_finite else len(list(takewhile(bool, finite[begin:end])))
+        proposals = part.drafted.first(max(0, num_rows - 1))
+        accepted.append(accept(part.request, proposals, logits, begin, tokens[begin : begin + num_rows]))
+        begin = end
+    return accepted
 
 
 def accept(request: Request, proposals: Proposals, logits: Tensor, begin: int, greedy: list[int]) -> list[int]:
     """Accepted proposals and one token more; [] without logits, that is inside a prompt.
 
-    The n rows of logits [R, V] FLOAT from `begin` on, and their argmax greedy [n], are the target's after the last
-    token and each proposal.
-    Greedy decoding accepts what equals the argmax. Sampling draws the target's own token with the random number of
-    its position and accepts what equals it: the exact rule of speculative sampling (docs/sampling.md). Proposals that
-    were drawn themselves are judged by rejection sampling.
+    The target's logits after the last token and each proposal are n rows of logits [R, V] FLOAT from `begin` on;
+    greedy [n] is their argmax. Greedy decoding accepts what equals the argmax. Sampling draws the target's own
+    token with the random number of its position and accepts what equals it: the exact rule of speculative sampling
+    (docs/sampling.md). Proposals that were drawn themselves are judged by rejection sampling.
     """
     if len(greedy) == 0:
         return []
@@ -54,7 +106,7 @@ def accept(request: Request, proposals: Proposals, logits: Tensor, begin: int, g
 
 
 def add_prompt_logprobs(request: Request, logits: Tensor, begin: int, count: int) -> None:
-    """Those of the next `count` prompt tokens, whose rows of logits [R, V] are the ones from `begin` on."""
+    """Adds log probabilities of the next `count` prompt tokens, by the rows of logits [R, V] from `begin` on."""
     begin_id = len(request.prompt_logprobs) + 1
     token_ids = request.prompt_ids[begin_id : begin_id + count]
     logprobs, top = token_logprobs(_rows(logits, begin, count), token_ids, request.params.top_logprobs)
@@ -65,9 +117,8 @@ def add_prompt_logprobs(request: Request, logits: Tensor, begin: int, count: int
 def token_logprobs(logits: Rows, token_ids: Sequence[int], num_top: int) -> tuple[list[float], list[dict[int, float]]]:
     """Log probabilities under the target's own logits: no bias, grammar, penalty, temperature or filter.
 
-    Of token r in row r of logits [R, V], R >= the number of tokens, and of the `num_top` most likely ones there.
-
-    Those come most likely first, the lower id first among equals.
+    Returns that of token r by row r of logits [R, V], R >= the number of tokens, and the `num_top` most likely tokens
+    of each row, most likely first, the lower id first among equals.
     """
     logprobs = _C.token_logprobs(logits, list(token_ids))
     if num_top == 0:
@@ -105,7 +156,7 @@ def num_equal(proposals: Sequence[int], greedy: Sequence[int]) -> int:
 
 
 def argmax_and_finite(logits: Tensor) -> tuple[list[int], list[bool]]:
-    """The argmax [n] of each row of logits [n, V], and whether it is finite; a NaN in a row is its argmax."""
+    """Argmax [n] of each row of logits [n, V], and whether it is finite; a NaN in a row is its argmax."""
     if logits.device.type == "cpu":
         rows = _numpy(logits)
         tokens = rows.argmax(axis=-1)
@@ -115,7 +166,7 @@ def argmax_and_finite(logits: Tensor) -> tuple[list[int], list[bool]]:
 
 
 def argmax(logits: Tensor) -> list[int]:
-    """The same argmax alone: one wait for a GPU, not two."""
+    """Argmax [n] of each row of logits [n, V]: one wait for a GPU, not the two of `argmax_and_finite`."""
     tokens: list[int] = (_numpy(logits) if logits.device.type == "cpu" else logits).argmax(-1).tolist()
     return tokens
 

@@ -6,7 +6,7 @@
 * verify: one pass of the target over all blocks, and over chunks of prompts that are still being read
 * accept: proposals that the target would have emitted itself, and its own token after them
 * commit: roll back what was rejected, inject what was accepted into the drafter's context
-* emit: new tokens go out; who has ended leaves its slot
+* emit: new tokens go out; requests that have ended leave their slots
 
 Requests join and leave between steps, each at its own length (continuous batching: Orca, OSDI 2022).
 """
@@ -14,75 +14,69 @@ Requests join and leave between steps, each at its own length (continuous batchi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.metrics import Counts, DecoderMetrics
 from dflash_trt.api.runtime_options import DEFAULTS
+from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import EngineError
-from dflash_trt.runtime.draft_length import DraftLength
+from dflash_trt.runtime.accept import NO_PROPOSALS, StepInput, accept_parts
+from dflash_trt.runtime.draft_length import DraftLength, StepRecord
+from dflash_trt.runtime.drafter.proposals import Proposals
 from dflash_trt.runtime.kvcache.slots import SlotPool
-from dflash_trt.runtime.prefix_sharing import PrefixSharing
-from dflash_trt.runtime.request import Request, StepRecord
-from dflash_trt.runtime.step_input import NO_PROPOSALS, StepInput, accept_parts
+from dflash_trt.runtime.request import Request
 
 if TYPE_CHECKING:
-    from dflash_trt.runtime.pair import Pair
+    from dflash_trt.runtime.model_runner import ModelRunner
 
 
 class CacheOwner:
-    """Whose requests are in caches that several decoders share, one after the other."""
+    """Decoder whose requests are in caches that several decoders share, one after the other."""
 
     holder: Decoder | None = None
-    """None while no request runs."""
+    """Decoder with running requests; None while no request runs."""
 
 
 class Decoder:
     """Steps all requests it was given, first come, first served, until each has finished."""
 
     def __init__(
-        self,
-        pair: Pair,
-        slots: SlotPool,
-        draft_length: DraftLength,
-        *,
-        prefill_chunk: int = DEFAULTS.prefill_chunk,
-        cache_owner: CacheOwner | None = None,
-    ) -> None:
-        """At most `prefill_chunk` prompt tokens join a step, so that a long prompt does not stall the others.
+        self, runner: ModelRunner, slots: SlotPool, policy: DraftLength, *,
+        prefill_chunk: int = DEFAULTS.prefill_chunk, cache_owner: CacheOwner | None = None,
+    ) -> None:  # fmt: skip
+        """Reads at most `prefill_chunk` prompt tokens in a step, so that a long prompt does not stall the others.
 
-        Decoders of the same models share one `cache_owner`: as one admits a request, what runs on another is
+        Decoders of the same models share one `cache_owner`: when one admits a request, what runs on another is
         cancelled.
         """
         self.slots = slots
         self.waiting: deque[Request] = deque()
         self.running: dict[int, Request] = {}
-        """By slot; in the order of admission."""
+        """Requests by slot, in the order of admission."""
         self._counts = Counts()
-        self._pair = pair
-        self._prefixes = PrefixSharing(pair, slots, self.running)
-        self._draft_length = draft_length
-        self._has_drafted: frozenset[int] = frozenset()
-        """The slots that drafted in the last step."""
+        self._runner = runner
+        self._prefixes = PrefixSharing(runner, slots, self.running)
+        self._policy = policy
         self._prefill_chunk = prefill_chunk
         self._cache_owner = cache_owner or CacheOwner()
 
-    def metrics(self) -> DecoderMetrics:
-        """What the decoder does now, and has done."""
-        return DecoderMetrics(
-            running=len(self.running),
-            waiting=len(self.waiting),
-            free_slots=self.slots.free_slots,
-            free_cache_tokens=self.slots.free_tokens,
-            draft_length=self._draft_length.explain(),
-            **self._counts.read(),
-        )
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request is left."""
-        return not self.waiting and not self.running
+    def step(self) -> None:
+        """Advances all running requests by one pass of the target."""
+        self._admit()
+        parts = [*self._draft(), *self._prompt_chunks()]
+        if not parts:
+            return
+        logits = self._runner.verify([part.segment for part in parts])
+        accepted = accept_parts(parts, logits)
+        self._runner.commit([part.num_committed(tokens) for part, tokens in zip(parts, accepted, strict=True)])
+        self._counts.passes += 1
+        record = StepRecord.of(parts, accepted)
+        for part, tokens in zip(parts, accepted, strict=True):
+            self._emit(part, tokens)
+        self._prefixes.publish()
+        self._policy.observe(record)
 
     def add(self, request: Request) -> None:
         """Queues a request; it must fit the empty pool."""
@@ -107,35 +101,21 @@ class Decoder:
         while not self.is_idle:
             self.step()
 
-    def step(self) -> None:
-        """Brings running requests forward by one pass of the target."""
-        self._admit()
-        decoding = self._draft()
-        chunks = self._prompt_chunks()
-        parts = decoding + chunks
-        if not parts:
-            return
-        logits = self._pair.verify([part.segment for part in parts])
-        accepted = accept_parts(parts, logits)
-        self._pair.commit([part.num_committed(tokens) for part, tokens in zip(parts, accepted, strict=True)])
-        self._counts.passes += 1
-        drafting = frozenset(part.slot for part in decoding if part.proposals)
-        for part, tokens in zip(parts, accepted, strict=True):
-            if part.num_logits > 0 and not tokens:
-                self._fail(part)
-            else:
-                self._emit(part, tokens)
-        if self.slots.prefix_caching:
-            self._prefixes.publish()
-        if decoding:
-            record = StepRecord(
-                proposed=[len(part.proposals) for part in decoding],
-                accepted=[max(0, len(tokens) - 1) for tokens in accepted[: len(decoding)]],
-                num_prompt_tokens=sum(len(chunk.token_ids) for chunk in chunks),
-                num_caught_up=len(drafting - self._has_drafted),
-            )
-            self._draft_length.observe(record)
-        self._has_drafted = drafting
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is left."""
+        return not self.waiting and not self.running
+
+    def metrics(self) -> DecoderMetrics:
+        """Current load, and totals since the decoder was made."""
+        return DecoderMetrics(
+            running=len(self.running),
+            waiting=len(self.waiting),
+            free_slots=self.slots.free_slots,
+            free_cache_tokens=self.slots.free_tokens,
+            draft_length=self._policy.explain(),
+            **self._counts.read(),
+        )
 
     def _admit(self) -> None:
         while self.waiting and self.slots.fits(self.waiting[0].max_length):
@@ -146,10 +126,10 @@ class Decoder:
             self._take_caches()
             request = self.waiting.popleft()
             request.admit()
-            if not self._pair.claim():
+            if not self._runner.claim():
                 self.slots.forget()
             slot, pages, request.num_cached_tokens = self.slots.allocate(request.max_length, prompt_ids)
-            self._pair.reserve(slot, pages, request.num_cached_tokens)
+            self._runner.reserve(slot, pages, request.num_cached_tokens)
             request.num_prefilled = request.num_cached_tokens
             if self.slots.prefix_caching:
                 self._counts.prefix_cache_queries += len(request.prompt_ids)
@@ -157,34 +137,26 @@ class Decoder:
             self.running[slot] = request
 
     def _take_caches(self) -> None:
-        """Cancels what another decoder, abandoned or not, has in the caches."""
+        """Cancels the requests that another decoder has in the caches."""
         if (holder := self._cache_owner.holder) is not None and holder is not self:
             for slot, request in list(holder.running.items()):
                 holder._end(request, slot, FinishReason.CANCELLED)
         self._cache_owner.holder = self
 
     def _draft(self) -> list[StepInput]:
-        """The last token of each request behind its prompt, and what the drafter proposes to follow it."""
-        decoding = {slot: request for slot, request in sorted(self.running.items()) if request.is_prefilled}
-        if not decoding:
-            return []
-        policy, chosen = self._draft_length, self._draft_length.choose(len(decoding))
-        lengths = {
-            slot: request.draft_length(policy.of_request(request.params.draft_length, chosen))
-            for slot, request in decoding.items()
-        }
-        drafting = [slot for slot, k in lengths.items() if k > 0]
-        blocks = {}
+        """Blocks: the last token of each request behind its prompt, and drafts that follow it."""
+        decoding = [(slot, request) for slot, request in sorted(self.running.items()) if request.is_prefilled]
+        limits = self._policy.limits([request for _, request in decoding])
+        drafting = [(slot, request) for (slot, request), limit in zip(decoding, limits, strict=True) if limit > 0]
+        blocks: dict[int, Proposals] = {}
         if drafting:
-            anchors = [decoding[slot].token_ids[-1] for slot in drafting]
-            draws = [decoding[slot].draw for slot in drafting]
-            drafted = self._pair.draft(drafting, anchors, max(lengths.values()), draws)
-            blocks = dict(zip(drafting, drafted, strict=True))
+            slots, anchors = [slot for slot, _ in drafting], [request.token_ids[-1] for _, request in drafting]
+            drafted = self._runner.draft(slots, anchors, max(limits), [request.draw for _, request in drafting])
+            blocks = dict(zip(slots, drafted, strict=True))
         parts = []
-        for slot, request in decoding.items():
-            proposals = blocks[slot].first(lengths[slot]) if slot in blocks else NO_PROPOSALS
-            if proposals.survival is not None and request.params.draft_length is None:
-                proposals = proposals.first(policy.cut(proposals.survival))
+        for (slot, request), limit in zip(decoding, limits, strict=True):
+            proposals = blocks[slot].first(limit) if slot in blocks else NO_PROPOSALS
+            proposals = self._policy.cut(proposals, request.params.draft_length)
             token_ids = [request.token_ids[-1], *proposals.token_ids]
             parts.append(StepInput(slot, request, token_ids, proposals, len(token_ids)))
         return parts
@@ -202,8 +174,11 @@ class Decoder:
         return parts
 
     def _emit(self, part: StepInput, tokens: Sequence[int]) -> None:
-        """Reports what came of a part; a request that has ended leaves its slot."""
+        """Appends a part's new tokens to its request and reports them; a request that ends leaves its slot."""
         request = part.request
+        if part.num_logits > 0 and not tokens:
+            self._fail(part)
+            return
         if not request.is_prefilled:
             request.num_prefilled += len(part.token_ids)
         if not tokens:
@@ -220,7 +195,7 @@ class Decoder:
             self._end(request, part.slot, request.finished)
 
     def _fail(self, part: StepInput) -> None:
-        """Ends a request whose next token cannot be told; the others go on."""
+        """Ends a request whose next logits are not finite; the others go on."""
         request = part.request
         request.error = request.error or EngineError(
             f"token {len(request.token_ids) + 1} of the answer: expected finite logits from the target, found NaN or"
@@ -230,17 +205,65 @@ class Decoder:
         self._end(request, part.slot, FinishReason.ERROR)
 
     def _end(self, request: Request, slot: int | None, reason: FinishReason) -> None:
-        """Counts and reports a request that has ended, or does here, out of its slot if it has one."""
+        """Ends a request that has not ended yet, counts and reports it, and frees its slot."""
         if request.finished is None:
             request.finish(reason)
         self._counts.finished[reason] += 1
         if slot is not None:
-            self._release(slot)
+            self._runner.release(slot)
+            self.slots.free(slot)
+            del self.running[slot]
+            if not self.running:
+                self._cache_owner.holder = None
         request.report()
 
-    def _release(self, slot: int) -> None:
-        self._pair.release(slot)
-        self.slots.free(slot)
-        del self.running[slot]
-        if not self.running:
-            self._cache_owner.holder = None
+
+class PrefixSharing:
+    """Lets requests begin with full pages that earlier ones, or running ones, have computed."""
+
+    def __init__(self, runner: ModelRunner, slots: SlotPool, running: Mapping[int, Request]) -> None:
+        self._runner, self._slots, self._running = runner, slots, running
+
+    def share(self, prompt_ids: Sequence[int]) -> None:
+        """Shares the pages at the beginning of a prompt that running requests have computed, page by page."""
+        while ahead := self._computing_next_page(prompt_ids):
+            end = self._next_page_end(prompt_ids)
+            computed = [slot for slot in ahead if self._running[slot].num_computed >= end]
+            for slot in computed:
+                self.leave(slot)
+            if not computed or self._slots.num_cached(prompt_ids) < end:  # another decoder may have taken the caches
+                return
+
+    def awaits(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether running requests are computing the next page that a prompt could begin with.
+
+        Waiting for it pays: prompts are read oldest first, so this one would seldom have been read before that.
+        """
+        ahead, end = self._computing_next_page(prompt_ids), self._next_page_end(prompt_ids)
+        return bool(ahead) and all(self._running[slot].num_computed < end for slot in ahead)
+
+    def publish(self) -> None:
+        """Shares the full pages that the last step has completed in both caches."""
+        if self._slots.prefix_caching:
+            for slot in self._running:
+                self._publish(slot)
+
+    def leave(self, slot: int) -> None:
+        """Shares the pages of a request that leaves; the drafter catches up where that fills a page."""
+        if self._slots.unpublished(slot, self._running[slot].num_computed):
+            self._runner.catch_up()
+            self._publish(slot)
+
+    def _publish(self, slot: int) -> None:
+        if unpublished := self._slots.unpublished(slot, self._runner.num_written(slot)):
+            self._slots.publish(slot, self._running[slot].tokens(unpublished))
+
+    def _computing_next_page(self, prompt_ids: Sequence[int]) -> list[int]:
+        """Slots of running requests whose prompts begin as this one does, up to its first page that is not shared."""
+        end = self._next_page_end(prompt_ids)
+        if not self._slots.prefix_caching or end >= len(prompt_ids):
+            return []
+        return [slot for slot, request in self._running.items() if request.prompt_ids[:end] == prompt_ids[:end]]
+
+    def _next_page_end(self, prompt_ids: Sequence[int]) -> int:
+        return self._slots.num_cached(prompt_ids) + TOKENS_PER_PAGE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many drafted tokens a step verifies: what is fastest here, a number, or a schedule by batch size.
+"""Policies of how many draft tokens a step verifies: the fastest, a number, or a schedule by batch size.
 
 The drafter always fills its whole block; this decides how much of it the target verifies. Longer is not better: each
 token costs, above all on mixture-of-experts targets at high batch. Output does not depend on it (docs/sampling.md).
@@ -8,17 +8,24 @@ token costs, above all on mixture-of-experts targets at high batch. Output does 
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise, takewhile
 from statistics import median_low
+from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.request import StepRecord
-from dflash_trt.runtime.survival_cut import SurvivalCut
+
+if TYPE_CHECKING:
+    from dflash_trt.runtime.accept import StepInput
+    from dflash_trt.runtime.drafter.proposals import Proposals
+    from dflash_trt.runtime.request import Request
 
 MEMORY = 200  # verify passes that acceptance at a position is counted over; it changes with the text
 REPLAN_STEPS = 16  # steps between two choices while the batch size stays in its bucket
@@ -33,33 +40,71 @@ UNMEASURED = 0.2  # how far below the line between its measured neighbours the l
 MIN_GAIN = 0.02  # hysteresis: share of tokens/s that a switch must gain beyond a standard deviation
 
 
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Outcome of a step for the requests that decoded, [B] each; empty where it only read prompts."""
+
+    proposed: Sequence[int]
+    """Drafts that were verified."""
+    accepted: Sequence[int]
+    num_prompt_tokens: int
+    """Prompt tokens that the same pass read."""
+    num_caught_up: int
+    """Requests for which the drafter also read the context of steps that did not draft."""
+
+    @classmethod
+    def of(cls, parts: Sequence[StepInput], accepted: Sequence[Sequence[int]]) -> StepRecord:
+        """Record of a step before its tokens are emitted; `accepted` are the tokens of each part."""
+        blocks = [(part, tokens) for part, tokens in zip(parts, accepted, strict=True) if part.request.is_prefilled]
+        return cls(
+            proposed=[len(part.proposals) for part, _ in blocks],
+            accepted=[max(0, len(tokens) - 1) for _, tokens in blocks],
+            num_prompt_tokens=sum(len(part.token_ids) for part in parts if not part.request.is_prefilled),
+            num_caught_up=sum(bool(part.proposals) and not part.request.has_drafted for part, _ in blocks),
+        )
+
+
 class DraftLength:
-    """Chooses how many of the K drafted tokens of each request a step verifies."""
+    """Policy of how many of the K drafted tokens of each request a step verifies."""
 
     _explanation: str
 
+    def limits(self, requests: Sequence[Request]) -> list[int]:
+        """Drafts to verify for each request as a step begins, at most what its max_tokens leaves room for."""
+        if not requests:
+            return []
+        chosen = self.choose(len(requests))
+        return [
+            min(self.of_request(request.params.draft_length, chosen), request.remaining - 1) for request in requests
+        ]
+
     def choose(self, batch_size: int) -> int:
-        """0 .. K for each request, as a step begins; 0 is plain decoding."""
+        """Draft length of the step, 0 (plain decoding) to K."""
         raise NotImplementedError
 
     def of_request(self, asked: int | None, chosen: int) -> int:
-        """How many drafts of a request are verified that asks for a number of its own: at most what is chosen."""
+        """Draft length for a request that sets its own: min(asked, chosen), and `asked` itself under auto."""
         return chosen if asked is None else min(asked, chosen)
 
-    def cut(self, survival: Sequence[float]) -> int:
-        """How many drafts, the first ones, of a request are verified whose drafter says how likely each survives."""
+    def cut(self, proposals: Proposals, asked: int | None) -> Proposals:
+        """Leading proposals that are worth verifying; a request's own draft length is not cut."""
+        if proposals.survival is None or asked is not None:
+            return proposals
+        return proposals.first(self.cut_length(proposals.survival))
+
+    def cut_length(self, survival: Sequence[float]) -> int:
+        """Number of leading drafts to verify, of drafts that survive with these probabilities."""
         return len(survival)  # whether a draft is among them depends on no token but those before it
 
     def explain(self) -> str:
-        """What is chosen, and why."""
+        """Current choice, and the reason for it."""
         return self._explanation
 
     def observe(self, step: StepRecord) -> None:
-        """Learns from the step, as it ends."""
+        """Learns from a step when it ends."""
 
 
 class LengthByBatch(DraftLength):
-    """The length of the largest scheduled batch size, 1 among them, that the step reaches."""
+    """Draft length of the largest scheduled batch size, 1 among them, that the step reaches."""
 
     def __init__(self, schedule: Mapping[int, int]) -> None:
         self._schedule = dict(sorted(schedule.items(), reverse=True))
@@ -70,7 +115,7 @@ class LengthByBatch(DraftLength):
 
 
 class FixedLength(LengthByBatch):
-    """Always the same."""
+    """One draft length for all steps."""
 
     def __init__(self, length: int) -> None:
         super().__init__({1: length})
@@ -78,14 +123,14 @@ class FixedLength(LengthByBatch):
 
 
 class _Acceptance:
-    """By position: passes that judged its draft, having accepted all before it, and passes that accepted it."""
+    """Counts by position: passes that judged its draft, having accepted all before it, and those that accepted it."""
 
     def __init__(self, num_draft_tokens: int) -> None:
         self._judged, self._accepted = [0.0] * num_draft_tokens, [0.0] * num_draft_tokens
         self.new_passes = Counter[tuple[int, int]]()  # by (proposed, accepted); the next call adds them to the others
 
     def expected_tokens(self) -> list[float]:
-        """Of a pass that verifies k = 0 .. K drafts: 1 + P(1) + .. + P(k)."""
+        """Expected tokens of a pass that verifies k = 0 .. K drafts: 1 + P(1) + .. + P(k)."""
         for (proposed, accepted), passes in self.new_passes.items():
             for i in range(min(proposed, accepted + 1)):
                 self._judged[i] += passes
@@ -102,7 +147,7 @@ class _Acceptance:
 
 
 class _CostTable:
-    """What steps of length 0 .. K cost at the batch sizes of one bucket, and which length is best."""
+    """Costs of steps of length 0 .. K at the batch sizes of one bucket, and the best length."""
 
     def __init__(self, num_draft_tokens: int, best: int) -> None:
         self.best = best
@@ -114,7 +159,7 @@ class _CostTable:
         logs.append(median_low(self._log_costs[self.best]) + math.log(ratio_to_best))
 
     def log_costs(self) -> tuple[list[float], list[float]]:
-        """By length, and standard deviations; one not measured is interpolated, and may be cheaper by UNMEASURED."""
+        """Log costs by length, interpolated where not measured, and their standard deviations."""
         measured = {length: median_low(logs) for length, logs in sorted(self._log_costs.items())}
         lengths = range(len(self.next_probe))
         logs = self._log_costs
@@ -124,7 +169,7 @@ class _CostTable:
 
 
 class AutoLength(DraftLength):
-    """The length k with the most expected tokens / cost(batch size, k), by measured acceptance and costs.
+    """Length k with the most expected tokens / cost(batch size, k), by measured acceptance and costs.
 
     Costs are ratios of neighbouring steps, as a machine's pace changes, in one table for each power of two of batch
     sizes. Steps run the table's best length but for probes: of no drafts and whole blocks again and again, of others
@@ -145,7 +190,7 @@ class AutoLength(DraftLength):
         self._cut = SurvivalCut()
 
     def choose(self, batch_size: int) -> int:
-        """The best length of this batch size, or one that is probed."""
+        """Best length of this batch size, or one that is probed."""
         if (bucket := round(math.log2(batch_size))) != self._bucket:
             self._enter(bucket)
         table, seconds = self._tables[bucket], median_low(self._window) if len(self._window) == WINDOW else 0.0
@@ -165,12 +210,14 @@ class AutoLength(DraftLength):
     def of_request(self, asked: int | None, chosen: int) -> int:
         return chosen if asked is None else asked
 
-    def cut(self, survival: Sequence[float]) -> int:
-        """Up to the first draft that costs more than it brings, in steps that are not measured."""
+    def cut_length(self, survival: Sequence[float]) -> int:
+        """Number of drafts before the first one that costs more than it brings, in steps that are not measured."""
         return self._cut.length(survival)
 
     def observe(self, step: StepRecord) -> None:
         """Counts what was accepted, and measures the step if it did little but draft and verify as chosen."""
+        if not step.proposed:
+            return
         seconds, batch_size = self._clock() - self._began, len(step.proposed)
         if self._cut.is_cutting:
             return
@@ -201,7 +248,7 @@ class AutoLength(DraftLength):
             self._window.clear()
 
     def _end_probe(self, length: int, after: float) -> None:
-        """`after`: seconds of a step of the best length behind it, 0 where the probe was cut short."""
+        """Records a probe; `after` is the time of a step of the best length after it, 0 if the probe was cut short."""
         table = self._tables[self._bucket]
         if after:
             table.add(length, self._during / math.sqrt(self._before * after))
@@ -235,7 +282,7 @@ class AutoLength(DraftLength):
 
 
 def parse_draft_length(given: int | str, num_draft_tokens: int) -> DraftLength:
-    """Reads auto, 7, or 1:7,8:3,32:0 (from batch size 1, 8, 32 on); raises RequestError for anything else."""
+    """Policy for auto, 7, or 1:7,8:3,32:0 (from batch size 1, 8, 32 on); RequestError for anything else."""
     text = str(given)
     with suppress(ValueError):
         if text == "auto":
@@ -248,3 +295,34 @@ def parse_draft_length(given: int | str, num_draft_tokens: int) -> DraftLength:
         f"draft length: expected 0 to {num_draft_tokens}, a schedule by batch size that begins at 1 (1:7,8:3) or auto,"
         f" found {given!r}"
     )
+
+
+class SurvivalCut:
+    """Ends a block before the first draft that costs more than it brings, by the confidence head of a DSpark draft.
+
+    Steps are cut only between measurements, which are of whole lengths.
+    """
+
+    def __init__(self) -> None:
+        self.is_cutting = False
+        """Whether the present step is cut: then it shows neither the cost of a length nor plain acceptance."""
+        self._has_survival = False
+        self._least_survival: list[float] = []  # by position, of a draft that is worth its cost; none before a plan
+
+    def plan(self, tokens_per_cost: Sequence[float]) -> None:
+        """Sets the tokens that each length 0 .. K must bring for its cost; () cuts nothing until the next plan."""
+        self._least_survival = [after - before for before, after in pairwise(tokens_per_cost)]
+        self._least_survival[:1] = self._least_survival[1:2]  # the first length's cost has the drafter's, spent by then
+
+    def begin_step(self, *, may_cut: bool) -> bool:
+        """Decides whether to cut a step; returns whether it is the first measured one after cut steps."""
+        was_cutting = self.is_cutting
+        self.is_cutting = may_cut and self._has_survival and bool(self._least_survival)
+        return was_cutting and not may_cut
+
+    def length(self, survival: Sequence[float]) -> int:
+        """Drafts to verify of a request whose drafts survive with these probabilities."""
+        self._has_survival = True
+        if not self.is_cutting:
+            return len(survival)
+        return sum(1 for _ in takewhile(bool, map(operator.ge, survival, self._least_survival)))

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import threading
 import weakref
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,10 +20,10 @@ from dflash_trt.api.prompts import prompt_token_ids
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import EngineError, RequestError
-from dflash_trt.runtime.decoder_thread import DecoderThread
+from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import parse_draft_length
 from dflash_trt.runtime.finished_request import completion, prompt_logprobs
-from dflash_trt.runtime.guided_decoding import GrammarCompiler
+from dflash_trt.runtime.logits_processors import GrammarCompiler
 from dflash_trt.runtime.request import Request
 
 if TYPE_CHECKING:
@@ -44,13 +46,13 @@ class EmbeddedBackend:
             prefix_caching=options.enable_prefix_caching,
         )
         self._thread = DecoderThread(self._decoder)
-        # The thread holds the decoder, but not this object: whoever drops it closes it.
+        # The thread holds the decoder but not this object, so dropping the last reference closes it.
         self._close = weakref.finalize(self, self._thread.close)
 
     async def stream(
         self, prompt: Prompt, params: SamplingParams, *, incremental: bool = True
     ) -> AsyncGenerator[Chunk, None]:
-        """The answer step by step on the running event loop; closing the iterator, or cancelling the task, cancels."""
+        """Answer step by step on the running event loop; closing the iterator, or cancelling the task, cancels it."""
         cancel, chunks = self.start(prompt, params, incremental=incremental)
         try:
             async for chunk in chunks:
@@ -66,7 +68,7 @@ class EmbeddedBackend:
         chunks: asyncio.Queue[Chunk | Exception] = asyncio.Queue()
 
         def put(chunk: Chunk | Exception) -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody listens
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(chunks.put_nowait, chunk)
 
         request = self.request(prompt, params, put, incremental=incremental)
@@ -74,11 +76,11 @@ class EmbeddedBackend:
         return partial(self.cancel, request), _until_whole(chunks)
 
     def prepare(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[PendingRequest]:
-        """Requests whose caller waits for the last of them, not submitted yet."""
-        return [PendingRequest(self, *asked) for asked in zip(prompts, params, strict=True)]
+        """Requests, not yet submitted, whose caller waits for the whole answers."""
+        return [PendingRequest(self, *each) for each in zip(prompts, params, strict=True)]
 
     def request(self, prompt: Prompt, params: SamplingParams, put: Put, *, incremental: bool = True) -> Request:
-        """A request whose chunks, or the error that ended it, are `put` on the decoder's thread."""
+        """Request whose chunks, or the error that ended it, are `put` on the decoder's thread."""
         return self.session.request(self.encode(prompt), params, _reporter(put, incremental))
 
     def submit(self, request: Request) -> None:
@@ -90,39 +92,39 @@ class EmbeddedBackend:
         self._thread.cancel(request)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The token ids of a prompt."""
+        """Token ids of a prompt."""
         return self.session.encode(prompt) if isinstance(prompt, str) else prompt_token_ids(prompt)
 
     @property
     def grammars(self) -> GrammarCompiler:
-        """A request begins at once while its grammar is kept here; RequestError where there can be none."""
+        """Compiler that keeps recent grammars; RequestError where there can be none."""
         return self.session.grammars
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The target's."""
+        """Tokenizer of the target."""
         assert self.session.tokenizer is not None
         return self.session.tokenizer
 
     @property
     def num_draft_tokens(self) -> int:
-        """What the drafter proposes in a step, and more than which none is verified."""
+        """K: draft tokens per step; the largest draft_length."""
         return self.session.manifest.draft.num_draft_tokens
 
     @property
     def is_alive(self) -> bool:
-        """Whether it takes requests: not after `close`, nor after an error of the decoder's."""
+        """Whether it takes requests: not after `close`, nor after the decoder has failed."""
         return self._thread.is_open
 
     @property
     def error(self) -> Exception | None:
-        """What ended the decoder."""
+        """Exception that ended the decoder."""
         return self._thread.error
 
     @property
-    def num_slots(self) -> int:
+    def max_batch_size(self) -> int:
         """Requests that run at once."""
-        return self.session.num_slots
+        return self.session.max_batch_size
 
     @property
     def num_cache_tokens(self) -> int:
@@ -130,7 +132,7 @@ class EmbeddedBackend:
         return self._decoder.slots.num_tokens
 
     def watch_shared_pages(self, watcher: PageWatcher) -> None:
-        """Calls `watcher`, on the decoder's thread, for each page that is shared from now on, or no more."""
+        """Calls `watcher`, on the decoder's thread, for each page that becomes shared or is evicted from now on."""
         self._decoder.slots.index.watcher = watcher
 
     @property
@@ -139,20 +141,20 @@ class EmbeddedBackend:
         return self.session.max_length
 
     def encode_chat(self, messages: Messages) -> list[int]:
-        """A conversation in the target's chat template."""
+        """Token ids of a conversation in the target's chat template."""
         return self.session.encode_chat(messages)
 
     def metrics(self) -> DecoderMetrics:
-        """What the decoder does now, and has done since it was made."""
+        """Current load of the decoder, and its totals."""
         return self._decoder.metrics()
 
     def close(self) -> None:
-        """Cancels what is left and ends the thread."""
+        """Cancels all requests and ends the thread."""
         self._close()
 
 
 class PendingRequest:
-    """A request with the queue that its chunks come through."""
+    """A request with the queue that its chunks arrive on."""
 
     def __init__(
         self, backend: EmbeddedBackend, prompt: Prompt, params: SamplingParams, *, incremental: bool = False
@@ -162,17 +164,17 @@ class PendingRequest:
         self.request = backend.request(prompt, params, self._chunks.put, incremental=incremental)
 
     def submit(self) -> None:
-        """Queues it; EngineError when the backend is closed or has failed."""
+        """Queues the request; EngineError when the backend is closed or has failed."""
         self._backend.submit(self.request)
 
     def result(self) -> Completion:
-        """The whole answer."""
+        """Waits for the whole answer."""
         *_, last = self.chunks()
         assert last.completion is not None
         return last.completion
 
     def chunks(self) -> Iterator[Chunk]:
-        """The answer as it comes, to its end."""
+        """Answer in chunks as they arrive."""
         while True:
             chunk = self._next()
             if isinstance(chunk, Exception):
@@ -186,14 +188,14 @@ class PendingRequest:
         self._backend.cancel(self.request)
 
     def _next(self) -> Chunk | Exception:
-        """Waits in short turns: a Ctrl-C that arrives just before a wait begins is not heard until it ends."""
+        """Waits in short turns, because Ctrl-C is not noticed during a wait."""
         while True:
             with suppress(queue.Empty):
                 return self._chunks.get(timeout=0.1)
 
 
 def answer(request: Request) -> Completion:
-    """The answer of a request that has ended; EngineError where it, or the decoder, failed."""
+    """Answer of a request that has ended; EngineError where it, or the decoder, failed."""
     if request.error is not None and request.finished is not FinishReason.ERROR:
         raise EngineError(f"the decoder has failed: {request.error}") from request.error
     return completion(request)
@@ -210,38 +212,108 @@ async def _until_whole(chunks: asyncio.Queue[Chunk | Exception]) -> AsyncGenerat
 
 
 def _reporter(put: Put, incremental: bool) -> Callable[[Request], None]:
-    """A listener that puts what each report adds, or all of it at the end."""
+    """Listener that puts what each report adds, or all of it at the end."""
     sent = sent_steps = sent_times = 0
 
     def on_progress(request: Request) -> None:
         nonlocal sent, sent_steps, sent_times
         if not incremental and request.finished is None:
             return
-        token_ids = request.token_ids[sent:]
-        logprobs = request.logprobs[sent:] if request.params.logprobs else None
-        top_logprobs = request.top_logprobs[sent:] if request.params.top_logprobs else None
-        is_first = sent == 0
-        sent += len(token_ids)
+        new = slice(sent, len(request.token_ids))
         steps, emitted = request.steps[sent_steps:], request.emitted[sent_times:]
-        sent_steps += len(steps)
-        sent_times += len(emitted)
         text = "" if request.text is None else request.text.next_text()
         try:
-            whole = None if request.finished is None else answer(request)
+            chunk = Chunk(
+                text=text,
+                token_ids=request.token_ids[new],
+                logprobs=request.logprobs[new] if request.params.logprobs else None,
+                top_logprobs=request.top_logprobs[new] if request.params.top_logprobs else None,
+                prompt_logprobs=prompt_logprobs(request) if sent == 0 else None,
+                steps=steps,
+                emitted=emitted,
+                completion=None if request.finished is None else answer(request),
+            )
         except (EngineError, RequestError) as error:
             put(error)
         else:
-            put(
-                Chunk(
-                    text=text,
-                    token_ids=token_ids,
-                    logprobs=logprobs,
-                    top_logprobs=top_logprobs,
-                    prompt_logprobs=prompt_logprobs(request) if is_first else None,
-                    steps=steps,
-                    emitted=emitted,
-                    completion=whole,
-                )
-            )
+            put(chunk)
+        sent, sent_steps, sent_times = new.stop, sent_steps + len(steps), sent_times + len(emitted)
 
     return on_progress
+
+
+Command = tuple[Callable[[Request], None], Request]
+
+
+class DecoderThread:
+    """Steps its decoder while there are requests, and sleeps while there are none."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._commands: deque[Command] = deque()
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self.error: Exception | None = None
+        """Exception that ended it."""
+        self._thread = threading.Thread(target=self._run, name="dflash-trt decoder", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes requests."""
+        return not self._is_closed
+
+    def submit(self, request: Request) -> None:
+        """Queues a request; EngineError when the thread has ended or failed."""
+        self._send(self._decoder.add, request)
+
+    def cancel(self, request: Request) -> None:
+        """Ends a request before the next step; one that has ended stays as it is."""
+        if request.finished is None:
+            with suppress(EngineError):  # an ending thread ends all its requests
+                self._send(self._decoder.cancel, request)
+
+    def close(self) -> None:
+        """Cancels all requests and ends the thread."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        if threading.current_thread() is not self._thread:  # which drops the last reference when a report does
+            self._thread.join()
+
+    def _send(self, command: Callable[[Request], None], request: Request) -> None:
+        with self._changed:
+            if self._is_closed:
+                raise EngineError("expected an open LLM, found a closed one") from self.error
+            self._commands.append((command, request))
+            self._changed.notify()
+
+    def _run(self) -> None:
+        try:
+            while self._execute():
+                self._decoder.step()
+        except Exception as error:  # any: waiting callers must get it
+            self.error = error
+        with self._changed:
+            self._is_closed = True
+        self._end_all()
+
+    def _execute(self) -> bool:
+        """Executes queued commands, waiting for one if the decoder is idle; False when closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._commands or self._is_closed or not self._decoder.is_idle)
+            commands = list(self._commands)
+            is_open = not self._is_closed
+        for command, request in commands:
+            command(request)
+            self._commands.popleft()  # afterwards, so that `_end_all` sees the commands behind one that fails
+        return is_open
+
+    def _end_all(self) -> None:
+        """Ends all remaining requests, so that no caller waits for ever."""
+        left = [*self._decoder.running.values(), *self._decoder.waiting, *(request for _, request in self._commands)]
+        for request in left:
+            if request.finished is None:
+                request.error = self.error
+                request.finish(FinishReason.CANCELLED)
+                request.report()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stderr says while something takes long."""
+"""Progress on stderr."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def progress_bar(total: int, label: str) -> Iterator[Callable[[], None]]:
 
 
 def _progress_lines(total: int, label: str) -> Callable[[], None]:
-    """What counts, and says so every LINE_SECONDS: hours of silence in a log look like a hang."""
+    """Counter that prints a line every LINE_SECONDS: hours of silence in a log look like a hang."""
     done, said = 0, time.monotonic()
 
     def advance() -> None:

@@ -6,75 +6,67 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from dflash_trt import _C
 from dflash_trt.api.acceptance import Step
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.runtime.drafter.proposals import Draw
-from dflash_trt.runtime.logits_processors import LogitsProcessor
-from dflash_trt.runtime.text import TextStream
 
-
-class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a step did for the requests that it verified a block of."""
-
-    proposed: Sequence[int]  # [B], drafts that were verified
-    accepted: Sequence[int]  # [B]
-    num_prompt_tokens: int  # of prompts, read in the same pass
-    num_caught_up: int  # requests of which the drafter also read context of steps that did not draft
+if TYPE_CHECKING:
+    from dflash_trt.runtime.logits_processors import LogitsProcessor
+    from dflash_trt.runtime.text import TextStream
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
-    """What was asked, what was answered so far, and when."""
+    """A request: prompt, settings, the answer so far, and times."""
 
     prompt_ids: Sequence[int]
     params: SamplingParams
     sampler: _C.SamplerParams
-    """`params` as the sampling rule takes them, with the seed that tokens are drawn with."""
+    """`params` as the sampling rule takes them, with the seed in use."""
     stop_ids: frozenset[int]
     text: TextStream | None = None
     processors: Sequence[LogitsProcessor] = ()
-    """What changes the target's logits before a token is drawn from them."""
+    """Processors that change the target's logits before a token is drawn."""
     on_progress: Callable[[Request], None] | None = None
     """Called after each step that emitted tokens, and at the end, on the thread that steps."""
 
     num_prefilled: int = 0
     """Prompt tokens that target and drafter have seen."""
     num_cached_tokens: int = 0
-    """Those among them that an earlier request left in the caches."""
+    """Prompt tokens served from the prefix cache."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    """Of each emitted token, where they were asked for."""
+    """Log probability of each emitted token, if asked for."""
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
-    """Of the most likely tokens in its place, most likely first."""
+    """Log probabilities of the most likely tokens in the place of each, most likely first."""
     prompt_logprobs: list[float] = field(default_factory=list)
-    """Of each token of the prompt but the first, where they were asked for ..."""
+    """Log probability of each prompt token but the first, if asked for."""
     prompt_top_logprobs: list[dict[int, float]] = field(default_factory=list)
-    """... and of the most likely tokens in its place."""
+    """Log probabilities of the most likely tokens in the place of each prompt token."""
     steps: list[Step] = field(default_factory=list)
-    """The verify passes; the prefill, which emits the first token, is none."""
+    """Verify passes, without the prefill, which emits the first token."""
     finished: FinishReason | None = None
 
     arrived: float = field(default_factory=time.perf_counter)
     admitted: float | None = None
     emitted: list[float] = field(default_factory=list)
-    """When the first token came, and then each step's."""
+    """Times of the first token and of each step after it."""
     ended: float | None = None
     error: Exception | None = None
-    """Why there is no whole answer: this request's own logits, or a decoder that gave up."""
+    """Cause of an incomplete answer: this request's logits, or a decoder that failed."""
 
     @property
     def max_length(self) -> int:
-        """The longest that prompt and answer can become."""
+        """Largest number of tokens that prompt and answer can have."""
         return len(self.prompt_ids) + self.params.max_tokens
 
     @property
     def cacheable_prompt_ids(self) -> Sequence[int]:
-        """The prompt that may begin with what others left in the caches, where it needs no logits."""
+        """Prompt ids to look up in the prefix cache; none where the prompt's own logits are needed."""
         return () if self.params.prompt_logprobs else self.prompt_ids
 
     @property
@@ -84,17 +76,17 @@ class Request:
 
     @property
     def num_computed(self) -> int:
-        """Tokens of prompt and answer that the target has seen: all but the last, which waits for the next pass."""
+        """Tokens of prompt and answer that the target has seen: all but the last one."""
         return self.num_prefilled + max(0, len(self.token_ids) - 1)
 
     def tokens(self, positions: range) -> list[int]:
-        """Those of prompt and answer at `positions`, as far as there are any."""
+        """Token ids of prompt and answer at `positions`, as far as they exist."""
         begin, end = (max(0, position - len(self.prompt_ids)) for position in (positions.start, positions.stop))
         return [*self.prompt_ids[positions.start : positions.stop], *self.token_ids[begin:end]]
 
     @property
     def draw(self) -> Draw | None:
-        """With what its next proposals may be drawn; None where a seed promises the tokens of plain sampling."""
+        """Temperature and seed to draw proposals with; None for greedy ones, as a given seed promises plain tokens."""
         is_free = self.params.temperature > 0 and self.params.seed is None
         return Draw(self.sampler, len(self.token_ids)) if is_free else None
 
@@ -103,18 +95,19 @@ class Request:
         """Tokens until max_tokens."""
         return self.params.max_tokens - len(self.token_ids)
 
-    def draft_length(self, chosen: int) -> int:
-        """How many of the `chosen` draft tokens a pass verifies for it: none beyond its limit."""
-        return min(chosen, self.remaining - 1)
+    @property
+    def has_drafted(self) -> bool:
+        """Whether its last verify pass verified drafts."""
+        return bool(self.steps) and self.steps[-1].proposed > 0
 
     def admit(self) -> None:
-        """Leaves the queue."""
+        """Notes the time at which it leaves the queue."""
         self.admitted = time.perf_counter()
 
     def emit(self, token_ids: Sequence[int], proposals: Sequence[int]) -> Step | None:
         """Appends accepted proposals and the token behind them, up to the first that ends the answer.
 
-        Returns what a verify pass came to, and None for the prefill's token.
+        Returns the verify pass, or None for the prefill's token.
         """
         self.emitted.append(time.perf_counter())
         is_prefill = not self.token_ids
@@ -140,7 +133,7 @@ class Request:
         self.ended = time.perf_counter()
 
     def report(self) -> None:
-        """Tells who listens that there are new tokens, or that the answer has ended."""
+        """Calls `on_progress`: there are new tokens, or the answer has ended."""
         if self.on_progress is not None:
             self.on_progress(self)
 

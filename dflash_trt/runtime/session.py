@@ -1,33 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Target, drafter and tokenizer, loaded: what makes requests, and decoders that serve them."""
+"""Loads target, drafter and tokenizer into a session, which makes requests and the decoders that serve them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import torch
 
 from dflash_trt.api.chat_template import encode, encode_chat
 from dflash_trt.api.completion import Completion
-from dflash_trt.api.runtime_options import DEFAULTS
+from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
-from dflash_trt.errors import RequestError
-from dflash_trt.runtime.checked_pair import check_prompt, max_positions
+from dflash_trt.errors import MissingDependencyError, RequestError, cut
+from dflash_trt.runtime.cpu.accelerate import accelerate
 from dflash_trt.runtime.decoder import CacheOwner, Decoder
-from dflash_trt.runtime.draft_length import DraftLength, FixedLength
+from dflash_trt.runtime.draft_length import DraftLength, FixedLength, parse_draft_length
 from dflash_trt.runtime.drafter.drafter import Drafter
+from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.finished_request import completion
-from dflash_trt.runtime.guided_decoding import GrammarCompiler
 from dflash_trt.runtime.kvcache.slots import SlotPool
-from dflash_trt.runtime.logits_processors import LogitBias, LogitsProcessor
-from dflash_trt.runtime.pair import LocalPair, Pair
-from dflash_trt.runtime.ranks.parallel_pair import TensorParallelPair, follow
+from dflash_trt.runtime.logits_processors import GrammarCompiler, LogitBias, LogitsProcessor
+from dflash_trt.runtime.model_runner import LocalRunner, ModelRunner
+from dflash_trt.runtime.open_backend import CheckedPair, check_prompt, default_batch_size, max_positions
+from dflash_trt.runtime.ranks.parallel_runner import TensorParallelRunner, follow, rank_facts
 from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.targets.dtype import target_dtype
+from dflash_trt.runtime.targets.huggingface import load_model, make_target, stop_token_ids
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
+from dflash_trt.runtime.targets.sharding import sharding
 from dflash_trt.runtime.text import TextStream
 
 if TYPE_CHECKING:
@@ -37,56 +46,34 @@ LOG = logging.getLogger("dflash_trt.runtime")
 WARM_UP_TOKENS = 8
 
 
+@dataclass(eq=False)
 class Session:
     """Target, drafter and tokenizer of one engine directory; one decoder at a time may use them.
 
-    As a decoder admits a request, what runs on another of the session, abandoned or not, is cancelled.
+    When a decoder admits a request, what runs on another decoder of the session is cancelled.
     """
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        target: HuggingFaceTarget,
-        drafter: Drafter,
-        tokenizer: PreTrainedTokenizerBase | None,
-        stop_ids: frozenset[int],
-        *,
-        num_slots: int = 1,
-        cache_gib: float = DEFAULTS.cache_gib,
-        ranks: Leader | Follower | None = None,
-        cache_owner: CacheOwner | None = None,
-    ) -> None:
-        """`stop_ids` are the target's end-of-sequence tokens; `ranks` share the target with this process.
-
-        `cache_owner` is that of sessions with the same target.
-        """
-        self.ranks = ranks
-        self.manifest = manifest
-        self.target = target
-        self.drafter = drafter
-        self.tokenizer = tokenizer
-        self.stop_ids = stop_ids
-        self.num_slots = num_slots
-        self.cache_gib = cache_gib
-        self._cache_owner = cache_owner or CacheOwner()
+    manifest: Manifest
+    target: HuggingFaceTarget
+    drafter: Drafter
+    tokenizer: PreTrainedTokenizerBase | None
+    stop_ids: frozenset[int]
+    """End-of-sequence tokens of the target."""
+    max_batch_size: int = field(default=1, kw_only=True)
+    cache_gib: float = field(default=DEFAULTS.cache_gib, kw_only=True)
+    ranks: Leader | Follower | None = field(default=None, kw_only=True)
+    """Ranks that share the target with this process."""
+    cache_owner: CacheOwner = field(default_factory=CacheOwner, kw_only=True)
+    """Shared by sessions with the same target."""
 
     def with_drafter(self, manifest: Manifest, drafter: Drafter) -> Session:
-        """A session that shares this one's target, with the drafter of another engine with `manifest`."""
-        return Session(
-            manifest,
-            self.target,
-            drafter,
-            self.tokenizer,
-            self.stop_ids,
-            num_slots=self.num_slots,
-            cache_gib=self.cache_gib,
-            cache_owner=self._cache_owner,
-        )
+        """Session that shares this one's target, with the drafter of another engine."""
+        return replace(self, manifest=manifest, drafter=drafter, ranks=None)
 
-    def encode(self, prompt: str, *, chat: bool = False) -> list[int]:
-        """Token ids of a prompt, taken as it is or wrapped in the target's chat template."""
+    def encode(self, prompt: str) -> list[int]:
+        """Token ids of a text."""
         assert self.tokenizer is not None
-        return encode(self.tokenizer, prompt, chat=chat)
+        return encode(self.tokenizer, prompt, chat=False)
 
     def encode_chat(self, messages: object) -> list[int]:
         """Token ids of a conversation in the target's chat template."""
@@ -94,16 +81,15 @@ class Session:
         return encode_chat(self.tokenizer, messages)
 
     def request(
-        self,
-        prompt_ids: Sequence[int],
-        params: SamplingParams,
-        on_progress: Callable[[Request], None] | None = None,
+        self, prompt_ids: Sequence[int], params: SamplingParams, on_progress: Callable[[Request], None] | None = None
     ) -> Request:
-        """A request that this session can serve to its last token; RequestError for any other."""
+        """Request that this session can serve to its last token; RequestError for any other."""
         self.check(prompt_ids, params.max_tokens)
         if params.n != 1:
             raise RequestError(f"n: expected 1 in a stream, found {params.n}", hint="generate answers a prompt n times")
-        check_draft_length(params, self.manifest.draft.num_draft_tokens)
+        most = self.manifest.draft.num_draft_tokens
+        if params.draft_length is not None and params.draft_length > most:
+            raise RequestError(f"draft_length: expected 0 to {most}, found {params.draft_length}")
         if params.stop and self.tokenizer is None:
             raise RequestError("stop: expected a target with a tokenizer, found none")
         return Request(
@@ -128,50 +114,45 @@ class Session:
 
     @cached_property
     def grammars(self) -> GrammarCompiler:
-        """Over the target's vocabulary; RequestError where there can be none."""
+        """Compiler of grammars over the target's vocabulary; RequestError where there can be none."""
         return GrammarCompiler(self.tokenizer, self.manifest.target.vocab_size, self.stop_ids)
 
     def decoder(
-        self,
-        draft_length: DraftLength | None = None,
-        *,
-        prefill_chunk: int = DEFAULTS.prefill_chunk,
-        prefix_caching: bool = False,
-        num_slots: int | None = None,
-    ) -> Decoder:
-        """Decodes with the drafter, by default verifying all it proposes, in `num_slots` or all of its slots.
+        self, policy: DraftLength | None = None, *, prefill_chunk: int = DEFAULTS.prefill_chunk,
+        prefix_caching: bool = False, max_batch_size: int | None = None,
+    ) -> Decoder:  # fmt: skip
+        """Decoder with the drafter; it verifies all drafts and takes the session's batch size unless told otherwise.
 
         With `prefix_caching` a prompt begins with what earlier ones left in the caches, where the target keeps it.
         """
-        length = draft_length or FixedLength(self.manifest.draft.num_draft_tokens)
-        is_plain = isinstance(length, FixedLength) and length.length == 0
+        policy = policy or FixedLength(self.manifest.draft.num_draft_tokens)
+        is_plain = isinstance(policy, FixedLength) and policy.length == 0
         if prefix_caching and not self.target.keeps_prefixes:
             LOG.warning("prefix caching is off: the target's state is not kept in pages")
             prefix_caching = False
-        slots = SlotPool(num_slots or self.num_slots, self._num_tokens, prefix_caching=prefix_caching)
-        return Decoder(
-            self._pair(int(is_plain)), slots, length, prefill_chunk=prefill_chunk, cache_owner=self._cache_owner
-        )
+        slots = SlotPool(max_batch_size or self.max_batch_size, self._num_tokens, prefix_caching=prefix_caching)
+        runner = self._runner(int(is_plain))
+        return Decoder(runner, slots, policy, prefill_chunk=prefill_chunk, cache_owner=self.cache_owner)
 
     def plain_decoder(self) -> Decoder:
-        """Decodes without the drafter, one token a pass."""
+        """Decoder without the drafter, one token a pass."""
         return self.decoder(FixedLength(0))
 
     def follow(self) -> None:
         """Decodes what rank 0 decodes, until it has finished; for the other ranks."""
         assert isinstance(self.ranks, Follower)
-        follow(self.ranks, self._local_pairs())
+        follow(self.ranks, self._local_runners())
 
-    def _pair(self, index: int) -> Pair:
-        local = self._local_pairs()[index]
+    def _runner(self, index: int) -> ModelRunner:
+        local = self._local_runners()[index]
         if self.ranks is None or self.ranks.size == 1:
             return local
         assert isinstance(self.ranks, Leader), "only rank 0 decides"
-        return TensorParallelPair(self.ranks, local, index)
+        return TensorParallelRunner(self.ranks, local, index)
 
-    def _local_pairs(self) -> tuple[LocalPair, LocalPair]:
-        """With the drafter, and without."""
-        return LocalPair(self.target, self.drafter), LocalPair(self.target, None)
+    def _local_runners(self) -> tuple[LocalRunner, LocalRunner]:
+        """Runners with the drafter, and without."""
+        return LocalRunner(self.target, self.drafter), LocalRunner(self.target, None)
 
     def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
         """Decodes one prompt with the drafter."""
@@ -205,19 +186,86 @@ class Session:
 
     @property
     def _num_tokens(self) -> int:
-        """Tokens that whole pages of target and drafter may hold in all, beside the target's recurrent state."""
+        """Tokens that fill whole pages of both caches, beside the target's recurrent state."""
         bytes_per_token = self.target.cache_bytes_per_token + self.drafter.cache_bytes_per_token
-        room = self.cache_gib * 2**30 - self.num_slots * self.target.cache_bytes_per_slot
+        room = self.cache_gib * 2**30 - self.max_batch_size * self.target.cache_bytes_per_slot
         return max(0, int(room / bytes_per_token) // TOKENS_PER_PAGE * TOKENS_PER_PAGE)
 
 
 def run(decoder: Decoder, requests: Sequence[Request]) -> list[Completion]:
-    """The answers of a decoder to `requests`."""
+    """Answers of a decoder to `requests`."""
     decoder.run(requests)
     return [completion(request) for request in requests]
 
 
-def check_draft_length(params: SamplingParams, num_draft_tokens: int) -> None:
-    """Raises RequestError where more is asked for than the drafter proposes."""
-    if params.draft_length is not None and params.draft_length > num_draft_tokens:
-        raise RequestError(f"draft_length: expected 0 to {num_draft_tokens}, found {params.draft_length}")
+def open_session(engine: Path, target_name: str, options: RuntimeOptions = DEFAULTS) -> Session:
+    """Reads and loads both models; raises what `CheckedPair.read` and `load_session` raise."""
+    return load_session(CheckedPair.read(engine, target_name), options)
+
+
+def load_session(
+    pair: CheckedPair, options: RuntimeOptions = DEFAULTS, *, expose: Sequence[str] = (),
+    ranks: Leader | Follower | None = None,
+) -> Session:  # fmt: skip
+    """Loads both models of a pair; on many `ranks`, a shard of the target.
+
+    `expose` names values inside draft.onnx that the drafter can return besides its hidden states.
+
+    Raises MissingDependencyError when nothing here computes on the options' device, RequestError for a draft length or
+    a number of requests that this pair cannot have, EngineError and CheckpointError for what only loading shows.
+    """
+    manifest, checkpoint, dtype = pair.manifest, pair.target, options.dtype
+    parse_draft_length(options.draft_length, manifest.draft.num_draft_tokens)
+    target_dtype(dtype, checkpoint.directory, checkpoint.weights)  # errors come before the drafter loads
+    device, num_ranks = choose_device(options.device), ranks.size if ranks else 1
+    sharded: dict[str, object] = {}
+    if ranks is not None and num_ranks > 1:
+        ranks.verify_same_facts({**rank_facts(pair.engine, checkpoint), "dtype": dtype})
+        sharded["distributed_config"] = sharding(checkpoint.directory, num_ranks)
+        if device == "cuda":
+            device = f"cuda:{torch.cuda.current_device()}"  # which `join` has set
+    max_batch_size = options.max_batch_size or default_batch_size(manifest)
+    with room_for(max_batch_size):
+        drafter = open_drafter(pair.engine, manifest, num_slots=max_batch_size, device=device, expose=expose)
+    taps = manifest.draft.target_layer_ids
+    model = load_model(checkpoint.directory, checkpoint.spec, taps, dtype=dtype, num_ranks=num_ranks, **sharded)
+    if not sharded:  # transformers puts shards where they belong
+        model = model.to(device)
+    target = make_target(model, taps, max_batch_size, accelerate)
+    if model.dtype == torch.bfloat16 and not target.is_batch_invariant:
+        LOG.warning(
+            "%s in bfloat16: here a block rounds otherwise than one token a pass, so near-ties may fall another way"
+            " than in plain decoding; --dtype float32 avoids that",
+            checkpoint.directory,
+        )
+    return Session(
+        manifest, target, drafter, pair.tokenizer, stop_token_ids(model),
+        max_batch_size=max_batch_size, cache_gib=options.cache_gib, ranks=ranks,
+    )  # fmt: skip
+
+
+@contextmanager
+def room_for(max_batch_size: int) -> Iterator[None]:
+    """Raises RequestError where torch finds no memory for the caches of this many requests."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        reason, _, _ = str(error).partition("\n")
+        raise RequestError(
+            f"max_batch_size: expected memory for the caches of {max_batch_size} requests, found too little"
+            f" ({cut(reason)})",
+            hint="lower max_batch_size",
+        ) from None
+
+
+def choose_device(device: str) -> str:
+    """Resolves auto to "cpu" or "cuda"; MissingDependencyError for a CUDA device that torch does not see."""
+    has_cuda = torch.cuda.is_available()
+    if device == "cuda" and not has_cuda:
+        raise MissingDependencyError(
+            f"device: expected a CUDA device, found none that torch {torch.__version__} sees",
+            hint="install a CUDA build of torch, or decode with --device cpu",
+        )
+    return "cuda" if has_cuda and device != "cpu" else "cpu"

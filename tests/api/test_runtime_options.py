@@ -24,7 +24,7 @@ OTHER_DEFAULTS = {("generate", "max_batch_size"): 1}
 def test_the_api_has_its_names_and_defaults() -> None:
     parameters = dict(inspect.signature(LLM.__init__).parameters)
     settings = {name: parameters[name].default for name in parameters.keys() - {"self", "engine", "target"}}
-    assert settings == {name: getattr(DEFAULTS, name) for name in FIELDS if name != "tp"}
+    assert settings == {name: getattr(DEFAULTS, name) for name in FIELDS if name != "num_ranks"}
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "serve", "verify", "capture"])
@@ -48,8 +48,8 @@ def test_a_switch_is_a_truth_value(value: object) -> None:
 
 
 def test_ranks_are_joined_elsewhere() -> None:
-    with pytest.raises(RequestError, match="tp: expected 1, found 2"):
-        open_embedded(None, RuntimeOptions(tp=2))  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="num_ranks: expected 1, found 2"):
+        open_embedded(None, RuntimeOptions(num_ranks=2))  # type: ignore[arg-type]
 
 
 def test_a_deployment_says_its_settings_itself() -> None:

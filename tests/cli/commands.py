@@ -47,7 +47,7 @@ def run_process(*arguments: object, script: str | None = None, **environment: st
 
 
 def run_here(*arguments: object) -> Any:
-    """The same, without what main() adds; errors come out as they are."""
+    """Runs a command in this process without main(): errors are raised as they are."""
     return cli.main(list(map(str, arguments)), prog_name="dflash-trt", standalone_mode=False)
 
 

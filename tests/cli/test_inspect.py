@@ -35,7 +35,7 @@ def document(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str
     return parsed
 
 
-def test_draft(draft_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_draft(draft_dir: Path, target_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, draft_dir)
     assert found["kind"] == "draft"
     assert found["path"] == str(draft_dir)
@@ -45,11 +45,7 @@ def test_draft(draft_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["tensors"]["bytes"] == sum(t.num_bytes for t in read_draft(draft_dir).weights.values())
     assert found["context_bytes_per_token"] == 384
     assert "target" not in found
-
-
-def test_draft_with_its_target(draft_dir: Path, target_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = document(capsys, draft_dir, "--target", target_dir)
-    assert found["target"] == as_json(read_target(target_dir).spec)
+    assert document(capsys, draft_dir, "--target", target_dir)["target"] == as_json(read_target(target_dir).spec)
 
 
 def test_target(target_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,6 +53,7 @@ def test_target(target_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["kind"] == "target"
     assert found["facts"] == as_json(read_target(target_dir).spec)
     assert found["tensors"] == {"count": 1, "bytes": 96 * 48 * 4, "dtypes": {"F32": 1}}
+    assert document(capsys, edit_config(target_dir, "architectures"))["kind"] == "target"
 
 
 def test_engine(draft_dir: Path, target_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,14 +142,10 @@ def test_unsupported_drafts_are_called_drafts(changes: dict[str, object], words:
     assert words in refusal(lambda: run_here("inspect", draft_dir))
 
 
-def test_no_architectures(target_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert document(capsys, edit_config(target_dir, "architectures"))["kind"] == "target"
-
-
 def test_a_licence_that_forbids_commercial_use_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a repository that the catalogue knows; a directory has none."""
+    """The catalogue knows it by repository; a directory has none."""
     directory = FIXTURES / "tiny-qwen3-dflash2"
     monkeypatch.setattr(import_module("dflash_trt.cli.inspect"), "configuration_directory", lambda _: directory)
     assert "licence" not in document(capsys, directory)

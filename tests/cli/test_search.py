@@ -11,7 +11,7 @@ import pytest
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.errors import BuildError, ConfigError, VerificationError
 from dflash_trt.runtime.measure.search import recipe_judge
-from dflash_trt.runtime.measure.search.recipe_choice import RecipeChoice
+from dflash_trt.runtime.measure.search.search import RecipeChoice
 from dflash_trt.runtime.measure.statistics import TauLoss
 from tests.cli.commands import run_here
 from tests.paths import FIXTURES

@@ -36,7 +36,7 @@ def test_help_of_every_command(name: str) -> None:
 
 
 def test_completion(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As --help says; click writes the script, under the name that the command has."""
+    """Completion works as --help says; click writes the script, under the name of the command."""
     assert "_DFLASH_TRT_COMPLETE=bash_source dflash-trt" in run("--help").stdout
     monkeypatch.setenv("_DFLASH_TRT_COMPLETE", "bash_source")
     result = subprocess.run([f"{sys.prefix}/bin/dflash-trt"], capture_output=True, text=True, check=True)

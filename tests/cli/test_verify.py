@@ -55,7 +55,7 @@ def too_late(*_: object, **__: object) -> None:
 def test_prompts_are_checked_before_the_target_is_loaded(
     prompt: str, options: tuple[str, ...], place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dflash_trt.runtime.load.load_model", too_late)
+    monkeypatch.setattr("dflash_trt.runtime.session.load_model", too_late)
     (tmp_path / "prompts.jsonl").write_text(f'{{"prompt": {prompt}}}')
     target = without_template(TARGET.name, tmp_path)
     arguments = ("--target", target, "--prompts", tmp_path / "prompts.jsonl", *options)
@@ -160,7 +160,7 @@ def test_different_tokens_exit_with_1_after_the_report(
 def test_a_differing_reference_is_refused_before_anything_is_loaded(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dflash_trt.runtime.load.load_model", too_late)
+    monkeypatch.setattr("dflash_trt.runtime.session.load_model", too_late)
     draft = tmp_path / "draft"
     shutil.copytree(FIXTURES / f"{NAME}-dflash", draft)
     config = json.loads((draft / "config.json").read_text())

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from dflash_trt.errors import CheckpointError, VerificationError
-from dflash_trt.runtime.measure.replay_report import ReplayReport
+from dflash_trt.runtime.measure.replay import ReplayReport
 from dflash_trt.runtime.measure.verification import TokenPrompt, Verification
 from dflash_trt.runtime.session import Session
 from tests.cli.commands import run_here

@@ -23,9 +23,8 @@ from dflash_trt.quantize.convert import quantize_checkpoint, unchanged
 from dflash_trt.quantize.recipe import FP8_KV, load_recipe, recipe_names
 from dflash_trt.runtime.drafter.onnxruntime.ort_session import graph_session
 from dflash_trt.runtime.drafter.open import open_drafter
-from dflash_trt.runtime.measure.captured_tokens import captured_tokens, frequent_tokens, kept_shares
 from dflash_trt.runtime.measure.feature_capture import answer_prompts
-from dflash_trt.runtime.measure.features import open_features
+from dflash_trt.runtime.measure.features import captured_tokens, frequent_tokens, kept_shares, open_features
 from dflash_trt.runtime.session import Session
 from tests.cli.commands import run_here
 from tests.decoding import decode, greedy, open_without_tokenizer

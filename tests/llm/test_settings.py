@@ -10,7 +10,7 @@ import pytest
 
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
-from dflash_trt.runtime import load
+from dflash_trt.runtime import session
 from tests.checkpoint.samples import refusal
 from tests.paths import FIXTURES
 
@@ -39,7 +39,7 @@ def test_settings(settings: dict[str, Any], words: str, engine: Path, monkeypatc
     def too_late(*_: object, **__: object) -> None:
         raise AssertionError("the target was loaded")
 
-    monkeypatch.setattr(load, "load_model", too_late)
+    monkeypatch.setattr(session, "load_model", too_late)
     assert words in refusal(lambda: LLM(engine, TARGET, **settings), RequestError)
 
 
@@ -50,5 +50,5 @@ def test_paths(path: Any, engine: Path) -> None:
 
 
 def test_other_runtime_errors_stay_what_they_are() -> None:
-    with pytest.raises(RuntimeError, match="ours"), load.room_for(1):
+    with pytest.raises(RuntimeError, match="ours"), session.room_for(1):
         raise RuntimeError("ours")

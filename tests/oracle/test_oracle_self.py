@@ -9,13 +9,7 @@ import torch
 from transformers import AutoTokenizer
 
 from tests.oracle.random_pairs import VOCAB_SIZE, write_random_pair
-from tests.oracle.transformers_dflash import (
-    OracleRun,
-    dflash_greedy,
-    load_assistant,
-    load_target,
-    plain_greedy,
-)
+from tests.oracle.transformers_dflash import OracleRun, dflash_greedy, load_assistant, load_target, plain_greedy
 from tests.reference.decode_loop import reference_greedy
 from tests.reference.synthetic import Dialect, write_random_draft
 

@@ -25,12 +25,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForCausalLM,
-    MuseGlimmerAssistantConfig,
-    MuseGlimmerAssistantModel,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from tests.reference.dflash_float64 import read_attention_rules

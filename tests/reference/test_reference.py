@@ -24,12 +24,8 @@ from tests.reference.dflash_float64 import (
 )
 from tests.reference.synthetic import Dialect, DraftSizes, write_random_draft
 
-GPT_OSS_YARN: dict[str, Any] = {
-    "factor": 32.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "original_max_position_embeddings": 4096,
-}
+GPT_OSS_YARN: dict[str, Any] = {"factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0}
+GPT_OSS_YARN["original_max_position_embeddings"] = 4096
 
 
 def toy_drafter() -> ReferenceDrafter:
@@ -99,11 +95,8 @@ def test_visible_keys(rule: AttentionRule, visible: list[str]) -> None:
 
 
 def test_causality_sources() -> None:
-    base = {
-        "num_hidden_layers": 2,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "sliding_window": 4,
-    }
+    layer_types = ["sliding_attention", "full_attention"]
+    base = {"num_hidden_layers": 2, "layer_types": layer_types, "sliding_window": 4}
     cases: list[tuple[dict[str, object], list[bool]]] = [
         ({}, [True, False]),
         ({"dflash_config": {"causal": False}}, [False, False]),
@@ -200,13 +193,9 @@ CONTEXT_CHUNKS = (7, 1, 4, 6, 1)
 @pytest.mark.parametrize("dialect", ["qwen3", "gpt_oss"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 2e-5)], ids=str)
 def test_draft_equals_transformers(
-    tmp_path: Path,
-    dialect: Dialect,
-    layer_types: list[str] | None,
-    window: int | None,
-    dtype: torch.dtype,
+    tmp_path: Path, dialect: Dialect, layer_types: list[str] | None, window: int | None, dtype: torch.dtype,
     tolerance: float,
-) -> None:
+) -> None:  # fmt: skip
     """Drafting calls over a growing context: in float64 with the float32 islands widened, then untouched."""
     sizes = DraftSizes()
     write_random_draft(

@@ -16,10 +16,9 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength
 from dflash_trt.runtime.kvcache.slots import SlotPool
-from dflash_trt.runtime.load import open_session
-from dflash_trt.runtime.pair import LocalPair
+from dflash_trt.runtime.model_runner import LocalRunner
 from dflash_trt.runtime.request import Request
-from dflash_trt.runtime.session import Session
+from dflash_trt.runtime.session import Session, open_session
 from dflash_trt.runtime.targets.huggingface import load_model
 from dflash_trt.runtime.targets.packed_target import PackedTarget
 from dflash_trt.runtime.targets.sequential_target import SequentialTarget
@@ -65,7 +64,7 @@ class Workload:
         self, length: DraftLength | int, *, num_tokens: int = 10**6, num_slots: int = NUM_SLOTS, prefill_chunk: int = 64
     ) -> Decoder:
         policy = FixedLength(length) if isinstance(length, int) else length
-        pair = LocalPair(self.session.target, self.session.drafter)
+        pair = LocalRunner(self.session.target, self.session.drafter)
         return Decoder(pair, SlotPool(num_slots, num_tokens), policy, prefill_chunk=prefill_chunk)
 
     def request(self, job: Job, params: SamplingParams | None = None) -> Request:

@@ -78,7 +78,7 @@ def test_tokens_are_those_of_the_rule_on_the_targets_logits(workload: Workload, 
 
 
 def test_the_batch_and_the_draft_length_change_no_output(workload: Workload) -> None:
-    """As drawn alone and without drafts: the same tokens, and the same log probabilities."""
+    """Tokens and log probabilities are those of requests alone and without drafts."""
     jobs = workload.jobs[:18]
     params = [settings_of(job, index) for index, job in enumerate(jobs)]
     alone = [workload.request(job, p) for job, p in zip(jobs, params, strict=True)]

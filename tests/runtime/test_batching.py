@@ -16,7 +16,7 @@ from dflash_trt.api.completion import FinishReason
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength, parse_draft_length
-from dflash_trt.runtime.pair import LocalPair
+from dflash_trt.runtime.model_runner import LocalRunner
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.targets.target import Segment
 from tests.decoding import greedy
@@ -50,7 +50,7 @@ def workload(workloads: Callable[[str], Workload]) -> Workload:
     return workloads("random-qwen3")
 
 
-class WatchedPair(LocalPair):
+class WatchedRunner(LocalRunner):
     """Remembers the segments of every pass."""
 
     def __init__(self, workload: Workload) -> None:
@@ -62,8 +62,8 @@ class WatchedPair(LocalPair):
         return super().verify(segments)
 
 
-def watched(decoder: Decoder, workload: Workload) -> WatchedPair:
-    decoder._pair = pair = WatchedPair(workload)
+def watched(decoder: Decoder, workload: Workload) -> WatchedRunner:
+    decoder._runner = pair = WatchedRunner(workload)
     return pair
 
 
@@ -140,8 +140,8 @@ def test_drafts_after_a_pause_are_those_of_a_context_that_kept_up(
     workload = workloads("tiny-qwen3")
 
     def steps(num_bytes: int, num_rows: int) -> list[list[Step]]:
-        monkeypatch.setattr("dflash_trt.runtime.pair.MAX_PENDING_BYTES", num_bytes)
-        monkeypatch.setattr("dflash_trt.runtime.pair.MAX_ROWS", num_rows)
+        monkeypatch.setattr("dflash_trt.runtime.model_runner.MAX_PENDING_BYTES", num_bytes)
+        monkeypatch.setattr("dflash_trt.runtime.model_runner.MAX_ROWS", num_rows)
         requests = [workload.request(job) for job in workload.jobs[:24]]
         drive(workload.decoder(LateDrafts(7)), requests, random.Random(2))
         return [request.steps for request in requests]

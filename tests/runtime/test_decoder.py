@@ -14,12 +14,10 @@ import pytest
 
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.runtime.decoder import Decoder
-from dflash_trt.runtime.draft_length import FixedLength
+from dflash_trt.runtime.draft_length import FixedLength, StepRecord
 from dflash_trt.runtime.kvcache.slots import SlotPool
-from dflash_trt.runtime.load import open_session
-from dflash_trt.runtime.pair import LocalPair
-from dflash_trt.runtime.request import StepRecord
-from dflash_trt.runtime.session import Session, run
+from dflash_trt.runtime.model_runner import LocalRunner
+from dflash_trt.runtime.session import Session, open_session, run
 from tests.decoding import decode, greedy, open_without_tokenizer
 from tests.engines import build, trained_engine
 from tests.fixtures_data import PAIRS, prompts
@@ -139,8 +137,9 @@ class Alternating(FixedLength):
         return self.chosen[-1]
 
     def observe(self, step: StepRecord) -> None:
-        assert len(self.records) == len(self.chosen) - 1, "each step is observed before the next one begins"
-        self.records.append(step)
+        if step.proposed:
+            assert len(self.records) == len(self.chosen) - 1, "each step is observed before the next one begins"
+            self.records.append(step)
 
 
 def test_a_step_record_says_what_the_step_did(sessions: dict[str, Session]) -> None:
@@ -163,7 +162,7 @@ def test_a_step_record_says_that_prompts_were_read() -> None:
     engine, options = trained_engine("tiny-qwen3"), RuntimeOptions(max_batch_size=2)
     session, policy = open_session(engine, str(FIXTURES / "tiny-qwen3"), options), Alternating()
     first, second = (session.request(prompts(session)[i], greedy(30)) for i in range(2))
-    decoder = Decoder(LocalPair(session.target, session.drafter), SlotPool(2, 10**4), policy, prefill_chunk=8)
+    decoder = Decoder(LocalRunner(session.target, session.drafter), SlotPool(2, 10**4), policy, prefill_chunk=8)
     decoder.add(first)
     while not first.steps:
         decoder.step()

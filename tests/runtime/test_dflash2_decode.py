@@ -15,8 +15,7 @@ from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.runtime.drafter.candidate_selector import Candidates
 from dflash_trt.runtime.drafter.proposals import Draw
-from dflash_trt.runtime.load import open_session
-from dflash_trt.runtime.session import Session, run
+from dflash_trt.runtime.session import Session, open_session, run
 from tests.engines import build, build_with_head
 from tests.fixtures_data import prompts
 from tests.paths import FIXTURES

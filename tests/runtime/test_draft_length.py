@@ -1,12 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many drafts a step verifies: what people may write."""
+"""Draft lengths: what a user may write, what auto settles on over synthetic costs, and how it bears surprises."""
 
 from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import pytest
 
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.draft_length import AutoLength, FixedLength, LengthByBatch, parse_draft_length
+from dflash_trt.runtime.draft_length import (
+    MAX_PROBE_STEPS,
+    REPLAN_STEPS,
+    AutoLength,
+    FixedLength,
+    LengthByBatch,
+    StepRecord,
+    parse_draft_length,
+)
 
 K = 7
 BATCH_SIZES = (1, 2, 7, 8, 31, 32, 1000)
@@ -55,3 +69,374 @@ def test_anything_else_is_refused(text: str) -> None:
     assert str(refusal.value) == (
         f"draft length: expected 0 to 7, a schedule by batch size that begins at 1 (1:7,8:3) or auto, found {text!r}"
     )
+
+
+class Cost(NamedTuple):
+    """Milliseconds of a step, by requests and length."""
+
+    draft: float
+    target: Callable[[int, int], float]
+
+    def __call__(self, batch: int, length: int) -> float:
+        """Seconds."""
+        return 1e-3 * (self.draft * (length > 0) + self.target(batch, length))
+
+
+STEADY = itertools.repeat(1.0)
+HIGH, MIDDLING, NOTHING = (0.9,) * K, (0.6,) * K, (0.0,) * K
+
+
+def linear(draft: float, token: float) -> Cost:
+    """A pass of 1 ms + `token` ms for each token of each request, and `draft` ms for drafting."""
+    return Cost(draft, lambda batch, length: 1 + token * batch * (1 + length))
+
+
+COSTS = {
+    "idle arithmetic": linear(0.2, 0.001),
+    "a dear drafter": linear(2.0, 0.01),
+    "dear tokens": linear(0.3, 0.2),
+    "a step at 4": Cost(0.2, lambda batch, length: 1 + 2 * (length > 4)),
+}
+
+
+class Simulated(AutoLength):
+    """On a clock that simulated steps advance."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        super().__init__(K, clock=lambda: self.now)
+
+    @property
+    def has_probed(self) -> bool:
+        """Whether any cost but that of whole blocks is known."""
+        return any(len(table._log_costs) > 1 for table in self._tables.values())
+
+
+def simulate(
+    policy: Simulated,
+    acceptance: Sequence[float],
+    cost: Cost,
+    *,
+    batch: int,
+    steps: int,
+    rng: random.Random,
+    outliers: float = 0.0,
+    paces: Iterator[float] | None = None,
+) -> list[int]:
+    """The lengths it chooses where steps take `cost` at a machine's paces, 10 % more or less.
+
+    Some `outliers` take ten times that.
+    """
+    lengths = []
+    for _ in range(steps):
+        length = policy.choose(batch)
+        assert 0 <= length <= K
+        held = [next((i for i in range(length) if rng.random() >= acceptance[i]), length) for _ in range(batch)]
+        factor = next(paces or STEADY) * (10.0 if rng.random() < outliers else rng.uniform(0.9, 1.1))
+        policy.now += factor * cost(batch, length)
+        policy.observe(record(length, held))
+        lengths.append(length)
+    return lengths
+
+
+def record(length: int, held: Sequence[int], *, num_prompt_tokens: int = 0, num_caught_up: int = 0) -> StepRecord:
+    proposed = [length] * len(held)
+    return StepRecord(
+        proposed=proposed, accepted=held, num_prompt_tokens=num_prompt_tokens, num_caught_up=num_caught_up
+    )
+
+
+def virtual_machine(rng: random.Random) -> Iterator[float]:
+    """Pace of a machine by step: it wanders by 6 %, and 3 to 25 steps at a time take up to twice as long."""
+    drift, slow, factor = 0.0, 0, 1.0
+    while True:
+        drift = 0.97 * drift + rng.gauss(0, 0.06 * math.sqrt(1 - 0.97**2))
+        if slow == 0 and rng.random() < 1 / 150:
+            slow, factor = rng.randint(3, 25), rng.uniform(1.2, 1.9)
+        slow = max(0, slow - 1)
+        yield math.exp(drift) * (factor if slow else 1.0)
+
+
+def speed(acceptance: Sequence[float], cost: Cost, batch: int, length: int) -> float:
+    tokens, reached = 1.0, 1.0
+    for share in acceptance[:length]:
+        reached *= share
+        tokens += reached
+    return batch * tokens / cost(batch, length)
+
+
+def share_of_best(lengths: Sequence[int], acceptance: Sequence[float], cost: Cost, batch: int) -> float:
+    """Tokens a second over these steps, next to the best fixed length's."""
+    seconds = sum(cost(batch, length) for length in lengths)
+    tokens = sum(speed(acceptance, cost, batch, length) * cost(batch, length) for length in lengths)
+    return tokens / seconds / max(speed(acceptance, cost, batch, length) for length in range(K + 1))
+
+
+@pytest.mark.parametrize("batch", [2, 4, *(pytest.param(batch, marks=pytest.mark.full) for batch in (1, 8, 16, 32))])
+@pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
+@pytest.mark.parametrize("acceptance", [HIGH, MIDDLING, NOTHING], ids=["high", "middling", "nothing"])
+def test_it_settles_near_the_best(acceptance: Sequence[float], cost: Cost, batch: int) -> None:
+    """From step 64 on, probes included, and at most 5 % below the better of plain decoding and whole blocks."""
+    better = max(speed(acceptance, cost, batch, length) for length in (0, K))
+    best = max(speed(acceptance, cost, batch, length) for length in range(K + 1))
+    shares = []
+    for seed in range(3):
+        lengths = simulate(Simulated(), acceptance, cost, batch=batch, steps=1200, rng=random.Random(seed))
+        shares.append(share_of_best(lengths[64:], acceptance, cost, batch))
+    assert min(shares) > max(0.88, 0.94 * better / best)
+    assert sum(shares) / 3 > max(0.92, 0.95 * better / best)
+
+
+@pytest.mark.parametrize(
+    "cost",
+    [
+        Cost(1.0, lambda batch, length: max(8.0, 0.08 * batch * (1 + length))),
+        Cost(0.5, lambda batch, length: 2 + 0.3 * batch + min(30.0, 0.25 * batch * length)),
+    ],
+    ids=["memory, then arithmetic", "all experts"],
+)
+@pytest.mark.parametrize("acceptance", [HIGH, MIDDLING], ids=["high", "middling"])
+def test_requests_may_come_and_go(acceptance: Sequence[float], cost: Cost) -> None:
+    """Each of six buckets of batch sizes has its own costs, which the first 1500 steps or so must measure.
+
+    From then on it is 7 % below the better end at most: probes, and batch sizes of one bucket that differ by two.
+    """
+    for seed in range(3):
+        policy, rng = Simulated(), random.Random(seed)
+        seconds, better = [0.0, 0.0], [0.0, 0.0]
+        for number in range(150):
+            batch = rng.randint(1, 48)
+            ends = max(speed(acceptance, cost, batch, length) for length in (0, K))
+            for length in simulate(policy, acceptance, cost, batch=batch, steps=rng.randint(1, 40), rng=rng):
+                took = cost(batch, length)
+                seconds[number >= 75] += took
+                better[number >= 75] += took * speed(acceptance, cost, batch, length) / ends
+        assert better[0] / seconds[0] > 0.7
+        assert better[1] / seconds[1] > 0.93
+
+
+def test_another_batch_size_has_its_own_best_length() -> None:
+    """Drafts pay at 2 requests and not at 48."""
+    for seed in range(3):
+        policy, rng, cost = Simulated(), random.Random(seed), linear(0.1, 0.1)
+        simulate(policy, MIDDLING, cost, batch=2, steps=300, rng=rng)
+        for _ in range(3):
+            many = simulate(policy, MIDDLING, cost, batch=48, steps=300, rng=rng)
+            few = simulate(policy, MIDDLING, cost, batch=2, steps=150, rng=rng)
+            assert many[30:].count(0) > 200
+            assert 0 not in few[:8]
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+@pytest.mark.parametrize("cost", [COSTS["a dear drafter"], COSTS["dear tokens"]], ids=["a dear drafter", "dear tokens"])
+@pytest.mark.parametrize("acceptance", [HIGH, MIDDLING], ids=["high", "middling"])
+def test_slow_moments_of_the_machine_mislead_it_little(acceptance: Sequence[float], cost: Cost, batch: int) -> None:
+    """All steps of a probe may be one of them, and so may the first steps of what has just been chosen."""
+    better = max(speed(acceptance, cost, batch, length) for length in (0, K))
+    best = max(speed(acceptance, cost, batch, length) for length in range(K + 1))
+    for seed in range(3):
+        policy, rng, paces = Simulated(), random.Random(seed), virtual_machine(random.Random(seed))
+        lengths = simulate(policy, acceptance, cost, batch=batch, steps=1500, rng=rng, paces=paces)
+        assert share_of_best(lengths[64:], acceptance, cost, batch) * best / better > 0.93
+
+
+def slow_at_first(policy: Simulated, length: int, factor: float) -> Iterator[float]:
+    """Steps of a length take `factor` times as long until the first probe has been compared."""
+    while True:
+        yield factor if policy._length == length and not policy.has_probed else 1.0
+
+
+@pytest.mark.parametrize("factor", [1.4, 2.0])
+def test_a_first_probe_in_a_slow_moment_is_made_good(factor: float) -> None:
+    """Without drafts it is a quarter faster than with whole blocks, and nothing between them is better than those."""
+    acceptance, cost = (0.75,) * K, Cost(2.5, lambda _, length: 1 + length / K)
+    for seed in range(3):
+        policy, rng = Simulated(), random.Random(seed)
+        paces = slow_at_first(policy, 0, factor)
+        lengths = simulate(policy, acceptance, cost, batch=16, steps=1000, rng=rng, paces=paces)
+        assert lengths[300:].count(0) > 640
+
+
+def test_a_first_probe_beside_slow_steps_is_made_good() -> None:
+    """Whole blocks are 1.6 times as fast as no drafts, but all steps beside the probe take three times as long."""
+    acceptance, cost = (0.85,) * K, Cost(1.5, lambda _, length: 1 + 0.5 * length / K)
+    for seed in range(3):
+        policy, rng = Simulated(), random.Random(seed)
+        paces = slow_at_first(policy, K, 3.0)
+        lengths = simulate(policy, acceptance, cost, batch=16, steps=1500, rng=rng, paces=paces)
+        assert sum(length >= K - 1 for length in lengths[900:]) > 500
+
+
+def warming_up(policy: Simulated) -> Iterator[float]:
+    """Shorter steps than before begin by 30 % slower, and lose three tenths of that with each, as measured on a CPU."""
+    before, excess = K, 0.0
+    while True:
+        excess = 0.3 if policy._length < before else 0.7 * excess * (policy._length == before)
+        before = policy._length
+        yield 1 + excess
+
+
+def test_what_longer_steps_left_behind_does_not_count() -> None:
+    """Steady, plain decoding is 12 % faster than whole blocks; its first steps behind them are as slow as those."""
+    acceptance, cost = (0.75,) * K, Cost(2.1, lambda _, length: 1 + length / K)
+    assert speed(acceptance, cost, 8, K) * 1.12 == pytest.approx(speed(acceptance, cost, 8, 0), rel=0.02)
+    for seed in range(3):
+        policy, rng = Simulated(), random.Random(seed)
+        lengths = simulate(policy, acceptance, cost, batch=8, steps=600, rng=rng, paces=warming_up(policy))
+        assert lengths[64:].count(0) > 450
+
+
+def test_the_better_end_is_seen_again_and_again() -> None:
+    """However bad it looked: what it is measured against may have changed."""
+    lengths = simulate(Simulated(), HIGH, COSTS["a step at 4"], batch=4, steps=4000, rng=random.Random(0))
+    assert lengths[100:].count(4) > 3600
+    assert all(K in lengths[begin : begin + 1200] for begin in range(100, 2801, 100))
+
+
+@pytest.mark.parametrize("outliers", [0.05, 0.15])
+def test_outliers_do_not_move_it(outliers: float) -> None:
+    for seed in range(5):
+        policy, rng = Simulated(), random.Random(seed)
+        lengths = simulate(policy, HIGH, COSTS["idle arithmetic"], batch=1, steps=1500, rng=rng, outliers=outliers)
+        assert sum(length >= 5 for length in lengths[500:]) > 850
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.01, 3.0), (3.0, 0.01)], ids=["tokens dearer", "tokens cheaper"])
+def test_it_follows_prices(before: float, after: float) -> None:
+    for seed in range(3):
+        policy, rng = Simulated(), random.Random(seed)
+        simulate(policy, MIDDLING, linear(0.1, before), batch=4, steps=600, rng=rng)
+        lengths = simulate(policy, MIDDLING, linear(0.1, after), batch=4, steps=4000, rng=rng)
+        assert share_of_best(lengths[2000:], MIDDLING, linear(0.1, after), 4) > 0.93
+
+
+@pytest.mark.parametrize("factor", [1 / 3, 3.0])
+def test_a_machine_that_is_faster_or_slower_as_a_whole_changes_little(factor: float) -> None:
+    cost = COSTS["idle arithmetic"]
+    for seed in range(3):
+        policy, rng = Simulated(), random.Random(seed)
+        simulate(policy, HIGH, cost, batch=1, steps=600, rng=rng)
+        lengths = simulate(
+            policy,
+            HIGH,
+            Cost(factor * cost.draft, lambda b, k: factor * cost.target(b, k)),
+            batch=1,
+            steps=600,
+            rng=rng,
+        )
+        assert share_of_best(lengths[100:], HIGH, cost, 1) > 0.93
+
+
+def test_it_follows_acceptance() -> None:
+    policy, rng, cost = Simulated(), random.Random(0), COSTS["dear tokens"]
+    low = simulate(policy, NOTHING, cost, batch=8, steps=400, rng=rng)
+    assert set(low[300:]) <= {0, 1, K}
+    assert low[300:].count(0) > 90
+    high = simulate(policy, HIGH, linear(0.1, 0.01), batch=8, steps=3000, rng=rng)
+    assert sum(length >= 5 for length in high[2000:]) > 900
+
+
+def test_it_begins_with_both_ends_and_says_what_it_found() -> None:
+    policy = Simulated()
+    assert policy.explain() == "7 of 7: not measured yet"
+    lengths = simulate(policy, HIGH, COSTS["dear tokens"], batch=1, steps=64, rng=random.Random(0))
+    first = lengths.index(0)
+    assert lengths[:first] == [K] * REPLAN_STEPS
+    assert lengths[first : first + 11] == [*[0] * 10, K], "six cold steps and four measured ones"
+    assert policy.explain().split(": ")[0] == f"{policy._tables[0].best} of 7"
+    assert "tokens/s at 1 request, " in policy.explain()
+
+
+def test_the_first_step_of_a_longer_length_is_not_measured() -> None:
+    """It warms caches up; behind a longer length more steps are cold (above)."""
+    policy = Simulated()
+    rng, cost = random.Random(0), COSTS["dear tokens"]
+    simulate(policy, NOTHING, cost, batch=4, steps=400, rng=rng)
+    assert policy._tables[2].best == 0
+    lengths: list[int] = []
+    while K not in lengths or lengths[-1] == K:
+        lengths += simulate(policy, NOTHING, cost, batch=4, steps=1, rng=rng)
+    assert lengths.count(K) == 5
+
+
+def test_a_probe_ends_where_every_step_reads_prompts() -> None:
+    """Such steps show no cost; and where there are no others, nothing is probed."""
+    policy = Simulated()
+    lengths = simulate(policy, NOTHING, COSTS["dear tokens"], batch=4, steps=REPLAN_STEPS + 1, rng=random.Random(0))
+    assert lengths[-1] == 0
+    for _ in range(200):
+        lengths.append(policy.choose(4))
+        policy.now += 1e-3
+        policy.observe(record(lengths[-1], [0] * 4, num_prompt_tokens=100))
+    assert lengths.count(0) == MAX_PROBE_STEPS
+    assert lengths[-1] == K
+
+
+@pytest.mark.parametrize(("num_prompt_tokens", "num_caught_up"), [(2, 0), (0, 2), (2, 2)])
+def test_steps_that_do_little_else_are_measured(num_prompt_tokens: int, num_caught_up: int) -> None:
+    """At large batches nearly every step reads the prompt of a request that has just come."""
+    policy = Simulated()
+    for _ in range(64):
+        length = policy.choose(16)
+        policy.now += COSTS["dear tokens"](16, length)
+        policy.observe(record(length, [0] * 16, num_prompt_tokens=num_prompt_tokens, num_caught_up=num_caught_up))
+    assert policy.has_probed
+    assert policy._length == 0
+
+
+@pytest.mark.parametrize("acceptance", [HIGH, NOTHING], ids=["high", "nothing"])
+def test_probes_lose_a_bounded_share(acceptance: Sequence[float]) -> None:
+    """Whole blocks cost eight times what plain steps do, or plain decoding is a fifth as fast as they are."""
+    cost = linear(2.0, 0.5) if acceptance is NOTHING else linear(0.1, 0.001)
+    lengths = simulate(Simulated(), acceptance, cost, batch=2, steps=6000, rng=random.Random(0))[200:]
+    assert set(lengths) & {0, K} == {0, K}, "both ends are probed"
+    assert share_of_best(lengths, acceptance, cost, 2) > 0.96
+
+
+def test_requests_that_cap_their_drafts_are_measured_as_what_they_verify() -> None:
+    """All verify two drafts at most: steps of other lengths are not, and what two cost is no whole block's cost."""
+    policy = Simulated()
+    for _ in range(300):
+        length = min(2, policy.choose(1))
+        policy.now += linear(0.2, 0.05)(1, length)
+        policy.observe(record(length, [length]))
+    assert policy.explain() == "7 of 7: not measured yet"
+
+
+def test_a_new_batch_size_begins_with_the_best_length_of_the_nearest() -> None:
+    """Whole blocks at 1 request, which has not been measured yet, and no drafts at 64."""
+    policy, rng, cost = Simulated(), random.Random(0), linear(2.0, 0.5)
+    simulate(policy, NOTHING, cost, batch=1, steps=REPLAN_STEPS, rng=rng)
+    simulate(policy, NOTHING, cost, batch=64, steps=200, rng=rng)
+    for batch, length in ((16, 0), (128, 0), (2, K)):
+        assert simulate(policy, NOTHING, cost, batch=batch, steps=REPLAN_STEPS, rng=rng) == [length] * REPLAN_STEPS
+
+
+def test_a_drafter_that_knows_cuts_each_request() -> None:
+    """Half of the requests accept all, half nothing, and the drafter says so: steps verify what is worth it, and what
+    lengths cost and bring is learned from whole ones.
+    """
+    policy, cost, batch = Simulated(), linear(1.0, 0.05), 8
+    sure, hopeless = [0.95**k for k in range(1, K + 1)], [0.05**k for k in range(1, K + 1)]
+    cuts, whole = 0, 0
+    for _ in range(400):
+        length = policy.choose(batch)
+        survival = [[sure, hopeless][i % 2][:length] for i in range(batch)]
+        proposed = [policy.cut_length(row) for row in survival]
+        policy.now += cost(1, sum(proposed) + batch - 1)
+        accepted = [min(count, K * (1 - i % 2)) for i, count in enumerate(proposed)]
+        policy.observe(StepRecord(proposed=proposed, accepted=accepted, num_prompt_tokens=0, num_caught_up=0))
+        if length and proposed != [length] * batch:
+            cuts += 1
+            assert proposed[1] == 0 < proposed[0] == length
+        whole += proposed == [length] * batch
+    assert cuts > 120
+    assert whole > 100
+    assert policy.has_probed
+    assert policy._acceptance.expected_tokens()[1] == pytest.approx(1.5, abs=0.02)  # not only of the sure ones
+    assert policy._cut._least_survival[0] == policy._cut._least_survival[1]  # the drafter has run by then
+
+
+def test_a_drafter_that_does_not_know_is_not_cut() -> None:
+    assert AutoLength(K).cut_length([1e-9] * K) == K  # nothing is measured yet
+    assert LengthByBatch({1: K}).cut_length([1e-9] * K) == K

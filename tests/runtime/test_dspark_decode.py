@@ -15,8 +15,7 @@ from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.runtime.draft_length import FixedLength
 from dflash_trt.runtime.drafter.markov_head import MarkovScorer
-from dflash_trt.runtime.load import open_session
-from dflash_trt.runtime.session import Session, run
+from dflash_trt.runtime.session import Session, open_session, run
 from tests.checkpoint.samples import edit_config, edit_tensors
 from tests.engines import build_with_head
 from tests.fixtures_data import prompts
@@ -36,7 +35,7 @@ class Cutting(FixedLength):
 
     num_cut = 0
 
-    def cut(self, survival: Sequence[float]) -> int:
+    def cut_length(self, survival: Sequence[float]) -> int:
         count = sum(share >= 0.4 for share in survival)
         self.num_cut += len(survival) - count
         return count

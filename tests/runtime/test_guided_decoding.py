@@ -20,9 +20,8 @@ from dflash_trt.api.completion import Completion
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import Grammar, SamplingParams
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime import guided_decoding
-from dflash_trt.runtime.load import open_session
-from dflash_trt.runtime.session import Session, run
+from dflash_trt.runtime import logits_processors
+from dflash_trt.runtime.session import Session, open_session, run
 from tests.checkpoint.samples import refusal
 from tests.decoding import open_without_tokenizer, text_of
 from tests.engines import build
@@ -109,8 +108,8 @@ def test_rows_of_a_block(session: Session) -> None:
 
 
 def test_what_takes_too_long_to_match_ends_its_request(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guided_decoding, "BURST_SECONDS", 0.0)
-    monkeypatch.setattr(guided_decoding, "ROW_SECONDS", -1.0)
+    monkeypatch.setattr(logits_processors, "BURST_SECONDS", 0.0)
+    monkeypatch.setattr(logits_processors, "ROW_SECONDS", -1.0)
     prompt = session.encode("x")
     requests = [
         session.request(prompt, SamplingParams(max_tokens=4, structured_outputs=grammar))
@@ -127,19 +126,19 @@ def test_grammars_are_kept_within_a_bound(session: Session, monkeypatch: pytest.
     grammars = [Grammar(kind="regex", text=f"[a-z]{{{i + 1}}}") for i in range(8)]
     compiler = session.grammars
     first = compiler.compile(grammars[0])
-    monkeypatch.setattr(guided_decoding, "KEPT_BYTES", 3 * first.memory_size_bytes)
+    monkeypatch.setattr(logits_processors, "KEPT_BYTES", 3 * first.memory_size_bytes)
     for grammar in grammars:
         assert compiler.compile(grammar) is compiler.compile(grammar)
     assert 1 <= len(compiler._kept) <= 4
     assert grammars[0] not in compiler._kept
     assert compiler.compile(grammars[0]) is first
-    monkeypatch.setattr(guided_decoding, "KEPT_BYTES", 0)
+    monkeypatch.setattr(logits_processors, "KEPT_BYTES", 0)
     compiler.compile(grammars[1])
     assert list(compiler._kept) == [grammars[1]]
 
 
 def probabilities(session: Session, prompt: list[int], options: Sequence[str]) -> Counter[str]:
-    """Of each option, over all its tokenisations: the target's softmax over the tokens that continue one."""
+    """Probability of each option over all its tokenisations, by the target's softmax over tokens that continue one."""
     assert session.tokenizer is not None
     pieces = {token: text_of(session, [token]) for token in range(session.manifest.target.vocab_size)}
     params = SamplingParams(max_tokens=1, prompt_logprobs=True)

@@ -14,16 +14,15 @@ from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import EngineError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.finished_request import completion
-from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.request import Request
-from dflash_trt.runtime.session import Session, run
+from dflash_trt.runtime.session import Session, open_session, run
 from dflash_trt.runtime.targets.target import Verified
 from tests.engines import trained_engine
 from tests.llm.serving import open_llm
 from tests.paths import FIXTURES
 
 BAD = 7
-"""Its embedding is NaN, and so is all that follows it in a sequence."""
+"""Token whose embedding is NaN, which makes all that follows it NaN."""
 PROMPTS = [list(range(20, 30)), list(range(40, 90)), [*range(20, 25), BAD, *range(30, 40)], list(range(100, 103))]
 PARAMS = [
     SamplingParams(max_tokens=12),

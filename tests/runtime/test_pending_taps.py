@@ -9,13 +9,13 @@ from collections import defaultdict
 import pytest
 import torch
 
-from dflash_trt.runtime import pending_taps
-from dflash_trt.runtime.pending_taps import NO_SLOT, PendingTaps
+from dflash_trt.runtime import model_runner
+from dflash_trt.runtime.model_runner import NO_SLOT, PendingTaps
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_each_slot_gets_its_committed_rows_in_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending_taps, "MAX_PASSES", 2 + seed % 5)
+    monkeypatch.setattr(model_runner, "MAX_PASSES", 2 + seed % 5)
     rng, pending, number = random.Random(seed), PendingTaps(), 0
     expected: defaultdict[int, list[int]] = defaultdict(list)
     for _ in range(rng.randrange(1, 60)):

@@ -16,10 +16,9 @@ from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
 from dflash_trt.runtime.kvcache.slots import SlotPool
-from dflash_trt.runtime.load import open_session
-from dflash_trt.runtime.pair import LocalPair
+from dflash_trt.runtime.model_runner import LocalRunner
 from dflash_trt.runtime.request import Request
-from dflash_trt.runtime.session import Session
+from dflash_trt.runtime.session import Session, open_session
 from dflash_trt.runtime.targets.huggingface import make_target
 from dflash_trt.runtime.targets.target import Segment
 from tests.decoding import greedy
@@ -54,7 +53,7 @@ def session(request: pytest.FixtureRequest) -> Session:
     )
 
 
-class WatchedPair(LocalPair):
+class WatchedRunner(LocalRunner):
     """Remembers how many tokens each pass computed."""
 
     computed = 0
@@ -66,7 +65,7 @@ class WatchedPair(LocalPair):
 
 def caching(session: Session, *, num_pages: int = 1000, length: int = DRAFTS, chunk: int = 48) -> Decoder:
     """A decoder that caches prefixes, its pair watched."""
-    pair = WatchedPair(session.target, session.drafter)
+    pair = WatchedRunner(session.target, session.drafter)
     slots = SlotPool(NUM_SLOTS, num_pages * P, prefix_caching=True)
     return Decoder(pair, slots, FixedLength(length), prefill_chunk=chunk)
 
@@ -104,12 +103,12 @@ def test_the_next_turn_computes_what_is_new(session: Session) -> None:
     drive(decoder, [turn := session.request(first, greedy(40))])
     known = [*first, *turn.token_ids]
     second = [*known, 5, 6, 7]
-    before = decoder._pair.computed
+    before = decoder._runner.computed
     drive(decoder, [again := session.request(second, greedy(40))])
     hit = (len(known) - 1) // P * P
     assert again.num_cached_tokens == hit
     drafted = len(again.steps) + sum(step.proposed for step in again.steps)
-    assert decoder._pair.computed - before == len(second) - hit + drafted
+    assert decoder._runner.computed - before == len(second) - hit + drafted
     assert same(again, alone(session, second, 40))
     assert session.target.model.dtype == torch.float32 or session.target.is_batch_invariant
     metrics = decoder.metrics()
@@ -221,7 +220,7 @@ def test_requests_that_come_together_share_what_they_begin_with(session: Session
     drive(decoder, [])
     assert [request.num_cached_tokens for request in requests] == [0, 3 * P, 3 * P]
     drafted = sum(len(request.steps) + sum(step.proposed for step in request.steps) for request in requests)
-    assert decoder._pair.computed == 3 * P + sum(len(prompt) - 3 * P for prompt in prompts_) + drafted
+    assert decoder._runner.computed == 3 * P + sum(len(prompt) - 3 * P for prompt in prompts_) + drafted
     for request, prompt in zip(requests, prompts_, strict=True):
         assert same(request, alone(session, prompt, P, length))
 
@@ -265,7 +264,7 @@ def test_what_another_decoder_has_overwritten_is_not_found(session: Session) -> 
 def test_a_target_with_recurrent_state_caches_no_prefix(session: Session, caplog: pytest.LogCaptureFixture) -> None:
     """What its layers know of a prefix is in no page."""
     hybrid = make_target(random_model("qwen3_5_text", **LINEAR), (), NUM_SLOTS)
-    mixed = Session(session.manifest, hybrid, session.drafter, None, frozenset(), num_slots=NUM_SLOTS)
+    mixed = Session(session.manifest, hybrid, session.drafter, None, frozenset(), max_batch_size=NUM_SLOTS)
     caplog.set_level("INFO", "dflash_trt.runtime")
     assert not mixed.decoder(prefix_caching=True).slots.prefix_caching
     assert "prefix caching is off: the target's state is not kept in pages" in caplog.text

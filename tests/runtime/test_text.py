@@ -37,7 +37,7 @@ ID_LISTS = st.one_of(
 
 
 def sentencepiece_tokenizer() -> PreTrainedTokenizerBase:
-    """As Llama 2 and Gemma have it: spaces are ▁, the first is stripped, unknown characters fall back to bytes."""
+    """Tokenizer like Llama 2's: spaces are ▁, the first is stripped, unknown characters fall back to bytes."""
     words = ["▁", "a", "b", "▁a", "▁ab", "ba", *(f"<0x{byte:02X}>" for byte in range(256))]
     tokenizer = Tokenizer(BPE({"<unk>": 0} | {w: i for i, w in enumerate(words, 1)}, [], byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()

@@ -23,11 +23,10 @@ from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.engine.graph.context_graph import context_graph
 from dflash_trt.engine.graph.draft_graph import draft_graph
 from dflash_trt.runtime.finished_request import completion
-from dflash_trt.runtime.load import open_session
-from dflash_trt.runtime.pair import LocalPair
+from dflash_trt.runtime.model_runner import LocalRunner
 from dflash_trt.runtime.request import Request
-from dflash_trt.runtime.session import Session
-from dflash_trt.runtime.targets.taps import Taps
+from dflash_trt.runtime.session import Session, open_session
+from dflash_trt.runtime.targets.running_model import Taps
 from dflash_trt.runtime.targets.target import Segment, Verified
 from tests.decoding import decode, generate, greedy
 from tests.engines import Graphs, build, trained_engine
@@ -189,7 +188,7 @@ def test_trap_7_proposals_are_the_argmax(session: Session) -> None:
     hidden = session.drafter.draft([0], noise)
     assert torch.equal(hidden, session.drafter.draft([0], noise))
     logits = session.target.model.get_output_embeddings()(hidden[:, 1:])
-    (drafted,) = LocalPair(session.target, session.drafter).draft(
+    (drafted,) = LocalRunner(session.target, session.drafter).draft(
         [0], [prompt[-1]], session.manifest.draft.num_draft_tokens
     )
     session.drafter.release(0)

@@ -24,8 +24,7 @@ from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.runtime.drafter.open import choose_executor, open_drafter
-from dflash_trt.runtime.load import open_session
-from dflash_trt.runtime.session import Session
+from dflash_trt.runtime.session import Session, open_session
 from dflash_trt.trtllm.drafter_module import EngineDrafter
 from dflash_trt.trtllm.rank_engine import DISTRIBUTED
 from dflash_trt.trtllm.registration import build_draft_model

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from dflash_trt.observe.plots.picture import BLUE, GREY, ORANGE, plain_axes, save_picture
 
 if TYPE_CHECKING:
-    from dflash_trt.runtime.measure.recovery.training_state import Progress
+    from dflash_trt.runtime.measure.recovery.training import Progress
 
 AVERAGED = 50  # one dot of the training loss stands for steps / 50 of them
 

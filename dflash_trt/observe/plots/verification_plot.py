@@ -13,8 +13,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from dflash_trt.observe.plots.picture import BLUE, GREEN, GREY, ORANGE, plain_axes, save_picture
 
 if TYPE_CHECKING:
-    from dflash_trt.runtime.measure.drafter_error import DrafterError
-    from dflash_trt.runtime.measure.verification_report import EngineReport, VerificationReport
+    from dflash_trt.runtime.measure.verification_report import DrafterError, EngineReport, VerificationReport
 
 
 def draw(report: VerificationReport, file: Path) -> None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What replaces transformers' layers and torch's operators on a CPU; without this room a runtime decodes the same."""
+"""Faster layers and operators for a CPU; without this room a runtime decodes the same, slower."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a target computes with on a CPU in the place of transformers' layers and torch's operators."""
+"""Replaces transformers' layers and torch's operators of a target on a CPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def accelerate(model: PreTrainedModel) -> Acceleration:
 
 
 def slow_parts(dtype: torch.dtype) -> list[str]:
-    """What this CPU, or this build of torch, computes by a slower way than the one that was written for it."""
+    """Reasons why this CPU, or this build of torch, computes slower than it could."""
     features = _C.cpu_features()
     reasons = []
     if features[0] == "scalar":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers of targets in BF16 on a CPU, in C++ (cpp/linear): one kernel for any number of rows.
 
-So a row's sum does not depend on the others (`batch_invariance`). oneDNN (3.12, torch 2.13) takes twice as long for up
-to 8 rows, as long for 64, and 0.8 of it for a prompt's 512.
+So a row's sum does not depend on the others (`targets/packed_target.py`). oneDNN (3.12, torch 2.13) takes twice as
+long for up to 8 rows, as long for 64, and 0.8 of it for a prompt's 512.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dflash_trt import _C
 from dflash_trt.runtime.cpu.kernel_call import one_weight
 
 MIN_INPUTS = 512
-"""Of a layer that is replaced: with shorter rows many of them take longer than with oneDNN."""
+"""Smallest input size of a layer to replace; many layers with shorter rows are faster with oneDNN."""
 
 
 def replace_linear_layers(model: PreTrainedModel) -> bool:

@@ -47,7 +47,7 @@ def _is_supported(module: nn.Module) -> bool:
 
 
 def _products(module: nn.Module, name: str) -> Products:
-    """By all experts' weights, which are let go where they had to be laid out."""
+    """Products with all experts' weights; frees the model's own where they had to be laid out."""
     own: Tensor = getattr(module, name).data
     weights = own.transpose(-1, -2) if module.is_transposed else own  # [E, out, in]
     bias = getattr(module, f"{name}_bias").data if module.has_bias else None

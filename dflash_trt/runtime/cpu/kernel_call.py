@@ -42,7 +42,7 @@ def _call(
 
 
 def openmp_team() -> tuple[int, int]:
-    """How many threads, and the address of GOMP_parallel in torch's OpenMP library, or 0: then C++ takes one."""
+    """Number of threads, and the address of GOMP_parallel in torch's OpenMP library, or 0: then C++ uses one."""
     return torch.get_num_threads(), _gomp_parallel()
 
 

@@ -20,10 +20,10 @@ IS_BF16 = {torch.float32: False, torch.bfloat16: True}
 
 
 class PagedPass(Pass):
-    """Over K [G, pages, D, 32] and V [G, pages, 32, E], whose rows are filled up to a multiple of VALUE_ALIGNMENT."""
+    """Pass over K [G, pages, D, 32] and V [G, pages, 32, E], whose rows are padded to a multiple of VALUE_ALIGNMENT."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
-        """As `Pass` says; float32 or bfloat16, all three alike."""
+        """Computes attention as `Pass` says; float32 or bfloat16, all three alike."""
         assert query.dtype == key.dtype == value.dtype, "one type for query, key and value"
         num_heads, num_rows, head_dim = query.shape
         num_kv_heads, value_dim = len(value), value.shape[-1]

@@ -25,11 +25,10 @@ from dflash_trt.api.metrics import DecoderMetrics
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import ConfigError, DFlashError, EndpointError, EngineError, RequestError
-from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.dynamo.file_discovery import await_loss
 from dflash_trt.runtime.dynamo.generate_request import read_request
 from dflash_trt.runtime.dynamo.kv_events import KvEvents
-from dflash_trt.runtime.open_backend import open_embedded
+from dflash_trt.runtime.open_backend import CheckedPair, open_embedded
 from dflash_trt.runtime.server.prometheus import ServerMetrics
 from dflash_trt.runtime.server.responses import completion_metrics
 
@@ -96,7 +95,7 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
                 context_length=backend.max_length,
                 kv_cache_block_size=TOKENS_PER_PAGE,
                 total_kv_blocks=backend.num_cache_tokens // TOKENS_PER_PAGE,
-                max_num_seqs=backend.num_slots,
+                max_num_seqs=backend.max_batch_size,
             ),
         )
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a drafter is worth: losslessness, tau, acceptance by position, error by layer; features captured for later."""
+"""Judges a draft by running it: verify, capture, replay, calibrate, search a recipe, recover from quantisation."""

@@ -82,7 +82,7 @@ def replay(draft: DraftCheckpoint, file: FeatureFile) -> Iterator[tuple[str, Flo
 
 
 def choose_anchors(sequence: FeatureSequence, number: int) -> NDArray[np.int64]:
-    """Up to ANCHORS token indices of the answer, sorted; the same for the same sequence number."""
+    """Draws up to ANCHORS token indices of the answer, sorted, with the sequence number as the seed."""
     return sequence.random_anchors(ANCHORS, np.random.default_rng([SEED, number]))
 
 

@@ -8,6 +8,7 @@ them, and its taps go to disk. All lengths are known by then, so one sequence is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,11 +19,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dflash_trt import __version__
+from dflash_trt.api.prompts import PromptLine
 from dflash_trt.api.runtime_options import DEFAULTS
 from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, aligned, metadata
+from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
+from dflash_trt.checkpoint.tokenizer import load_tokenizer
 from dflash_trt.errors import CheckpointError
-from dflash_trt.files.write import OutputKind
+from dflash_trt.files.write import OutputKind, check_replaceable, new_file
+from dflash_trt.runtime.cpu.accelerate import accelerate
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
 from dflash_trt.runtime.kvcache.slots import SlotPool
@@ -30,11 +37,16 @@ from dflash_trt.runtime.measure.features import (
     LM_HEAD_BIAS,
     MASK_EMBEDDING,
     METADATA_KEY,
+    SCHEMA_VERSION,
     FeatureFacts,
+    PromptFacts,
     tensor_shapes,
 )
-from dflash_trt.runtime.pair import LocalPair
+from dflash_trt.runtime.measure.verification import tokenize
+from dflash_trt.runtime.model_runner import LocalRunner
+from dflash_trt.runtime.open_backend import check_prompt
 from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.targets.huggingface import load_model, make_target, stop_token_ids
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
 from dflash_trt.runtime.targets.target import Segment, Target
 
@@ -77,7 +89,7 @@ def answer_prompts(
         for prompt, params in zip(prompts, asked, strict=True)
     ]
     longest = max((request.max_length for request in requests), default=0)
-    decoder = Decoder(LocalPair(target, None), SlotPool.for_each_slot(num_slots, longest), FixedLength(0))
+    decoder = Decoder(LocalRunner(target, None), SlotPool.for_each_slot(num_slots, longest), FixedLength(0))
     for request in requests:
         request.on_progress = lambda request: on_answer() if request.finished else None
     decoder.run(requests)
@@ -168,3 +180,79 @@ def bits(values: torch.Tensor, dtype: torch.dtype) -> NDArray[Any]:
     converted = values.to(dtype).contiguous()
     array: NDArray[Any] = (converted.view(torch.int16) if dtype == torch.bfloat16 else converted).numpy()
     return array
+
+
+BATCH_SIZE = 8
+"""Prompts answered at once."""
+
+
+class CaptureOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a capture."""
+
+    target_name: str
+    max_tokens: int
+    chat: bool
+    dtype: str
+    """Type that the target is computed in."""
+    taps_dtype: str | None
+    """Type of the recorded taps; None: the target's."""
+    temperature: float
+    seed: int
+
+
+def capture_features(
+    draft: DraftCheckpoint,
+    target: TargetCheckpoint,
+    prompts: Sequence[PromptLine],
+    output: Path,
+    options: CaptureOptions,
+    *,
+    force: bool,
+    progress: Callable[[int, str], AbstractContextManager[Callable[[], None]]],
+) -> tuple[int, int]:
+    """Writes the feature file `output`; returns the numbers of sequences and of answer tokens.
+
+    BuildError where it cannot be written, RequestError for a prompt that cannot be answered to its last token.
+    """
+    check_replaceable(output, FEATURES, force=force)
+
+    def check(token_ids: list[int]) -> None:
+        check_prompt(token_ids, options.max_tokens, draft.spec, target.spec)
+
+    encoded = [
+        prompt.token_ids for prompt in tokenize(prompts, load_tokenizer(target.directory), check, chat=options.chat)
+    ]
+    taps = draft.spec.target_layer_ids
+    model = load_model(target.directory, target.spec, taps, dtype=options.dtype)
+    running = make_target(model, taps, BATCH_SIZE, accelerate)
+    stop_ids = stop_token_ids(model)
+    facts = FeatureFacts(
+        schema_version=SCHEMA_VERSION,
+        tool_version=__version__,
+        target_name=options.target_name,
+        target=target.spec,
+        target_layer_ids=taps,
+        mask_token_id=draft.spec.mask_token_id,
+        max_tokens=options.max_tokens,
+        stop_token_ids=tuple(sorted(stop_ids)),
+        target_dtype="bfloat16" if model.dtype == torch.bfloat16 else "float32",
+        prompts=tuple(PromptFacts(name=p.id, category=p.category, language=p.language) for p in prompts),
+        temperature=options.temperature,
+        seed=options.seed if options.temperature else 0,
+    )
+    with new_file(output, FEATURES, force=force) as temporary:
+        with progress(len(encoded), "answering") as advance:
+            answered = answer_prompts(
+                running, encoded, options.max_tokens, stop_ids,
+                temperature=options.temperature, seeds=[facts.sampler_seed(i) for i in range(len(encoded))],
+                num_slots=BATCH_SIZE, on_answer=advance,
+            )  # fmt: skip
+        write_features(
+            running,
+            answered,
+            facts,
+            temporary,
+            block_size=draft.spec.block_size,
+            taps_dtype=model.dtype if options.taps_dtype is None else getattr(torch, options.taps_dtype),
+        )
+    return len(answered), sum(len(sequence.token_ids) - sequence.prompt_length for sequence in answered)

@@ -15,6 +15,7 @@ metadata holds `FeatureFacts` as JSON.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ from safetensors import safe_open
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.safetensors_file import Expected, Tensor, check_tensors, read_tensors
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec, check_pair
-from dflash_trt.errors import CheckpointError
+from dflash_trt.checkpoint.tokenizer import load_tokenizer
+from dflash_trt.errors import BuildError, CheckpointError
 from dflash_trt.files.json_file import SchemaVersion, json_value
 from dflash_trt.quantize.bounds import CAPTURE
 
@@ -41,7 +43,7 @@ FLOATS = ("F32", "BF16")
 
 
 class PromptFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the prompts' file says of a prompt besides its text."""
+    """Facts of a prompt in the prompts' file, besides its text."""
 
     name: str
     category: str | None = None
@@ -49,7 +51,7 @@ class PromptFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class FeatureFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What the features were captured from and for."""
+    """Target, draft and settings of a capture."""
 
     schema_version: int
     tool_version: str
@@ -62,16 +64,16 @@ class FeatureFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Every answer has so many tokens, or ends with the first of `stop_token_ids`."""
     stop_token_ids: tuple[int, ...]
     prompts: tuple[PromptFacts, ...]
-    """Of the sequences, in their order."""
+    """Facts of each sequence's prompt."""
     temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """That the answers were sampled at; 0: greedily."""
+    """Temperature that the answers were sampled at; 0: greedy."""
     seed: int = 0
     """Sequence i was sampled with seed + i."""
     target_dtype: Literal["float32", "bfloat16"] = "float32"
-    """In which the target was computed."""
+    """Type that the target was computed in."""
 
     def sampler_seed(self, i: int) -> int:
-        """What sequence `i` was sampled with."""
+        """Seed that sequence `i` was sampled with."""
         return (self.seed + i) % 2**64
 
     @property
@@ -94,7 +96,7 @@ class FeatureSequence:
     """[n - p, H] FLOAT or BF16: of the answer's tokens."""
 
     def random_anchors(self, count: int, generator: np.random.Generator) -> NDArray[np.int64]:
-        """Up to `count` token indices of the answer, sorted; the last token is none, for nothing follows it."""
+        """Draws up to `count` token indices of the answer but the last, sorted."""
         candidates = np.arange(self.prompt_length, len(self.tokens) - 1)
         return np.sort(generator.choice(candidates, size=min(count, len(candidates)), replace=False))
 
@@ -257,3 +259,53 @@ def _find(file: Path, tensors: dict[str, Tensor], name: str) -> Tensor:
     if name not in tensors:
         raise CheckpointError(f"{file}: missing tensor {name!r}", hint=f"capture again: {CAPTURE}")
     return tensors[name]
+
+
+BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # SentencePiece's byte fallback
+
+
+def captured_tokens(spec: DraftSpec, features: Path, target: Path, num_tokens: int) -> NDArray[np.int64]:
+    """The `num_tokens` rows of a trimmed head, rising: special and byte tokens, then by frequency in the answers.
+
+    Raises as `open_features`, `load_tokenizer` and `frequent_tokens` do.
+    """
+    with open_features(features, spec) as file:
+        vocab_size = file.facts.target.vocab_size
+        counts = np.zeros(vocab_size, dtype=np.int64)
+        for i in range(file.facts.num_sequences):
+            counts += np.bincount(file.answer(i)[0].numpy(), minlength=vocab_size)
+    return frequent_tokens(counts, [i for i in _indispensable(target) if i < vocab_size], num_tokens)
+
+
+def frequent_tokens(counts: NDArray[np.int64], always_kept: Sequence[int], num_tokens: int) -> NDArray[np.int64]:
+    """The ids [N], rising, of `always_kept` and the most frequent others by `counts` [V]; BuildError for a wrong N."""
+    always = np.unique(np.array(always_kept, dtype=np.int64))
+    if not len(always) <= num_tokens < len(counts):
+        raise BuildError(
+            f"--head trim:{num_tokens}: expected {len(always)} (special and byte tokens, which stay) to"
+            f" {len(counts) - 1} tokens, found {num_tokens}"
+        )
+    order = np.argsort(-counts, kind="stable")
+    frequent = order[~np.isin(order, always)][: num_tokens - len(always)]
+    return np.sort(np.concatenate([always, frequent]))
+
+
+def kept_shares(spec: DraftSpec, features: Path, token_ids: NDArray[np.int64]) -> dict[str | None, float]:
+    """Share of the captured answers' tokens among `token_ids`: under None of all, then by language, sorted."""
+    written: dict[str | None, list[NDArray[np.int64]]] = {}
+    with open_features(features, spec) as file:
+        for i, prompt in enumerate(file.facts.prompts):
+            for language in {None, prompt.language}:
+                written.setdefault(language, []).append(file.answer(i)[0].numpy())
+    languages = [None, *sorted(language for language in written if language is not None)]
+    return {name: float(np.isin(np.concatenate(written[name]), token_ids).mean()) for name in languages}
+
+
+def _indispensable(target: Path) -> list[int]:
+    """Special and added tokens, and the single bytes of a byte-level or byte-fallback vocabulary."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    tokenizer = load_tokenizer(target)
+    alphabet = set(ByteLevel.alphabet())
+    single = [i for token, i in tokenizer.get_vocab().items() if token in alphabet or BYTE.fullmatch(token)]
+    return sorted({*single, *tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()})

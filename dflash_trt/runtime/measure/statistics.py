@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison of two decoders comes to; pure functions on counts and arrays."""
+"""Statistics of a comparison of two decoders; pure functions on counts and arrays."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ CONFIDENCE = 0.95
 RESAMPLES = 10_000
 SEED = 0
 MIN_PROMPTS = 20
-"""Below it percentile intervals are known to be too narrow, and they hang on single prompts."""
+"""Fewer prompts make percentile intervals too narrow and dependent on single prompts."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """Where two token sequences part; a token is None where its sequence has ended."""
+    """First position at which two token sequences differ; a token is None where its sequence has ended."""
 
     position: int
     """Index in the output, from 0."""
@@ -32,7 +32,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TauLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """By how much mean tau falls short of the reference's; negative when it is higher."""
+    """Relative loss of mean tau against the reference; negative for a gain."""
 
     loss: float
     """1 - mean(tau) / mean(reference tau)."""

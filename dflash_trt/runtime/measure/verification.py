@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is an engine lossless, and what did quantisation cost? Measured over prompts, beside the unquantised engine."""
+"""Checks over prompts that an engine is lossless, and what quantisation cost against the unquantised engine."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.drafter.open import open_drafter
-from dflash_trt.runtime.load import load_session
-from dflash_trt.runtime.measure.drafter_error import ComparingDrafter, exposed_values
 from dflash_trt.runtime.measure.statistics import first_difference
 from dflash_trt.runtime.measure.verification_report import (
+    ComparingDrafter,
     EngineReport,
     PromptResult,
     VerificationReport,
     check_reference,
     compare,
     engine_facts,
+    exposed_values,
 )
-from dflash_trt.runtime.session import Session, run
+from dflash_trt.runtime.open_backend import CheckedPair
+from dflash_trt.runtime.session import Session, load_session, run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -118,7 +118,7 @@ def tokenize(
 
 
 class _Recording:
-    """What one session does, prompt by prompt."""
+    """Records the results of one session, prompt by prompt."""
 
     def __init__(self, session: Session) -> None:
         self.prompts: list[PromptResult] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `verify` may compare, what it measured, and whether that holds what was asked; pure values."""
+"""Checks of what `verify` may compare, its report, and the verdict; pure values."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from dflash_trt.api.acceptance import PositionAcceptance, Step, acceptance_by_position
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec
+from dflash_trt.engine.graph.draft_graph import output_name
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.errors import CheckpointError, EngineError, VerificationError
 from dflash_trt.quantize.bounds import CAPTURE
-from dflash_trt.runtime.measure.drafter_error import DrafterError
-from dflash_trt.runtime.measure.statistics import Difference, TauLoss, loss_text, tau_loss
+from dflash_trt.runtime.drafter.drafter import Drafter
+from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
+from dflash_trt.runtime.measure.statistics import Difference, TauLoss, loss_text, relative_error, tau_loss
 
 if TYPE_CHECKING:
-    from dflash_trt.runtime.measure.features import FeatureFacts
+    import torch
 
+    from dflash_trt.runtime.measure.features import FeatureFacts
 
 NEAR_TIES = (
     "the target ran in bfloat16, and here a block rounds otherwise than one token a pass: a near-tie may have fallen"
@@ -41,18 +45,18 @@ class PromptFigures(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     """Verify passes."""
     tau: float | None
-    """None without a verify pass."""
+    """Emitted tokens per verify pass; None without one."""
 
 
 class PromptResult(PromptFigures, frozen=True, kw_only=True):
     """One prompt, decoded by one engine."""
 
     first_difference: Difference | None
-    """From plain greedy decoding; None when the tokens are identical."""
+    """First difference from plain greedy decoding; None when the tokens are identical."""
 
 
 class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What one engine did over all prompts."""
+    """Figures of one engine over all prompts."""
 
     source: str
     """Name of the checkpoint that it was built from."""
@@ -66,7 +70,7 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineReport(EngineFigures, frozen=True, kw_only=True):
-    """What one engine decoded."""
+    """Figures of one engine that decoded all prompts."""
 
     identical: bool
     """Whether every prompt's tokens equal plain greedy decoding."""
@@ -85,11 +89,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """An engine beside its reference, prompt by prompt."""
 
     tau_loss: TauLoss | None
-    """None when no prompt had a verify pass."""
+    """Loss over the prompts with a verify pass; None without one."""
     tau_differences: list[TauDifference]
-    """By prompt, where both engines had a verify pass."""
+    """Differences of the prompts with a verify pass under both engines."""
     error: DrafterError | None
-    """None where answers were replayed."""
+    """Errors by layer; None where answers were replayed."""
 
 
 def engine_facts(manifest: Manifest, steps: Sequence[Step]) -> dict[str, Any]:
@@ -106,7 +110,7 @@ def engine_facts(manifest: Manifest, steps: Sequence[Step]) -> dict[str, Any]:
 def compare(
     prompts: Sequence[PromptFigures], reference: Sequence[PromptFigures], error: DrafterError | None = None
 ) -> Comparison:
-    """The same prompts under an engine and its reference."""
+    """Compares the same prompts under an engine and its reference."""
     return Comparison(
         tau_loss=tau_loss([prompt.tau for prompt in prompts], [prompt.tau for prompt in reference]),
         tau_differences=[
@@ -124,7 +128,7 @@ class VerificationReport(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     max_tokens: int
     target_dtype: str
-    """In which the target was computed: "float32" or "bfloat16"."""
+    """Type that the target was computed in: "float32" or "bfloat16"."""
     is_batch_invariant: bool
     """Whether, in BF16, a token's numbers were found not to depend on what else is in its pass."""
     engine: EngineReport
@@ -133,7 +137,7 @@ class VerificationReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_failure(report: VerificationReport, max_tau_loss: float | None) -> VerificationError | None:
-    """What the engine does not hold: a prompt's tokens differ, or mean tau loses more than `max_tau_loss`."""
+    """Error if a prompt's tokens differ or mean tau loses more than `max_tau_loss`, else None."""
     hint = (AGREED if report.is_batch_invariant else NEAR_TIES) if report.target_dtype == "bfloat16" else None
     for name, engine in (("engine", report.engine), ("reference", report.reference)):
         if engine is not None and not engine.identical:
@@ -144,7 +148,7 @@ def find_failure(report: VerificationReport, max_tau_loss: float | None) -> Veri
 
 
 def find_loss(measured: TauLoss | None, max_tau_loss: float) -> VerificationError | None:
-    """What a loss of mean tau exceeds, or that none was measured."""
+    """Error if mean tau loses more than `max_tau_loss` or no loss was measured, else None."""
     if measured is None:
         return VerificationError("tau loss: no prompt has a verify pass", hint="give prompts with longer answers")
     if measured.loss > max_tau_loss:
@@ -199,3 +203,101 @@ def _difference(names: Iterable[str], expected: object, actual: object) -> str |
     """The first of the facts `names` that is not the same in both."""
     pairs = ((name, getattr(expected, name), getattr(actual, name)) for name in names)
     return next((f"{name}: expected {a}, found {b}" for name, a, b in pairs if a != b), None)
+
+
+BLOCKS_APART = 8
+"""Blocks 0, 8, 16, ... of a prompt are compared: neighbours see nearly the same context."""
+
+
+class LayerError(msgspec.Struct, frozen=True, kw_only=True):
+    """Relative errors of one draft layer."""
+
+    layer: int
+    output: float
+    """Error of the residual stream after the layer, all S rows of the block."""
+    k: float
+    """Error of all rows of the context's K."""
+    v: float
+
+
+class DrafterError(msgspec.Struct, frozen=True, kw_only=True):
+    """Relative errors, each a mean over the compared blocks."""
+
+    num_blocks: int
+    layers: list[LayerError]
+    hidden: float
+    """Error of the final hidden states, which the lm_head reads."""
+
+
+def exposed_values(spec: DraftSpec) -> list[str]:
+    """The values inside draft.onnx that a comparison reads."""
+    return [output_name(layer) for layer in range(len(spec.layers))]
+
+
+class ComparingDrafter(Drafter):
+    """A drafter that runs `reference` beside it on the same input, for one request at a time.
+
+    Each makes its own context from the taps. Both must have been opened with `exposed_values`.
+    """
+
+    def __init__(self, drafter: Drafter, reference: Drafter) -> None:
+        super().__init__(drafter.executor, drafter.spec, drafter.cache, drafter.embedding, drafter.scorer)
+        self.cache_bytes_per_token += reference.cache_bytes_per_token
+        self._reference = reference
+        self._values = [*exposed_values(self.spec), "hidden"]
+        self._blocks = 0
+        self._errors: list[list[float]] = []  # [blocks, L + 1 + 2 * L]: values, then k, then v by layer
+
+    def reserve(self, slot: int, pages: Sequence[int], num_rows: int) -> None:
+        """Reserves the same pages for both contexts."""
+        super().reserve(slot, pages, num_rows)
+        self._reference.reserve(slot, pages, num_rows)
+
+    def inject(self, slots: Sequence[int], num_rows: Sequence[int], taps: torch.Tensor) -> None:
+        """Appends context rows made from the taps [T, A*H] to both contexts."""
+        super().inject(slots, num_rows, taps)
+        self._reference.inject(slots, num_rows, taps)
+
+    def draft(self, slots: Sequence[int], noise_embeds: torch.Tensor) -> torch.Tensor:
+        """The drafter's hidden [B, S, H] for noise_embeds [B, S, H]; compares every BLOCKS_APART-th block."""
+        self._count(slots, noise_embeds)
+        return super().draft(slots, noise_embeds)
+
+    def propose(self, slots: Sequence[int], noise_embeds: torch.Tensor) -> torch.Tensor:
+        """The proposals [B, K] of the drafter's own head; compares as `draft` does."""
+        self._count(slots, noise_embeds)
+        return super().propose(slots, noise_embeds)
+
+    def release(self, slot: int) -> None:
+        """Empties a slot's context and counts blocks from 0 again."""
+        self._blocks = 0
+        super().release(slot)
+        self._reference.release(slot)
+
+    def error(self) -> DrafterError | None:
+        """The errors so far; None before the first block."""
+        if not self._errors:
+            return None
+        num_layers = len(self.spec.layers)
+        means = np.mean(self._errors, axis=0).tolist()
+        outputs, (hidden, *context) = means[:num_layers], means[num_layers:]
+        rows = zip(outputs, context[:num_layers], context[num_layers:], strict=True)
+        layers = [LayerError(layer=i, output=output, k=k, v=v) for i, (output, k, v) in enumerate(rows)]
+        return DrafterError(num_blocks=len(self._errors), layers=layers, hidden=hidden)
+
+    def _count(self, slots: Sequence[int], noise_embeds: torch.Tensor) -> None:
+        if self._blocks % BLOCKS_APART == 0:
+            self._compare(slots, noise_embeds)
+        self._blocks += 1
+
+    def _compare(self, slots: Sequence[int], noise_embeds: torch.Tensor) -> None:
+        quantised, expected = (self._values_of(drafter, slots, noise_embeds) for drafter in (self, self._reference))
+        errors = [relative_error(*pair) for pair in zip(quantised, expected, strict=True)]
+        (slot,) = slots
+        for kv, reference_kv in zip(self.cache.rows(slot), self._reference.cache.rows(slot), strict=True):
+            errors += [relative_error(*layer) for layer in zip(kv, reference_kv, strict=True)]
+        self._errors.append(errors)
+
+    def _values_of(self, drafter: Drafter, slots: Sequence[int], noise_embeds: torch.Tensor) -> list[torch.Tensor]:
+        assert isinstance(drafter.executor, OnnxExecutor), "plans return nothing but hidden states"
+        return drafter.executor.draft_values(drafter.inputs(slots, noise_embeds), self._values)

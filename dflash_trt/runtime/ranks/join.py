@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joins the processes that torchrun or mpiexec started: who is this one, and where are the others?"""
+"""Joins the processes that torchrun or mpiexec started."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def _silence_transformers() -> None:
 
 
 def _refuse(launch: Launch, error: RankError) -> NoReturn:
-    """What all ranks find, only rank 0 says."""
+    """Reports on rank 0 alone an error that all ranks find."""
     if launch.rank == 0:
         raise error
     time.sleep(LINGER_SECONDS)

@@ -31,7 +31,7 @@ FACTS_AGREE, FINISHED, ABORTED = b"facts agree", b"finished", b"aborted"
 
 
 class RankFacts(msgspec.Struct, tag=True):
-    """What must be the same on every rank."""
+    """Facts that must agree on every rank."""
 
     facts: dict[str, str]
 
@@ -48,7 +48,7 @@ class Done(msgspec.Struct, tag=True):
 
 _DECODER = msgspec.msgpack.Decoder(RankFacts | Failed | Done)
 Message = RankFacts | Failed | Done | None
-"""From another rank; None: its connection has closed."""
+"""Message from another rank; None: its connection has closed."""
 
 
 class Leader:

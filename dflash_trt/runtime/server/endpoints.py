@@ -46,7 +46,7 @@ class Endpoints:
         tracing: Tracing | None = None,
     ) -> None:
         check_room(backend)
-        self.admission = Admission(backend.num_slots + max_waiting)
+        self.admission = Admission(backend.max_batch_size + max_waiting)
         self._backend = backend
         self._model = model
         self.bodies = BodyReader(max_body_bytes)

@@ -18,7 +18,7 @@ from typing import Any
 
 from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import DFlashError, RequestError
-from dflash_trt.runtime.guided_decoding import compile_grammar, read_vocabulary
+from dflash_trt.runtime.logits_processors import compile_grammar, read_vocabulary
 from dflash_trt.runtime.server.http_error import HttpError
 
 COMPILE_SECONDS = 10.0

@@ -31,8 +31,8 @@ CHUNK = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Segment:
-    """What a layer saw of a slot's last segment, and its state before it."""
+class _SegmentInputs:
+    """Inputs of a slot's last segment, and the layer's state before it."""
 
     tail: Tensor
     """[C, K-1]"""
@@ -56,12 +56,12 @@ class DeltaNetLayer:
         shape = (num_slots, module.num_v_heads, module.head_k_dim, module.head_v_dim)
         self.tails = weight.new_zeros(num_slots, len(weight), weight.shape[-1] - 1)
         self.states = torch.zeros(shape, dtype=torch.float32, device=weight.device)
-        self._last: dict[int, _Segment] = {}
+        self._last: dict[int, _SegmentInputs] = {}
         module.forward = self._forward
 
     @property
     def bytes_per_slot(self) -> int:
-        """Of the state and its older self."""
+        """Bytes of the state and its older copy."""
         return 2 * sum(x[0].numel() * x.element_size() for x in (self.tails, self.states))
 
     def forget(self, slot: int) -> None:
@@ -129,7 +129,9 @@ class DeltaNetLayer:
         values, self.states[group.slots] = self._recur(inputs, states, decay, beta)
         self.tails[group.slots] = inputs[..., inputs.shape[-1] - tails.shape[-1] :]
         for i, slot in enumerate(group.slot_ids):
-            self._last[slot] = _Segment(tail=tails[i], state=states[i], mixed=mixed[i], decay=decay[i], beta=beta[i])
+            self._last[slot] = _SegmentInputs(
+                tail=tails[i], state=states[i], mixed=mixed[i], decay=decay[i], beta=beta[i]
+            )
         return values.flatten(0, 1)
 
     def _recur(self, inputs: Tensor, states: Tensor, decay: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,7 +163,7 @@ class DeltaNets:
 
     @property
     def bytes_per_slot(self) -> int:
-        """Of all layers."""
+        """Bytes of all layers."""
         return sum(layer.bytes_per_slot for layer in self._layers)
 
     def appended(self, slot: int, num_tokens: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a target's weights have room on this machine: asked before minutes of fetching and loading, not after."""
+"""Checks that a target's weights fit this machine, before minutes of fetching and loading."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 PACKED_SUFFIX, SCALES_SUFFIX = "_blocks", "_scales"
-"""Of gpt-oss's MXFP4 experts: two 4-bit codes a byte, which transformers unpacks, and the scales, which it uses up."""
+"""Tensors of gpt-oss's MXFP4 experts: two 4-bit codes a byte, which transformers unpacks, and their scales."""
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 EXPERTS, SECOND_MATRICES = ".experts.", ("down_proj", ".w2.")
 CGROUP = Path("/sys/fs/cgroup")
@@ -38,7 +38,7 @@ def check_memory(directory: Path, weights: Mapping[str, Tensor], dtype: torch.dt
 
 
 def loaded_bytes(weights: Mapping[str, Tensor], dtype: torch.dtype) -> int:
-    """What the target holds at most while every weight becomes `dtype` and is laid out."""
+    """Peak bytes of the target while each weight is converted to `dtype` and laid out."""
     sizes = {name: math.prod(tensor.shape) for name, tensor in weights.items()}
     packed = {name for name, tensor in weights.items() if name.endswith(PACKED_SUFFIX) and tensor.dtype == "U8"}
     scales = {name.removesuffix(PACKED_SUFFIX) + SCALES_SUFFIX for name in packed}
@@ -64,7 +64,7 @@ def _experts_copy(counts: Mapping[str, int]) -> int:
 
 
 def free_bytes() -> int | None:
-    """Of this machine, or of the container's limit where that is less; None where the system does not say."""
+    """Free bytes of this machine, or of the container if less; None where the system does not say."""
     machine = _meminfo("MemAvailable")
     limits = [room for room in (machine, _cgroup_room()) if room is not None]
     return min(limits, default=None)
@@ -79,7 +79,7 @@ def _meminfo(key: str) -> int | None:
 
 
 def _cgroup_room() -> int | None:
-    """What the limit of this process's cgroup (v2) leaves; files in the page cache give way, and do not count."""
+    """Bytes below the limit of this process's cgroup (v2); the page cache is evicted on demand and does not count."""
     folder = _own_cgroup()
     limit = next(iter(_lines(folder / "memory.max")), "max")
     if not limit.isdigit():
@@ -94,7 +94,7 @@ def _own_cgroup() -> Path:
 
 
 def _lines(file: Path) -> list[str]:
-    """Of a file of the kernel's; none where it is missing."""
+    """Lines of a kernel file; none where it is missing."""
     try:
         return read_text(file, EngineError, limit=2**20).splitlines()
     except EngineError:

@@ -21,10 +21,10 @@ from dflash_trt.runtime.targets.target import Segment
 
 
 class _Reading(NamedTuple):
-    """What a group reads of a layer's cache."""
+    """Pages and mask with which a group reads a layer's cache."""
 
     pages: Tensor
-    """[B * M], those of each segment end to end."""
+    """[B * M], the pages of each segment end to end."""
     mask: Tensor
     """[1, B, N/G * n, C]: 0 for a row that a token sees, else minus infinity; C rows of each segment are read."""
 
@@ -35,7 +35,7 @@ class _Reading(NamedTuple):
 
 
 class GatheredPass(Pass):
-    """Over K and V [G, pages, TOKENS_PER_PAGE, D], of which the pages of a group are copied together."""
+    """Pass over K and V [G, pages, TOKENS_PER_PAGE, D] that copies the pages of a group together."""
 
     reads_hidden_rows = True
 
@@ -44,7 +44,6 @@ class GatheredPass(Pass):
         self._readings: dict[tuple[Group, int | None, int, torch.dtype], _Reading] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
-        """As `Pass` says."""
         k_cache, v_cache = self._store(layer, key, value)
         num_kv_heads = len(k_cache)
         mixed = []
@@ -65,12 +64,12 @@ class GatheredPass(Pass):
 
     @cached_property
     def _rows(self) -> Tensor:
-        """[R]: those of the cache."""
+        """[R], rows of the cache."""
         rows = (self._table.rows(slot, n) for slot, n in zip(self._slots, self._counts, strict=True))
         return torch.tensor([row for own in rows for row in own], device=self._device)
 
     def _reading(self, group: Group, window: int | None, heads_per_group: int, dtype: torch.dtype) -> _Reading:
-        """What `group` needs of a layer with this `window`, as a mask of `dtype`."""
+        """Pages and mask for `group` in a layer with this `window`."""
         key = (group, window, heads_per_group, dtype)
         if key not in self._readings:
             first_page = 0 if window is None else max(0, group.begin - window + 1) // TOKENS_PER_PAGE
@@ -83,13 +82,13 @@ class GatheredPass(Pass):
         return self._readings[key]
 
     def _pages(self, group: Group, first_page: int) -> list[int]:
-        """Of each segment as many, up to the group's last position."""
+        """Equally many pages of each segment, up to the group's last position."""
         end_page = num_pages_for(group.end)
         pages: list[int] = []
         for slot in group.slot_ids:
             held = num_pages_for(self._table.lengths[slot] + group.num_tokens)
             own = self._table.pages[slot][first_page : min(held, end_page)]
-            # A shorter sequence is filled up with a page of its own: no token sees it, and it holds no one else's NaN.
+            # A shorter sequence is filled up with a page of its own: no token sees it, and never a NaN of another.
             pages += own + [self._table.pages[slot][0]] * (end_page - first_page - len(own))
         return pages
 

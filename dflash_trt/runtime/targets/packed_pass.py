@@ -15,7 +15,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import AttentionInterface
 
 from dflash_trt.runtime.kvcache.slot_cache import SlotCache
 from dflash_trt.runtime.targets.target import Segment
@@ -26,10 +27,10 @@ class Group:
     """Neighbouring segments of equally many tokens, computed together."""
 
     rows: slice
-    """Of the pass."""
+    """Rows of the pass."""
     slot_ids: list[int]
     slots: slice | Tensor
-    """The same; a slice where they stand in order."""
+    """`slot_ids` as an index; a slice where they are consecutive."""
     num_segments: int
     num_tokens: int
     """n, of each segment."""
@@ -38,26 +39,26 @@ class Group:
     begin: int
     """The lowest position of the group."""
     end: int
-    """One behind the highest."""
+    """One past the highest position of the group."""
 
 
 class AttentionRule(NamedTuple):
-    """What a layer makes of the products of queries and keys."""
+    """Scale, window, softcap and sinks of a layer's attention."""
 
     scale: float
     window: int | None = None
-    """Only the last so many positions are seen, the token's own among them."""
+    """Number of last positions that are seen, the token's own included."""
     softcap: float | None = None
     """A score is softcap * tanh(score / softcap)."""
     sinks: Tensor | None = None
-    """[N]: a head's takes a share of the softmax, and carries no value."""
+    """[N]: a head's sink takes a share of the softmax and carries no value."""
 
 
 class Pass:
     """The segments of one pass, for every layer alike; how attention is computed over them is the subclass's."""
 
     reads_hidden_rows: ClassVar[bool] = False
-    """Whether a cached row that no token sees takes part nevertheless, as 0 * value: then it may not be NaN."""
+    """Whether masked rows still take part as 0 * value, so that they must not be NaN."""
 
     def __init__(self, segments: Sequence[Segment], cache: SlotCache, device: torch.device) -> None:
         """The cache's table has room for the segments behind what their slots hold."""
@@ -77,7 +78,7 @@ class Pass:
         raise NotImplementedError
 
     def padded_positions(self, num_rows: int) -> Tensor:
-        """Those of the rows, and zeros up to `num_rows` of them."""
+        """Positions of the rows, padded with zeros to `num_rows`."""
         num_padding = num_rows - self.positions.shape[0]
         return F.pad(self.positions, (0, num_padding)) if num_padding else self.positions
 
@@ -105,3 +106,36 @@ class Pass:
             begin=min(begins),
             end=max(begins) + num_tokens,
         )
+
+
+IMPLEMENTATION = "slot_attention"  # transformers takes any name with "flash" in it for FlashAttention
+
+
+def slot_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    *,
+    slot_pass: Pass,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """query [1, N, R, D], key and value [1, G, R, D] of the pass -> [1, R, N, D].
+
+    transformers' own signature (5.23, AttentionInterface); `s_aux` [N] are gpt-oss's sinks, `softcap` is Gemma 2's.
+    Rows behind those of the pass are padding, in and out.
+    """
+    num_rows, num_padded = len(slot_pass.positions), query.shape[2]
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    query, key, value = (x[0, :, :num_rows] for x in (query, key, value))
+    rows = slot_pass.attend(layer, query, key, value, AttentionRule(scale, sliding_window, softcap, s_aux))
+    return F.pad(rows, (0, 0, 0, 0, 0, num_padded - num_rows))[None] if num_padded > num_rows else rows[None], None
+
+
+AttentionInterface.register(IMPLEMENTATION, slot_attention)

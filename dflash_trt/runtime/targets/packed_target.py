@@ -1,5 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A target that runs all requests in one pass, their rows end to end."""
+"""A target that runs all requests in one pass, their rows end to end.
+
+In BF16 the numbers of a token must not depend on what else is in its pass. A block and its tokens one by one are the
+same sums in another order, whose rounding can flip a greedy choice. So the order is made the same, to the last bit, on
+CPUs (oneDNN 3.12, torch 2.13; `agrees` tests this machine):
+
+* Experts, and linear layers with long rows, have one kernel for any number of rows (the room `cpu/`). oneDNN and MKL
+  compute one row on another kernel than two or more, and those all sum a row alike (`MIN_ROWS`: at 4, also MKL's in
+  FP32, in which routers compute). So where a model has such products, a pass is padded with copies of its last row.
+* Attention sums in the order of absolute positions (`cpu/paged_attention`).
+"""
 
 from __future__ import annotations
 
@@ -7,26 +17,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from dflash_trt.checkpoint.refusing import refusing
 from dflash_trt.runtime.kvcache.slot_cache import SlotCache
-from dflash_trt.runtime.targets.batch_invariance import MIN_ROWS, agrees
 from dflash_trt.runtime.targets.delta_net import DeltaNets
 from dflash_trt.runtime.targets.gathered_attention import GatheredPass
-from dflash_trt.runtime.targets.packed_pass import Pass
-from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
-from dflash_trt.runtime.targets.slot_attention import IMPLEMENTATION
-from dflash_trt.runtime.targets.taps import Taps
-from dflash_trt.runtime.targets.target import Segment, Verified
+from dflash_trt.runtime.targets.packed_pass import IMPLEMENTATION, Pass
+from dflash_trt.runtime.targets.running_model import HuggingFaceTarget, Taps
+from dflash_trt.runtime.targets.target import Segment, Target, Verified
+
+MIN_ROWS = 4
+PROBE_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceleration:
-    """What a target computes with; by default torch's operators and transformers' layers, on any device."""
+    """Attention and padding of a target; by default torch's operators and transformers' layers, on any device."""
 
     pass_type: type[Pass] = GatheredPass
-    """Attention."""
+    """Class that computes attention."""
     pads_rows: bool = True
     """Whether passes in BF16 are filled up to a few numbers of rows, on which the kernels of linear layers agree."""
 
@@ -94,7 +105,7 @@ class PackedTarget(HuggingFaceTarget):
         return Verified(logits=verified.logits[:num_logits], tapped=[tap[:, :num_rows] for tap in verified.tapped])
 
     def _agrees(self) -> bool:
-        """Whether rows are independent, if need be in passes that are filled up, for what is no linear layer."""
+        """Whether rows are independent; pads passes if that makes them so."""
         is_invariant = agrees(self)
         if not is_invariant and not self._pads:
             self._pads = True
@@ -102,11 +113,11 @@ class PackedTarget(HuggingFaceTarget):
         return is_invariant
 
     def _size(self, num_rows: int) -> int:
-        """Rows that a pass over so many is filled up to."""
+        """Padded number of rows of a pass."""
         return max(MIN_ROWS, padded_size(num_rows) if self._device.type == "cpu" else num_rows)
 
     def _clear(self, pages: Sequence[int]) -> None:
-        """Pages that others have written."""
+        """Zeros reused pages where the pass reads masked rows."""
         if self._pass_type.reads_hidden_rows:
             self._cache.clear(pages)
 
@@ -130,10 +141,29 @@ class PackedTarget(HuggingFaceTarget):
 
 
 def padded_size(num_rows: int) -> int:
-    """The next number of which there are eight from each power of two to the next, so at most an eighth more.
+    """Rounds up to one of eight sizes per power of two, so by at most an eighth.
 
     oneDNN makes kernels for each number of rows times each shape of a weight, 0.3 to 0.6 MiB each at 128 x 256, and
     keeps a thousand.
     """
     step = 1 << max(0, (num_rows - 1).bit_length() - 4)
     return -(-num_rows // step) * step
+
+
+def agrees(target: Target) -> bool:
+    """Whether logits of some tokens in one block equal those of one token a pass, to the last bit; on an empty target.
+
+    Not on kernels that sum otherwise, nor in gated delta nets, which compute a block by another formula than a token.
+    """
+
+    def logits_of(begin: int, end: int) -> Tensor:
+        segment = Segment(slot=0, token_ids=range(begin, end), num_logits=end - begin)
+        logits = target.verify([segment], with_taps=False).logits
+        target.rollback(0, 0)
+        return logits
+
+    one_by_one = torch.cat([logits_of(i, i + 1) for i in range(PROBE_TOKENS)])
+    target.release(0)
+    together = logits_of(0, PROBE_TOKENS)
+    target.release(0)
+    return torch.equal(one_by_one, together)

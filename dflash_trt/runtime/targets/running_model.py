@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What both ways to run a target share: embeddings, lm_head and taps."""
+"""Base of both ways to run a target: embeddings, lm_head and taps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from dflash_trt.errors import CheckpointError
-from dflash_trt.runtime.targets.taps import Taps
 from dflash_trt.runtime.targets.target import Target, Verified
 
 
 class HuggingFaceTarget(Target):
-    """What both ways to run a model share: embeddings, lm_head and taps."""
+    """Target on a transformers model: embeddings, lm_head and taps."""
 
     is_batch_invariant = False
     """Whether a token's numbers were found to be the same, to the bit, whatever else is in its pass; asked in BF16."""
@@ -30,7 +31,7 @@ class HuggingFaceTarget(Target):
         # hidden_states[0] are the embeddings: decoder layer i's output stands at i + 1 (trap 1).
         self._taps = [layer + 1 for layer in target_layer_ids]
         self._catcher: Taps | None = None
-        """In the place of hidden_states, where the model's layers are known."""
+        """Source of taps instead of hidden_states, where the model's layers are known."""
 
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -77,3 +78,45 @@ class HuggingFaceTarget(Target):
         if self._catcher is not None:
             return Verified(logits=logits, tapped=self._catcher.take())
         return Verified(logits=logits, tapped=[output.hidden_states[tap] for tap in self._taps])
+
+
+Forward = Callable[..., Tensor | tuple[Tensor, ...]]
+
+
+class Taps:
+    """Outputs of some decoder layers, one pass at a time.
+
+    `output_hidden_states` gives the same, but wraps every layer anew for each pass (transformers 5.23): half a
+    millisecond.
+    """
+
+    def __init__(self, model: PreTrainedModel, target_layer_ids: Sequence[int]) -> None:
+        """Expects a model whose decoder has `layers`, each of which passes its output on unchanged."""
+        self._layer_ids = list(target_layer_ids)
+        self._layers = model.get_decoder().layers
+        self._caught: dict[int, Tensor] = {}
+        self._forwards: dict[int, Forward] = {}
+        """The layers' own, by layer, while taps are caught."""
+
+    def start(self, with_taps: bool) -> None:
+        """Prepares a pass with or without taps. Hooks would make torch's calls of a layer slower."""
+        if with_taps and not self._forwards:
+            for index in {*self._layer_ids}:
+                layer = self._layers[index]
+                self._forwards[index] = layer.forward
+                layer.forward = partial(self._catch, index, layer.forward)
+        elif not with_taps and self._forwards:
+            for index, forward in self._forwards.items():
+                self._layers[index].forward = forward
+            self._forwards = {}
+
+    def take(self) -> list[Tensor]:
+        """Taps of the pass, [1, R, H] each, in the order of the layer ids."""
+        taps = [self._caught[index] for index in self._layer_ids]
+        self._caught.clear()
+        return taps
+
+    def _catch(self, index: int, forward: Forward, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, ...]:
+        output = forward(*args, **kwargs)
+        self._caught[index] = output[0] if isinstance(output, tuple) else output
+        return output

@@ -101,7 +101,7 @@ class SequentialTarget(HuggingFaceTarget):
         return self.verify([Segment(slot=0, token_ids=token_ids, num_logits=1)], with_taps=False).logits
 
     def _measure_cache(self) -> tuple[int, int]:
-        """What a cache holds however short its sequence, with the copy that a rollback needs; what each token adds."""
+        """Bytes of a cache for any sequence, with the copy that a rollback needs, and bytes per token."""
         sizes = []
         for token_ids in ([0] * CONVOLUTION_WIDTH, [0]):
             self.verify([Segment(slot=0, token_ids=token_ids, num_logits=0)], with_taps=False)
@@ -115,6 +115,6 @@ class SequentialTarget(HuggingFaceTarget):
 
 
 def _num_bytes(layer: Any) -> int:
-    """Of tensors, and of recurrent state, which stands in dicts."""
+    """Bytes of a layer's tensors, and of its recurrent state, which is in dicts."""
     values = [v for value in vars(layer).values() for v in (value.values() if isinstance(value, dict) else (value,))]
     return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How transformers shards a target over ranks: its own tensor-parallel plan, completed for gpt-oss."""
+"""Shards a target over ranks by transformers' own tensor-parallel plan, completed for gpt-oss."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXPERTS = "num_local_experts"
 
 
 def sharding(directory: Path, num_ranks: int) -> DistributedConfig:
-    """What `from_pretrained` needs to shard the target in `directory`; the ranks have joined before.
+    """Configuration with which `from_pretrained` shards the target in `directory`; the ranks have joined before.
 
     Raises CheckpointError for a model without a plan, or whose parts `num_ranks` does not divide.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the decode loop asks of a target."""
+"""Interface of a target to the decode loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request adds to a pass: tokens that follow those its slot holds."""
+    """Tokens of one request in a pass, which follow those that its slot holds."""
 
     slot: int
     token_ids: Sequence[int]
@@ -25,7 +25,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """What one pass of the target says about its segments, laid end to end; R tokens in all."""
+    """Result of one pass over segments laid end to end; R tokens in all."""
 
     logits: torch.Tensor
     """[sum of num_logits, V] FLOAT."""
@@ -48,13 +48,13 @@ def side_by_side(tapped: Sequence[torch.Tensor]) -> torch.Tensor:
 class Target(Protocol):
     """The running target model: a cache of one sequence for each slot, one pass for all of them.
 
-    Those that inherit from it have no pages unless they say otherwise.
+    Subclasses have no pages unless they override `claim` and `reserve`.
     """
 
     cache_bytes_per_token: int = 0
-    """What one token of one sequence takes in the cache."""
+    """Bytes per token of a sequence in the cache."""
     cache_bytes_per_slot: int = 0
-    """What a slot takes however long its sequence is: recurrent state, and its copy from before the last segment."""
+    """Bytes per slot for any sequence: recurrent state, and its copy from before the last segment."""
 
     keeps_prefixes: bool = False
     """Whether the pages of a released slot go on holding all that there is to know of their tokens."""

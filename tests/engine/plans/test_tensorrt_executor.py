@@ -20,7 +20,7 @@ from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
-from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.session import open_session
 from tests.checkpoint.samples import refusal
 from tests.contract.launcher import HostLauncher
 from tests.contract.machine import B300, pretend

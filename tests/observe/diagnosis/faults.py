@@ -17,7 +17,7 @@ from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.drafter.drafter import Drafter
-from dflash_trt.runtime.pair import LocalPair
+from dflash_trt.runtime.model_runner import LocalRunner
 from tests.engines import build
 from tests.paths import FIXTURES
 
@@ -115,9 +115,9 @@ def ignore_temperature(llm: LLM) -> None:
     backend.request = greedy  # type: ignore[method-assign]
 
 
-def pair(llm: LLM) -> LocalPair:
-    found = llm.backend._decoder._pair
-    assert isinstance(found, LocalPair)
+def pair(llm: LLM) -> LocalRunner:
+    found = llm.backend._decoder._runner
+    assert isinstance(found, LocalRunner)
     return found
 
 

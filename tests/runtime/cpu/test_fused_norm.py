@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dflash_trt.runtime.cpu.fused_norm import fuse_norms, normed
 from tests.runtime.targets.families import random_model
-from tests.runtime.targets.test_slot_attention import PACKED
+from tests.runtime.targets.test_packed_pass import PACKED
 
 
 def norms(model: nn.Module) -> dict[str, nn.Module]:
@@ -42,7 +42,7 @@ def test_a_familys_norms_stay_what_they_are(name: str) -> None:
 
 
 class OddRMSNorm(nn.Module):
-    """Of another formula: its rows are centred."""
+    """Norm of another formula, which centres its rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def test_bfloat16_is_left_alone() -> None:
 
 @pytest.mark.parametrize("dim", [1, 15, 16, 33, 128])
 def test_a_row_by_itself_has_the_same_bits(dim: int) -> None:
-    """And as many that threads share them."""
+    """Compares one row, and enough rows for threads to share."""
     torch.manual_seed(dim)
     rows, weight = torch.randn(3 * 2**16 // dim, dim), torch.randn(dim)
     together = normed(weight, 1e-6, rows)

@@ -54,7 +54,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Data:
-    """Of each sequence: query [T, N, D], key [T, G, D] and value [T, G, E] of all its tokens; sinks [N]."""
+    """Inputs of each sequence: query [T, N, D], key [T, G, D] and value [T, G, E]; sinks [N]."""
 
     sequences: list[tuple[Tensor, Tensor, Tensor]]
     sinks: Tensor | None
@@ -72,7 +72,7 @@ def random_data(layer: Layer, seed: int = 0) -> Data:
 
 
 def expected(layer: Layer, data: Data) -> list[Tensor]:
-    """Of each sequence [T, N, E], by the equation."""
+    """Output [T, N, E] of each sequence, by the equation."""
     found = []
     for query, key, value in data.sequences:
         q = query.double().transpose(0, 1)
@@ -170,7 +170,7 @@ def test_a_rows_bits_are_those_of_a_token_by_itself(name: str, dtype: torch.dtyp
 
 
 def test_threads_change_nothing() -> None:
-    """Of torch's own team, with enough work that it is asked."""
+    """Uses torch's own team, with enough work for it."""
     assert openmp_team()[1], "torch has no OpenMP here"
     layer = Layer(heads=16, kv_heads=4, head_dim=64, value_dim=64, lengths=((600, 40), (200, 8)))
     data = random_data(layer)

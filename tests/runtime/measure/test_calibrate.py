@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from unittest.mock import patch
 
 import msgspec
@@ -20,18 +21,20 @@ from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.cli.failure import EXTRAS
-from dflash_trt.runtime.load import open_session
+from dflash_trt.quantize.bounds import ranges_from_weights
 from dflash_trt.runtime.measure.calibrate import ANCHORS, Replayer, activation_ranges, choose_anchors, replay
 from dflash_trt.runtime.measure.features import FeatureSequence, open_features
-from dflash_trt.runtime.session import Session
+from dflash_trt.runtime.session import Session, open_session
 from tests.checkpoint.samples import refusal
 from tests.cli.commands import run
 from tests.decoding import generate
+from tests.engine.graph.test_features import CASES, Case
 from tests.engines import trained_engine
 from tests.featured import featured_draft
 from tests.fixtures_data import PAIRS
 from tests.paths import FIXTURES
 from tests.reference.dflash_float64 import Array, ReferenceDrafter
+from tests.reference.synthetic import write_random_draft
 from tests.runtime.measure.feature_samples import Facts, Tensors, edit
 
 RELATIVE = 1e-5
@@ -158,16 +161,6 @@ def test_what_is_collected_equals_the_equations(name: str, features: dict[str, P
         assert actual[module] == pytest.approx(value, rel=RELATIVE), module
 
 
-@pytest.mark.parametrize("name", PAIRS)
-def test_which_layers_share_a_range(name: str, features: dict[str, Path]) -> None:
-    """k and v read features and block, q the block only; gate and up read the same."""
-    largest = largest_replayed(name, features[name])
-    for layer, attention in enumerate(fixture_draft(name).spec.attention_modules()):
-        q, k, v = (largest[f"{attention}.{x}_proj"] for x in "qkv")
-        assert q <= k == v
-        assert largest[f"layers.{layer}.mlp.gate_proj"] == largest[f"layers.{layer}.mlp.up_proj"]
-
-
 class Largest:
     """Stands in for modelopt's MaxCalibrator."""
 
@@ -265,12 +258,6 @@ def no_answers(tensors: Tensors, facts: Facts) -> None:
         tensors[f"embeddings.{i}"] = tensors[f"embeddings.{i}"][:1].clone()
 
 
-def test_answers_of_one_token_have_no_anchor(features: dict[str, Path], tmp_path: Path) -> None:
-    file = edit(features["tiny-qwen3"], tmp_path / "f", no_answers)
-    message = refusal(lambda: largest_replayed("tiny-qwen3", file))
-    assert "no answer of at least 2 tokens in 3 sequences" in message
-
-
 @pytest.mark.parametrize(
     ("quantization", "found"),
     [
@@ -284,27 +271,64 @@ def test_a_quantised_draft_is_refused(quantization: Quantization, found: str) ->
     assert f"expected an unquantised draft, found {found}" in message
 
 
-def test_values_that_overflow_are_named(features: dict[str, Path], tmp_path: Path) -> None:
-    def grow(tensors: Tensors, facts: Facts) -> None:
-        tensors["taps.0"].fill_(3e38)
-
-    file = edit(features["tiny-qwen3"], tmp_path / "f", grow)
-    message = refusal(lambda: largest_replayed("tiny-qwen3", file))
-    assert "expected finite values, found NaN or infinity" in message
+def overflow(tensors: Tensors, facts: Facts) -> None:
+    tensors["taps.0"].fill_(3e38)
 
 
-def linked(draft: Path, directory: Path, place: Callable[[str], Path]) -> Path:
-    """`draft` as links to copies of its files, the way huggingface_hub's cache keeps them."""
-    directory.mkdir(parents=True)
-    for name in ("config.json", "model.safetensors"):
-        place(name).parent.mkdir(parents=True, exist_ok=True)
-        place(name).write_bytes((draft / name).read_bytes())
-        (directory / name).symlink_to(place(name))
-    return directory
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (no_answers, "no answer of at least 2 tokens in 3 sequences"),
+        (overflow, "expected finite values, found NaN or infinity"),
+    ],
+)
+def test_features_that_cannot_be_replayed(
+    change: Callable[[Tensors, Facts], None], words: str, features: dict[str, Path], tmp_path: Path
+) -> None:
+    file = edit(features["tiny-qwen3"], tmp_path / "f", change)
+    assert words in refusal(lambda: largest_replayed("tiny-qwen3", file))
 
 
 def test_a_draft_in_the_hub_cache(features: dict[str, Path], tmp_path: Path) -> None:
-    """Its files are links to blobs in another directory, which ONNX Runtime refuses to follow."""
-    draft = linked(FIXTURES / "tiny-qwen3-dflash", tmp_path / "snapshot", lambda name: tmp_path / "blobs" / f"x-{name}")
+    """huggingface_hub keeps links to blobs in another directory, which ONNX Runtime refuses to follow."""
+    blobs, draft = tmp_path / "blobs", tmp_path / "snapshot"
+    blobs.mkdir()
+    draft.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (blobs / f"x-{name}").write_bytes((FIXTURES / "tiny-qwen3-dflash" / name).read_bytes())
+        (draft / name).symlink_to(blobs / f"x-{name}")
     with open_features(features["tiny-qwen3"], read_draft(draft).spec) as file:
         assert next(iter(replay(read_draft(draft), file)))[0] == "fc"
+
+
+CHOSEN = [c for c in CASES if c.name in ("biases of q and v, fc and MLP", "Laguna", "MiMo", "partial rotary 4 gpt_oss")]
+
+
+@pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
+def test_no_input_exceeds_its_bound(case: Case, tmp_path: Path) -> None:
+    """Over rows that point where weight rows point, and random ones; fc has no bound."""
+    draft = featured_draft(write_random_draft(tmp_path / "base", dialect=case.dialect), tmp_path / "draft", case.facts)
+    ranges, spec = ranges_from_weights(draft), draft.spec
+    reference = ReferenceDrafter.load(tmp_path / "draft", case.reference)
+    seen: dict[str, float] = {}
+
+    class Recording(ReferenceDrafter):
+        def linear(self, name: str, x: Any) -> Any:
+            seen[name] = max(seen.get(name, 0.0), float(np.abs(x).max()))
+            return super().linear(name, x)
+
+    recording = Recording(**{name: getattr(reference, name) for name in reference.__dataclass_fields__})
+    rng, H, S = np.random.default_rng(0), spec.hidden_size, spec.block_size
+    v_weight = reference.tensors["layers.0.self_attn.v_proj.weight"]
+    rows = np.concatenate([v_weight, 100 * np.eye(H), 10 * rng.normal(size=(64, H))])
+    taps = rows @ np.linalg.pinv(reference.tensors["fc.weight"]).T
+    k, v = recording.context_kv(taps, np.arange(len(rows)))
+    for begin in range(0, len(rows) - S, S):
+        recording.draft(rows[begin : begin + S], k, v, np.arange(len(rows), len(rows) + S))
+    assert seen.keys() - {"fc"} == ranges.inputs.keys()
+    for module, bound in ranges.inputs.items():
+        assert seen[module] <= bound * (1 + 1e-6), module
+    assert (np.abs(k).max(axis=(0, 2, 3)) <= np.array(ranges.k) * (1 + 1e-6)).all()
+    assert (np.abs(v).max(axis=(0, 2, 3)) <= np.array(ranges.v) * (1 + 1e-6)).all()
+    assert np.abs(k[:, 0]).max() > 0.3 * ranges.k[0]  # and none is far from what occurs
+    assert np.abs(v[:, 0]).max() > 0.3 * ranges.v[0]

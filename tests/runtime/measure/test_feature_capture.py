@@ -124,7 +124,7 @@ def test_taps_in_bfloat16(features: dict[str, Path], tmp_path: Path) -> None:
 
 
 def test_a_target_in_bfloat16(tmp_path: Path) -> None:
-    """Its taps are BF16 and stay so; the file says in which type it was computed, else nothing."""
+    """Taps of a BF16 target stay BF16; the file names the type only then."""
     options = ("--max-prompts", 1, "--max-tokens", 4)
     tensors, facts = read(capture("tiny-qwen3", tmp_path / "f.safetensors", *options, "--dtype", "bfloat16"))
     assert (tensors["taps.0"].dtype, facts["target_dtype"]) == (torch.bfloat16, "bfloat16")

@@ -14,13 +14,13 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import FP8_KV, load_recipe, recipe_names
+from dflash_trt.runtime.draft_length import DraftLength
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
-from dflash_trt.runtime.measure import recorded_target
+from dflash_trt.runtime.measure import replay as replay_module
 from dflash_trt.runtime.measure.feature_capture import answer_prompts, write_features
 from dflash_trt.runtime.measure.features import SCHEMA_VERSION, FeatureFacts, FeatureFile, PromptFacts, open_features
 from dflash_trt.runtime.measure.replay import replay
-from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session
 from tests.decoding import decode, greedy, open_without_tokenizer
 from tests.engines import build, trained_engine
@@ -152,8 +152,8 @@ def test_replay_of_random_pairs(dialect: Dialect, tmp_path: Path) -> None:
 def test_taps_off_by_one_are_seen(
     sessions: dict[str, Session], features: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = recorded_target._rows
-    monkeypatch.setattr(recorded_target, "_rows", lambda taps, begin, end: rows(taps, begin + 1, end + 1))
+    rows = replay_module._rows
+    monkeypatch.setattr(replay_module, "_rows", lambda taps, begin, end: rows(taps, begin + 1, end + 1))
     with pytest.raises(AssertionError):
         check(sessions["tiny-qwen3"], features["tiny-qwen3"])
 
@@ -164,8 +164,8 @@ def test_an_anchor_off_by_one_is_seen(
     """Here the recorded target itself says so: nothing after the first block would be a sequence it knows."""
     session = sessions["tiny-qwen3"]
     fresh = open_drafter(trained_engine("tiny-qwen3"), session.manifest)  # the walk leaves it in the middle of a block
-    rollback = recorded_target.RecordedTarget.rollback
-    monkeypatch.setattr(recorded_target.RecordedTarget, "rollback", lambda self, slot, n: rollback(self, slot, n + 1))
+    rollback = replay_module.RecordedTarget.rollback
+    monkeypatch.setattr(replay_module.RecordedTarget, "rollback", lambda self, slot, n: rollback(self, slot, n + 1))
     with (
         open_features(features["tiny-qwen3"], session.manifest.draft) as file,
         pytest.raises(AssertionError, match="not the sequence that was recorded here"),
@@ -179,7 +179,9 @@ def test_a_last_block_cut_wrongly_is_seen(
     session = sessions["tiny-qwen3"]
     with open_features(features["tiny-qwen3"], session.manifest.draft) as file:
         live = decoded(session, file)
-        monkeypatch.setattr(Request, "draft_length", lambda self, chosen: min(chosen, self.remaining))
+        monkeypatch.setattr(
+            DraftLength, "limits", lambda self, asked: [min(self.choose(1), r.remaining) for r in asked]
+        )
         found = replayed(file, session.drafter)
     assert [steps[:-1] for steps in found] == [steps[:-1] for steps in live]
     assert found != live

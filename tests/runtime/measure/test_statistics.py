@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_trt.runtime.measure.statistics import (
-    Difference,
-    first_difference,
-    relative_error,
-    tau_loss,
-)
+from dflash_trt.runtime.measure.statistics import first_difference, relative_error, tau_loss
 
 
 @pytest.mark.parametrize(
@@ -28,15 +23,9 @@ from dflash_trt.runtime.measure.statistics import (
         ([], [7], (0, None, 7)),
     ],
 )
-def test_first_difference(
-    expected: list[int], found: list[int], difference: tuple[int, int | None, int | None] | None
-) -> None:
+def test_first_difference(expected: list[int], found: list[int], difference: tuple[int | None, ...] | None) -> None:
     result = first_difference(expected, found)
-    if difference is None:
-        assert result is None
-    else:
-        position, wanted, got = difference
-        assert result == Difference(position=position, expected=wanted, found=got)
+    assert (result and (result.position, result.expected, result.found)) == difference
 
 
 def test_tau_loss_of_two_prompts() -> None:
@@ -46,6 +35,17 @@ def test_tau_loss_of_two_prompts() -> None:
     assert measured.loss == pytest.approx(1 - 2 / 3)
     assert (measured.low, measured.high) == (pytest.approx(1 - 3 / 4), pytest.approx(1 - 1 / 2))
     assert measured == tau_loss([1.0, 3.0], [2.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("tau", "reference", "loss"), [([2.0], [4.0], 0.5), ([3.0, 3.0], [2.0, 2.0], -0.5), ([], [], None)]
+)
+def test_tau_loss_of_few_prompts(tau: list[float], reference: list[float], loss: float | None) -> None:
+    """A gain is a negative loss; a single prompt has no interval."""
+    measured = tau_loss(tau, reference)
+    assert (measured and measured.loss) == loss
+    if measured is not None:
+        assert (measured.low is None, measured.num_prompts) == (len(tau) == 1, len(tau))
 
 
 def test_tau_loss_is_paired() -> None:
@@ -66,19 +66,6 @@ def test_tau_loss_interval_is_the_textbooks() -> None:
     assert measured.high is not None
     half_width = 1.96 * taus.std() / math.sqrt(400) / 4
     assert measured.high - measured.low == pytest.approx(2 * half_width, rel=0.05)
-
-
-def test_tau_loss_of_few_prompts() -> None:
-    alone = tau_loss([2.0], [4.0])
-    assert alone is not None
-    assert (alone.loss, alone.low, alone.high, alone.num_prompts) == (0.5, None, None, 1)
-    assert tau_loss([], []) is None
-
-
-def test_tau_gained_is_a_negative_loss() -> None:
-    measured = tau_loss([3.0, 3.0], [2.0, 2.0])
-    assert measured is not None
-    assert measured.loss == -0.5
 
 
 def test_relative_error() -> None:

@@ -21,14 +21,14 @@ def decode(ranks: Leader | Follower, engine: str, target: str, output: str) -> N
     """The pair script on sharded ranks; rank 0 saves the answers."""
     import torch
 
-    from dflash_trt.runtime.ranks.parallel_pair import TensorParallelPair, follow
-    from tests.runtime.ranks.pair_script import load_pairs, run_script
+    from dflash_trt.runtime.ranks.parallel_runner import TensorParallelRunner, follow
+    from tests.runtime.ranks.runner_script import load_pairs, run_script
 
     pairs, share = load_pairs(Path(engine), Path(target), ranks)
     if isinstance(ranks, Follower):
         follow(ranks, pairs)
         return
-    answers = run_script(*(TensorParallelPair(ranks, pair, index) for index, pair in enumerate(pairs)))
+    answers = run_script(*(TensorParallelRunner(ranks, pair, index) for index, pair in enumerate(pairs)))
     torch.save(answers | {"share": torch.tensor(share)}, output)
 
 

@@ -22,7 +22,7 @@ from torch import distributed
 from dflash_trt.errors import RankError
 from dflash_trt.runtime.ranks.join import _backend, _use_device, join
 from dflash_trt.runtime.ranks.link import FRAME_BYTES, LENGTH_BYTES, MAX_MESSAGE_BYTES, Link
-from dflash_trt.runtime.ranks.parallel_pair import TensorParallelPair, follow
+from dflash_trt.runtime.ranks.parallel_runner import TensorParallelRunner, follow
 from dflash_trt.runtime.ranks.roles import LINGER_SECONDS, Failed, Follower, Leader, _difference, _failure
 from dflash_trt.runtime.targets.target import Segment
 from dflash_trt.trtllm.launch_environment import Launch, read_launch
@@ -43,9 +43,6 @@ LAUNCHERS = {"RANK", "WORLD_SIZE", "PMI_RANK", "PMI_SIZE"}
 )
 def test_the_launcher_says_who_we_are(environment: dict[str, str], expected: Launch) -> None:
     assert read_launch(environment) == expected
-
-
-def test_a_rank_that_is_no_number_is_refused() -> None:
     with pytest.raises(RankError, match="expected whole numbers, found RANK=one, WORLD_SIZE=2"):
         read_launch({"RANK": "one", "WORLD_SIZE": "2"})
 
@@ -232,7 +229,7 @@ def test_a_follower_does_what_rank_0_does(calls: list[tuple[int, tuple[str, list
     answer = torch.tensor([1])
     here, there = ([Recorder(answer), Recorder(answer)] for _ in range(2))
     with pair_of_ranks() as (leader, follower):
-        pairs = [TensorParallelPair(leader, pair, index) for index, pair in enumerate(here)]
+        pairs = [TensorParallelRunner(leader, pair, index) for index, pair in enumerate(here)]
         following = threading.Thread(target=follow, args=(follower, there), daemon=True)
         following.start()
         for index, (name, arguments) in calls:

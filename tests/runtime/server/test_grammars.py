@@ -15,7 +15,7 @@ import pytest
 from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import DFlashError, RequestError
 from dflash_trt.llm import LLM
-from dflash_trt.runtime.guided_decoding import GrammarCompiler, read_vocabulary
+from dflash_trt.runtime.logits_processors import GrammarCompiler, read_vocabulary
 from dflash_trt.runtime.server import grammar_worker, grammars
 from dflash_trt.runtime.server.grammars import MAX_COMPILING, MAX_COMPILING_PER_CLIENT, GrammarProcesses
 from dflash_trt.runtime.server.http_error import HttpError

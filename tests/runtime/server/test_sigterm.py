@@ -29,11 +29,11 @@ FORK = """
 import os, sys
 from pathlib import Path
 from dflash_trt.cli import main
-from dflash_trt.runtime import load
+from dflash_trt.runtime import session as session_module
 
 engine, target = sys.argv[1:]
-session = load.open_session(Path(engine), target)
-load.load_session = lambda pair, options: session
+session = session_module.open_session(Path(engine), target)
+session_module.load_session = lambda pair, options: session
 sys.modules["xgrammar"] = None  # what compiles grammars imports for 3 s, once a server
 for line in sys.stdin:
     drain, log = line.split()

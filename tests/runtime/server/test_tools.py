@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from dflash_trt.api.chat_template import encode, render_chat
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.runtime.guided_decoding import GrammarCompiler
+from dflash_trt.runtime.logits_processors import GrammarCompiler
 from dflash_trt.runtime.server.requests import read_messages
 from dflash_trt.runtime.server.tools import call_grammar, read_tools, tool_format
 from tests.paths import FIXTURES

@@ -13,10 +13,9 @@ import torch
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.runtime.cpu.accelerate import accelerate
-from dflash_trt.runtime.load import open_session
-from dflash_trt.runtime.session import Session, run
-from dflash_trt.runtime.targets.batch_invariance import agrees
+from dflash_trt.runtime.session import Session, open_session, run
 from dflash_trt.runtime.targets.huggingface import load_model, make_target
+from dflash_trt.runtime.targets.packed_target import agrees
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
 from dflash_trt.runtime.targets.target import Segment, Verified
 from tests.decoding import greedy
@@ -48,14 +47,14 @@ def append(target: HuggingFaceTarget, segments: Sequence[Segment], rejected: Seq
 
 
 def alone(target: HuggingFaceTarget, tokens: Sequence[int]) -> list[Token]:
-    """Of each token, one a pass."""
+    """Logits of each token, one a pass."""
     found = [append(target, [Segment(slot=0, token_ids=[x], num_logits=1)], [0])[0] for x in tokens]
     target.release(0)
     return found
 
 
 def together(target: HuggingFaceTarget, sequences: Sequence[Sequence[int]], rng: random.Random) -> list[list[Token]]:
-    """Of each token, in passes that chance makes: who takes part, how many tokens each adds, what is rejected."""
+    """Logits of each token in random passes: slots, numbers of tokens and rejections vary."""
     found: list[list[Token]] = [[] for _ in sequences]
     while live := [i for i, tokens in enumerate(sequences) if len(found[i]) < len(tokens)]:
         segments, rejected = [], []

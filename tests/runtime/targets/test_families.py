@@ -17,7 +17,7 @@ from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
 from dflash_trt.runtime.drafter.proposals import Draw, Proposals
 from dflash_trt.runtime.kvcache.slots import SlotPool
-from dflash_trt.runtime.pair import LocalPair
+from dflash_trt.runtime.model_runner import LocalRunner
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.packed_target import PackedTarget
 from dflash_trt.runtime.targets.target import Segment
@@ -120,7 +120,7 @@ def check_plain(workload: Workload) -> None:
     assert workload.alone(job, 0).token_ids == job.expected
 
 
-class PartlyRight(LocalPair):
+class PartlyRight(LocalRunner):
     """Proposes a random number of tokens of the answer, a wrong one, and then what the drafter does."""
 
     def __init__(self, workload: Workload, rng: random.Random) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What recovery minimises, on what the target itself wrote: the divergence from the dense draft, or DFlash's loss.
+"""Loss that recovery minimises on the target's own answers: divergence from the dense draft, and DFlash's loss.
 
 At an anchor a of an answer the block is token a's embedding and S - 1 mask embeddings, its context the features of
 all tokens before a, as in decoding. Slot k should propose token a + k, and the teacher, the draft as it was given,
@@ -91,7 +91,7 @@ class Vocabulary:
     """Embedding and head of a draft, in FLOAT; neither is trained."""
 
     def __init__(self, draft: DraftCheckpoint, features: FeatureFile) -> None:
-        """What the draft borrows comes from the feature file."""
+        """Reads what the draft borrows from the feature file."""
         spec = draft.spec
         self._spec, self._embedding = spec, BlockEmbedding(draft, features.mask_embedding())
         self._head, self._bias = _head(draft, features)

@@ -26,15 +26,15 @@ from dflash_trt.quantize.bounds import Ranges, ranges_from_weights
 from dflash_trt.quantize.convert import Summary, check_quantisable, quantize_checkpoint
 from dflash_trt.quantize.recipe import Recipe
 from dflash_trt.runtime.measure.features import open_features
-from dflash_trt.runtime.measure.recovery.numerics import recipe_numerics
+from dflash_trt.runtime.measure.recovery.fake_quantization import recipe_numerics
 from dflash_trt.runtime.measure.recovery.objective import Objective, Vocabulary
 from dflash_trt.runtime.measure.recovery.settings import Settings
 from dflash_trt.runtime.measure.recovery.torch_draft import computed_tensors
-from dflash_trt.runtime.measure.recovery.training import Trainer
-from dflash_trt.runtime.measure.recovery.training_state import (
+from dflash_trt.runtime.measure.recovery.training import (
     STATE,
     Progress,
     Tensors,
+    Trainer,
     load_state,
     save_state,
     state_file,

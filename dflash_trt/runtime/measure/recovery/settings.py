@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a draft is trained to be quantised; without torch, for the command line's defaults."""
+"""Settings of a recovery; loads no torch, for the command line's defaults."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user chooses."""
+    """Settings that the user chooses."""
 
     steps: int = 1000
     seed: int = 0

@@ -16,8 +16,7 @@ from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_spec import D2T, DraftSpec
 from dflash_trt.checkpoint.mapped import map_tensor
 from dflash_trt.checkpoint.safetensors_file import Tensor
-from dflash_trt.runtime.measure.recovery.fake_quantization import quantised_input, quantised_rows
-from dflash_trt.runtime.measure.recovery.numerics import Numerics
+from dflash_trt.runtime.measure.recovery.fake_quantization import Numerics, quantised_input, quantised_rows
 
 TORCH_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
@@ -27,12 +26,12 @@ class Context:
     """Injected rows of one sequence."""
 
     k: list[torch.Tensor]
-    """By layer, [T, G, D]: normed and rotated."""
+    """K by layer, [T, G, D], normed and rotated."""
     v: list[torch.Tensor]
 
 
 def computed_tensors(draft: DraftCheckpoint) -> dict[str, torch.Tensor]:
-    """What the graphs read of a checkpoint but embedding and head, by name, in the dtypes it has there."""
+    """Tensors that the graphs read of a checkpoint, except embedding and head, by name, in their own dtypes."""
     shapes = draft.spec.tensor_shapes()
     linear = [f"{module}.weight" for module in draft.spec.linear_modules()]
     vectors = [name for name, shape in shapes.items() if len(shape) == 1 and name != D2T]
@@ -40,7 +39,7 @@ def computed_tensors(draft: DraftCheckpoint) -> dict[str, torch.Tensor]:
 
 
 def _load(tensor: Tensor) -> torch.Tensor:
-    """As map_tensor reads it, BF16 is its bits."""
+    """Copies a tensor that map_tensor reads; BF16 comes as its bits."""
     values = torch.from_numpy(map_tensor(tensor).copy())
     return values.view(TORCH_TYPES[tensor.dtype]).reshape(tensor.shape)
 

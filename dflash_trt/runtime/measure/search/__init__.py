@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which recipe is smallest within a budget of acceptance: measured on captured answers."""
+"""Searches the smallest recipe within a budget of acceptance, measured on captured answers."""

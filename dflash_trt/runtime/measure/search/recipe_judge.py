@@ -18,9 +18,8 @@ from dflash_trt.files.read import read_bytes
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.measure.calibrate import choose_anchors
 from dflash_trt.runtime.measure.features import FeatureFile
-from dflash_trt.runtime.measure.recorded_target import RecordedTarget
-from dflash_trt.runtime.measure.replay import Replayed, replay
-from dflash_trt.runtime.measure.search.recipe_choice import RecipeChoice
+from dflash_trt.runtime.measure.replay import RecordedTarget, Replayed, replay
+from dflash_trt.runtime.measure.search.search import RecipeChoice
 from dflash_trt.runtime.measure.statistics import TauLoss, tau_loss
 
 OpenChoice = Callable[[RecipeChoice], AbstractContextManager[Drafter]]
@@ -69,7 +68,7 @@ class Journal:
         file.write_bytes(content)  # without what a kill cut off
 
     def measure(self, key: str, measure: Callable[[], Measurement]) -> Measurement:
-        """What the journal has of `key`, or what `measure` says now."""
+        """Measurement of `key` from the journal, or from `measure`, which is then recorded."""
         if key not in self._entries:
             self._entries[key] = measure()
             with self._file.open("ab") as stream:
@@ -143,7 +142,7 @@ class RecipeJudge:
 
 @torch.inference_mode()
 def _hidden(drafter: Drafter, split: SearchSplit) -> Iterator[torch.Tensor]:
-    """By sequence that has anchors: hidden [anchors, K, H] of the proposing rows."""
+    """Yields hidden [anchors, K, H] of the proposing rows, for each sequence that has anchors."""
     embed, S = RecordedTarget(split.features, ()).embed, drafter.spec.block_size
     for number in split.numbers:
         sequence = split.features.sequence(number)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
@@ -21,25 +21,34 @@ from dflash_trt.files.read import open_file
 from dflash_trt.files.write import OutputKind, check_replaceable, new_file
 from dflash_trt.quantize.bounds import Ranges, ranges_from_weights
 from dflash_trt.quantize.loadable import LOADABLE, Runtime
-from dflash_trt.quantize.recipe import ACTIVATION_ALGORITHMS, load_recipe, recipe_text
+from dflash_trt.quantize.recipe import ACTIVATION_ALGORITHMS, LAYER, load_recipe, recipe_text
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.measure.calibrate import activation_ranges
 from dflash_trt.runtime.measure.features import FeatureFacts, FeatureFile, open_features
 from dflash_trt.runtime.measure.replay import BATCH_SIZE
-from dflash_trt.runtime.measure.search.recipe_choice import Price, RecipeChoice, Space, make_space
 from dflash_trt.runtime.measure.search.recipe_judge import Journal, OpenChoice, RecipeJudge, SearchSplit, halves
-from dflash_trt.runtime.measure.search.search import Trial, num_measurements, search
-from dflash_trt.runtime.measure.search.search_report import recipe_file
+from dflash_trt.runtime.measure.search.search import (
+    DENSE,
+    Price,
+    RecipeChoice,
+    SearchResult,
+    Space,
+    Trial,
+    make_space,
+    num_measurements,
+    search,
+)
+from dflash_trt.runtime.measure.statistics import loss_text
 
 MARK = "# dflash-trt search"
-"""How a searched recipe begins."""
+"""First line of a searched recipe."""
 Progress = Callable[[int, str], AbstractContextManager[Callable[[], None]]]
-"""From the number of steps and a label: what is called after each."""
+"""Makes a progress bar for a number of steps and a label; yields the function to call after each."""
 
 
 class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line asks for; the journal of a search is good for the same options only."""
+    """Options of the command line; a journal fits a search with the same ones only."""
 
     features: Path
     held_out: Path | None
@@ -50,7 +59,7 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     formats: tuple[str, ...]
     context_tokens: int
     gpu: str | None
-    """Whose estimated time is to be small; None: bytes are."""
+    """GPU whose estimated time to minimise; None: minimise bytes."""
     batch_size: int
     """Requests at once in that time."""
     calibration: str
@@ -58,7 +67,7 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def journal_file(output: Path) -> Path:
-    """What a search of the recipe `output` has measured so far; there only until it is done."""
+    """File of measurements of the search for `output`, until it is done."""
     return output.with_name(f"{output.name}.journal")
 
 
@@ -107,7 +116,7 @@ def search_recipe(
 
 
 def _settings(name: str, options: SearchOptions) -> list[str]:
-    """What the file says of its making: names of files and repositories, and of those no directory."""
+    """Comments on how the recipe was found; files by name, without their directories."""
     facts = {
         "searched on": options.features.name,
         "held out": "half of it" if options.held_out is None else options.held_out.name,
@@ -178,7 +187,7 @@ def _fingerprint(draft: DraftCheckpoint, options: SearchOptions) -> str:
 
 
 def _opener(draft: DraftCheckpoint, space: Space, ranges: Ranges, facts: FeatureFacts) -> OpenChoice:
-    """What quantises the draft as a choice says, builds its engine in a temporary directory and opens its drafter."""
+    """Opener that quantises the draft by a choice, builds a temporary engine and opens its drafter."""
     target = TargetCheckpoint(directory=draft.directory, spec=facts.target, config=draft.config, weights={})
     modules = draft.spec.linear_modules()
 
@@ -195,3 +204,67 @@ def _opener(draft: DraftCheckpoint, space: Space, ranges: Ranges, facts: Feature
             yield open_drafter(engine, build_engine(options), num_slots=BATCH_SIZE)
 
     return opened
+
+
+def recipe_file(space: Space, result: SearchResult, settings: Sequence[str]) -> str:
+    """The file's text: `settings` and both tables as comments, then the recipe of the best choice."""
+    best = result.best
+    loss = loss_text(best.held_out)
+    comments = [*settings, "", *_trials(space, result), "", *_errors(space, result)]
+    recipe = recipe_text(
+        f"found by search: loses {loss} of tau on prompts that were held out",
+        space.modules(best.choice),
+        space.draft.spec.linear_modules(),
+        fp8_kv_cache=best.choice.fp8_context,
+    )
+    return "".join(f"# {line}".rstrip() + "\n" for line in comments) + recipe
+
+
+def _trials(space: Space, result: SearchResult) -> Iterator[str]:
+    yield "Every recipe that was replayed: bytes of its checkpoint, loss of tau with its 95 % interval."
+    if space.price is not None:
+        yield "pass: what a drafter's pass is estimated to take, in microseconds; this was to be small."
+    yield "*: the one below; held out: measured for it and for the smaller ones that failed there."
+    yield ""
+    rows = [("", "bytes", *(["pass"] if space.price else []), "loss", "held out", "quantised")]
+    for trial in result.trials:
+        mark = "*" if trial.choice == result.best.choice else ""
+        size = str(space.checkpoint_bytes(trial.choice))
+        seconds = [f"{trial.cost * 1e6:.2f}"] if space.price else []
+        rows.append(
+            (mark, size, *seconds, loss_text(trial.loss), loss_text(trial.held_out), describe(space, trial.choice))
+        )
+    yield from _table(rows)
+
+
+def _errors(space: Space, result: SearchResult) -> Iterator[str]:
+    yield "What each change alone does to the drafter's hidden states, squared relative error, and the bytes it saves."
+    yield ""
+    dense = space.checkpoint_bytes(space.dense)
+    rows = [("error", "saves", "quantised")]
+    for change in sorted(result.errors, key=lambda choice: (result.errors[choice], choice.name)):
+        saved = str(dense - space.checkpoint_bytes(change))
+        rows.append((f"{result.errors[change]:.2e}", saved, describe(space, change)))
+    yield from _table(rows)
+
+
+def describe(space: Space, choice: RecipeChoice) -> str:
+    """'FP8: o 0, 1; NVFP4: q k v, gate up 0' : projections by algorithm, with their layers where a group has one."""
+    parts = []
+    for algorithm in sorted(set(choice.algorithms) - {DENSE}):
+        groups = [g for g, a in zip(space.groups, choice.algorithms, strict=True) if a == algorithm]
+        parts.append(f"{algorithm}: {', '.join(map(group_name, groups))}")
+    return "; ".join([*parts, *(["FP8 context"] if choice.fp8_context else [])]) or "nothing"
+
+
+def group_name(group: Sequence[str]) -> str:
+    """'gate up 3' for that layer's, 'q k v' for those of all layers."""
+    layers = {module.split(".")[1] for module in group if LAYER.match(module)}
+    names = list(dict.fromkeys(module.rpartition(".")[2].removesuffix("_proj") for module in group))
+    return " ".join([*names, *(layers if len(layers) == 1 else [])])
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))

@@ -80,7 +80,7 @@ def scaled(reference: ReferenceDrafter) -> ReferenceDrafter:
 
 
 def test_own_rows_and_head(tmp_path: Path, features: dict[str, Path]) -> None:
-    """Of a draft that proposes 40 of 96 tokens and embeds them itself: labels are rows, other tokens teach nothing."""
+    """Draft that proposes 40 of 96 tokens and embeds them itself: labels are rows, other tokens teach nothing."""
     draft = read_draft(write_speculators_vocabulary(tmp_path))
     stored = load_file(tmp_path / "model.safetensors")
     with open_features(features["tiny-gpt-oss"], read_draft(FIXTURES / "tiny-gpt-oss-dflash").spec) as file:

@@ -20,7 +20,7 @@ from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.measure.recovery.recover import recover_checkpoint
 from dflash_trt.runtime.measure.recovery.settings import Settings
-from dflash_trt.runtime.measure.recovery.training_state import Progress, state_file
+from dflash_trt.runtime.measure.recovery.training import Progress, state_file
 from tests.cli.commands import run_here
 from tests.fixtures.train import recovery_prompts
 from tests.paths import FIXTURES, REPOSITORY

@@ -15,7 +15,7 @@ from dflash_trt.quantize.bounds import ranges_from_weights
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.measure.features import open_features
-from dflash_trt.runtime.measure.recovery.numerics import quantised_weights, recipe_numerics
+from dflash_trt.runtime.measure.recovery.fake_quantization import quantised_weights, recipe_numerics
 from dflash_trt.runtime.measure.recovery.torch_draft import TorchDraft, computed_tensors
 from tests.checkpoint.dialect_samples import WRITERS
 from tests.engine.graph.test_features import CASES as FEATURES

@@ -15,10 +15,9 @@ from dflash_trt.observe.estimate.drafter_pass import drafter_seconds
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.loadable import FORMATS, LOADABLE, Runtime
 from dflash_trt.quantize.recipe import load_recipe
-from dflash_trt.runtime.measure.search.recipe_choice import RecipeChoice, Space, make_space
 from dflash_trt.runtime.measure.search.recipe_judge import Journal, Measurement
-from dflash_trt.runtime.measure.search.search import Trial, search
-from dflash_trt.runtime.measure.search.search_report import recipe_file
+from dflash_trt.runtime.measure.search.search import RecipeChoice, Space, Trial, make_space, search
+from dflash_trt.runtime.measure.search.search_job import recipe_file
 from dflash_trt.runtime.measure.statistics import TauLoss
 from tests.paths import FIXTURES
 
@@ -164,7 +163,7 @@ def test_layers_that_share_a_gemm_share_an_algorithm(draft: DraftCheckpoint) -> 
 
 @pytest.mark.parametrize("fp8_context", [False, True])
 def test_bytes_are_those_that_quantize_writes(draft: DraftCheckpoint, fp8_context: bool, tmp_path: Path) -> None:
-    """And the file says what was chosen."""
+    """Checks that the file says what was chosen."""
     space = space_for(draft, "engine", 1)
     algorithms = itertools.cycle(["FP8", "none", "W4A16_NVFP4", "NVFP4"])
     choice = RecipeChoice(

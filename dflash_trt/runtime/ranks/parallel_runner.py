@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pair on many ranks: each holds a shard of the target and the whole drafter, rank 0 decides.
+"""One runner on many ranks: each holds a shard of the target and the whole drafter, and rank 0 decides.
 
 Only commands travel, a few integers each. Behind the target's all-reduces every rank has the same hidden states, so
 taps need not travel and each drafter makes its own context; what rank 0 drafted comes back in its next `verify`.
@@ -21,7 +21,7 @@ from dflash_trt import __version__
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
 from dflash_trt.engine.manifest import MANIFEST, sha256
 from dflash_trt.runtime.drafter.proposals import Draw, Proposals
-from dflash_trt.runtime.pair import Pair
+from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.targets.target import Segment
 
@@ -29,9 +29,9 @@ Method = Literal["catch_up", "reserve", "draft", "verify", "commit", "release"]
 
 
 class Command(msgspec.Struct, array_like=True, frozen=True):
-    """What rank 0 does with one of its pairs, and the others with theirs."""
+    """Call of one runner of rank 0, which the other ranks repeat on theirs."""
 
-    pair: int
+    runner: int
     method: Method
     arguments: Sequence[int | Sequence[int | Segment]]
 
@@ -39,11 +39,11 @@ class Command(msgspec.Struct, array_like=True, frozen=True):
 _DECODER = msgspec.msgpack.Decoder(Command)
 
 
-class TensorParallelPair:
-    """Rank 0's pair: whatever it does, all ranks do."""
+class TensorParallelRunner(ModelRunner):
+    """Runner of rank 0, whose calls all ranks repeat."""
 
-    def __init__(self, leader: Leader, local: Pair, index: int = 0) -> None:
-        """`local` is this rank's own pair, and stands at `index` of the pairs that the others follow with."""
+    def __init__(self, leader: Leader, local: ModelRunner, index: int = 0) -> None:
+        """`local` is this rank's own runner, and `index` its place among the runners of the other ranks."""
         self._leader = leader
         self._local = local
         self._index = index
@@ -53,38 +53,32 @@ class TensorParallelPair:
         return self._local.claim()
 
     def num_written(self, slot: int) -> int:
-        """The same on all ranks."""
         return self._local.num_written(slot)
 
     def catch_up(self) -> None:
-        """Brings all ranks' contexts up to date."""
         self._send("catch_up")
         self._local.catch_up()
 
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
-        """The same pages on all ranks: rank 0 alone decides who holds which."""
         self._send("reserve", slot, pages, num_tokens)
         self._local.reserve(slot, pages, num_tokens)
 
     def draft(
-        self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int, draws: Sequence[Draw | None] = ()
+        self, slots: Sequence[int], anchors: Sequence[int], draft_length: int, draws: Sequence[Draw | None] = ()
     ) -> list[Proposals]:
-        """Rank 0's proposals: it alone draws."""
-        self._send("draft", slots, anchors, num_tokens)
-        return self._local.draft(slots, anchors, num_tokens, draws)
+        """Proposals of rank 0, which alone draws."""
+        self._send("draft", slots, anchors, draft_length)
+        return self._local.draft(slots, anchors, draft_length, draws)
 
     def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """One pass of the target on all ranks; logits [sum of num_logits, V] FLOAT."""
         self._send("verify", segments)
         return self._local.verify(segments)
 
     def commit(self, num_tokens: Sequence[int]) -> None:
-        """Commits on all ranks."""
         self._send("commit", num_tokens)
         self._local.commit(num_tokens)
 
     def release(self, slot: int) -> None:
-        """Empties a slot on all ranks."""
         self._send("release", slot)
         self._local.release(slot)
 
@@ -93,15 +87,15 @@ class TensorParallelPair:
         self._leader.send(msgspec.msgpack.encode(command, enc_hook=_plain))
 
 
-def follow(follower: Follower, pairs: Sequence[Pair]) -> None:
-    """Does with this rank's `pairs` what rank 0 does with its own, until rank 0 has finished."""
+def follow(follower: Follower, runners: Sequence[ModelRunner]) -> None:
+    """Repeats on this rank's `runners` the calls of rank 0, until rank 0 has finished."""
     while (message := follower.receive()) is not None:
         command = _DECODER.decode(message)
-        getattr(pairs[command.pair], command.method)(*command.arguments)
+        getattr(runners[command.runner], command.method)(*command.arguments)
 
 
 def rank_facts(engine: Path, target: TargetCheckpoint) -> dict[str, str]:
-    """What must be the same on every rank. Of the target's weights the headers are compared, not the values."""
+    """Facts that must agree on every rank; of the target's weights only the headers are compared."""
     weights = [(tensor.name, tensor.dtype, tensor.shape) for tensor in target.weights.values()]
     return {
         "version of dflash-trt": __version__,
@@ -114,5 +108,5 @@ def rank_facts(engine: Path, target: TargetCheckpoint) -> dict[str, str]:
 
 
 def _plain(value: Any) -> int | list[int]:
-    """numpy's integers, ranges and other sequences as msgpack has them."""
+    """Converts numpy's integers, ranges and other sequences for msgpack."""
     return list(value) if isinstance(value, Sequence) else operator.index(value)

@@ -14,8 +14,8 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.runtime.cpu.accelerate import accelerate
 from dflash_trt.runtime.drafter.open import open_drafter
-from dflash_trt.runtime.pair import LocalPair, Pair
-from dflash_trt.runtime.ranks.parallel_pair import rank_facts
+from dflash_trt.runtime.model_runner import LocalRunner, ModelRunner
+from dflash_trt.runtime.ranks.parallel_runner import rank_facts
 from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.targets.huggingface import load_model, make_target
 from dflash_trt.runtime.targets.sharding import sharding
@@ -26,7 +26,7 @@ PROMPTS = {0: range(40, 130), 1: range(300, 307), 3: range(200, 233)}
 """Longer than the sliding window, shorter than a block, between the two; slot 2 stays empty."""
 
 
-def load_pairs(engine: Path, target: Path, ranks: Leader | Follower) -> tuple[list[LocalPair], float]:
+def load_pairs(engine: Path, target: Path, ranks: Leader | Follower) -> tuple[list[LocalRunner], float]:
     """This rank's pair, and the same target without a drafter; which share of the target's weights it holds."""
     manifest = read_manifest(engine)
     checkpoint = read_target(target)
@@ -35,11 +35,11 @@ def load_pairs(engine: Path, target: Path, ranks: Leader | Follower) -> tuple[li
     options = {"distributed_config": sharding(target, ranks.size)} if ranks.size > 1 else {}
     model = load_model(target, checkpoint.spec, taps, **options)
     shared = make_target(model, taps, NUM_SLOTS, accelerate)
-    pairs = [LocalPair(shared, open_drafter(engine, manifest, num_slots=NUM_SLOTS)), LocalPair(shared, None)]
+    pairs = [LocalRunner(shared, open_drafter(engine, manifest, num_slots=NUM_SLOTS)), LocalRunner(shared, None)]
     return pairs, _share(model)
 
 
-def run_script(pair: Pair, plain: Pair) -> dict[str, torch.Tensor]:
+def run_script(pair: ModelRunner, plain: ModelRunner) -> dict[str, torch.Tensor]:
     """Every answer of the pairs, by name."""
     answers: dict[str, torch.Tensor] = {}
     last = _prefill(pair, answers)
@@ -72,7 +72,7 @@ def segment(slot: int, token_ids: Sequence[int], num_logits: int | None = None) 
     return Segment(slot=slot, token_ids=token_ids, num_logits=len(token_ids) if num_logits is None else num_logits)
 
 
-def _prefill(pair: Pair, answers: dict[str, torch.Tensor]) -> dict[int, int]:
+def _prefill(pair: ModelRunner, answers: dict[str, torch.Tensor]) -> dict[int, int]:
     """Slot 0 in two chunks, the others beside its second; the token behind each prompt."""
     first, second = PROMPTS[0][:64], PROMPTS[0][64:]
     answers["no logits"] = pair.verify([segment(0, first, 0)]).clone()
@@ -83,7 +83,7 @@ def _prefill(pair: Pair, answers: dict[str, torch.Tensor]) -> dict[int, int]:
     return dict(zip(parts, logits.argmax(dim=-1).tolist(), strict=True))
 
 
-def _use_a_slot_again(pair: Pair, plain: Pair, answers: dict[str, torch.Tensor]) -> None:
+def _use_a_slot_again(pair: ModelRunner, plain: ModelRunner, answers: dict[str, torch.Tensor]) -> None:
     pair.release(3)
     answers["slot 3 again"] = pair.verify([segment(3, range(500, 520), 1)]).clone()
     pair.commit([20])
@@ -96,7 +96,7 @@ def _use_a_slot_again(pair: Pair, plain: Pair, answers: dict[str, torch.Tensor])
     _share_a_page(pair, answers)
 
 
-def _share_a_page(pair: Pair, answers: dict[str, torch.Tensor]) -> None:
+def _share_a_page(pair: ModelRunner, answers: dict[str, torch.Tensor]) -> None:
     """Slot 1 begins with the page that slot 2 has filled, in both caches."""
     prompt = range(600, 640)
     pair.reserve(2, [9, 4], 0)
