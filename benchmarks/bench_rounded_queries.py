@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from dflash_trt.cli.output import print_table
 from dflash_trt.engine.manifest import read_manifest
-from dflash_trt.runtime.drafter.onnxruntime import attention as cpu_attention
+from dflash_trt.runtime.drafter.onnxruntime import lowering as cpu_attention
 from dflash_trt.runtime.drafter.onnxruntime import ort_session
 from dflash_trt.runtime.drafter.onnxruntime.lowering import lower_to_cpu
 from dflash_trt.runtime.drafter.open import open_drafter
@@ -90,7 +90,7 @@ def with_rounded_queries(softmax: str) -> str:
     changed = softmax.replace(keys, NO_KEY).replace("q_rows", "q_both").replace("all_k", "k_both")
     if not {"q_both", "k_both"} <= set(re.findall(r"\w+", changed)):
         raise click.ClickException(
-            f"runtime/drafter/onnxruntime/attention.py: expected attention of q_rows to all_k, found {softmax}"
+            f"runtime/drafter/onnxruntime/lowering.py: expected attention of q_rows to all_k, found {softmax}"
         )
     return ROUNDED + changed
 

@@ -31,7 +31,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
-from dflash_trt.runtime.cpu import bfloat16_linear, grouped_experts, panel_linear  # noqa: E402
+from dflash_trt.runtime.cpu import grouped_experts, panel_linear  # noqa: E402
 
 SHAPES = ((128, 128), (128, 384), (128, 1024), (512, 512), (1024, 1024), (1024, 3072), (3072, 1024), (1024, 151936))
 """Inputs and outputs."""
@@ -61,7 +61,7 @@ def main(dtypes: Sequence[str], seconds: float, cold: int) -> None:
             ways = bfloat16_ways(weight) if dtype == "bfloat16" else float_ways(weight)
             counts = [rows for rows in ROWS if rows * inputs * outputs <= LARGEST]
             cells = [measured(ways, torch.randn(rows, inputs).to(weight.dtype), other, seconds) for rows in counts]
-            is_ours = dtype == "float32" or inputs >= bfloat16_linear.MIN_INPUTS
+            is_ours = dtype == "float32" or inputs >= panel_linear.MIN_INPUTS
             rule = "ours" if is_ours else "torch"
             table.append((f"{inputs} -> {outputs}", *cells, *[""] * (len(ROWS) - len(cells)), rule))
         print_table(f"{cpu_model()}, one thread, {dtype}", ("weight", *map(str, ROWS), "rule"), table)
@@ -117,7 +117,7 @@ def expert_ways(hidden: int, inner: int, number: int, asked: int, dtype: torch.d
 
 
 def bfloat16_ways(weight: torch.Tensor) -> Ways:
-    return lambda rows: bfloat16_linear.linear(weight, None, rows), lambda rows: F.linear(rows, weight)
+    return lambda rows: panel_linear.linear(weight, None, rows), lambda rows: F.linear(rows, weight)
 
 
 def float_ways(weight: torch.Tensor) -> Ways:

@@ -16,9 +16,9 @@ import onnxruntime
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, TargetSpec, read_target
+from dflash_trt.engine.engine_directory import BuildOptions, build_engine
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.engine.proposal_head import HeadChoice
-from dflash_trt.engine.write import BuildOptions, build_engine
 from dflash_trt.runtime.drafter.onnxruntime.ort_session import graph_session
 from tests.paths import FIXTURES
 

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.checkpoint.weights import read_weights
+from dflash_trt.engine.engine_directory import BuildOptions, build_engine
 from dflash_trt.engine.manifest import Manifest, read_manifest
-from dflash_trt.engine.write import BuildOptions, build_engine
 from tests.engines import fitting_target
 
 

@@ -43,7 +43,7 @@ FLOORS = [
 # Importing file and imported module: TensorRT-LLM walks DFlash2's lattice as the runtime does, and Triton also serves
 # the embedded runtime.
 EXCEPTIONS = {
-    ("trtllm/dflash2_drafter.py", "dflash_trt.runtime.drafter.candidate_selector"),
+    ("trtllm/drafter_module.py", "dflash_trt.runtime.drafter.candidate_selector"),
     ("triton/model.py", "dflash_trt.runtime.open_backend"),
 }
 HEAVY = {

@@ -3,16 +3,190 @@
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from dflash_trt.cli.bench_run import run
-from dflash_trt.cli.options import PATH, json_option
-from dflash_trt.cli.output import print_json, print_tables
+from dflash_trt.api.runtime_options import DTYPES
+from dflash_trt.cli.completion import TARGET
+from dflash_trt.cli.options import PATH, json_option, options
+from dflash_trt.cli.output import print_json, print_tables, resumable
+from dflash_trt.errors import shown
 from dflash_trt.files.command import quoted
 from dflash_trt.files.write import check_replaceable
+from dflash_trt.observe.bench.records import BenchRun
+from dflash_trt.observe.bench.report_tables import describe_point, experiment_tables, point_tables
+from dflash_trt.observe.bench.run_directory import read_points, read_run
+from dflash_trt.observe.bench.sweep import Sweep, SweepPoint
+
+NUMBER = re.compile("[0-9]{1,5}")
+
+
+class Concurrencies(click.ParamType):  # type: ignore[type-arg]  # generic as of click 8.4
+    """1,2,4."""
+
+    name = "N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Concurrencies, each once, in the given order."""
+        if isinstance(value, tuple):
+            return value
+        words = str(value).split(",")
+        if not all(NUMBER.fullmatch(word) and 0 < int(word) <= 65536 for word in words):
+            self.fail(f"expected numbers of requests as in 1,2,4, found {shown(value)}", param, ctx)
+        return tuple(dict.fromkeys(map(int, words)))
+
+
+class KeyValue(click.ParamType):  # type: ignore[type-arg]
+    """KEY=VALUE."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        """Key and value, neither empty."""
+        if isinstance(value, tuple):
+            return value
+        key, _, text = str(value).partition("=")
+        if not key or not text:
+            self.fail(f"expected {self.name}, found {shown(value)}", param, ctx)
+        return key, text
+
+
+@click.command(short_help="Sweep concurrency over a prompt set.")
+@options(
+    click.option("--endpoint", "endpoints", multiple=True, type=KeyValue("NAME=URL"),
+                 help="A server to measure; repeatable."),
+    click.option("--engine", type=PATH, help="Serve this engine here, plain and with DFlash, in place of --endpoint."),
+    click.option("--target", type=TARGET, help="Target of --engine. Default: what it was built for."),
+    click.option("--draft-length", metavar="LENGTH", help="Draft length of --engine, as in `serve`. Default: its own."),
+    click.option("--dtype", type=click.Choice(DTYPES),
+                 help="Type of --engine's target, as in `serve`. Default: its own."),
+    click.option("--prompts", required=True, metavar="SET",
+                 help="gsm8k, math500, ..., a file, or SPEED-Bench's folder."),
+    click.option("--split",
+                 help="Part of a SPEED-Bench folder: qualitative (default), throughput_1k, ..., throughput_32k."),
+    click.option("--category", "categories", multiple=True, help="Only prompts of this category; repeatable."),
+    click.option("--pooled", is_flag=True, help="One point for all categories, not one for each."),
+    click.option("--num-prompts", type=click.IntRange(min=1),
+                 help="Prompts of each category; they repeat if there are fewer."),
+    click.option("--concurrency", type=Concurrencies(), default="1", show_default=True, help="Requests at once."),
+    click.option("--template", type=click.Choice(["chat", "completions"]), default="chat", show_default=True),
+    click.option("--thinking", type=click.Choice(["on", "off"]), help="enable_thinking of the chat template."),
+    click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True),
+    click.option("--max-tokens", type=click.IntRange(min=1), default=4096, show_default=True),
+    click.option("--ignore-eos", is_flag=True, help="Answers of exactly --max-tokens tokens."),
+    click.option("--extra", multiple=True, type=KeyValue("FIELD=VALUE"),
+                 help="Add to each request: reasoning_effort=low, top_p=0.95."),
+    click.option("--set", "overrides", multiple=True, type=KeyValue("NAME.FIELD=VALUE"),
+                 help="Override a setting for one method."),
+    click.option("--model", help="Model to ask for, if a server has several."),
+    click.option("--api-key-file", type=PATH, help="File with the servers' key on its first line."),
+    click.option("--request-timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True),
+    click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True),
+    click.option("--hardware", metavar="TEXT", help="The servers' hardware, for reports: '8x B300'."),
+    click.option("--num-gpus", type=click.IntRange(min=1), help="GPUs of each server, for throughput per GPU."),
+    click.option("--aiperf", type=PATH, help="AIPerf's program. Default: aiperf on PATH."),
+    click.option("-o", "--output", required=True, type=PATH, help="Run to write or resume."),
+    click.option("--dry-run", is_flag=True, help="Show what would be measured; send no prompt and write nothing."),
+    json_option,
+)  # fmt: skip
+def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **settings: Any) -> None:
+    """Measure each method at each concurrency, with AIPerf for the load and the servers' own counts of drafts.
+
+    Finished points are kept: repeat the command to resume a stopped run.
+
+    \b
+    Example:
+      dflash-trt bench run --endpoint none=http://a:8000 --endpoint dflash=http://b:8000 \\
+        --prompts gsm8k --concurrency 1,2,4,8 --hardware "8x B300" --num-gpus 8 -o run
+    """
+    _check_servers(settings)
+    from dflash_trt.observe.bench.aiperf_run import find_aiperf
+    from dflash_trt.observe.bench.experiment import design
+    from dflash_trt.observe.bench.sweep import Sweep
+
+    experiment = design(**settings)
+    if dry_run:
+        print_experiment(experiment.run, as_json=as_json)
+        return
+    sweep = Sweep.begin(experiment, output, find_aiperf(aiperf), _command())
+    for warning in sweep.run.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    with resumable(output):
+        measure(sweep)
+    print_points(output, as_json=as_json)
+    click.echo(f"its curve and tables: dflash-trt bench report {quoted(output)} -o DIR", err=True)
+
+
+def _check_servers(settings: dict[str, Any]) -> None:
+    """Checks that either running servers or an engine to serve here are given."""
+    if settings["engine"] is not None:
+        if settings["endpoints"]:
+            raise click.UsageError("--engine: expected no --endpoint")
+    elif any(settings[name] is not None for name in ("target", "draft_length", "dtype")):
+        raise click.UsageError("--target, --draft-length and --dtype belong to --engine")
+    elif not settings["endpoints"]:
+        raise click.UsageError("expected --endpoint NAME=URL or --engine")
+
+
+def _command() -> tuple[str, ...]:
+    return ("dflash-trt", *sys.argv[1:]) if sys.argv[1:2] == ["bench"] else ("dflash-trt", "bench", "run", os.curdir)
+
+
+def print_experiment(run: BenchRun, *, as_json: bool) -> None:
+    if as_json:
+        print_json("bench-experiment", {"run": msgspec.to_builtins(run)})
+    else:
+        print_tables(experiment_tables(run))
+
+
+def print_points(output: Path, *, as_json: bool) -> None:
+    run = read_run(output)
+    points = read_points(output, run)
+    if as_json:
+        short = [
+            {k: v for k, v in msgspec.to_builtins(point).items() if k not in ("rows", "schema")} for point in points
+        ]
+        print_json("bench-run", {"run": msgspec.to_builtins(run), "points": short})
+    else:
+        print_tables(point_tables(run, points))
+
+
+def measure(sweep: Sweep) -> None:
+    """Measures all missing points, and counts their answers on stderr."""
+    servers = sweep.experiment.servers
+    missing = [point for server in servers for point in sweep.missing(server.method.name)]
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("left"), TimeRemainingColumn(),
+    )  # fmt: skip
+    console, is_terminal = Console(stderr=True), sys.stderr.isatty()
+    with Progress(*columns, console=console, transient=True, disable=not is_terminal) as bar:
+        task = bar.add_task("", total=sum(point.num_requests for point in missing), visible=bool(missing))
+        num_answers, count = 0, f"/{len(missing)}"
+
+        def show(point: SweepPoint, num_new: int) -> None:
+            category = "" if point.category is None else f" {point.category}"
+            text = f"{point.method}{category} c{point.concurrency} ({missing.index(point) + 1}{count})"
+            bar.update(task, description=text, completed=num_answers + num_new)
+
+        for server in servers:
+            bar.update(task, description=f"{server.method.name}: starting")
+            for point, measured, warnings in sweep.measure(server, show):
+                num_answers += point.num_requests  # all planned ones: a failed request ends its conversation
+                bar.update(task, completed=num_answers)
+                if not is_terminal:
+                    click.echo(f"{missing.index(point) + 1}{count} {describe_point(measured)}", err=True)
+                for warning in warnings:
+                    console.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
 
 
 @click.group(short_help="Measure running servers, and report on them.")

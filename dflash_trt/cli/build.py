@@ -17,9 +17,8 @@ from dflash_trt.checkpoint.source import checkpoint_directory, configuration_dir
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, read_pair
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.cli.completion import DRAFT_OR_DEPLOYMENT, RECIPE, TARGET
-from dflash_trt.cli.options import PATH, options, refuse_given
+from dflash_trt.cli.options import PATH, describe, options, recipe_and_ranges, refuse_given
 from dflash_trt.cli.output import human_bytes, print_json, print_table
-from dflash_trt.cli.recipe_options import describe, recipe_and_ranges
 from dflash_trt.deploy.catalog import trained_for
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
 from dflash_trt.deploy.dry_run import as_text, dry_run, fitting_deployment
@@ -33,8 +32,8 @@ from dflash_trt.errors import ConfigError, DFlashError
 from dflash_trt.files.command import quoted
 
 if TYPE_CHECKING:
+    from dflash_trt.engine.engine_directory import BuildOptions
     from dflash_trt.engine.proposal_head import HeadChoice
-    from dflash_trt.engine.write import BuildOptions
 
 
 DEFAULTS = PlanOptions()
@@ -204,7 +203,7 @@ def _options(
     draft: str, target: str, pair: tuple[DraftCheckpoint, TargetCheckpoint], recipe: str | None, calibration: str, *,
     tp: int | None, head: HeadChoice | None, head_tokens: Path | None, **settings: Any,
 ) -> BuildOptions:  # fmt: skip
-    from dflash_trt.engine.write import BuildOptions
+    from dflash_trt.engine.engine_directory import BuildOptions
 
     source, partner = pair
     if recipe is not None:
@@ -256,7 +255,7 @@ def _check_head(head: HeadChoice | None, head_tokens: Path | None) -> None:
 
 def _write_engine(options: BuildOptions) -> None:
     """Writes the engine of a pair that fits, and says on stderr what became of the draft."""
-    from dflash_trt.engine.write import build_engine
+    from dflash_trt.engine.engine_directory import build_engine
     from dflash_trt.quantize.convert import summary
 
     build_engine(options)

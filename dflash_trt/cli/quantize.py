@@ -9,18 +9,19 @@ import click
 import msgspec
 
 from dflash_trt.cli.completion import DRAFT
-from dflash_trt.cli.options import PATH, json_option
-from dflash_trt.cli.output import print_written
-from dflash_trt.cli.recipe_options import (
+from dflash_trt.cli.options import (
+    PATH,
     build_command,
     calibration_option,
     describe,
     force_option,
+    json_option,
     read_checked_draft,
     recipe_and_ranges,
     recipe_option,
     target_option,
 )
+from dflash_trt.cli.output import print_written
 
 
 @click.command(short_help="Write a quantised copy of a draft checkpoint.")

@@ -13,19 +13,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dflash_trt.cli.completion import DRAFT
-from dflash_trt.cli.options import PATH, check_picture, options
-from dflash_trt.cli.output import resumable
-from dflash_trt.cli.recipe_options import (
+from dflash_trt.cli.options import (
+    PATH,
     build_command,
     calibration_option,
+    check_picture,
     describe,
     features_option,
     force_option,
+    options,
     read_checked_draft,
     recipe_and_ranges,
     recipe_option,
     target_option,
 )
+from dflash_trt.cli.output import resumable
 from dflash_trt.runtime.measure.recovery.settings import Settings
 
 if TYPE_CHECKING:

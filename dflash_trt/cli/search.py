@@ -9,9 +9,17 @@ from typing import Any
 import click
 
 from dflash_trt.cli.completion import DRAFT
-from dflash_trt.cli.options import PATH, num_bytes, options, share
+from dflash_trt.cli.options import (
+    PATH,
+    calibration_option,
+    features_option,
+    num_bytes,
+    options,
+    read_checked_draft,
+    share,
+    target_option,
+)
 from dflash_trt.cli.output import human_bytes, resumable
-from dflash_trt.cli.recipe_options import calibration_option, features_option, read_checked_draft, target_option
 from dflash_trt.files.command import command_line
 from dflash_trt.quantize.loadable import FORMATS, LOADABLE
 from dflash_trt.runtime.progress_display import progress_bar

@@ -63,10 +63,10 @@ def serve(
       dflash-trt serve engine --api-key-file keys.txt
     """
     from dflash_trt.errors import EngineError
-    from dflash_trt.runtime.server.api_keys import ApiKeys
     from dflash_trt.runtime.server.app import make_app
     from dflash_trt.runtime.server.grammar_worker import start_forkserver
     from dflash_trt.runtime.server.http_server import HttpServer, bind, exit_on_sigterm, max_connections
+    from dflash_trt.runtime.server.limits import ApiKeys
     from dflash_trt.runtime.server.log import set_up_logging
     from dflash_trt.runtime.server.tracing import open_tracing
 

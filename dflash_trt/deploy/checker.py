@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from dflash_trt.deploy.coerce import coerce
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.flags import is_command, normalize, parse_command
 from dflash_trt.deploy.gpus import Gpus
@@ -18,7 +17,7 @@ from dflash_trt.deploy.rules import sglang_rules, trtllm_rules, vllm_rules
 from dflash_trt.deploy.rules.checked_config import CheckedConfig
 from dflash_trt.deploy.rules.target_rules import context_length, remote_code
 from dflash_trt.deploy.schema import Schema, runtime_keys
-from dflash_trt.deploy.schema_check import check_schema
+from dflash_trt.deploy.schema_check import check_schema, coerce
 from dflash_trt.deploy.sizes import DraftSizes, draft_sizes, target_sizes
 from dflash_trt.deploy.trtllm_arguments import converted_draft
 from dflash_trt.engine.manifest import read_num_ranks

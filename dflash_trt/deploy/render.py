@@ -10,13 +10,111 @@ import yaml
 
 from dflash_trt import __version__
 from dflash_trt.deploy.deployment_file import Method
+from dflash_trt.deploy.draft_schedule import vllm_schedule
 from dflash_trt.deploy.flags import command_text
+from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.schema import Runtime
-from dflash_trt.deploy.server_arguments import server_arguments
-from dflash_trt.deploy.trtllm_arguments import trtllm_arguments, trtllm_command
+from dflash_trt.deploy.trtllm_arguments import STREAM_INTERVAL, trtllm_arguments, trtllm_command
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import command_line, plain
+
+CACHE_DTYPES = {"auto": "auto", "fp8": "fp8_e4m3"}
+"""SGLang's names."""
+
+
+def server_arguments(
+    deployment: ResolvedDeployment, runtime: Runtime, method: Method, host: str, port: int
+) -> dict[str, Any]:
+    """Arguments of the runtime; methods differ only in what selects and describes the draft."""
+    is_vllm = runtime == "vllm"
+    model = {"model_tag" if is_vllm else "model_path": deployment.target}
+    arguments = model | {"host": host, "port": port} | (_vllm(deployment) if is_vllm else _sglang(deployment))
+    if deployment.trust_remote_code:
+        arguments["trust_remote_code"] = True
+    parsers = target_parsers(deployment.target)
+    if runtime in parsers.reasoning:
+        arguments["reasoning_parser"] = parsers.reasoning[runtime]
+    if runtime in parsers.tool:
+        arguments |= {"enable_auto_tool_choice": True} if is_vllm else {}
+        arguments["tool_call_parser"] = parsers.tool[runtime]
+    if method == "none":
+        return arguments
+    return arguments | (_vllm_method(deployment, method) if is_vllm else _sglang_method(deployment, method))
+
+
+def _vllm(deployment: ResolvedDeployment) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "tensor_parallel_size": deployment.tensor_parallel,
+        "enable_expert_parallel": deployment.expert_parallel > 1,
+        "max_model_len": deployment.max_seq_len,
+        "max_num_seqs": deployment.max_batch_size,
+        "max_num_batched_tokens": deployment.max_num_tokens,
+        "max_cudagraph_capture_size": deployment.max_batch_size * (1 + deployment.num_draft_tokens),
+        "kv_cache_dtype": deployment.kv_cache_dtype,
+        "enable_prefix_caching": deployment.asks_for_prefix_reuse,
+        "enable_chunked_prefill": True,
+        "stream_interval": STREAM_INTERVAL,
+    }
+    cache = None if deployment.target_sizes is None else deployment.target_sizes.cache
+    if cache and cache.num_sliding_layers and cache.num_full_layers:  # else an assertion ends it: see rules/vllm_rules
+        arguments["disable_hybrid_kv_cache_manager"] = True
+    return arguments
+
+
+def _vllm_method(deployment: ResolvedDeployment, method: Method) -> dict[str, Any]:
+    if method == "eagle3":
+        eagle3 = deployment.eagle3_drafter()
+        draft, num_tokens = eagle3.model, eagle3.num_draft_tokens
+    else:
+        draft, num_tokens = _draft(deployment), deployment.num_draft_tokens
+    config: dict[str, Any] = {"method": method, "model": draft, "num_speculative_tokens": num_tokens}
+    if method == "dflash" and deployment.draft_schedule:
+        ranges = vllm_schedule(deployment.draft_schedule, deployment.max_batch_size)
+        config["num_speculative_tokens_per_batch_size"] = ranges
+    return {"speculative_config": config}
+
+
+def _sglang(deployment: ResolvedDeployment) -> dict[str, Any]:
+    return {
+        "tp_size": deployment.tensor_parallel,
+        "ep_size": deployment.expert_parallel,
+        "context_length": deployment.max_seq_len,
+        "max_running_requests": deployment.max_batch_size,
+        "chunked_prefill_size": deployment.max_num_tokens,
+        "cuda_graph_max_bs_decode": deployment.max_batch_size,
+        "kv_cache_dtype": CACHE_DTYPES[deployment.kv_cache_dtype],
+        "disable_radix_cache": not deployment.asks_for_prefix_reuse,
+        "stream_interval": STREAM_INTERVAL,
+    }
+
+
+def _sglang_method(deployment: ResolvedDeployment, method: Method) -> dict[str, Any]:
+    if method == "eagle3":
+        eagle3 = deployment.eagle3_drafter()
+        return {
+            "speculative_algorithm": "EAGLE3",
+            "speculative_draft_model_path": eagle3.model,
+            "speculative_num_steps": eagle3.num_draft_tokens,
+            "speculative_eagle_topk": 1,
+            "speculative_num_draft_tokens": eagle3.num_draft_tokens + 1,
+        }
+    if deployment.draft_schedule:
+        raise ConfigError(
+            f"{deployment.name}: expected one draft length, which is all that SGLang takes for DFlash, found"
+            " draft_schedule",
+            hint="remove draft_schedule, or tune with --runtime sglang",
+        )
+    return {
+        "speculative_algorithm": "DFLASH",
+        "speculative_draft_model_path": _draft(deployment),
+        # SGLang counts the verify window, the last verified token included.
+        "speculative_num_draft_tokens": deployment.num_draft_tokens + 1,
+    }
+
+
+def _draft(deployment: ResolvedDeployment) -> str:
+    return deployment.checkpoint if deployment.mode == "engine" else deployment.draft
 
 
 class Rendered(msgspec.Struct, frozen=True):

@@ -22,9 +22,8 @@ from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import parse_draft_length
-from dflash_trt.runtime.finished_request import completion, prompt_logprobs
 from dflash_trt.runtime.logits_processors import GrammarCompiler
-from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.request import Request, completion, prompt_logprobs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

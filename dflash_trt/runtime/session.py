@@ -25,14 +25,13 @@ from dflash_trt.runtime.decoder import CacheOwner, Decoder
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength, parse_draft_length
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
-from dflash_trt.runtime.finished_request import completion
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.logits_processors import GrammarCompiler, LogitBias, LogitsProcessor
 from dflash_trt.runtime.model_runner import LocalRunner, ModelRunner
 from dflash_trt.runtime.open_backend import CheckedPair, check_prompt, default_batch_size, max_positions
 from dflash_trt.runtime.ranks.parallel_runner import TensorParallelRunner, follow, rank_facts
 from dflash_trt.runtime.ranks.roles import Follower, Leader
-from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.request import Request, completion
 from dflash_trt.runtime.targets.dtype import target_dtype
 from dflash_trt.runtime.targets.huggingface import load_model, make_target, stop_token_ids
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget

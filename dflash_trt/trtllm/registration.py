@@ -64,8 +64,7 @@ def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model:
     from dflash_trt.engine.plans.launcher import CurrentStreamLauncher
     from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
     from dflash_trt.trtllm.context_pool import BACKENDS, declare_pool
-    from dflash_trt.trtllm.dflash2_drafter import DFlash2EngineDrafter
-    from dflash_trt.trtllm.drafter_module import EngineDrafter
+    from dflash_trt.trtllm.drafter_module import DFlash2EngineDrafter, EngineDrafter
     from dflash_trt.trtllm.rank_engine import all_reduce, rank_engine
 
     spec_config = model_config.spec_config

@@ -14,7 +14,7 @@ from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.mapped import check_finite
 from dflash_trt.checkpoint.safetensors_file import read_tensors
 from dflash_trt.checkpoint.target_checkpoint import read_target
-from dflash_trt.engine.write import BuildOptions, build_engine
+from dflash_trt.engine.engine_directory import BuildOptions, build_engine
 from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe

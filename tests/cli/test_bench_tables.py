@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dflash_trt.cli.bench_tables import print_points
+from dflash_trt.cli.bench import print_points
 from dflash_trt.observe.bench.records import BenchPoint, RequestRow
 from dflash_trt.observe.bench.run_directory import write_point, write_run
 from tests.observe.bench.samples import UNPUBLISHED, counters, flat, point, run

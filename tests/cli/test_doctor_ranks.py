@@ -16,8 +16,8 @@ import pytest
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.cli.doctor_ranks import Rank, gather_ranks, look, print_ranks, problems
+from dflash_trt.engine.engine_directory import BuildOptions, build_engine
 from dflash_trt.engine.plans.machine import Gpu
-from dflash_trt.engine.write import BuildOptions, build_engine
 from tests.engines import build
 from tests.paths import FIXTURES, REPOSITORY
 

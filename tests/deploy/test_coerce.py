@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_trt.deploy.coerce import coerce
 from dflash_trt.deploy.schema import load_schema
-from dflash_trt.deploy.schema_check import check_schema
+from dflash_trt.deploy.schema_check import check_schema, coerce
 
 pydantic = pytest.importorskip("pydantic", reason="pydantic comes with tensorrt_llm")
 SCHEMA = load_schema("trtllm")

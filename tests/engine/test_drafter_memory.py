@@ -10,12 +10,12 @@ import torch
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.target_checkpoint import read_target
+from dflash_trt.engine.engine_directory import BuildOptions, build_engine
 from dflash_trt.engine.manifest import read_shard
 from dflash_trt.engine.plans.add_plans import add_plans
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.preview import drafter_memory
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
-from dflash_trt.engine.write import BuildOptions, build_engine
 from tests.contract.launcher import HostLauncher
 from tests.contract.machine import pretend
 from tests.contract.recorder import VERSIONS

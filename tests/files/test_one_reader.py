@@ -47,16 +47,16 @@ CALLS = {
 CLASS = re.compile(r"[A-Z]\w*[a-z]\w*$")
 METHODS = {"read_text", "read_bytes", "open"}  # of any object: a Path's
 EXCEPTIONS = {
-    ("engine/write.py", "msgspec.json.decode"): "only whether it is a manifest, of a bounded file",
+    ("engine/engine_directory.py", "msgspec.json.decode"): "only whether it is a manifest, of a bounded file",
     ("checkpoint/safetensors_writer.py", "msgspec.json.decode"): "only who wrote it, of a bounded header",
     ("checkpoint/quantization.py", "open"): "four bytes at an offset of a header that was read",
     ("checkpoint/safetensors_writer.py", "open"): "copies tensors of a header that was read, and writes",
-    ("engine/plans/plan_runner.py", "read_bytes"): "a plan of gigabytes, whose hash is checked already",
+    ("engine/plans/plan_loader.py", "read_bytes"): "a plan of gigabytes, whose hash is checked already",
     ("engine/manifest.py", "open"): "hashes what the manifest names, block by block",
     ("runtime/server/limits.py", "msgspec.json.decode"): "a request's bounded body; fields are refused by name",
     ("cli/failure.py", "os.open"): "the null device, in the place of a stdout that failed",
     ("runtime/server/grammar_worker.py", "read_text"): "/proc/self/statm",
-    ("runtime/server/hermes.py", "msgspec.json.decode"): "a call that a model wrote; what is no JSON is text",
+    ("runtime/server/channels.py", "msgspec.json.decode"): "a call that a model wrote; what is no JSON is text",
     ("runtime/targets/huggingface.py", "read_text"): "/proc/self/maps",
     ("triton/model.py", "json.loads"): "Triton's own argument",
 }

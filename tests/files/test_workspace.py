@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.files import workspace as workspaces
-from dflash_trt.files.workspace import OLD, recover_abandoned, workspace
+from dflash_trt.files import write as workspaces
+from dflash_trt.files.write import OLD, recover_abandoned, workspace
 from tests.files.test_write import make, names
 
 # Holds a workspace for tmp/out, moved aside as far as SCRIPT says, until it is killed.
 HOLDING = """
 import sys, time
 from pathlib import Path
-from dflash_trt.files.workspace import workspace
+from dflash_trt.files.write import workspace
 with workspace(Path(sys.argv[1])) as directory:
     (directory / "new").mkdir()
     (directory / "new" / "file").write_text("half")

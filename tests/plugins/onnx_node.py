@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from dflash_trt import _C
 from dflash_trt.engine.graph.draft_graph import ATTENTION, PLUGIN_VERSION
 from dflash_trt.engine.graph.onnx_builder import OPSET, PLUGIN_DOMAIN
-from dflash_trt.runtime.drafter.onnxruntime.attention import WITH_SINKS, attention_function
+from dflash_trt.runtime.drafter.onnxruntime.lowering import WITH_SINKS, attention_function
 from tests.plugins.cases import Case
 from tests.plugins.tensors import Tensors
 

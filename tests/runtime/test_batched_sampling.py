@@ -12,8 +12,7 @@ import torch
 
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.runtime.finished_request import completion
-from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.request import Request, completion
 from dflash_trt.runtime.session import run
 from tests.reference import sampling as reference
 from tests.runtime.batches import Job, Workload, drive, fixture_workload, random_workload

@@ -9,7 +9,7 @@ import torch
 
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.finished_request import completion
+from dflash_trt.runtime.request import completion
 from dflash_trt.runtime.session import run
 from tests.checkpoint.samples import refusal
 from tests.runtime.batches import Workload, drive, random_workload

@@ -13,8 +13,7 @@ from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import EngineError
 from dflash_trt.llm import LLM
-from dflash_trt.runtime.finished_request import completion
-from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.request import Request, completion
 from dflash_trt.runtime.session import Session, open_session, run
 from dflash_trt.runtime.targets.target import Verified
 from tests.engines import trained_engine

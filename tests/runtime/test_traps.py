@@ -22,9 +22,8 @@ from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.engine.graph.context_graph import context_graph
 from dflash_trt.engine.graph.draft_graph import draft_graph
-from dflash_trt.runtime.finished_request import completion
 from dflash_trt.runtime.model_runner import LocalRunner
-from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.request import Request, completion
 from dflash_trt.runtime.session import Session, open_session
 from dflash_trt.runtime.targets.running_model import Taps
 from dflash_trt.runtime.targets.target import Segment, Verified

@@ -10,8 +10,8 @@ from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import RequestError
-from dflash_trt.triton.request_inputs import is_stop, read_inputs
-from dflash_trt.triton.response import response_tensors
+from dflash_trt.triton.service import response_tensors
+from dflash_trt.triton.tensors import is_stop, read_inputs
 
 PROMPT = np.array([b"Gr\xc3\xbc\xc3\x9fe"], dtype=np.object_)
 

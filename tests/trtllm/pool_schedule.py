@@ -14,12 +14,12 @@ import torch
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.target_checkpoint import read_target
+from dflash_trt.engine.engine_directory import BuildOptions, build_engine
 from dflash_trt.engine.executor import AllReduce
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.engine.plans.add_plans import add_plans
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
-from dflash_trt.engine.write import BuildOptions, build_engine
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.session import Session, open_session

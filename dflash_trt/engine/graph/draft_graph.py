@@ -162,7 +162,7 @@ def _gate(g: GraphBuilder, mixed: str, gate: str, spec: DraftSpec) -> str:
 
 
 def draft_segments(shard: DraftCheckpoint) -> dict[str, onnx.ModelProto]:
-    """The segments of `shard` (engine/shards.py), by name, as `graph_signatures` has them.
+    """The segments of `shard` (engine/engine_directory.py), by name, as `graph_signatures` has them.
 
     draft.onnx of a rank that has some of the heads and MLP channels, cut where the ranks add up what they have. The
     all-reduces between the segments are whose process it is: a collective inside a plan (TensorRT's DistCollective,

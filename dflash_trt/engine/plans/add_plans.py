@@ -10,12 +10,12 @@ import msgspec
 import onnx
 from onnx.external_data_helper import uses_external_data
 
+from dflash_trt.engine.engine_directory import ENGINE, is_engine, link
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, read_parts, sha256
 from dflash_trt.engine.plans import machine, tensorrt_api
 from dflash_trt.engine.plans.compile import TimingCache, build_plan
 from dflash_trt.engine.plans.plan import Plan, PlanOptions, check_limits, check_precision, is_served, profiles
 from dflash_trt.engine.plans.tensorrt_api import plugin_library
-from dflash_trt.engine.write import ENGINE, is_engine, link
 from dflash_trt.files.write import OutputKind, new_directory, new_file
 
 

@@ -19,7 +19,7 @@ from dflash_trt.observe.estimate.curve import (
     points,
     rate_at,
 )
-from dflash_trt.observe.estimate.drafter_ranks import DrafterOnRanks, drafters_on_ranks
+from dflash_trt.observe.estimate.drafter_pass import DrafterOnRanks, drafters_on_ranks
 from dflash_trt.observe.estimate.shapes import METHODS, DraftShape, Method, System
 from dflash_trt.observe.estimate.step import StepLoad, StepModel, Term
 from dflash_trt.observe.plots.curves import frontier

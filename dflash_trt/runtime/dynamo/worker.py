@@ -27,10 +27,27 @@ from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import ConfigError, DFlashError, EndpointError, EngineError, RequestError
 from dflash_trt.runtime.dynamo.file_discovery import await_loss
 from dflash_trt.runtime.dynamo.generate_request import read_request
-from dflash_trt.runtime.dynamo.kv_events import KvEvents
+from dflash_trt.runtime.kvcache.prefix_index import ROOT
 from dflash_trt.runtime.open_backend import CheckedPair, open_embedded
 from dflash_trt.runtime.server.prometheus import ServerMetrics
 from dflash_trt.runtime.server.responses import completion_metrics
+
+
+class KvEvents:
+    """Publishes shared pages as Dynamo's KV events; the number of an entry is the hash of its block."""
+
+    def __init__(self, publisher: Any) -> None:
+        self._publisher = publisher
+
+    def stored(self, number: int, before: int, token_ids: Sequence[int]) -> None:
+        """Publishes a page that prompts can reuse."""
+        parent = None if before == ROOT else before
+        self._publisher.publish_stored(list(token_ids), [len(token_ids)], [number], parent)
+
+    def removed(self, number: int) -> None:
+        """Publishes that a page was evicted."""
+        self._publisher.publish_removed([number])
+
 
 SNAPSHOT_SECONDS = 0.1
 DRAIN_POLL_SECONDS = 0.01

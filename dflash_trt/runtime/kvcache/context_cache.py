@@ -12,8 +12,7 @@ from dflash_trt import _C
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.kvcache.page_table import PageTable
-from dflash_trt.runtime.kvcache.page_tensor import FIRST_PAGES, grown, zeros
+from dflash_trt.runtime.kvcache.page_table import FIRST_PAGES, PageTable, grown, zeros
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
-from dflash_trt.runtime.kvcache.page_table import PageTable
-from dflash_trt.runtime.kvcache.page_tensor import FIRST_PAGES, grown, zeros
+from dflash_trt.runtime.kvcache.page_table import FIRST_PAGES, PageTable, grown, zeros
 
 
 class SlotCache:

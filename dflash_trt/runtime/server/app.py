@@ -24,9 +24,9 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dflash_trt.errors import DFlashError, shown
-from dflash_trt.runtime.server.api_keys import ApiKeys
 from dflash_trt.runtime.server.endpoints import Endpoints
 from dflash_trt.runtime.server.http_error import HttpError, shutting_down, to_http_error
+from dflash_trt.runtime.server.limits import ApiKeys
 from dflash_trt.runtime.server.log import log
 from dflash_trt.runtime.server.streaming import ClientDisconnected
 

@@ -20,9 +20,9 @@ from dflash_trt.api.sampling_params import (
     is_integer,
 )
 from dflash_trt.errors import RequestError, shown
+from dflash_trt.runtime.server.grammars import read_grammar
 from dflash_trt.runtime.server.http_error import HttpError
 from dflash_trt.runtime.server.limits import decode_object
-from dflash_trt.runtime.server.structured_outputs import read_grammar
 from dflash_trt.runtime.server.tools import ToolFormat, Tools, call_grammar, read_tools
 
 SAMPLING_FIELDS = (*SAMPLER_FIELDS, "stop", "stop_token_ids", "ignore_eos", "draft_length")

@@ -13,8 +13,7 @@ import msgspec
 from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.api.backend import Chunk
 from dflash_trt.api.completion import Completion
-from dflash_trt.runtime.server.channels import Channels, ChannelTokens
-from dflash_trt.runtime.server.hermes import CallDelta, HermesParser
+from dflash_trt.runtime.server.channels import CallDelta, Channels, ChannelTokens, HermesParser
 from dflash_trt.runtime.server.openai_logprobs import TokenTexts, chat_logprobs, completion_logprobs
 from dflash_trt.runtime.server.requests import CompletionRequest
 from dflash_trt.runtime.server.step_texts import StepTexts

@@ -10,9 +10,8 @@ import msgspec
 
 from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import RequestError, shown
-from dflash_trt.runtime.server.channels import ChannelTokens
-from dflash_trt.runtime.server.hermes import BEGIN, END, NAME
-from dflash_trt.runtime.server.structured_outputs import bounded
+from dflash_trt.runtime.server.channels import BEGIN, END, NAME, ChannelTokens
+from dflash_trt.runtime.server.grammars import bounded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -16,7 +16,7 @@ import torch
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.target_checkpoint import read_target
-from dflash_trt.engine.write import BuildOptions, build_engine
+from dflash_trt.engine.engine_directory import BuildOptions, build_engine
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from tests.checkpoint.dialect_samples import WRITERS, write_muse_glimmer

@@ -13,10 +13,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.engine.engine_directory import BuildOptions, build_engine
 from dflash_trt.engine.graph.draft_graph import ATTENTION
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.plans.plan import PlanOptions, profiles
-from dflash_trt.engine.write import BuildOptions, build_engine
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from tests.checkpoint.samples import edit_config

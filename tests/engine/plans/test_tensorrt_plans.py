@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from dflash_trt.engine.engine_directory import carry_plans
 from dflash_trt.engine.manifest import Manifest, read_manifest, sha256
 from dflash_trt.engine.plans.add_plans import add_plans
 from dflash_trt.engine.plans.compile import TimingCache
 from dflash_trt.engine.plans.plan import PlanOptions
-from dflash_trt.engine.write import carry_plans
 from dflash_trt.errors import BuildError, EngineError, MissingDependencyError
 from tests.checkpoint.samples import refusal
 from tests.contract.machine import B300, H200, pretend

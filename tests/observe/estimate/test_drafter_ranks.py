@@ -10,7 +10,7 @@ import pytest
 
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.observe.estimate.constants import rates
-from dflash_trt.observe.estimate.drafter_ranks import DrafterOnRanks, drafters_on_ranks, preferred
+from dflash_trt.observe.estimate.drafter_pass import DrafterOnRanks, drafters_on_ranks, preferred
 from dflash_trt.observe.estimate.inputs import open_system
 from dflash_trt.observe.estimate.step import StepLoad, StepModel
 from tests.cli.commands import run

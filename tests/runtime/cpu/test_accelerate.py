@@ -16,8 +16,7 @@ from dflash_trt.runtime.cpu import accelerate as accelerate_module
 from dflash_trt.runtime.cpu.accelerate import accelerate, slow_parts
 from dflash_trt.runtime.cpu.paged_attention import PagedPass
 from dflash_trt.runtime.session import open_session, run
-from dflash_trt.runtime.targets.gathered_attention import GatheredPass
-from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS
+from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, GatheredPass
 from tests.decoding import greedy
 from tests.engines import trained_engine
 from tests.fixtures_data import prompts

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dflash_trt.runtime.cpu.fused_norm import fuse_norms, normed
+from dflash_trt.runtime.cpu.accelerate import fuse_norms, normed
 from tests.runtime.targets.families import random_model
 from tests.runtime.targets.test_packed_pass import PACKED
 

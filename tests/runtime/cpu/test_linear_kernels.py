@@ -15,9 +15,16 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from dflash_trt import _C
 from dflash_trt.runtime.cpu.accelerate import accelerate
-from dflash_trt.runtime.cpu.bfloat16_linear import MIN_INPUTS, linear, replace_linear_layers
 from dflash_trt.runtime.cpu.kernel_call import openmp_team
-from dflash_trt.runtime.cpu.panel_linear import PanelLinear, lay_out_linear_layers, panels, rows_of
+from dflash_trt.runtime.cpu.panel_linear import (
+    MIN_INPUTS,
+    PanelLinear,
+    lay_out_linear_layers,
+    linear,
+    panels,
+    replace_linear_layers,
+    rows_of,
+)
 from dflash_trt.runtime.targets.huggingface import make_target
 from dflash_trt.runtime.targets.packed_target import agrees
 from tests.runtime.targets.families import (

@@ -14,7 +14,7 @@ from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
-from dflash_trt.runtime.kvcache.page_tensor import FIRST_PAGES
+from dflash_trt.runtime.kvcache.page_table import FIRST_PAGES
 from tests.engines import Graphs, build
 
 NUM_SLOTS = 3

@@ -19,7 +19,7 @@ from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.cli.dynamo import MAX_SYSTEM_PORT
 from dflash_trt.errors import ConfigError
 from dflash_trt.llm import LLM
-from dflash_trt.runtime.dynamo.addresses import ADDRESSES
+from dflash_trt.runtime.dynamo.file_discovery import ADDRESSES
 from tests.cli.commands import run_here
 from tests.fixtures_data import without_template
 from tests.runtime.dynamo.cluster import PATIENCE, Cluster, cluster, dynamo_python, terminate

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
-from dflash_trt.runtime.kvcache.page_table import PageTable
-from dflash_trt.runtime.kvcache.page_tensor import grown, zeros
+from dflash_trt.runtime.kvcache.page_table import PageTable, grown, zeros
 
 P = TOKENS_PER_PAGE
 

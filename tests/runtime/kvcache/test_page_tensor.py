@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dflash_trt.runtime.kvcache.page_tensor import zeros
+from dflash_trt.runtime.kvcache.page_table import zeros
 
 PAGE = 4096
 

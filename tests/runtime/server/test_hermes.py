@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from dflash_trt.runtime.server.hermes import HermesParser
+from dflash_trt.runtime.server.channels import HermesParser
 
 Calls = list[tuple[str, str]]
 CALL = '{"name": "f", "arguments": {"a": 1}}'

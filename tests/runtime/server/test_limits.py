@@ -16,8 +16,8 @@ from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import ConfigError, RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.server import http_server, limits
-from dflash_trt.runtime.server.api_keys import ApiKeys
 from dflash_trt.runtime.server.http_server import bind
+from dflash_trt.runtime.server.limits import ApiKeys
 from tests.runtime.server.live import PATIENCE, Live, read_response, serving, until
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

@@ -13,7 +13,7 @@ import pytest
 
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.server.structured_outputs import bounded, read_grammar
+from dflash_trt.runtime.server.grammars import bounded, read_grammar
 from tests.runtime.server.live import MODEL, Live
 
 SCHEMA = {

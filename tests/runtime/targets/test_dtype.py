@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError, RequestError
-from dflash_trt.runtime.targets import free_memory
+from dflash_trt.runtime.targets import huggingface
 from dflash_trt.runtime.targets.dtype import target_dtype
 from dflash_trt.runtime.targets.huggingface import load_model, make_target
 from tests.checkpoint.samples import refusal
@@ -73,13 +73,13 @@ def test_half_the_bytes(name: str) -> None:
 
 def test_half_the_memory_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, weights = read_target(TARGET).spec, read_weights(TARGET)
-    needed = free_memory.loaded_bytes(weights, torch.bfloat16)
-    monkeypatch.setattr(free_memory, "free_bytes", lambda: needed)
+    needed = huggingface.loaded_bytes(weights, torch.bfloat16)
+    monkeypatch.setattr(huggingface, "free_bytes", lambda: needed)
     message = refusal(lambda: load_model(TARGET, spec, [0]), CheckpointError)
     assert "computed with as 32-bit numbers" in message
     assert "hint: --dtype bfloat16 halves them" in message
     load_model(TARGET, spec, [0], dtype="bfloat16")
-    monkeypatch.setattr(free_memory, "free_bytes", lambda: needed - 1)
+    monkeypatch.setattr(huggingface, "free_bytes", lambda: needed - 1)
     message = refusal(lambda: load_model(TARGET, spec, [0], dtype="bfloat16"), CheckpointError)
     assert "computed with as 16-bit numbers" in message
     assert "--dtype" not in message

@@ -11,9 +11,8 @@ import torch
 from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.checkpoint.weights import read_weights
-from dflash_trt.runtime.targets import free_memory as memory
-from dflash_trt.runtime.targets.free_memory import check_memory, free_bytes, loaded_bytes
-from dflash_trt.runtime.targets.huggingface import load_model
+from dflash_trt.runtime.targets import huggingface as memory
+from dflash_trt.runtime.targets.huggingface import check_memory, free_bytes, load_model, loaded_bytes
 from tests.checkpoint.samples import refusal
 from tests.paths import FIXTURES
 

@@ -14,8 +14,8 @@ from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.safetensors_writer import PRODUCER
 from dflash_trt.checkpoint.source import checkpoint_label
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
+from dflash_trt.engine.engine_directory import BuildOptions, build_engine, describe_source
 from dflash_trt.engine.manifest import sha256
-from dflash_trt.engine.write import BuildOptions, build_engine, describe_source
 from dflash_trt.errors import BuildError, VerificationError, printable
 from dflash_trt.files.read import open_file
 from dflash_trt.files.write import OutputKind, check_replaceable, new_file
