@@ -51,7 +51,7 @@ def write_inputs(directory: Path) -> None:
     draft = write_random_draft(directory / "qwen3-draft", dialect="qwen3")
     target = write_target(directory / "qwen3", model_type="qwen3", **HEADS)
     text = f"description: a test\ntarget: {target}\ndraft: {draft}\ngpus: b300x1\npurpose: latency\nmax_batch_size: 4\n"
-    (directory / "deployment.yaml").write_text(text + "draft_tokens: 3\nkv_cache_fraction: 0.5\nrecipe: bf16\n")
+    (directory / "deployment.yaml").write_text(text + "num_draft_tokens: 3\nkv_cache_fraction: 0.5\nrecipe: bf16\n")
     (directory / "serve.yaml").write_text(SERVE.format(draft=draft))
     (directory / "prompts.jsonl").write_text('{"prompt": "a", "id": "1"}\n{"token_ids": [1, 2, 3]}\n')
     (directory / "turns.jsonl").write_text('{"prompt": "a", "category": "x"}\n{"turns": ["b", "c"], "category": "y"}\n')

@@ -130,7 +130,7 @@ HUB_SETS = {
 
 
 def read_hub_set(name: str) -> tuple[str, list[Conversation]]:
-    """Its source with revision, and its prompts; raises ConfigError if it is unreachable or differs."""
+    """Source with revision, and prompts; raises ConfigError for one that is unreachable or differs."""
     hub_set = HUB_SETS[name]
     files = [_file(hub_set.repository, file) for file in hub_set.files]
     prompts = [

@@ -55,7 +55,7 @@ def _load(system: System, method: Method, batch: int) -> memory.ServingLoad:
     return msgspec.structs.replace(
         load, gpus=msgspec.structs.replace(load.gpus, gpu=gpu),
         draft=load.draft if method == "dflash" else None, ranks=system.tensor_parallel,
-        drafter_ranks=system.drafter_ranks, max_batch_size=-(-batch // system.replicas),
+        num_ranks=system.drafter_ranks, max_batch_size=-(-batch // system.replicas),
         max_num_tokens=system.max_num_tokens,
     )  # fmt: skip
 

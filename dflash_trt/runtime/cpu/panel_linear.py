@@ -6,8 +6,8 @@ MKL does in each call: for the few rows of a decode step that takes longer than 
 
 Linear layers of targets in BF16 on a CPU, in C++ (cpp/linear): one kernel for any number of rows.
 
-So a row's sum does not depend on the others (`runtime/targets/packed_target.py`). oneDNN (3.12, torch 2.13) takes twice as
-long for up to 8 rows, as long for 64, and 0.8 of it for a prompt's 512.
+A row's sum does not depend on the others (`runtime/targets/packed_target.py`). oneDNN (3.12, torch 2.13) takes twice
+as long for up to 8 rows, as long for 64, and 0.8 of it for a prompt's 512.
 """
 
 from __future__ import annotations
