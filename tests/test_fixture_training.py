@@ -17,7 +17,7 @@ from tests.paths import REPOSITORY
 @pytest.mark.full
 @pytest.mark.parametrize("pair", ["gpt-oss", "qwen3"])
 def test_a_few_steps_of_every_stage(pair: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.fixtures.train", "--pair", pair, "--smoke", "--output", str(tmp_path)]
+    command = [sys.executable, "-m", "tools.train_fixtures", "--pair", pair, "--smoke", "--output", str(tmp_path)]
     result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     draft, target = read_draft(tmp_path / f"tiny-{pair}-dflash"), read_target(tmp_path / f"tiny-{pair}")

@@ -37,7 +37,7 @@ def test_a_pipe_is_one_message(engine: Path, chat_target: Path, llm: LLM) -> Non
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_answers_end_by_themselves(name: str) -> None:
-    """In the fixtures' own template; they were trained to (tests/fixtures/train/turns.py)."""
+    """In the fixtures' own template; they were trained to (tools/train_fixtures/turns.py)."""
     messages = ["Sort a list in Python.", "def a(", "What is 2 + 2?", "import os", "Who wrote Python?"]
     with LLM(trained_engine(name), FIXTURES / name) as llm:
         chats = [[{"role": "user", "content": text}] for text in messages]

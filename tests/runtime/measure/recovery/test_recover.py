@@ -22,10 +22,10 @@ from dflash_trt.runtime.measure.recovery.recover import recover_checkpoint
 from dflash_trt.runtime.measure.recovery.settings import Settings
 from dflash_trt.runtime.measure.recovery.training import Progress, state_file
 from tests.cli.commands import run_here
-from tests.fixtures.train import recovery_prompts
 from tests.paths import FIXTURES, REPOSITORY
 from tests.quantize.samples import arrays, convert
 from tests.runtime.measure.feature_samples import capture
+from tools.train_fixtures import recovery_prompts
 
 DRAFT = FIXTURES / "tiny-gpt-oss-dflash"
 STEPS = 4
