@@ -18,9 +18,9 @@ struct Threads {
   GompParallel gomp_parallel;  // null: one thread
 };
 
-// Runs task(i) for i in [0, count), each once, in any order, on all threads of the team. What one of them throws is thrown
-// here, and tasks that had not begun are left out: no exception may cross the OpenMP library. In oneDNN: parallel_nd()
-// over a caller's thread pool, but tasks are taken one by one, as requests are of different lengths.
+// Runs task(i) for i in [0, count), each once, in any order, on all threads of the team. What one of them throws is
+// thrown here, and tasks that had not begun are left out: no exception may cross the OpenMP library. In oneDNN:
+// parallel_nd() over a caller's thread pool, but tasks are taken one by one, as requests are of different lengths.
 template <class Task>
 void for_each(const Threads& threads, int64_t count, const Task& task) {
   struct Shared {

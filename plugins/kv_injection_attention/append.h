@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // New context rows on their way into the cache: K and V of all layers in one launch.
 //
-// Rows come as context.onnx makes them, in the cache's format, so that bytes are moved and nothing is rounded. T rows, L
-// layers, G key/value heads, D head_dim, R rows a page. Tensors are dense and row-major.
+// Rows come as context.onnx makes them, in the cache's format, so that bytes are moved and nothing is rounded. T rows,
+// L layers, G key/value heads, D head_dim, R rows a page. Tensors are dense and row-major.
 #pragma once
 
 #include <cstdint>

@@ -13,8 +13,8 @@ namespace {
 
 // The kernel moves 16 bytes at a time.
 constexpr int32_t kAlignment = 16;
-// Queries carry softmax_scale * k_scale, in FP16 beside an FP8 cache and in an FP16 block: elements of size 1 are then at
-// least FP16's smallest normal number.
+// Queries carry softmax_scale * k_scale, in FP16 beside an FP8 cache and in an FP16 block: elements of size 1 are then
+// at least FP16's smallest normal number.
 constexpr float kMaxScale = 64, kMinScale = 0x1p-14f;
 
 // Keeps the first problem. It runs before every launch, so text is made only for a problem.

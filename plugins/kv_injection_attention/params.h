@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The whole contract between host and device: sizes, pointers and attributes of one attention call.
 //
-// B requests, S block, N query heads, G key/value heads, D head_dim, L draft layers, M pages of a row of the page table.
-// Tensors are dense and row-major, but for the context, whose strides are inputs. Pointers are the device's for the
-// kernel, the host's for the reference.
+// B requests, S block, N query heads, G key/value heads, D head_dim, L draft layers, M pages of a row of the page
+// table. Tensors are dense and row-major, but for the context, whose strides are inputs. Pointers are the device's for
+// the kernel, the host's for the reference.
 #pragma once
 
 #include <cstddef>
@@ -57,10 +57,10 @@ struct Params {
   const void* k_norm;  // [D] block_dtype
   const float* rope;   // [B, S, D]: cos, then sin, of each slot's position, YaRN's factor included
 
-  // The context, read only: row j of a slot stands at position j, block slot s at context_length + s. Row j of head g lies
-  // at context_pointers[layer] + page_table[slot][j / page size] * page stride + j % page size * row stride
-  // + g * head stride, D elements of cache_dtype: K, normed and rotated, and kKVStride behind it V. Of a row of the page
-  // table only the entries of pages that hold visible rows are read.
+  // The context, read only: row j of a slot stands at position j, block slot s at context_length + s. Row j of head g
+  // lies at context_pointers[layer] + page_table[slot][j / page size] * page stride + j % page size * row stride
+  // + g * head stride, D elements of cache_dtype: K, normed and rotated, and kKVStride behind it V. Of a row of the
+  // page table only the entries of pages that hold visible rows are read.
   const int64_t* context_pointers;  // [L] addresses, multiples of 16
   const int64_t* context_layout;    // [kLayoutSize]
   const int32_t* page_table;        // [slots, M]

@@ -126,8 +126,8 @@ class Attention {
     }
   }
 
-  // Where a row of the CTA stands in the results of a team: of each tile of its warp the row's maximum, sum and columns,
-  // each thread with two of every eight columns.
+  // Where a row of the CTA stands in the results of a team: of each tile of its warp the row's maximum, sum and
+  // columns, each thread with two of every eight columns.
   template <int kTiles>
   struct ResultRow {
     static constexpr int kEach = D / 4 + 2;

@@ -54,8 +54,9 @@ DFLASH_ANYWHERE constexpr int row_bytes(int head_dim, int element_bytes) {
   const int bytes = head_dim * element_bytes;
   return bytes == 64 ? bytes : bytes + 16;
 }
-// Rows of kBytes with that stride. Eight lanes take the eight bank groups once, be it with the same 16 bytes of eight rows, as
-// ldmatrix does, or with 128 bytes of one row or two, as copies do. Swizzled: vector i of row r stands at i ^ (r / 2 % 4).
+// Rows of kBytes with that stride. Eight lanes take the eight bank groups once, be it with the same 16 bytes of eight
+// rows, as ldmatrix does, or with 128 bytes of one row or two, as copies do. Swizzled: vector i of row r stands at i ^
+// (r / 2 % 4).
 template <int kBytes>
 struct StoredRows {
   static constexpr int kStride = row_bytes(kBytes, 1);
@@ -74,8 +75,8 @@ struct StoredRows {
 // Where they begin, so that swizzled rows and banks agree.
 inline constexpr int kRowsAlignment = 128;
 
-// Bytes of a team in the results that the teams of a CTA leave in shared memory for each other (see merge.cuh): `values`
-// words for each thread, and one between two warps.
+// Bytes of a team in the results that the teams of a CTA leave in shared memory for each other (see merge.cuh):
+// `values` words for each thread, and one between two warps.
 inline constexpr int kResultsPadding = 4;  // words of a value: a team has at most so many warps
 DFLASH_ANYWHERE constexpr int results_bytes(int threads, int values) {
   return values * (threads + kResultsPadding) * 4;

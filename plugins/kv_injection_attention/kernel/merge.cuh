@@ -3,7 +3,8 @@
 // threads of the CTA merge it and write it.
 //
 // Each thread could as well pass on and write what it holds. But registers have no index, so that would be thousands
-// of instructions that run once. On an H100 the warps that did so in a short call waited for instructions half of the time.
+// of instructions that run once. On an H100 the warps that did so in a short call waited for instructions half of the
+// time.
 #pragma once
 
 #include "kv_injection_attention/kernel/launch_config.h"
@@ -41,9 +42,9 @@ class TeamResults {
   int step_;
 };
 
-// Merges the `rows` rows of a CTA, from `first_row` of the kv head on, of which each of `teams` teams has left results at
-// `results`, and writes them; all threads call. Row says where a row's values stand: kValues of a thread, kSumThreads
-// threads that share its sum, and for at most kMostTeams teams.
+// Merges the `rows` rows of a CTA, from `first_row` of the kv head on, of which each of `teams` teams has left results
+// at `results`, and writes them; all threads call. Row says where a row's values stand: kValues of a thread,
+// kSumThreads threads that share its sum, and for at most kMostTeams teams.
 template <class Row, int D, class T>
 DFLASH_DEVICE void merge_and_write(const ResultWriter<D, T>& writer, Shared results, int threads, int teams,
                                    int first_row, int rows) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which context rows a CTA reads.
 //
-// The context rows that each request sees are cut into units, and all requests' units, laid end to end, into ranges, one
-// for each CTA of a column. What only the device knows, the lengths, decides between two ways: each request is cut into as
-// many equal parts as every other, or, where lengths differ, the whole is cut, so that a CTA may continue one request and
-// start others. Starting one costs as much time as reading some units, and counts as that.
+// The context rows that each request sees are cut into units, and all requests' units, laid end to end, into ranges,
+// one for each CTA of a column. What only the device knows, the lengths, decides between two ways: each request is cut
+// into as many equal parts as every other, or, where lengths differ, the whole is cut, so that a CTA may continue one
+// request and start others. Starting one costs as much time as reading some units, and counts as that.
 #pragma once
 
 #include "kv_injection_attention/kernel/launch_config.h"
@@ -116,8 +116,8 @@ class Schedule {
   }
 
  private:
-  // a / b without the instructions of a division. Exact for a below two million: a / b + 1 / 2b is at least 1 / 2b from an
-  // integer, and an error of two units in the last place moves it by less.
+  // a / b without the instructions of a division. Exact for a below two million: a / b + 1 / 2b is at least 1 / 2b from
+  // an integer, and an error of two units in the last place moves it by less.
   static DFLASH_DEVICE int quotient(int a, int b) {
     return static_cast<int>((static_cast<float>(a) + 0.5f) * rcp_approx(static_cast<float>(b)));
   }
@@ -135,7 +135,8 @@ class Schedule {
 
   DFLASH_DEVICE int cost_before(int range) const { return range * costs() / ranges_; }
 
-  // Cost of reading all units and starting all requests. 256 requests of 4,097 units, twice that, times 320 ranges fit in 32 bits.
+  // Cost of reading all units and starting all requests. 256 requests of 4,097 units, twice that, times 320 ranges fit
+  // in 32 bits.
   DFLASH_DEVICE int costs() const { return total_ + p_.batch * start_cost_; }
 
   // The unit that is read when so much is spent. A request's start is paid before its first unit.

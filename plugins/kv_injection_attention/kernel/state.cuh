@@ -14,7 +14,8 @@ inline constexpr float kInitialMaximum = -1e30f;
 // far from FP16's limit.
 inline constexpr float kMaxWeight = 256.0f;
 
-// The layout is that of mma_m16n8k16(): a thread has columns 2 (lane % 4) and the next of rows lane / 4 and lane / 4 + 8.
+// The layout is that of mma_m16n8k16(): a thread has columns 2 (lane % 4) and the next of rows lane / 4 and lane / 4
+// + 8.
 template <int D, int kTiles>
 struct State {
   float output[kTiles][D / 8][4] = {};

@@ -104,7 +104,7 @@ DFLASH_DEVICE uint32_t cvt_e4m3x4(float a, float b, float c, float d) {
   DFLASH_REGISTERS8(0, 1, 2, 3, 4, 5, 6, 7) ", " DFLASH_REGISTERS8(8, 9, 10, 11, 12, 13, 14, 15)
 #define DFLASH_REGISTERS32 \
   DFLASH_REGISTERS16       \
-      ", " DFLASH_REGISTERS8(16, 17, 18, 19, 20, 21, 22, 23) ", " DFLASH_REGISTERS8(24, 25, 26, 27, 28, 29, 30, 31)
+  ", " DFLASH_REGISTERS8(16, 17, 18, 19, 20, 21, 22, 23) ", " DFLASH_REGISTERS8(24, 25, 26, 27, 28, 29, 30, 31)
 #define DFLASH_REGISTERS40 DFLASH_REGISTERS32 ", " DFLASH_REGISTERS8(32, 33, 34, 35, 36, 37, 38, 39)
 #define DFLASH_SUMS8(i)                                                                                       \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \

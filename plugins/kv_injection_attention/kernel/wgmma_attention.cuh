@@ -126,8 +126,8 @@ class WgmmaAttention {
   }
 
   // What meets the keys of an FP8 cache: all rows of F16, times the power of two that makes the largest element 128 to
-  // 256, in E4M3, whose numbers reach 448. It has its three bits down to 2^-6, a 16,000th of the largest element, so one
-  // factor does for all rows; one for each would take as many registers as the maxima.
+  // 256, in E4M3, whose numbers reach 448. It has its three bits down to 2^-6, a 16,000th of the largest element, so
+  // one factor does for all rows; one for each would take as many registers as the maxima.
   DFLASH_DEVICE void round_queries(Shared rows, float largest) const {
     // The smallest number of F16 is 2^-24. Infinite queries make NaN outputs, as they would without rounding.
     const uint32_t exponent = max(as_bits(largest) >> 23, 127u - 24);

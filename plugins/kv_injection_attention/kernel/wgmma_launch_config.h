@@ -26,8 +26,8 @@ DFLASH_ANYWHERE constexpr int wgmma_rows(int head_dim, int rows) {
   return rows <= 80 && head_dim == 64 ? 80 : 0;
 }
 
-// Bytes in shared memory of a CTA's queries, of 16 bits and, for an FP8 cache, behind them of 8, and of the weights of a
-// team: SwizzledRows of wgmma.cuh.
+// Bytes in shared memory of a CTA's queries, of 16 bits and, for an FP8 cache, behind them of 8, and of the weights of
+// a team: SwizzledRows of wgmma.cuh.
 DFLASH_ANYWHERE constexpr int wgmma_query_bytes(int head_dim, int rows, int element_bytes) {
   return head_dim * rows * (element_bytes == 1 ? 3 : 2);
 }
