@@ -18,6 +18,7 @@ from dflash_trt.deploy.schema import Runtime, load_schema
 from dflash_trt.deploy.schema_check import check_schema
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
+from tests.cli.commands import run_here
 from tests.deploy.broken.case import SPEC, Case, changed, checked
 from tests.deploy.broken.cases import CASES
 from tests.deploy.deployments import rendered, resolved
@@ -61,8 +62,6 @@ def test_facts_of_a_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("recipe", "is_refused"), [("nvfp4", True), ("nvfp4-native", False)])
 def test_quantised_projections_in_native_mode(tmp_path: Path, recipe: str, is_refused: bool) -> None:
-    from tests.cli.commands import run_here
-
     draft = tmp_path / "quantised"
     run_here("quantize", FIXTURES / "tiny-qwen3-dflash", "-o", draft, "--recipe", recipe)
     document = changed("trtllm", {f"{SPEC}.max_draft_len": 7})

@@ -28,6 +28,7 @@ from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.triton import mpi_ranks
+from dflash_trt.triton.repository import server_command
 from dflash_trt.triton.request_inputs import is_stop, read_inputs
 from dflash_trt.triton.response import response_tensors
 from dflash_trt.triton.tensors import INPUTS, OUTPUTS
@@ -36,7 +37,7 @@ from dflash_trt.trtllm.start import check_start
 from tests.cli.commands import run_here
 from tests.paths import REPOSITORY
 from tests.triton.conftest import TARGET
-from tests.triton.server import PATIENCE, GrpcClient, RefusedError, Server
+from tests.triton.server import LOOPBACK, PATIENCE, GrpcClient, RefusedError, Server
 
 TEXT_INPUT = np.array([b"Gr\xc3\xbc\xc3\x9fe"], dtype=np.object_)
 
@@ -246,9 +247,6 @@ def test_the_command_lines(server: Server) -> None:
         result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
         assert result.returncode == 0, line
         assert "ready" in line or "dflash_output_tokens" in result.stdout or "data: {" in result.stdout, line
-    from dflash_trt.triton.repository import server_command
-    from tests.triton.server import LOOPBACK
-
     command = " ".join(server_command("models", LOOPBACK))  # type: ignore[arg-type]
     assert f"\n{command}\n" in TEXT
     assert f"\nmpirun -n 8 {command}\n" in TEXT

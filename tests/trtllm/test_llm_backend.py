@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import click
+import msgspec
 import pytest
 import torch
 
@@ -269,8 +270,6 @@ def test_more_ranks_than_gpus(package: Package, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_deployment_that_could_not_run(package: Package) -> None:
-    import msgspec
-
     broken: ResolvedDeployment = msgspec.structs.replace(resolved("qwen3-8b.h200x1.latency"), num_draft_tokens=99)
     with pytest.raises(ConfigError, match="draft-length"):
         generate(broken, "dflash", [[1]], GREEDY)
