@@ -172,15 +172,9 @@ def _deserialize(recorder: Recorder, runtime: Any, serialized: bytes) -> Any:
     context = _attention_attributes(file.parent)
     scales = {x: np.array([layer[f"{x}_scale"] for layer in context], dtype=np.float32) for x in "kv"}
     return _make(
-        recorder,
-        "ICudaEngine",
-        plan=plan,
-        inputs=inputs,
-        outputs=outputs,
-        session=session,
-        scales=scales,
+        recorder, "ICudaEngine", plan=plan, inputs=inputs, outputs=outputs, session=session, scales=scales,
         context=context,
-    )
+    )  # fmt: skip
 
 
 def _attention_attributes(directory: Path) -> list[dict[str, Any]]:

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defects that TensorRT's builder or parser would have met, planted in real graphs: each is found."""
+"""Defects planted in real graphs are found by the model of TensorRT's builder; its recorder refuses unknown names."""
 
 from __future__ import annotations
 
+import inspect
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -12,12 +15,70 @@ from onnx import TensorProto, helper
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.engine.graph.draft_graph import ATTENTION
+from dflash_trt.engine.plans import tensorrt_api
+from dflash_trt.engine.plans.compile import make_monitor
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from tests.contract.builder_model import problems
 from tests.contract.plugin_creator import refusals
+from tests.contract.recorder import DATA, VERSIONS, Recorder
 from tests.engines import build, build_with_head
 from tests.paths import FIXTURES
+
+
+@pytest.fixture(params=VERSIONS)
+def trt(request: pytest.FixtureRequest) -> Any:
+    return Recorder(request.param)
+
+
+def config(trt: Any) -> Any:
+    return trt.Builder(trt.Logger(trt.Logger.WARNING)).create_builder_config()
+
+
+UNKNOWN: dict[str, Callable[[Any], object]] = {
+    "a function": lambda trt: trt.init_libnvinfer_plugins,
+    "a class": lambda trt: trt.ImplicitBatchBuilder,
+    "a method": lambda trt: config(trt).set_workspace(1),
+    "an attribute that is read": lambda trt: config(trt).max_workspace_size,
+    "an attribute that is written": lambda trt: setattr(config(trt), "max_workspace_size", 1),
+    "an attribute that only is read": lambda trt: setattr(config(trt), "num_optimization_profiles", 1),
+    "a flag": lambda trt: trt.BuilderFlag.FASTER,
+    "an argument too many": lambda trt: config(trt).add_optimization_profile(1, 2),
+    "an argument too few": lambda trt: config(trt).set_timing_cache(1),
+    "an argument's name": lambda trt: config(trt).set_timing_cache(cache=1, ignore=True),
+    "a constructor": lambda trt: trt.ICudaEngine(),
+}
+
+
+@pytest.mark.parametrize("use", UNKNOWN.values(), ids=UNKNOWN)
+def test_unknown_names_are_refused(use: Callable[[Any], object], trt: Any) -> None:
+    with pytest.raises((AttributeError, TypeError)):
+        use(trt)
+
+
+def test_what_only_one_version_has() -> None:
+    """Precision flags went with 11, and this is how we would notice that we used one."""
+    old, new = map(Recorder, VERSIONS)
+    assert old.BuilderFlag.BF16 is not None  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError):
+        new.BuilderFlag.BF16  # type: ignore[attr-defined]  # noqa: B018
+    assert tensorrt_api.version_of(VERSIONS[0]) == tensorrt_api.OLDEST
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_progress_monitor_overrides_what_tensorrt_calls(version: str) -> None:
+    """TensorRT calls these by name; a monitor that lacks one would never hear of it."""
+    offer = json.loads((DATA / f"tensorrt-{version}.json").read_text())["classes"]["IProgressMonitor"]["methods"]
+    monitor = make_monitor(Recorder(version), progress=None)  # type: ignore[arg-type]
+    for name in offer.keys() - {"__init__"}:
+        assert name in vars(type(monitor))
+        assert [list(inspect.signature(getattr(monitor, name)).parameters)] == offer[name]
+
+
+@pytest.mark.parametrize("version", ["10.15.1.29", "11.4.0.106", "11.4", "10.16.0.post1"])
+def test_versions_are_read(version: str) -> None:
+    assert tensorrt_api.version_of(version) >= tensorrt_api.OLDEST
+
 
 RELEASE = "10.15"
 DRAFT = FIXTURES / "tiny-gpt-oss-dflash"
@@ -183,7 +244,8 @@ def more_candidates_than_rows(g: Graph) -> None:
     count.CopyFrom(helper.make_tensor(count.name, TensorProto.INT64, [1], [401]))
 
 
-PLANTED: list[tuple[str, str, Callable[[Graph], None], str]] = [
+Plant = Callable[[Graph], None]
+PLANTED: list[tuple[str, str, Plant, str]] = [
     ("fp8", "draft", transposed_weights, "Transpose stands between it and a multiplication"),
     ("nvfp4", "draft", transposed_weights, "Transpose stands between it and a multiplication"),
     ("fp8", "draft", matmul_of_three_axes, "a shuffle stands between it and MatMul of more than two axes"),
@@ -210,7 +272,7 @@ PLANTED: list[tuple[str, str, Callable[[Graph], None], str]] = [
 @pytest.mark.parametrize(
     ("recipe", "graph", "plant", "problem"), PLANTED, ids=[f"{p.__name__}-{recipe}" for recipe, _, p, _ in PLANTED]
 )
-def test_a_planted_defect_is_found(
+def test_defects_are_found(
     recipe: str, graph: str, plant: Callable[[Graph], None], problem: str, engines: Engines
 ) -> None:
     directory = engines(recipe)
@@ -238,13 +300,11 @@ def test_a_planted_attribute_makes_no_plugin(engines: Engines) -> None:
         return node
 
     nodes = [
-        damaged(lambda a: None),
-        damaged(lambda a: a.update(gone=a["layer"])),
-        damaged(lambda a: setattr(a["head_dim"], "i", 80)),
-        damaged(lambda a: setattr(a["plugin_version"], "s", b"1")),
+        damaged(lambda a: None), damaged(lambda a: a.update(gone=a["layer"])),
+        damaged(lambda a: setattr(a["head_dim"], "i", 80)), damaged(lambda a: setattr(a["plugin_version"], "s", b"1")),
         damaged(lambda a: setattr(a["plugin_namespace"], "s", b"")),
         damaged(lambda a: setattr(a["causal"], "name", "is_causal")),
-    ]
+    ]  # fmt: skip
     assert [answer.partition(":")[0] for answer in refusals(nodes)] == [
         "", "no plugin", "no plugin", "no creator", "no creator", "no plugin",
     ]  # fmt: skip

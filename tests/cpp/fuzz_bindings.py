@@ -17,9 +17,8 @@ from typing import Any
 import torch
 
 from dflash_trt import _C
-from tests.plugins.calls import inputs
 from tests.plugins.cases import Case
-from tests.plugins.tensors import draw
+from tests.plugins.tensors import draw, inputs
 
 INTEGERS = (-(2**63), -(2**31), -1, 0, 1, 2, 3, 31, 2**31 - 1, 2**31, 2**40, 2**63 - 1, 2**64 - 1)
 LISTS: list[list[int]] = [[], [1], [-1], [2**40]]

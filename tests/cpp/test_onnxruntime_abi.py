@@ -50,15 +50,12 @@ def position(declaration: str) -> int:
 def test_the_installed_release_has_the_version(base: ApiBase) -> None:
     assert ctypes.string_at(base.get_version()).decode() == onnxruntime.__version__
     assert base.get_api(VERSION)
-
-
-def test_the_table_is_one_for_all_versions(base: ApiBase) -> None:
-    """So positions of old functions stay, and an operator may ask for less than it was tested with."""
+    # So positions of old functions stay, and an operator may ask for less than it was tested with
     minor = int(onnxruntime.__version__.split(".")[1])
     assert {base.get_api(version) for version in range(1, minor + 1)} == {base.get_api(VERSION)}
 
 
-def test_a_status_is_made_and_released(base: ApiBase) -> None:
+def test_statuses_and_domains_are_made(base: ApiBase) -> None:
     """CreateStatus, ReleaseStatus, and between them GetErrorCode and GetErrorMessage, which are behind the first."""
     assert position("Status* create_status(") == 0
     text = b"expected a text"
@@ -66,9 +63,6 @@ def test_a_status_is_made_and_released(base: ApiBase) -> None:
     assert function(base, 1, ctypes.c_int, ctypes.c_void_p)(status) == 2
     assert function(base, 2, ctypes.c_char_p, ctypes.c_void_p)(status) == text
     function(base, position("void release(Status*"), None, ctypes.c_void_p)(status)
-
-
-def test_domains_are_made_with_the_name_given(base: ApiBase) -> None:
     domain = ctypes.c_void_p()
     make = function(base, position("create_domain("), ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p))
     assert make(b"tests", ctypes.byref(domain)) is None

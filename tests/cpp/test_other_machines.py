@@ -1,10 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C++ for aarch64 (Grace) and by Clang: it compiles without a warning, and computes what it computes here."""
+"""The C++ for aarch64 (Grace) and by Clang compiles without a warning, computes the same, and shares no symbol.
+
+The module here has its stub's names and the CPU's kernels, and wrong arguments end in no signal.
+"""
 
 from __future__ import annotations
 
+import ast
+import json
+import platform
+import re
+import shlex
 import shutil
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +21,64 @@ import pytest
 
 from dflash_trt import _C
 from tests.paths import REPOSITORY
+
+CPUINFO = Path("/proc/cpuinfo")
+AVX2 = {"avx2", "fma", "f16c"}
+AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vbmi"}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or not CPUINFO.exists(), reason="kernels for x86, flags by Linux")
+def test_the_best_kernels_that_the_cpu_runs() -> None:
+    match = re.search(r"^flags\s*:(.*)$", CPUINFO.read_text(), re.MULTILINE)
+    assert match
+    flags = set(match[1].split())
+    expected = [name for name, needed in (("avx512", AVX512), ("avx2", AVX2)) if needed <= flags]
+    assert _C.cpu_features() == [*expected, "scalar"]
+
+
+def test_the_stub_names_what_the_module_has() -> None:
+    """dflash_trt/_C.pyi is written by hand."""
+    stub = ast.parse((REPOSITORY / "dflash_trt" / "_C.pyi").read_text())
+    described = {node.name for node in stub.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    constants = {ast.unparse(node.target) for node in stub.body if isinstance(node, ast.AnnAssign)}
+    described |= {name for name in constants if not name.startswith("_")}
+    assert described == {name for name in dir(_C) if not name.startswith("__")}
+
+
+@pytest.mark.parametrize(
+    ("seed", "rounds"), [(0, 30), *(pytest.param(seed, 1000, marks=pytest.mark.full) for seed in (1, 2))]
+)
+def test_no_call_ends_in_a_signal(seed: int, rounds: int) -> None:
+    command = [sys.executable, "-X", "faulthandler", "-m", "tests.cpp.fuzz_bindings", str(seed), str(rounds)]
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stderr[-4000:]
+
+
+@pytest.mark.full
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels for x86")
+def test_no_kernel_has_a_weak_symbol(tmp_path: Path) -> None:
+    """A linker keeps one definition of a weak symbol such as std::min<long>: AVX-512's would crash machines without it.
+
+    Without optimisation nothing is inlined, so every function shows that a compiler might emit.
+    """
+    options = ("-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", "-DDFLASH_PYTHON=OFF", "-DDFLASH_CUDA=OFF")
+    configure = [tool("cmake"), "-S", str(REPOSITORY / "cpp"), "-B", str(tmp_path), *options]
+    subprocess.run(configure, check=True, capture_output=True)
+    commands = [
+        [*shlex.split(unit["command"]), "-O0", "-o", str(tmp_path / f"{i}.o")]
+        for i, unit in enumerate(json.loads((tmp_path / "compile_commands.json").read_text()))
+        if "-mavx2" in unit["command"]
+    ]
+    assert len(commands) == 7
+
+    def weak_symbols(command: list[str]) -> list[str]:
+        subprocess.run(command, check=True, cwd=tmp_path)
+        lines = subprocess.check_output([tool("nm"), "--demangle", command[-1]], text=True).splitlines()
+        return [line for line in lines if line.split(maxsplit=2)[1] in ("W", "V", "u")]
+
+    with ThreadPoolExecutor(2) as pool:
+        assert [line for lines in pool.map(weak_symbols, commands) for line in lines] == []
+
 
 AARCH64 = "aarch64-linux-gnu-g++"
 DEBIAN = {AARCH64: "g++-aarch64-linux-gnu", "clang++": "clang", "qemu-aarch64": "qemu-user", "cmake": "cmake"}
@@ -50,12 +117,9 @@ def build_portable(directory: Path, compiler: str, *options: str, flags: str = "
     """portable.cpp, linked with the core that CMake builds without Python."""
     compiler_path, cmake = tool(compiler), tool("cmake")
     defines = [
-        f"-DCMAKE_CXX_COMPILER={compiler_path}",
-        "-DDFLASH_PYTHON=OFF",
-        "-DDFLASH_CUDA=OFF",
-        "-DDFLASH_WERROR=ON",
+        f"-DCMAKE_CXX_COMPILER={compiler_path}", "-DDFLASH_PYTHON=OFF", "-DDFLASH_CUDA=OFF", "-DDFLASH_WERROR=ON",
         f"-DCMAKE_CXX_FLAGS={flags}",
-    ]
+    ]  # fmt: skip
     build = directory / compiler
     for command in (
         [cmake, "-S", str(REPOSITORY / "cpp"), "-B", str(build), "-DCMAKE_BUILD_TYPE=Release", *defines, *options],

@@ -195,27 +195,38 @@ def test_fp8_takes_any_width(columns: int) -> None:
 # --- hand-computed -------------------------------------------------------------------------------
 
 
-def test_e2m1_codes_ties_and_nibble_order() -> None:
+def test_codes_ties_nibble_order_and_saturation() -> None:
     # The block's 6 and scale_2 = 1 give block scale 1: quotients are the weights.
     row = [0.25, -0.25, 0.75, 1.25, 1.75, -2.5, 3.5, 5, -5.25, 6, 0.5, -0.0, 0, -0.1, 1, -6]
     codes = [0, 8, 2, 2, 4, 12, 6, 6, 15, 7, 1, 0, 0, 8, 2, 15]
     packed = pack_nvfp4(np.array([row], np.float32), 1.0)
     assert packed.scales.tolist() == [[0x38]]
     assert packed.data.tolist() == [[even | odd << 4 for even, odd in zip(codes[::2], codes[1::2], strict=True)]]
-
-
-def test_e4m3_codes_ties_and_saturation() -> None:
     row = [0, -0.0, 2**-10, 1.5 * 2**-9, 2**-6, 1.0625, 1.1875, 448, 464, -1e30, 3.4e38]
     expected = [0, 0x80, 0, 2, 8, 0x38, 0x3A, 0x7E, 0x7E, 0xFE, 0x7E]
     assert pack_fp8(np.array([row], np.float32), 1.0).tolist() == [expected]
 
 
-def test_fp8_rounds_the_quotient_to_the_weights_type_first() -> None:
+def test_rounding_and_underflow_by_hand() -> None:
     # 1.0625 is halfway between two e4m3 values; bfloat16 rounds a little more than that onto it.
     quotient = 1.0625 + 2.0**-12
     weights, scale = np.array([[1.0]], ml_dtypes.bfloat16), 1 / quotient
     assert pack_fp8(weights, scale).tolist() == [[0x38]]
     assert pack_fp8(weights.astype(np.float32), scale).tolist() == [[0x39]]
+    weights = np.full((1, 48), 2.0**-12, np.float32)
+    weights[0, 16:32] = 0
+    weights[0, 32:] = 2.0**-140
+    packed = pack_nvfp4(weights, 1.0)
+    assert packed.scales.tolist() == [[0x01, 0x38, 0x01]]
+    assert packed.data.tolist() == [[0] * 24]  # 2^-12 / 2^-9 = 0.125
+    # 2^-140 / 6e30 is 0 in float32, and so a scale of 1.
+    assert pack_nvfp4(weights, 1e30).scales.tolist() == [[0x01, 0x38, 0x38]]
+    # scale * scale_2 is 0 in float32: quotients are infinite, and NaN for weights of 0. All decode to 0.
+    weights = np.zeros((16, 16), np.float32)
+    weights[:, 0], weights[:, 2] = 1e-45, -1e-45
+    packed = pack_nvfp4(weights, 1e-45)
+    assert packed.scales.tolist() == [[0x23]] * 16
+    assert packed.data.tolist() == [[0x77, 0x7F, 0x77, 0x77, 0x77, 0x77, 0x77, 0x77]] * 16
 
 
 @type_names
@@ -226,26 +237,6 @@ def test_all_zero_weights_pack_to_zeros(type_name: str) -> None:
     packed = pack_nvfp4(weights, 1.0)
     assert not packed.data.any()
     assert (packed.scales == 0x38).all()  # 1.0, modelopt's scale for a block of zeros
-
-
-def test_block_scales_that_underflow_become_the_least_e4m3() -> None:
-    weights = np.full((1, 48), 2.0**-12, np.float32)
-    weights[0, 16:32] = 0
-    weights[0, 32:] = 2.0**-140
-    packed = pack_nvfp4(weights, 1.0)
-    assert packed.scales.tolist() == [[0x01, 0x38, 0x01]]
-    assert packed.data.tolist() == [[0] * 24]  # 2^-12 / 2^-9 = 0.125
-    # 2^-140 / 6e30 is 0 in float32, and so a scale of 1.
-    assert pack_nvfp4(weights, 1e30).scales.tolist() == [[0x01, 0x38, 0x38]]
-
-
-def test_divisor_that_underflows_saturates_as_in_modelopt() -> None:
-    # scale * scale_2 is 0 in float32: quotients are infinite, and NaN for weights of 0. All decode to 0.
-    weights = np.zeros((16, 16), np.float32)
-    weights[:, 0], weights[:, 2] = 1e-45, -1e-45
-    packed = pack_nvfp4(weights, 1e-45)
-    assert packed.scales.tolist() == [[0x23]] * 16
-    assert packed.data.tolist() == [[0x77, 0x7F, 0x77, 0x77, 0x77, 0x77, 0x77, 0x77]] * 16
 
 
 # --- execution -----------------------------------------------------------------------------------
@@ -277,13 +268,6 @@ def test_read_only_memory_map_at_an_odd_offset(type_name: str, tmp_path: Path) -
     assert_same(pack_nvfp4(mapped, scale_2).data, pack_nvfp4(weights, scale_2).data, "nvfp4")
 
 
-def test_empty_weights() -> None:
-    empty = np.zeros((0, 32), np.float32)
-    assert _C.amax(empty) == 0
-    assert pack_fp8(empty, 1.0).shape == (0, 32)
-    assert pack_nvfp4(empty, 1.0).data.shape == (0, 16)
-
-
 # --- errors --------------------------------------------------------------------------------------
 
 
@@ -312,12 +296,9 @@ def test_scale_must_be_positive_and_finite(scale: float) -> None:
         pack_nvfp4(weights, scale)
 
 
-def test_columns_that_16_does_not_divide() -> None:
+def test_arguments_must_fit() -> None:
     with pytest.raises(ValueError, match=r"multiples of 16, the NVFP4 block, found 40 = 16 \* 2 \+ 8"):
         pack_nvfp4(np.ones((2, 40), np.float32), 1.0)
-
-
-def test_outputs_of_another_shape() -> None:
     weights = np.ones((2, 32), np.float32)
     data, scales = np.zeros((2, 16), np.uint8), np.zeros((2, 2), np.uint8)
     with pytest.raises(ValueError, match=r"expected out of shape \[2, 32\], found \[2, 16\]"):
@@ -326,9 +307,14 @@ def test_outputs_of_another_shape() -> None:
         _C.pack_nvfp4(weights, 1.0, scales, scales)
     with pytest.raises(ValueError, match=r"expected out_scales of shape \[2, 2\], found \[2, 16\]"):
         _C.pack_nvfp4(weights, 1.0, data, data)
+    with pytest.raises(TypeError, match=r"expected weights of type uint16 .*, float16 or float32"):
+        _C.amax(np.ones((2, 16)))
+    weights = np.ones((2, 16), np.float32)
+    with pytest.raises(ValueError, match="expected threads >= 0"):
+        _C.amax(weights, threads=-1)
 
 
-def test_arrays_that_would_need_a_copy() -> None:
+def test_empty_arrays_and_those_that_would_need_a_copy() -> None:
     weights = np.ones((32, 32), np.float32)
     with pytest.raises(TypeError):
         _C.amax(weights[:, ::2])
@@ -338,14 +324,7 @@ def test_arrays_that_would_need_a_copy() -> None:
     read_only.flags.writeable = False
     with pytest.raises(TypeError):
         _C.pack_fp8(weights, 1.0, read_only)
-
-
-def test_weights_of_another_type() -> None:
-    with pytest.raises(TypeError, match=r"expected weights of type uint16 .*, float16 or float32"):
-        _C.amax(np.ones((2, 16)))
-
-
-def test_negative_threads() -> None:
-    weights = np.ones((2, 16), np.float32)
-    with pytest.raises(ValueError, match="expected threads >= 0"):
-        _C.amax(weights, threads=-1)
+    empty = np.zeros((0, 32), np.float32)
+    assert _C.amax(empty) == 0
+    assert pack_fp8(empty, 1.0).shape == (0, 32)
+    assert pack_nvfp4(empty, 1.0).data.shape == (0, 16)

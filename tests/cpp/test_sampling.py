@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""verify_block and what it rests on, against known answers, the reference and transformers' logits warpers."""
+"""verify_block and what it rests on, against known answers, the reference and transformers; and what they refuse."""
 
 from __future__ import annotations
 
@@ -20,6 +20,110 @@ from transformers.generation import logits_process as hf
 from dflash_trt import _C
 from tests.reference import sampling as reference
 from tests.reference.sampling import Logits, Params, Probabilities
+
+
+@pytest.mark.parametrize(
+    ("value", "found"), [(np.nan, "NaN for token 2"), (-np.nan, "NaN for token 2"), (np.inf, r"\+infinity for token 2")]
+)
+def test_unusable_logits(value: float, found: str) -> None:
+    logits = np.zeros((3, 4), dtype=np.float32)
+    logits[1, 2] = value
+    for params in (Params(), Params(temperature=0)):
+        token = verify(logits[:1], [], params)[0]
+        with pytest.raises(ValueError, match=f"{found} in row 1"):
+            verify(logits, [token, 0], params)
+        # The row behind a rejected proposal is not needed.
+        assert verify(logits, [(token + 1) % 4, 0], params) == [token]
+    with pytest.raises(ValueError, match=f"{found} in row 1"):
+        _C.token_logprobs(logits, [0, 0])
+
+
+def test_logits_without_any_token_or_of_another_type() -> None:
+    logits = np.full((1, 4), -np.inf, dtype=np.float32)
+    with pytest.raises(ValueError, match="-infinity throughout in row 0"):
+        verify(logits, [], Params())
+    params = native(Params())
+    for logits in (np.zeros((1, 4)), np.zeros((4, 8), dtype=np.float32)[:1, ::2], np.zeros(4, dtype=np.float32)):
+        with pytest.raises(TypeError):
+            _C.verify_block(logits, [], params, 0)
+    assert _C.verify_block(torch.zeros(1, 4), [], params, 0) == _C.verify_block(
+        np.zeros((1, 4), dtype=np.float32), [], params, 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": -0.1}, "expected a finite temperature .* found -0.1"),
+        ({"temperature": math.nan}, "expected a finite temperature .* found nan"),
+        ({"temperature": math.inf}, "expected a finite temperature .* found inf"),
+        ({"top_k": -1}, "expected top_k >= 0 .* found -1"),
+        ({"top_p": 0.0}, r"expected top_p in \(0, 1\] .* found 0"),
+        ({"top_p": 1.5}, r"expected top_p in \(0, 1\] .* found 1.5"),
+        ({"min_p": -1e-9}, r"expected min_p in \[0, 1\] .* found -1.*e-09"),
+        ({"min_p": 1.01}, r"expected min_p in \[0, 1\] .* found 1.01"),
+        ({"repetition_penalty": 0.0}, "expected a positive finite repetition_penalty .* found 0"),
+        ({"repetition_penalty": math.inf}, "expected a positive finite repetition_penalty .* found inf"),
+        ({"presence_penalty": math.nan}, "expected a finite presence_penalty .* found nan"),
+        ({"frequency_penalty": math.inf}, "expected a finite frequency_penalty .* found inf"),
+    ],
+)
+def test_params_out_of_range(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _C.SamplerParams(**settings)
+
+
+def test_params_are_what_was_given() -> None:
+    params = Params(
+        temperature=0.5, top_k=3, top_p=0.25, min_p=0.125, repetition_penalty=1.5, presence_penalty=-1.0,
+        frequency_penalty=2.0, seed=2**64 - 1,
+    )  # fmt: skip
+    made = native(params)
+    assert {name: getattr(made, name) for name in asdict(params)} == asdict(params)
+    assert asdict(Params()) == {name: getattr(_C.SamplerParams(), name) for name in asdict(params)}
+    with pytest.raises(AttributeError):
+        made.seed = 1
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: verify(x, [1], Params()), r"one row of logits more than proposals \(2\), found 3"),
+        (lambda x: verify(x, [1, 2, 3], Params()), r"one row of logits more than proposals \(4\), found 3"),
+        (lambda x: verify(x, [1, 4], Params()), r"expected proposals in \[0, 4\), found 4"),
+        (lambda x: verify(x, [-1, 0], Params()), r"expected proposals in \[0, 4\), found -1"),
+        (lambda x: verify(x[:1], [], Params(presence_penalty=1), 2), "the 2 output ids before the position, found 0"),
+        (lambda x: verify(x[:1], [], Params(presence_penalty=1), 1, [], [4]), r"output_ids in \[0, 4\), found 4"),
+        (lambda x: verify(x[:1], [], Params(presence_penalty=1), 0, [-1]), "prompt_ids in .* found -1"),
+        (lambda x: verify(x[:1, :0], [], Params()), "rows of 1 to 1048576 logits, found 0"),
+        (lambda x: verify(np.zeros((1, 2**20 + 1), np.float32), [], Params()), "1048576 logits, found 1048577"),
+        (lambda x: _C.token_probabilities(x[0], native(Params()), np.zeros(3)), "out of 4 probabilities, found 3"),
+        (lambda x: _C.token_logprobs(x, [0] * 4), "a row of logits for each of 4 tokens, found 3"),
+        (lambda x: _C.token_logprobs(x, [4]), r"expected token_ids in \[0, 4\), found 4"),
+    ],
+)
+def test_arguments_must_fit(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(np.zeros((3, 4), dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    ("candidates", "probabilities", "message"),
+    [
+        ([[0, 1]], [[0.5, 0.5]], "a row for each of 2 proposals"),
+        ([[0, 1], [1, 2]], [[0.5, 0.5]], "candidate_ids and probabilities of one shape"),
+        ([[0, 4], [1, 2]], [[0.5, 0.5]] * 2, r"candidates in \[0, 4\), found 4"),
+        ([[0, 1], [2, 3]], [[0.5, 0.5]] * 2, "proposal 1 once among its candidates, found 1"),
+        ([[0, 0], [1, 2]], [[0.5, 0.5]] * 2, "proposal 0 once among its candidates, found 0"),
+        ([[0, 1], [1, 2]], [[0.5, 0.5], [float("nan"), 0.5]], "from 0 to 1, found others for proposal 1"),
+        ([[0, 1], [1, 2]], [[2.0, 0.5], [0.5, 0.5]], "from 0 to 1, found others for proposal 0"),
+    ],
+)
+def test_distributions_must_fit(candidates: Any, probabilities: Any, message: str) -> None:
+    logits = np.zeros((3, 4), dtype=np.float32)
+    with pytest.raises(ValueError, match=message):
+        _C.verify_block(logits, [0, 1], native(Params()), 0, None, None, np.array(candidates), np.array(probabilities))
+
 
 SETTINGS = [
     dict(zip(("temperature", "top_k", "top_p", "min_p"), values, strict=True))
@@ -97,10 +201,8 @@ def test_it_is_the_reference_token_for_token(settings: dict[str, Any]) -> None:
         assert verify(logits, proposals, params, len(output), prompt, output) == expected
         np.testing.assert_allclose(
             probabilities(logits[0], params, prompt, output),
-            reference.probabilities(logits[0], params, prompt, output),
-            rtol=1e-9,
-            atol=1e-12,
-        )
+            reference.probabilities(logits[0], params, prompt, output), rtol=1e-9, atol=1e-12,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("settings", SETTINGS[::5])
@@ -170,9 +272,6 @@ def test_penalties_count_as_openai_defines_them() -> None:
     penalised = np.array([2, 1, 1 - 0.5 - 2 * 0.25, -4, -4 - 0.5 - 0.25])
     expected = np.exp(penalised) / np.exp(penalised).sum()
     np.testing.assert_allclose(probabilities(logits, params, [1, 3, 1, 99], [2, 4, 2]), expected, rtol=1e-6)
-
-
-def test_accepted_proposals_are_history_for_the_rows_behind_them() -> None:
     logits = np.array([[9, 0, 0, 0], [9, 8, 0, 0], [9, 8, 7, 0]], dtype=np.float32)
     params = Params(temperature=0, frequency_penalty=1.5)
     assert verify(logits, [0, 1], params) == [0, 1, 0]
@@ -250,9 +349,6 @@ def test_seed_and_position_choose_the_token() -> None:
     assert len(set(tokens)) > 55  # of 64 draws from 1000
     high = [verify(logits, [], Params(seed=seed), position)[0] for seed, position in [(2**63, 0), (0, 2**40)]]
     assert len({tokens[0], *high}) == 3
-
-
-def test_positions_are_independent() -> None:
     logits = np.zeros((1, 8), dtype=np.float32)
     params = native(Params(seed=3))
     tokens = np.array([_C.verify_block(logits, [], params, position)[0] for position in range(40_000)])
@@ -269,19 +365,21 @@ def test_extreme_temperatures(temperature: float) -> None:
     np.testing.assert_allclose(probabilities(logits, Params(temperature=temperature)), expected, atol=1e-12)
 
 
-def test_weights_are_exponentials_rounded_to_43_bits() -> None:
+def test_weights_large_vocabularies_and_logprobs() -> None:
     logits = np.linspace(-32, 0, 50_001, dtype=np.float32)
     found = probabilities(logits, Params())
     weights = np.rint(2.0**43 * found / found[-1])
     expected = np.rint(2.0**43 * np.exp(logits.astype(np.float64)))
     assert abs(weights - expected).max() <= 1
     assert (weights == expected).mean() > 0.98
-
-
-def test_a_large_vocabulary() -> None:
     logits = random_logits(np.random.default_rng(5), 1, 201_088)[0]
     expected = warped(logits, Params(top_p=0.95), [])
     np.testing.assert_allclose(probabilities(logits, Params(top_p=0.95)), expected, rtol=1e-4, atol=1e-15)
+    logits = random_logits(np.random.default_rng(2), 3, 500, scale=6.0)
+    logits[1, 7] = -np.inf
+    expected = torch.from_numpy(logits).double().log_softmax(dim=-1).numpy()
+    found = _C.token_logprobs(logits, [4, 7])
+    np.testing.assert_allclose(found, [expected[0, 4], -np.inf], rtol=1e-9)
 
 
 def test_threads_do_not_meet() -> None:
@@ -297,11 +395,3 @@ def test_threads_do_not_meet() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(token, cases * 10)) == [token(case) for case in cases] * 10
-
-
-def test_logprobs_are_of_the_targets_own_logits() -> None:
-    logits = random_logits(np.random.default_rng(2), 3, 500, scale=6.0)
-    logits[1, 7] = -np.inf
-    expected = torch.from_numpy(logits).double().log_softmax(dim=-1).numpy()
-    found = _C.token_logprobs(logits, [4, 7])
-    np.testing.assert_allclose(found, [expected[0, 4], -np.inf], rtol=1e-9)

@@ -1,22 +1,151 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every file of build_configs/ resolves, renders for every runtime and passes every check."""
+"""Deployment files: what they may say, that all shipped ones pass every check, and the catalogue of their drafts."""
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from dflash_trt.checkpoint.dialects.recognise import DIALECTS
+from dflash_trt.deploy.catalog import catalog, row, trained_for
 from dflash_trt.deploy.checker import check, deployment_config
-from dflash_trt.deploy.deployment_file import load_deployment
+from dflash_trt.deploy.deployment_file import Eagle3, deployment_path, load_deployment, shipped_deployments
 from dflash_trt.deploy.finding import ERROR, WARNING
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.render import render
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.schema import Runtime, load_schema, schemas, versions
 from dflash_trt.errors import ConfigError
+from tests.cli.commands import run
 from tests.deploy.deployments import BUILD_CONFIGS, NAMES, RUNTIMES, SERVED, findings, rendered, resolved
+from tests.paths import REPOSITORY
+from tools.catalog_page import replace_catalogue
+
+
+def test_the_catalogue_holds_every_draft_and_deployment() -> None:
+    drafts = {known.draft: known for known in catalog().drafts}
+    assert published_drafts().keys() <= drafts.keys()
+    for draft, known in drafts.items():
+        if draft in published_drafts():
+            assert known.target == published_drafts()[draft].target
+    files = {
+        file.name: re.search(r"^draft: *(\S+)", file.read_text(), re.M)[1]  # type: ignore[index]
+        for file in (REPOSITORY / "build_configs").glob("*.yaml")
+    }
+    assert {name: draft for draft, known in drafts.items() for name in known.deployments} == files
+    names = {dialect.name for dialect in DIALECTS}
+    assert {known.family for known in catalog().drafts} == catalog().families.keys()
+    assert {family.dialect for family in catalog().families.values()} - {None} <= names
+    # After a change of the data: make catalog
+    text = (REPOSITORY / "docs" / "checkpoints.md").read_text()
+    assert replace_catalogue(text) == text
+
+
+def test_memory_follows_from_the_facts() -> None:
+    """gpt-oss-120b's draft: 8 x 92.9 M parameters and an fc of 41.5 M (its card: 1.46 GiB in BF16)."""
+    known = next(known for known in catalog().drafts if known.draft == "z-lab/gpt-oss-120b-DFlash")
+    sizes = known.weight_bytes()
+    assert sizes is not None
+    assert sizes["BF16"] == 2 * (8 * (2880 * 4096 * 2 + 2880 * 512 * 2 + 3 * 2880 * 7680) + 5 * 2880 * 2880)
+    assert row(known)[-3:] == ("1.57 GB", "0.83 GB", "0.50 GB")
+
+
+def test_inspect_shows_it() -> None:
+    document = json.loads(run("inspect", "--catalog", "--json").stdout)
+    assert len(document["catalog"]["drafts"]) == len(catalog().drafts)
+    both = run("inspect", "--catalog", "somewhere")
+    assert (both.returncode, "give PATH or --catalog" in both.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("openai/gpt-oss-120b", None),
+        ("nvidia/gpt-oss-120b-Eagle3", None),
+        ("Qwen/Qwen3-8B", "openai/gpt-oss-120b"),
+        ("tests", None),
+    ],
+)
+def test_the_target_that_a_draft_was_trained_for(target: str, expected: str | None) -> None:
+    assert trained_for("z-lab/gpt-oss-120b-DFlash", target) == expected
+    assert trained_for("tests", target) is None
+
+
+GOOD = "description: mine\ntarget: T\ndraft: D\ngpus: b300x8\npurpose: latency\n"
+
+
+def load(tmp_path: Path, text: str) -> object:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    return load_deployment(file)
+
+
+def test_a_handful_of_lines_is_enough(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(GOOD + "eagle3: {model: E}\n")
+    loaded = load_deployment(file)
+    assert (loaded.mode, loaded.recipe, loaded.prefix_reuse, loaded.max_batch_size) == ("native", "bf16", None, None)
+    assert loaded.eagle3 == Eagle3(model="E", num_draft_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (GOOD + "max_batchsize: 8\n", "unknown key max_batchsize"),
+        (GOOD + "max_batchsize: 8\n", "(nearest key: max_batch_size)"),
+        (GOOD.replace("gpus: b300x8\n", ""), "missing key gpus"),
+        (GOOD + "max_batch_size: many\n", "max_batch_size: expected `int | null`, got `str`"),
+        (GOOD + "max_batch_size: 0\n", "max_batch_size: expected `int` >= 1, found 0"),
+        (GOOD + "num_draft_tokens: 0\n", "num_draft_tokens: expected `int` >= 1"),
+        (GOOD + "kv_cache_fraction: 1.5\n", "kv_cache_fraction: expected `float` < 1.0, found 1.5"),
+        (GOOD + "eagle3: {model: x, num_draft_tokens: -1}\n", "eagle3.num_draft_tokens: expected `int` >= 1, found -1"),
+        (GOOD + "mode: engin\n", "mode: expected one of engine, native, found 'engin' (nearest value: engine)"),
+        (GOOD + "draft_attention: TRTLM\n", "(nearest value: TRTLLM)"),
+        (GOOD + "eagle3: {num_draft_tokens: 3}\n", "missing key eagle3.model"),
+        (GOOD + "prefix_reuse: 'no'\n", "prefix_reuse: expected `bool | null`, got `str`"),
+    ],
+)
+def test_what_is_said_about_a_bad_one(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    assert message in caught.value.message
+
+
+SHIPPED = "gpt-oss-120b.b300x8.latency"
+
+
+def test_names_of_deployments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert list(shipped_deployments()) == NAMES
+    for name in (SHIPPED, f"{SHIPPED}.yaml"):
+        assert deployment_path(name) == BUILD_CONFIGS / f"{SHIPPED}.yaml"
+    # `build NAME` writes an engine directory called NAME, which the next command means
+    monkeypatch.chdir(tmp_path)
+    Path(SHIPPED).mkdir()
+    assert deployment_path(SHIPPED) is None
+    Path(f"{SHIPPED}.yaml").write_text(GOOD)
+    assert deployment_path(f"{SHIPPED}.yaml") == Path(f"{SHIPPED}.yaml")
+    Path("b.yml").write_text(GOOD)
+    assert deployment_path("b.yml") == Path("b.yml")
+
+
+@pytest.mark.parametrize("name", ["z-lab/gpt-oss-120b-DFlash", "engine", "", "x" * 5000, f"some/{SHIPPED}"])
+def test_what_is_no_deployment(name: str) -> None:
+    assert deployment_path(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [(f"{SHIPPED}x", f" (nearest name: {SHIPPED})"), (f"{SHIPPED[:-1]}.yaml", SHIPPED), ("q.yml", "")]
+)
+def test_an_unknown_name_gives_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(name)}: neither a path here nor .*{re.escape(near)}") as caught:
+        deployment_path(name)
+    assert caught.value.hint == "dflash-trt serve-config --list"
+
 
 NAME = re.compile(r"(?P<model>[a-z0-9.-]+)\.(?P<gpus>[a-z0-9]+x[1-8])\.(?P<purpose>latency|throughput|[a-z0-9-]+)")
 
@@ -50,6 +179,8 @@ def test_a_runtime_that_cannot_serve_a_deployment() -> None:
     file = load_deployment(BUILD_CONFIGS / "gpt-oss-120b.b200x2.throughput.yaml")
     with pytest.raises(ConfigError, match="enable_attention_dp: expected a deployment for TensorRT-LLM alone"):
         resolve(msgspec.structs.replace(file, runtimes=None), "mine")
+    with pytest.raises(ConfigError, match="eagle3: expected the EAGLE-3 drafter"):
+        rendered("kimi-k2.5.b300x8.latency", "trtllm", "eagle3")
 
 
 def test_nvidia_s_throughput_configuration() -> None:
@@ -135,11 +266,6 @@ def test_methods_differ_in_nothing_but_the_method(runtime: Runtime) -> None:
         assert [str(f) for f in findings(name, runtime, method) if f.severity == ERROR] == []
 
 
-def test_a_method_needs_its_drafter() -> None:
-    with pytest.raises(ConfigError, match="eagle3: expected the EAGLE-3 drafter"):
-        rendered("kimi-k2.5.b300x8.latency", "trtllm", "eagle3")
-
-
 @pytest.mark.parametrize("runtime", ["vllm", "sglang"])
 def test_other_runtimes_load_the_checkpoint_that_our_engines_were_made_from(runtime: Runtime) -> None:
     arguments = str(rendered("gpt-oss-120b.b300x8.nvfp4", runtime).arguments)
@@ -147,12 +273,15 @@ def test_other_runtimes_load_the_checkpoint_that_our_engines_were_made_from(runt
     assert "gpt-oss-120b.b300x8.nvfp4" not in arguments
 
 
-def test_engine_mode_starts_with_our_module() -> None:
+def test_how_the_server_is_started() -> None:
     engine = rendered("gpt-oss-120b.b300x8.nvfp4", "trtllm")
     assert engine.start.startswith("python -m dflash_trt.trtllm trtllm-serve ")
     assert engine.arguments["speculative_config"]["speculative_model"] == "gpt-oss-120b.b300x8.nvfp4"
     assert rendered("gpt-oss-120b.b300x8.nvfp4", "trtllm", "none").start.startswith("trtllm-serve ")
     assert rendered("gpt-oss-120b.b300x8.latency", "trtllm").start.startswith("trtllm-serve ")
+    # Which of flag and file wins changed between releases of TensorRT-LLM
+    start = rendered("gpt-oss-120b.b300x8.latency", "trtllm").start.split()
+    assert [word for word in start if word.startswith("-")] == ["--host", "--port", "--config"]
 
 
 @pytest.mark.parametrize(("name", "runtime"), SERVED)
@@ -169,12 +298,6 @@ def test_answers_are_parsed(name: str, runtime: Runtime) -> None:
     assert written.arguments["tool_call_parser"]
     assert ("reasoning_parser" in written.arguments) == (not name.startswith(("llama", "qwen3-coder")))
     assert written.arguments.get("enable_auto_tool_choice", runtime == "sglang") is True
-
-
-def test_the_command_sets_nothing_that_the_file_sets() -> None:
-    """Which of flag and file wins changed between releases of TensorRT-LLM."""
-    start = rendered("gpt-oss-120b.b300x8.latency", "trtllm").start.split()
-    assert [word for word in start if word.startswith("-")] == ["--host", "--port", "--config"]
 
 
 def test_runtimes_have_schemas() -> None:

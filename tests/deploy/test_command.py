@@ -70,9 +70,7 @@ def test_the_address_is_loopback_unless_told_otherwise(host: str, capsys: pytest
     assert f"--host {host}" in capsys.readouterr().out
 
 
-def test_an_engine_directory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_engine_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Built from a deployment file, named like it, and served from its directory."""
     config = tmp_path / "tiny.yaml"
     config.write_text(
@@ -101,10 +99,13 @@ def test_an_engine_directory(
     assert yaml.safe_load(capsys.readouterr().out)["speculative_config"] == document["speculative_config"]
 
 
-def test_a_native_checkpoint_that_would_not_resolve_is_refused() -> None:
+def test_checkpoints_and_files_that_are_refused(tmp_path: Path) -> None:
     draft, target = FIXTURES / "tiny-gpt-oss-dflash", FIXTURES / "tiny-gpt-oss"
     with pytest.raises(ConfigError, match="found 1 error"):
         run_here("serve-config", draft, "--target", target, "--gpus", "h100x1", "--runtime", "trtllm")
+    with pytest.raises(ConfigError) as caught:
+        run_here("serve-config", "--check", tmp_path, "--runtime", "trtllm")
+    assert caught.value.message == f"{tmp_path}: expected a readable file, found: Is a directory"
 
 
 @pytest.mark.parametrize("runtime", ["trtllm", "vllm", "sglang"])
@@ -119,7 +120,7 @@ def test_a_deployment_is_no_configuration_of_a_runtime(runtime: str, key: str, t
     assert f"dflash-trt serve-config '{file}' --runtime {runtime}" in str(caught.value.hint)
 
 
-def test_what_cannot_fit_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_what_cannot_run_is_refused_before_anything_starts(tmp_path: Path) -> None:
     file = tmp_path / "large.yaml"
     file.write_text(NVFP4.read_text() + "max_batch_size: 4096\nmax_num_tokens: 65536\ndraft_attention: VANILLA\n")
     result = run("serve-config", file, "--runtime", "trtllm")
@@ -128,9 +129,6 @@ def test_what_cannot_fit_is_refused_before_anything_starts(tmp_path: Path) -> No
     assert "[context-arena]" in result.stderr
     assert re.search(r"lower to max_batch_size \d+ or max_seq_len \d+", result.stderr)
     assert run("build", file, "--dry-run").returncode == 1
-
-
-def test_plans_that_the_gpu_cannot_run_are_refused_before_it_is_rented(tmp_path: Path) -> None:
     file = tmp_path / "hopper.yaml"
     file.write_text(NVFP4.read_text().replace("b300x8", "h200x8"))
     result = run("serve-config", file, "--runtime", "trtllm")
@@ -140,7 +138,7 @@ def test_plans_that_the_gpu_cannot_run_are_refused_before_it_is_rented(tmp_path:
     assert "found SM 9.0" in run("build", file, "--dry-run").stderr
 
 
-def test_dry_run_says_where_every_value_came_from(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_says_where_every_value_came_from(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     run_here("build", NVFP4, "--dry-run", "--json")
     document = json.loads(capsys.readouterr().out)
     settings = {entry["key"]: (entry["value"], entry["source"]) for entry in document["settings"]}
@@ -153,9 +151,6 @@ def test_dry_run_says_where_every_value_came_from(capsys: pytest.CaptureFixture[
     assert settings["speculative_config.context_recompute_tail"] == ("0", "schema: TensorRT-LLM 1.4.0rc1")
     assert document["memory"]["fits"] is True
     assert document["draft"]["block_size"] == 10
-
-
-def test_dry_run_reads_a_checkpoint_that_is_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "tiny.yaml"
     config.write_text(
         f"description: a fixture\ntarget: {FIXTURES / 'tiny-qwen3'}\ndraft: {FIXTURES / 'tiny-qwen3-dflash'}\n"
@@ -185,12 +180,6 @@ def test_a_draft_of_another_target_is_refused(command: list[str], tmp_path: Path
     config.write_text(f"description: x\ntarget: {target}\ndraft: {draft}\ngpus: b300x1\npurpose: latency\n")
     with pytest.raises(CheckpointError, match=f"{draft} does not fit target {target}: model_type: expected qwen3"):
         run_here(command[0], config, *command[1:])
-
-
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        run_here("serve-config", "--check", tmp_path, "--runtime", "trtllm")
-    assert caught.value.message == f"{tmp_path}: expected a readable file, found: Is a directory"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.deploy.gpus import known_gpus, parse_gpus
 from dflash_trt.deploy.memory import GIB, ServingLoad, arena_bytes, gpu_memory, paged_arena_bytes, request_bytes
 from dflash_trt.deploy.published import PublishedDraft, published_drafts
@@ -44,7 +45,7 @@ def load(**changes: object) -> ServingLoad:
     return msgspec.structs.replace(base, **changes)
 
 
-def test_the_draft_s_context_is_bf16_where_the_target_s_cache_is_fp8() -> None:
+def test_the_context_and_unused_managers() -> None:
     """32.5 GiB of arena on eight B300 with NVFP4 plans, where half was planned."""
     halved = load(is_fp8_cache=True)
     assert arena_bytes(halved) == arena_bytes(load())
@@ -52,6 +53,15 @@ def test_the_draft_s_context_is_bf16_where_the_target_s_cache_is_fp8() -> None:
     rows, whole = 32768 * 2048, request_bytes(load(is_dense=False))
     assert whole is not None
     assert request_bytes(load(is_fp8_cache=True, is_dense=False)) == (whole - rows) // 2 + rows
+    # Before pull request 19410 of TensorRT-LLM; a dense arena is then replaced when that manager is
+    dense, unused, paged = (
+        gpu_memory(load()), gpu_memory(load(separate_draft_manager=True)), gpu_memory(load(is_dense=False)),
+    )  # fmt: skip
+    assert "context arena" not in {item.name for item in paged.items}
+    assert paged.request_bytes == unused.request_bytes
+    assert dense.request_bytes == paged.request_bytes - 32768 * 2048
+    assert dense.largest_fraction == 1
+    assert not any(item.is_late for item in dense.items)
 
 
 @pytest.mark.parametrize("entry", SIZED, ids=lambda entry: entry.draft)
@@ -62,16 +72,24 @@ def test_published_sizes_follow_from_published_facts(entry: PublishedDraft) -> N
     assert sizes.weight_bytes({}, 1) / GIB == pytest.approx(entry.size_gib, abs=0.0051)
 
 
-def test_taps_lie_in_the_target() -> None:
+def test_targets() -> None:
     for entry in published_drafts().values():
         spec = entry.spec
         assert spec.num_target_layers is not None
         assert max(spec.target_layer_ids) < spec.num_target_layers
         assert spec.num_attention_heads % spec.num_key_value_heads == 0
         assert spec.num_layers == spec.layers > 0
+    assert target().weight_bytes(1) / 1e9 == pytest.approx(65.1, abs=0.05)
+    assert target("openai/gpt-oss-20b").weight_bytes(1) / 1e9 == pytest.approx(13.7, abs=0.05)
+    full, windowed = 18 * 2 * 8 * 64 * 2, 18 * 2 * 8 * 64 * 2
+    cache = target().cache
+    assert cache is not None
+    assert cache.bytes(1000, fp8=False) == full * 1000 + windowed * 128
+    assert cache.bytes(100, fp8=False, num_ranks=8) == (full + windowed) * 100 // 8
+    assert cache.bytes(100, fp8=True, num_ranks=16) == (full + windowed) * 100 // 16  # a head is never split
 
 
-def test_gpt_oss_drafter() -> None:
+def test_sizes_of_drafters() -> None:
     """8 layers of 92.9 M and an fc of 41.5 M parameters, as worked out from the tensors' shapes."""
     sizes, spec = draft(), draft().spec
     layer = 2 * 4096 * 2880 + 2 * 512 * 2880 + 3 * 7680 * 2880
@@ -85,9 +103,6 @@ def test_gpt_oss_drafter() -> None:
     assert spec.context_bytes_per_token(fp8=False) == 16384
     assert spec.context_bytes_per_token(fp8=False, num_ranks=8) == 2048
     assert spec.context_bytes_per_token(fp8=True, num_ranks=16) == 1024  # a head is never split
-
-
-def test_embedding_and_head_of_a_drafts_own_are_counted() -> None:
     sizes = draft()
     facts = {"own_embedding": True, "draft_vocab_size": 32000, "vocab_size": 201088}
     own = msgspec.structs.replace(sizes, spec=msgspec.structs.replace(sizes.spec, **facts))
@@ -96,40 +111,7 @@ def test_embedding_and_head_of_a_drafts_own_are_counted() -> None:
     assert quantised == (2 * 201088 + 32000) * 2880 // 8
 
 
-def test_gpt_oss_targets() -> None:
-    assert target().weight_bytes(1) / 1e9 == pytest.approx(65.1, abs=0.05)
-    assert target("openai/gpt-oss-20b").weight_bytes(1) / 1e9 == pytest.approx(13.7, abs=0.05)
-    full, windowed = 18 * 2 * 8 * 64 * 2, 18 * 2 * 8 * 64 * 2
-    cache = target().cache
-    assert cache is not None
-    assert cache.bytes(1000, fp8=False) == full * 1000 + windowed * 128
-    assert cache.bytes(100, fp8=False, num_ranks=8) == (full + windowed) * 100 // 8
-    assert cache.bytes(100, fp8=True, num_ranks=16) == (full + windowed) * 100 // 16  # a head is never split
-
-
-def test_arena_of_the_upstream_test() -> None:
-    """test_dflash_config_budget.py: 2 x 129 x 5 x (4096 + 5) x 8 x 128 x 2 B, about 10.09 GiB."""
-    spec = msgspec.structs.replace(draft().spec, layers=5, num_key_value_heads=8, head_dim=128, block_size=16)
-    asked = load(
-        draft=msgspec.structs.replace(draft(), spec=spec),
-        num_ranks=1,
-        max_batch_size=128,
-        max_seq_len=4096,
-        num_draft_tokens=4,
-    )
-    assert arena_bytes(asked) == 2 * 129 * 5 * (4096 + 5) * 8 * 128 * 2
-    paged = msgspec.structs.replace(spec, layers=2, num_key_value_heads=1, head_dim=16, block_size=8)
-    asked = load(
-        draft=msgspec.structs.replace(draft(), spec=paged),
-        num_ranks=1,
-        max_batch_size=1,
-        max_seq_len=100,
-        num_draft_tokens=7,
-    )
-    assert paged_arena_bytes(asked) == 2 * 2 * 2 * 128 * 1 * 16 * 2
-
-
-def test_plan() -> None:
+def test_plans_and_arenas() -> None:
     memory = gpu_memory(load(separate_draft_manager=True))
     items = {item.name: item.bytes for item in memory.items}
     assert items["target weights"] == target().weight_bytes(8)
@@ -145,14 +127,36 @@ def test_plan() -> None:
     assert memory.request_bytes == cache.bytes(32768, fp8=False, num_ranks=8) + 32768 * 2048
     assert memory.fits
     assert memory.unknown == ()
+    memory = gpu_memory(load(target=None))
+    assert "target weights" not in {item.name for item in memory.items}
+    assert memory.full_requests is None
+    assert memory.unknown[0].startswith("target weights and cache:")
+    # test_dflash_config_budget.py: 2 x 129 x 5 x (4096 + 5) x 8 x 128 x 2 B, about 10.09 GiB
+    spec = msgspec.structs.replace(draft().spec, layers=5, num_key_value_heads=8, head_dim=128, block_size=16)
+    asked = load(
+        draft=msgspec.structs.replace(draft(), spec=spec), num_ranks=1, max_batch_size=128, max_seq_len=4096,
+        num_draft_tokens=4,
+    )  # fmt: skip
+    assert arena_bytes(asked) == 2 * 129 * 5 * (4096 + 5) * 8 * 128 * 2
+    paged = msgspec.structs.replace(spec, layers=2, num_key_value_heads=1, head_dim=16, block_size=8)
+    asked = load(
+        draft=msgspec.structs.replace(draft(), spec=paged), num_ranks=1, max_batch_size=1, max_seq_len=100,
+        num_draft_tokens=7,
+    )  # fmt: skip
+    assert paged_arena_bytes(asked) == 2 * 2 * 2 * 128 * 1 * 16 * 2
 
 
-def test_every_rank_of_engine_mode_keeps_the_whole_drafter() -> None:
+def test_what_ranks_divide() -> None:
     native, engine = gpu_memory(load()), gpu_memory(load(num_ranks=1))
     native_items, engine_items = ({i.name: i.bytes for i in memory.items} for memory in (native, engine))
     assert engine_items["context arena"] == 8 * native_items["context arena"]
     assert engine_items["drafter weights"] == draft().weight_bytes({}, 1)
     assert engine_items["target weights"] == native_items["target weights"]
+    shared, own = load(ranks=2, num_ranks=2, is_dense=False), target()
+    apart = msgspec.structs.replace(shared, attention_dp=True, num_ranks=1)
+    items = {item.name: item.bytes for item in gpu_memory(apart).items}
+    assert items["target weights"] == own.expert_bytes // 2 + own.dense_bytes
+    assert request_bytes(apart) == 2 * (request_bytes(shared) or 0)
 
 
 @pytest.mark.parametrize(("batch", "graphs"), [(1, 1), (3, 3), (64, 11), (100, 16), (128, 19), (256, 21), (300, 22)])
@@ -162,28 +166,6 @@ def test_taps_are_captured_once_more_for_every_cuda_graph(batch: int, graphs: in
     assert items["captured by graphs"].bytes == graphs * items["captured hidden states"].bytes
     assert items["captured by graphs"].is_late
     assert not items["captured hidden states"].is_late
-
-
-def test_attention_by_data_parallelism_divides_experts_alone() -> None:
-    shared, own = load(ranks=2, num_ranks=2, is_dense=False), target()
-    apart = msgspec.structs.replace(shared, attention_dp=True, num_ranks=1)
-    items = {item.name: item.bytes for item in gpu_memory(apart).items}
-    assert items["target weights"] == own.expert_bytes // 2 + own.dense_bytes
-    assert request_bytes(apart) == 2 * (request_bytes(shared) or 0)
-
-
-def test_an_unused_manager_of_the_drafters_rows_takes_its_share() -> None:
-    """Before pull request 19410 of TensorRT-LLM; a dense arena is then replaced when that manager is."""
-    dense, unused, paged = (
-        gpu_memory(load()),
-        gpu_memory(load(separate_draft_manager=True)),
-        gpu_memory(load(is_dense=False)),
-    )
-    assert "context arena" not in {item.name for item in paged.items}
-    assert paged.request_bytes == unused.request_bytes
-    assert dense.request_bytes == paged.request_bytes - 32768 * 2048
-    assert dense.largest_fraction == 1
-    assert not any(item.is_late for item in dense.items)
 
 
 @pytest.mark.parametrize(
@@ -209,13 +191,6 @@ def test_the_largest_that_fits_fits_and_one_more_does_not(is_dense: bool) -> Non
         assert 0 < memory.largest_batch < 4000
 
 
-def test_unknown_targets_are_not_guessed() -> None:
-    memory = gpu_memory(load(target=None))
-    assert "target weights" not in {item.name for item in memory.items}
-    assert memory.full_requests is None
-    assert memory.unknown[0].startswith("target weights and cache:")
-
-
 @pytest.mark.parametrize("name", ["tiny-gpt-oss", "tiny-qwen3"])
 def test_checkpoints_that_are_here(name: str) -> None:
     sizes = draft(str(FIXTURES / f"{name}-dflash"))
@@ -224,19 +199,13 @@ def test_checkpoints_that_are_here(name: str) -> None:
     assert sizes.spec == checkpoint.spec
     assert sizes.weight_bytes({}, 1) == sum(2 * prod(shape) for shape in checkpoint.spec.linear_shapes().values())
     here = target(str(FIXTURES / name))
-    size = sum(tensor.num_bytes for tensor in read_tensors(name))
+    size = sum(tensor.num_bytes for tensor in read_weights(FIXTURES / name).values())
     assert here.expert_bytes + here.dense_bytes == size
     assert (here.expert_bytes > 0) == (name == "tiny-gpt-oss")
     assert here.origin == "checkpoint"
     assert here.cache is not None
     assert (here.cache.num_sliding_layers > 0) == (name == "tiny-gpt-oss")
     assert here.cache.num_full_layers + here.cache.num_sliding_layers == here.spec.num_hidden_layers
-
-
-def read_tensors(name: str) -> list:  # type: ignore[type-arg]
-    from dflash_trt.checkpoint.weights import read_weights
-
-    return list(read_weights(FIXTURES / name).values())
 
 
 @pytest.mark.parametrize("text", ["b3OOx8", "b300", "x8", "b300x0", "b300x08", "B300x8", "b300x8 "])

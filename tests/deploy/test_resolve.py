@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deployments resolved: what wins, and what each runtime's arguments then ask of a GPU."""
+"""Deployments resolved: what wins, what is then asked of a GPU, and draft lengths by batch."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import yaml
 from dflash_trt.checkpoint.target_cache import RecurrentState
 from dflash_trt.deploy.checker import check, deployment_config, file_config
 from dflash_trt.deploy.deployment_file import DeploymentFile, load_deployment
+from dflash_trt.deploy.draft_schedule import read_schedule, trtllm_schedule, vllm_schedule
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, Finding
 from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.memory import ServingLoad, gpu_memory, request_bytes
@@ -26,6 +27,86 @@ from tests.checkpoint.dialect_samples import write_dspark
 from tests.cli.commands import run_here
 from tests.deploy.deployments import BUILD_CONFIGS, RUNTIMES, findings, resolved
 from tests.paths import FIXTURES
+
+SCHEDULE = {1: 9, 17: 4, 65: 0}
+
+
+def scheduled(schedule: dict[int, int], **changes: Any) -> ResolvedDeployment:
+    file = load_deployment(BUILD_CONFIGS / "gpt-oss-120b.b300x8.latency.yaml")
+    return resolve(msgspec.structs.replace(file, draft_schedule=schedule, **changes), "x")
+
+
+def arguments(deployment: ResolvedDeployment, runtime: Runtime) -> dict[str, Any]:
+    return render(deployment, runtime, "dflash", host="127.0.0.1", port=8000).arguments
+
+
+def test_the_words_of_each_runtime() -> None:
+    """TensorRT-LLM counts up to a batch, vLLM from one to another; both end where the deployment does."""
+    schedule = read_schedule(SCHEDULE, 9, "x")
+    assert trtllm_schedule(((1, 9), (17, 4), (65, 1)), 256) == {16: 9, 64: 4, 256: 1}
+    assert vllm_schedule(schedule, 256) == [[1, 16, 9], [17, 64, 4], [65, 256, 0]]
+    assert trtllm_schedule(schedule, 64) == {16: 9, 64: 4}
+    assert vllm_schedule(schedule, 16) == [[1, 16, 9]]
+    deployment = resolve(load_deployment(BUILD_CONFIGS / "gpt-oss-120b.b300x8.latency.yaml"), "x")
+    assert "draft_len_schedule" not in arguments(deployment, "trtllm")["speculative_config"]
+    with pytest.raises(ConfigError, match="expected one draft length, which is all that SGLang takes"):
+        arguments(scheduled(SCHEDULE), "sglang")
+
+
+@pytest.mark.parametrize("runtime", ["trtllm", "vllm"])
+def test_a_scheduled_deployment_passes_its_own_check(runtime: Runtime) -> None:
+    deployment = scheduled(SCHEDULE if runtime == "vllm" else {1: 9, 17: 4, 65: 1}, max_batch_size=128)
+    spec = arguments(deployment, runtime)["speculative_config"]
+    expected = {"draft_len_schedule": {16: 9, 64: 4, 128: 1}}
+    if runtime == "vllm":
+        expected = {"num_speculative_tokens_per_batch_size": [[1, 16, 9], [17, 64, 4], [65, 128, 0]]}
+    assert expected.items() <= spec.items()
+    config = deployment_config(deployment, load_schema(runtime, None), arguments(deployment, runtime))
+    assert [finding for finding in check(config) if finding.severity == "error"] == []
+
+
+def test_a_step_without_drafts_is_never_written_for_tensorrt_llm() -> None:
+    """The worker returns before it stores the step's context rows."""
+    with pytest.raises(ConfigError, match="expected 1 or more drafts for every batch with TensorRT-LLM, found 0") as no:
+        arguments(scheduled(SCHEDULE, max_batch_size=128), "trtllm")
+    assert str(no.value.hint).startswith("set max_batch_size to 64, or write 1")
+    assert arguments(scheduled(SCHEDULE, max_batch_size=64), "trtllm")["speculative_config"]["draft_len_schedule"]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        ({2: 9}, "expected to begin with batch 1 and num_draft_tokens 9, found {2: 9, ...}"),
+        ({1: 4}, "expected to begin with batch 1 and num_draft_tokens 9, found {1: 4, ...}"),
+        ({1: 9, 8: 10}, "expected at most num_draft_tokens 9, found 10 from batch 8 on"),
+    ],
+)
+def test_schedules_that_cannot_be_meant(schedule: dict[int, int], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        scheduled(schedule)
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("change", "severity", "words"),
+    [
+        ({"draft_len_schedule": {4: 8, 64: 2}}, "error", "expected max_draft_len 9 at first and never more"),
+        ({"draft_len_schedule": {4: 9, 8: 10, 64: 2}}, "error", "expected max_draft_len 9 at first and never more"),
+        ({"draft_len_schedule": {4: 9, 8: 2}}, "error", "found none beyond batch 8; write 1"),
+        ({"draft_len_schedule": {4: 9, 64: 0}}, "error", "a step without drafts stores no context"),
+        ({"draft_len_schedule": {64: 9}, "max_concurrency": 8}, "error", "expected it or max_concurrency, found both"),
+        ({"draft_len_schedule": {"a": 9}}, "error", "expected batch sizes and draft lengths"),
+    ],
+)
+def test_files_of_others(change: dict[str, Any], severity: str, words: str) -> None:
+    deployment = scheduled({1: 9})
+    document = arguments(deployment, "trtllm")
+    document["speculative_config"] = {**document["speculative_config"], **change}
+    findings = check(deployment_config(deployment, load_schema("trtllm", None), document))
+    (finding,) = [finding for finding in findings if finding.rule == "draft-schedule"]
+    assert finding.severity == severity
+    assert words in str(finding)
+
 
 FILE = load_deployment(BUILD_CONFIGS / "gpt-oss-120b.b300x8.nvfp4.yaml")
 
@@ -70,17 +151,7 @@ def test_engine_mode_asks_every_gpu_for_a_whole_drafter_or_its_share(ranks: int)
     assert (base.num_ranks, base.algorithms) == (8, {})
 
 
-def test_other_runtimes_are_not_warned_of_our_quantisation() -> None:
-    assert not [f for f in findings("gpt-oss-120b.b300x8.nvfp4", "vllm") if f.rule == "quantized-context"]
-
-
-def test_engine_mode_reads_the_pool_or_the_dense_arena() -> None:
-    for attention, rules in (("TRTLLM", []), ("VANILLA", []), ("FA4", ["draft-attention"])):
-        findings = found(resolve(changed(draft_attention=attention), "x"))
-        assert [f.rule for f in findings if f.rule in ("draft-attention", "graph-padding")] == rules
-
-
-def test_every_rank_keeps_all_heads_in_the_pool() -> None:
+def test_what_fits_the_pool() -> None:
     """A request's pages hold eight times the rows of a drafter whose heads are shared."""
     load = asked(resolve(FILE, "x"), "trtllm")
     whole, shared = request_bytes(msgspec.structs.replace(load, num_ranks=1)), request_bytes(load)
@@ -89,12 +160,19 @@ def test_every_rank_keeps_all_heads_in_the_pool() -> None:
     assert shared is not None
     row = load.draft.spec.context_bytes_per_token(fp8=False, num_ranks=1)
     assert whole - shared == load.max_seq_len * row * 7 // 8
+    # A pool of no size needs nothing, but the rest must still fit
+    load = asked(resolve(changed(max_batch_size=4096, max_num_tokens=65536, draft_attention="VANILLA"), "x"), "trtllm")
+    assert not gpu_memory(msgspec.structs.replace(load, target=None, pool_fraction=0.0)).fits
 
 
-def test_native_mode_refuses_the_recipe_that_engine_mode_serves() -> None:
+def test_what_each_mode_refuses() -> None:
     refused = [f for f in found(resolve(changed(mode="native", num_ranks=None), "x")) if f.rule == "quantized-context"]
     assert len(refused) == 1
     assert not [f for f in found(resolve(FILE, "x")) if f.rule in ("quantized-context", "backbone")]
+    assert not [f for f in findings("gpt-oss-120b.b300x8.nvfp4", "vllm") if f.rule == "quantized-context"]
+    for attention, rules in (("TRTLLM", []), ("VANILLA", []), ("FA4", ["draft-attention"])):
+        said = found(resolve(changed(draft_attention=attention), "x"))
+        assert [f.rule for f in said if f.rule in ("draft-attention", "graph-padding")] == rules
 
 
 def test_the_files_own_words_win() -> None:
@@ -146,7 +224,7 @@ def test_pools_of_a_target_with_recurrent_states_are_not_paired(tmp_path: Path) 
     assert "a target with recurrent states" in str(said)
 
 
-def test_the_default_context_ends_where_the_models_do() -> None:
+def test_the_default_context_and_the_digest(tmp_path: Path) -> None:
     """The fixtures have 8192 positions."""
     pair: dict[str, Any] = {"draft": str(FIXTURES / "tiny-qwen3-dflash"), "target": str(FIXTURES / "tiny-qwen3")}
     pair |= {"mode": "native", "gpus": "h100x1", "recipe": "bf16", "num_ranks": None}
@@ -155,6 +233,10 @@ def test_the_default_context_ends_where_the_models_do() -> None:
     assert deployment.sources["max_seq_len"] == "max_position_embeddings of draft and target"
     longer = changed(max_seq_len=9000, **pair)
     assert resolve(longer, "x").max_seq_len == 9000
+    text = (BUILD_CONFIGS / "gpt-oss-120b.b300x8.nvfp4.yaml").read_text()
+    (tmp_path / "x.yaml").write_text(f"# mine\n{text}")
+    assert resolve(load_deployment(tmp_path / "x.yaml"), "x").digest == resolve(FILE, "x").digest
+    assert resolve(changed(max_batch_size=7), "x").digest != resolve(FILE, "x").digest
 
 
 def test_ranks_divide_the_gpus_and_the_heads() -> None:
@@ -166,19 +248,9 @@ def test_ranks_divide_the_gpus_and_the_heads() -> None:
     ) as caught:
         resolve(changed(gpus="b300x3", tensor_parallel=3), "x")
     assert caught.value.hint == "set tensor_parallel to 1"
-
-
-def test_experts_are_divided_among_the_ranks() -> None:
     with pytest.raises(ConfigError, match="x: expert_parallel: expected a divisor of the 4 ranks") as caught:
         resolve(changed(tensor_parallel=4, expert_parallel=1_000_000), "x")
     assert caught.value.hint == "set expert_parallel to 1 or 2 or 4"
-
-
-def test_the_digest_follows_the_settings_and_not_the_comments(tmp_path: Path) -> None:
-    text = (BUILD_CONFIGS / "gpt-oss-120b.b300x8.nvfp4.yaml").read_text()
-    (tmp_path / "x.yaml").write_text(f"# mine\n{text}")
-    assert resolve(load_deployment(tmp_path / "x.yaml"), "x").digest == resolve(FILE, "x").digest
-    assert resolve(changed(max_batch_size=7), "x").digest != resolve(FILE, "x").digest
 
 
 def test_what_a_checkpoint_says_of_its_quantisation_wins(tmp_path: Path) -> None:
@@ -263,12 +335,6 @@ def test_what_the_plugin_does_not_take_is_refused(sizes: dict[str, int]) -> None
     fitting = changed(**pair, recipe="bf16", num_ranks=None)
     for file, is_refused in (fitting, False), (msgspec.structs.replace(fitting, **sizes), True):
         assert ("plugin-limits" in {f.rule for f in found(resolve(file, "x"))}) == is_refused
-
-
-def test_nothing_fits_where_nothing_is_left() -> None:
-    """A pool of no size needs nothing, but the rest must still fit."""
-    load = asked(resolve(changed(max_batch_size=4096, max_num_tokens=65536, draft_attention="VANILLA"), "x"), "trtllm")
-    assert not gpu_memory(msgspec.structs.replace(load, target=None, pool_fraction=0.0)).fits
 
 
 def test_a_dspark_draft_is_refused(tmp_path: Path) -> None:

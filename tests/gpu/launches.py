@@ -9,9 +9,8 @@ from dataclasses import fields
 import torch
 
 from dflash_trt import _C
-from tests.plugins.calls import Guarded, attributes, inputs, output
 from tests.plugins.cases import Case
-from tests.plugins.tensors import Tensors
+from tests.plugins.tensors import Guarded, Tensors, attributes, inputs, output
 
 BUILD = "pip install -e . -C cmake.define.DFLASH_CUDA=ON"
 
@@ -67,15 +66,10 @@ class Launch:
     def start(self) -> None:
         """On torch's current stream."""
         _C.kv_injection_attention(
-            attributes(self._case),
-            list(self.inputs.values()),
-            self.out,
-            self.workspace.tensor,
-            torch.cuda.current_stream().cuda_stream,
-            host_slot_ids=self._case.slot_of,
-            host_context_lengths=self._case.context_lengths,
-            kernel=self._kernel,
-        )
+            attributes(self._case), list(self.inputs.values()), self.out, self.workspace.tensor,
+            torch.cuda.current_stream().cuda_stream, host_slot_ids=self._case.slot_of,
+            host_context_lengths=self._case.context_lengths, kernel=self._kernel,
+        )  # fmt: skip
 
     def run(self) -> torch.Tensor:
         """The output [B, S, N*D], when it is there and nothing around it was written."""

@@ -10,7 +10,7 @@ import torch
 
 from dflash_trt import _C
 from tests.gpu.launches import bits
-from tests.plugins.calls import UNTOUCHED, Guarded
+from tests.plugins.tensors import UNTOUCHED, Guarded
 from tests.plugins.test_append import CASES, FAR, Case, by_torch, draw
 
 pytestmark = pytest.mark.gpu

@@ -12,20 +12,15 @@ from dflash_trt.engine.plans.tensorrt_api import plugin_library
 from tests.gpu.launches import Launch, bits
 from tests.plugins import abi
 from tests.plugins.abi import Creator, Desc, Plugin, attribute, desc
-from tests.plugins.calls import inputs, output
 from tests.plugins.cases import BF16, F16, FP8, Case
-from tests.plugins.tensors import Tensors, draw
+from tests.plugins.tensors import Tensors, draw, inputs, output
 
 pytestmark = pytest.mark.gpu
 
 TYPES = {
-    BF16: abi.BF16,
-    F16: abi.HALF,
-    FP8: abi.FP8,
-    torch.float32: abi.FLOAT,
-    torch.int32: abi.INT32,
+    BF16: abi.BF16, F16: abi.HALF, FP8: abi.FP8, torch.float32: abi.FLOAT, torch.int32: abi.INT32,
     torch.int64: abi.INT64,
-}
+}  # fmt: skip
 CASES = [
     Case(name="split", context_lengths=(3000, 7), sinks=True),
     Case(name="whole", D=128, cache_dtype=FP8, k_scale=0.02, v_scale=0.03, window=40, context_lengths=(100,) * 3),

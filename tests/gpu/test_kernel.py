@@ -9,28 +9,17 @@ import pytest
 import torch
 
 from tests.gpu.launches import Launch, bits, moved
-from tests.plugins.calls import UNTOUCHED, Guarded, reference
-from tests.plugins.cases import (
-    CORNER,
-    FAR,
-    FAR_FP8,
-    FEATURES,
-    MANY_ROWS_FP8,
-    OUT_OF_RANGE,
-    PERFORMANCE,
-    REGULAR,
-    Case,
-    wgmma_rows,
-)
+from tests.plugins import cases
+from tests.plugins.cases import FAR, FAR_FP8, OUT_OF_RANGE, Case, wgmma_rows
 from tests.plugins.compare import assert_close, rounding
 from tests.plugins.kernel.oracle import Expected
 from tests.plugins.kernel.oracle import expect as expect_in_float64
-from tests.plugins.tensors import BAD, Tensors, draw, out_of_range
+from tests.plugins.tensors import BAD, UNTOUCHED, Guarded, Tensors, draw, out_of_range, reference
 
 pytestmark = pytest.mark.gpu
 
-CASES = [*REGULAR, *FEATURES, *CORNER, *MANY_ROWS_FP8]
-LONG = [case for case in PERFORMANCE if sum(case.context_lengths) <= 131072]
+CASES = [*cases.REGULAR, *cases.FEATURES, *cases.CORNER, *cases.MANY_ROWS_FP8]
+LONG = [case for case in cases.PERFORMANCE if sum(case.context_lengths) <= 131072]
 # One with a split context and one without; a sink and a window; 16-bit and FP8 caches.
 SOME = [case for case in CASES if case.name in ("gpt-oss-B4", "odd", "fp8-everything", "one-long", "no-context")]
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What KV-injection attention is tested with, on the CPU and on the GPU alike: four named lists of cases.
 
-B requests, S block, N query heads, G key/value heads, D head_dim, L draft layers, C_max cache rows a slot.
+B requests, S block, N query heads, G key/value heads, D head_dim, L draft layers, C_max cache rows a slot. A call finds
+its context in a dense cache, or in pages of a pool in TensorRT-LLM's two layouts.
 """
 
 from __future__ import annotations
@@ -9,10 +10,84 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import NamedTuple
 
 import torch
 
-from tests.plugins.pages import Pages
+UNALLOCATED = 2**31 - 1
+"""An entry of the page table that nobody may follow."""
+
+
+@dataclass(frozen=True)
+class Pages:
+    """A pool of pages [P, L, 2, G, size, D], in a random order, between pages of NaN.
+
+    Layer l's view begins with its part of the first page. With V1 its pages are whole pages apart and entries count
+    pages; with V2 they are parts apart, and entries count parts.
+    """
+
+    size: int
+    version: str = "V2"
+    first: int = 0
+    """Pages of the pool before those that are used."""
+
+
+class Context(NamedTuple):
+    """The node's inputs, and the memory that they lead to."""
+
+    pool: torch.Tensor
+    offsets: list[int]
+    """[L], of the pool."""
+    layout: list[int]
+    """Page size; strides of page, K to V, row and head in bytes."""
+    table: torch.Tensor  # [slots, M] INT32
+
+
+def paged(k_cache: torch.Tensor, v_cache: torch.Tensor, lengths: dict[int, int], pages: Pages, seed: int) -> Context:
+    """The first `lengths[slot]` rows of both caches [slots, L, C_max, G, D] in pages; nothing else is in them.
+
+    Equal pages are one page, as those of a prefix that requests share.
+    """
+    slots, L, C_max, G, D = k_cache.shape
+    size, itemsize, device = pages.size, k_cache.element_size(), k_cache.device
+    M = -(-C_max // size)
+    used = {slot: -(-length // size) for slot, length in lengths.items()}
+    num_pages = pages.first + sum(used.values()) + 2
+    raw = torch.full((num_pages - pages.first, L, 2, G, size, D * itemsize), 0xFF, dtype=torch.uint8, device=device)
+    order = torch.randperm(len(raw), generator=torch.Generator().manual_seed(seed)).tolist()
+    written: dict[bytes, int] = {}
+    table = torch.full((slots, M), UNALLOCATED, dtype=torch.int32)
+    for slot, count in used.items():
+        for column in range(count):
+            begin = column * size
+            rows = min(size, lengths[slot] - begin)
+            content = torch.full_like(raw[0], 0xFF)
+            for kv, cache in enumerate((k_cache, v_cache)):
+                part = cache[slot, :, begin : begin + rows].transpose(1, 2).contiguous().view(torch.uint8)
+                content[:, kv, :, :rows] = part.view(L, G, rows, D * itemsize)
+            key = content.cpu().numpy().tobytes()
+            page = written.setdefault(key, order[-1])
+            if page == order[-1]:
+                raw[order.pop()] = content
+            table[slot, column] = (page + pages.first) * (L if pages.version == "V2" else 1)
+    part_bytes = 2 * G * size * D * itemsize
+    row = D * itemsize
+    page_stride = part_bytes * (L if pages.version == "V1" else 1)
+    layout = [size, page_stride, part_bytes // 2, row, size * row]
+    return Context(
+        raw, [layer * part_bytes - pages.first * L * part_bytes for layer in range(L)], layout, table.to(device)
+    )
+
+
+def dense(k_cache: torch.Tensor, v_cache: torch.Tensor) -> Context:
+    """Both caches [slots, L, C_max, G, D] where they lie: a page a slot. The pool is K."""
+    slots, L, C_max, G, D = k_cache.shape
+    row = D * k_cache.element_size()
+    plane = C_max * G * row
+    layout = [C_max, L * plane, v_cache.data_ptr() - k_cache.data_ptr(), G * row, row]
+    table = torch.arange(slots, dtype=torch.int32, device=k_cache.device)[:, None]
+    return Context(k_cache, [layer * plane for layer in range(L)], layout, table)
+
 
 BF16, F16, FP8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
 SHORT = {BF16: "bf16", F16: "f16", FP8: "fp8"}
@@ -71,18 +146,11 @@ class Case:
     def attributes(self) -> dict[str, float | int]:
         """The node's attributes, by name."""
         return {
-            "layer": self.layer,
-            "num_heads": self.N,
-            "num_kv_heads": self.G,
-            "head_dim": self.D,
-            "rms_norm_eps": EPS,
-            "softmax_scale": self.softmax_scale or self.D**-0.5,
-            "sliding_window": self.window,
-            "causal": int(self.causal),
-            "k_scale": self.k_scale,
-            "v_scale": self.v_scale,
+            "layer": self.layer, "num_heads": self.N, "num_kv_heads": self.G, "head_dim": self.D, "rms_norm_eps": EPS,
+            "softmax_scale": self.softmax_scale or self.D**-0.5, "sliding_window": self.window,
+            "causal": int(self.causal), "k_scale": self.k_scale, "v_scale": self.v_scale,
             "fp8_cache": int(self.cache_dtype is FP8),
-        }
+        }  # fmt: skip
 
 
 def wgmma_rows(case: Case) -> int:
@@ -123,16 +191,13 @@ FEATURES = [
     ),
     *(
         Case(
-            name=f"window{window}{'-causal' * causal}{'-sinks' * sinks}",
-            window=window,
-            causal=causal,
-            sinks=sinks,
+            name=f"window{window}{'-causal' * causal}{'-sinks' * sinks}", window=window, causal=causal, sinks=sinks,
             context_lengths=(90, 200, 3),
         )
         for window, causal, sinks in product((0, 7, 64), (False, True), (False, True))
     ),
     *(Case(name=f"N{N}-G{G}-S{S}", N=N, G=G, S=S, context_lengths=(70, 33)) for N, G, S in HEADS_AND_BLOCKS),
-]
+]  # fmt: skip
 
 WINDOW = 16
 CORNER = [
@@ -153,31 +218,16 @@ CORNER = [
          context_lengths=(40, 140)),
     Case(name="window-in-block", why="later slots see no context at all", window=5, S=16, context_lengths=(64, 2)),
     Case(
-        name="around-tiles",
-        why="one less, equal, one more than the row counts a kernel may work in",
-        C_max=260,
-        context_lengths=(15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257),
-        N=4,
-        S=3,
+        name="around-tiles", why="one less, equal, one more than the row counts a kernel may work in", C_max=260,
+        context_lengths=(15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257), N=4, S=3,
     ),
     Case(
-        name="full-cache",
-        why="the last row of the last slot: one row more is another tensor",
-        context_lengths=(128, 128),
-        C_max=128,
-        L=3,
-        layer=2,
-        slot_ids=(1, 0),
+        name="full-cache", why="the last row of the last slot: one row more is another tensor",
+        context_lengths=(128, 128), C_max=128, L=3, layer=2, slot_ids=(1, 0),
     ),
     Case(
-        name="permuted-slots",
-        why="requests lie anywhere in the cache",
-        slots=7,
-        slot_ids=(5, 0, 6, 2),
-        L=3,
-        layer=1,
-        C_max=97,
-        context_lengths=(31, 97, 0, 60),
+        name="permuted-slots", why="requests lie anywhere in the cache", slots=7, slot_ids=(5, 0, 6, 2), L=3, layer=1,
+        C_max=97, context_lengths=(31, 97, 0, 60),
     ),
     Case(name="shared-slot", why="two requests read one slot", slot_ids=(1, 1), context_lengths=(50, 50)),
     Case(name="odd", why="no size is a multiple of anything", N=21, G=7, D=96, S=11, L=5, layer=3, C_max=61,
@@ -240,12 +290,8 @@ FAR_FP8 = replace(FAR, name="far-fp8", L=16, layer=15, cache_dtype=FP8, k_scale=
 # Larger than what `make test` computes; for the GPU and for benchmarks/.
 PERFORMANCE = [
     replace(
-        draft,
-        name=f"{draft.name}-B{B}-C{C}-{SHORT[cache]}",
-        context_lengths=(C,) * B,
-        cache_dtype=cache,
-        k_scale=0.02 if cache is FP8 else 1.0,
-        v_scale=0.03 if cache is FP8 else 1.0,
+        draft, name=f"{draft.name}-B{B}-C{C}-{SHORT[cache]}", context_lengths=(C,) * B, cache_dtype=cache,
+        k_scale=0.02 if cache is FP8 else 1.0, v_scale=0.03 if cache is FP8 else 1.0,
     )
     for draft, cache, B, C in product((GPT_OSS, QWEN3_8B), (BF16, FP8), (1, 4, 16, 64), (512, 4096, 32768, 131072))
-]
+]  # fmt: skip

@@ -198,14 +198,11 @@ def test_what_does_not_fit_is_refused(change: dict[str, torch.Tensor], message: 
         _C.kv_injection_append_reference(**given, k_cache=caches[0], v_cache=caches[1])
 
 
-def test_a_row_of_odd_size_is_refused() -> None:
+def test_rows_of_odd_size_and_on_the_cpu_are_refused() -> None:
     rows, cache = torch.zeros(1, 1, 1, 7), torch.zeros(1, 1, 1, 1, 7)
     index = torch.zeros(1, dtype=torch.int32)
     with pytest.raises(ValueError, match="a row: expected a multiple of 16 bytes, found 28"):
         _C.kv_injection_append_reference(rows, rows, index, index, cache, cache.clone())
-
-
-def test_the_kernel_takes_cuda_tensors_only() -> None:
     tensors, case = draw(CASES[0]), CASES[0]
     caches = [torch.zeros(case.cache_shape, dtype=case.dtype) for _ in "kv"]
     with pytest.raises(ValueError, match="k: expected a CUDA tensor, found a CPU tensor"):

@@ -12,10 +12,8 @@ import pytest
 import torch
 
 from dflash_trt import _C
-from tests.plugins.calls import attributes, inputs, reference
-from tests.plugins.cases import BF16, F16, FP8, Case
-from tests.plugins.pages import Pages
-from tests.plugins.tensors import Tensors, draw
+from tests.plugins.cases import BF16, F16, FP8, Case, Pages
+from tests.plugins.tensors import Tensors, attributes, draw, inputs, reference
 
 CASE = Case(name="plain", S=3, N=4, G=2, D=64, L=2, layer=1, C_max=9, slots=3, context_lengths=(9, 4))
 
@@ -139,16 +137,13 @@ def test_the_number_of_inputs(count: int) -> None:
         _C.kv_injection_attention_reference(attributes(CASE), some, tensors.q.clone())
 
 
-def test_alignment() -> None:
+def test_alignment_numpy_arrays_and_inputs_left_alone() -> None:
     """Rows are moved 16 bytes at a time; a view that begins between is dense all the same."""
     tensors = draw(CASE)
     shifted = torch.empty(tensors.qkv.numel() + 1, dtype=BF16)[1:].view(tensors.qkv.shape)
     assert re.fullmatch(
         "qkv: expected an address that 16 divides, found 0x[0-9a-f]*2", refused(CASE, replace(tensors, qkv=shifted))
     )
-
-
-def test_numpy_arrays_are_taken_as_well() -> None:
     case = replace(CASE, dtype=F16, cache_dtype=F16)
     tensors = draw(case)
     out = np.empty(tensors.q.shape, dtype=np.float16)
@@ -156,9 +151,6 @@ def test_numpy_arrays_are_taken_as_well() -> None:
         attributes(case), [tensor.numpy() for tensor in inputs(case, tensors).values()], out
     )
     assert np.array_equal(out, reference(case, tensors).numpy())
-
-
-def test_inputs_are_left_as_they_were() -> None:
     tensors = draw(CASE)
     before = [tensor.clone() for tensor in tensors.each()]
     reference(CASE, tensors)
@@ -166,16 +158,13 @@ def test_inputs_are_left_as_they_were() -> None:
         assert torch.equal(tensor.view(torch.uint8), copy.view(torch.uint8))
 
 
-def test_the_kernel_asks_for_cuda_tensors() -> None:
+def test_what_asks_for_cuda_tensors() -> None:
     tensors = draw(CASE)
     with pytest.raises(ValueError, match="qkv: expected a CUDA tensor, found a CPU tensor"):
         _C.kv_injection_attention(
             attributes(CASE), list(inputs(CASE, tensors).values()), tensors.q.clone(), tensors.q.clone(), 0
         )
-
-
-def test_workspace_bytes_ask_for_no_gpu() -> None:
-    """A single request of a long context is split among many blocks, whose parts need room."""
+    # A single request of a long context is split among many blocks, whose parts need room
     long = Case(name="long", context_lengths=(30_000,))
     tensors = draw(long)
     assert (

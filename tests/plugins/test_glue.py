@@ -10,42 +10,17 @@ import pytest
 
 from dflash_trt import _C
 from dflash_trt.engine.plans.tensorrt_api import installed_library
-from tests.plugins.abi import (
-    BF16,
-    BOOL,
-    BUILD,
-    CHW2,
-    FIELD_FLOAT64,
-    FIELD_INT32,
-    FIELD_INT64,
-    FLOAT,
-    FP8,
-    HALF,
-    INT8,
-    INT32,
-    INT64,
-    RUNTIME,
-    Creator,
-    Desc,
-    DimsExprs,
-    DynamicDesc,
-    Plugin,
-    Value,
-    attribute,
-    desc,
-    dynamic,
-    interface,
-)
-from tests.plugins.calls import attributes, inputs
-from tests.plugins.cases import Case
-from tests.plugins.pages import Pages
-from tests.plugins.tensors import draw
+from tests.plugins import abi
+from tests.plugins.abi import Creator, Plugin, Value, attribute, desc, dynamic
+from tests.plugins.cases import Case, Pages
+from tests.plugins.tensors import attributes, draw, inputs
 
 ATTRIBUTES = {
     "layer": 1, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-6, "softmax_scale": 0.0884,
     "sliding_window": 64, "causal": 1, "k_scale": 1.0, "v_scale": 1.0, "fp8_cache": 0,
 }  # fmt: skip
 FIELDS = [attribute(name, value) for name, value in ATTRIBUTES.items()]
+INT32 = abi.FIELD_INT32
 NAMES = ("DFlashKVInjectionAttention", "3", "dflash_trt")
 
 
@@ -54,7 +29,7 @@ def creator() -> Creator:
     return Creator(installed_library())
 
 
-def make(creator: Creator, fields: list[Value] = FIELDS, phase: int = BUILD) -> Plugin:
+def make(creator: Creator, fields: list[Value] = FIELDS, phase: int = abi.BUILD) -> Plugin:
     plugin = creator.create(fields, phase)
     assert plugin is not None
     return plugin
@@ -73,15 +48,15 @@ def shapes(B: int, S: int = 16, pages: int = 128, N: int = 32, G: int = 8, D: in
     return [*block, (5,), (5,), (6, pages), (B,), (B,), (B, S, N * D)]
 
 
-TYPES = [BF16, BF16, BF16, FLOAT, INT64, INT64, INT32, INT32, INT32, BF16]
+TYPES = [abi.BF16, abi.BF16, abi.BF16, abi.FLOAT, abi.INT64, abi.INT64, abi.INT32, abi.INT32, abi.INT32, abi.BF16]
 
 
-def descs(B: int, types: list[int] = TYPES, **sizes: int) -> tuple[list[Desc], list[Desc]]:
+def descs(B: int, types: list[int] = TYPES, **sizes: int) -> tuple[list[abi.Desc], list[abi.Desc]]:
     every = [desc(shape, dtype) for shape, dtype in zip(shapes(B, **sizes), types, strict=True)]
     return every[:-1], every[-1:]
 
 
-def profile(least: int, most: int, **sizes: int) -> tuple[list[DynamicDesc], list[DynamicDesc]]:
+def profile(least: int, most: int, **sizes: int) -> tuple[list[abi.DynamicDesc], list[abi.DynamicDesc]]:
     """B from `least` to `most`."""
     pairs = zip(shapes(most, **sizes), shapes(least, **sizes), TYPES, strict=True)
     every = [dynamic(high, dtype, low) for high, low, dtype in pairs]
@@ -89,19 +64,13 @@ def profile(least: int, most: int, **sizes: int) -> tuple[list[DynamicDesc], lis
 
 
 def test_interfaces_and_names(creator: Creator, plugin: Plugin) -> None:
-    assert interface(creator.this) == ("PLUGIN CREATOR_V3ONE", 1, 0)
-    assert interface(plugin.this) == ("PLUGIN", 1, 0)
-    assert interface(plugin.core) == ("PLUGIN_V3ONE_CORE", 1, 0)
-    assert interface(plugin.build) == ("PLUGIN_V3ONE_BUILD", 1, 0)
-    assert interface(plugin.runtime) == ("PLUGIN_V3ONE_RUNTIME", 1, 0)
+    assert abi.interface(creator.this) == ("PLUGIN CREATOR_V3ONE", 1, 0)
+    assert abi.interface(plugin.this) == ("PLUGIN", 1, 0)
+    assert abi.interface(plugin.core) == ("PLUGIN_V3ONE_CORE", 1, 0)
+    assert abi.interface(plugin.build) == ("PLUGIN_V3ONE_BUILD", 1, 0)
+    assert abi.interface(plugin.runtime) == ("PLUGIN_V3ONE_RUNTIME", 1, 0)
     assert creator.names() == plugin.names() == NAMES
-
-
-def test_what_is_left_to_the_interface(plugin: Plugin) -> None:
     assert plugin.tactics() == (0, 0, None, 100, None)
-
-
-def test_field_names_are_the_attributes(creator: Creator) -> None:
     assert creator.field_names() == [(field.name, field.type) for field in FIELDS]
 
 
@@ -109,13 +78,13 @@ def test_field_names_are_the_attributes(creator: Creator) -> None:
     ("fields", "message"),
     [
         *(([f for f in FIELDS if f.name != name], f"field {name}: expected, but not given") for name in ATTRIBUTES),
-        ([*FIELDS, Value("sinks", 1, FIELD_INT32)], "field sinks: not an attribute of this plugin"),
-        ([*FIELDS, Value("format_version", 1, FIELD_INT32)], "field format_version: not an attribute of this plugin"),
+        ([*FIELDS, Value("sinks", 1, INT32)], "field sinks: not an attribute of this plugin"),
+        ([*FIELDS, Value("format_version", 1, INT32)], "field format_version: not an attribute of this plugin"),
         ([*FIELDS, FIELDS[4]], "field rms_norm_eps: expected once, found twice"),
-        ([Value("layer", 1, FIELD_INT64), *FIELDS[1:]], "field layer: expected int32, found field type 10"),
+        ([Value("layer", 1, abi.FIELD_INT64), *FIELDS[1:]], "field layer: expected int32, found field type 10"),
         ([Value("layer", 1.0, 1), *FIELDS[1:]], "field layer: expected int32, found float32"),
-        ([*FIELDS[:9], Value("v_scale", 1, FIELD_INT32), FIELDS[10]], "field v_scale: expected float32, found int32"),
-        ([*FIELDS[:9], Value("v_scale", 1, FIELD_FLOAT64), FIELDS[10]],
+        ([*FIELDS[:9], Value("v_scale", 1, INT32), FIELDS[10]], "field v_scale: expected float32, found int32"),
+        ([*FIELDS[:9], Value("v_scale", 1, abi.FIELD_FLOAT64), FIELDS[10]],
          "field v_scale: expected float32, found field type 2"),
         ([replace(FIELDS[0], length=2), *FIELDS[1:]], "field layer: expected 1 value, found 2"),
         ([replace(FIELDS[0], value=-1), *FIELDS[1:]], "field layer: expected 0 to 2147483646, found -1"),
@@ -129,18 +98,16 @@ def test_field_names_are_the_attributes(creator: Creator) -> None:
         ([*FIELDS[:10], attribute("fp8_cache", 2)], "field fp8_cache: expected 0 or 1, found 2"),
     ],
 )  # fmt: skip
-def test_wrong_fields_are_refused(
-    creator: Creator, capfd: pytest.CaptureFixture[str], fields: list[Value], message: str
-) -> None:
-    assert creator.create(fields, BUILD, layer="/layers.1/attention") is None
+def test_wrong_fields(creator: Creator, capfd: pytest.CaptureFixture[str], fields: list[Value], message: str) -> None:
+    assert creator.create(fields, abi.BUILD, layer="/layers.1/attention") is None
     assert capfd.readouterr().err == f"[dflash_trt] /layers.1/attention: {message}\n"
 
 
 def test_an_engine_holds_the_attributes_and_a_version(creator: Creator, plugin: Plugin) -> None:
     stored = plugin.serialized()
-    assert stored[0] == Value("format_version", 2, FIELD_INT32)
+    assert stored[0] == Value("format_version", 2, abi.FIELD_INT32)
     assert {value.name: value.value for value in stored[1:]} == pytest.approx(ATTRIBUTES)
-    loaded = make(creator, stored, RUNTIME)
+    loaded = make(creator, stored, abi.RUNTIME)
     assert loaded.serialized() == stored
     loaded.close()
 
@@ -157,8 +124,8 @@ def test_another_format_version_is_refused(
     creator: Creator, plugin: Plugin, capfd: pytest.CaptureFixture[str], version: int | None, message: str
 ) -> None:
     """Before anything else: a later format may have fields that this one does not know."""
-    other = [] if version is None else [Value("format_version", version, FIELD_INT32), attribute("new", 3)]
-    assert creator.create([*other, *plugin.serialized()[1:]], RUNTIME) is None
+    other = [] if version is None else [Value("format_version", version, abi.FIELD_INT32), attribute("new", 3)]
+    assert creator.create([*other, *plugin.serialized()[1:]], abi.RUNTIME) is None
     assert capfd.readouterr().err == f"[dflash_trt] layer: field format_version: {message}\n"
 
 
@@ -174,41 +141,49 @@ def test_a_clone_is_the_same_and_lives_on_its_own(creator: Creator) -> None:
 
 def test_the_output_is_of_the_queries_shape_and_dtype(plugin: Plugin) -> None:
     assert plugin.num_outputs() == 1
-    assert plugin.output_types(TYPES[:-1]) == (0, [BF16])
-    assert plugin.output_types([HALF, *TYPES[1:-1]]) == (0, [HALF])
-    expressions = [DimsExprs(3, (0x1000 + i, 0x2000 + i, 0x3000 + i)) for i in range(9)]
+    assert plugin.output_types(TYPES[:-1]) == (0, [abi.BF16])
+    assert plugin.output_types([abi.HALF, *TYPES[1:-1]]) == (0, [abi.HALF])
+    expressions = [abi.DimsExprs(3, (0x1000 + i, 0x2000 + i, 0x3000 + i)) for i in range(9)]
     status, shape = plugin.output_shape(expressions, {32 * 128: 0x4000})
     assert (status, shape.rank, list(shape.d[:3])) == (0, 3, [0x1000, 0x2000, 0x4000])
 
 
 @pytest.mark.parametrize("count", [8, 11])
 def test_another_number_of_inputs_is_refused(plugin: Plugin, capfd: pytest.CaptureFixture[str], count: int) -> None:
-    assert plugin.output_types([BF16] * count)[0] != 0
+    assert plugin.output_types([abi.BF16] * count)[0] != 0
     assert f"getOutputDataTypes: expected 9 inputs, or 10 with sinks, found {count}" in capfd.readouterr().err
 
 
 def accepted(plugin: Plugin, types: list[int], layout: int = 0, at: int = -1) -> bool:
     """Asks for one position after the other, as TensorRT does; `layout` is that of position `at`."""
-    tensors = [DynamicDesc(desc((1,), dtype, layout if i == at else 0)) for i, dtype in enumerate(types)]
+    tensors = [abi.DynamicDesc(desc((1,), dtype, layout if i == at else 0)) for i, dtype in enumerate(types)]
     return all(plugin.supports(position, tensors[: position + 1] + tensors[position + 1 :], len(types) - 1)
                for position in range(len(types)))  # fmt: skip
 
 
 def test_dtypes(plugin: Plugin) -> None:
-    half = [HALF if dtype == BF16 else dtype for dtype in TYPES]
-    for types in (TYPES, half, [*TYPES[:-1], FLOAT, BF16]):
+    half = [abi.HALF if dtype == abi.BF16 else dtype for dtype in TYPES]
+    for types in (TYPES, half, [*TYPES[:-1], abi.FLOAT, abi.BF16]):
         assert accepted(plugin, types)
     for position in range(len(TYPES)):
-        for other in {BF16, HALF, FLOAT, INT8, INT32, INT64, BOOL, FP8} - {TYPES[position]}:
+        for other in {*TYPES, abi.HALF, abi.INT8, abi.BOOL, abi.FP8} - {TYPES[position]}:
             changed = [*TYPES[:position], other, *TYPES[position + 1 :]]
             assert not accepted(plugin, changed), (position, other)
-        assert not accepted(plugin, TYPES, layout=CHW2, at=position), position
-    assert not accepted(plugin, [*TYPES[:-1], HALF, BF16])  # sinks
+        assert not accepted(plugin, TYPES, layout=abi.CHW2, at=position), position
+    assert not accepted(plugin, [*TYPES[:-1], abi.HALF, abi.BF16])  # sinks
 
 
-def test_a_profile_that_fits(plugin: Plugin) -> None:
+def test_a_profile_that_fits_and_its_workspace(plugin: Plugin, capfd: pytest.CaptureFixture[str]) -> None:
     assert plugin.configure(*profile(1, 64)) == 0
     assert plugin.on_shape_change(*descs(7)) == 0
+    # Whatever bounds the output has while TensorRT builds
+    ins, _ = profile(1, 64)
+    for shape in ((-1, -1, -1), (2**31 - 1, 1, 1)):
+        out = [dynamic(shape, abi.BF16, shape)]
+        assert plugin.configure(ins, out) == 0
+        assert plugin.workspace(ins, out) == plugin.workspace(*profile(1, 64)) > 0
+    assert plugin.workspace(*profile(1, 4, S=33)) == 1 << 60
+    assert capfd.readouterr().err == "[dflash_trt] getWorkspaceSize: block: expected 1 to 32, found 33\n"
 
 
 @pytest.mark.parametrize(
@@ -252,20 +227,6 @@ def test_the_workspace_is_enough_for_every_block_of_the_profile(creator: Creator
     plugin.close()
 
 
-def test_the_largest_call_follows_from_the_inputs(plugin: Plugin) -> None:
-    """Whatever bounds the output has while TensorRT builds."""
-    ins, _ = profile(1, 64)
-    for shape in ((-1, -1, -1), (2**31 - 1, 1, 1)):
-        out = [dynamic(shape, BF16, shape)]
-        assert plugin.configure(ins, out) == 0
-        assert plugin.workspace(ins, out) == plugin.workspace(*profile(1, 64)) > 0
-
-
-def test_a_workspace_that_cannot_be_told_is_no_small_one(plugin: Plugin, capfd: pytest.CaptureFixture[str]) -> None:
-    assert plugin.workspace(*profile(1, 4, S=33)) == 1 << 60
-    assert capfd.readouterr().err == "[dflash_trt] getWorkspaceSize: block: expected 1 to 32, found 33\n"
-
-
 def workspace_bytes(case: Case) -> int:
     tensors = draw(case)
     return _C.kv_injection_attention_workspace_bytes(
@@ -273,13 +234,10 @@ def workspace_bytes(case: Case) -> int:
     )
 
 
-def test_enqueue_without_a_shape_is_refused(plugin: Plugin, capfd: pytest.CaptureFixture[str]) -> None:
+def test_enqueue_without_a_shape_or_tensor_is_refused(plugin: Plugin, capfd: pytest.CaptureFixture[str]) -> None:
     ins, (out,) = descs(1)
     assert plugin.enqueue(ins, out, [16] * 10, None, 0) != 0
     assert "enqueue: expected 9 inputs, or 10 with sinks, found 0" in capfd.readouterr().err
-
-
-def test_enqueue_with_a_missing_tensor_is_refused(plugin: Plugin, capfd: pytest.CaptureFixture[str]) -> None:
     ins, outs = descs(1)
     assert plugin.on_shape_change(ins, outs) == 0
     assert plugin.enqueue(ins, outs[0], [16, 16, None, *[16] * 7], 16, 0) != 0

@@ -15,17 +15,7 @@ import torch
 
 from tests.plugins.cases import CORNER, F16, FAR, FAR_PAGES, FEATURES, OUT_OF_RANGE, PAGED, PLANE, REGULAR, Case
 from tests.plugins.kernel import emulation
-from tests.plugins.kernel.emulation import (
-    ALL_FORMATS,
-    BF16_BLOCKS,
-    EmulationError,
-    build,
-    build_kernel,
-    check,
-    check_order,
-    check_out_of_range,
-    once,
-)
+from tests.plugins.kernel.emulation import EmulationError, build_kernel, check, once
 from tests.plugins.kernel.oracle import expect
 from tests.plugins.tensors import BAD, draw
 
@@ -54,7 +44,7 @@ def program() -> Program:
     """The emulated kernel of a head_dim, compiled when it is first asked for; FP16 doubles the time that takes."""
 
     def get(case: Case) -> Path:
-        formats = ALL_FORMATS if case.dtype is F16 else BF16_BLOCKS
+        formats = emulation.ALL_FORMATS if case.dtype is F16 else emulation.BF16_BLOCKS
         name = f"emulated_head_dim_{case.D}_formats_{formats}"
         return once(name, lambda path: build_kernel(path, case.D, formats=formats))
 
@@ -92,7 +82,7 @@ def test_more_requests_than_lanes(case: Case, program: Program, tmp_path: Path) 
 
 def test_the_order_of_threads_ctas_and_grids_changes_no_bit(program: Program, tmp_path: Path) -> None:
     case = CASES["permuted-slots"]
-    check_order(program(case), tmp_path, case, ctas=12, seeds=6)
+    emulation.check_order(program(case), tmp_path, case, ctas=12, seeds=6)
 
 
 def call_far(program: Path, directory: Path) -> None:
@@ -102,12 +92,9 @@ def call_far(program: Path, directory: Path) -> None:
     check(program, directory, FAR, tensors=far, expected=expect(PLANE, tensors))
 
 
-def test_a_cache_beyond_32_bits(program: Program, tmp_path: Path) -> None:
+def test_a_cache_and_pages_beyond_32_bits(program: Program, tmp_path: Path) -> None:
     call_far(program(FAR), tmp_path / "call")
-
-
-def test_pages_beyond_32_bits(program: Program, tmp_path: Path) -> None:
-    check(program(FAR_PAGES), tmp_path / "call", FAR_PAGES)
+    check(program(FAR_PAGES), tmp_path / "pages", FAR_PAGES)
 
 
 @pytest.mark.parametrize("case", OUT_OF_RANGE, ids=lambda case: case.name)
@@ -115,12 +102,12 @@ def test_pages_beyond_32_bits(program: Program, tmp_path: Path) -> None:
 def test_a_request_out_of_range_is_nan_and_leaves_the_others_alone(
     name: str, value: int, case: Case, program: Program, tmp_path: Path
 ) -> None:
-    check_out_of_range(program(case), tmp_path / "call", case, name, value, ctas=FEW)
+    emulation.check_out_of_range(program(case), tmp_path / "call", case, name, value, ctas=FEW)
 
 
 @pytest.fixture
 def faults() -> Path:
-    return once("faults", lambda path: build(path, [emulation.HERE / "faults.cpp", *emulation.emulator()]))
+    return once("faults", lambda path: emulation.build(path, [emulation.HERE / "faults.cpp", *emulation.emulator()]))
 
 
 @pytest.mark.parametrize(
@@ -152,5 +139,5 @@ def test_the_emulator_lets_right_code_pass(faults: Path) -> None:
 
 def test_every_launch_config_fits_the_gpu() -> None:
     sources = [emulation.HERE / "every_launch_config.cpp", *emulation.config_sources()]
-    program = once("every_launch_config", lambda path: build(path, sources))
+    program = once("every_launch_config", lambda path: emulation.build(path, sources))
     assert emulation.run(program) == ""

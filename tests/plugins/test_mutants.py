@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugins.cases import FP8, Case
+from tests.plugins.cases import FP8, Case, Pages
 from tests.plugins.kernel import emulation
 from tests.plugins.kernel.emulation import ALL_FORMATS, BF16_BLOCKS_FP8_CACHES, EmulationError, check
-from tests.plugins.pages import Pages
 from tests.plugins.test_kernel import MANY_UNEVEN, call_far
 
 # Two teams of three warps, of which the last has a tile without rows; ranges cut two of the three requests. The longest
@@ -200,7 +199,6 @@ CALLS = [
     (LANE_MUTANT, MANY, 264, 0),
     *((mutant, PAGED, CTAS, 0) for mutant in PAGE_MUTANTS),
 ]
-NAMES = [f"{mutant.name}{'-sm_90a' * (rows > 0)}" for mutant, _, _, rows in CALLS]
 
 
 @pytest.mark.full

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library in TensorRT's own plugin registry, each time in a process of its own: a crash fails a test only.
+"""The plugin library: what it exports and needs, how it is found, and that TensorRT's own plugin registry takes it.
 
-The lean runtime (tensorrt_lean_cu13_bindings 11.4) has the registry and asks for no GPU.
+The lean runtime (tensorrt_lean_cu13_bindings 11.4) has the registry and asks for no GPU. It is in a process of its own
+each time: a crash fails a test only.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,13 +16,63 @@ from pathlib import Path
 import onnx
 import pytest
 
+from dflash_trt import _C
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.engine.graph.draft_graph import ATTENTION, PLUGIN_VERSION, draft_graph
-from dflash_trt.engine.plans.tensorrt_api import installed_library
+from dflash_trt.engine.plans import tensorrt_api as plugin
+from dflash_trt.engine.plans.tensorrt_api import installed_library, plugin_library
+from dflash_trt.errors import MissingDependencyError
 from tests.paths import REPOSITORY
 
-pytest.importorskip("tensorrt_lean_bindings", reason="pip install -e '.[dev]' has it on Linux x86-64")
 
+def symbols(library: Path | str, option: str) -> set[str]:
+    """Names in a library's dynamic symbol table."""
+    if shutil.which("nm") is None:
+        pytest.skip("no nm: install binutils")
+    command = ["nm", "-D", "--format=just-symbols", option, str(library)]
+    return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_libraries_export_what_is_looked_up_and_need_nothing_else() -> None:
+    assert symbols(installed_library(), "--defined-only") == {"getCreators", "setLoggerFinder"}
+    # A C++ library that a compiler links in shares no symbol with the one that torch has loaded
+    assert symbols(_C.__file__, "--defined-only") == {"PyInit__C", "RegisterCustomOps"}
+    foreign = ("nvinfer", "getPluginRegistry", "getLogger", "cuda", "cu")
+    needed = symbols(installed_library(), "--undefined-only")
+    assert needed
+    assert [name for name in needed if name.startswith(foreign) or "nvinfer" in name] == []
+
+
+@pytest.fixture(autouse=True)
+def no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(plugin.VARIABLE, raising=False)
+
+
+def test_the_variable_names_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    library = tmp_path / "libother.so"
+    library.touch()
+    monkeypatch.setenv(plugin.VARIABLE, str(library))
+    assert plugin_library() == library
+    monkeypatch.setenv(plugin.VARIABLE, str(tmp_path))
+    with pytest.raises(MissingDependencyError, match=f"DFLASH_TRT_PLUGIN: no plugin library at {tmp_path}\n"):
+        plugin_library()
+
+
+def test_the_installed_library_counts_only_with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_C, "cuda_architectures", lambda: ["90a"])
+    assert plugin_library() == installed_library()
+    monkeypatch.setattr(_C, "cuda_architectures", lambda: [])
+    with pytest.raises(MissingDependencyError, match=r"left them out\nhint: .*pip install .*DFLASH_CUDA=ON"):
+        plugin_library()
+
+
+def test_no_installed_library_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(plugin, "installed_library", lambda: tmp_path / "none.so")
+    with pytest.raises(MissingDependencyError, match=r"no plugin library at .*\nhint: cmake"):
+        plugin_library()
+
+
+NO_LEAN = "pip install -e '.[dev]' has it on Linux x86-64"
 # Plugins and creators go before their library does, or the process crashes at its end.
 PROGRAM = """
 import sys
@@ -54,6 +106,7 @@ values = {
 
 def in_tensorrt(body: str) -> subprocess.CompletedProcess[str]:
     """Runs `body`, the definition of with_creator(creator), and unloads the library afterwards."""
+    pytest.importorskip("tensorrt_lean_bindings", reason=NO_LEAN)
     program = f"{PROGRAM}\n{body}\nmain()\nprint('unloaded')\n"
     command = [sys.executable, "-c", program, str(installed_library())]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -62,12 +115,20 @@ def in_tensorrt(body: str) -> subprocess.CompletedProcess[str]:
     return result
 
 
-def test_the_creator_is_found_under_its_name_version_and_namespace() -> None:
+def test_the_creator_is_found_and_refuses_a_wrong_field() -> None:
     body = """
 def with_creator(creator):
     print(creator.name, creator.plugin_version, creator.plugin_namespace, creator.interface_info.kind)
 """
     assert in_tensorrt(body).stdout.startswith("DFlashKVInjectionAttention 3 dflash_trt PLUGIN CREATOR_V3ONE\n")
+    # tests/plugins/test_glue.py has all of them
+    body = """
+def with_creator(creator):
+    print(creator.create_plugin("layers.1", fields(values | {"paged": 1}), trt.TensorRTPhase.BUILD))
+"""
+    result = in_tensorrt(body)
+    assert result.stdout.startswith("None\n")
+    assert "[dflash_trt] layers.1: field paged: not an attribute of this plugin\n" in result.stderr
 
 
 def enumerators(name: str) -> dict[str, int]:
@@ -80,6 +141,7 @@ def enumerators(name: str) -> dict[str, int]:
 def test_enumerators_have_tensorrts_values() -> None:
     """No wheel has NvInfer.h; its binding has the values under the same names."""
     names = ("DataType", "PluginFieldType", "TensorRTPhase", "PluginCapabilityType")
+    pytest.importorskip("tensorrt_lean_bindings", reason=NO_LEAN)
     listed = f"print(n, k, int(v)) for n in {names} for k, v in getattr(t, n).__members__.items()"
     program = f"import tensorrt_lean_bindings as t; [{listed}]"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
@@ -102,24 +164,9 @@ def with_creator(creator):
         print(capability.interface_info.kind, capability.api_language)
 """
     assert in_tensorrt(body).stdout.splitlines()[:-1] == [
-        "DFlashKVInjectionAttention 3 dflash_trt",
-        "1",
-        "PLUGIN_V3ONE_CORE APILanguage.CPP",
-        "PLUGIN_V3ONE_BUILD APILanguage.CPP",
-        "PLUGIN_V3ONE_RUNTIME APILanguage.CPP",
-        "PLUGIN APILanguage.CPP",
-    ]
-
-
-def test_a_wrong_field_makes_no_plugin() -> None:
-    """tests/plugins/test_glue.py has all of them."""
-    body = """
-def with_creator(creator):
-    print(creator.create_plugin("layers.1", fields(values | {"paged": 1}), trt.TensorRTPhase.BUILD))
-"""
-    result = in_tensorrt(body)
-    assert result.stdout.startswith("None\n")
-    assert "[dflash_trt] layers.1: field paged: not an attribute of this plugin\n" in result.stderr
+        "DFlashKVInjectionAttention 3 dflash_trt", "1", "PLUGIN_V3ONE_CORE APILanguage.CPP",
+        "PLUGIN_V3ONE_BUILD APILanguage.CPP", "PLUGIN_V3ONE_RUNTIME APILanguage.CPP", "PLUGIN APILanguage.CPP",
+    ]  # fmt: skip
 
 
 def test_every_node_of_the_graph_makes_a_plugin(draft_dir: Path) -> None:

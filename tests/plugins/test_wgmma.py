@@ -10,36 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.plugins.cases import (
-    BF16,
-    CORNER,
-    FEATURES,
-    FP8,
-    GPT_OSS_FP8,
-    MANY_ROWS_FP8,
-    OUT_OF_RANGE,
-    PAGED,
-    REGULAR,
-    Case,
-    wgmma_rows,
-)
+from tests.plugins import cases
+from tests.plugins.cases import FP8, GPT_OSS_FP8, OUT_OF_RANGE, Case, Pages, wgmma_rows
 from tests.plugins.compare import assert_close
 from tests.plugins.kernel import emulation
-from tests.plugins.kernel.emulation import (
-    BF16_BLOCKS,
-    EmulationError,
-    build,
-    build_kernel,
-    check,
-    check_order,
-    check_out_of_range,
-    once,
-)
+from tests.plugins.kernel.emulation import EmulationError, build_kernel, check, once
 from tests.plugins.kernel.oracle import expect
-from tests.plugins.pages import Pages
 from tests.plugins.tensors import BAD, draw
+from tests.plugins.test_kernel import call_far
 
-CASES = [case for case in (*MANY_ROWS_FP8, *REGULAR, *FEATURES, *CORNER, *PAGED) if wgmma_rows(case)]
+EVERY = (*cases.MANY_ROWS_FP8, *cases.REGULAR, *cases.FEATURES, *cases.CORNER, *cases.PAGED)
+CASES = [case for case in EVERY if wgmma_rows(case)]
 Program = Callable[[Case], Path]
 
 
@@ -70,8 +51,8 @@ QUICK = Case(name="quick", N=4, G=1, S=8, norm=4.0, sinks=True, context_lengths=
 )
 def test_one_case_of_each_cache(case: Case, tmp_path: Path) -> None:
     """What `make test` runs of this kernel."""
-    assert case.dtype is BF16
-    program = once("wgmma_quick", lambda path: build_kernel(path, 64, 32, formats=BF16_BLOCKS))
+    assert case.dtype is cases.BF16
+    program = once("wgmma_quick", lambda path: build_kernel(path, 64, 32, formats=emulation.BF16_BLOCKS))
     check(program, tmp_path / "call", case, ctas=2, rounded_queries=True)
 
 
@@ -92,7 +73,7 @@ def test_a_gpu_of_any_size(ctas: int, program: Program, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_the_order_of_threads_changes_no_bit(program: Program, tmp_path: Path) -> None:
-    check_order(program(GPT_OSS_FP8), tmp_path, GPT_OSS_FP8, ctas=5, seeds=4)
+    emulation.check_order(program(GPT_OSS_FP8), tmp_path, GPT_OSS_FP8, ctas=5, seeds=4)
 
 
 @pytest.mark.full
@@ -101,7 +82,7 @@ def test_the_order_of_threads_changes_no_bit(program: Program, tmp_path: Path) -
 def test_a_request_out_of_range_is_nan_and_leaves_the_others_alone(
     name: str, value: int, case: Case, program: Program, tmp_path: Path
 ) -> None:
-    check_out_of_range(program(case), tmp_path / "call", case, name, value, rounded_queries=True)
+    emulation.check_out_of_range(program(case), tmp_path / "call", case, name, value, rounded_queries=True)
 
 
 @pytest.mark.full
@@ -126,18 +107,13 @@ def test_the_polynomial_is_as_near_to_2_to_the_x_as_it_says(faults: Path) -> Non
 
 @pytest.mark.full
 def test_a_cache_beyond_32_bits(program: Program, tmp_path: Path) -> None:
-    """The last plane of 6 GiB of K and as many of V."""
-    plane = Case(name="plane", N=16, G=8, S=2, C_max=131072, context_lengths=(40,))
-    far = replace(plane, name="far", L=8, layer=7, slots=6, slot_ids=(5,))
-    tensors = draw(plane)
-    moved = replace(tensors, slot_ids=torch.tensor(far.slot_of, dtype=torch.int32))
-    expected = expect(plane, tensors, rounded_queries=True)
-    check(program(far), tmp_path / "call", far, tensors=moved, expected=expected)
+    call_far(program(cases.FAR), tmp_path / "call")
 
 
 @pytest.fixture
 def faults() -> Path:
-    return once("wgmma_faults", lambda path: build(path, [emulation.HERE / "wgmma_faults.cpp", *emulation.emulator()]))
+    sources = [emulation.HERE / "wgmma_faults.cpp", *emulation.emulator()]
+    return once("wgmma_faults", lambda path: emulation.build(path, sources))
 
 
 @pytest.mark.parametrize(

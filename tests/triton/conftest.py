@@ -10,8 +10,7 @@ from dflash_trt.llm import LLM
 from tests.cli.commands import run_here
 from tests.engines import build
 from tests.paths import FIXTURES
-from tests.triton.environment import environment
-from tests.triton.server import Server
+from tests.triton.server import Server, environment
 
 TARGET = FIXTURES / "tiny-gpt-oss"
 

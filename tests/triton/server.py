@@ -1,22 +1,173 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts tritonserver and asks it over HTTP; no wait is unbounded."""
+"""Starts a real tritonserver and asks it over HTTP and gRPC; no wait is unbounded.
+
+It has an environment of its own that also sees this one's packages: nvidia-pytriton 0.7.0 brings Triton 2.51, whose
+Python backend reads arrays of NumPy 1 only.
+"""
 
 from __future__ import annotations
 
+import functools
 import http.client
 import json
+import os
+import platform
+import queue
 import re
+import shutil
 import socket
 import subprocess
+import sys
+import sysconfig
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+import venv
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+
 from dflash_trt.triton.repository import server_command
-from tests.triton.environment import Environment
+from dflash_trt.triton.tensors import INPUTS
+from tests.paths import REPOSITORY
+
+TYPES = {
+    "STRING": ("BYTES", np.object_), "BOOL": ("BOOL", np.bool_), "INT32": ("INT32", np.int32),
+    "UINT64": ("UINT64", np.uint64), "FP32": ("FP32", np.float32),
+}  # fmt: skip
+DATA_TYPES = {spec.name: spec.data_type for spec in INPUTS}
+
+
+def tensor(name: str, value: object, data_type: str | None = None) -> triton.InferInput:
+    """One input, of the type that the model has for it or of another one."""
+    kind, dtype = TYPES[data_type or DATA_TYPES[name]]
+    values = [
+        item.encode() if isinstance(item, str) else item for item in (value if isinstance(value, list) else [value])
+    ]
+    found = triton.InferInput(name, [len(values)], kind)
+    found.set_data_from_numpy(np.array(values, dtype=dtype))
+    return found
+
+
+class GrpcClient:
+    """One stream to a server."""
+
+    def __init__(self, server: Server) -> None:
+        self._client = triton.InferenceServerClient(f"{LOOPBACK}:{server.grpc}")
+        self._responses: queue.Queue[tuple[triton.InferResult, Exception | None]] = queue.Queue()
+        self._client.start_stream(callback=lambda result, error: self._responses.put((result, error)))
+
+    def __enter__(self) -> GrpcClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Unless it is cancelled, the end waits for answers under way, and after a failed test for ever.
+        self._client.stop_stream(cancel_requests=kind not in (None, RefusedError))
+        self._client.close()
+
+    def leave(self) -> None:
+        """Ends the stream in the middle of an answer."""
+        self._client.stop_stream(cancel_requests=True)
+        self._client.close()
+
+    def stream(
+        self, inputs: Mapping[str, object] | list[triton.InferInput], request_id: str = ""
+    ) -> Iterator[dict[str, Any]]:
+        """The outputs of each response up to the final one; raises RefusedError for an error."""
+        tensors = inputs if isinstance(inputs, list) else [tensor(*item) for item in inputs.items()]
+        self._client.async_stream_infer(
+            "tensorrt_llm", tensors, request_id=request_id, enable_empty_final_response=True
+        )
+        is_final = False
+        while not is_final:
+            result, error = self._responses.get(timeout=PATIENCE)
+            if error is not None:
+                raise RefusedError(str(error))
+            response = result.get_response()
+            outputs = {output.name: result.as_numpy(output.name)[0] for output in response.outputs}
+            yield {name: value.decode() if isinstance(value, bytes) else value for name, value in outputs.items()}
+            is_final = response.parameters["triton_final_response"].bool_param
+
+
+PACKAGES = ("nvidia-pytriton==0.7.0", "numpy==1.26.4")
+DIRECTORY = REPOSITORY / "build" / "pytriton-0.7.0"
+SITES = "DFLASH_TEST_SITES"
+"""Directories that a server's models may import from beside."""
+BESIDE = (
+    f"import os, site; list(map(site.addsitedir, filter(None, os.environ.get('{SITES}', '').split(':'))))\n"
+    f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
+)
+MPI_LIBRARY = Path(sys.prefix) / "lib" / "libmpi.so.12"  # the mpich package's; mpi4py looks beside its Python
+INSTALL_SECONDS = 300
+
+
+class Environment:
+    """Where the server's files lie."""
+
+    def __init__(self, directory: Path) -> None:
+        self.bin = directory / "bin"
+        self.triton = site_packages(directory) / "pytriton" / "tritonserver"
+
+    def variables(self, sites: tuple[Path, ...]) -> dict[str, str]:
+        """This environment first on PATH, where the Python backend looks, and the library of this very Python."""
+        return os.environ | {
+            "PATH": f"{self.bin}:{os.environ['PATH']}", "LD_LIBRARY_PATH": sysconfig.get_config_var("LIBDIR"),
+            "OMP_NUM_THREADS": "1", SITES: ":".join(map(str, sites)),
+            **({"MPI4PY_LIBMPI": str(MPI_LIBRARY)} if MPI_LIBRARY.is_file() else {}),
+        }  # fmt: skip
+
+
+@functools.cache
+def environment() -> Environment:
+    """Made once a checkout; skips the test where it cannot be."""
+    if not (sys.platform == "linux" and platform.machine() == "x86_64"):
+        pytest.skip("tritonserver: nvidia-pytriton has wheels for Linux on x86_64 only")
+    library = Path(sysconfig.get_config_var("LIBDIR")) / (sysconfig.get_config_var("INSTSONAME") or "-")
+    if not library.is_file():
+        pytest.skip("tritonserver: its Python backend needs a Python that was built with its shared library")
+    if not DIRECTORY.is_dir():
+        _install(DIRECTORY)
+    (site_packages(DIRECTORY) / "beside.pth").write_text(BESIDE)
+    return Environment(DIRECTORY)
+
+
+def site_packages(directory: Path) -> Path:
+    return directory / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+
+
+def _install(directory: Path) -> None:
+    """Complete or not there: made under another name, then renamed."""
+    temporary = directory.with_name(f"{directory.name}.partial-{os.getpid()}")
+    try:
+        venv.create(temporary, with_pip=False, symlinks=True)
+        pip = [sys.executable, "-m", "pip", "--python", str(temporary / "bin" / "python")]
+        options = ["--quiet", "--no-deps", "--disable-pip-version-check", "--retries", "1", "--only-binary", ":all:"]
+        installed = subprocess.run(
+            [*pip, "install", *options, *PACKAGES], capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
+        )
+        if installed.returncode:
+            pytest.skip(f"tritonserver: pip cannot install {PACKAGES[0]}: {installed.stderr.strip()[-200:]}")
+        triton = site_packages(temporary) / "pytriton" / "tritonserver"
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        stub = Path("python_backend_stubs") / version / "triton_python_backend_stub"
+        if not (triton / stub).is_file():
+            pytest.skip(f"tritonserver: nvidia-pytriton has no Python backend for Python {version}")
+        (triton / "backends" / "python" / stub.name).symlink_to(Path("..") / ".." / stub)
+        try:
+            temporary.rename(directory)
+        except OSError:
+            if not directory.is_dir():  # else another process of this run was first
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
 
 PATIENCE = 60.0
 """Seconds after which something hangs."""

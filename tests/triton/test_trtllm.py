@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The repository for TensorRT-LLM in a real server, and a model that answers once; TensorRT-LLM is a stand-in."""
+"""The repository for TensorRT-LLM in a real server, alone and under mpirun; TensorRT-LLM is a stand-in."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +22,32 @@ from tests.cli.commands import run_here
 from tests.deploy.deployments import BUILD_CONFIGS, rendered
 from tests.paths import REPOSITORY
 from tests.triton.conftest import TARGET
-from tests.triton.environment import environment
-from tests.triton.grpc_client import GrpcClient
-from tests.triton.server import RefusedError, Server
+from tests.triton.server import PATIENCE, GrpcClient, RefusedError, Server, environment
+
+
+def test_rank_0_answers_and_the_others_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if mpirun is None or find_spec("mpi4py") is None:
+        pytest.skip("no mpirun and mpi4py: pip install mpi4py mpich")
+    run_here("triton-repo", BUILD_CONFIGS / "gpt-oss-120b.b300x8.latency.yaml", "-o", tmp_path / "models")
+    notes = tmp_path / "notes"
+    monkeypatch.setenv("STAND_IN_NOTES", str(notes))
+    launcher = (mpirun, "-n", "3")
+    server = Server(environment(), tmp_path / "models", tmp_path / "log", sites=(STAND_IN,), launcher=launcher)
+    try:
+        server.await_ready()
+        made = json.loads(notes.read_text().splitlines()[0])
+        assert sorted(made["workers"]) == [[1, "triton_python_b"], [2, "triton_python_b"]]
+        assert server.generate({"text_input": WORDS})["text_output"] == f" {WORDS}"
+        os.kill(made["server"], signal.SIGTERM)
+        server.process.wait(PATIENCE)
+        assert json.loads(notes.read_text().splitlines()[-1]) == {"shutdown": True}
+        log = server.log.read_text(errors="replace")
+        assert all(f"rank {rank}: rank 0 has ended" in log for rank in (1, 2))
+        assert log.count("Started HTTPService") == 1
+    finally:
+        server.stop()
+
 
 pytestmark = pytest.mark.full
 DEPLOYMENT = "gpt-oss-120b.b300x8.latency"
@@ -119,9 +147,6 @@ def test_an_answer_with_its_figures(served: Server, directory: Path) -> None:
 def test_a_stream_brings_all_text_so_far(served: Server) -> None:
     texts = [event["text_output"] for event in served.stream({"text_input": WORDS})]
     assert texts == [" one", " one two", " one two three", " one two three four", f" {WORDS}"]
-
-
-def test_a_stream_brings_the_new_text_where_model_yaml_says_so(served: Server) -> None:
     events = list(served.stream({"text_input": WORDS}, model="deltas"))
     assert [event["text_output"] for event in events] == [f" {word}" for word in WORDS.split()]
     assert served.generate({"text_input": WORDS}, model="deltas")["text_output"] == f" {WORDS}"

@@ -31,9 +31,7 @@ from tests.contract.recorder import VERSIONS
 from tests.featured import featured_draft
 from tests.fixtures_data import prompts
 from tests.paths import FIXTURES
-from tests.trtllm.decoding import Decoding, Trace
-from tests.trtllm.pooled_worker import PooledWorker
-from tests.trtllm.worker import Worker, draft_config, share
+from tests.trtllm.worker import Decoding, PooledWorker, Trace, Worker, draft_config, share
 
 NAME = "tiny-gpt-oss"  # whose layers have windows
 BATCH, CONTEXT = 3, 150
@@ -57,11 +55,8 @@ class Setup(SimpleNamespace):
         module = EngineDrafter(draft_config(spec), spec, executor, in_pool=version is not None)
         share(module, self.session.target)
         sizes: dict[str, Any] = {
-            "generation": generation,
-            "max_batch": BATCH,
-            "max_ctx": CONTEXT,
-            "num_drafts": spec.num_draft_tokens,
-        }
+            "generation": generation, "max_batch": BATCH, "max_ctx": CONTEXT, "num_drafts": spec.num_draft_tokens,
+        }  # fmt: skip
         if version is None:
             return Worker(module, **sizes)
         return PooledWorker(module, version=version, tokens_per_block=size, seed=pool_seed, **sizes)

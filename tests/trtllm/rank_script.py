@@ -22,10 +22,9 @@ from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.session import open_session
 from dflash_trt.trtllm.drafter_module import EngineDrafter
 from tests.fixtures_data import prompts
-from tests.trtllm.decoding import Trace, decode
 from tests.trtllm.pool_schedule import decode as decode_schedule
 from tests.trtllm.pool_schedule import open_setup
-from tests.trtllm.worker import Worker, draft_config, share
+from tests.trtllm.worker import Trace, Worker, decode, draft_config, share
 
 BATCH, CONTEXT, STEPS, SEED = 3, 240, 6, 3
 Drafts = list[list[int]]

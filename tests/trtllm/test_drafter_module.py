@@ -38,9 +38,8 @@ from tests.engines import build
 from tests.featured import build_featured, featured_draft
 from tests.fixtures_data import PAIRS, prompts
 from tests.paths import FIXTURES
-from tests.trtllm.decoding import Decoding, Trace, decode
 from tests.trtllm.pool_schedule import build_with_plans
-from tests.trtllm.worker import Worker, draft_config, share
+from tests.trtllm.worker import Decoding, Trace, Worker, decode, draft_config, share
 
 STEPS = 8
 BATCH, CONTEXT, ROWS = 3, 240, 24
@@ -87,9 +86,7 @@ def engine(session: Session, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("generation", "num_drafts"), [("414ba69f", None), ("414ba69f", 2), ("864a4300", None), ("8d62b3e5", None)]
 )
-def test_drafts_are_those_of_our_own_runtime(
-    session: Session, engine: Path, generation: str, num_drafts: int | None
-) -> None:
+def test_drafts_are_our_own_runtimes(session: Session, engine: Path, generation: str, num_drafts: int | None) -> None:
     """The drafter sees whole blocks even where the worker verifies fewer drafts."""
     worker = make_worker(session, OnnxExecutor(engine, session.manifest), num_drafts, generation)
     drafter = open_drafter(engine, session.manifest, num_slots=BATCH)
@@ -195,9 +192,7 @@ def test_plans_on_the_recorded_tensorrt(
     assert worker.k_cache.dtype == torch.bfloat16
 
 
-def test_padding_reads_no_context(
-    session: Session, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_padding_reads_nothing(session: Session, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an earlier, larger batch left in the padding would be read for nothing."""
     pretend(monkeypatch, tmp_path, VERSIONS[-1])
     spec = session.manifest.draft
@@ -232,9 +227,7 @@ def test_refusals(session: Session, engine: Path) -> None:
         bind(cache, cache.contiguous())
 
 
-def test_plans_of_another_tensorrt_are_refused_at_start(
-    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plans_of_another_tensorrt_are_refused(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the drafter is made, before the target's weights are read."""
     monkeypatch.setattr(launcher, "CurrentStreamLauncher", HostLauncher)
     spec_config = SimpleNamespace(attention_backend="VANILLA", speculative_model=str(engine))
@@ -309,26 +302,19 @@ def test_each_rank_has_its_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert str(refused.value.hint).endswith(str(engine))
 
 
-def test_a_draft_with_its_own_head_is_refused(tmp_path: Path) -> None:
-    """The worker would take the target's, and say nothing."""
-    facts = {"draft_vocab_size": 1024, "own_embedding": True}
-    draft = featured_draft(FIXTURES / "tiny-qwen3-dflash", tmp_path / "draft", facts)
-    build_featured(draft, tmp_path / "engine", FIXTURES / "tiny-qwen3")
-    spec_config = SimpleNamespace(attention_backend="VANILLA", speculative_model=str(tmp_path / "engine"))
-    with pytest.raises(EngineError, match="found embed_tokens and lm_head"):
-        build_draft_model(SimpleNamespace(spec_config=spec_config), None, None, None)
-
-
-def test_a_dspark_draft_is_refused(tmp_path: Path) -> None:
-    build(write_dspark(tmp_path / "draft"), tmp_path / "engine")
-    spec_config = SimpleNamespace(attention_backend="VANILLA", speculative_model=str(tmp_path / "engine"))
-    with pytest.raises(EngineError, match="found a DSpark draft, whose block and Markov head that worker does not"):
-        build_draft_model(SimpleNamespace(spec_config=spec_config), None, None, None)
-
-
-def test_an_fp8_context_cache_is_refused(tmp_path: Path) -> None:
-    quantize_checkpoint(read_draft(FIXTURES / "tiny-qwen3-dflash"), load_recipe("bf16+fp8-kv"), tmp_path / "draft")
-    build(tmp_path / "draft", tmp_path / "engine", FIXTURES / "tiny-qwen3")
-    spec_config = SimpleNamespace(attention_backend="VANILLA", speculative_model=str(tmp_path / "engine"))
-    with pytest.raises(EngineError, match="BF16 context cache for engine mode, found FP8"):
-        build_draft_model(SimpleNamespace(spec_config=spec_config), None, None, None)
+def test_drafts_that_the_worker_cannot_serve_are_refused(tmp_path: Path) -> None:
+    """The worker would take the target's head in the place of a draft's own, and say nothing."""
+    draft, target = FIXTURES / "tiny-qwen3-dflash", FIXTURES / "tiny-qwen3"
+    own_head = featured_draft(draft, tmp_path / "head-draft", {"draft_vocab_size": 1024, "own_embedding": True})
+    build_featured(own_head, tmp_path / "head", target)
+    build(write_dspark(tmp_path / "dspark-draft"), tmp_path / "dspark")
+    quantize_checkpoint(read_draft(draft), load_recipe("bf16+fp8-kv"), tmp_path / "fp8-draft")
+    build(tmp_path / "fp8-draft", tmp_path / "fp8", target)
+    for engine, message in (
+        ("head", "found embed_tokens and lm_head"),
+        ("dspark", "found a DSpark draft, whose block and Markov head that worker does not"),
+        ("fp8", "BF16 context cache for engine mode, found FP8"),
+    ):
+        spec_config = SimpleNamespace(attention_backend="VANILLA", speculative_model=str(tmp_path / engine))
+        with pytest.raises(EngineError, match=message):
+            build_draft_model(SimpleNamespace(spec_config=spec_config), None, None, None)

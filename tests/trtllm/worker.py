@@ -5,18 +5,25 @@ Written from NVIDIA/TensorRT-LLM, tensorrt_llm/_torch/speculative/dflash.py at 4
 K + 1 rows of taps for every request in every step, those that were not accepted zeroed and stored past the context's
 end; zeros as the first drafts of a request; the last slot for requests that only pad a batch. 864a4300 also passes
 `ctx_rows_start` to drafters that take it, and a mask row of the drafter's own; 8d62b3e5 asks `fc` itself for the dtype
-of the cache, and for LiLiCorr before DFlash2's selector.
+of the cache, and for LiLiCorr before DFlash2's selector. The cache manager's pool of pages (414ba69f42c2 and 8d62b3e5)
+has two layouts: V1 slices a layer out of each page, V2 is a view of every layer over the whole pool, in which a page's
+entry is its slot times the layers. Entries that are not allocated become 0, a page of somebody else.
 """
 
 from __future__ import annotations
 
 import inspect
 import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from dflash_trt.runtime.drafter.drafter import Drafter
+from dflash_trt.runtime.targets.target import Segment, Target
 
 
 class Worker:
@@ -123,12 +130,9 @@ class Worker:
         noise = (embedded[-1] if mask is None else mask).expand(len(slots), self.K + 1, -1).clone()
         noise[:, 0] = embedded[:-1]
         hidden = drafter.dflash_forward(
-            noise_embedding=noise,
-            query_positions=(before + num_accepted)[:, None] + steps,
-            num_ctx_per_req=self.ctx_len[slots],
-            **self._context(slots),
-            **self._rows_start(),
-        )
+            noise_embedding=noise, query_positions=(before + num_accepted)[:, None] + steps,
+            num_ctx_per_req=self.ctx_len[slots], **self._context(slots), **self._rows_start(),
+        )  # fmt: skip
         first = torch.arange(len(slots)) * (self.K + 1)
         drafted = hidden[(first[:, None] + 1 + torch.arange(self.K)).flatten()]
         logits = drafter.logits_processor(drafted, drafter.lm_head, None, True).reshape(len(slots), self.K, -1)
@@ -148,6 +152,77 @@ class Worker:
         """dflash_ctx_rows_kwargs: a dense arena has no rows before the batch's generations."""
         is_taken = "ctx_rows_start" in inspect.signature(self.drafter.dflash_forward).parameters
         return {"ctx_rows_start": None} if is_taken and self.generation == "864a4300" else {}
+
+
+class PooledWorker(Worker):
+    """Rows of the table are the batch's, prompts first; requests keep their pages wherever in it they stand."""
+
+    BACKEND = "TRTLLM"
+
+    def __init__(self, drafter: Any, *, version: str, tokens_per_block: int, seed: int = 0, **sizes: int) -> None:
+        self._version = version
+        self._size = tokens_per_block
+        self._random = torch.Generator().manual_seed(seed)
+        self._start = 0
+        super().__init__(drafter, **sizes)
+
+    def allocate(self, max_batch: int) -> None:
+        """A pool, its views, and the table that every batch is written into; pages are NaN until they are written."""
+        drafter = self.drafter
+        drafter._build_fused_kv_buffers()
+        L, G, D = drafter._num_attn_layers, drafter._num_kv_heads, drafter._head_dim
+        blocks = -(-(self.max_ctx + self.K + 1) // self._size)
+        num_pages = (max_batch + 1) * blocks + 3
+        dtype = drafter.fc.weight.dtype
+        self.pool = torch.full((num_pages, L, 2, G, self._size, D), torch.nan, dtype=dtype)
+        self.views = [self.pool[:, layer] for layer in range(L)]
+        if self._version == "V2":
+            part = self.pool[0, 0].numel()
+            flat, whole = self.pool.flatten(), num_pages * L
+            sizes, strides = self.pool.shape[2:], (part, *self.pool.stride()[2:])
+            self.views = [flat.as_strided((whole - layer, *sizes), strides, layer * part) for layer in range(L)]
+        self.table = torch.zeros(max_batch + 1, blocks, dtype=torch.int32)
+        self._free = torch.randperm(num_pages, generator=self._random).tolist()
+        self._pages: dict[int, list[int]] = {slot: [] for slot in range(max_batch + 1)}
+        self.ctx_len = torch.zeros(max_batch + 1, dtype=torch.long)
+
+    def cache_bytes(self) -> int:
+        return self.pool.nbytes
+
+    def share(self, slot: int, source: int, num_tokens: int) -> None:
+        """A prefix hit: whole pages of another request, whose rows stand where this one's would."""
+        assert num_tokens % self._size == 0
+        self._pages[slot] = self._pages[source][: num_tokens // self._size]
+        self.ctx_len[slot] = num_tokens
+
+    def release(self, slot: int) -> None:
+        """Pages that nobody else has go back; what is in them stays until they are written again."""
+        super().release(slot)
+        given, self._pages[slot] = self._pages[slot], []
+        held = {page for pages in self._pages.values() for page in pages}
+        self._free += [page for page in given if page not in held]
+
+    def _store(self, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
+        for slot, position, *row in zip(slots.tolist(), positions.tolist(), k, v, strict=True):
+            pages = self._pages[slot]
+            while len(pages) <= position // self._size:
+                pages.append(self._free.pop())
+            for kv, values in enumerate(row):  # [L, G, D]
+                self.pool[pages[position // self._size], :, kv, :, position % self._size] = values
+
+    def _context(self, slots: Tensor) -> dict[str, Any]:
+        self.table.zero_()
+        self._start = int(torch.randint(len(self.table) - len(slots) + 1, (), generator=self._random))  # its prompts
+        for row, slot in enumerate(slots.tolist(), self._start):
+            entries = torch.tensor(self._pages[slot], dtype=torch.int32)
+            self.table[row, : len(entries)] = entries * (len(self.views) if self._version == "V2" else 1)
+        return {
+            "ctx_k_cache": None, "ctx_v_cache": None, "ctx_cache_batch_idx": self._start + torch.arange(len(slots)),
+            "ctx_kv_cache": self.views, "ctx_page_table": self.table,
+        }  # fmt: skip
+
+    def _rows_start(self) -> dict[str, Any]:
+        return dict.fromkeys(super()._rows_start(), self._start)
 
 
 class LmHead(nn.Module):
@@ -178,3 +253,114 @@ def share(drafter: Any, target: Any) -> None:
 def draft_config(spec: Any) -> SimpleNamespace:
     """What the drafter keeps of TensorRT-LLM's ModelConfig."""
     return SimpleNamespace(pretrained_config=SimpleNamespace(max_position_embeddings=spec.max_position_embeddings))
+
+
+@dataclass
+class Trace:
+    """What a request came to."""
+
+    token_ids: list[int]
+    drafts: list[list[int]] = field(default_factory=list)
+    expected_drafts: list[list[int]] = field(default_factory=list)
+    """By our own drafter, in the same state."""
+    accepted: int = 0
+
+
+class Decoding:
+    """Requests on slots of the mimicked worker, which come, are prefilled in chunks, step together and go."""
+
+    def __init__(self, worker: Worker, target: Target, drafter: Drafter) -> None:
+        self.worker = worker
+        self._target = target
+        self._drafter = drafter
+        self.traces: dict[int, Trace] = {}
+        self._drafts: dict[int, list[int]] = {}
+        self._prompts: dict[int, list[int]] = {}
+
+    @torch.inference_mode()
+    def prefill(self, slot: int, part: list[int], shared_with: int | None = None) -> None:
+        """A chunk of the prompt of the request on `slot`; after the last one, it may step.
+
+        The worker need not store the first, where it is that of another slot.
+        """
+        verified = self._target.verify([Segment(slot=slot, token_ids=part, num_logits=1)], with_taps=True)
+        self._target.rollback(slot, 0)
+        if shared_with is None:
+            self.worker.prefill(slot, verified.taps)
+        else:
+            self.worker.share(slot, shared_with, len(part))
+        self._drafter.inject([slot], [len(part)], verified.taps)
+        self._prompts[slot] = self._prompts.get(slot, []) + part
+        self.traces[slot] = Trace([int(verified.logits[-1].argmax())])
+        self._drafts[slot] = [0] * self.worker.K  # TensorRT-LLM's placeholders
+
+    @torch.inference_mode()
+    def step(self, slots: Sequence[int]) -> None:
+        """One step of the requests on `slots`, and of one that only pads the batch: graphs have fixed batch sizes."""
+        width = self.worker.K + 1
+        traces = [self.traces[slot] for slot in slots]
+        drafts = torch.tensor([self._drafts[slot] for slot in slots])
+        tokens = [[trace.token_ids[-1], *row] for trace, row in zip(traces, drafts.tolist(), strict=True)]
+        segments = [
+            Segment(slot=slot, token_ids=ids, num_logits=width) for slot, ids in zip(slots, tokens, strict=True)
+        ]
+        verified = self._target.verify(segments, with_taps=True)
+        answers = verified.logits.argmax(dim=-1).view(len(slots), width)
+        matches = (answers[:, :-1] == drafts).cumprod(dim=1).sum(dim=1)
+        rows = zip(slots, traces, answers.tolist(), matches.tolist(), strict=True)
+        for index, (slot, trace, row, matched) in enumerate(rows):
+            trace.token_ids += row[: matched + 1]
+            trace.accepted += matched
+            self._target.rollback(slot, width - 1 - matched)
+            begin = index * width
+            self._drafter.inject([slot], [matched + 1], verified.taps[begin : begin + matched + 1])
+        bonus = torch.tensor([trace.token_ids[-1] for trace in traces])
+        one = torch.ones(1, dtype=torch.long)
+        padded = torch.tensor([*slots, self.worker.dummy_slot])
+        taps = torch.cat([verified.taps, verified.taps[:width]])
+        found = self.worker.step(padded, taps, torch.cat([matches + 1, one]), torch.cat([bonus, one]))[:-1]
+        expected = _own_drafts(self._drafter, self._target, list(slots), bonus)[:, : self.worker.K]
+        for slot, trace, ours, theirs in zip(slots, traces, found.tolist(), expected.tolist(), strict=True):
+            trace.drafts.append(ours)
+            trace.expected_drafts.append(theirs)
+            self._drafts[slot] = ours
+
+    def evict(self, slot: int) -> None:
+        """The request on `slot` loses its pages, and its prompt and answer are read again as one prompt."""
+        trace, prompt = self.traces[slot], self._prompts[slot]
+        self.release(slot)
+        self.prefill(slot, prompt + trace.token_ids[:-1])
+        assert self.traces[slot].token_ids == trace.token_ids[-1:]
+        self._prompts[slot], self.traces[slot] = prompt, trace
+
+    def release(self, slot: int) -> None:
+        """The request on `slot` ends."""
+        del self._prompts[slot]
+        self.worker.release(slot)
+        self._target.release(slot)
+        self._drafter.release(slot)
+
+
+def decode(
+    worker: Worker, target: Target, drafter: Drafter, prompts: Sequence[list[int]], num_steps: int, *, chunk: int = 40
+) -> list[Trace]:
+    """`num_steps` steps of all prompts at once, one slot each, after prefills of `chunk` tokens."""
+    decoding = Decoding(worker, target, drafter)
+    slots = range(len(prompts))
+    for slot, prompt in zip(slots, prompts, strict=True):
+        for begin in range(0, len(prompt), chunk):
+            decoding.prefill(slot, prompt[begin : begin + chunk])
+    for _ in range(num_steps):
+        decoding.step(slots)
+    for slot in slots:
+        decoding.release(slot)
+    return list(decoding.traces.values())
+
+
+def _own_drafts(drafter: Drafter, target: Target, slots: list[int], anchors: Tensor) -> Tensor:
+    masks = torch.full((len(slots), drafter.spec.block_size - 1), drafter.spec.mask_token_id)
+    noise = target.embed(torch.cat([anchors[:, None], masks], dim=1))
+    if drafter.scorer is not None:
+        return drafter.candidates(slots, noise, anchors, masks.shape[1], target.logits).greedy_walk()
+    hidden = drafter.draft(slots, noise)
+    return target.logits(hidden[:, 1:]).argmax(dim=-1)

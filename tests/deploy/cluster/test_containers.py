@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/deploy: Dockerfiles pass hadolint, and what compose files name is there; docker itself does not run here."""
+"""docs/deploy passes hadolint and names what is there; the sbatch script runs, with a stand-in for srun."""
 
 from __future__ import annotations
 
 import copy
+import json
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,7 +20,107 @@ import yaml
 
 from dflash_trt.cli.dynamo import dynamo
 from dflash_trt.cli.serve import serve
-from tests.paths import REPOSITORY
+from tests.cli.commands import run
+from tests.engines import build
+from tests.paths import FIXTURES, REPOSITORY
+from tests.trtllm.fake_package import write_launcher, write_package
+
+# Mounts are what a container would see: here the source takes the place of the path in it.
+SRUN = """#!/bin/bash
+set -eu
+mounts=()
+while [[ $1 == --* ]]; do
+  case $1 in
+    --mpi=pmix | --container-image=registry/image:1 | --container-workdir="$MODELS" | --chdir="$MODELS") ;;
+    --container-mounts=*) IFS=, read -ra mounts <<< "${1#*=}" ;;
+    *) echo "unknown option $1" >&2; exit 2 ;;
+  esac
+  shift
+done
+words=()
+for word; do
+  for mount in "${mounts[@]}"; do
+    [[ $word == "${mount#*:}" ]] && word=${mount%%:*}
+  done
+  words+=("$word")
+done
+exec mpiexec -n "$SLURM_NTASKS" "${words[@]}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        ("nvcr.io/nvidia/tensorrt-llm/release:1.4.0rc1", "nvcr.io#nvidia/tensorrt-llm/release:1.4.0rc1"),
+        ("localhost:5000/image", "localhost:5000#image"),
+        ("nvcr.io#nvidia/image", "nvcr.io#nvidia/image"),
+        ("organisation/image:1", "organisation/image:1"),
+        ("/shared/image.sqsh", "/shared/image.sqsh"),
+        ("./image.sqsh", "./image.sqsh"),
+    ],
+)
+def test_images_are_named_as_enroot_does(image: str, expected: str) -> None:
+    options = ("--runtime", "trtllm", "--launcher", "slurm", "--image", image, "--host", "0.0.0.0", "--port", 8123)
+    script = run("serve-config", "gpt-oss-120b.b300x8.latency", *options).stdout
+    (line,) = re.findall(r"--container-image=(.*) \\", script)
+    assert shlex.split(line) == [expected]
+    assert "# Answers on 0.0.0.0:8123 of the job's first node" in script
+
+
+def test_a_directory_that_cannot_be_mounted_is_refused(tmp_path: Path) -> None:
+    options = ("--runtime", "trtllm", "--launcher", "slurm")
+    script = run("serve-config", "gpt-oss-120b.b300x8.latency", *options).stdout
+    (directory := tmp_path / "a,b").mkdir()
+    environment = os.environ | {"SLURM_SUBMIT_DIR": str(directory), "SLURM_JOB_ID": "7"}
+    result = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr[:45]) == (1, "error: expected a path without , : and spaces")
+    assert list(directory.iterdir()) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("image", ["registry/image:1", "none"])
+@pytest.mark.parametrize("is_engine", [True, False], ids=["engine", "native"])
+def test_the_script_runs_to_its_end(tmp_path: Path, is_engine: bool, image: str) -> None:
+    models, programs = tmp_path / "models", tmp_path / "programs"
+    models.mkdir()
+    programs.mkdir()
+    shutil.copytree(FIXTURES / "tiny-qwen3", models / "target")
+    draft = models / "draft"
+    if is_engine:
+        build(FIXTURES / "tiny-qwen3-dflash", draft, models / "target")
+    else:
+        shutil.copytree(FIXTURES / "tiny-qwen3-dflash", draft)
+    written = run(
+        "serve-config", draft, "--target", models / "target", "--gpus", "b200x2", "--runtime", "trtllm",
+        "--launcher", "slurm", "--models", models, "--image", image, "--port", 8123,
+    )  # fmt: skip
+    assert written.returncode == 0, written.stderr
+    (programs / "srun").write_text(SRUN)
+    shutil.copy(write_launcher(write_package(tmp_path)), programs / "trtllm-llmapi-launch")
+    serve = "from tensorrt_llm.commands import main; main()"
+    (programs / "trtllm-serve").write_text(f'#!/bin/bash\nexec {sys.executable} -c "{serve}" "$@"\n')
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    launcher = programs / "trtllm-llmapi-launch"
+    launcher.write_text("#!/bin/bash\n" + launcher.read_text())
+    sizes = [int(number) for number in re.findall(r"^#SBATCH --n\S+=(\d+)$", written.stdout, re.MULTILINE)]
+    assert sizes == [1, 2]
+    environment = os.environ | {
+        "PATH": f"{programs}:{sys.prefix}/bin:{os.environ['PATH']}", "PYTHONPATH": f"{tmp_path}:{REPOSITORY}",
+        "MODELS": str(models), "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_NTASKS": "2",
+    }  # fmt: skip
+    result = subprocess.run(  # timeout(1) also ends the ranks, which Python's would leave to themselves
+        ["timeout", "300", "bash", "-s"], input=written.stdout, cwd=tmp_path, env=environment, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    builders, arguments, config = json.loads(result.stdout)
+    ours = "dflash_trt.trtllm.registration"
+    assert builders == [ours if is_engine else "tensorrt_llm._torch.models.modeling_dflash"] * 2
+    assert arguments[1:-1] == [str(models / "target"), "--host", "127.0.0.1", "--port", "8123", "--config"]
+    assert yaml.safe_load(config)["tensor_parallel_size"] == 2
+    assert list(tmp_path.glob("*.yaml")) == [], "the configuration is removed"
+
 
 DEPLOY = REPOSITORY / "docs" / "deploy"
 DOCKERFILES = sorted(DEPLOY.glob("*.Dockerfile"))

@@ -1,18 +1,151 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AIPerf as a process: what it is asked, that it ends, and how its failures are told. Its answers: the full tests."""
+"""AIPerf as a process: what it is asked, that it ends, how it fails, and the point that its exports become."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from dflash_trt.errors import EndpointError, MissingDependencyError
+from dflash_trt.observe.bench.aiperf_export import measured_point, read_export, recorded
 from dflash_trt.observe.bench.aiperf_run import VERSION, AiperfLoad, body_fields, command, find_aiperf, run_load
+from dflash_trt.observe.bench.child_process import child_process
 from dflash_trt.observe.bench.data_sets import Conversation, PromptTurn
-from dflash_trt.observe.bench.records import RequestSettings
-from tests.observe.bench.test_child_process import await_end
+from dflash_trt.observe.bench.records import BenchPoint, RequestSettings
+from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting
+from tests.observe.bench.aiperf_samples import Json, record, write_export
+
+COUNTED = ObservedAcceptance(source="counters", how="x", counts=drafting(8, 30, 52, (8, 8, 8, 6)))
+
+
+def point(folder: Path, *records: Json, max_tokens: int = 24, observed: ObservedAcceptance = COUNTED) -> BenchPoint:
+    export = read_export(write_export(folder, records), {"a": "coding", "b": None}, max_tokens)
+    return measured_point(export, observed, method="m", category=None, concurrency=2, seed=3)
+
+
+def test_every_request_is_counted(tmp_path: Path) -> None:
+    failed = [record("c", 2, error="TimeoutError"), *(record("de"[i], 3 + i, error="Bad Request") for i in range(2))]
+    found = point(tmp_path, record("a", 0), record("b", 1, tokens=24, seconds=0.51), *failed, record("f", 5, tokens=1))
+    requests = found.requests
+    assert (requests.sent, requests.completed, requests.failed, requests.timed_out, requests.cut) == (6, 3, 2, 1, 1)
+    assert requests.errors == {"timed out": 1, "400: x": 2}
+    assert found.seconds == pytest.approx(0.75)  # the last began at 0.5 and took 0.25
+    assert (found.input_tokens, found.output_tokens) == (42, 45)
+    assert found.output_tokens_per_second == pytest.approx(60)
+    assert found.ttft_seconds is not None
+    assert (found.ttft_seconds.mean, found.ttft_seconds.p99) == pytest.approx((0.05, 0.05))
+    assert found.itl_seconds is not None
+    assert found.itl_seconds.mean == pytest.approx((0.2 / 19 + 0.46 / 23) / 2)  # one token has no time between two
+    assert found.user_tokens_per_second is not None
+    assert found.user_tokens_per_second.p50 == pytest.approx((19 / 0.2 + 23 / 0.46) / 2)
+    assert [row.finish for row in found.rows] == [None, "length", None]
+    assert [row.category for row in found.rows] == ["coding", None, None]
+    assert found.rows[0].acceptance == drafting(4, 15, 26)
+    assert found.acceptance.tau_of_drafting_passes == (30 + 8) / 8
+    found = point(tmp_path, record("a", 0, error="TimeoutError"))
+    assert (found.requests.completed, found.output_tokens, found.ttft_seconds) == (0, 0, None)
+
+
+def test_what_is_known_of_acceptance(tmp_path: Path) -> None:
+    hidden = ObservedAcceptance(source="not published", how="no /metrics")
+    told = point(tmp_path, record("a", 0), record("b", 1), record("c", 2, error="x"), observed=hidden).acceptance
+    assert (told.source, told.counts) == ("per request", drafting(8, 30, 52))
+    silent = record("b", 1)
+    del silent["spec_decode_acceptance"]
+    assert point(tmp_path, record("a", 0), silent, observed=hidden).acceptance.why == "no /metrics"
+    hidden = recorded(ObservedAcceptance(source="not published", how="because"))
+    assert (hidden.source, hidden.why) == ("not published", "because")
+    kept = recorded(ObservedAcceptance(source="counters", how="kept", counts=drafting(20, 50, None)))
+    assert (kept.source, kept.tau_of_drafting_passes, kept.how, kept.counts) == ("gauges", 3.5, "kept", None)
+    sampled = recorded(ObservedAcceptance(source="gauges", how="sampled", sampled_tau=2.5))
+    assert (sampled.source, sampled.tau_of_drafting_passes) == ("gauges", 2.5)
+    plain = recorded(ObservedAcceptance(source="counters", how="x", counts=drafting(0, 0, 0, (0, 0))))
+    assert (plain.source, plain.tau_of_drafting_passes, plain.counts) == ("counters", None, drafting(0, 0, 0, (0, 0)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"was_cancelled": True}, "the run was cut short"),
+        ({"is_complete": False}, "the run was cut short"),
+        ({"aiperf_version": None}, "expected an export of AIPerf 0.13"),
+    ],
+)
+def test_runs_that_are_not_whole(change: Json, message: str, tmp_path: Path) -> None:
+    with pytest.raises(EndpointError, match=message):
+        read_export(write_export(tmp_path, [record("a", 0)], **change), {}, 24)
+
+
+def test_other_units_and_names_are_refused(tmp_path: Path) -> None:
+    seconds = record("a", 0)
+    seconds["metrics"]["request_latency"] = {"value": 0.1, "unit": "s"}
+    with pytest.raises(
+        EndpointError, match=r"jsonl:1: expected an export of AIPerf 0\.13, found.*request_latency\.unit"
+    ):
+        read_export(write_export(tmp_path, [seconds]), {}, 24)
+    uncounted = record("a", 0)
+    del uncounted["metrics"]["usage_completion_tokens"]
+    with pytest.raises(EndpointError, match="jsonl:1: the server did not count tokens") as error:
+        read_export(write_export(tmp_path, [uncounted]), {}, 24)
+    assert "include_usage" in str(error.value.hint)
+    with pytest.raises(EndpointError, match="no request was recorded"):
+        read_export(write_export(tmp_path, []), {}, 24)
+
+
+PATIENCE = 60.0
+STARTS = """
+import sys
+from dflash_trt.observe.bench.child_process import child_process
+with child_process(["/bin/sleep", "600"], sys.stderr.fileno()) as process:
+    print(process.pid, flush=True)
+    process.wait()
+"""
+
+
+def is_running(process: int) -> bool:
+    """Zombies are over."""
+    try:
+        return "Z" not in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def await_end(process: int) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while is_running(process):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_it_ends_with_its_block_and_says_how(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log, child_process(["/bin/sleep", "600"], log.fileno()) as process:
+        assert is_running(process.pid)
+    assert process.returncode == -signal.SIGTERM
+    with (
+        (tmp_path / "log").open("wb") as log,
+        child_process(["/bin/sh", "-c", "echo a; exit 3"], log.fileno()) as process,
+    ):
+        assert process.wait(PATIENCE) == 3
+    assert (tmp_path / "log").read_text() == "a\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_it_ends_with_who_started_it(number: signal.Signals) -> None:
+    starter = subprocess.Popen([sys.executable, "-c", STARTS], stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    child = int(starter.stdout.readline())
+    assert is_running(child)
+    os.kill(starter.pid, number)
+    starter.wait(PATIENCE)
+    await_end(child)
+
 
 SETTINGS = RequestSettings(template="chat", temperature=0.0, max_tokens=64)
 LOAD = AiperfLoad(
@@ -29,7 +162,7 @@ def program(folder: Path, script: str) -> Path:
     return file
 
 
-def test_bodies() -> None:
+def test_what_it_is_asked() -> None:
     assert body_fields(SETTINGS, 7) == {"max_tokens": 64, "temperature": 0.0}
     thinking = RequestSettings(
         template="chat", temperature=0.6, max_tokens=9, thinking="off", ignore_eos=True, extra={"top_p": 0.9}
@@ -38,9 +171,6 @@ def test_bodies() -> None:
         "max_tokens": 9, "temperature": 0.6, "seed": 7, "ignore_eos": True,
         "chat_template_kwargs": {"enable_thinking": False}, "top_p": 0.9,
     }  # fmt: skip
-
-
-def test_the_command_tells_no_key() -> None:
     words = command(Path("aiperf"), LOAD, Path("p"), Path("t"), Path("o"))
     assert "secret" not in " ".join(words)
     assert words[words.index("--conversation-num") + 1] == "1"
@@ -65,9 +195,6 @@ def test_its_last_words_are_ours(tmp_path: Path) -> None:
     with pytest.raises(EndpointError, match="AIPerf failed: no such host") as error:
         run_load(says, LOAD, tmp_path / "out", lambda _: None)
     assert str(error.value.hint) == f"{tmp_path / 'out' / 'aiperf.log'} says more"
-
-
-def test_exports_that_are_missing(tmp_path: Path) -> None:
     with pytest.raises(EndpointError, match=r"profile_export_aiperf.json: expected a readable file"):
         run_load(program(tmp_path, "exit 0"), LOAD, tmp_path / "out", lambda _: None)
 

@@ -1,23 +1,255 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dflash-trt bench report`: what is written, and what it says where something is missing."""
+"""`dflash-trt bench report`: what is written, and what it says where something is missing.
+
+Factors at equal speed and tables at equal concurrency are held against figures worked out by hand.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dflash_trt.errors import BuildError, ConfigError
-from dflash_trt.observe.bench.comparison_report import report
+from dflash_trt.observe.bench import comparison_report
+from dflash_trt.observe.bench.comparison_report import Average, average, category_rows, data_set_row, report
+from dflash_trt.observe.bench.records import BenchPoint, Distribution, RequestRow
 from dflash_trt.observe.bench.report_tables import workload_plot
-from dflash_trt.observe.bench.run_directory import load_runs, write_point, write_run
+from dflash_trt.observe.bench.run_directory import (
+    BASELINE,
+    MethodSeries,
+    Workload,
+    load_runs,
+    workloads,
+    write_point,
+    write_run,
+)
+from dflash_trt.observe.bench.speed_curve import at_speeds, curve, ends, speeds
 from dflash_trt.observe.bench.write_report import render_report
+from dflash_trt.observe.endpoints.observed_acceptance import drafting
 from tests.cli.commands import run, run_here
 from tests.observe.bench import samples
 from tests.paths import FIXTURES, REPOSITORY
+
+
+def row(
+    tokens: int, seconds: float, category: str | None = None, accepted: int | None = None, passes: int = 0
+) -> RequestRow:
+    acceptance = None if accepted is None else drafting(passes, accepted, None)
+    return RequestRow(input_tokens=1, output_tokens=tokens, seconds=seconds, category=category, acceptance=acceptance)
+
+
+def write(directory: Path, *points: BenchPoint, categories: tuple[str, ...] = (), name: str = "ours") -> Path:
+    prompts = samples.run("none").prompt_set
+    methods = list(dict.fromkeys(point.method for point in points))
+    concurrencies = tuple(sorted({point.concurrency for point in points}))
+    changed = type(prompts)(name=name, source="x", sha256=name, num_prompts=2, categories=categories)
+    write_run(directory, samples.run(*methods, concurrencies=concurrencies, prompt_set=changed))
+    for point in points:
+        write_point(directory, point)
+    return directory
+
+
+def test_the_sweep_has_every_concurrency_and_compares_where_both_were_measured(tmp_path: Path) -> None:
+    points = [samples.point("none", 1, 100, 80), samples.point("none", 4, 60, 200),
+              samples.point("dflash", 1, 300, 240), samples.point("dflash", 8, 50, 500, failed=2)]  # fmt: skip
+    (whole,) = workloads(load_runs([write(tmp_path, *points)]))
+    lines = comparison_report.sweep(whole, seed=7)
+    assert [line.concurrency for line in lines] == [1, 4, 8]
+    assert [list(line.by_method) for line in lines] == [["none", "dflash"], ["none"], ["dflash"]]
+    first = lines[0].by_method["dflash"]
+    assert first.rate == 240
+    assert first.user_rate == 300
+    assert first.speedup is not None
+    assert first.speedup.value == 3
+    assert first.speedup.interval == pytest.approx((3, 3))
+    last = lines[2].by_method["dflash"]
+    assert last.lost == 2
+    assert last.speedup is not None
+    assert last.speedup.why == "plain decoding was not measured at concurrency 8"
+    assert comparison_report.matched_concurrencies(whole) == (1,)
+
+
+def test_a_point_where_nothing_completed_is_compared_with_nothing(tmp_path: Path) -> None:
+    points = [samples.point("none", 1, 1, 1, rows=(), failed=4), samples.point("dflash", 1, 300, 240)]
+    (whole,) = workloads(load_runs([write(tmp_path, *points)]))
+    (line,) = comparison_report.sweep(whole, seed=7)
+    assert list(line.by_method) == ["dflash"]
+    assert comparison_report.matched_concurrencies(whole) == ()
+    assert data_set_row(whole, seed=7) is None
+
+
+def test_categories_from_points_of_their_own(tmp_path: Path) -> None:
+    """Coding: 10 tokens/s to 40 and 20; math: 20 to 50, and EAGLE-3 was not measured on it."""
+    points = [
+        samples.point("none", 2, 1, 1, category="coding", rows=(row(10, 1), row(20, 2))),
+        samples.point("eagle3", 2, 1, 1, category="coding", rows=(row(20, 1), row(20, 1))),
+        samples.point("dflash", 2, 1, 1, category="coding", rows=(row(20, 1), row(60, 1))),
+        samples.point("none", 2, 1, 1, category="math", rows=(row(20, 1),)),
+        samples.point("dflash", 2, 1, 1, category="math", rows=(row(50, 1),)),
+    ]  # fmt: skip
+    found = workloads(load_runs([write(tmp_path, *points, categories=("coding", "math", "qa"))]))
+    assert [one.category for one in found] == ["coding", "math"]
+    coding, math = category_rows(None, found, 2, seed=7)
+    assert {name: one.rate for name, one in coding.by_method.items()} == {"none": 10, "eagle3": 20, "dflash": 40}
+    assert [coding.by_method[name].speedup.value for name in ("eagle3", "dflash")] == [2, 4]  # type: ignore[union-attr]
+    assert coding.by_method[BASELINE].speedup is None
+    assert math.by_method["dflash"].speedup.value == 2.5  # type: ignore[union-attr]
+    assert average((coding, math), ["none", "dflash"]) == Average(2, {"dflash": 3.25}, {})
+    assert average((coding, math), ["none", "eagle3", "dflash"]) is None, "only coding has all three"
+
+
+def test_categories_from_the_requests_of_points_on_all_prompts(tmp_path: Path) -> None:
+    """Tau of a category is over its requests."""
+    plain = (row(10, 1, "coding", 0, 10), row(20, 1, "math", 0, 20), row(20, 1, "math", 0, 20))
+    ours = (row(40, 1, "coding", 30, 10), row(30, 1, "math", 10, 10), row(30, 1, "math", 30, 10))
+    points = [samples.point("none", 1, 1, 1, rows=plain), samples.point("dflash", 1, 1, 1, rows=ours)]
+    (whole,) = workloads(load_runs([write(tmp_path, *points)]))
+    coding, math = category_rows(whole, (), 1, seed=7)
+    assert (coding.name, math.name) == ("coding", "math")
+    assert [line.by_method["dflash"].tau_of_drafting_passes for line in (coding, math)] == [4, 3]
+    found = average((coding, math), ["none", "dflash"])
+    assert found == Average(2, {"dflash": (4 + 1.5) / 2}, {"none": 1, "dflash": 3.5})
+
+
+def test_requests_without_a_category_make_no_row(tmp_path: Path) -> None:
+    points = [samples.point("none", 1, 1, 1), samples.point("dflash", 1, 1, 1)]
+    (whole,) = workloads(load_runs([write(tmp_path, *points)]))
+    assert category_rows(whole, (), 1, seed=7) == ()
+
+
+def test_data_sets_of_several_runs_are_rows(tmp_path: Path) -> None:
+    gsm = [samples.point("none", 1, 1, 1, rows=(row(30, 1),)),
+           samples.point("dflash", 1, 1, 1, rows=(row(90, 1),), acceptance=samples.counters(10, (9, 6)))]  # fmt: skip
+    code = [samples.point("none", 2, 1, 1, rows=(row(20, 1),)), samples.point("dflash", 2, 1, 1, rows=(row(50, 1),))]
+    runs = load_runs([write(tmp_path / "a", *gsm, name="gsm8k"), write(tmp_path / "b", *code, name="humaneval")])
+    lines = [data_set_row(one, seed=7) for one in workloads(runs)]
+    assert [(line.name, line.concurrency) for line in lines if line] == [("gsm8k", 1), ("humaneval", 2)]
+    assert lines[0] is not None
+    assert lines[0].by_method["dflash"].tau_of_drafting_passes == 2.5
+    assert lines[0].by_method["dflash"].speedup.value == 3  # type: ignore[union-attr]
+
+
+def test_runs_on_the_same_prompts_are_merged_and_told_apart_by_their_directories(tmp_path: Path) -> None:
+    first = write(tmp_path / "monday", samples.point("none", 1, 100, 80), samples.point("dflash", 1, 300, 240))
+    second = write(tmp_path / "tuesday", samples.point("dflash", 1, 310, 250))
+    (whole,) = workloads(load_runs([first, second]))
+    assert [one.name for one in whole.series] == ["none", "DFlash (monday)", "DFlash (tuesday)"]
+    (line,) = comparison_report.sweep(whole, seed=7)
+    assert line.by_method["DFlash (tuesday)"].speedup.value == 250 / 80  # type: ignore[union-attr]
+
+
+def series(name: str, points: Sequence[BenchPoint], num_gpus: int | None = None) -> MethodSeries:
+    return MethodSeries(name, samples.run(name, num_gpus=num_gpus), samples.method(name), tuple(points))
+
+
+def workload(*series: MethodSeries) -> Workload:
+    return Workload("ours", None, series)
+
+
+PLAIN = series("none", [samples.point("none", 1, 100, 80), samples.point("none", 4, 60, 200)])
+DFLASH = series("dflash", [samples.point("dflash", 1, 300, 240), samples.point("dflash", 4, 80, 400)])
+
+
+def test_the_factor_is_read_between_the_points_of_both_curves() -> None:
+    """At 80: plain is halfway from 80 to 200, DFlash at its slowest point."""
+    (found,) = at_speeds(workload(PLAIN, DFLASH), [80], seed=7)
+    assert found.gpu_rates == pytest.approx({"none": 140, "dflash": 400})
+    assert found.factors["dflash"].value == pytest.approx(400 / 140)
+    assert found.factors["dflash"].why is None
+    (found,) = at_speeds(workload(DFLASH), [80], seed=7)
+    assert found.gpu_rates == {"dflash": pytest.approx(400)}
+    assert found.factors["dflash"].why == "plain decoding was not measured"
+
+
+def test_a_curve_that_does_not_reach_a_speed_has_no_factor_and_says_where_it_ends() -> None:
+    fast, slow = at_speeds(workload(PLAIN, DFLASH), [150, 70], seed=7)
+    assert fast.gpu_rates == {"none": None, "dflash": pytest.approx(240 + 160 * (150 / 220))}
+    assert fast.factors["dflash"].value is None
+    assert (
+        fast.factors["dflash"].why == "plain does not reach it: its fastest point is 100 tokens/s/user at concurrency 1"
+    )
+    assert slow.gpu_rates == {"none": pytest.approx(170), "dflash": None}
+    assert (
+        slow.factors["dflash"].why
+        == "DFlash was not measured there: its slowest point is 80 tokens/s/user at concurrency 4"
+    )
+    far = series("dflash", [samples.point("dflash", 1, 300, 240), samples.point("dflash", 4, 200, 400)])
+    (between,) = at_speeds(workload(PLAIN, far), [150], seed=7)
+    assert between.factors["dflash"].why == (
+        "DFlash was not measured there: its slowest point is 200 tokens/s/user at concurrency 4;"
+        " plain does not reach it: its fastest point is 100 tokens/s/user at concurrency 1"
+    )
+
+
+def test_single_points_and_gpus() -> None:
+    one, two = (
+        series("none", [samples.point("none", 1, 100, 80)]),
+        series("dflash", [samples.point("dflash", 2, 100, 160)]),
+    )
+    at, beside = at_speeds(workload(one, two), [100, 90], seed=7)
+    assert at.factors["dflash"].value == pytest.approx(2)
+    assert beside.factors["dflash"].value is None
+    assert ends(curve(one, 1), "GPU") == "plain: one point, 100 tokens/s/user, 80.0 tokens/s/GPU (concurrency 1)"
+    both = workload(series("none", PLAIN.points, 8), series("dflash", DFLASH.points, 4))
+    assert at_speeds(both, [80], seed=7)[0].gpu_rates == pytest.approx({"none": 140 / 8, "dflash": 400 / 4})
+    one = workload(series("none", PLAIN.points), series("dflash", DFLASH.points, 4))
+    assert at_speeds(one, [80], seed=7)[0].gpu_rates == pytest.approx({"none": 140, "dflash": 400})
+
+
+def test_points_that_a_curve_leaves_out() -> None:
+    """Concurrency 8 is slower for users and in all than 4; ties count once."""
+    points = [*PLAIN.points, samples.point("none", 8, 50, 150), samples.point("none", 16, 60, 200)]
+    found = curve(series("none", points), 1)
+    assert [p.concurrency for p in found.front] == [1, 4]
+    assert [p.concurrency for p in found.points] == [1, 4, 8, 16]
+    broken = samples.point("none", 8, 30, 300, rows=(), failed=3)
+    assert curve(series("none", [*PLAIN.points, broken]), 1) == curve(PLAIN, 1)
+    # A mean would say 1090 tokens/s/user
+    rates = Distribution(mean=1090, p50=100, p90=9000, p99=10000)
+    odd = msgspec.structs.replace(PLAIN.points[0], user_tokens_per_second=rates)
+    assert curve(series("none", [odd]), 1).points[0].user_rate == 100
+
+
+def test_speeds_are_round_and_hold_the_announcements_where_it_is_reached() -> None:
+    """60 to 300 in parts of 60, and 80 to 100, where both are, in parts of 10."""
+    assert speeds([curve(PLAIN, 1), curve(DFLASH, 1)]) == (60, 80, 90, 100, 120, 180, 240, 300)
+    fast = series("dflash", [samples.point("dflash", 1, 600, 240), samples.point("dflash", 4, 100, 400)])
+    assert speeds([curve(fast, 1)]) == (150, 250, 300, 450, 500, 550, 600)
+    assert speeds([curve(series("none", []), 1)]) == ()
+
+
+def spread(name: str, *rates: float, most: int) -> MethodSeries:
+    """Points at concurrency 1 and `most`, whose requests of 11 tokens see those speeds, and that share of them."""
+    points = []
+    for c in (1, most):
+        rows = tuple(RequestRow(input_tokens=1, output_tokens=11, ttft_seconds=0.0, seconds=10 * c / r) for r in rates)
+        mean = sum(rates) / len(rates)
+        points.append(samples.point(name, c, mean / c, 0.8 * mean * (1 + c), rows=rows))
+    return series(name, points)
+
+
+def test_intervals_hold_the_factor_and_are_the_same_for_a_seed() -> None:
+    both = workload(spread("none", 80, 95, 105, 120, most=4), spread("dflash", 200, 280, 320, 400, most=8))
+    (found,) = at_speeds(both, [50], seed=7)
+    factor = found.factors["dflash"]
+    assert factor.value is not None
+    assert factor.interval is not None
+    low, high = factor.interval
+    assert low < factor.value < high
+    assert at_speeds(both, [50], seed=7) == (found,)
+    assert at_speeds(both, [50], seed=8)[0].factors["dflash"].interval != factor.interval
+    (found,) = at_speeds(workload(PLAIN, DFLASH), [90], seed=7)
+    assert found.factors["dflash"].interval == pytest.approx((found.factors["dflash"].value,) * 2)
+    # In some draws the curve ends before
+    (found,) = at_speeds(workload(spread("none", 80, 120, most=4), DFLASH), [100], seed=7)
+    assert found.factors["dflash"].value is not None
+    assert found.factors["dflash"].interval is None
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +291,6 @@ def test_everything_is_written_and_stands_alone(written: Path) -> None:
     assert "| 4 | DFlash | 400 | 80.0 | 2.00x (2.00-2.00) | - | 1 |" in text
     assert "| DFlash | counters | 1 | 10 | 30 | 18 | 2.80 | 80% | 50% | 50% |" in text
     assert "monday: dflash, concurrency 4: 1 of 5 requests failed or timed out and are in no rate: HTTP 500 (1)" in text
-
-
-def test_hardware_versions_command_and_seed_are_on_every_page(written: Path) -> None:
     facts = ("a CPU, 2 cores, 8 GiB", "dflash_trt 0.1.0", "dflash-trt bench run", "seed: 7", "server: not stated")
     for name in ("report.md", "report.html"):
         text = (written / name).read_text().replace("\\_", "_")
@@ -93,10 +322,13 @@ def test_an_older_report_is_replaced_only_when_asked_and_nothing_else_ever(measu
         run_here("bench", "report", measured, "-o", measured, "--force")
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_run_or_completed_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         run_here("bench", "report", tmp_path, "-o", tmp_path / "out")
     assert "bench run -o RUN" in str(raised.value.hint)
+    directory = write(tmp_path, samples.point("none", 1, 1, 1, rows=(), failed=4))
+    with pytest.raises(ConfigError, match="expected a point with a completed request, found 1 points without"):
+        load_runs([directory])
 
 
 def test_names_from_outside_are_no_markup(tmp_path: Path) -> None:

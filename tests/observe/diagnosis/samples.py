@@ -15,15 +15,11 @@ def sample(prompt: str, shares: tuple[float, ...], *, text: str = "same", **fiel
     counts = tuple(round(share * STEPS) for share in shares)
     accepted = sum(counts)
     return ProbeAnswer(
-        prompt=prompt,
-        text=text,
-        output_tokens=STEPS + accepted,
-        input_tokens=fields.get("input_tokens", 30),
-        cached_tokens=fields.get("cached_tokens"),
-        seconds=1.0,
+        prompt=prompt, text=text, output_tokens=STEPS + accepted, input_tokens=fields.get("input_tokens", 30),
+        cached_tokens=fields.get("cached_tokens"), seconds=1.0,
         acceptance=drafting(STEPS, accepted, STEPS * fields.get("draft_length", len(shares)), counts),
         tau_of_drafting_passes=1 + accepted / STEPS,
-    )
+    )  # fmt: skip
 
 
 def group(name: str, factor: float = 1.0, *, count: int = 16, text: str = "same", **fields: int) -> ProbeGroup:

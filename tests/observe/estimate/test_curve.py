@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acceptance, curves, bands and memory."""
+"""Acceptance, curves, bands and memory, and `dflash-trt estimate` as people and scripts call it."""
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -28,7 +31,111 @@ from dflash_trt.observe.estimate.report import CACHES, batch_limit, memory_items
 from dflash_trt.observe.estimate.shapes import METHODS, Method
 from dflash_trt.observe.estimate.step import StepLoad
 from tests.cli.commands import run
+from tests.deploy.deployments import BUILD_CONFIGS
 from tests.observe.estimate.systems import DENSE, ENGINE, MOE, NAMES, model_of, system_of
+from tests.paths import FIXTURES, REPOSITORY
+
+CONFIG = str(BUILD_CONFIGS / "gpt-oss-120b.b300x8.latency.yaml")
+
+
+def test_json_document() -> None:
+    result = run("estimate", CONFIG, "--tau", "4.7", "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["schema"] == "dflash-trt/estimate/1"
+    assert [curve["method"] for curve in document["curves"]] == ["none", "eagle3", "dflash"]
+    for curve in document["curves"]:
+        for entry in curve["points"]:
+            assert entry["user_rate"]["low"] <= entry["user_rate"]["value"] <= entry["user_rate"]["high"]
+    dflash = document["accounts"][2]
+    assert dflash["point"]["tau"] == pytest.approx(4.7)
+    assert {term["part"] for term in dflash["terms"]} == {"target", "drafter", "communication", "host"}
+
+
+def test_tables_and_page(tmp_path: Path) -> None:
+    page = tmp_path / "curve.html"
+    result = run("estimate", CONFIG, "--tau", "4.7", "--html", str(page), "--routing", "uniform")
+    assert result.returncode == 0, result.stderr
+    assert "one step, DFlash: batch 1, 9 drafts, tau 4.70" in result.stdout
+    assert "plain ends" in result.stdout
+    begin = result.stdout.splitlines()[1:3]
+    assert re.fullmatch(
+        r"DFlash: one user gets [\d,]+ tokens/s .*x plain decoding; a GPU at most [\d,]+ tokens/s.", begin[0]
+    )
+    assert begin[1].startswith("Of 35 published speeds that were held out, 28 lay within 25 %")
+    assert "28 of 35 held out" in (REPOSITORY / "docs" / "estimate.md").read_text()
+    text = page.read_text()
+    assert not re.search(r"(src|srcset|href)=\"(?!data:)|<script|@import|url\(", text)  # nothing is loaded
+    assert "prefers-color-scheme: dark" in text
+    assert text.count("data:image/svg+xml;base64,") == 2, "for wide and for narrow windows"
+    assert "plain: 444.6 and 55.6 at 1" in text, "the picture in words"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_cautious"),
+    [("gpt-oss-20b.h100x1.latency", True), ("gpt-oss-20b.b200x1.latency", False), ("qwen3-8b.h200x1.latency", False)],
+)
+def test_what_is_known_to_be_predicted_too_high_is_said_first(name: str, is_cautious: bool) -> None:
+    head = run("estimate", name, "--tau", "4").stdout.partition("throughput per GPU at")[0]
+    assert ("TensorRT-LLM publishes 1.1 to 1.5 times less throughput" in head) == is_cautious
+
+
+def test_picture_and_measured_routing(tmp_path: Path) -> None:
+    picture = tmp_path / "curve.png"
+    assert run("estimate", CONFIG, "--tau", "4.7", "--plot", str(picture)).returncode == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    counts = tmp_path / "routing.json"
+    counts.write_text(json.dumps([1.0] * 8 + [0.0] * 120))
+    result = run("estimate", CONFIG, "--tau", "4.7", "--routing", str(counts), "--json")
+    assert json.loads(result.stdout)["accounts"][2]["experts_touched"] == pytest.approx(8, abs=0.1)
+
+
+def test_a_config_json_is_enough_of_a_target(tmp_path: Path) -> None:
+    shutil.copy(FIXTURES / "tiny-gpt-oss" / "config.json", tmp_path)
+    arguments = ("--target", str(tmp_path), "--draft", str(FIXTURES / "tiny-gpt-oss-dflash"))
+    result = run("estimate", CONFIG, "--tau", "2", *arguments, "--json")
+    assert result.returncode == 0, result.stderr
+    target = json.loads(result.stdout)["system"]["target"]
+    assert (target["num_experts"], target["top_k"], target["cache"]["num_full_layers"]) == (8, 2, 2)
+    other = run("estimate", CONFIG, "--tau", "2", "--target", str(tmp_path))
+    assert other.returncode == 1
+    assert "expected a target of 36 layers, as z-lab/gpt-oss-120b-DFlash was made for, found 4" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ([], 2, "its card reports 3.7 (MT-Bench) to 5.4 (Math500) for 9 drafts"),
+        (
+            ["--tau", "4", "--acceptance", "x.json"],
+            2,
+            "give one of --acceptance VERIFY.json (from verify --json) and --tau X",
+        ),
+        (["--tau", "12"], 1, "tau: expected 1 to 10 for 9 drafts, found 12"),
+        (["--tau", "4", "--routing", "skewed"], 1, "--routing: expected power-law, uniform or a JSON file"),
+        (["--tau", "4", "--html", "no/such/place.html"], 2, "--html: expected a .html file in an existing directory"),
+        (
+            ["--tau", "4", "--prompt-tokens", "32768", "--output-tokens", "1"],
+            1,
+            "expected requests of at most max_seq_len 32768 tokens, found 32768 + 1",
+        ),
+    ],
+)
+def test_refusals(arguments: list[str], code: int, words: str) -> None:
+    result = run("estimate", CONFIG, *arguments)
+    assert result.returncode == code
+    assert words in re.sub(r"\s+", " ", result.stderr)
+
+
+def test_a_gpu_that_holds_no_request_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "small.yaml"
+    facts = "target: openai/gpt-oss-120b\ndraft: z-lab/gpt-oss-120b-DFlash\ngpus: h100x1\npurpose: latency\n"
+    facts += "max_seq_len: 131072\n"
+    file.write_text(f"description: 65 GB of weights beside 10 GiB of reserves\n{facts}")
+    result = run("estimate", str(file), "--tau", "4", "--prompt-tokens", "100000", "--output-tokens", "20000")
+    assert result.returncode == 1
+    assert "no memory for a single request of 120000 tokens" in " ".join(result.stderr.split())
+
 
 EXAMPLES = settings(max_examples=60, deadline=None)
 
@@ -48,11 +155,18 @@ def test_from_tau_gives_that_tau(k: int, share: float) -> None:
     assert from_tau(tau, k).tau(k) == pytest.approx(tau)
 
 
-def test_one_tau_explains_the_card() -> None:
+def test_taus_and_bands() -> None:
     """GSM8K 5.3 at 9 drafts: the card's own 3.3 at 3 and 4.3 at 5 follow within 0.2."""
     acceptance = from_tau(5.3, 9)
     assert acceptance.tau(3) == pytest.approx(3.3, abs=0.2)
     assert acceptance.tau(5) == pytest.approx(4.3, abs=0.2)
+    bands, influences = vary("b300", "trtllm", lambda rates: [rates.read_rate, 1 / rates.gemm_seconds])
+    for band in bands:
+        assert band.low < band.value < band.high
+    moved = {influence.constant: influence for influence in influences}
+    assert moved["bandwidth_efficiency"].at_low < 1 < moved["bandwidth_efficiency"].at_high
+    assert moved["gemm_seconds"].spread == 0  # it moves the second value, not the first
+    assert influences[0].constant == "bandwidth_efficiency"
 
 
 @pytest.mark.parametrize("tau", [0.5, 11.0])
@@ -119,38 +233,22 @@ def test_throughput_stays_below_the_memory_roof(name: str, method: Method, batch
     assert 1 <= at.tau <= length + 1
 
 
-def test_longer_prompts_cost_speed() -> None:
+def test_speeds() -> None:
     model = model_of(MOE)
     speeds = [point(model, "none", None, Traffic(prompt_tokens=tokens), 32, 0).user_rate for tokens in (1, 1024, 65536)]
     assert speeds == sorted(speeds, reverse=True)
     assert speeds[0] > 1.5 * speeds[2]
-
-
-def test_rates_beyond_the_ends_of_a_curve() -> None:
     front = [
         OperatingPoint(method="none", batch=1, num_draft_tokens=0, tau=1, step_seconds=1, user_rate=user, gpu_rate=gpu)
         for user, gpu in ((100, 10), (50, 30))
     ]
     assert [rate_at(front, rate) for rate in (75, 101, 10)] == [20, 0, 30]
     assert rate_at([], 10) == 0
-
-
-def test_speculation_pays_for_one_user_and_not_at_any_batch() -> None:
     model, traffic, acceptance = model_of(MOE), Traffic(), from_tau(4.7, 9)
     plain = {p.batch: p.user_rate for p in points(model, "none", None, traffic, 4096)}
     dflash = {p.batch: p.user_rate for p in points(model, "dflash", acceptance, traffic, 4096, [9])}
     assert dflash[1] > 2 * plain[1]
     assert dflash[2048] < plain[2048]
-
-
-def test_bands_hold_the_prediction_and_name_what_moves_it() -> None:
-    bands, influences = vary("b300", "trtllm", lambda rates: [rates.read_rate, 1 / rates.gemm_seconds])
-    for band in bands:
-        assert band.low < band.value < band.high
-    moved = {influence.constant: influence for influence in influences}
-    assert moved["bandwidth_efficiency"].at_low < 1 < moved["bandwidth_efficiency"].at_high
-    assert moved["gemm_seconds"].spread == 0  # it moves the second value, not the first
-    assert influences[0].constant == "bandwidth_efficiency"
 
 
 @EXAMPLES
@@ -165,13 +263,10 @@ def test_memory_grows_with_batch_and_context(name: str, method: Method, batch: i
     assert used(batch, tokens + 100) > used(batch, tokens) or tokens < 128
 
 
-def test_a_rank_of_attention_by_data_parallelism_has_requests_of_its_own() -> None:
+def test_attention_by_data_parallelism(tmp_path: Path) -> None:
     system = system_of("gpt-oss-120b.b200x2.throughput")
     caches = [memory_items(system, "none", batch, 1000)[-1].bytes for batch in (1, 2, 3)]
     assert caches[0] == caches[1] == caches[2] / 2
-
-
-def test_attention_by_data_parallelism_is_not_tuned(tmp_path: Path) -> None:
     result = run("tune", "gpt-oss-120b.b200x2.throughput", "--slo", "50", "--tau", "4", "-o", str(tmp_path / "a.yaml"))
     assert result.returncode == 1
     assert "enable_attention_dp: expected tensor-parallel attention to tune, found true" in result.stderr

@@ -1,18 +1,183 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cost of a step must stand, whatever the constants; and what follows by hand from gpt-oss-120b's sizes."""
+"""What the cost of a step and of a drafter's pass must stand, whatever the constants.
+
+What follows by hand from gpt-oss-120b's sizes; the drafter whole on every GPU, and shared.
+"""
 
 from __future__ import annotations
+
+import json
+import re
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dflash_trt.deploy.published import published_drafts
+from dflash_trt.deploy.schema import Runtime
+from dflash_trt.deploy.sizes import draft_sizes
 from dflash_trt.observe.estimate.constants import constants, rates
+from dflash_trt.observe.estimate.drafter_pass import DrafterOnRanks, drafter_pass, drafters_on_ranks, preferred
 from dflash_trt.observe.estimate.experts import inclusion, measured_kernel, power_law, skew, touched
-from dflash_trt.observe.estimate.shapes import METHODS, Method
-from dflash_trt.observe.estimate.step import StepLoad, StepModel
+from dflash_trt.observe.estimate.inputs import draft_shape, open_system, target_shape
+from dflash_trt.observe.estimate.shapes import METHODS, Method, System
+from dflash_trt.observe.estimate.step import Head, StepLoad, StepModel
+from tests.cli.commands import run
 from tests.observe.estimate.systems import DENSE, ENGINE, MOE, NAMES, model_of, system_of
+from tools.recipe_tables import DRAFT, PAGE, TARGET, Setting, heads, replace_tables, tables, weight_bytes
+from tools.recipe_tables import cost as cost_of
+
+WHOLE = "whole"
+"""ENGINE with a drafter on every GPU."""
+
+
+STEP = StepLoad(batch=64, num_draft_tokens=9, context=16384)
+
+
+def both(name: str, context: float) -> tuple[DrafterOnRanks, DrafterOnRanks]:
+    changes = {"num_ranks": 1} if name == WHOLE else {}
+    _, system = open_system(ENGINE if name == WHOLE else name, "trtllm", None, None, **changes)
+    assert system.memory is not None
+    whole, shared = drafters_on_ranks(system.memory, context)
+    return whole, shared
+
+
+@pytest.mark.parametrize(("name", "deployed"), [(ENGINE, 8), (WHOLE, 1), (MOE, 8)])
+def test_what_is_deployed(name: str, deployed: int) -> None:
+    for each in both(name, 1024):
+        assert each.is_deployed == (each.ranks == deployed)
+
+
+def test_what_sharing_saves_and_costs() -> None:
+    whole, shared = both(ENGINE, 1024)
+    assert whole.context_bytes == 8 * shared.context_bytes == 32768 * 8 * 2 * 8 * 64 * 2  # L, K and V, G, D, BF16
+    assert whole.weight_bytes / 8 < shared.weight_bytes < whole.weight_bytes / 3
+    # NVFP4 weights of one request are read faster than sixteen all-reduces are done; 64 contexts are not
+    whole, shared = both(ENGINE, 1024)
+    assert whole.seconds[1] < shared.seconds[1]
+    whole, shared = both(ENGINE, 16384)
+    assert whole.seconds[64] > 2 * shared.seconds[64]
+    # On two GPUs, with short contexts
+    drafters = both("qwen3-coder-next.b200x2.latency", 1024)
+    assert preferred(drafters).ranks == 1
+    _, system = open_system("gpt-oss-20b.b200x1.nvfp4", "trtllm", None, None)
+    assert system.memory is not None
+    assert drafters_on_ranks(system.memory, 1024) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt-oss-120b.b300x8.nvfp4", "gpt-oss-120b.b300x8.throughput-nvfp4", "gpt-oss-120b.b200x8.nvfp4",
+        "gpt-oss-120b.b200x8.throughput-nvfp4", "gpt-oss-120b.h200x8.fp8",
+    ],
+)  # fmt: skip
+def test_sharing_costs_little_where_it_loses_and_saves_much_where_it_wins(name: str) -> None:
+    for context in (1024, 8192):
+        drafters = both(name, context)
+        whole, shared = drafters
+        assert preferred(drafters) is shared
+        assert all(shared.seconds[batch] < 1.1 * whole.seconds[batch] for batch in whole.seconds)
+
+
+@pytest.mark.parametrize(("runtime", "is_fp8"), [("trtllm", False), ("vllm", True)])
+def test_the_context_is_priced_by_its_own_dtype(runtime: Runtime, is_fp8: bool) -> None:
+    """TensorRT-LLM's worker keeps it in BF16 whatever the target's cache is."""
+    systems = [open_system(MOE, runtime, None, None, kv_cache_dtype=dtype)[1] for dtype in ("auto", "fp8")]
+    loads = [system.memory for system in systems]
+    seconds = [drafters_on_ranks(load, 16384)[1].seconds[64] for load in loads if load is not None]
+    assert (seconds[1] < seconds[0]) == is_fp8
+    context = [
+        {term.name: term.bytes for term in StepModel(system, rates("b300", runtime)).price("dflash", STEP).terms}
+        for system in systems
+    ]
+    assert (context[1]["attention, context"] < context[0]["attention, context"]) == is_fp8
+    assert context[1]["attention, KV cache"] < context[0]["attention, KV cache"]
+
+
+def test_both_are_printed() -> None:
+    said = run("serve-config", ENGINE, "--runtime", "trtllm").stderr
+    line = r"weights on each GPU: 0\.\d\d GiB whole; 0\.\d\d GiB shared by 8 GPUs \(as deployed\)"
+    assert re.search(line, said), said
+    document = json.loads(run("estimate", ENGINE, "--tau", "4.7", "--json").stdout)
+    assert [each["ranks"] for each in document["drafters"]] == [1, 8]
+    assert "shared by 8 GPUs" in run("estimate", ENGINE, "--tau", "4.7").stdout
+
+
+SPEC = published_drafts()[DRAFT].spec
+RATES = rates("b300", "trtllm")
+
+
+def test_the_page_is_in_step_with_the_code() -> None:
+    """After a wanted change: python -m tools.recipe_tables"""
+    page = PAGE.read_text()
+    assert replace_tables(page) == page
+    assert all(table in page for table in tables().values())
+
+
+@pytest.mark.parametrize("algorithm", ["", "FP8", "NVFP4"])
+@pytest.mark.parametrize("batch", [1, 64])
+def test_alike_layers_cost_what_a_step_says(algorithm: str, batch: int) -> None:
+    """Compares the drafter's terms, with every module but fc in one format and all drafts verified."""
+    target = target_shape(TARGET)
+    system = System(
+        target=target, draft=draft_shape(DRAFT, algorithm), eagle3=None, gpu="b300", gpu_memory_bytes=0, num_gpus=1,
+        tensor_parallel=1, expert_parallel=1, drafter_ranks=1, runtime="trtllm",
+    )  # fmt: skip
+    load = StepLoad(batch=batch, num_draft_tokens=SPEC.block_size - 1, context=1024)
+    terms = [term for term in StepModel(system, RATES).price("dflash", load).terms if term.part == "drafter"]
+    algorithms = {m: algorithm for m in SPEC.linear_modules() if m != "fc" and algorithm}
+    ours = drafter_pass(SPEC, algorithms, RATES, load, Head(rows=target.vocab_size))
+    assert [term.seconds for term in ours.terms] == pytest.approx([term.seconds for term in terms])
+    assert [term.bytes for term in ours.terms] == pytest.approx([term.bytes for term in terms])
+
+
+def test_formats_by_hand() -> None:
+    load = StepLoad(batch=1, num_draft_tokens=SPEC.block_size - 1, context=0)
+    gate = {"layers.0.mlp.gate_proj": "FP8"}
+    both = gate | {"layers.0.mlp.up_proj": "FP8"}
+    dense, one, two = (drafter_pass(SPEC, algorithms, RATES, load).seconds for algorithms in ({}, gate, both))
+    saved = SPEC.intermediate_size * SPEC.hidden_size / RATES.read_rate
+    assert dense - one == pytest.approx(saved - RATES.gemm_seconds)
+    assert dense - two == pytest.approx(2 * saved)
+    load = StepLoad(batch=1, num_draft_tokens=SPEC.block_size - 1, context=8192)
+    passes = [drafter_pass(SPEC, {}, RATES, load, fp8_context=fp8).bytes for fp8 in (False, True)]
+    assert passes[0] - passes[1] == 8192 * SPEC.context_bytes_per_token(fp8=True)
+
+
+def test_weights_alone_convolutions_and_selectors_are_priced() -> None:
+    def seconds(recipe: str, batch: int) -> float:
+        return cost_of(Setting(recipe=recipe, head=heads()["target"], batch=batch)).seconds
+
+    assert seconds("nvfp4-w4a16", 1) == pytest.approx(seconds("nvfp4", 1))
+    assert seconds("nvfp4-w4a16", 4096) == pytest.approx(seconds("bf16", 4096))
+    assert seconds("nvfp4", 4096) < seconds("fp8", 4096) < seconds("bf16", 4096)
+    # z-lab/Qwen3.8-27B-DFlash2: ten projections of [1280, 5120] and 20 sides, and of the selector a projection of
+    # [256, 5120] and, for each draft, two codebooks' rows of 16 candidates.
+    spec = published_drafts()["z-lab/Qwen3.8-27B-DFlash2"].spec
+    load = StepLoad(batch=3, num_draft_tokens=7, context=0)
+    plain = msgspec.structs.replace(spec, block_conv=None, candidate_selector=None)
+    with_both, without = (drafter_pass(each, {}, RATES, load) for each in (spec, plain))
+    terms = {term.name: term for term in with_both.terms}
+    convolutions, selector = terms["block convolutions"], terms["selector"]
+    assert convolutions.bytes == 2 * 10 * 1280 * 5120
+    busy = convolutions.bytes / RATES.read_rate
+    assert convolutions.seconds == pytest.approx(10 * RATES.gemm_seconds + busy + 20 * RATES.small_kernel_seconds)
+    assert selector.bytes == 2 * (256 * 5120 + 3 * 7 * 2 * 16 * 256)
+    assert selector.seconds == pytest.approx(RATES.gemm_seconds + selector.bytes / RATES.read_rate)
+    assert with_both.seconds - without.seconds == pytest.approx(convolutions.seconds + selector.seconds)
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "fp8", "nvfp4"])
+def test_weights_are_those_that_deployments_count(recipe: str) -> None:
+    """K and V's, which a pass reads twice, once."""
+    sizes = draft_sizes(DRAFT)
+    assert sizes is not None
+    algorithm = {"bf16": "", "fp8": "FP8", "nvfp4": "NVFP4"}[recipe]
+    algorithms = {module: algorithm for module in SPEC.linear_modules() if module != "fc"}
+    assert weight_bytes(recipe) == pytest.approx(sizes.weight_bytes(algorithms, 1))
+
 
 NAME = st.sampled_from(NAMES)
 METHOD = st.sampled_from(METHODS)
@@ -28,9 +193,7 @@ def load(batch: int, num_draft_tokens: int, context: int, prompt: int = 0) -> St
 
 @EXAMPLES
 @given(NAME, METHOD, BATCH, st.integers(0, 5), CONTEXT, PROMPT, st.floats(1.01, 4))
-def test_more_bandwidth_is_never_slower(
-    name: str, method: Method, batch: int, k: int, context: int, prompt: int, factor: float
-) -> None:
+def test_bandwidth(name: str, method: Method, batch: int, k: int, context: int, prompt: int, factor: float) -> None:
     model = model_of(name)
     faster = model_of(name, hbm_bandwidth=model.rates.hbm_bandwidth * factor)
     at = load(batch, k, context, prompt)
@@ -51,9 +214,7 @@ def test_longer_blocks_never_read_fewer_bytes_nor_take_less_time(
 
 @EXAMPLES
 @given(NAME, METHOD, BATCH, st.integers(0, 5), CONTEXT, PROMPT)
-def test_no_step_beats_the_memory_roof(
-    name: str, method: Method, batch: int, k: int, context: int, prompt: int
-) -> None:
+def test_steps_keep_the_memory_roof(name: str, method: Method, batch: int, k: int, context: int, prompt: int) -> None:
     model = model_of(name)
     cost = model.price(method, load(batch, k, context, prompt))
     for term in cost.terms:
@@ -81,43 +242,30 @@ def test_touched_experts(tokens: int, exponent: float) -> None:
     assert count <= touched(power_law(128, 4, 0.0), tokens) + 1e-6  # uniform routing touches most
 
 
-def test_uniform_routing_by_hand() -> None:
+def test_bytes_and_kernels_by_hand() -> None:
     """128 (1 - (124 / 128)^10) = 34.8 experts for 10 tokens."""
     assert touched(power_law(128, 4, 0.0), 10) == pytest.approx(34.8, abs=0.05)
     assert touched(inclusion([1.0] * 4 + [0.0] * 124, 4), 10) == 4
-
-
-def test_plain_bytes_by_hand() -> None:
-    """gpt-oss-120b, one token: experts 1.90 GB, attention 1.91, lm_head 1.16 and 36,864 B of KV for a token of context
-    in full layers; divided by 8 ranks."""
+    # gpt-oss-120b, one token: experts 1.90 GB, attention 1.91, lm_head 1.16 and 36,864 B of KV for a token of context
+    # in full layers; divided by 8 ranks.
     cost = model_of(MOE).price("none", load(1, 0, 4096))
     full, sliding = 36_864 * 4096, 36_864 * 128
     assert cost.bytes * 8 == pytest.approx(1.90e9 + 1.91e9 + 1.158e9 + full + sliding, rel=0.005)
-
-
-def test_verified_bytes_grow_with_touched_experts() -> None:
-    """Uniform routing, 10 tokens: 34.8 experts a layer are 16.5 GB."""
+    # Uniform routing, 10 tokens: 34.8 experts a layer are 16.5 GB
     model = model_of(MOE, routing_exponent=0.0)
     terms = {term.name: term for term in model.price("dflash", load(1, 9, 1)).terms if term.part == "target"}
     assert terms["experts"].bytes * 8 == pytest.approx(16.5e9, rel=0.01)
-
-
-def test_measured_kernel_is_used_where_there_is_one() -> None:
-    """AIConfigurator's table: 17.3 us a layer at 4 experts, B300, TP 8."""
+    # AIConfigurator's table: 17.3 us a layer at 4 experts, B300, TP 8
     terms = {term.name: term for term in model_of(MOE).price("none", load(1, 0, 1)).terms}
     assert terms["experts"].seconds == pytest.approx(36 * 17.3e-6, rel=1e-6)
 
 
-def test_measured_routing_is_believed() -> None:
+def test_measured_routing_and_replicated_drafters() -> None:
     system = system_of(MOE)
-    rates = model_of(MOE).rates
-    narrow = StepModel(system, rates, inclusion([1.0] * 8 + [0.0] * 120, 4))
+    narrow = StepModel(system, model_of(MOE).rates, inclusion([1.0] * 8 + [0.0] * 120, 4))
     assert narrow.touched_experts(1000) == pytest.approx(8)
     at = load(16, 9, 1000)
     assert narrow.price("dflash", at).seconds < model_of(MOE).price("dflash", at).seconds
-
-
-def test_replicated_drafter_has_no_all_reduce_and_reads_all_of_itself() -> None:
     alone = msgspec.structs.replace(system_of(ENGINE), drafter_ranks=1)
     models = model_of(MOE), StepModel(alone, rates(alone.gpu, alone.runtime))
     shared, whole = (model.price("dflash", load(1, 9, 1000)) for model in models)
@@ -127,8 +275,13 @@ def test_replicated_drafter_has_no_all_reduce_and_reads_all_of_itself() -> None:
     assert layers[1] / layers[0] == pytest.approx(8 * 4.5 / 16, rel=0.01)  # NVFP4 on every GPU against BF16 / 8
 
 
-def test_engine_mode_computes_the_whole_block() -> None:
-    """Layers of three drafts take as long as those of nine."""
+def test_parts_that_a_step_has() -> None:
+    assert not [t for t in model_of(DENSE).price("dflash", load(4, 9, 1000)).terms if t.part == "communication"]
+    model = model_of(MOE)
+    assert model.price("dflash", load(0, 9, 100, 1000)) == model.price("none", load(0, 0, 100, 1000))
+    model = model_of(MOE)
+    assert model.price("dflash", load(4, 0, 100)) == model.price("none", load(4, 0, 100))
+    # Layers of three drafts take as long as those of nine
     model = model_of(ENGINE)
     layers = [
         next(t for t in model.price("dflash", load(64, k, 1000)).terms if t.name == "layers").seconds for k in (3, 9)
@@ -136,23 +289,11 @@ def test_engine_mode_computes_the_whole_block() -> None:
     assert layers[0] == layers[1]
 
 
-def test_one_gpu_has_no_communication() -> None:
-    assert not [t for t in model_of(DENSE).price("dflash", load(4, 9, 1000)).terms if t.part == "communication"]
-
-
-def test_a_step_of_prompts_alone_runs_no_drafter() -> None:
-    model = model_of(MOE)
-    assert model.price("dflash", load(0, 9, 100, 1000)) == model.price("none", load(0, 0, 100, 1000))
-
-
-def test_each_prompt_that_joins_costs_the_host_its_admission() -> None:
+def test_prompts_cost_their_admission_and_attend_to_themselves() -> None:
     at = msgspec.structs.replace(load(4, 9, 100, 1000), prompts=3)
     steps = [model_of(MOE, host_prompt_seconds=each).price("dflash", at).seconds for each in (0.0, 1e-3)]
     assert steps[1] - steps[0] == pytest.approx(3e-3)
-
-
-def test_prompts_attend_to_themselves_alone() -> None:
-    """Two prompts of 4,096 tokens cost less attention than one of 8,192, however they are cut into steps."""
+    # Two prompts of 4,096 tokens cost less attention than one of 8,192, however they are cut into steps
     at = load(0, 0, 1, 8192)
     one, two = (
         {t.name: t for t in model_of(MOE).price("none", msgspec.structs.replace(at, prompts=n)).terms} for n in (1, 2)
@@ -188,11 +329,6 @@ def test_popular_experts_cost_tiles_of_their_own() -> None:
     served = measured_kernel("h200", target, 1, "trtllm")
     assert served is not None
     assert served.runtime == "trtllm 1.3.0rc20"
-
-
-def test_no_drafts_is_plain_decoding() -> None:
-    model = model_of(MOE)
-    assert model.price("dflash", load(4, 0, 100)) == model.price("none", load(4, 0, 100))
 
 
 @pytest.mark.parametrize("name", sorted(constants().kernels))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings for a speed: the best there is, measured points before the model, fleets, and files that keep their word."""
+"""Settings for a speed: the best there is, a bench run before the model, fleets, and files that keep their word."""
 
 from __future__ import annotations
 
@@ -8,20 +8,85 @@ import re
 import shlex
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dflash_trt.deploy.deployment_file import load_deployment, shipped_deployments
 from dflash_trt.errors import ConfigError
+from dflash_trt.observe.bench.records import BenchPoint, RecordedAcceptance
+from dflash_trt.observe.bench.run_directory import write_point, write_run
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.curve import Traffic, from_tau, point
 from dflash_trt.observe.estimate.inputs import open_system
-from dflash_trt.observe.estimate.measured_points import MeasuredPoint, MeasuredPoints
+from dflash_trt.observe.estimate.measured_points import MeasuredPoint, MeasuredPoints, measured_points
 from dflash_trt.observe.estimate.shapes import System
 from dflash_trt.observe.estimate.step import StepModel
 from dflash_trt.observe.estimate.tuned_deployment import TunedDeployment, tune_deployment
 from dflash_trt.observe.estimate.tuning import TIE, Fleet, Price, Tuning, _schedule, tune
 from tests.cli.commands import run
+from tests.observe.bench import samples
 from tests.observe.estimate.systems import DENSE, MOE, model_of, system_of
+
+HELD = samples.counters(10, (8, 5, 5))
+
+
+def held(proposed: int) -> RecordedAcceptance:
+    assert HELD.counts is not None
+    return msgspec.structs.replace(HELD, counts=msgspec.structs.replace(HELD.counts, proposed=proposed))
+
+
+def write(directory: Path, *points: BenchPoint, **changes: object) -> Path:
+    names = list(dict.fromkeys(point.method for point in points))
+    methods = tuple(samples.method(name, runtime="tensorrt-llm") for name in names)
+    concurrencies = tuple(sorted({point.concurrency for point in points}))
+    values: dict[str, object] = {"concurrencies": concurrencies, "methods": methods, "num_gpus": 8}
+    write_run(directory, samples.run(**values | changes))
+    for each in points:
+        write_point(directory, each)
+    return directory
+
+
+def test_plain_and_dflash_are_taken_with_their_draft_lengths(tmp_path: Path) -> None:
+    whole = write(
+        tmp_path, samples.point("none", 4, 60, 200), samples.point("eagle3", 4, 90, 300, acceptance=HELD),
+        samples.point("dflash", 4, 120, 400, acceptance=HELD), samples.point("dflash", 8, 1, 1, rows=(), failed=1),
+    )  # fmt: skip
+    assert measured_points(whole, system_of(MOE)).points == (MeasuredPoint(4, 0, 60.0), MeasuredPoint(4, 3, 120.0))
+
+
+def test_passes_of_several_lengths_are_refused(tmp_path: Path) -> None:
+    """25 drafts in 10 passes of up to 3; the last pass of an answer may be shorter."""
+    varied = held(25)
+    whole = write(tmp_path / "varied", samples.point("dflash", 4, 120, 400, acceptance=varied))
+    with pytest.raises(ConfigError, match=r"expected passes of one draft length, found 2\.50 drafts a pass"):
+        measured_points(whole, system_of(MOE))
+    nearly = held(29)
+    whole = write(tmp_path / "nearly", samples.point("dflash", 4, 120, 400, acceptance=nearly))
+    assert measured_points(whole, system_of(MOE)).points[0].num_draft_tokens == 3
+
+
+@pytest.mark.parametrize(
+    "acceptance", [RecordedAcceptance(source="gauges", tau_of_drafting_passes=3.0), samples.UNPUBLISHED]
+)
+def test_drafts_that_nobody_counts_are_refused(tmp_path: Path, acceptance: RecordedAcceptance) -> None:
+    whole = write(tmp_path, samples.point("dflash", 4, 120, 400, acceptance=acceptance))
+    with pytest.raises(ConfigError, match="expected the server's counts of passes and drafts, found"):
+        measured_points(whole, system_of(MOE))
+
+
+def test_a_run_of_something_else_is_refused(tmp_path: Path) -> None:
+    system = system_of(MOE)
+    plain = samples.point("none", 4, 60, 200)
+    other = samples.method("none", runtime="vllm")
+    for changes, words in (
+        ({"num_gpus": 4}, "expected a run on the deployment's 8 GPUs, found 4"),
+        ({"methods": (other,)}, "none: expected a run of trtllm, found vllm"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            measured_points(write(tmp_path, plain, **changes), system)
+    with pytest.raises(ConfigError, match="has no point of the methods none or dflash on all prompts"):
+        measured_points(write(tmp_path / "eagle", samples.point("eagle3", 4, 90, 300)), system)
+
 
 TAU = from_tau(4.7, 9)
 
@@ -43,35 +108,26 @@ def test_the_best_batch_keeps_the_speed_and_the_next_does_not() -> None:
     assert best.limit == "speed"
 
 
-def test_memory_limits_a_low_speed() -> None:
+def test_speeds_too_low_and_too_high() -> None:
     tuning = tune({"bf16": system_of(DENSE, gpu_memory_bytes=60 * 10**9)}, Traffic(), from_tau(6.5, 15), 20)
     assert tuning.best.limit.startswith("memory: caches of requests")
+    with pytest.raises(ConfigError, match=r"expected a setting with 5000 tokens/s for each user, found at most \d+"):
+        tune({"bf16": system_of(MOE)}, Traffic(), TAU, 5000)
 
 
-def test_no_other_candidate_is_better_by_more_than_the_price_of_quantisation() -> None:
+def test_candidates_speeds_and_schedules() -> None:
     tuning = tune({"bf16": system_of(MOE)}, Traffic(), TAU, 400)
     assert all(other.gpu_rate <= tuning.best.gpu_rate for other in tuning.others)
     assert all(other.user_rate >= 400 for other in tuning.others)
     assert {(other.tensor_parallel, other.expert_parallel) for other in tuning.others} > {(8, 1), (4, 1)}
-
-
-def test_schedules_begin_with_the_longest_and_end_with_the_batch() -> None:
+    rates = [tune({"bf16": system_of(MOE)}, Traffic(), TAU, slo).best.gpu_rate for slo in (100, 300, 500, 900)]
+    assert rates == sorted(rates, reverse=True)
     tuning = tune({"bf16": system_of(MOE)}, Traffic(), TAU, 100)
     batches = [batch for batch, _ in tuning.schedule]
     assert batches[0] == 1
     assert batches == sorted(batches)
     assert tuning.schedule[0][1] == max(length for _, length in tuning.schedule) == 9
     assert tuning.schedule[-1][1] < 9  # long blocks do not pay at large batches
-
-
-def test_more_speed_never_gives_more_throughput() -> None:
-    rates = [tune({"bf16": system_of(MOE)}, Traffic(), TAU, slo).best.gpu_rate for slo in (100, 300, 500, 900)]
-    assert rates == sorted(rates, reverse=True)
-
-
-def test_a_speed_that_nothing_reaches_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"expected a setting with 5000 tokens/s for each user, found at most \d+"):
-        tune({"bf16": system_of(MOE)}, Traffic(), TAU, 5000)
 
 
 def test_measured_points_come_before_the_model() -> None:
@@ -152,7 +208,7 @@ def test_no_other_candidate_takes_the_rate_on_fewer_gpus(request_rate: float) ->
     assert all(fleet.replicas(other) * other.tensor_parallel >= fewest for other in tuning.others)
 
 
-def test_gpus_without_a_rate_give_the_most_throughput() -> None:
+def test_gpus_without_a_rate_and_too_few_gpus() -> None:
     """Twelve GPUs: three servers of 4 or twelve of 1, whichever is more; of 8 only one, and four idle."""
     fleet = Fleet(num_gpus=12, output_tokens=512)
     tuning = tuned_fleet(fleet)
@@ -160,14 +216,8 @@ def test_gpus_without_a_rate_give_the_most_throughput() -> None:
     assert tuning.replicas == 12 // best.tensor_parallel
     total = tuning.replicas * best.batch * best.user_rate
     assert all(12 // o.tensor_parallel * o.batch * o.user_rate <= total for o in tuning.others if fleet.replicas(o))
-
-
-def test_one_small_server_does_for_a_low_rate() -> None:
     tuning = tuned_fleet(Fleet(request_rate=0.1, output_tokens=512), slo=100)
     assert tuning.replicas * tuning.best.tensor_parallel == 1
-
-
-def test_too_few_gpus_are_refused_with_the_number_that_it_takes() -> None:
     needed = tuned_fleet(Fleet(request_rate=500, output_tokens=512))
     num_gpus = needed.replicas * needed.best.tensor_parallel
     with pytest.raises(ConfigError, match=f"expected at least {num_gpus} GPUs for 500 requests/s, found --gpus 8"):
@@ -183,9 +233,6 @@ def test_what_tune_proposes_can_be_written(tmp_path: Path) -> None:
     written = run(*command[1:])
     assert written.returncode == 0, written.stderr
     assert f"replicas: {command[-1]}\n" in written.stdout
-
-
-def test_estimate_multiplies_by_the_servers() -> None:
     said = run("estimate", MOE, "--tau", 4.7, "--replicas", 3).stdout
     (line,) = [line for line in said.splitlines() if "3 servers on 24 GPUs: " in line]
     per_gpu = float(line.partition("a GPU at most ")[2].partition(" tokens")[0].replace(",", ""))
@@ -233,16 +280,13 @@ def test_a_tuned_file_keeps_the_speed_and_is_not_tuned_again(name: str, tmp_path
     assert promised.gpu_rate.value == pytest.approx(ends[-1] * promised.user_rate.value / system.num_gpus)
 
 
-def test_a_shorter_schedule_does_not_cost_the_speed() -> None:
+def test_schedules_by_hand() -> None:
     """Nine drafts are within 2 % of eight at batch 16, but only eight keep 100 tokens/s."""
     speeds = {1: {8: 290, 9: 300}, 16: {8: 100.2, 9: 98.6}}
     at = lambda batch, length: speeds[1 if batch < 16 else 16][length] - batch * 1e-6  # noqa: E731
     assert _schedule(at, 16, [8, 9], 100) == ((1, 9), (16, 8))
     assert _schedule(at, 16, [8, 9], 90) == ((1, 9),)
-
-
-def test_a_length_that_only_a_large_batch_needs_is_there_from_the_start() -> None:
-    """Runtimes draft at most what they begin with."""
+    # Runtimes draft at most what they begin with
     speeds = {1: {4: 300, 9: 297}, 16: {4: 90, 9: 110}}
     at = lambda batch, length: speeds[1 if batch < 16 else 16][length]  # noqa: E731
     assert _schedule(at, 16, [4, 9], 100) == ((1, 9),)

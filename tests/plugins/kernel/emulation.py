@@ -134,14 +134,9 @@ def call(program: Path, directory: Path, case: Case, tensors: Tensors, *, ctas: 
     directory.mkdir()
     table = write_context(directory, case, tensors)
     numbers = case.attributes() | {
-        "batch": case.B,
-        "block": case.S,
-        "slots": table.shape[0],
-        "layers": case.L,
-        "max_pages": table.shape[1],
-        "block_dtype": DTYPES[case.dtype],
-        "cache_dtype": DTYPES[case.cache_dtype],
-    }
+        "batch": case.B, "block": case.S, "slots": table.shape[0], "layers": case.L, "max_pages": table.shape[1],
+        "block_dtype": DTYPES[case.dtype], "cache_dtype": DTYPES[case.cache_dtype],
+    }  # fmt: skip
     (directory / "params").write_text("".join(f"{name} {value!r}\n" for name, value in numbers.items()))
     given = {field.name: getattr(tensors, field.name) for field in fields(tensors)} | {"page_table": table}
     for name, tensor in given.items():

@@ -1,31 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Findings from counts, and bounds of noise by hand: what each fault looks like, and what is none."""
+"""`doctor URL`: findings from counts, of this server healthy and with one thing wrong, and of servers that are none.
+
+Bounds of noise are worked out by hand. Hostile servers send a byte at a time, nothing, or what is no page: it ends, and
+never with health. Without the deadline that takes minutes, because every byte that comes restarts a time-out.
+"""
 
 from __future__ import annotations
 
 import math
 import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import get_args
 
 import pytest
 
-from dflash_trt.observe.diagnosis import judge
+from dflash_trt.errors import EndpointError
+from dflash_trt.llm import LLM
+from dflash_trt.observe.diagnosis import judge, probes
+from dflash_trt.observe.diagnosis.diagnosis import Diagnosis, diagnose
 from dflash_trt.observe.diagnosis.judge import EndpointFinding, cause_entries, causes
 from dflash_trt.observe.diagnosis.noise import is_first_compared, is_share_below, paired_loss, upper_bound
 from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer, ProbeGroup
 from dflash_trt.observe.diagnosis.probes import Speed
+from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import ServerKind
 from dflash_trt.observe.endpoints.observed_acceptance import drafting
+from tests.cli.commands import run_here
+from tests.fixtures_data import without_template
+from tests.observe.diagnosis import faults
 from tests.observe.diagnosis.samples import group
+from tests.observe.endpoints.canned import models
+from tests.runtime.server.live import serving
 
 
-def test_upper_bound_by_hand() -> None:
+def test_bounds_by_hand() -> None:
     # mean 2.5, variance 5/3, error sqrt(5/12), t(3) = 12.92
     assert upper_bound([1, 2, 3, 4]) == pytest.approx(2.5 + 12.92 * math.sqrt(5 / 12))
     assert upper_bound([1, 1, 1]) == math.inf
-
-
-def test_paired_loss_by_hand() -> None:
     before = {"a": 2.0, "b": 1.0, "c": 3.0, "d": 2.0}
     after = {name: value * 0.9 for name, value in before.items()}
     # 2 * -0.1 / 1.9 for each: no scatter
@@ -35,10 +52,7 @@ def test_paired_loss_by_hand() -> None:
     assert paired_loss({"a": 0.0}, before, 0.05) is None
     # -.105 -.182 -.069 -.105: mean -.1155, error .0477 / 2, t(3) * error = .308: noise
     assert paired_loss({name: value - 0.2 for name, value in before.items()}, before, 0.05) is None
-
-
-def test_a_collapse_is_seen_beside_an_easy_prompt() -> None:
-    """Figures measured with a prefix cache that loses features: the mean of plain differences scatters too much."""
+    # Figures measured with a prefix cache that loses features: the mean of plain differences scatters too much
     before = dict(zip("abcdefgh", (0.64, 0.52, 0.24, 0.39, 0.18, 0.21, 2.36, 0.64), strict=True))
     after = dict.fromkeys(before, 0.0) | {"g": 0.02}
     assert paired_loss(after, before, 0.05) == pytest.approx(1 - 0.02 / 5.18)
@@ -62,9 +76,6 @@ def test_share_below() -> None:
     assert not is_share_below([0.28, 0.3, 0.26, 0.29], reference, 0.2)
     assert not is_share_below([0.0, 0.1, 0.5, 0.0], reference, 0.2)  # below on average, and too noisy to say so
     assert not is_share_below([0.0, 0.0, 0.0], reference, 0.2)
-
-
-def test_drafts_of_other_lengths_are_compared_by_the_first() -> None:
     assert not is_first_compared(group("a"), group("b"))
     assert is_first_compared(group("a"), group("b", draft_length=3))
 
@@ -117,13 +128,16 @@ def test_below_the_baseline_the_loss_orders_the_causes(factor: float, likeliest:
     assert said(other) == [("acceptance below the baseline", "template")]
 
 
-def test_below_what_was_expected() -> None:
+def test_below_what_was_expected_or_is_sampled() -> None:
     short = group("short", 0.6)
     assert said(judge.low_acceptance(OURS, short, None, 2.93)) == [("acceptance below what was expected", "taps")]
     assert judge.low_acceptance(OURS, short, None, short.tau_of_drafting_passes) == []
+    found = judge.sampled_acceptance("vllm", group("one", 0.1, count=6), group("one", count=6))
+    assert said(found) == [("acceptance when sampling below the baseline", "independent")]
+    assert judge.sampled_acceptance("vllm", group("one", 0.1, count=6), None) == []
 
 
-def test_a_window_that_is_ignored() -> None:
+def test_windows_that_are_ignored_and_features_that_a_prefix_cache_loses() -> None:
     long = group("long", 0.04, count=8, input_tokens=5000)
     (finding,) = judge.long_contexts("sglang", group("short"), long, None)
     assert (finding.name, finding.causes[0].name) == ("acceptance collapses at long contexts", "window")
@@ -131,9 +145,6 @@ def test_a_window_that_is_ignored() -> None:
     assert "--speculative-draft-window-size" in finding.causes[0].setting
     findings = judge.long_contexts(OURS, group("short"), group("long", 0.5, count=8), group("long", 0.9, count=8))
     assert said(findings) == [("acceptance at long contexts below the baseline", "window")]
-
-
-def test_features_that_a_prefix_cache_loses() -> None:
     again = group("again", 0.3, count=8, cached_tokens=448)
     (finding,) = judge.repeated_prefixes("tensorrt-llm", group("first", count=8), again)
     assert finding.causes[0].name == "prefix"
@@ -147,12 +158,6 @@ def test_texts_that_are_the_same_at_temperature_1_or_differ_at_0() -> None:
     assert judge.temperature(OURS, one, ProbeGroup(name="two", samples=other.samples[:3])) == []
     (finding,) = judge.lossless(OURS, group("short"), group("plain", text="other", count=6))
     assert finding.figure == "6 of 6 greedy answers differ from plain decoding's"
-
-
-def test_sampling_below_the_baseline() -> None:
-    found = judge.sampled_acceptance("vllm", group("one", 0.1, count=6), group("one", count=6))
-    assert said(found) == [("acceptance when sampling below the baseline", "independent")]
-    assert judge.sampled_acceptance("vllm", group("one", 0.1, count=6), None) == []
 
 
 @pytest.mark.parametrize(("kind", "hits", "found"), [("vllm", 0, 1), ("vllm", 64, 0), ("vllm", None, 0)])
@@ -178,11 +183,9 @@ def test_what_is_worth_knowing() -> None:
     thinking = group("thinking on", count=6), group("thinking off", 0.1, count=6)
     names = [finding.name for finding in judge.notes(OURS, short, drawn, group("languages", 0.2, count=6), thinking)]
     assert names == [
-        "other languages are drafted worse",
-        "few drafts are accepted when sampling",
-        "drafted worse with thinking off",
+        "other languages are drafted worse", "few drafts are accepted when sampling", "drafted worse with thinking off",
         "drafts that seldom pay",
-    ]
+    ]  # fmt: skip
     shorter = group("short", draft_length=3)  # late positions were not always drafted: nothing to say about them
     assert judge.notes(OURS, shorter, shorter, shorter, (shorter, shorter)) == []
 
@@ -193,3 +196,160 @@ def test_every_cause_has_a_source_and_a_setting(kind: ServerKind) -> None:
         assert cause.source.startswith("https://")
         assert cause.what
         assert cause.setting
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return faults.engine(tmp_path_factory.mktemp("healthy"))
+
+
+@pytest.fixture(scope="module")
+def baseline(engine: Path) -> Diagnosis:
+    return ask(engine)
+
+
+def ask(engine: Path, plant: Callable[[LLM], None] | None = None, baseline: Diagnosis | None = None) -> Diagnosis:
+    """Without the probe that measures time: tests share their machine.
+
+    In completions, of which the draft was trained, not in chats.
+    """
+    with TemporaryDirectory() as folder:
+        target = without_template(faults.TARGET.name, Path(folder))
+        # Steps are compared, and `auto` makes those depend on time.
+        with LLM(engine, target, max_batch_size=16, draft_length=7) as llm:
+            return _asked(llm, plant, baseline)
+
+
+def _asked(llm: LLM, plant: Callable[[LLM], None] | None, baseline: Diagnosis | None) -> Diagnosis:
+    if plant is not None:
+        plant(llm)
+    with serving(llm) as live, Client(live.url) as client:
+        return diagnose(client, baseline=baseline, long_tokens=1024, has_load=False, seconds=1000)
+
+
+def found(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    return [(finding.name, finding.causes[0].name) for finding in diagnosis.findings]
+
+
+@pytest.mark.full
+def test_a_healthy_server_has_no_findings(engine: Path, baseline: Diagnosis) -> None:
+    assert found(baseline) == []
+    again = ask(engine, baseline=baseline)
+    assert found(again) == []
+    assert [len(group.samples) for group in again.groups] == [16, 6, 6, 8, 8, 8, 6, 6, 0, 0]
+
+
+@pytest.mark.full
+def test_window_ignored(tmp_path: Path, baseline: Diagnosis, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Passages are of this package's source, and change with it: of 8, two that accept a third of a draft hide the rest.
+    monkeypatch.setattr(probes, "NUM_LONG", 24)
+    sick = faults.engine(tmp_path, window=None)
+    diagnosis = ask(sick, baseline=baseline)
+    assert found(diagnosis) == [("acceptance collapses at long contexts", "window")]
+    short, long = diagnosis.groups[0], diagnosis.groups[5]
+    assert judge.long_contexts("dflash-trt", short, long, None) == diagnosis.findings  # the baseline was not needed
+
+
+@pytest.mark.full
+def test_first_k_norm_for_all_layers(tmp_path: Path, baseline: Diagnosis) -> None:
+    sick = faults.engine(tmp_path, edit=faults.first_k_norm_for_all)
+    assert found(ask(sick, baseline=baseline)) == [("acceptance below the baseline", "k_norm")]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("plant", "expected"),
+    [
+        (faults.shift_taps, ("acceptance below the baseline", "taps")),
+        (faults.scale_v, ("acceptance below the baseline", "scales")),
+        (faults.lose_prefix_features, ("acceptance falls on a repeated prefix", "prefix")),
+        (faults.ignore_temperature, ("temperature ignored", "temperature")),
+    ],
+)
+def test_planted(plant: Callable[[LLM], None], expected: tuple[str, str], engine: Path, baseline: Diagnosis) -> None:
+    assert found(ask(engine, plant, baseline)) == [expected]
+
+
+BYTE_SECONDS = 0.2
+ANSWER = (
+    b'data: {"choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}],'
+    b' "usage": {"prompt_tokens": 3, "completion_tokens": 1}}\n\ndata: [DONE]\n\n'
+)
+PAGES = {
+    "/v1/models": models("vllm").encode(), "/version": b'{"version": "0.33.0"}', "/v1/chat/completions": ANSWER,
+    "/metrics": b"vllm:num_requests_running 0\n",
+}  # fmt: skip
+
+
+@contextmanager
+def hostile(*, slow_path: str = "", slow_part: str = "body", pages: dict[str, bytes] | None = None) -> Iterator[str]:
+    """A server whose `slow_path` sends a byte every BYTE_SECONDS."""
+    over = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length") or 0))
+            is_slow = self.path == slow_path
+            content = (PAGES | (pages or {})).get(self.path, b"") + b" " * 2000 * is_slow
+            fields = f"content-length: {len(content)}\r\nconnection: close\r\nx: {'y' * 2000}"
+            head = f"HTTP/1.1 200 OK\r\n{fields}\r\n\r\n".encode()
+            self._send(head, is_slow=is_slow and slow_part == "header")
+            self._send(content, is_slow=is_slow)
+
+        do_POST = do_GET  # noqa: N815  # http.server's name
+
+        def _send(self, data: bytes, *, is_slow: bool) -> None:
+            try:
+                for index in range(len(data) if is_slow else 1):
+                    self.wfile.write(data[index : index + 1] if is_slow else data)
+                    if is_slow and over.wait(BYTE_SECONDS):
+                        return
+            except OSError:  # the client has cut the connection
+                self.close_connection = True
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            over.set()
+            server.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def little_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dflash_trt.cli.doctor_endpoint.GRACE_SECONDS", 0.2)
+
+
+@pytest.mark.parametrize(("slow_path", "slow_part"), [("/v1/models", "header"), ("/v1/chat/completions", "body")])
+def test_a_byte_at_a_time_ends_with_the_time_for_all(slow_path: str, slow_part: str) -> None:
+    with (
+        hostile(slow_path=slow_path, slow_part=slow_part) as url,
+        pytest.raises(EndpointError, match="no answer before the time was up"),
+    ):
+        run_here("doctor", url, "--seconds", "1")
+
+
+def test_silent_servers_and_slow_metrics(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(EndpointError, match="no answer before the time was up"):
+            run_here("doctor", url, "--seconds", "1")
+    with hostile(slow_path="/metrics") as url, pytest.raises(EndpointError, match="too few answers"):
+        run_here("doctor", url, "--seconds", "1")
+    assert "nothing is wrong" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "page", [b"<html>no</html>", b"vllm:spec_decode_num_drafts_total{ 3\n", b"vllm:x \xff\xfe\n", b'{"a": 1}']
+)
+def test_metrics_that_are_no_page_are_a_finding(page: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    with hostile(pages={"/metrics": page}) as url, pytest.raises(EndpointError, match="metrics cannot be read"):
+        run_here("doctor", url, "--no-load")
+    output = capsys.readouterr().out
+    assert "WRONG: metrics cannot be read\n  its metrics cannot be read: " in output
+    assert "expected Prometheus's text format" in output
+    assert "nothing is wrong" not in output
