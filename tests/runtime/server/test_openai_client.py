@@ -233,12 +233,9 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": 1.2, "seed": 8, "top_p": 0.9, "presence_penalty": 0.5, "frequency_penalty": 0.2},
 ]
 OURS: list[dict[str, Any]] = [
-    {},
-    {"top_k": 5, "min_p": 0.02, "repetition_penalty": 1.1},
-    {"draft_length": 2},
-    {"draft_length": 0},
+    {}, {"top_k": 5, "min_p": 0.02, "repetition_penalty": 1.1}, {"draft_length": 2}, {"draft_length": 0},
     {"ignore_eos": True, "stop_token_ids": [13]},
-]
+]  # fmt: skip
 
 
 def expected(live: Live, prompt: str | list[int] = PROMPT, **settings: Any) -> Completion:
@@ -355,13 +352,10 @@ def test_token_ids(live: Live) -> None:
         assert {choice["text"] for choice in given["choices"]} == {answer.text}
 
 
-def test_the_default_temperature_is_openais(live: Live) -> None:
+def test_default_temperature_and_length_are_openais(live: Live) -> None:
     sampled = expected(live, temperature=1.0, seed=11)
     assert live.complete(prompt=PROMPT, max_tokens=24, seed=11)["choices"][0]["text"] == sampled.text
     assert sampled.text != expected(live).text
-
-
-def test_the_default_length_is_openais(live: Live) -> None:
     assert live.complete(prompt=PROMPT, ignore_eos=True)["usage"]["completion_tokens"] == 16
 
 
