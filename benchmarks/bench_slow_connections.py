@@ -31,7 +31,7 @@ from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
 from tests.engines import build  # noqa: E402
 from tests.paths import FIXTURES  # noqa: E402
-from tests.runtime.server.process import Process, started  # noqa: E402
+from tests.runtime.server.live import Process, started  # noqa: E402
 
 CLIENTS = 4
 SLOW_CLIENT = "127.0.0.2"  # places are counted by address

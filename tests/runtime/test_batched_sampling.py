@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampling in a batch: a request's seed alone decides its tokens, whatever runs beside it or is drafted for it."""
+"""Sampling and log probabilities in a batch: a request's seed alone decides its tokens, whatever runs beside it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,79 @@ import torch
 
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.errors import RequestError
 from dflash_trt.runtime.request import Request, completion
 from dflash_trt.runtime.session import run
+from tests.checkpoint.samples import refusal
 from tests.reference import sampling as reference
 from tests.runtime.batches import Job, Workload, drive, fixture_workload, random_workload
+
+NUM_TOP = 3
+
+
+def target_logprobs(workload: Workload, token_ids: list[int]) -> torch.Tensor:
+    return target_logits(workload, token_ids).double().log_softmax(dim=-1)
+
+
+@pytest.mark.parametrize("prefill_chunk", [3, 64])
+@pytest.mark.parametrize("bias", [None, {1: 30.0, 3: -50.0}], ids=str)
+def test_logprobs_are_the_targets_own(workload: Workload, prefill_chunk: int, bias: dict[int, float] | None) -> None:
+    """In a batch, whose prompts are read by chunks and whose beginnings others have left in the caches."""
+    params = SamplingParams(
+        max_tokens=9, logprobs=True, top_logprobs=NUM_TOP, prompt_logprobs=True, logit_bias=bias, ignore_eos=True
+    )
+    decoder = workload.session.decoder(prefill_chunk=prefill_chunk, prefix_caching=True)
+    prompts = [job.prompt_ids * (1 + 40 // len(job.prompt_ids)) for job in workload.jobs[:8]]
+    for _ in range(2):
+        for prompt, answer in zip(
+            prompts, run(decoder, [workload.session.request(ids, params) for ids in prompts]), strict=True
+        ):
+            expected = target_logprobs(workload, [*prompt, *answer.token_ids])[:-1]
+            given = answer.prompt_logprobs
+            logprobs = [*given.logprobs, *answer.logprobs]
+            tokens = torch.tensor([*prompt, *answer.token_ids])[1:]
+            np.testing.assert_allclose(logprobs, expected.gather(-1, tokens[:, None])[:, 0], atol=2e-4)
+            for row, top in zip(expected, [*given.top_logprobs, *answer.top_logprobs], strict=True):
+                values, _ = row.topk(NUM_TOP)
+                np.testing.assert_allclose(list(top.values()), values, atol=2e-4)
+                np.testing.assert_allclose(list(top.values()), row[list(top)], atol=2e-4)
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.2}], ids=str)
+def test_a_bias_with_drafts_is_the_bias_without(workload: Workload, settings: dict[str, float]) -> None:
+    params = SamplingParams(
+        max_tokens=24, logit_bias={1: 1.0, 2: -100.0}, ignore_eos=True, seed=3, logprobs=True, **settings
+    )
+    drafted, plain = ([workload.request(job, params) for job in workload.jobs[:16]] for _ in range(2))
+    drive(workload.decoder(workload.num_draft_tokens), drafted)
+    drive(workload.decoder(0), plain)
+    assert [request.token_ids for request in drafted] == [request.token_ids for request in plain]
+    assert sum(step.accepted for request in drafted for step in request.steps) > 0
+    unbiased = [workload.alone(job, 0, SamplingParams(max_tokens=24, ignore_eos=True)) for job in workload.jobs[:4]]
+    assert [request.token_ids for request in unbiased] != [request.token_ids for request in plain[:4]]
+
+
+def test_the_bias_decides(workload: Workload) -> None:
+    """Compared with the argmax of the target's logits and the bias."""
+    bias = {1: 0.5, 2: -0.5}
+    job = workload.jobs[0]
+    answer = completion(workload.alone(job, 7, SamplingParams(max_tokens=20, logit_bias=bias, ignore_eos=True)))
+    rows = target_logprobs(workload, [*job.prompt_ids, *answer.token_ids])[len(job.prompt_ids) - 1 : -1]
+    rows[:, list(bias)] += torch.tensor(list(bias.values()), dtype=torch.float64)
+    assert answer.token_ids == rows.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("bias", [{-1: 1}, {5: 101}, {5: "x"}, {"5": 1}, [5], {5: float("nan")}], ids=str)
+def test_what_is_no_bias(bias: dict[int, float]) -> None:
+    assert "logit_bias: expected a bias of -100 to 100" in refusal(
+        lambda: SamplingParams(logit_bias=bias), RequestError
+    )
+
+
+def test_a_bias_for_a_token_that_there_is_not(workload: Workload) -> None:
+    params = SamplingParams(logit_bias={10**6: 1})
+    assert "found 1000000" in refusal(lambda: workload.session.request([1, 2], params), RequestError)
+
 
 SETTINGS: dict[str, dict[str, float]] = {
     "softmax": {"temperature": 1.0},
@@ -104,6 +173,7 @@ def test_logprobs_are_those_of_the_targets_softmax(workload: Workload) -> None:
         expected = logits.double().log_softmax(dim=-1)[torch.arange(len(output)), output]
         assert np.array(request.logprobs) == pytest.approx(expected.numpy(), abs=1e-4)
         assert completion(request).logprobs == request.logprobs
+    assert completion(workload.alone(jobs[0], 5)).logprobs is None, "nobody asked for them"
 
 
 def test_logprobs_end_with_the_answer() -> None:
@@ -122,10 +192,6 @@ def test_logprobs_end_with_the_answer() -> None:
             assert len(request.logprobs) == len(expected)
             cut += bool(request.steps) and request.steps[-1].accepted == len(request.steps[-1].token_ids)
     assert cut > 3, "hardly a stop token was an accepted draft"
-
-
-def test_no_logprobs_unless_asked_for(workload: Workload) -> None:
-    assert completion(workload.alone(workload.jobs[0], 5)).logprobs is None
 
 
 def test_without_a_seed_each_request_draws_its_own(workload: Workload) -> None:

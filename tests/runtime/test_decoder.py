@@ -6,26 +6,233 @@ Acceptance must agree too: most mistakes in a drafter leave the text right and o
 
 from __future__ import annotations
 
+import math
+import random
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.runtime_options import RuntimeOptions
+from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.errors import EngineError
+from dflash_trt.llm import LLM
+from dflash_trt.runtime import model_runner
+from dflash_trt.runtime.accept import argmax, argmax_and_finite, num_equal
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength, StepRecord
 from dflash_trt.runtime.kvcache.slots import SlotPool
-from dflash_trt.runtime.model_runner import LocalRunner
+from dflash_trt.runtime.model_runner import NO_SLOT, LocalRunner, PendingTaps
+from dflash_trt.runtime.request import Request, completion
 from dflash_trt.runtime.session import Session, open_session, run
+from dflash_trt.runtime.targets.target import Verified
 from tests.decoding import decode, greedy, open_without_tokenizer
 from tests.engines import build, trained_engine
 from tests.fixtures_data import PAIRS, prompts
+from tests.llm.serving import open_llm
 from tests.oracle.random_pairs import write_random_pair
 from tests.oracle.transformers_dflash import dflash_greedy, load_assistant, load_target, plain_greedy
 from tests.paths import FIXTURES
 from tests.reference.decode_loop import reference_greedy
 from tests.reference.synthetic import Dialect
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_each_slot_gets_its_committed_rows_in_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_runner, "MAX_PASSES", 2 + seed % 5)
+    rng, pending, number = random.Random(seed), PendingTaps(), 0
+    expected: defaultdict[int, list[int]] = defaultdict(list)
+    for _ in range(rng.randrange(1, 60)):
+        owners: list[int] = []
+        rows: list[int] = []
+        for slot in sorted(rng.sample(range(6), rng.randrange(1, 6))):
+            committed, rejected = rng.randrange(4), rng.randrange(4) * rng.randrange(2)
+            expected[slot] += range(number, number + committed)
+            rows += range(number, number + committed + rejected)
+            number += committed + rejected
+            owners += [slot] * committed + [NO_SLOT] * rejected
+        column = torch.tensor(rows, dtype=torch.float32)[None, :, None]  # as a target gives them
+        pending.add([column, -column], owners)
+        if rng.random() < 0.2:
+            pending.drop(slot := rng.randrange(6))
+            expected.pop(slot, None)
+        if rng.random() < 0.2:
+            pending.compact()
+            assert pending.num_bytes == 8 * sum(map(len, expected.values()))
+        if rng.random() < 0.1:
+            check(pending, expected)
+            expected.clear()
+    check(pending, expected)
+    assert pending.take() == ([], [], None)
+
+
+def test_rows_that_nobody_waits_for_take_no_more_room() -> None:
+    pending, row = PendingTaps(), torch.zeros(64, 2)
+    for _ in range(300):
+        pending.add([row], [0] * len(row))
+        pending.drop(0)
+    assert pending.num_bytes < 100 * row.nbytes
+
+
+def check(pending: PendingTaps, expected: defaultdict[int, list[int]]) -> None:
+    slots, counts, taps = pending.take()
+    assert pending.num_bytes == 0
+    assert taps is None or torch.equal(taps[:, 0], -taps[:, 1])
+    rows = [] if taps is None else taps[:, 0].int().tolist()
+    found = {slot: [rows.pop(0) for _ in range(count)] for slot, count in zip(slots, counts, strict=True)}
+    assert rows == []
+    assert found == {slot: numbers for slot, numbers in expected.items() if numbers}
+
+
+BAD = 7
+"""Token whose embedding is NaN, which makes all that follows it NaN."""
+PROMPTS = [list(range(20, 30)), list(range(40, 90)), [*range(20, 25), BAD, *range(30, 40)], list(range(100, 103))]
+PARAMS = [
+    SamplingParams(max_tokens=12),
+    SamplingParams(max_tokens=12, temperature=1.0, seed=3),
+    SamplingParams(max_tokens=12, repetition_penalty=1.1, logprobs=True),
+]
+
+
+@pytest.fixture
+def engine() -> Path:
+    return trained_engine("tiny-qwen3")
+
+
+@pytest.fixture
+def session(engine: Path) -> Session:
+    """Two slots: those that come later take the slot that NaN was in."""
+    session = open_session(engine, str(FIXTURES / "tiny-qwen3"), RuntimeOptions(max_batch_size=2))
+    break_token(session)
+    return session
+
+
+def break_token(session: Session) -> None:
+    with torch.no_grad():
+        session.target.model.get_input_embeddings().weight[BAD] = float("nan")
+
+
+def step_to_the_end(session: Session, prompts: list[list[int]], params: SamplingParams) -> list[Request]:
+    requests = [session.request(prompt, params) for prompt in prompts]
+    decoder = session.decoder(prefill_chunk=16)
+    for request in requests:
+        decoder.add(request)
+    while not decoder.is_idle:
+        decoder.step()
+    assert decoder.metrics().finished.get(FinishReason.ERROR, 0) == sum(BAD in prompt for prompt in prompts)
+    assert decoder.slots.free_slots == 2
+    return requests
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=["greedy", "sampled", "penalised"])
+def test_only_the_request_that_meets_nan_ends(session: Session, params: SamplingParams) -> None:
+    expected = [alone for p in PROMPTS if BAD not in p for alone in step_to_the_end(session, [p], params)]
+    requests = step_to_the_end(session, [PROMPTS[2], *PROMPTS, *PROMPTS], params)
+    bad = [request for request in requests if BAD in request.prompt_ids]
+    good = [request for request in requests if BAD not in request.prompt_ids]
+    assert [request.token_ids for request in good] == 2 * [request.token_ids for request in expected]
+    assert [request.steps for request in good] == 2 * [request.steps for request in expected]  # and what was drafted
+    assert any(step.accepted for request in good for step in request.steps)
+    for request in bad:
+        assert (request.finished, request.token_ids) == (FinishReason.ERROR, [])
+        with pytest.raises(EngineError, match="token 1 of the answer: expected finite logits from the target"):
+            completion(request)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("params", PARAMS, ids=["greedy", "sampled", "penalised"])
+def test_a_row_behind_an_accepted_token_ends_the_block(
+    session: Session, params: SamplingParams, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens before it stand; at the row itself, the first of a later step, the answer ends."""
+    whole = run(session.plain_decoder(), [session.request(PROMPTS[0], params)])[0].token_ids
+    verify, seen = session.target.verify, 0
+
+    def with_a_bad_row(*arguments: object, **options: object) -> Verified:
+        """Whatever follows the fifth token of the answer is not finite."""
+        nonlocal seen
+        verified = verify(*arguments, **options)  # type: ignore[arg-type]
+        first = max(0, 5 - len(request.token_ids))
+        if len(request.token_ids) + len(verified.logits) > 5:
+            with torch.inference_mode():
+                verified.logits[first:] = value
+            seen += 1
+        return verified
+
+    request = session.request(PROMPTS[0], params)
+    monkeypatch.setattr(session.target, "verify", with_a_bad_row)
+    decoder = session.decoder()
+    decoder.add(request)
+    while not decoder.is_idle:
+        decoder.step()
+    assert seen
+    assert (request.finished, request.token_ids) == (FinishReason.ERROR, whole[:5])
+    assert "token 6 of the answer" in str(request.error)
+
+
+def test_the_error_of_one_prompt_is_raised_and_the_llm_goes_on(engine: Path) -> None:
+    with open_llm(engine) as llm:
+        assert isinstance(llm, LLM)
+        expected = llm.generate(PROMPTS[0], PARAMS[0])[0].token_ids
+        break_token(llm.backend.session)
+        for _ in range(2):
+            with pytest.raises(EngineError, match="expected finite logits from the target"):
+                llm.generate(PROMPTS[2], PARAMS[1])
+            assert llm.generate(PROMPTS[0], PARAMS[0])[0].token_ids == expected
+
+
+TOKENS = st.integers(0, 3)  # few, so that long prefixes agree
+
+
+def definition(proposals: list[int], verified: list[int]) -> int:
+    for position, proposal in enumerate(proposals):
+        if proposal != verified[position]:
+            return position
+    return len(proposals)
+
+
+@given(
+    st.integers(0, 31).flatmap(
+        lambda n: st.tuples(st.lists(TOKENS, min_size=n, max_size=n), st.lists(TOKENS, min_size=n + 1, max_size=n + 1))
+    )
+)
+def test_it_is_the_longest_common_prefix(case: tuple[list[int], list[int]]) -> None:
+    proposals, verified = case
+    assert num_equal(proposals, verified) == definition(proposals, verified)
+
+
+def first_of_the_largest(row: list[float]) -> int:
+    """A NaN is larger than all."""
+    for place, value in enumerate(row):
+        if math.isnan(value):
+            return place
+    return row.index(max(row))
+
+
+@given(st.integers(1, 300), st.integers(1, 3), st.integers(0, 2**32), st.sampled_from(["float32", "bfloat16"]))
+def test_the_choice_is_the_first_of_the_largest(vocab: int, rows: int, seed: int, dtype: str) -> None:
+    """In few values, so that many are equal, with a NaN and infinities here and there."""
+    rng = np.random.default_rng(seed)
+    logits = rng.integers(-3, 3, (rows, vocab)).astype(np.float32)
+    for value in (np.nan, np.inf, -np.inf):
+        logits[rng.random(rows) < 0.2] = -np.inf
+        logits[rng.integers(rows), rng.integers(vocab)] = value if rng.random() < 0.5 else 3.0
+    expected = [first_of_the_largest(row.tolist()) for row in logits]
+    tensor = torch.from_numpy(logits).to(getattr(torch, dtype))
+    tokens, are_finite = argmax_and_finite(tensor)
+    assert tokens == argmax(tensor) == expected
+    assert are_finite == [bool(np.isfinite(row[token])) for row, token in zip(logits, expected, strict=True)]
+
+
+def test_no_rows_have_no_choices() -> None:
+    assert argmax_and_finite(torch.empty(0, 5)) == ([], [])
 
 
 @dataclass(frozen=True)

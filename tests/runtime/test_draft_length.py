@@ -38,21 +38,15 @@ def test_a_schedule_holds_from_its_batch_sizes_on(text: str) -> None:
     policy = parse_draft_length(text, K)
     assert isinstance(policy, LengthByBatch)
     assert [policy.choose(batch_size) for batch_size in BATCH_SIZES] == [7, 7, 7, 3, 3, 0, 0]
+    assert parse_draft_length("1:4", K).choose(100) == 4, "one entry is a schedule, too"
 
 
-def test_a_schedule_may_have_one_entry() -> None:
-    assert parse_draft_length("1:4", K).choose(100) == 4
-
-
-def test_a_request_has_a_length_of_its_own_under_auto_alone() -> None:
+def test_a_request_has_a_length_of_its_own_under_auto_alone(caplog: pytest.LogCaptureFixture) -> None:
     auto, fixed = parse_draft_length("auto", 7), parse_draft_length(3, 7)
+    assert isinstance(auto, AutoLength)
+    assert not caplog.messages
     assert [auto.of_request(asked, 0) for asked in (None, 0, 7)] == [0, 0, 7]
     assert [fixed.of_request(asked, 3) for asked in (None, 0, 7)] == [3, 0, 3]
-
-
-def test_auto_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    assert isinstance(parse_draft_length("auto", K), AutoLength)
-    assert not caplog.messages
 
 
 @pytest.mark.parametrize(

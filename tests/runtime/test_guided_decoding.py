@@ -90,7 +90,6 @@ def test_a_grammar_of_any_text_changes_nothing(session: Session, draft_length: i
 
 def test_rows_of_a_block(session: Session) -> None:
     """A special token is not the text of its name, an answer ends where its text does, and nothing is advanced."""
-    assert session.tokenizer is not None
     special = {token for token, added in session.tokenizer.added_tokens_decoder.items() if added.special}
     assert special > session.stop_ids
     stop = min(session.stop_ids)
@@ -139,7 +138,6 @@ def test_grammars_are_kept_within_a_bound(session: Session, monkeypatch: pytest.
 
 def probabilities(session: Session, prompt: list[int], options: Sequence[str]) -> Counter[str]:
     """Probability of each option over all its tokenisations, by the target's softmax over tokens that continue one."""
-    assert session.tokenizer is not None
     pieces = {token: text_of(session, [token]) for token in range(session.manifest.target.vocab_size)}
     params = SamplingParams(max_tokens=1, prompt_logprobs=True)
 

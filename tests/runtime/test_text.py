@@ -119,27 +119,21 @@ def test_text_goes_on_after_bytes_that_are_none() -> None:
 
 
 def test_a_character_waits_for_its_last_byte() -> None:
+    """Bytes of one that is incomplete come at the end."""
     token_ids = TOKENIZER("a🙂b")["input_ids"]
     assert len(token_ids) == 6, "one token a byte"
     _, pieces, _ = stream(token_ids)
     assert pieces == ["a", "", "", "", "🙂", "b", ""]
-
-
-def test_bytes_of_an_incomplete_character_come_at_the_end() -> None:
     _, pieces, _ = stream(TOKENIZER("a🙂")["input_ids"][:-1])
     assert pieces == ["a", "", "", "", decode(TOKENIZER("a🙂")["input_ids"][:-1])[1:]]
     assert "\ufffd" in pieces[-1]
 
 
-def test_special_tokens_have_no_text() -> None:
+def test_special_tokens_and_ids_beyond_the_tokenizer_have_no_text() -> None:
+    """Vocabularies are padded: the target can emit ids that the tokenizer does not know."""
     before, after = TOKENIZER("x =")["input_ids"], TOKENIZER(" 1")["input_ids"]
     text, _, _ = stream([END_OF_TEXT, *before, END_OF_TEXT, *after, END_OF_TEXT])
     assert text.text == "x = 1"
-
-
-def test_a_token_id_beyond_the_tokenizer_has_no_text() -> None:
-    """Vocabularies are padded: the target can emit ids that the tokenizer does not know."""
-    before, after = TOKENIZER("x =")["input_ids"], TOKENIZER(" 1")["input_ids"]
     text, _, _ = stream([*before, len(TOKENIZER) + 5, *after])
     assert text.text == decode([*before, len(TOKENIZER) + 5, *after]) == "x = 1"
 
@@ -190,20 +184,13 @@ def test_nothing_taken_begins_a_stop_text(case: tuple[list[int], list[str]]) -> 
 @pytest.mark.parametrize(
     ("answer", "stop", "expected"),
     [
-        ("x = 1\n\nprint(x)", ["\n\n"], "x = 1"),
-        ("return value + 1", ["urn val"], "ret"),
-        ("return value", ["return value"], ""),
-        ("aaab", ["aab"], "a"),
-        ("one two three", ["three", "two"], "one "),
-        ("one two three", ["two three", "two"], "one "),
-        ("abc", ["abc", "b"], "a"),
-        ("abcd", ["bcd", "abc"], ""),
-        ("hi 🙂 there", ["🙂"], "hi "),
-        ("naïve", ["ïv"], "na"),
-        ("one two", ["owt", "x"], "one two"),
-        ("one tw", ["two"], "one tw"),
+        ("x = 1\n\nprint(x)", ["\n\n"], "x = 1"), ("return value + 1", ["urn val"], "ret"),
+        ("return value", ["return value"], ""), ("aaab", ["aab"], "a"),
+        ("one two three", ["three", "two"], "one "), ("one two three", ["two three", "two"], "one "),
+        ("abc", ["abc", "b"], "a"), ("abcd", ["bcd", "abc"], ""), ("hi 🙂 there", ["🙂"], "hi "),
+        ("naïve", ["ïv"], "na"), ("one two", ["owt", "x"], "one two"), ("one tw", ["two"], "one tw"),
     ],
-)
+)  # fmt: skip
 def test_by_example(answer: str, stop: list[str], expected: str) -> None:
     text, pieces, _ = stream(TOKENIZER(answer)["input_ids"], stop)
     assert text.text == expected

@@ -23,7 +23,7 @@ from dflash_trt.quantize.recipe import load_recipe
 from tests.engines import Graphs, build
 from tests.paths import FIXTURES
 from tests.reference.dflash_float64 import ReferenceDrafter
-from tests.runtime.drafter.onnxruntime.test_dequantize import dynamic_nvfp4
+from tests.runtime.drafter.onnxruntime.test_packed_weights import dynamic_nvfp4
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 DRAFTS = ("tiny-gpt-oss-dflash", "tiny-qwen3-dflash")

@@ -18,7 +18,7 @@ from tests.contract.onnx_operators import RELEASES
 from tests.contract.plugin_creator import refusals
 from tests.featured import build_featured, featured_draft
 from tests.paths import FIXTURES
-from tests.runtime.test_own_vocabulary import reduced_head
+from tests.runtime.test_dialects_decode import reduced_head
 
 LAYERS = tuple(
     DraftLayer(sliding_window=window, causal=causal, sinks=sinks)

@@ -26,7 +26,7 @@ from dflash_trt.observe.estimate.inputs import draft_shape, known_targets, targe
 from dflash_trt.observe.estimate.step import StepLoad
 from dflash_trt.observe.estimate.target_config import read_target_shape, shape_of
 from tests.observe.estimate.systems import CONFIGS, HYBRID, LATENT, model_of, target_of
-from tests.runtime.targets.family_checkpoints import FAMILIES, write_family
+from tests.runtime.targets.families import FAMILIES, write_family
 
 QUICK = ("qwen3-next", "deepseek-v3")
 NO_WEIGHTS = [

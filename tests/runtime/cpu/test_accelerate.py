@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The room's one entry: what it replaces, what it says of slower ways, and that a runtime works without it."""
+"""Norms, experts and other layers that ours replace: the values are transformers' own, and slower ways are said."""
 
 from __future__ import annotations
 
+import copy
 import logging
+from functools import partial
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.integrations.moe import grouped_mm_experts_forward
 
 from dflash_trt import _C
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.runtime import session
 from dflash_trt.runtime.cpu import accelerate as accelerate_module
-from dflash_trt.runtime.cpu.accelerate import accelerate, slow_parts
+from dflash_trt.runtime.cpu.accelerate import accelerate, fuse_norms, normed, slow_parts
+from dflash_trt.runtime.cpu.grouped_experts import experts, group_experts
 from dflash_trt.runtime.cpu.paged_attention import PagedPass
 from dflash_trt.runtime.session import open_session, run
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, GatheredPass
@@ -21,7 +26,7 @@ from tests.decoding import greedy
 from tests.engines import trained_engine
 from tests.fixtures_data import prompts
 from tests.paths import FIXTURES
-from tests.runtime.targets.families import random_model
+from tests.runtime.targets.families import EXPERTS, family_model, random_model
 
 
 @pytest.mark.parametrize("name", ["tiny-qwen3", pytest.param("tiny-gpt-oss", marks=pytest.mark.full)])
@@ -56,13 +61,6 @@ def test_a_model_on_another_device_stays_as_it_is() -> None:
     assert not [module for module in model.modules() if "forward" in vars(module)]
 
 
-def test_every_linear_layer_of_a_model_in_fp32_is_replaced() -> None:
-    model = random_model("qwen3")
-    acceleration = accelerate(model)
-    assert not [module for module in model.modules() if type(module) is nn.Linear]
-    assert not acceleration.pads_rows
-
-
 def with_cpu(monkeypatch: pytest.MonkeyPatch, features: list[str], *, bfloat16: bool, openmp: int) -> None:
     monkeypatch.setattr(_C, "cpu_features", lambda: features)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bfloat16)
@@ -95,3 +93,130 @@ def test_a_slower_way_is_said_once_at_load(
     with caplog.at_level(logging.WARNING, "dflash_trt.runtime.cpu"):
         accelerate(random_model("qwen3").to(dtype))
     assert [message in record.getMessage() for record in caplog.records] == [True]
+
+
+WIDE = {**EXPERTS, "hidden_size": 512, "intermediate_size": 512, "moe_intermediate_size": 512, "num_hidden_layers": 1}
+FAMILIES = ("qwen3_moe", "gpt_oss", "mixtral")
+"""The second has biases, and weights of the other order."""
+
+
+def experts_of(model: PreTrainedModel) -> nn.Module:
+    return next(module for name, module in model.named_modules() if name.endswith("mlp.experts"))
+
+
+def asked(num_rows: int, top_k: int = 2) -> tuple[Tensor, Tensor]:
+    """Experts and their shares [num_rows, top_k]; the last expert is never asked."""
+    generator = torch.Generator().manual_seed(num_rows)
+    top = torch.rand(num_rows, 3, generator=generator).topk(top_k)
+    return top.indices, top.values
+
+
+def wide_experts(family: str, dtype: torch.dtype) -> tuple[nn.Module, nn.Module]:
+    """Transformers' own, and ours of the same weights."""
+    model = random_model(family, **WIDE).to(dtype)
+    ours = copy.deepcopy(model)
+    group_experts(ours)
+    return experts_of(model), experts_of(ours)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_products_are_transformers_own(family: str, dtype: torch.dtype) -> None:
+    theirs, ours = wide_experts(family, dtype)
+    assert hasattr(ours, "products")
+    for num_rows in (1, 3, 40):
+        rows = torch.randn(num_rows, 512, generator=torch.Generator().manual_seed(0)).to(dtype)
+        indices, shares = asked(num_rows)
+        with torch.inference_mode():
+            found = experts(ours, rows, indices, shares.to(dtype))
+            expected = grouped_mm_experts_forward(theirs, rows, indices, shares.to(dtype))
+        assert found.dtype == dtype
+        error = (found.float() - expected.float()).norm() / expected.float().norm()
+        assert error < (2**-7 if dtype == torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_row_depends_on_itself_alone(family: str, dtype: torch.dtype) -> None:
+    _, ours = wide_experts(family, dtype)
+    rows = torch.randn(23, 512, generator=torch.Generator().manual_seed(0)).to(dtype)
+    indices, shares = asked(23)
+    with torch.inference_mode():
+        whole = experts(ours, rows, indices, shares.to(dtype))
+        for i in range(23):
+            only = slice(i, i + 1)
+            assert torch.equal(experts(ours, rows[only], indices[only], shares[only].to(dtype))[0], whole[i])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_only_weights_that_were_laid_out_are_let_go(family: str) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        _, ours = wide_experts(family, dtype)
+        stays = dtype == torch.bfloat16 and family != "gpt_oss"
+        assert (ours.gate_up_proj.numel() > 0) == stays
+        assert (ours.down_proj.numel() > 0) == stays
+
+
+def norms(model: nn.Module) -> dict[str, nn.Module]:
+    return {name: module for name, module in model.named_modules() if type(module).__name__.endswith("RMSNorm")}
+
+
+def is_fused(module: nn.Module) -> bool:
+    return isinstance(module.forward, partial)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen3", "gemma2", "gemma3_text", "deepseek_v3", "olmo3", "qwen3_next"])
+def test_a_familys_norms_stay_what_they_are(name: str) -> None:
+    """Gemma's and Qwen3-Next's weights count from 1."""
+    model = family_model(name)
+    for module in norms(model).values():
+        for weight in module.parameters():
+            weight.uniform_(-0.5, 0.5)
+    own = norms(copy.deepcopy(model))
+    fuse_norms(model)
+    assert all(map(is_fused, norms(model).values()))
+    for path, module in norms(model).items():
+        (weight,) = module.parameters()
+        rows = torch.randn(3, 5, len(weight)).transpose(0, 1)
+        torch.testing.assert_close(module(rows), own[path](rows), rtol=1e-5, atol=1e-6)
+
+
+class OddRMSNorm(nn.Module):
+    """Norm of another formula, which centres its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(16))
+        self.variance_epsilon = 1e-6
+
+    def forward(self, rows: Tensor) -> Tensor:
+        centred = rows - rows.mean(-1, keepdim=True)
+        return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + self.variance_epsilon) * self.weight
+
+
+def test_a_norm_of_another_formula_is_left_alone() -> None:
+    model = random_model("qwen3")
+    model.add_module("odd", OddRMSNorm())
+    fuse_norms(model)
+    assert not is_fused(model.odd)  # type: ignore[arg-type]
+    assert is_fused(model.model.norm)
+
+
+def test_bfloat16_is_left_alone() -> None:
+    model = random_model("qwen3").bfloat16()
+    fuse_norms(model)
+    assert not any(map(is_fused, norms(model).values()))
+
+
+@pytest.mark.parametrize("dim", [1, 15, 16, 33, 128])
+def test_a_row_by_itself_has_the_same_bits(dim: int) -> None:
+    """Compares one row, and enough rows for threads to share."""
+    torch.manual_seed(dim)
+    rows, weight = torch.randn(3 * 2**16 // dim, dim), torch.randn(dim)
+    together = normed(weight, 1e-6, rows)
+    for row in (0, 1, len(rows) - 1):
+        assert torch.equal(normed(weight, 1e-6, rows[row]), together[row])
+    expected = rows.double() * torch.rsqrt(rows.double().square().mean(-1, keepdim=True) + 1e-6) * weight.double()
+    torch.testing.assert_close(together.double(), expected, rtol=1e-5, atol=1e-6)
+    assert normed(weight, 1e-6, rows[:0]).shape == (0, dim)

@@ -29,14 +29,15 @@ from dflash_trt.runtime.targets.huggingface import make_target
 from dflash_trt.runtime.targets.packed_target import agrees
 from tests.runtime.targets.families import (
     NUM_SLOTS,
+    PACKED,
     TAPS,
     computed,
+    family_model,
     random_history,
     random_model,
     recomputed,
     relative_error,
 )
-from tests.runtime.targets.test_packed_pass import PACKED
 
 BEHIND = 7.0
 KERNELS: dict[torch.dtype, Callable[..., None]] = {torch.bfloat16: _C.linear_bfloat16, torch.float32: _C.linear_panels}
@@ -204,8 +205,7 @@ def test_wide_layers_of_a_model_in_bf16_are_replaced(dtype: torch.dtype) -> None
 @pytest.mark.parametrize("name", PACKED)
 def test_a_pass_is_the_models_own(name: str) -> None:
     """Every family, with all its linear layers and experts laid out."""
-    model_type, settings = PACKED[name]
-    model = random_model(model_type, **settings)
+    model = family_model(name)
     expected = recomputed(copy.deepcopy(model), history := random_history(0, num_turns=3))
     target = make_target(model, TAPS, NUM_SLOTS, accelerate)
     assert not [name for name, module in model.named_modules() if type(module) is nn.Linear]

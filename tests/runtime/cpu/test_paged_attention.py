@@ -39,17 +39,13 @@ class Layer:
 
 
 CASES = {
-    "plain": Layer(),
-    "one head each": Layer(heads=2),
+    "plain": Layer(), "one head each": Layer(heads=2),
     "many heads": Layer(heads=64, kv_heads=4, head_dim=64, value_dim=64, lengths=((100, 9), (0, 1))),
-    "window": Layer(window=20),
-    "window of one": Layer(window=1),
-    "window of a page": Layer(window=32, has_sinks=True),
-    "soft cap": Layer(softcap=3.0, window=50),
-    "sinks": Layer(has_sinks=True),
-    "latent": Layer(heads=3, kv_heads=3, head_dim=24, value_dim=12),
+    "window": Layer(window=20), "window of one": Layer(window=1),
+    "window of a page": Layer(window=32, has_sinks=True), "soft cap": Layer(softcap=3.0, window=50),
+    "sinks": Layer(has_sinks=True), "latent": Layer(heads=3, kv_heads=3, head_dim=24, value_dim=12),
     "odd sizes": Layer(head_dim=9, value_dim=50, window=40, has_sinks=True),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -232,16 +228,10 @@ def test_nan_does_not_reach_a_token_before_it(isa: str) -> None:
 @pytest.mark.parametrize(
     ("begins", "counts", "pages"),
     [
-        ([0], [1], [[]]),
-        ([32], [1], [[0]]),
-        ([0], [0], [[0]]),
-        ([-1], [1], [[0]]),
-        ([0, 0], [1], [[0]]),
-        ([0], [1], [[-1]]),
-        ([2**63 - 1], [1], [[0]]),
-        ([0], [2**63 - 1], [[0]]),
+        ([0], [1], [[]]), ([32], [1], [[0]]), ([0], [0], [[0]]), ([-1], [1], [[0]]), ([0, 0], [1], [[0]]),
+        ([0], [1], [[-1]]), ([2**63 - 1], [1], [[0]]), ([0], [2**63 - 1], [[0]]),
     ],
-)
+)  # fmt: skip
 def test_rows_must_fit(begins: list[int], counts: list[int], pages: list[list[int]]) -> None:
     with pytest.raises(ValueError, match="expected"):
         _C.PassRows(begins, counts, pages)

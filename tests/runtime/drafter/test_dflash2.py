@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DFlash2: hidden states, candidates and paths are those of z-lab's own package."""
+"""DFlash2 and DSpark: hidden states, candidates, paths and confidences are those of z-lab's and DeepSeek's own code."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import copytree
@@ -18,12 +19,18 @@ from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.runtime.drafter.candidate_selector import Candidates, CandidateSelector
+from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.drafter.proposals import Draw, Proposals
 from dflash_trt.runtime.session import open_session
 from dflash_trt.runtime.session import run as run_requests
 from tests.checkpoint.samples import edit_config
 from tests.engines import build
 from tests.fixtures_data import prompts
+from tests.oracle.deepspec_dspark import ANCHOR, SIZES
+from tests.oracle.deepspec_dspark import CASES as DSPARK_CASES
+from tests.oracle.deepspec_dspark import Case as DSparkCase
+from tests.oracle.deepspec_dspark import run as run_dspark
 from tests.oracle.zlab_dflash2 import (
     BLOCK_SIZES,
     CASES,
@@ -36,30 +43,107 @@ from tests.oracle.zlab_dflash2 import (
 )
 from tests.paths import FIXTURES, REPOSITORY
 
+
+def dspark(case: DSparkCase, draft: Path, work: Path, *, rows: int = 1, draws: tuple[Draw | None, ...] = ()) -> Arrays:
+    """Our drafter's walk; with more `rows`, in a batch of blocks with other contexts around it.
+
+    A draft without a vocabulary borrows that of the case's own.
+    """
+    drafter, slots = opened(draft, work, case.taps(), case.num_context, rows)
+    tensors = load_file(replace_vocabulary(case, work / "whole") / "model.safetensors")
+    table, head = tensors["embed_tokens.weight"], tensors["lm_head.weight"]
+    anchors = torch.tensor([ANCHOR, *range(1, rows)])
+    noise = drafter.embedding.blocks(anchors, SIZES.block_size, lambda ids: table[ids]).clone()
+    hidden = drafter.draft(slots, noise)
+    if case.head != "none":
+        lattice = drafter.candidates(slots, noise, anchors, case.num_tokens, lambda rows: rows @ head.T)
+        proposed, scores = lattice.walk(draws or [None] * rows)[0], lattice.greedy_rows()[0].amax(-1)
+    else:
+        scores, best = (hidden[0, : case.num_tokens] @ head.T).max(-1)
+        has_head = drafter.spec.has_own_head
+        proposed = Proposals((drafter.propose(slots, noise)[0] if has_head else best)[: case.num_tokens].tolist())
+    return {
+        "hidden": hidden[0].numpy(),
+        "path": np.array(proposed.token_ids),
+        "scores": scores.numpy(),
+        "survival": np.array(proposed.survival or ()),
+    }
+
+
+def replace_vocabulary(case: DSparkCase, directory: Path) -> Path:
+    """A copy of the draft with embedding and head of its own."""
+    return DSparkCase(case.name, case.head, case.num_context).write(directory)
+
+
+@pytest.mark.parametrize("own_vocabulary", [True, False])
+@pytest.mark.parametrize("case", DSPARK_CASES, ids=lambda case: case.name)
+def test_it_is_deepseeks(case: DSparkCase, own_vocabulary: bool, tmp_path: Path) -> None:
+    """With the whole draft, and with one whose embedding and head are the target's."""
+    stored = DSparkCase(case.name, case.head, case.num_context, case.num_tokens, own_vocabulary)
+    found = dspark(case, stored.write(tmp_path / "draft"), tmp_path / "engine", rows=3 if own_vocabulary else 1)
+    assert_same(found, golden(case, DSPARK_KEYS))
+
+
+@pytest.mark.full
+@pytest.mark.skipif(find_spec("deepspec") is None, reason="a checkout of deepseek-ai/DeepSpec in PYTHONPATH")
+@pytest.mark.parametrize("case", DSPARK_CASES, ids=lambda case: case.name)
+def test_deepspec_still_says_so(case: DSparkCase, tmp_path: Path) -> None:
+    assert_same(run_dspark(case, tmp_path / "draft"), golden(case, DSPARK_KEYS))
+
+
+@pytest.mark.parametrize(
+    "tensor", ["markov_head.markov_w1.weight", "markov_head.markov_w2.weight", "markov_head.gate_proj.bias"]
+)
+def test_each_tensor_counts(tensor: str, tmp_path: Path) -> None:
+    file = DSPARK_CASES[2].write(tmp_path / "draft") / "model.safetensors"
+    tensors = load_file(file)
+    save_file(tensors | {tensor: tensors[tensor].flip(0).contiguous()}, file)
+    with pytest.raises(AssertionError):
+        assert_same(dspark(DSPARK_CASES[2], file.parent, tmp_path / "engine"), golden(DSPARK_CASES[2], DSPARK_KEYS))
+
+
+def test_a_drawn_path_survives_as_its_own_tokens_say(tmp_path: Path) -> None:
+    """The first slot's confidence is the anchor's, whatever is drawn; the next follow what was drawn."""
+    case, expected = DSPARK_CASES[1], golden(DSPARK_CASES[1], DSPARK_KEYS)
+    draw = Draw(SamplingParams(temperature=5.0, seed=3).sampler(), position=0)
+    drawn = dspark(case, case.write(tmp_path / "draft"), tmp_path / "engine", draws=(draw,))
+    assert drawn["path"].tolist() != expected["path"].tolist()
+    np.testing.assert_allclose(drawn["survival"][0], expected["survival"][0], atol=ATOL)
+    same = int((drawn["path"] == expected["path"]).argmin()) + 1
+    assert abs(drawn["survival"][same] - expected["survival"][same]) > ATOL
+
+
 Arrays = dict[str, np.ndarray[Any, Any]]
 TARGET = FIXTURES / "tiny-qwen3"
-VECTORS = REPOSITORY / "tests" / "golden" / "dflash2" / "vectors.npz"
+GOLDEN = REPOSITORY / "tests" / "golden"
 ATOL = 1e-4
+DFLASH2_KEYS, DSPARK_KEYS = ("hidden", "ids", "path"), ("hidden", "path", "scores", "survival")
 
 
-def golden(case: Case) -> Arrays:
-    with np.load(VECTORS) as vectors:
-        return {key: vectors[f"{case.name}/{key}"] for key in ("hidden", "ids", "path")}
+def golden(case: Case | DSparkCase, keys: Sequence[str] = DFLASH2_KEYS) -> Arrays:
+    with np.load(GOLDEN / ("dflash2" if keys is DFLASH2_KEYS else "dspark") / "vectors.npz") as vectors:
+        return {key: vectors[f"{case.name}/{key}"] for key in keys}
 
 
 def golden_steps(block_size: int) -> list[list[int]]:
-    steps: list[list[int]] = json.loads(VECTORS.with_name("steps.json").read_text())[str(block_size)]
+    steps: list[list[int]] = json.loads((GOLDEN / "dflash2" / "steps.json").read_text())[str(block_size)]
     return steps
+
+
+def opened(draft: Path, work: Path, taps: torch.Tensor, num_context: int, rows: int) -> tuple[Drafter, list[int]]:
+    """Our drafter with the context injected; with more `rows`, beside other contexts. And the slots of all."""
+    drafter = open_drafter(work, build(draft, work), num_slots=rows)
+    slots, lengths = list(range(rows)), [num_context, *(3 * row for row in range(1, rows))]
+    for slot in slots:
+        drafter.reserve(slot, [2 * slot, 2 * slot + 1], 0)
+    drafter.inject(slots, lengths, torch.cat([taps, *(torch.randn(n, taps.shape[1]) for n in lengths[1:])]))
+    return drafter, slots
 
 
 def ours(case: Case, draft: Path, work: Path, *, rows: int = 1) -> Arrays:
     """Our drafter's walk; with more `rows`, in a batch of blocks with other contexts around it."""
-    drafter = open_drafter(work, build(draft, work), num_slots=rows)
     taps, table, head, anchor = case.inputs()
-    slots, lengths = list(range(rows)), [case.num_context, *(3 * row for row in range(1, rows))]
-    for slot in slots:
-        drafter.reserve(slot, [2 * slot, 2 * slot + 1], 0)
-    drafter.inject(slots, lengths, torch.cat([taps, *(torch.randn(n, taps.shape[1]) for n in lengths[1:])]))
+    drafter, slots = opened(draft, work, taps, case.num_context, rows)
     anchors = torch.tensor([anchor, *range(1, rows)])
     noise = drafter.embedding.blocks(anchors, case.block_size, lambda ids: table[ids]).clone()
     lattice = drafter.candidates(slots, noise, anchors, case.num_tokens, lambda hidden: hidden @ head.T)
@@ -73,8 +157,9 @@ def ours(case: Case, draft: Path, work: Path, *, rows: int = 1) -> Arrays:
 
 def assert_same(found: Arrays, expected: Arrays) -> None:
     np.testing.assert_allclose(found["hidden"], expected["hidden"], atol=ATOL, rtol=ATOL)
-    np.testing.assert_array_equal(found["ids"], expected["ids"])
     np.testing.assert_array_equal(found["path"], expected["path"])
+    for key in expected.keys() - {"hidden", "path"}:
+        np.testing.assert_allclose(found[key], expected[key], atol=ATOL, rtol=ATOL if key == "scores" else 0)
 
 
 @pytest.mark.parametrize("rows", [1, 3])

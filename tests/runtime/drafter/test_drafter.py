@@ -1,21 +1,165 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots and context of a drafter, against the two graphs called one by one with a cache kept in numpy."""
+"""Slots and context of a drafter against the two graphs called one by one with a cache in numpy; and who runs them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
 
-from dflash_trt.engine.manifest import read_manifest
+from dflash_trt import _C
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
+from dflash_trt.checkpoint.quantization import Quantization
+from dflash_trt.engine.manifest import Manifest, read_manifest
+from dflash_trt.engine.plans.launcher import CudaLauncher
+from dflash_trt.engine.plans.plan import Plan
+from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
+from dflash_trt.errors import MissingDependencyError
 from dflash_trt.runtime.drafter.drafter import Drafter
-from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
+from dflash_trt.runtime.drafter.open import choose_executor, open_drafter
 from dflash_trt.runtime.kvcache.page_table import FIRST_PAGES
+from tests.checkpoint.samples import refusal
+from tests.contract.builder_model import problems
+from tests.contract.machine import pretend
+from tests.contract.onnx_operators import RELEASES
+from tests.contract.recorder import VERSIONS
 from tests.engines import Graphs, build
+from tests.featured import build_featured, featured_draft
+from tests.paths import FIXTURES
+from tests.quantize.samples import unpacked_fp8, unpacked_nvfp4
+
+PLAN = Plan(
+    file="draft.plan", made_from={}, tensorrt=VERSIONS[0], gpu="NVIDIA H200", compute_capability="9.0",
+    plugin_sha256=None, workspace_bytes=1, hardware_compatibility="none", version_compatible=False, profiles=(),
+)  # fmt: skip
+
+
+@pytest.fixture
+def manifest(engine: Path) -> Manifest:
+    return read_manifest(engine)
+
+
+@pytest.fixture
+def planned(manifest: Manifest) -> Manifest:
+    return msgspec.structs.replace(manifest, plans={"context": PLAN, "draft": PLAN})
+
+
+def providers(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [*names, "CPUExecutionProvider"])
+
+
+def test_onnx_runtime_on_a_cpu(engine: Path, manifest: Manifest) -> None:
+    drafter = open_drafter(engine, manifest, num_slots=3, device="cpu", expose=["layers.0/output"])
+    executor = drafter.executor
+    assert isinstance(executor, OnnxExecutor)
+    assert len(drafter.cache.lengths) == 3
+    assert [output.name for output in executor._sessions["draft"].get_outputs()] == ["hidden", "layers.0/output"]
+
+
+def test_onnx_runtime_on_a_gpu_that_it_knows(engine: Path, planned: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    providers(monkeypatch, "CUDAExecutionProvider")
+    executor = choose_executor(engine, planned, device="cuda:1", expose=("a",))
+    assert isinstance(executor, OnnxExecutor)
+    assert (executor.device, executor._expose) == (torch.device("cuda:1"), ("a",))
+
+
+def test_plans_where_onnx_runtime_has_no_gpu(
+    engine: Path, planned: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, tmp_path, VERSIONS[0])
+    providers(monkeypatch)
+    executor = choose_executor(engine, planned, device="cuda:1")
+    assert isinstance(executor, TensorRTExecutor)
+    assert executor.device == torch.device("cuda:1")
+    assert isinstance(executor._launcher, CudaLauncher)
+
+
+def test_the_reason_why_nothing_runs_it(
+    engine: Path, manifest: Manifest, planned: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    providers(monkeypatch)
+
+    def message(of: Manifest, expose: tuple[str, ...] = ()) -> str:
+        return refusal(lambda: choose_executor(engine, of, device="cuda", expose=expose), MissingDependencyError)
+
+    without_plans = message(manifest)
+    assert without_plans.startswith(f"{engine}: expected a drafter for cuda, found none: onnxruntime ")
+    assert "has no CUDAExecutionProvider but CPUExecutionProvider; the engine has no TensorRT plans" in without_plans
+    assert f"dflash-trt build --plans-for {engine}" in without_plans
+    assert "expected the package tensorrt 10.15 or newer, found" in message(planned)
+    pretend(monkeypatch, tmp_path, VERSIONS[0])
+    assert "TensorRT plans do not return layers.0/output" in message(planned, ("layers.0/output",))
+    half = msgspec.structs.replace(planned, plans={"draft": PLAN})
+    assert "the engine has no TensorRT plans" in message(half)
+
+
+ROWS, H = 300, 128
+INPUT_SCALE = 0.05
+
+
+def quantised(algorithm: str, weight: np.ndarray) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+    """The head's tensors as modelopt writes them, and the weights that they stand for."""
+    codes = np.empty((ROWS, H), np.uint8)
+    scale = torch.tensor(0.01)
+    tensors = {"lm_head.input_scale": torch.tensor(INPUT_SCALE)} if algorithm != "W4A16_NVFP4" else {}
+    if algorithm == "FP8":
+        _C.pack_fp8(weight, 0.01, codes)
+        expected = unpacked_fp8(codes, 0.01)
+        weights = {"weight": torch.from_numpy(codes).view(torch.float8_e4m3fn), "weight_scale": scale}
+    else:
+        packed, scales = np.empty((ROWS, H // 2), np.uint8), np.empty((ROWS, H // 16), np.uint8)
+        _C.pack_nvfp4(weight, 0.01, packed, scales)
+        expected = unpacked_nvfp4(packed, scales, 0.01)
+        block_scales = torch.from_numpy(scales).view(torch.float8_e4m3fn)
+        weights = {"weight": torch.from_numpy(packed), "weight_scale": block_scales, "weight_scale_2": scale}
+    return tensors | {f"lm_head.{name}": tensor for name, tensor in weights.items()}, expected
+
+
+def with_head(directory: Path, algorithm: str | None) -> tuple[DraftCheckpoint, np.ndarray, torch.Tensor]:
+    """The draft, the weights of its head, and the tokens of its rows."""
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randperm(1024, generator=generator)[:ROWS]
+    weight = torch.randn(ROWS, H, generator=generator).bfloat16().float()
+    tensors, expected = {"lm_head.weight": weight.bfloat16()}, weight.numpy()
+    if algorithm is not None:
+        tensors, expected = quantised(algorithm, weight.numpy())
+    tensors["d2t"] = tokens - torch.arange(ROWS)
+    draft = featured_draft(FIXTURES / "tiny-qwen3-dflash", directory, {"draft_vocab_size": ROWS}, tensors)
+    modules = {} if algorithm is None else {"lm_head": algorithm}
+    return (
+        msgspec.structs.replace(draft, quantization=Quantization(modules=modules, fp8_kv_cache=False)),
+        expected,
+        tokens,
+    )
+
+
+@pytest.mark.parametrize("algorithm", [None, "FP8", "W4A16_NVFP4"])
+def test_proposals_are_the_argmax_of_hidden(algorithm: str | None, tmp_path: Path) -> None:
+    draft, weight, tokens = with_head(tmp_path / "draft", algorithm)
+    manifest = build_featured(draft, tmp_path / "engine")
+    drafter = open_drafter(tmp_path / "engine", manifest, num_slots=2)
+    generator = torch.Generator().manual_seed(4)
+    drafter.inject([0, 1], [5, 2], torch.randn(7, draft.spec.target_hidden_size, generator=generator))
+    blocks = torch.randn(2, draft.spec.block_size, H, generator=generator)
+    hidden = drafter.draft([1, 0], blocks)[:, 1:]
+    if algorithm == "FP8":  # its input, too, by the static scale
+        hidden = (hidden / INPUT_SCALE).clamp(-448, 448).to(torch.float8_e4m3fn).float() * INPUT_SCALE
+    best = (hidden.double() @ torch.from_numpy(weight).double().T).argmax(dim=-1)
+    assert torch.equal(drafter.propose([1, 0], blocks), tokens[best])
+    assert best.unique().numel() > 5
+
+    model = onnx.load(tmp_path / "engine" / "draft.onnx", load_external_data=False)
+    for release in RELEASES:
+        assert problems(model, release, tmp_path / "engine") == []
+
 
 NUM_SLOTS = 3
 FIRST_ROWS = FIRST_PAGES * TOKENS_PER_PAGE
@@ -132,12 +276,9 @@ def test_a_cache_that_grew_while_decoding_is_cleared_by_anybody(drafter: Drafter
     assert not drafter.cache.k.any()
 
 
-def test_what_a_row_takes(drafter: Drafter) -> None:
+def test_what_a_row_takes_and_the_dtype_of_hidden_states(drafter: Drafter) -> None:
     cache = drafter.cache
     assert cache.k.nbytes + cache.v.nbytes == FIRST_ROWS * drafter.cache_bytes_per_token
-
-
-def test_hidden_states_have_the_dtype_of_the_blocks(drafter: Drafter) -> None:
     blocks = torch.zeros(1, drafter.spec.block_size, drafter.spec.hidden_size, dtype=torch.bfloat16)
     assert drafter.draft([0], blocks).dtype == torch.bfloat16
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import socket
@@ -14,19 +15,100 @@ from pathlib import Path
 
 import httpx
 import pytest
+from openai import AsyncOpenAI, BadRequestError
 
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.cli.dynamo import MAX_SYSTEM_PORT
-from dflash_trt.errors import ConfigError
+from dflash_trt.errors import ConfigError, MissingDependencyError
 from dflash_trt.llm import LLM
+from dflash_trt.observe.bench.aiperf_run import AiperfLoad, find_aiperf, run_load
+from dflash_trt.observe.bench.data_sets import Conversation, PromptTurn
+from dflash_trt.observe.bench.records import RequestSettings
 from dflash_trt.runtime.dynamo.file_discovery import ADDRESSES
 from tests.cli.commands import run_here
 from tests.fixtures_data import without_template
-from tests.runtime.dynamo.cluster import PATIENCE, Cluster, cluster, dynamo_python, terminate
+from tests.runtime.dynamo.cluster import (
+    PATIENCE,
+    Cluster,
+    Stream,
+    check,
+    cluster,
+    dynamo_python,
+    single_runs,
+    streamed,
+    terminate,
+    until,
+)
 from tests.runtime.dynamo.conftest import TARGET
-from tests.runtime.dynamo.streams import Stream, check, single_runs, streamed, until
 
-PROMPTS = [f"def f{i}(x, y):" for i in range(64)]
+MANY_PROMPTS = [f"def f{i}(x, y):" for i in range(500)]
+PROMPTS = MANY_PROMPTS[:64]
+FEW_TOKENS = 60
+
+
+def count(running: Cluster, name: str) -> list[int]:
+    """A counter of each worker, by its name in the metrics."""
+    return [int(worker.metric(f"vllm:{name}_total")) for worker in running.workers]
+
+
+@pytest.mark.full
+def test_every_stream_is_its_single_run(engine: Path, tmp_path: Path) -> None:
+    """Workers join one after another, and take their share of the next 500 at once."""
+    texts = single_runs(engine, MANY_PROMPTS, FEW_TOKENS)
+    with cluster(tmp_path, engine, TARGET, "--router-mode", "round-robin") as running:
+        before = [0] * 4
+        for joining in (1, 1, 2):
+            running.add_workers(joining)
+            check(streamed(running, MANY_PROMPTS, max_tokens=FEW_TOKENS), texts)
+            after = count(running, "request_success")
+            assert [now - then for now, then in zip(after, before, strict=False)] == [500 // len(after)] * len(after)
+            before[: len(after)] = after
+        assert sum(count(running, "generation_tokens")) == 3 * 500 * FEW_TOKENS
+
+
+@pytest.mark.full
+def test_the_openai_client_counts_what_the_workers_count(engine: Path, tmp_path: Path) -> None:
+    async def ask(running: Cluster) -> list[tuple[int, int]]:
+        async with AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none", timeout=PATIENCE) as client:
+            with pytest.raises(BadRequestError, match="min_tokens"):
+                await client.completions.create(model=running.model, prompt="a", extra_body={"min_tokens": 2})
+            (model,) = (await client.models.list()).data
+            assert model.id == running.model
+            asked = [
+                client.completions.create(
+                    model=running.model, prompt=prompt, max_tokens=10 + index % 7, temperature=index % 2
+                )
+                for index, prompt in enumerate(PROMPTS[:40])
+            ]
+            usages = [answer.usage for answer in await asyncio.gather(*asked)]
+            return [(usage.prompt_tokens, usage.completion_tokens) for usage in usages if usage is not None]
+
+    with cluster(tmp_path, engine, TARGET) as running:
+        running.add_workers(2)
+        prompt_tokens, answer_tokens = zip(*asyncio.run(ask(running)), strict=True)
+        assert sum(count(running, "request_success")) == len(answer_tokens) == 40
+        assert sum(count(running, "prompt_tokens")) == sum(prompt_tokens)
+        assert sum(count(running, "generation_tokens")) == sum(answer_tokens)
+
+
+@pytest.mark.full
+def test_aiperf_counts_what_the_workers_count(engine: Path, tmp_path: Path) -> None:
+    try:
+        program = find_aiperf(None)
+    except MissingDependencyError as error:
+        pytest.skip(f"{error.message}; {error.hint}")
+    with cluster(tmp_path, engine, TARGET, "--router-mode", "kv", "--kv-cache-block-size", 32) as running:
+        running.add_workers(2)
+        load = AiperfLoad(
+            url=running.url, model=running.model, concurrency=16, seed=1, timeout_seconds=PATIENCE,
+            prompts=[Conversation(id=f"{i}", turns=(PromptTurn("user", text),)) for i, text in enumerate(PROMPTS)],
+            request=RequestSettings(template="completions", temperature=0, max_tokens=30, ignore_eos=True),
+        )  # fmt: skip
+        export = run_load(program, load, tmp_path / "aiperf", lambda _: None)
+        assert export.errors == {}
+        assert sum(count(running, "request_success")) == len(export.rows) == 64
+        assert sum(count(running, "generation_tokens")) == sum(row.output_tokens for row in export.rows) == 64 * 30
+        assert sum(count(running, "prompt_tokens")) == sum(row.input_tokens for row in export.rows)
 
 
 def test_two_workers(engine: Path, tmp_path: Path) -> None:

@@ -141,13 +141,16 @@ def test_floats_take_bfloat16_only_where_it_keeps_every_value() -> None:
 
 
 def test_what_the_prompts_file_says_is_kept(tmp_path: Path) -> None:
+    """Token ids are taken as they are; an empty line is none."""
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"token_ids": [7], "category": "coding", "language": "de", "id": "x"}\n{"token_ids": [8]}\n')
-    _, facts = read(capture("tiny-qwen3", tmp_path / "f", "--prompts", prompts, "--max-tokens", 2))
+    first = '{"token_ids": [7, 8, 9], "category": "coding", "language": "de", "id": "x"}'
+    prompts.write_text(f'{first}\n\n{{"token_ids": [3]}}\n')
+    tensors, facts = read(capture("tiny-qwen3", tmp_path / "f", "--prompts", prompts, "--max-tokens", 2))
     assert facts["prompts"] == [
         {"name": "x", "category": "coding", "language": "de"},
-        {"name": "line 2", "category": None, "language": None},
+        {"name": "line 3", "category": None, "language": None},
     ]
+    assert [tensors[f"tokens.{i}"].tolist()[:-2] for i in range(2)] == [[7, 8, 9], [3]]
 
 
 def test_same_inputs_same_bytes(features: dict[str, Path], tmp_path: Path) -> None:
@@ -162,13 +165,6 @@ def test_an_answer_ends_with_its_stop_token() -> None:
     (stopped,) = answer_prompts(target, [[5, 6, 7]], 20, frozenset([stop]))
     end = whole.token_ids.index(stop, 3) + 1
     assert (stopped.token_ids, stopped.prompt_length) == (whole.token_ids[:end], 3)
-
-
-def test_token_ids_are_taken_as_they_are(tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"token_ids": [7, 8, 9]}\n\n{"id": "second", "token_ids": [3]}\n')
-    tensors, _ = read(capture("tiny-qwen3", tmp_path / "f", "--prompts", prompts, "--max-tokens", 2))
-    assert [tensors[f"tokens.{i}"].tolist()[:-2] for i in range(2)] == [[7, 8, 9], [3]]
 
 
 @pytest.mark.parametrize(

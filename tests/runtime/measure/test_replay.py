@@ -29,7 +29,7 @@ from tests.fixtures_data import PAIRS
 from tests.oracle.random_pairs import write_random_pair
 from tests.paths import FIXTURES
 from tests.reference.synthetic import Dialect
-from tests.runtime.test_own_vocabulary import embedding, reduced_head
+from tests.runtime.test_dialects_decode import embedding, reduced_head
 
 RECIPES = [f"{name}{suffix}" for name in recipe_names() for suffix in ("", FP8_KV)]
 Steps = list[list[Step]]

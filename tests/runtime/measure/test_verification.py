@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verification on random pairs, where a damage has a known effect, and what it refuses."""
+"""Verification and its statistics on random pairs, where a damage has a known effect, and what it refuses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import math
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
+import torch
 
 from dflash_trt.api.prompts import read_prompts
 from dflash_trt.checkpoint.quantization import Quantization
@@ -15,7 +17,7 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.runtime.drafter.open import open_drafter
-from dflash_trt.runtime.measure.statistics import Difference, TauLoss
+from dflash_trt.runtime.measure.statistics import Difference, TauLoss, first_difference, relative_error, tau_loss
 from dflash_trt.runtime.measure.verification import TokenPrompt, Verification
 from dflash_trt.runtime.measure.verification_report import (
     BLOCKS_APART,
@@ -31,6 +33,65 @@ from tests.damage import copy_scaled
 from tests.decoding import decode, generate, greedy
 from tests.engines import build
 from tests.oracle.random_pairs import write_random_pair
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "difference"),
+    [
+        ([], [], None), ([1, 2], [1, 2], None), ([1, 2, 3], [1, 9, 3], (1, 2, 9)), ([1, 2], [1], (1, 2, None)),
+        ([1], [1, 2], (1, None, 2)), ([], [7], (0, None, 7)),
+    ],
+)  # fmt: skip
+def test_first_difference(expected: list[int], found: list[int], difference: tuple[int | None, ...] | None) -> None:
+    result = first_difference(expected, found)
+    assert (result and (result.position, result.expected, result.found)) == difference
+
+
+def test_tau_loss_of_two_prompts() -> None:
+    """Resamples are (1,1), (1,2) and (2,2), with chances 1/4, 1/2 and 1/4: the ends of the interval are exact."""
+    measured = tau_loss([1.0, 3.0], [2.0, 4.0])
+    assert measured.loss == pytest.approx(1 - 2 / 3)
+    assert (measured.low, measured.high) == (pytest.approx(1 - 3 / 4), pytest.approx(1 - 1 / 2))
+    assert measured == tau_loss([1.0, 3.0], [2.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("tau", "reference", "loss"), [([2.0], [4.0], 0.5), ([3.0, 3.0], [2.0, 2.0], -0.5), ([], [], None)]
+)
+def test_tau_loss_of_few_prompts(tau: list[float], reference: list[float], loss: float | None) -> None:
+    """A gain is a negative loss; a single prompt has no interval."""
+    measured = tau_loss(tau, reference)
+    assert (measured and measured.loss) == loss
+    if measured is not None:
+        assert (measured.low is None, measured.num_prompts) == (len(tau) == 1, len(tau))
+
+
+def test_tau_loss_is_paired() -> None:
+    """Prompts differ much, engines by one half on each: the interval must not see the prompts' spread."""
+    reference = np.linspace(2, 10, 50)
+    measured = tau_loss((reference / 2).tolist(), reference.tolist())
+    assert measured.loss == measured.low == measured.high == 0.5
+
+
+def test_tau_loss_interval_is_the_textbooks() -> None:
+    generator = np.random.default_rng(1)
+    reference = np.full(400, 4.0)
+    taus = reference + generator.normal(-0.2, 0.5, 400)
+    measured = tau_loss(taus.tolist(), reference.tolist())
+    half_width = 1.96 * taus.std() / math.sqrt(400) / 4
+    assert measured.high - measured.low == pytest.approx(2 * half_width, rel=0.05)
+
+
+def test_relative_error() -> None:
+    one, other = (torch.tensor(values) for values in ([[3.0, 4], [0, 0]], [[3.0, 0], [0, 4]]))
+    assert relative_error(one, one) == 0
+    assert relative_error(one, other) == pytest.approx(math.sqrt(32) / 5)
+    zero = torch.zeros(3)
+    assert relative_error(zero, zero) == 0
+    assert relative_error(zero + 1, zero) == math.inf
+    large = torch.full((4,), 3e38)  # squares overflow FLOAT
+    assert relative_error(large / 2, large) == pytest.approx(0.5)
+
 
 PROMPTS = [TokenPrompt(name=f"p{i}", token_ids=[i, 1, 2, 3]) for i in range(3)]
 TOKENS = 24
@@ -68,13 +129,10 @@ def test_an_engine_beside_itself(pair: Pair) -> None:
     report = Verification(pair.plain, pair.again).run(PROMPTS, TOKENS)
     assert report.engine == report.reference
     assert report.engine.identical
-    assert report.comparison is not None
     loss = report.comparison.tau_loss
-    assert loss is not None
     assert (loss.loss, loss.low, loss.high, loss.num_prompts) == (0, 0, 0, 3)
     assert [d.difference for d in report.comparison.tau_differences] == [0] * 3
     error = report.comparison.error
-    assert error is not None
     assert error.hidden == 0
     assert all((layer.output, layer.k, layer.v) == (0, 0, 0) for layer in error.layers)
     assert find_failure(report, 0.0) is None
@@ -97,9 +155,7 @@ def test_errors_appear_where_the_damage_is(pair: Pair) -> None:
     damaged = pair.damaged("layers.1.self_attn.v_proj.weight", 2)
     report = Verification(damaged, pair.plain).run(PROMPTS, TOKENS)
     assert report.engine.identical, "a damaged drafter costs steps, never tokens"
-    assert report.comparison is not None
     error = report.comparison.error
-    assert error is not None
     drafts = [sum(step.proposed > 0 for step in decode(damaged, p.token_ids, greedy(TOKENS)).steps) for p in PROMPTS]
     assert error.num_blocks == sum(math.ceil(count / BLOCKS_APART) for count in drafts)
     assert [layer.v for layer in error.layers] == pytest.approx([0, 1, 0], abs=1e-6)
@@ -124,15 +180,12 @@ def test_a_prompt_without_a_verify_pass_has_no_tau(pair: Pair) -> None:
     report = Verification(stopped, reference).run([TokenPrompt(name="short", token_ids=[1, 2])], TOKENS)
     assert report.engine.identical
     assert (report.engine.tau, report.engine.prompts[0].tau) == (None, None)
-    assert report.comparison is not None
     assert (report.comparison.tau_loss, report.comparison.error) == (None, None)
     failure = find_failure(report, 0.5)
-    assert failure is not None
     assert failure.message == "tau loss: no prompt has a verify pass"
 
 
 def with_loss(report: VerificationReport, loss: TauLoss) -> VerificationReport:
-    assert report.comparison is not None
     comparison = msgspec.structs.replace(report.comparison, tau_loss=loss)
     return msgspec.structs.replace(report, comparison=comparison)
 
@@ -143,10 +196,8 @@ def test_the_gate_is_on_the_mean(pair: Pair) -> None:
     assert find_failure(report, None) is None
     assert find_failure(report, 0.03) is None
     failure = find_failure(report, 0.0299)
-    assert failure is not None
     assert failure.message == ("tau loss: expected at most 2.99%, found a mean of 3.00% (1.00% to 5.00%)")
     alone = find_failure(with_loss(report, TauLoss(loss=0.5, low=None, high=None, num_prompts=1)), 0.1)
-    assert alone is not None
     assert alone.message.endswith("found a mean of 50.00%")
 
 
@@ -160,14 +211,12 @@ def test_the_first_differing_prompt_is_named(pair: Pair) -> None:
     prompts = [report.engine.prompts[0], differing("here", 3), differing("there", None)]
     engine = msgspec.structs.replace(report.engine, prompts=prompts, identical=False)
     failure = find_failure(msgspec.structs.replace(report, engine=engine), None)
-    assert failure is not None
     assert failure.message == (
         "engine: expected the tokens of plain greedy decoding, found others in 2 of 3 prompts; the first is"
         " 'here', output token 7: expected 3, found 2"
     )
     # Decoding with the reference must be lossless too, or its tau is that of another text.
     failure = find_failure(msgspec.structs.replace(report, reference=engine), None)
-    assert failure is not None
     assert failure.message.startswith("reference: expected the tokens")
 
 

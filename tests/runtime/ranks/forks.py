@@ -26,7 +26,7 @@ from tests.paths import REPOSITORY
 LIMIT_SECONDS = 120
 WHAT_RANKS_IMPORT = (
     "dflash_trt.runtime.ranks.parallel_runner",
-    "tests.runtime.ranks.runner_script",
+    "tests.runtime.ranks.test_parallel_runner",
     "torch.distributed.tensor",
     "transformers.models.gpt_oss.modeling_gpt_oss",
     "transformers.models.qwen3.modeling_qwen3",
@@ -53,8 +53,6 @@ class Forks:
 
     def run(self, num_ranks: int, role: str, *arguments: object) -> Outcome:
         """Runs a role of `script` on so many ranks."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         begin = time.monotonic()
         print(json.dumps([num_ranks, role, *map(str, arguments)]), file=self._process.stdin, flush=True)
         codes = json.loads(self._process.stdout.readline())

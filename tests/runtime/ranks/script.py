@@ -22,7 +22,7 @@ def decode(ranks: Leader | Follower, engine: str, target: str, output: str) -> N
     import torch
 
     from dflash_trt.runtime.ranks.parallel_runner import TensorParallelRunner, follow
-    from tests.runtime.ranks.runner_script import load_pairs, run_script
+    from tests.runtime.ranks.test_parallel_runner import load_pairs, run_script
 
     pairs, share = load_pairs(Path(engine), Path(target), ranks)
     if isinstance(ranks, Follower):

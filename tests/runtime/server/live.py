@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server on a free loopback port, in this process; no wait is unbounded."""
+"""A server on a free loopback port: in this process, or `dflash-trt serve` in its own; no wait is unbounded."""
 
 from __future__ import annotations
 
 import asyncio
 import http.client
 import json
+import os
+import re
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -30,6 +35,69 @@ PATIENCE = 60.0
 Json = dict[str, Any]
 
 
+LONG = {"prompt": "def f(", "max_tokens": 2000, "ignore_eos": True, "temperature": 0, "stream": True}
+"""Seconds of work: it still runs when a test looks."""
+
+
+class Process:
+    """A server that has been started."""
+
+    def __init__(
+        self, engine: Path, target: Path, log: Path, *options: object, start: Sequence[str] = ("-m", "dflash_trt")
+    ) -> None:
+        self.log = log
+        arguments = ["serve", engine, "--target", target, "--port", 0, *options]
+        with log.open("wb") as file:
+            command = [sys.executable, *start, *map(str, arguments)]
+            self.popen = subprocess.Popen(command, env=os.environ, stdout=file, stderr=file)
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text()
+
+    def await_url(self) -> str:
+        """Address where it serves, once it does."""
+        self.await_log(r"serving .* on http://\S+\n")
+        (url,) = re.findall(r"serving .* on (http://\S+)\n", self.text)
+        until(lambda: not refuses(url), lambda: self.text)
+        return str(url)
+
+    def await_log(self, pattern: str) -> None:
+        def is_there() -> bool:
+            found = re.search(pattern, self.text) is not None
+            assert found or self.popen.poll() is None, self.text
+            return found
+
+        until(is_there, lambda: self.text)
+
+
+@contextmanager
+def started(engine: Path, target: Path, log: Path, *options: object, **how: Sequence[str]) -> Iterator[Process]:
+    process = Process(engine, target, log, *options, **how)
+    try:
+        yield process
+    finally:
+        process.popen.kill()
+        process.popen.wait()
+
+
+def refuses(url: str) -> bool:
+    try:
+        httpx.get(f"{url}/health", timeout=PATIENCE)
+    except httpx.TransportError:
+        return True
+    return False
+
+
+def children(pid: int) -> list[int]:
+    """Children of a process, and theirs; a thread that ends meanwhile has none."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError):
+            found += [int(child) for child in (task / "children").read_text().split()]
+    return found + [grandchild for child in found for grandchild in children(child)]
+
+
 def bounded(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Runs an async test, for PATIENCE at most."""
 
@@ -40,10 +108,10 @@ def bounded(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
     return run
 
 
-def until(holds: Callable[[], bool]) -> None:
+def until(holds: Callable[[], bool], what_is_known: Callable[[], str] = str) -> None:
     deadline = time.monotonic() + PATIENCE
     while not holds():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, what_is_known()
         time.sleep(0.005)
 
 
@@ -90,7 +158,7 @@ class Live:
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
     def await_idle(self) -> None:
-        """Until every slot, every cached token and every admission is given back."""
+        """Waits until every slot, every cached token and every admission is given back."""
         slots = self.llm.backend._decoder.slots
         until(lambda: not (self.endpoints.admission.active or self.llm.metrics().running or self.llm.metrics().waiting))
         assert (slots.free_slots, slots.free_tokens) == (slots.num_slots, slots.num_tokens)
@@ -108,7 +176,7 @@ def serving(
     connection_limit: int = 1000,
     tracing: Tracing | None = None,
 ) -> Iterator[Live]:
-    """The same server that `dflash-trt serve` starts, on a thread."""
+    """A server as `dflash-trt serve` starts it, on a thread."""
     endpoints = Endpoints(llm.backend, MODEL, max_waiting=max_waiting, max_body_bytes=max_bytes, tracing=tracing)
     listening = bind("127.0.0.1", 0)
     app = make_app(endpoints, keys=keys, origins=origins, hosts=hosts)

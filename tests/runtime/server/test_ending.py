@@ -7,13 +7,16 @@ import asyncio
 import http.client
 import json
 import os
+import random
 import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +29,138 @@ from dflash_trt.api.completion import FinishReason
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.server import http_server
 from dflash_trt.runtime.server.http_server import HttpServer
-from tests.runtime.server.live import PATIENCE, Live, until
-from tests.runtime.server.process import LONG, children, refuses, started
+from tests.cli.commands import run
+from tests.runtime.server.live import LONG, PATIENCE, Live, children, refuses, started, until
+from tests.runtime.server.test_soak import answer, post
+
+NUM_SIGNALS = 50
+NUM_STREAMS = 8
+# For each line the command in a process of its own, with models that were loaded once: that alone takes seconds.
+FORK = """
+import os, sys
+from pathlib import Path
+from dflash_trt.cli import main
+from dflash_trt.runtime import session as session_module
+
+engine, target = sys.argv[1:]
+session = session_module.open_session(Path(engine), target)
+session_module.load_session = lambda pair, options: session
+sys.modules["xgrammar"] = None  # what compiles grammars imports for 3 s, once a server
+for line in sys.stdin:
+    drain, log = line.split()
+    if (child := os.fork()) == 0:
+        for descriptor in (1, 2):
+            os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), descriptor)
+        sys.argv = ["dflash-trt", "serve", engine, "--target", target, "--port", "0", "--drain-seconds", drain]
+        main()
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@contextmanager
+def forking(engine: Path, target: Path) -> Iterator[subprocess.Popen[str]]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # threads do not survive a fork
+    command = [sys.executable, "-c", FORK, str(engine), str(target)]
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ending(response: bytes) -> str:
+    """Ending of one stream; AssertionError for one that breaks off."""
+    if not response:
+        return "no response"
+    if response.startswith(b"HTTP/1.1 503 "):
+        return "503"
+    assert response.startswith(b"HTTP/1.1 200 "), response
+    *_, last, done = re.findall(rb"data: (.*)\n", response)
+    assert done == b"[DONE]", response
+    document = json.loads(last)
+    if "error" in document:
+        assert "shutting down" in document["error"]["message"]
+        return "error event"
+    assert document["choices"][0]["finish_reason"] == "length"
+    return "whole"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(4))
+def test_every_client_is_told(engine: Path, chat_target: Path, tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    endings: Counter[str] = Counter()
+
+    async def stream(url: str, max_tokens: int) -> None:
+        body = json.dumps(LONG | {"max_tokens": max_tokens}).encode()
+        try:
+            response = await answer(url, post(body, "connection: close"))
+        except ConnectionError:  # no longer accepted
+            response = b""
+        endings[ending(response)] += 1
+
+    async def signal_during_streams(url: str, child: int, max_tokens: int) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(NUM_STREAMS):
+                group.create_task(stream(url, max_tokens))
+            await asyncio.sleep(draw.uniform(0, 0.3))
+            os.kill(child, signal.SIGTERM)
+
+    with forking(engine, chat_target) as process:
+        for i in range(NUM_SIGNALS):
+            log = tmp_path / f"{i}.log"
+            process.stdin.write(f"{0 if i % 2 else 60} {log}\n")
+            process.stdin.flush()
+            child = int(process.stdout.readline())
+            until(lambda log=log: log.exists() and "serving " in log.read_text())
+            (url,) = re.findall(r"serving .* on (http://\S+)\n", log.read_text())
+            until(lambda url=url: not refuses(url))
+            asyncio.run(asyncio.wait_for(signal_during_streams(url, child, 2000 if i % 2 else 40), PATIENCE))
+            assert process.stdout.readline() == "0\n", log.read_text()
+            assert "Traceback" not in log.read_text(), log.read_text()
+    assert sum(endings.values()) == NUM_SIGNALS * NUM_STREAMS
+    assert min(endings["whole"], endings["error event"]) > NUM_SIGNALS, endings
+    assert endings["no response"] < NUM_SIGNALS, endings
+
+
+def test_sigterm_lets_answers_end(engine: Path, chat_target: Path, tmp_path: Path) -> None:
+    with started(engine, chat_target, tmp_path / "log", "--served-model-name", "m") as process:
+        url = process.await_url()
+        assert process.text.index("loading ") < process.text.index("serving m on ")
+        until(lambda: len(children(process.popen.pid)) == 3)  # a process that compiles grammars waits for the first one
+        with httpx.stream(
+            "POST", f"{url}/v1/completions", json=LONG | {"max_tokens": 400}, timeout=PATIENCE
+        ) as response:
+            lines = response.iter_lines()
+            assert next(lines).startswith("data: ")
+            process.popen.send_signal(signal.SIGTERM)
+            events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        assert events[-1]["choices"][0]["finish_reason"] == "length"
+        assert process.popen.wait(PATIENCE) == 0
+        assert "Traceback" not in process.text
+        assert "leaked" not in process.text
+        assert "POST /v1/completions 200" in process.text
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health")
+
+
+def test_a_port_in_use_is_said_before_loading(engine: Path, chat_target: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run("serve", engine, "--target", chat_target, "--port", port)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"error: --port: expected a free port on 127.0.0.1, found {port}: ")
+    assert "loading" not in result.stderr
+
+
+def test_what_is_no_engine_is_one_error(chat_target: Path, tmp_path: Path) -> None:
+    result = run("serve", tmp_path, "--target", chat_target, "--port", 0)
+    assert result.returncode == 1
+    assert "error: " in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.full
@@ -192,25 +325,15 @@ def test_sigterm_while_loading(engine: Path, chat_target: Path, tmp_path: Path) 
 def test_a_decoder_that_fails_ends_the_process(engine: Path, chat_target: Path, tmp_path: Path) -> None:
     """A supervisor restarts it; what ran out is the last line."""
     script = (
-        "import sys\n"
+        "from dflash_trt.cli import main\n"
         "from dflash_trt.runtime.decoder import Decoder\n"
         "def step(self): raise MemoryError('26853376 bytes')\n"
         "Decoder.step = step\n"
-        "from dflash_trt.cli import main\n"
-        f"sys.argv = ['dflash-trt', 'serve', {str(engine)!r}, '--target', {str(chat_target)!r}, '--port', '0']\n"
         "main()\n"
     )
-    log = tmp_path / "log"
-    with log.open("wb") as file:
-        process = subprocess.Popen([sys.executable, "-c", script], stdout=file, stderr=file)
-    try:
-        until(lambda: "serving " in log.read_text())
-        url = re.findall(r"serving .* on (http://\S+)", log.read_text())[0]
-        until(lambda: not refuses(url))
+    with started(engine, chat_target, tmp_path / "log", start=("-c", script)) as process:
+        url = process.await_url()
         response = httpx.post(f"{url}/v1/completions", json={"prompt": "x"}, timeout=PATIENCE)
         assert response.status_code == 500
-        assert process.wait(PATIENCE) == 1
-        assert "the decoder has failed: 26853376 bytes" in log.read_text()
-    finally:
-        process.kill()
-        process.wait()
+        assert process.popen.wait(PATIENCE) == 1
+        assert "the decoder has failed: 26853376 bytes" in process.text

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The official client, streamed and not: texts, tokens and figures are those of LLM.generate."""
+"""The official client, streamed and not: texts, tokens and figures are those of LLM.generate.
+
+Each field of vLLM's requests is honoured, without effect, or refused by name: none is silently dropped.
+
+The fields are those of vllm/entrypoints/openai/{completion,chat_completion}/protocol.py @ 002032e (July 2026).
+"""
 
 from __future__ import annotations
 
@@ -8,22 +13,229 @@ from typing import Any
 import pytest
 
 from dflash_trt.api.completion import Completion
+from dflash_trt.api.neutral_fields import NEUTRAL_VALUES
 from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.runtime.server.openai_logprobs import TokenTexts
+from dflash_trt.runtime.server.requests import OTHER_FIELDS, SAMPLING_FIELDS
 from tests.runtime.server.live import MODEL, Live
 
 PROMPT = "def parse_args(argv):"
+
+
+PARAMS = SamplingParams(max_tokens=6, logprobs=True, top_logprobs=2, prompt_logprobs=True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_echo_with_logprobs(live: Live, stream: bool, as_ids: bool) -> None:
+    expected = live.llm.generate(PROMPT, PARAMS)[0]
+    body = {
+        "prompt": PROMPT, "max_tokens": 6, "temperature": 0, "echo": True, "logprobs": 2,
+        "return_tokens_as_token_ids": as_ids,
+    }  # fmt: skip
+    parts = [each["choices"][0] for each in (live.events(**body) if stream else [live.complete(**body)])]
+    assert "".join(part["text"] for part in parts) == f"{PROMPT}{expected.text}"
+    given: dict[str, list[Any]] = {
+        key: [item for part in parts for item in part["logprobs"][key]] for key in parts[0]["logprobs"]
+    }
+    ids = [*live.llm.backend.encode(PROMPT), *expected.token_ids]
+    texts = [live.llm.backend.tokenizer.decode([token]) for token in ids]
+    names = [f"token_id:{token}" for token in ids] if as_ids else texts
+    assert given["tokens"] == names
+    assert given["text_offset"] == [sum(map(len, names[:i])) for i in range(len(names))]
+    assert given["token_logprobs"] == [None, *expected.prompt_logprobs.logprobs, *(expected.logprobs or [])]
+    assert given["top_logprobs"][0] is None
+    for name, logprob, top in list(zip(names, given["token_logprobs"], given["top_logprobs"], strict=True))[1:]:
+        assert top[name] == logprob
+        assert 2 <= len(top) <= 3
+        assert list(top.values())[:2] == sorted(top.values(), reverse=True)[:2]
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, [7, 8, 9]])
+def test_echo_without_an_answer(live: Live, prompt: Any) -> None:
+    answer = live.complete(prompt=[prompt, prompt], max_tokens=0, echo=True, logprobs=1, n=2)
+    text, ids = (prompt, live.llm.backend.encode(prompt)) if isinstance(prompt, str) else (
+        live.llm.backend.tokenizer.decode(prompt), prompt
+    )  # fmt: skip
+    assert [choice["text"] for choice in answer["choices"]] == [text] * 4
+    assert all(len(choice["logprobs"]["token_logprobs"]) == len(ids) for choice in answer["choices"])
+    assert answer["usage"]["completion_tokens"] == 0
+    assert live.complete(prompt=prompt, max_tokens=0, echo=True)["choices"][0]["logprobs"] is None
+
+
+def test_top_logprobs_of_a_chat(live: Live) -> None:
+    messages: Any = [{"role": "user", "content": "x"}]
+    expected = live.llm.chat(messages, PARAMS)[0]
+    client = live.openai().chat.completions
+    settings: dict[str, Any] = {"messages": messages, "max_tokens": 6, "temperature": 0, "logprobs": True}
+    whole = client.create(model=MODEL, top_logprobs=2, **settings).choices[0].logprobs
+    streamed = [
+        item
+        for chunk in client.create(model=MODEL, top_logprobs=2, stream=True, **settings)
+        if chunk.choices and chunk.choices[0].logprobs
+        for item in chunk.choices[0].logprobs.content or []
+    ]
+    assert [item.logprob for item in whole.content] == [item.logprob for item in streamed] == expected.logprobs
+    assert b"".join(bytes(item.bytes or []) for item in whole.content).decode() == expected.text
+    assert [[each.logprob for each in item.top_logprobs] for item in whole.content] == [
+        list(top.values()) for top in expected.top_logprobs or []
+    ]
+
+
+def test_each_token_is_decoded_once(live: Live) -> None:
+    decoded: list[int] = []
+
+    class Tokenizer:
+        def decode(self, token_ids: list[int]) -> str:
+            decoded.extend(token_ids)
+            return f"<{token_ids}>"
+
+    texts = TokenTexts(Tokenizer())  # type: ignore[arg-type]
+    assert [texts[token] for token in (5, 6, 5)] == ["<[5]>", "<[6]>", "<[5]>"]
+    assert decoded == [5, 6]
+    live.endpoints._token_texts.clear()
+    top = live.complete(prompt=PROMPT, max_tokens=2, temperature=0, logprobs=3)["choices"][0]["logprobs"][
+        "top_logprobs"
+    ]
+    assert set(live.endpoints._token_texts.values()) == {text for each in top for text in each}
+
+
+def test_logit_bias(live: Live) -> None:
+    expected = live.llm.generate(PROMPT, SamplingParams(max_tokens=12, logit_bias={300: 100.0}))[0]
+    answer = live.openai().completions.create(
+        model=MODEL, prompt=PROMPT, max_tokens=12, temperature=0, logit_bias={"300": 100}
+    )
+    assert answer.choices[0].text == expected.text
+    assert set(expected.token_ids) == {300}
+
+
+STACK = "class Stack:\n    def push(self, x):"
+
+
+def steps_of(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [step for part in parts for choice in part["choices"] for step in choice["steps"]]
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 1.5, "seed": 3}], ids=str)
+@pytest.mark.parametrize("stream", [False, True])
+def test_steps_are_the_decoders(live: Live, settings: dict[str, Any], stream: bool) -> None:
+    answer = live.llm.generate(STACK, SamplingParams(max_tokens=60, **settings))[0]
+    body = {"prompt": STACK, "max_tokens": 60, "return_steps": True, **settings}
+    steps = steps_of(live.events(**body) if stream else [live.complete(**body)])
+    assert steps[0] == {"is_prefill": True, "proposals": [], "num_accepted": 0, "tokens": steps[0]["tokens"]}
+    passes = steps[1:]
+    assert not any(step["is_prefill"] for step in passes)
+    assert [token["id"] for step in steps for token in step["tokens"]] == answer.token_ids
+    assert "".join(token["text"] for step in steps for token in step["tokens"]) == answer.text
+    assert len(passes) == answer.acceptance.passes
+    assert sum(len(step["proposals"]) for step in passes) == answer.acceptance.proposed
+    assert sum(step["num_accepted"] for step in passes) == answer.acceptance.accepted
+    for step in passes:
+        accepted = step["proposals"][: step["num_accepted"]]
+        assert accepted == step["tokens"][: step["num_accepted"]]
+        assert all(token["text"] for token in step["proposals"])
+        if len(step["proposals"]) > step["num_accepted"]:  # the target's own token is another than the rejected one
+            assert step["tokens"][-1]["id"] != step["proposals"][step["num_accepted"]]["id"]
+
+
+def test_texts_of_characters_in_pieces(live: Live) -> None:
+    """A character of several tokens is the text of the last of them."""
+    ids = live.llm.backend.encode("x = 'é世🙂'")
+    from dflash_trt.api.acceptance import Step
+    from dflash_trt.api.backend import Chunk
+    from dflash_trt.runtime.server.step_texts import StepTexts
+
+    texts = StepTexts(live.llm.backend.tokenizer)
+    step = Step(token_ids=ids[1:], proposals=[*ids[1:-1], ids[0]], accepted=len(ids) - 2)
+    read = texts.read(Chunk(text="", token_ids=ids, steps=[step], completion=None))
+    assert "".join(token["text"] for part in read for token in part["tokens"]) == "x = 'é世🙂'"
+    assert any(token["text"] == "" for part in read for token in part["tokens"])
+
+
+@pytest.mark.parametrize("length", range(8))
+def test_draft_length_caps_the_proposals(live: Live, length: int) -> None:
+    plain = live.complete(prompt=STACK, max_tokens=20, temperature=0)
+    given = live.complete(prompt=STACK, max_tokens=20, temperature=0, draft_length=length, return_steps=True)
+    assert given["choices"][0]["text"] == plain["choices"][0]["text"]
+    assert max(len(step["proposals"]) for step in steps_of([given])) == length
+
+
+def test_nobody_who_does_not_ask_gets_them(live: Live) -> None:
+    assert "steps" not in live.complete(prompt=STACK, max_tokens=4)["choices"][0]
+
+
+HONOURED = {
+    "model", "prompt", "messages", "echo", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs", "max_tokens",
+    "max_completion_tokens", "n", "presence_penalty", "seed", "stop", "stream", "stream_options", "temperature",
+    "top_p", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "response_format",
+    "structured_outputs", "return_tokens_as_token_ids", "tools", "tool_choice", "parallel_tool_calls",
+    "reasoning_effort", "chat_template_kwargs",
+}  # fmt: skip
+REFUSED: dict[str, Any] = {
+    "suffix": "x", "use_beam_search": True, "watermarking": True, "length_penalty": 2.0, "min_tokens": 1,
+    "include_stop_str_in_output": True, "skip_special_tokens": False, "spaces_between_special_tokens": False,
+    "truncate_prompt_tokens": 5, "truncation_side": "left", "allowed_token_ids": [1], "prompt_logprobs": 1,
+    "logprob_token_ids": [1], "bad_words": ["x"], "prompt_embeds": "x", "add_special_tokens": False, "priority": 1,
+    "request_id": "x", "session_id": "x", "return_token_ids": True, "routed_experts_prompt_start": 1,
+    "return_token_offsets": True, "return_mm_kwargs": False, "cache_salt": "x", "kv_transfer_params": {"a": 1},
+    "ec_transfer_params": {"a": 1}, "vllm_xargs": {"a": 1}, "repetition_detection": {"a": 1},
+    "thinking_token_budget": 5, "stream_interval": 2, "include_reasoning": False, "add_generation_prompt": False,
+    "continue_final_message": True, "documents": [{"a": "b"}], "chat_template": "x", "media_io_kwargs": {"a": {}},
+    "mm_processor_kwargs": {"a": 1}, "return_prompt_text": True,
+}  # fmt: skip
+VLLM_DEFAULTS: dict[str, Any] = {
+    "n": 1, "stop": [], "stream": False, "use_beam_search": False, "length_penalty": 1.0, "stop_token_ids": [],
+    "include_stop_str_in_output": False, "ignore_eos": False, "min_tokens": 0, "skip_special_tokens": True,
+    "spaces_between_special_tokens": True, "bad_words": [], "echo": False, "priority": 0, "watermarking": False,
+    "routed_experts_prompt_start": 0, "return_token_offsets": False, "return_mm_kwargs": True,
+    "thinking_token_budget": -1, "stream_interval": 1, "tool_choice": "none", "parallel_tool_calls": True,
+}  # fmt: skip
+CHAT_DEFAULTS: dict[str, Any] = VLLM_DEFAULTS | {
+    "logprobs": False, "top_logprobs": 0, "include_reasoning": True, "add_generation_prompt": True,
+    "continue_final_message": False, "add_special_tokens": False, "return_prompt_text": False,
+}  # fmt: skip
+
+
+def test_defaults_of_vllm_may_be_spelled_out(live: Live) -> None:
+    live.complete(prompt="x", max_tokens=1, add_special_tokens=True, **VLLM_DEFAULTS)
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, **CHAT_DEFAULTS}
+    assert live.post("/v1/chat/completions", **chat).status_code == 200
+    bodies: list[tuple[dict[str, Any], bool]] = [({"prompt": "x"}, True), ({"messages": chat["messages"]}, False)]
+    for body, special in bodies:
+        assert live.post("/tokenize", **body, add_special_tokens=special).status_code == 200
+        refused = live.post("/tokenize", **body, add_special_tokens=not special).json()
+        assert refused["error"]["param"] == "add_special_tokens"
+
+
+def test_each_field_of_vllm(live: Live) -> None:
+    supported = OTHER_FIELDS | set(SAMPLING_FIELDS)
+    assert supported >= HONOURED
+    assert NEUTRAL_VALUES["user"] is None
+    assert not REFUSED.keys() & supported
+    requests: dict[str, Any] = {
+        "/v1/completions": {"prompt": "x"}, "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]}
+    }  # fmt: skip
+    for path, request in requests.items():
+        is_chat = "messages" in request
+        for field, value in (REFUSED | {"add_special_tokens": is_chat}).items():
+            response = live.post(path, **request, max_tokens=1, **{field: value})
+            assert response.status_code == 400, field
+            assert response.json()["error"]["param"] == field
+        harmless = {field: values[0] for field, values in NEUTRAL_VALUES.items() if values and field not in supported}
+        harmless.pop("guided_decoding")  # Dynamo's
+        harmless["add_special_tokens"] = not is_chat
+        assert live.post(path, **request, max_tokens=1, **harmless).status_code == 200
+
+
 SETTINGS: list[dict[str, Any]] = [
     {"temperature": 0},
     {"temperature": 0.8, "seed": 7},
     {"temperature": 1.2, "seed": 8, "top_p": 0.9, "presence_penalty": 0.5, "frequency_penalty": 0.2},
 ]
 OURS: list[dict[str, Any]] = [
-    {},
-    {"top_k": 5, "min_p": 0.02, "repetition_penalty": 1.1},
-    {"draft_length": 2},
-    {"draft_length": 0},
+    {}, {"top_k": 5, "min_p": 0.02, "repetition_penalty": 1.1}, {"draft_length": 2}, {"draft_length": 0},
     {"ignore_eos": True, "stop_token_ids": [13]},
-]
+]  # fmt: skip
 
 
 def expected(live: Live, prompt: str | list[int] = PROMPT, **settings: Any) -> Completion:
@@ -37,7 +249,6 @@ def test_completion(live: Live, settings: dict[str, Any], ours: dict[str, Any]) 
     given = live.openai().completions.create(model=MODEL, prompt=PROMPT, max_tokens=24, extra_body=ours, **settings)
     (choice,) = given.choices
     assert (choice.text, choice.finish_reason) == (answer.text, answer.finish_reason)
-    assert given.usage is not None
     assert given.usage.completion_tokens == len(answer.token_ids)
     assert given.usage.prompt_tokens == len(live.llm.backend.encode(PROMPT))
     assert choice.stop_reason == answer.stop_reason  # type: ignore[attr-defined]
@@ -55,7 +266,6 @@ def test_streamed_completion(live: Live, settings: dict[str, Any]) -> None:
     assert len(chunks) > 2
     assert {chunk.usage for chunk in chunks} == {None}
     assert last.choices == []
-    assert last.usage is not None
     assert last.usage.completion_tokens == len(answer.token_ids)
 
 
@@ -125,7 +335,7 @@ def test_several_prompts_and_answers(live: Live) -> None:
 
 
 def test_cached_tokens_of_a_prompt(live: Live) -> None:
-    """Of each prompt once, as its tokens."""
+    """They are counted once for each prompt, as its tokens."""
     prompt = list(range(300, 400))
     first, second = (live.complete(prompt=prompt, max_tokens=1, n=2)["usage"] for _ in range(2))
     counts = [usage["prompt_tokens_details"]["cached_tokens"] for usage in (first, second)]
@@ -142,13 +352,10 @@ def test_token_ids(live: Live) -> None:
         assert {choice["text"] for choice in given["choices"]} == {answer.text}
 
 
-def test_the_default_temperature_is_openais(live: Live) -> None:
+def test_default_temperature_and_length_are_openais(live: Live) -> None:
     sampled = expected(live, temperature=1.0, seed=11)
     assert live.complete(prompt=PROMPT, max_tokens=24, seed=11)["choices"][0]["text"] == sampled.text
     assert sampled.text != expected(live).text
-
-
-def test_the_default_length_is_openais(live: Live) -> None:
     assert live.complete(prompt=PROMPT, ignore_eos=True)["usage"]["completion_tokens"] == 16
 
 

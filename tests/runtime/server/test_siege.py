@@ -58,16 +58,13 @@ class CountingTokenizer:
         return self._tokenizer.get_vocab()
 
 
-def test_a_prompt_of_too_many_characters_is_not_tokenised(live: Live) -> None:
+def test_a_long_prompt_is_tokenised_up_to_the_limit(live: Live) -> None:
+    """One of too many characters not at all."""
     tokenizer = CountingTokenizer(live.llm.backend.tokenizer)
     pool = TokenizerPool(tokenizer, 100)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match=r"prompt: expected at most 100 tokens"):
         asyncio.run(pool.encode("x" * (pool.max_characters + 1)))
     assert tokenizer.num_characters == 0
-
-
-def test_a_long_prompt_is_tokenised_up_to_the_limit(live: Live) -> None:
-    tokenizer = CountingTokenizer(live.llm.backend.tokenizer)
     pool = TokenizerPool(tokenizer, 2 * CHUNK_CHARACTERS)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match=r"prompt: expected at most .* tokens, found more"):
         asyncio.run(pool.encode("é1" * 3 * CHUNK_CHARACTERS))

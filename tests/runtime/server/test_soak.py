@@ -18,8 +18,7 @@ import pytest
 
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.llm import LLM
-from tests.runtime.server.live import PATIENCE
-from tests.runtime.server.process import Process, started
+from tests.runtime.server.live import PATIENCE, Process, started
 
 pytestmark = pytest.mark.full
 NUM_STREAMS = 64

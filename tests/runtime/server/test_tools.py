@@ -1,25 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tools by the official client: demanded calls match their schema, and prompts offer them."""
+"""Calls of tools by the official client, in Hermes's format and gpt-oss's channels, however an answer is cut."""
 
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
 from openai import BadRequestError
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dflash_trt.api.chat_template import encode, render_chat
 from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.llm import LLM
 from dflash_trt.runtime.logits_processors import GrammarCompiler
+from dflash_trt.runtime.server.channels import Channels, ChannelTokens, HermesParser
 from dflash_trt.runtime.server.requests import read_messages
 from dflash_trt.runtime.server.tools import call_grammar, read_tools, tool_format
+from tests.engines import trained_engine
 from tests.paths import FIXTURES
-from tests.runtime.server.live import MODEL, Live
-from tests.runtime.server.test_channels import HARMONY
+from tests.runtime.server.conftest import copy_with_template
+from tests.runtime.server.live import MODEL, Live, serving
 
 SCHEMA = {
     "type": "object",
@@ -34,6 +39,214 @@ TOOLS: Any = [
 MESSAGES: Any = [{"role": "user", "content": "x"}]
 SETTINGS: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "max_tokens": 300, "seed": 3}
 NAMED = {"type": "function", "function": {"name": "get_time"}}
+
+
+Calls = list[tuple[str, str]]
+CALL = '{"name": "f", "arguments": {"a": 1}}'
+NESTED = '{"a": {"b": ["}", "\\\\\\"}{"]}, "c": "</tool_call>"}'
+
+
+def parse_hermes(pieces: list[str]) -> tuple[str, Calls, bool]:
+    """Content, (name, arguments) of each call, and whether the last is open."""
+    parser, content, calls = HermesParser(), "", []
+    for i, piece in enumerate(pieces):
+        added, deltas = parser.push(piece, is_last=i == len(pieces) - 1)
+        content += added
+        for delta in deltas:
+            if delta.name is not None:
+                calls.append((delta.name, ""))
+            assert delta.name is not None or delta.arguments
+            calls[-1] = (calls[-1][0], calls[-1][1] + delta.arguments)
+    return content, calls, parser.has_open_call
+
+
+def cut(text: str, size: int) -> list[str]:
+    return [text[i : i + size] for i in range(0, len(text), size)]
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [("Hi <b> there", "Hi <b> there", []), (f"<tool_call>\n{CALL}\n</tool_call>", "", [("f", '{"a": 1}')]),
+     (f"Let me see.\n<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>\n", "Let me see.",
+      [("f", '{"a": 1}')] * 2),
+     (f"<tool_call>{CALL}", "", [("f", '{"a": 1}')]), (f"<tool_call>{CALL} x ", "x", [("f", '{"a": 1}')]),
+     (f"<tool_call>{CALL}\n</tool", "", [("f", '{"a": 1}')]),
+     ("<tool_call>{x}</tool_call> x", "<tool_call>{x}</tool_call> x", []),
+     ("a <tool_call>{", "a <tool_call>{", []), ("a <tool_ca", "a <tool_ca", []), (" \n", " \n", []),
+     ('<tool_call>["f"]</tool_call>', '<tool_call>["f"]</tool_call>', []),
+     ('<tool_call>{"name": "f", "arguments": 5}', '<tool_call>{"name": "f", "arguments": 5}', []),
+     ('<tool_call>{"arguments": {"a" :1}, "name": "é"}</tool_call>', "", [("é", '{"a" :1}')]),
+     ('<tool_call>{"name": "f"}</tool_call>x', "x", [("f", "{}")]),
+     (f'<tool_call>{{"name": "f", "arguments": {NESTED}, "id": 5}}</tool_call>', "", [("f", NESTED)]),
+     ('<tool_call>{"name": "f", "arguments": {"a": </tool_call> x', "x", [("f", '{"a": ')]),
+     ('<tool_call>{"name": "f", "arguments": {"a": "b\n</tool_call> x', "x", [("f", '{"a": "b\n')]),
+     ("<tool_call>" + "[" * 5000 + "</tool_call>", "<tool_call>" + "[" * 5000 + "</tool_call>", [])],
+    ids=lambda value: str(value)[:20],
+)  # fmt: skip
+@pytest.mark.parametrize("size", [1, 3, 5, 10_000])
+def test_calls_and_content_of_hermes(text: str, content: str, calls: Calls, size: int) -> None:
+    assert parse_hermes(cut(text, size)) == (content, calls, False)
+
+
+def test_arguments_of_hermes_come_as_they_are_written() -> None:
+    text = f'<tool_call>\n{{"name": "f", "arguments": {NESTED}}}\n</tool_call>'
+    parser = HermesParser()
+    deltas = [delta for character in text for delta in parser.push(character, is_last=False)[1]]
+    assert deltas[0].name == "f"
+    assert len(deltas) > len(NESTED) - 20  # held back: what may be the call's end, or half of an escape
+    begin = text.index(NESTED)
+    for end in range(begin + 1, begin + len(NESTED)):
+        assert parse_hermes(cut(text[:end], 1)) == parse_hermes([text[:end]]) == ("", [("f", text[begin:end])], True)
+
+
+def test_pieces_of_hermes_change_nothing() -> None:
+    """2,000 texts made of what matters in them."""
+    words = ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": {', CALL, '"a": ', '"', "\\", "}", "]", "["]
+    words += ["\n", " ", "x", "<", '{"name": ', '{"arguments": {}, "name": "g"}', "</tool", "é"]
+    picked = random.Random(0)
+    for _ in range(2000):
+        text = "".join(picked.choices(words, k=picked.randint(1, 16)))
+        assert parse_hermes(cut(text, 1)) == parse_hermes(cut(text, picked.randint(2, 9))) == parse_hermes([text]), text
+
+
+CASES = [
+    pytest.param("required", {"max_tokens": 100}, id="required"),
+    pytest.param(NAMED, {"max_tokens": 100, "stop": ["precise"]}, id="stopped"),
+    *(
+        pytest.param(choice, limits, id=f"{choice}, {limits}", marks=pytest.mark.full)
+        for choice in ("required", NAMED)
+        for limits in ({"max_tokens": 60}, {}, {"stop": ["precise"]}, {"stop": ["</tool_call>"]})
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=["tiny-gpt-oss", pytest.param("tiny-qwen3", marks=pytest.mark.full)])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    if request.param == "tiny-gpt-oss":
+        yield request.getfixturevalue("shared")
+        return
+    target = copy_with_template(FIXTURES / request.param, tmp_path_factory.mktemp("target"))
+    with LLM(trained_engine(request.param), target, max_batch_size=4, draft_length=7) as llm, serving(llm) as live:
+        yield live
+
+
+@pytest.mark.parametrize(("choice", "limits"), CASES)
+def test_deltas_are_the_whole(served: Live, choice: Any, limits: dict[str, Any]) -> None:
+    create = served.openai().chat.completions.create
+    settings = {**SETTINGS, "tool_choice": choice, "n": 3, **limits}
+    calls: list[list[list[str]]] = [[] for _ in range(3)]
+    reasons, num_deltas, ids = [""] * 3, 0, set()
+    for chunk in create(stream=True, **settings):
+        for each in chunk.choices:
+            reasons[each.index] = each.finish_reason or reasons[each.index]
+            for delta in each.delta.tool_calls or []:
+                assert (delta.id is None) == (delta.type is None) == (delta.function.name is None)
+                if delta.id is not None:
+                    ids.add(delta.id)
+                    calls[each.index].append([delta.function.name or "", ""])
+                assert delta.index == len(calls[each.index]) - 1
+                calls[each.index][-1][1] += delta.function.arguments or ""
+                num_deltas += 1
+    whole = create(**settings).choices
+    shaped = [[[c.function.name, c.function.arguments] for c in each.message.tool_calls or []] for each in whole]
+    assert calls == shaped
+    assert reasons == [each.finish_reason for each in whole]
+    num_calls = sum(map(len, calls))
+    assert len(ids) == num_calls > 0
+    assert num_deltas > 2 * num_calls
+    if limits.get("stop") == ["precise"]:
+        assert "stop" in reasons  # inside the arguments, so nothing is to be called
+    else:
+        assert set(reasons) <= {"length", "tool_calls"}
+
+
+HARMONY = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"]
+ANSWER = (
+    "<|channel|>analysis<|message|>They want é code.<|end|><|start|>assistant<|channel|>commentary<|message|>I look."
+    "<|end|><|start|>assistant<|channel|>final<|message|>def f(): pass<|return|>"
+)
+REASONING, SAID = "They want é code.", "I look.def f(): pass"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(FIXTURES / "tiny-gpt-oss")
+    loaded.add_special_tokens({"additional_special_tokens": HARMONY})
+    return loaded
+
+
+Parsed = tuple[str, str, list[str], bool, int]
+
+
+def parse(
+    tokenizer: PreTrainedTokenizerBase, answer: str | list[int], size: int, stop: tuple[str, ...] = (), *,
+    has_tools: bool = False,
+) -> Parsed:  # fmt: skip
+    """Reasoning, content, names and arguments of calls, whether the last is open, and the reasoning tokens."""
+    tokens = ChannelTokens.read(tokenizer)
+    channels = Channels(tokens, tokenizer, stop, has_tools=has_tools)
+    ids = tokenizer(answer)["input_ids"] if isinstance(answer, str) else answer
+    thought, said, calls = "", "", []
+    for begin in range(0, len(ids), size):
+        reasoning, content, deltas = channels.push(ids[begin : begin + size], is_last=begin + size >= len(ids))
+        thought, said = thought + reasoning, said + content
+        for delta in deltas:
+            calls += [delta.name, ""] if delta.name is not None else []
+            calls[-1] += delta.arguments
+    return thought, said, calls, channels.has_open_call, channels.num_reasoning_tokens
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+def test_channels_are_told_apart(tokenizer: PreTrainedTokenizerBase, size: int) -> None:
+    assert parse(tokenizer, ANSWER, size)[:4] == (REASONING, SAID, [], False)
+    stopped = ANSWER[: ANSWER.index(" pass")]  # a stop text ends the channel it is in
+    assert parse(tokenizer, stopped, size, ("():",))[:2] == (REASONING, "I look.def f")
+    for end in ("They want", "<|end|>", "<|start|>", "assistant", "final", "def"):
+        thought, said, *_ = parse(tokenizer, ANSWER[: ANSWER.index(end) + len(end)], size)
+        assert REASONING.startswith(thought)
+        assert SAID.startswith(said)
+        assert "assistant" not in thought + said
+
+
+def test_without_channels_all_is_said(tokenizer: PreTrainedTokenizerBase) -> None:
+    assert parse(tokenizer, "def f(): pass", 2)[:3] == ("", "def f(): pass", [])
+
+
+def test_other_tokenizers_have_none() -> None:
+    assert ChannelTokens.read(AutoTokenizer.from_pretrained(FIXTURES / "tiny-qwen3")) is None
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize(
+    "header",
+    ["<|start|>assistant<|channel|>commentary to=functions.get_time <|constrain|>json",
+     "<|start|>assistant to=functions.get_time<|channel|>commentary json"],
+)  # fmt: skip
+def test_a_message_to_a_function_is_a_call(tokenizer: PreTrainedTokenizerBase, header: str, size: int) -> None:
+    text = f'<|channel|>analysis<|message|>Hm.<|end|>{header}<|message|>{{"zone": "é"}}'
+    calls = ["get_time", '{"zone": "é"}']
+    assert parse(tokenizer, f"{text}<|call|>", size, has_tools=True)[:4] == ("Hm.", "", calls, False)
+    cut = ["get_time", '{"zone": "']  # by a stop text, inside arguments
+    assert parse(tokenizer, text[:-2], size, ("é",), has_tools=True)[2:4] == (cut, True)
+
+
+def test_arguments_come_as_they_are_written(tokenizer: PreTrainedTokenizerBase) -> None:
+    tokens = ChannelTokens.read(tokenizer)
+    channels = Channels(tokens, tokenizer, has_tools=True)
+    ids = tokenizer('<|channel|>commentary to=functions.get_time json<|message|>{"zone": "utc"}')["input_ids"]
+    assert sum(len(channels.push([token], is_last=False)[2]) for token in ids) > 4
+
+
+def test_pieces_change_nothing(tokenizer: PreTrainedTokenizerBase) -> None:
+    """300 answers of control tokens, headers and random tokens in any order."""
+    control: list[int] = tokenizer.convert_tokens_to_ids(HARMONY)
+    texts = ["<|channel|>commentary to=functions.f json<|message|>", "<|channel|>analysis<|message|>", *HARMONY]
+    parts: list[list[int]] = [tokenizer(text)["input_ids"] for text in texts]
+    picked = random.Random(1)
+    for _ in range(300):
+        noise = [[picked.randrange(min(control)) for _ in range(picked.randint(1, 12))] for _ in range(8)]
+        ids = [token for part in picked.choices(parts + noise, k=picked.randint(1, 6)) for token in part]
+        assert len({str(parse(tokenizer, ids, size, has_tools=True)) for size in (1, 2, 5, 1000)}) == 1, ids
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=str)
@@ -92,9 +305,7 @@ def test_a_demanded_call_in_harmony() -> None:
     tokenizer = AutoTokenizer.from_pretrained(FIXTURES / "tiny-gpt-oss")
     tokenizer.add_special_tokens({"additional_special_tokens": HARMONY})
     form = tool_format(tokenizer)
-    assert form is not None
     tools = read_tools({"tools": TOOLS, "tool_choice": NAMED})
-    assert tools is not None
     (end,) = tokenizer.convert_tokens_to_ids(["<|call|>"])
     guided = GrammarCompiler(tokenizer, len(tokenizer), {end}).processor(call_grammar(tools, form))
     text = '<|channel|>commentary to=functions.get_time json<|message|>{"zone": "utc", "precise": true}<|call|>'

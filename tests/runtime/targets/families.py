@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny random models of many families, and what their own attention makes of a random history of passes."""
+"""Tiny random models and published checkpoints of many families, and what their own attention makes of a history."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from dflash_trt.runtime.targets.huggingface import HuggingFaceTarget
 from dflash_trt.runtime.targets.target import Segment
+from tests.oracle import random_pairs
+from tests.reference.synthetic import DraftSizes
 
 VOCAB_SIZE = 64
 WINDOW = 8
@@ -51,6 +55,40 @@ KIMI_LINEAR = {
     **{"linear_head_dim": 8, "linear_num_heads": 4, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
 
+PACKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v3": ("deepseek_v3", MLA | ROUTED),
+    "gemma2": ("gemma2", {"sliding_window": WINDOW, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 9}),
+    "gemma3_text": ("gemma3_text", {"sliding_window": WINDOW, "layer_types": ALTERNATING}),
+    "gemma4": ("gemma4_text", GEMMA_4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    "gemma4-moe": ("gemma4_text", GEMMA_4 | {"enable_moe_block": True, "top_k_experts": 2, **EXPERTS}),
+    "gemma4-small": ("gemma4_text", GEMMA_4 | {"num_kv_shared_layers": 2, **PER_LAYER_EMBEDDINGS}),
+    "glm4_moe": ("glm4_moe", ROUTED | {"moe_intermediate_size": 16, "n_shared_experts": 1, "use_qk_norm": True}),
+    "gpt_oss": ("gpt_oss", {"sliding_window": WINDOW, **EXPERTS}),
+    "laguna": ("laguna", EXPERTS | {"sliding_window": WINDOW, "layer_types": ALTERNATING}),
+    "llama": ("llama", {"tie_word_embeddings": True}),
+    "llama-3": ("llama", {"rope_parameters": LLAMA_3_ROPE}),
+    "llama-biased": ("llama", {"attention_bias": True, "num_key_value_heads": 4}),
+    "minimax_m2": ("minimax_m2", EXPERTS),
+    "mistral": ("mistral", {"sliding_window": WINDOW}),
+    "mistral-full": ("mistral", {"sliding_window": None}),
+    "mixtral": ("mixtral", {"sliding_window": WINDOW, **EXPERTS}),
+    "olmo3": ("olmo3", {"sliding_window": WINDOW, "layer_types": ALTERNATING}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-window": ("qwen2", {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 2}),
+    "qwen3": ("qwen3", {"rope_parameters": YARN}),
+    "qwen3_moe": ("qwen3_moe", EXPERTS | {"norm_topk_prob": True}),
+    "qwen3_next": ("qwen3_next", {**EXPERTS, **LINEAR, "shared_expert_intermediate_size": 16}),
+    "qwen3_5": ("qwen3_5_text", LINEAR),
+    "qwen3_5_moe": ("qwen3_5_moe_text", {**EXPERTS, **LINEAR, "shared_expert_intermediate_size": 16}),
+}
+SEQUENTIAL_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_next": PACKED["qwen3_next"], "qwen3_5": PACKED["qwen3_5"],
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"] * 2}), "diffllama": ("diffllama", {}),
+    "doge": ("doge", {}),
+    "gptj": ("gptj", {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 2048, "rotary_dim": 8}),
+    "gpt_oss": PACKED["gpt_oss"], "gemma3_text": PACKED["gemma3_text"], "deepseek_v3": PACKED["deepseek_v3"],
+}  # fmt: skip
+
 
 def random_model(model_type: str, **settings: Any) -> PreTrainedModel:
     """With weights so large that attention is far from uniform, and no two norms or sinks alike."""
@@ -61,6 +99,12 @@ def random_model(model_type: str, **settings: Any) -> PreTrainedModel:
         if parameter.dim() == 1:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
     return model.eval()
+
+
+def family_model(name: str) -> PreTrainedModel:
+    """A model of those that packed and sequential targets are compared on."""
+    model_type, settings = (PACKED | SEQUENTIAL_MODELS)[name]
+    return random_model(model_type, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,3 +180,125 @@ def relative_error(found: Results, expected: Results) -> float:
             if theirs.numel():
                 errors.append(float((ours - theirs).abs().max() / theirs.abs().max()))
     return max(errors)
+
+
+SIZES = DraftSizes(vocab_size=random_pairs.VOCAB_SIZE)
+PUBLISHED: dict[str, Any] = {
+    **{"vocab_size": SIZES.vocab_size, "hidden_size": SIZES.hidden, "intermediate_size": SIZES.intermediate},
+    **{"num_hidden_layers": SIZES.num_target_layers, "num_attention_heads": 4, "num_key_value_heads": 2},
+    **{"head_dim": 16, "max_position_embeddings": 1024, "initializer_range": 0.2},
+    **{"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None},
+}
+SLIDING = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2}
+HYBRID: dict[str, Any] = LINEAR | {
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"] * 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}
+SHARED_EXPERT = EXPERTS | {"shared_expert_intermediate_size": 16}
+INTERLEAVED = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
+QWEN_3_5 = HYBRID | {"rope_parameters": HYBRID["rope_parameters"] | INTERLEAVED}
+DEEPSEEK = {key: value for key, value in (MLA | ROUTED).items() if key != "head_dim"}
+PUBLISHED_GEMMA_4 = SLIDING | {
+    **{"global_head_dim": 24, "num_key_value_heads": 4, "num_global_key_value_heads": 2, "attention_k_eq_v": True},
+    **{"final_logit_softcapping": 5.0, "hidden_size_per_layer_input": 0},
+}
+GEMMA_4_MOE = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}
+SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+QWEN_VISION = {
+    **{"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": SIZES.hidden},
+    "num_position_embeddings": 16,
+}
+
+SEQUENTIAL = ("muse-glimmer",)
+"""Families that run one request after the other."""
+Family = tuple[str, dict[str, Any]]
+"""A class of transformers, and its configuration; `text_config` holds the language model's where it is nested."""
+FAMILIES: dict[str, Family] = {
+    "qwen3": ("Qwen3ForCausalLM", {"model_type": "qwen3"}),
+    "qwen3-moe": ("Qwen3MoeForCausalLM", {"model_type": "qwen3_moe", **EXPERTS}),
+    "qwen3-next": ("Qwen3NextForCausalLM", {"model_type": "qwen3_next", **HYBRID, **SHARED_EXPERT}),
+    "qwen3.5": (
+        "Qwen3_5ForConditionalGeneration",
+        {
+            "model_type": "qwen3_5",
+            "text_config": {"model_type": "qwen3_5_text", **QWEN_3_5},
+            "vision_config": QWEN_VISION,
+        },
+    ),
+    "qwen3.5-moe": (
+        "Qwen3_5MoeForConditionalGeneration",
+        {
+            "model_type": "qwen3_5_moe",
+            "text_config": {"model_type": "qwen3_5_moe_text", **QWEN_3_5, **SHARED_EXPERT},
+            "vision_config": QWEN_VISION,
+        },
+    ),
+    "llama": ("LlamaForCausalLM", {"model_type": "llama", "rope_parameters": LLAMA_3_ROPE}),
+    "gemma3": (
+        "Gemma3ForConditionalGeneration",
+        {
+            "model_type": "gemma3",
+            "text_config": {"model_type": "gemma3_text", **SLIDING, "query_pre_attn_scalar": 16},
+            "vision_config": SMALL | {"model_type": "siglip_vision_model", "image_size": 28, "patch_size": 14},
+            "mm_tokens_per_image": 4,
+        },
+    ),
+    "gemma4": (
+        "Gemma4ForConditionalGeneration",
+        {
+            "model_type": "gemma4",
+            "text_config": {"model_type": "gemma4_text", **PUBLISHED_GEMMA_4},
+            "vision_config": SMALL | {"model_type": "gemma4_vision", "num_key_value_heads": 2, "head_dim": 8},
+        },
+    ),
+    "gemma4-moe": (
+        "Gemma4ForConditionalGeneration",
+        {"model_type": "gemma4", "text_config": {"model_type": "gemma4_text", **PUBLISHED_GEMMA_4, **GEMMA_4_MOE}},
+    ),
+    "deepseek-v3": ("DeepseekV3ForCausalLM", {"model_type": "deepseek_v3", **DEEPSEEK}),
+    "kimi-k2.5": (
+        "Kimi_K25ForConditionalGeneration",
+        {
+            "model_type": "kimi_k25",
+            "text_config": {"model_type": "kimi_k2", **DEEPSEEK},
+            "vision_config": SMALL | {"model_type": "kimi_k25_vision"},
+            **{"projection_hidden_size": 16, "image_token_id": 163605, "tie_word_embeddings": False},
+        },
+    ),
+    "gpt-oss": ("GptOssForCausalLM", {"model_type": "gpt_oss", **EXPERTS, "sliding_window": WINDOW}),
+    "muse-glimmer": (
+        "MuseGlimmerForConditionalGeneration",
+        {
+            "model_type": "muse_glimmer",
+            "text_config": {"model_type": "muse_glimmer_text", **SLIDING},
+            "vision_config": SMALL | {"model_type": "muse_glimmer_vision", "pos_emb_height": 4, "pos_emb_width": 4},
+        },
+    ),
+    "minimax-m2": ("MiniMaxM2ForCausalLM", {"model_type": "minimax_m2", **EXPERTS}),
+}
+
+
+def write_family(path: Path, name: str) -> PreTrainedModel:
+    """Writes config.json and weights into `path`; the model as it was written, with transformers' own attention."""
+    class_name, facts = FAMILIES[name]
+    facts = dict(facts)
+    if "text_config" in facts:
+        facts["text_config"] = _text_facts(facts["text_config"])
+    else:
+        facts = _text_facts(facts)
+    torch.manual_seed(1)
+    config = AutoConfig.for_model(facts.pop("model_type"), **facts)
+    config._attn_implementation = "eager"
+    model: PreTrainedModel = getattr(transformers, class_name)(config)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    model.eval().save_pretrained(path)
+    return model
+
+
+def _text_facts(facts: dict[str, Any]) -> dict[str, Any]:
+    """Latent attention has no head_dim: its heads have parts with and without rotation."""
+    return {
+        key: value for key, value in (PUBLISHED | facts).items() if key != "head_dim" or "kv_lora_rank" not in facts
+    }

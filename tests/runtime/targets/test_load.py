@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged targets: what transformers would replace with something of its own is refused."""
+"""Loading a target: damaged ones are refused, and memory, type and shares of ranks are judged before."""
 
 from __future__ import annotations
 
@@ -13,13 +13,241 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from dflash_trt.checkpoint.safetensors_file import Tensor
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.checkpoint.tokenizer import load_tokenizer
-from dflash_trt.errors import CheckpointError
-from dflash_trt.runtime.targets.huggingface import load_model, make_target, stop_token_ids
+from dflash_trt.checkpoint.weights import read_weights
+from dflash_trt.errors import CheckpointError, RequestError
+from dflash_trt.runtime.targets import huggingface
+from dflash_trt.runtime.targets.dtype import target_dtype
+from dflash_trt.runtime.targets.huggingface import (
+    check_memory,
+    free_bytes,
+    load_model,
+    loaded_bytes,
+    make_target,
+    stop_token_ids,
+)
 from dflash_trt.runtime.targets.refusal import NOT_RUN
+from dflash_trt.runtime.targets.sharding import GPT_OSS_PLAN, sharding
 from tests.checkpoint.samples import refusal
 from tests.paths import FIXTURES
+
+
+def stored_as(directory: Path, dtype: torch.dtype, names: str = "") -> Path:
+    """The weights of the fixture, those with `names` in their names in another type."""
+    tensors = load_file(TARGET / "model.safetensors")
+    directory.mkdir()
+    changed = {name: tensor.to(dtype) if names in name else tensor for name, tensor in tensors.items()}
+    save_file(changed, directory / "model.safetensors")
+    return directory
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])
+def test_auto_holds_every_value(stored: torch.dtype, tmp_path: Path) -> None:
+    directory = stored_as(tmp_path / "target", stored)
+    for asked in ("auto", "float32"):
+        assert target_dtype(asked, directory, read_weights(directory)) == torch.float32
+
+
+@pytest.mark.parametrize("name", ["float16", "float32"])
+def test_bfloat16_rounds_no_other_type(name: str, tmp_path: Path) -> None:
+    directory = stored_as(tmp_path / "target", getattr(torch, name))
+    message = refusal(lambda: target_dtype("bfloat16", directory, read_weights(directory)), CheckpointError)
+    assert f"{directory}: dtype bfloat16: expected weights in bfloat16, found {name} (" in message
+    assert "hint: decode it with --dtype float32" in message
+
+
+def test_a_few_tensors_of_another_type(tmp_path: Path) -> None:
+    """Norms in FLOAT stand in many BF16 checkpoints; one tensor in FP16 is no BF16 checkpoint's."""
+    few = stored_as(tmp_path / "few", torch.float32, "norm")
+    assert target_dtype("bfloat16", few, read_weights(few)) == torch.bfloat16
+    one = stored_as(tmp_path / "one", torch.float16, "lm_head")
+    message = refusal(lambda: target_dtype("bfloat16", one, read_weights(one)), CheckpointError)
+    assert "found float16 (lm_head.weight)" in message
+
+
+@pytest.mark.parametrize("asked", ["float16", "BF16", ""])
+def test_no_such_type(asked: str) -> None:
+    expected = "dtype: expected auto, float32 or bfloat16, found"
+    assert expected in refusal(lambda: target_dtype(asked, TARGET, {}), RequestError)
+
+
+@pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-gpt-oss"])
+def test_half_the_bytes(name: str) -> None:
+    directory = FIXTURES / name
+    spec = read_target(directory).spec
+    full, half = (load_model(directory, spec, [0], dtype=dtype) for dtype in ("float32", "bfloat16"))
+    assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
+    assert sum(p.nbytes for p in full.parameters()) == 2 * sum(p.nbytes for p in half.parameters())
+    per_token = [make_target(model, [0], 1).cache_bytes_per_token for model in (full, half)]
+    assert per_token[0] == 2 * per_token[1] > 0
+
+
+def test_half_the_memory_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, weights = read_target(TARGET).spec, read_weights(TARGET)
+    needed = huggingface.loaded_bytes(weights, torch.bfloat16)
+    monkeypatch.setattr(huggingface, "free_bytes", lambda: needed)
+    message = refusal(lambda: load_model(TARGET, spec, [0]), CheckpointError)
+    assert "computed with as 32-bit numbers" in message
+    assert "hint: --dtype bfloat16 halves them" in message
+    load_model(TARGET, spec, [0], dtype="bfloat16")
+    monkeypatch.setattr(huggingface, "free_bytes", lambda: needed - 1)
+    message = refusal(lambda: load_model(TARGET, spec, [0], dtype="bfloat16"), CheckpointError)
+    assert "computed with as 16-bit numbers" in message
+    assert "--dtype" not in message
+
+
+def write_config(directory: Path, **facts: object) -> Path:
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(facts))
+    return directory
+
+
+@pytest.mark.parametrize(("name", "facts"), [("tiny-gpt-oss", (8, 8, GPT_OSS_PLAN)), ("tiny-qwen3", (4, 1, None))])
+def test_gpt_oss_is_sharded_to_the_last_head_and_expert_and_others_by_their_plan(name: str, facts: Any) -> None:
+    config = sharding(FIXTURES / name, facts[0])
+    assert (config.tp_size, config.ep_size, config.tp_plan) == facts
+
+
+def test_heads_must_be_divisible() -> None:
+    directory = FIXTURES / "tiny-qwen3"
+    with pytest.raises(CheckpointError) as caught:
+        sharding(directory, 8)
+    expected = f"{directory}: num_key_value_heads: expected a multiple of the number of ranks, 8, found 4"
+    assert caught.value.message == expected
+    assert caught.value.hint == "start 4 ranks with --tp 4"
+
+
+@pytest.mark.parametrize(
+    ("facts", "named", "most"),
+    [
+        ({"num_attention_heads": 12, "num_key_value_heads": 16, "num_local_experts": 8}, "num_attention_heads", 4),
+        ({"num_attention_heads": 16, "num_key_value_heads": 16, "num_local_experts": 6}, "num_local_experts", 2),
+        ({"num_attention_heads": 15, "num_key_value_heads": 5, "num_local_experts": 8}, "num_attention_heads", 1),
+    ],
+)
+def test_the_part_that_does_not_divide_is_named(tmp_path: Path, facts: dict[str, int], named: str, most: int) -> None:
+    directory = write_config(tmp_path / "target", model_type="gpt_oss", **facts)
+    with pytest.raises(CheckpointError, match=f"{named}: expected a multiple of the number of ranks, 8") as caught:
+        sharding(directory, 8)
+    assert caught.value.hint.endswith(f"--tp {most}")
+
+
+def test_a_dense_model_has_no_experts_to_divide(tmp_path: Path) -> None:
+    directory = write_config(tmp_path / "t", model_type="qwen3", num_attention_heads=8, num_key_value_heads=8)
+    assert sharding(directory, 8).tp_size == 8
+
+
+def test_a_multimodal_model_is_judged_by_its_text(tmp_path: Path) -> None:
+    text = {"model_type": "gemma3_text", "num_attention_heads": 8, "num_key_value_heads": 4}
+    directory = write_config(tmp_path / "t", model_type="gemma3", text_config=text)
+    assert sharding(directory, 4).tp_size == 4
+    with pytest.raises(CheckpointError, match="num_key_value_heads"):
+        sharding(directory, 8)
+
+
+def test_layers_with_heads_of_their_own_are_judged_one_by_one(tmp_path: Path) -> None:
+    """Gemma 4's: transformers refuses to say a number for all layers."""
+    text = {"model_type": "gemma4_text", "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4}
+    text |= {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
+    directory = write_config(tmp_path / "t", model_type="gemma4", text_config=text)
+    assert sharding(directory, 2).tp_size == 2
+    with pytest.raises(CheckpointError, match=r"num_key_value_heads: expected a multiple of .* 4, found 2") as caught:
+        sharding(directory, 4)
+    assert caught.value.hint == "start 2 ranks with --tp 2"
+
+
+def test_a_model_without_a_plan_is_refused(tmp_path: Path) -> None:
+    directory = write_config(tmp_path / "target", model_type="gpt2")
+    with pytest.raises(
+        CheckpointError, match="expected one that transformers has a tensor-parallel plan for"
+    ) as caught:
+        sharding(directory, 2)
+    assert "found gpt2" in caught.value.message
+    assert caught.value.hint == "decode it on one rank: leave --tp out"
+
+
+TARGET = FIXTURES / "tiny-qwen3"
+
+
+def tensor(name: str, dtype: str, *shape: int) -> Tensor:
+    return Tensor(name=name, dtype=dtype, shape=shape, file=Path("w"), offset=0, num_bytes=0)
+
+
+def weights(*tensors: Tensor) -> dict[str, Tensor]:
+    return {each.name: each for each in tensors}
+
+
+def test_every_weight_becomes_a_float() -> None:
+    mixed = weights(tensor("a", "BF16", 3, 4), tensor("b", "F32", 2), tensor("c", "BF16"))
+    assert loaded_bytes(mixed, torch.float32) == 4 * (12 + 2 + 1)
+    assert loaded_bytes(mixed, torch.bfloat16) == 2 * (12 + 2 + 1)
+
+
+def test_embeddings_that_are_the_head_are_laid_out_once_more() -> None:
+    table, head = tensor("model.embed_tokens.weight", "BF16", 8, 4), tensor("lm_head.weight", "BF16", 8, 4)
+    assert loaded_bytes(weights(table), torch.float32) == loaded_bytes(weights(table, head), torch.float32) == 4 * 64
+    assert loaded_bytes(weights(table), torch.bfloat16) == 2 * 32
+
+
+def test_packed_experts_are_unpacked() -> None:
+    """gpt-oss: gate_up_proj_blocks U8 [E, 2I, H/32, 16], two codes a byte, and a scale for 32 of them."""
+    blocks, scales = tensor("x.gate_up_proj_blocks", "U8", 2, 8, 3, 16), tensor("x.gate_up_proj_scales", "U8", 2, 8, 3)
+    assert loaded_bytes(weights(blocks, scales), torch.float32) == 4 * (2 * 8 * 3 * 32)
+    assert loaded_bytes(weights(scales), torch.float32) == 4 * (2 * 8 * 3)  # of something else
+
+
+def test_one_layers_experts_are_laid_out_beside_themselves() -> None:
+    """Their first matrices: one after the other as checkpoints of Qwen, MiniMax and gpt-oss name them."""
+    experts = [
+        *(
+            tensor(f"l.0.mlp.experts.{e}.{name}.weight", "BF16", 3, 4)
+            for e in (0, 1)
+            for name in ("gate_proj", "up_proj")
+        ),
+        tensor("l.0.mlp.experts.0.down_proj.weight", "BF16", 4, 3),
+        *(tensor(f"l.1.moe.experts.0.{name}.weight", "BF16", 3, 4) for name in ("w1", "w2", "w3")),
+        tensor("l.2.mlp.experts.gate_up_proj_blocks", "U8", 2, 3, 1, 5),
+    ]
+    values = 4 * 12 + 12 + 3 * 12 + 60
+    assert loaded_bytes(weights(*experts), torch.float32) == 4 * (values + 60)
+    assert loaded_bytes(weights(*experts[:-1]), torch.float32) == 4 * (values - 60 + 4 * 12)
+    assert loaded_bytes(weights(*experts[5:-1]), torch.float32) == 4 * (3 * 12 + 2 * 12)
+    assert loaded_bytes(weights(*experts), torch.bfloat16) == 2 * (values + 60)
+
+
+def test_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda: 1_500_000_000)
+    large = weights(tensor("a", "BF16", 10**9))
+    message = refusal(lambda: check_memory(Path("large"), large, torch.float32))
+    assert "large: expected 4.0 GB of free memory for its weights" in message
+    assert "found 1.5 GB" in message
+    check_memory(Path("large"), large, torch.float32, num_ranks=4)
+
+
+def test_it_is_asked_before_the_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = loaded_bytes(read_weights(TARGET), torch.float32)
+    monkeypatch.setattr(memory, "free_bytes", lambda: needed - 1)
+    assert "of free memory for its weights" in refusal(lambda: load_model(TARGET, read_target(TARGET).spec, [0]))
+    monkeypatch.setattr(memory, "free_bytes", lambda: needed)
+    assert 4 * load_model(TARGET, read_target(TARGET).spec, [0]).num_parameters() <= needed
+
+
+def test_this_machine_has_memory() -> None:
+    free = free_bytes()
+    assert 2**20 < free < 2**50
+
+
+@pytest.mark.parametrize(("limit", "room"), [("max", None), ("1000000", 400_000), ("500000", 0)])
+def test_a_containers_limit(limit: str, room: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "memory.max").write_text(limit)
+    (tmp_path / "memory.stat").write_text("anon 600000\nfile 300000\n")
+    monkeypatch.setattr(memory, "_own_cgroup", lambda: tmp_path)
+    assert huggingface._cgroup_room() == room
+    if room is not None:
+        assert free_bytes() == room
+
 
 TENSOR = "model.layers.1.mlp.up_proj.weight"
 

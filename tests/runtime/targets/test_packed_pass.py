@@ -25,60 +25,19 @@ from tests.runtime.targets.families import (
     ALTERNATING,
     EXPERTS,
     GEMMA_4,
-    LINEAR,
-    LLAMA_3_ROPE,
-    MLA,
     NUM_SLOTS,
-    PER_LAYER_EMBEDDINGS,
-    ROUTED,
+    PACKED,
+    SEQUENTIAL_MODELS,
     TAPS,
     VOCAB_SIZE,
-    WINDOW,
-    YARN,
     computed,
+    family_model,
     random_history,
     random_model,
     recomputed,
     relative_error,
 )
 
-PACKED: dict[str, tuple[str, dict[str, Any]]] = {
-    "deepseek_v3": ("deepseek_v3", MLA | ROUTED),
-    "gemma2": ("gemma2", {"sliding_window": WINDOW, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 9}),
-    "gemma3_text": ("gemma3_text", {"sliding_window": WINDOW, "layer_types": ALTERNATING}),
-    "gemma4": ("gemma4_text", GEMMA_4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
-    "gemma4-moe": ("gemma4_text", GEMMA_4 | {"enable_moe_block": True, "top_k_experts": 2, **EXPERTS}),
-    "gemma4-small": ("gemma4_text", GEMMA_4 | {"num_kv_shared_layers": 2, **PER_LAYER_EMBEDDINGS}),
-    "glm4_moe": ("glm4_moe", ROUTED | {"moe_intermediate_size": 16, "n_shared_experts": 1, "use_qk_norm": True}),
-    "gpt_oss": ("gpt_oss", {"sliding_window": WINDOW, **EXPERTS}),
-    "laguna": ("laguna", EXPERTS | {"sliding_window": WINDOW, "layer_types": ALTERNATING}),
-    "llama": ("llama", {"tie_word_embeddings": True}),
-    "llama-3": ("llama", {"rope_parameters": LLAMA_3_ROPE}),
-    "llama-biased": ("llama", {"attention_bias": True, "num_key_value_heads": 4}),
-    "minimax_m2": ("minimax_m2", EXPERTS),
-    "mistral": ("mistral", {"sliding_window": WINDOW}),
-    "mistral-full": ("mistral", {"sliding_window": None}),
-    "mixtral": ("mixtral", {"sliding_window": WINDOW, **EXPERTS}),
-    "olmo3": ("olmo3", {"sliding_window": WINDOW, "layer_types": ALTERNATING}),
-    "qwen2": ("qwen2", {}),
-    "qwen2-window": ("qwen2", {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 2}),
-    "qwen3": ("qwen3", {"rope_parameters": YARN}),
-    "qwen3_moe": ("qwen3_moe", EXPERTS | {"norm_topk_prob": True}),
-    "qwen3_next": ("qwen3_next", {**EXPERTS, **LINEAR, "shared_expert_intermediate_size": 16}),
-    "qwen3_5": ("qwen3_5_text", LINEAR),
-    "qwen3_5_moe": ("qwen3_5_moe_text", {**EXPERTS, **LINEAR, "shared_expert_intermediate_size": 16}),
-}
-SEQUENTIAL: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3_next": PACKED["qwen3_next"],
-    "qwen3_5": PACKED["qwen3_5"],
-    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"] * 2}),
-    "diffllama": ("diffllama", {}),
-    "doge": ("doge", {}),
-    "gptj": ("gptj", {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 2048, "rotary_dim": 8}),
-    "gpt_oss": PACKED["gpt_oss"],
-    "gemma3_text": PACKED["gemma3_text"],
-    "deepseek_v3": PACKED["deepseek_v3"],
-}
 TOLERANCE = 1e-4
 
 
@@ -92,33 +51,23 @@ def test_every_packed_family_is_compared() -> None:
     assert {model_type for model_type, _ in PACKED.values()} == PACKED_MODEL_TYPES
 
 
+@pytest.mark.parametrize("by_torch", [False, True])
 @pytest.mark.parametrize("name", PACKED)
 @pytest.mark.usefixtures("small_cache")
-def test_a_packed_pass_is_the_models_own(name: str) -> None:
-    model_type, settings = PACKED[name]
-    model, turns = random_model(model_type, **settings), random_history(seed=len(name))
+def test_a_packed_pass_is_the_models_own(name: str, by_torch: bool) -> None:
+    """By torch's operators, too, which run on a GPU and where runtime/cpu is not used."""
+    model, turns = family_model(name), random_history(seed=len(name))
     expected = recomputed(model, turns)
     assert can_pack(model)
-    target = make_target(model, TAPS, NUM_SLOTS, accelerate)
+    target = PackedTarget(model, TAPS, NUM_SLOTS) if by_torch else make_target(model, TAPS, NUM_SLOTS, accelerate)
     assert isinstance(target, PackedTarget)
     assert relative_error(computed(target, turns), expected) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", PACKED)
-@pytest.mark.usefixtures("small_cache")
-def test_a_packed_pass_by_torchs_operators_is_the_models_own(name: str) -> None:
-    """Torch's operators run on a GPU, and where runtime/cpu is not used."""
-    model_type, settings = PACKED[name]
-    model, turns = random_model(model_type, **settings), random_history(seed=len(name))
-    expected = recomputed(model, turns)
-    assert relative_error(computed(PackedTarget(model, TAPS, NUM_SLOTS), turns), expected) < TOLERANCE
-
-
-@pytest.mark.parametrize("name", SEQUENTIAL)
+@pytest.mark.parametrize("name", SEQUENTIAL_MODELS)
 def test_a_sequential_pass_is_the_models_own(name: str) -> None:
     """Recurrent state included, which is computed again where tokens are taken back."""
-    model_type, settings = SEQUENTIAL[name]
-    model, turns = random_model(model_type, **settings), random_history(seed=len(name))
+    model, turns = family_model(name), random_history(seed=len(name))
     expected = recomputed(model, turns)
     assert can_pack(model) is (name in PACKED)
     assert relative_error(computed(SequentialTarget(model, TAPS, NUM_SLOTS), turns), expected) < TOLERANCE
@@ -130,15 +79,14 @@ def test_a_sequential_pass_is_the_models_own(name: str) -> None:
 @pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "qwen3_5"])
 @pytest.mark.usefixtures("small_cache")
 def test_any_history(name: str, seed: int) -> None:
-    model_type, settings = PACKED[name]
-    model, turns = random_model(model_type, **settings), random_history(seed, num_turns=8)
+    model, turns = family_model(name), random_history(seed, num_turns=8)
     expected = recomputed(model, turns)
     target = PackedTarget(model, TAPS, NUM_SLOTS, accelerate(model))
     assert relative_error(computed(target, turns), expected) < TOLERANCE
 
 
 def test_a_long_sequence_outgrows_the_cache() -> None:
-    model = random_model("gpt_oss", sliding_window=WINDOW, **EXPERTS)
+    model = family_model("gpt_oss")
     turns = random_history(seed=12, num_turns=6, longest=600)
     expected = recomputed(model, turns)
     target = PackedTarget(model, TAPS, NUM_SLOTS, accelerate(model))
@@ -196,14 +144,14 @@ def test_positions_that_depend_on_the_longest_request_are_not_packed(rope_type: 
 
 @pytest.mark.parametrize("target_type", [PackedTarget, SequentialTarget])
 def test_bytes_per_token_are_those_of_k_and_v(target_type: type[PackedTarget | SequentialTarget]) -> None:
-    gpt_oss = target_type(random_model("gpt_oss", sliding_window=WINDOW, **EXPERTS), TAPS, NUM_SLOTS)
+    gpt_oss = target_type(family_model("gpt_oss"), TAPS, NUM_SLOTS)
     assert gpt_oss.cache_bytes_per_token == 4 * (4 * 2 * (16 + 16))  # FLOAT, layers, heads, dimensions of K and V
-    latent = target_type(random_model("deepseek_v3", **(MLA | ROUTED)), TAPS, NUM_SLOTS)
+    latent = target_type(family_model("deepseek_v3"), TAPS, NUM_SLOTS)
     if target_type is SequentialTarget:  # transformers keeps the latent vector and the rotated part of k
         assert latent.cache_bytes_per_token == 4 * (4 * (16 + 8))
     else:
         assert latent.cache_bytes_per_token == 4 * (4 * 4 * (16 + 12))
-        model = random_model("deepseek_v3", **(MLA | ROUTED))
+        model = family_model("deepseek_v3")
         accelerated = PackedTarget(model, TAPS, NUM_SLOTS, accelerate(model))
         assert accelerated.cache_bytes_per_token == 4 * (4 * 4 * (16 + 16))  # 12 of V, filled up to a vector
 
@@ -211,8 +159,7 @@ def test_bytes_per_token_are_those_of_k_and_v(target_type: type[PackedTarget | S
 @pytest.mark.parametrize("target_type", [PackedTarget, SequentialTarget])
 def test_state_of_fixed_size_is_counted_for_each_slot(target_type: type[PackedTarget | SequentialTarget]) -> None:
     """Twice, because a rollback needs the state before the last segment."""
-    model_type, settings = PACKED["qwen3_5"]
-    target = target_type(random_model(model_type, **settings), TAPS, NUM_SLOTS)
+    target = target_type(family_model("qwen3_5"), TAPS, NUM_SLOTS)
     assert target.cache_bytes_per_token == 4 * (2 * 2 * (16 + 16))
     channels, kernel = 2 * 2 * 8 + 4 * 8, 4
     columns = kernel - 1 if target_type is PackedTarget else kernel  # transformers keeps one that it never reads
@@ -238,12 +185,11 @@ def test_a_model_whose_tokens_cannot_be_taken_back_is_refused() -> None:
     refusal = "model_type: expected a model from whose cache transformers can take tokens back, found"
     with pytest.raises(CheckpointError, match=f"{refusal} bert: its output would change with rejected drafts"):
         make_target(random_model("bert"), TAPS, NUM_SLOTS)
-    model_type, settings = SEQUENTIAL["qwen3_next"]
     with (
         patch.object(DynamicCache, "is_croppable", PropertyMock(return_value=True)),
-        pytest.raises(CheckpointError, match=f"{refusal} {model_type}"),
+        pytest.raises(CheckpointError, match=f"{refusal} qwen3_next"),
     ):
-        SequentialTarget(random_model(model_type, **settings), TAPS, NUM_SLOTS)
+        SequentialTarget(family_model("qwen3_next"), TAPS, NUM_SLOTS)
 
 
 def test_a_model_with_a_cache_of_its_own_is_refused() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenTelemetry traces: the SDK's own exporter in memory, and a collector that the command exports to."""
+"""What a server shows of its work: OpenTelemetry traces, /metrics by vLLM's names, and what the dashboard asks for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,87 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
+from prometheus_client.parser import text_string_to_metric_families
 
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.server.tracing import Tracing, open_tracing
-from tests.runtime.server.live import MODEL, PATIENCE, Live, serving, until
-from tests.runtime.server.process import started
+from tests.runtime.server.live import LONG, MODEL, PATIENCE, Live, serving, started, until
+from tests.tools.dashboards.queries import expressions, metrics, selectors
+
+
+def test_every_metric_and_label_is_on_the_page(live: Live) -> None:
+    live.complete(prompt="def f(", max_tokens=9, temperature=0)
+    page: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(live.http.get("/metrics").text):
+        for sample in family.samples:
+            page.setdefault(sample.name, set()).update(sample.labels)
+    assert metrics("dflash_trt") - set(page) == set()
+    for expression in expressions("dflash_trt"):
+        for selector in selectors(expression):
+            asked = {matcher.name for matcher in selector.matchers.matchers} - {"instance"}  # Prometheus's own label
+            assert asked <= page[selector.name], expression
+
+
+# Of vLLM's docs (usage/metrics) and sources (v1/metrics/loggers.py, v1/spec_decode/metrics.py).
+COUNTERS = {
+    "vllm:spec_decode_num_drafts_total": "acceptance.drafting_passes",
+    "vllm:spec_decode_num_draft_tokens_total": "acceptance.proposed",
+    "vllm:spec_decode_num_accepted_tokens_total": "acceptance.accepted",
+    "vllm:generation_tokens_total": "output_tokens",
+    "vllm:num_requests_running": "running",
+    "vllm:num_requests_waiting": "waiting",
+}
+HISTOGRAMS = (
+    "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds", "vllm:e2e_request_latency_seconds",
+    "vllm:request_queue_time_seconds", "vllm:request_prefill_time_seconds", "vllm:request_decode_time_seconds",
+    "vllm:request_inference_time_seconds", "vllm:request_time_per_output_token_seconds",
+    "vllm:request_prompt_tokens", "vllm:request_generation_tokens",
+)  # fmt: skip
+Samples = dict[tuple[str, str], float]
+
+
+def scrape(live: Live) -> Samples:
+    """By name and the last label's value."""
+    samples: Samples = {}
+    response = live.http.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=")
+    for family in text_string_to_metric_families(response.text):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            if family.name.startswith("vllm:"):
+                assert (labels.pop("model_name"), labels.pop("engine")) == (MODEL, "0")
+            samples[sample.name, ",".join(labels.values())] = sample.value
+    return samples
+
+
+def test_counters_are_the_decoders(live: Live) -> None:
+    before, steps = scrape(live), live.llm.metrics().acceptance.passes
+    answers = [
+        live.complete(prompt="def f(", max_tokens=30, temperature=0),
+        live.complete(prompt="def f(", max_tokens=30, temperature=0, draft_length=0),  # counts for no draft
+        live.complete(prompt=["import os", "class A"], max_tokens=9, temperature=0, ignore_eos=True),
+    ]
+    live.events(prompt="def f(", max_tokens=30, temperature=0)
+    after, readings = scrape(live), live.llm.metrics()
+    for name, field in COUNTERS.items():
+        assert after[name, ""] == attrgetter(field)(readings), name
+    for position in range(7):
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+        assert after[name, str(position)] == readings.acceptance.accepted_by_position[position]
+    grown = {key: after[key] - before[key] for key in after if key in before}
+    assert grown["vllm:prompt_tokens_total", ""] == sum(answer["usage"]["prompt_tokens"] for answer in answers) + 3
+    figures = answers[0]["metrics"]["speculative_decoding"]
+    assert grown["vllm:spec_decode_num_drafts_total", ""] > 2 * figures["num_spec_steps"]
+    assert sum(grown["vllm:request_success_total", reason] for reason in ("stop", "length", "abort")) == 5
+    for name in HISTOGRAMS:
+        count = grown[f"{name}_count", ""]
+        assert count == 5 if name != "vllm:inter_token_latency_seconds" else count == readings.acceptance.passes - steps
+        assert after[f"{name}_bucket", "+Inf"] == after[f"{name}_count", ""]
+
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-LONG: dict[str, Any] = {"prompt": "def f(", "max_tokens": 2000, "ignore_eos": True, "stream": True}
 
 
 class Traced:
@@ -41,13 +113,11 @@ class Traced:
         self.exporter = exporter
 
     def spans(self) -> tuple[ReadableSpan, list[ReadableSpan]]:
-        """Of one request, and its children, in the order of their beginnings; nothing else was traced."""
+        """The span of one request, and its children in the order of their beginnings; nothing else was traced."""
         until(lambda: any(span.kind is SpanKind.SERVER for span in self.exporter.get_finished_spans()))
         *children, parent = self.exporter.get_finished_spans()
         assert parent.kind is SpanKind.SERVER
-        assert parent.context is not None
         for child in children:
-            assert child.parent is not None
             assert (child.parent.trace_id, child.parent.span_id) == (parent.context.trace_id, parent.context.span_id)
         return parent, sorted(children, key=lambda span: span.start_time or 0)
 
@@ -78,8 +148,6 @@ def test_a_request_has_queue_prefill_and_decode(traced: Traced, stream: bool, ca
     assert response.status_code == 200
     span, children = traced.spans()
     assert (span.name, span.status.status_code) == (f"text_completion {MODEL}", StatusCode.UNSET)
-    assert span.context is not None
-    assert span.parent is not None
     assert (f"{span.context.trace_id:032x}", f"{span.parent.span_id:016x}") == (TRACE, PARENT)
     until(lambda: f"trace {TRACE}" in caplog.text)
     attributes = dict(span.attributes or {})
