@@ -123,10 +123,7 @@ def test_the_table_of_ranks_of_which_some_have_no_engine(
     [
         ([rank(0), rank(1, gpu=1), rank(2, host="b")], []),
         ([rank(0, gpu=None), rank(1, gpu=None)], []),
-        (
-            [rank(0), rank(1)],
-            ["rank 1 (a): expected a GPU of its own, found NVIDIA B300 uuid-0, which rank 0 uses"],
-        ),
+        ([rank(0), rank(1)], ["rank 1 (a): expected a GPU of its own, found NVIDIA B300 uuid-0, which rank 0 uses"]),
         ([rank(0), rank(1, gpu=None)], ["rank 1 (a): no usable GPU found"]),
     ],
 )

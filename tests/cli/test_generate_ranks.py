@@ -43,10 +43,7 @@ def write_prompts(file: Path) -> str:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("launcher", "num_ranks"),
-    [("torchrun", 2), ("mpiexec", 8)],
-)
+@pytest.mark.parametrize(("launcher", "num_ranks"), [("torchrun", 2), ("mpiexec", 8)])
 def test_ranks_give_the_tokens_of_one(tmp_path: Path, launcher: str, num_ranks: int) -> None:
     options = ("--token-ids", write_prompts(tmp_path / "prompts.json"), "--batch-size", "2", "--draft-length", "7")
     command = {

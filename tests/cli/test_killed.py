@@ -19,10 +19,7 @@ DEPLOYMENT = str(BUILD_CONFIGS / "gpt-oss-120b.b300x8.latency.yaml")
 # What stood there before, and what is written over it.
 COMMANDS = {
     "build": (["build", DRAFT, "--target", TARGET, "--recipe", "fp8"], ["build", DRAFT, "--target", TARGET]),
-    "build --recipe": (
-        ["build", DRAFT, "--target", TARGET],
-        ["build", DRAFT, "--target", TARGET, "--recipe", "fp8"],
-    ),
+    "build --recipe": (["build", DRAFT, "--target", TARGET], ["build", DRAFT, "--target", TARGET, "--recipe", "fp8"]),
     "quantize": (["quantize", DRAFT, "--recipe", "bf16"], ["quantize", DRAFT, "--recipe", "nvfp4"]),
     "capture": (
         ["capture", DRAFT, "--target", TARGET, *PROMPTS, "1"],

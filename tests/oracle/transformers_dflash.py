@@ -144,10 +144,7 @@ def dflash_greedy(
 
 
 def plain_greedy(
-    target: PreTrainedModel,
-    prompt_ids: Sequence[int],
-    max_new_tokens: int,
-    eos_ids: Sequence[int] | None = None,
+    target: PreTrainedModel, prompt_ids: Sequence[int], max_new_tokens: int, eos_ids: Sequence[int] | None = None
 ) -> list[int]:
     """Greedy generation without drafts: the tokens every DFlash implementation must reproduce."""
     return _generate(target, prompt_ids, max_new_tokens, eos_ids, {})

@@ -127,11 +127,7 @@ def _dspark_tensors(sizes: DraftSizes, seed: int, *, is_gated: bool) -> Tensors:
 
 
 def _config(
-    dialect: Dialect,
-    sizes: DraftSizes,
-    layer_types: list[str],
-    sliding_window: int | None,
-    dtype: torch.dtype,
+    dialect: Dialect, sizes: DraftSizes, layer_types: list[str], sliding_window: int | None, dtype: torch.dtype
 ) -> dict[str, Any]:
     config: dict[str, Any] = {
         "architectures": ["DFlashDraftModel"],
