@@ -1,19 +1,133 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the user names becomes a directory: a path, or a repository id in Hugging Face's cache."""
+"""What the user names: a path or a repository id, of which weights come only when they are computed with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import huggingface_hub
 import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+from safetensors.torch import load_file, save_file
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.checkpoint.hub import read_headers
 from dflash_trt.checkpoint.source import checkpoint_directory, checkpoint_label
+from dflash_trt.checkpoint.weights import read_weights
+from tests.checkpoint.fake_hub import FakeHub, fake_hub
 from tests.checkpoint.samples import cache_repository, refusal
+from tests.cli.commands import run_process
+from tests.paths import FIXTURES
+
+TARGET, DRAFT = "openai/tiny", str(FIXTURES / "tiny-qwen3-dflash")
+SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[FakeHub]:
+    """tiny-qwen3 in two shards of which the second is large, with what is not wanted beside it."""
+    directory = tmp_path / "repository"
+    shutil.copytree(FIXTURES / "tiny-qwen3", directory)
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    first = {name: tensor for name, tensor in tensors.items() if "layers.0" in name}
+    rest = {name: tensor for name, tensor in tensors.items() if name not in first}
+    for shard, part in zip(SHARDS, (first, rest), strict=True):
+        save_file(part, directory / shard, metadata={"format": "pt"})
+    weight_map = {name: SHARDS[name not in first] for name in tensors}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (directory / "original").mkdir()
+    for name in ("original/model.safetensors", "original/config.json", "pytorch_model.bin", "consolidated.safetensors"):
+        (directory / name).write_bytes(b"{}" * 1000)
+    with fake_hub(TARGET, directory) as served:
+        yield served
+
+
+@pytest.fixture
+def command(hub: FakeHub, tmp_path: Path) -> Command:
+    """`dflash-trt` with a cache of its own and this hub."""
+    environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+    environment |= {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+
+    def run_there(*arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
+        return run_process(*arguments, **(environment | more))
+
+    return run_there
+
+
+def size(hub: FakeHub) -> int:
+    return sum((hub.directory / shard).stat().st_size for shard in SHARDS)
+
+
+def test_headers_do_for_all_but_loading(hub: FakeHub, command: Command, tmp_path: Path) -> None:
+    described = command("inspect", TARGET, "--json")
+    assert described.returncode == 0, described.stderr
+    assert json.loads(described.stdout)["tensors"]["bytes"] == sum(
+        tensor.num_bytes for tensor in read_weights(hub.directory).values()
+    )
+    built = command("build", DRAFT, "--target", TARGET, "-o", tmp_path / "engine")
+    assert built.returncode == 0, built.stderr
+    repository = command("triton-repo", tmp_path / "engine", "--runtime", "embedded",
+                         "-o", tmp_path / "models")  # fmt: skip
+    assert repository.returncode == 0, repository.stderr
+    refused = command("generate", tmp_path / "engine", "")  # the manifest names the repository and its commit
+    assert refused.returncode == 1
+    assert "expected at least one token" in refused.stderr
+    assert not list((tmp_path / "home").rglob("*.safetensors"))
+    assert not {name for name in hub.sent if "/" in name or name.endswith(".bin") or name.startswith("consolidated")}
+
+
+@pytest.mark.full
+def test_weights_come_when_they_are_due(hub: FakeHub, command: Command, tmp_path: Path) -> None:
+    assert command("build", DRAFT, "--target", TARGET, "-o", tmp_path / "engine").returncode == 0
+    arguments = ("generate", tmp_path / "engine", "ab", "--target", TARGET, "--max-tokens", "4", "--json")
+    answered = command(*arguments)
+    assert answered.returncode == 0, answered.stderr
+    assert f"{TARGET}: fetching 2 files of weights, {size(hub) / 1e9:.1f} GB" in answered.stderr
+    assert {path.name for path in (tmp_path / "home").rglob("*.safetensors")} == set(SHARDS)
+    sent = dict(hub.sent)
+    offline = command(*arguments, HF_HUB_OFFLINE="1")  # all of it is in the cache now
+    assert (
+        json.loads(offline.stdout)["requests"][0]["token_ids"]
+        == json.loads(answered.stdout)["requests"][0]["token_ids"]
+    )
+    assert hub.sent == sent
+
+
+def test_without_a_network_and_without_weights(hub: FakeHub, command: Command, tmp_path: Path) -> None:
+    assert command("inspect", TARGET).returncode == 0
+    refused = command("inspect", TARGET, HF_HUB_OFFLINE="1")
+    assert refused.returncode == 1
+    assert f"{TARGET}: no weights in the Hugging Face cache, and HF_HUB_OFFLINE is set\n" in refused.stderr
+    assert f"hint: on a machine with network: hf download {TARGET}" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{" * 9999,
+        pytest.param(b"[]", marks=pytest.mark.full),
+        pytest.param(b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}', marks=pytest.mark.full),
+    ],
+)
+def test_headers_that_are_none(header: bytes, hub: FakeHub, command: Command) -> None:
+    (hub.directory / SHARDS[1]).write_bytes(len(header).to_bytes(8, "little") + header)
+    refused = command("inspect", TARGET)
+    assert refused.returncode == 1, refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_other_directories_are_no_snapshots(tmp_path: Path) -> None:
+    assert read_headers(tmp_path) is None
+    assert read_headers(Path("/")) is None
+    (tmp_path / "snapshots" / "x").mkdir(parents=True)
+    assert read_headers(tmp_path / "snapshots" / "x") is None
 
 
 @pytest.fixture

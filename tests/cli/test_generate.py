@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dflash-trt generate` from the outside, on the fixtures; decoding itself is tested in tests/runtime."""
+"""`dflash-trt generate` from the outside, with and without --tp; decoding itself is tested in tests/runtime."""
 
 from __future__ import annotations
 
@@ -24,7 +24,34 @@ from tests.checkpoint.samples import refusal
 from tests.cli.commands import run, run_here
 from tests.engines import trained_engine
 from tests.fixtures_data import without_template
-from tests.paths import FIXTURES
+from tests.paths import FIXTURES, REPOSITORY
+
+SCRIPTS = f"{sys.prefix}/bin"
+
+
+def answers(command: list[str], *options: str) -> list[dict[str, Any]]:
+    pair = (str(trained_engine("tiny-gpt-oss")), "--target", str(FIXTURES / "tiny-gpt-oss"))
+    arguments = [*command, "generate", *pair, "--max-tokens", "24", "--json", *options]
+    result = subprocess.run(arguments, cwd=REPOSITORY, capture_output=True, text=True, timeout=180, check=False)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)["requests"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("launcher", "num_ranks"), [("torchrun", 2), ("mpiexec", 8)])
+def test_ranks_give_the_tokens_of_one(tmp_path: Path, launcher: str, num_ranks: int) -> None:
+    (tmp_path / "prompts.json").write_text(json.dumps([list(range(40, 40 + length)) for length in (5, 90, 300)]))
+    options = ("--token-ids", str(tmp_path / "prompts.json"), "--batch-size", "2", "--draft-length", "7")
+    command = {
+        "torchrun": [f"{SCRIPTS}/torchrun", "--nproc-per-node", str(num_ranks), "-m", "dflash_trt"],
+        "mpiexec": [f"{SCRIPTS}/mpiexec", "-n", str(num_ranks), sys.executable, "-m", "dflash_trt"],
+    }[launcher]
+    one = answers([sys.executable, "-m", "dflash_trt"], *options)
+    many = answers(command, *options, "--tp", str(num_ranks), "--baseline")
+    assert [request["token_ids"] for request in many] == [request["token_ids"] for request in one]
+    assert [request["steps"] for request in many] == [request["steps"] for request in one]
+    assert all(request["identical"] for request in many)
+
 
 TARGET = FIXTURES / "tiny-qwen3"
 PROMPTS = [[5, 6, 7, 8, 9, 10], [20, 21]]
