@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +20,47 @@ from tests.paths import FIXTURES
 from tests.reference.synthetic import write_random_draft
 
 V_BIAS = "layers.1.self_attn.v_proj.bias"
+Change = Callable[[dict[str, torch.Tensor]], object]
 
 
-def test_missing_tensor(draft_dir: Path) -> None:
-    edit_tensors(draft_dir, lambda tensors: tensors.pop(V_BIAS))
-    message = refusal(lambda: read_draft(draft_dir))
-    assert message.startswith(f"{draft_dir}: missing tensor '{V_BIAS}' [32]")
-    assert "1 of 48 missing" in message
+def put(name: str, tensor: torch.Tensor) -> Change:
+    return lambda tensors: tensors.update({name: tensor})
 
 
-def test_lost_biases(draft_dir: Path) -> None:
+def without_biases(tensors: dict[str, torch.Tensor]) -> None:
     """What other converters drop without a word."""
+    for name in [name for name in tensors if name.endswith(".bias")]:
+        del tensors[name]
 
-    def drop(tensors: dict[str, torch.Tensor]) -> None:
-        for name in [name for name in tensors if name.endswith(".bias")]:
-            del tensors[name]
 
-    assert "12 of 48 missing" in refusal(lambda: read_draft(edit_tensors(draft_dir, drop)))
+SHAPES = [
+    ("fc.weight", (48, 96), [48, 144]),  # two taps instead of three
+    ("layers.0.self_attn.q_norm.weight", (64,), [16]),
+    ("layers.2.mlp.down_proj.weight", (80, 48), [48, 80]),
+    (V_BIAS, (32, 1), [32]),
+    ("norm.weight", (), [48]),
+]
+WRONG_TENSORS: list[tuple[Change, str]] = [
+    (lambda tensors: tensors.pop(V_BIAS), f"DIR: missing tensor '{V_BIAS}' [32] (1 of 48 missing)"),
+    (without_biases, "12 of 48 missing"),
+    *(
+        (put(name, torch.zeros(2)), f"found tensor '{name}' besides (1 that nothing would use)")
+        for name in ("embed_tokens.weight", "lm_head.weight", "layers.3.mlp.up_proj.weight", "d2t")
+    ),
+    *(
+        (
+            put(name, torch.zeros(shape, dtype=torch.bfloat16)),
+            f"model.safetensors: tensor '{name}': expected shape {expected}, found {list(shape)}",
+        )
+        for name, shape, expected in SHAPES
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), WRONG_TENSORS)
+def test_wrong_tensors(change: Change, words: str, draft_dir: Path) -> None:
+    message = refusal(lambda: read_draft(edit_tensors(draft_dir, change)))
+    assert words.replace("DIR", str(draft_dir)) in message
 
 
 def test_biases_that_the_facts_deny(draft_dir: Path) -> None:
@@ -44,33 +69,10 @@ def test_biases_that_the_facts_deny(draft_dir: Path) -> None:
     assert "found tensor 'layers.0.self_attn.k_proj.bias' besides (12 that nothing would use)" in message
 
 
-@pytest.mark.parametrize("name", ["embed_tokens.weight", "lm_head.weight", "layers.3.mlp.up_proj.weight", "d2t"])
-def test_extra_tensor(name: str, draft_dir: Path) -> None:
-    edit_tensors(draft_dir, lambda tensors: tensors.update({name: torch.zeros(2)}))
-    message = refusal(lambda: read_draft(draft_dir))
-    assert f"found tensor '{name}' besides (1 that nothing would use)" in message
-
-
 def test_extra_tensor_in_a_shard_is_named_with_its_file(draft_dir: Path) -> None:
     edit_tensors(draft_dir, lambda tensors: tensors.update({"zzz": torch.zeros(2)}))
     message = refusal(lambda: read_draft(shard(draft_dir)))
     assert message.startswith(f"{draft_dir}/model-0000")
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "expected"),
-    [
-        ("fc.weight", (48, 96), [48, 144]),  # two taps instead of three
-        ("layers.0.self_attn.q_norm.weight", (64,), [16]),
-        ("layers.2.mlp.down_proj.weight", (80, 48), [48, 80]),
-        (V_BIAS, (32, 1), [32]),
-        ("norm.weight", (), [48]),
-    ],
-)
-def test_wrong_shape(name: str, shape: tuple[int, ...], expected: list[int], draft_dir: Path) -> None:
-    edit_tensors(draft_dir, lambda tensors: tensors.update({name: torch.zeros(shape, dtype=torch.bfloat16)}))
-    message = refusal(lambda: read_draft(draft_dir))
-    assert f"model.safetensors: tensor '{name}': expected shape {expected}, found {list(shape)}" in message
 
 
 @pytest.mark.parametrize(
@@ -98,11 +100,6 @@ def test_a_pickle_beside_the_weights(draft_dir: Path) -> None:
     (draft_dir / "mask_embedding.pt").write_bytes(b"\x80\x04.")
     message = refusal(lambda: read_draft(draft_dir))
     assert "expected all tensors in safetensors files, found mask_embedding.pt (pickle)" in message
-
-
-def test_pickles_only(draft_dir: Path) -> None:
-    (draft_dir / "model.safetensors").rename(draft_dir / "pytorch_model.bin")
-    assert "found pickle weights (pytorch_model.bin)" in refusal(lambda: read_draft(draft_dir))
 
 
 H, N, D, A, V = 48, 4, 16, 3, 96
@@ -136,14 +133,11 @@ def test_a_fact_demands_its_tensors(
     assert spec.tensor_shapes().items() <= changed.tensor_shapes().items()
 
 
-def test_sinks_are_by_layer(spec: DraftSpec) -> None:
+def test_facts_without_tensors_of_their_own(spec: DraftSpec) -> None:
+    """Sinks are by layer; recipes say of all linear layers, not of embedding and head, how they are quantised."""
     layers = (msgspec.structs.replace(spec.layers[0], sinks=True), *spec.layers[1:])
     changed = msgspec.structs.replace(spec, layers=layers)
     assert dict(changed.tensor_shapes().items() - spec.tensor_shapes().items()) == {"layers.0.self_attn.sinks": (N,)}
-
-
-def test_embedding_and_head_are_no_linear_layers(spec: DraftSpec) -> None:
-    """Recipes say of all linear layers how they are quantised."""
     changed = msgspec.structs.replace(spec, own_embedding=True, draft_vocab_size=20)
     assert changed.linear_modules() == spec.linear_modules()
 
@@ -164,85 +158,66 @@ def sliding_draft(tmp_path: Path) -> Path:
     return write_random_draft(tmp_path / "draft", dialect="qwen3", layer_types=MIXED, sliding_window=7)
 
 
-def test_sliding_layers_are_causal_where_nothing_is_said(sliding_draft: Path) -> None:
-    assert layers(sliding_draft) == [(7, True), (None, False), (7, True)]
+LAYERS: list[tuple[dict[str, object], list[tuple[int | None, bool]]]] = [
+    ({}, [(7, True), (None, False), (7, True)]),
+    *(
+        ({key: value}, [(7, value), (None, value), (7, value)])
+        for key in ("is_causal", "dflash_config__is_causal", "dflash_config__causal") for value in (True, False)
+    ),
+    ({"is_causal": False, "dflash_config__causal": True}, [(7, False), (None, False), (7, False)]),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("key", ["is_causal", "dflash_config__is_causal", "dflash_config__causal"])
-@pytest.mark.parametrize("value", [True, False])
-def test_said_causality_holds_for_every_layer(key: str, value: bool, sliding_draft: Path) -> None:
-    assert layers(edit_config(sliding_draft, **{key: value})) == [(7, value), (None, value), (7, value)]
+@pytest.mark.parametrize(("said", "expected"), LAYERS)
+def test_causality(said: dict[str, object], expected: list[tuple[int | None, bool]], sliding_draft: Path) -> None:
+    """Sliding layers are causal where nothing is said; what is said holds for every layer."""
+    assert layers(edit_config(sliding_draft, **said)) == expected
 
 
-def test_is_causal_beats_causal(sliding_draft: Path) -> None:
-    edit_config(sliding_draft, is_causal=False, dflash_config__causal=True)
-    assert layers(sliding_draft) == [(7, False), (None, False), (7, False)]
+@pytest.mark.parametrize(
+    ("removed", "changed", "words"),
+    [
+        ([], {"is_causal": False, "dflash_config__is_causal": True},
+         "is_causal: expected the same value as in dflash_config.is_causal"),
+        (["sliding_window"], {}, "missing key sliding_window: expected an integer from 1 to 2147483647"),
+        (["layer_types"], {"use_sliding_window": True}, "use_sliding_window: expected layer_types"),
+        ([], {"dflash_config__use_swa": True}, "dflash_config.swa_window_size: expected an integer from 1"),
+    ],
+)  # fmt: skip
+def test_windows_that_are_refused(
+    removed: list[str], changed: dict[str, object], words: str, sliding_draft: Path
+) -> None:
+    assert words in refusal(lambda: read_draft(edit_config(sliding_draft, *removed, **changed)))
 
 
-def test_two_values_of_is_causal(sliding_draft: Path) -> None:
-    edit_config(sliding_draft, is_causal=False, dflash_config__is_causal=True)
-    assert "is_causal: expected the same value as in dflash_config.is_causal" in refusal(
-        lambda: read_draft(sliding_draft)
-    )
-
-
-def test_sliding_layers_need_a_window(sliding_draft: Path) -> None:
-    edit_config(sliding_draft, "sliding_window")
-    message = refusal(lambda: read_draft(sliding_draft))
-    assert "missing key sliding_window: expected an integer from 1 to 2147483647" in message
-
-
-def test_a_window_without_sliding_layers_is_no_window(draft_dir: Path) -> None:
-    """The gpt-oss drafters copy the target's sliding_window and have only full layers."""
-    assert layers(edit_config(draft_dir, sliding_window=128)) == [(None, False)] * 3
-
-
-def test_no_layer_types_are_full_layers(draft_dir: Path) -> None:
-    assert layers(edit_config(draft_dir, "layer_types")) == [(None, False)] * 3
-
-
-def test_a_window_that_stands_nowhere_is_not_ignored(sliding_draft: Path) -> None:
-    edit_config(sliding_draft, "layer_types", use_sliding_window=True)
-    message = refusal(lambda: read_draft(sliding_draft))
-    assert "use_sliding_window: expected layer_types" in message
-
-
-def test_modelopt_spells_windows_in_dflash_config(draft_dir: Path) -> None:
-    """layer_types stay all full there; the block is not causal although every layer slides."""
-    edit_config(draft_dir, dflash_config__use_swa=True, dflash_config__swa_window_size=5, dflash_config__causal=False)
-    assert layers(draft_dir) == [(5, False)] * 3
-
-
-def test_modelopt_window_without_a_size(draft_dir: Path) -> None:
-    message = refusal(lambda: read_draft(edit_config(draft_dir, dflash_config__use_swa=True)))
-    assert "dflash_config.swa_window_size: expected an integer from 1" in message
-
-
-def test_modelopt_without_a_window(draft_dir: Path) -> None:
-    edit_config(draft_dir, dflash_config__use_swa=False, dflash_config__swa_window_size=5)
-    assert layers(draft_dir) == [(None, False)] * 3
+@pytest.mark.parametrize(
+    ("removed", "changed", "expected"),
+    [
+        ([], {"sliding_window": 128}, (None, False)),  # gpt-oss drafters copy it from the target, and have full layers
+        (["layer_types"], {}, (None, False)),
+        # modelopt's spelling: layer_types stay all full, and the block is not causal although every layer slides.
+        ([], {"use_swa": True, "swa_window_size": 5, "causal": False}, (5, False)),
+        ([], {"use_swa": False, "swa_window_size": 5}, (None, False)),
+    ],
+)
+def test_layers_that_are_all_alike(
+    removed: list[str], changed: dict[str, object], expected: tuple[int | None, bool], draft_dir: Path
+) -> None:
+    section = {f"dflash_config__{key}" if "sliding" not in key else key: value for key, value in changed.items()}
+    assert layers(edit_config(draft_dir, *removed, **section)) == [expected] * 3
 
 
 REQUIRED = {
-    "architectures": "a list of strings",
-    "attention_bias": "true or false",
-    "block_size": "an integer from 2",
-    "dflash_config": "an object",
-    "dflash_config__mask_token_id": "an integer from 0",
-    "dflash_config__target_layer_ids": "a list of integers >= 0",
-    "head_dim": "an integer from 2",
-    "hidden_act": "one of silu",
-    "hidden_size": "an integer from 1",
-    "intermediate_size": "an integer from 1",
-    "max_position_embeddings": "an integer from 1",
-    "model_type": "one of qwen3, gpt_oss",
-    "num_attention_heads": "an integer from 1",
-    "num_hidden_layers": "an integer from 1",
-    "num_key_value_heads": "an integer from 1",
-    "rms_norm_eps": "a number > 0",
+    "architectures": "a list of strings", "attention_bias": "true or false", "block_size": "an integer from 2",
+    "dflash_config": "an object", "dflash_config__mask_token_id": "an integer from 0",
+    "dflash_config__target_layer_ids": "a list of integers >= 0", "head_dim": "an integer from 2",
+    "hidden_act": "one of silu", "model_type": "one of qwen3, gpt_oss", "rms_norm_eps": "a number > 0",
     "rope_theta": "a number > 0",
-    "vocab_size": "an integer from 1",
-}
+} | dict.fromkeys(
+    ["hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers",
+     "num_key_value_heads", "vocab_size"],
+    "an integer from 1",
+)  # fmt: skip
 
 
 def spec_of(directory: Path) -> DraftSpec:
@@ -278,17 +253,16 @@ def test_counted_facts(draft_dir: Path) -> None:
 
 @pytest.mark.parametrize("key", REQUIRED)
 def test_missing_key(key: str, draft_dir: Path) -> None:
+    """The key gone, or null in its place."""
+    place = key.removeprefix("dflash_config__")
+    if key == place:
+        message = refusal(lambda: read_draft(edit_config(draft_dir, **{key: None})))
+        assert f": expected {REQUIRED[key]}" in message
+        assert "found null" in message
     message = refusal(lambda: read_draft(edit_config(draft_dir, key)))
     assert message.startswith(f"{draft_dir / 'config.json'}: ")
-    assert f"{key.removeprefix('dflash_config__')}: expected {REQUIRED[key]}" in message
+    assert f"{place}: expected {REQUIRED[key]}" in message
     assert "missing key" in message
-
-
-@pytest.mark.parametrize("key", [key for key in REQUIRED if not key.startswith("dflash_config__")])
-def test_null_is_missing(key: str, draft_dir: Path) -> None:
-    message = refusal(lambda: read_draft(edit_config(draft_dir, **{key: None})))
-    assert f": expected {REQUIRED[key]}" in message
-    assert "found null" in message
 
 
 WRONG: list[tuple[str, object, str]] = [
@@ -305,17 +279,14 @@ WRONG: list[tuple[str, object, str]] = [
     ("rms_norm_eps", "1e-5", 'a number > 0, found "1e-5"'),
     ("dflash_config__mask_token_id", 96, "a token id below vocab_size 96, found 96"),
     ("dflash_config__target_layer_ids", [1, 2, 1], "each layer once, found [1, 2, 1]"),
-    (
-        "dflash_config__target_layer_ids",
-        [3, 1, 2],
-        "layers in rising order, and fc.weight's columns in the same, found",
-    ),
+    ("dflash_config__target_layer_ids", [3, 1, 2],
+     "layers in rising order, and fc.weight's columns in the same, found"),
     ("dflash_config__target_layer_ids", [], "a list of integers >= 0, found []"),
     ("dflash_config__target_layer_ids", [-1, 2], "a list of integers >= 0, found [-1, 2]"),
     ("layer_types", ["full_attention"] * 2, "3 times full_attention or sliding_attention"),
     ("layer_types", ["full_attention"] * 2 + ["linear_attention"], "3 times full_attention"),
     ("num_target_layers", "6", 'an integer from 1 to 2147483647, found "6"'),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("key", "value", "words"), WRONG)
@@ -339,7 +310,10 @@ def test_what_becomes_of_logits(key: str, draft_dir: Path) -> None:
     assert f"dflash_config.{key}: expected a number > 0, found -1" in message
 
 
-@pytest.mark.parametrize("key", ["block_size", "mask_token_id", "target_layer_ids"])
+OTHER = {"block_size": 8, "mask_token_id": 7, "target_layer_ids": [0, 1, 2]}
+
+
+@pytest.mark.parametrize("key", OTHER)
 def test_facts_at_the_top_level_or_in_dflash_config(key: str, draft_dir: Path) -> None:
     spec = spec_of(draft_dir)
     value = getattr(spec, key)
@@ -350,15 +324,8 @@ def test_facts_at_the_top_level_or_in_dflash_config(key: str, draft_dir: Path) -
     assert spec_of(draft_dir) == spec
     edit_config(draft_dir, key, **{f"dflash_config__{key}": value})
     assert spec_of(draft_dir) == spec
-
-
-@pytest.mark.parametrize(("key", "other"), [("block_size", 8), ("mask_token_id", 7), ("target_layer_ids", [0, 1, 2])])
-def test_two_values_for_one_fact(key: str, other: object, draft_dir: Path) -> None:
-    spec = spec_of(draft_dir)
-    value = getattr(spec, key)
-    edit_config(draft_dir, **{key: other, f"dflash_config__{key}": value})
-    message = refusal(lambda: read_draft(draft_dir))
-    assert f"config.json: {key}: expected the same value as in dflash_config.{key}, found {other}" in message
+    message = refusal(lambda: read_draft(edit_config(draft_dir, **{key: OTHER[key]})))
+    assert f"config.json: {key}: expected the same value as in dflash_config.{key}, found {OTHER[key]}" in message
 
 
 def test_gpt_oss_drafter_exported_as_qwen3(draft_dir: Path) -> None:
