@@ -10,16 +10,9 @@ from dflash_trt.errors import MAX_SHOWN, ConfigError, printable, shown
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
-        ("a text, ü, 模型", "a text, ü, 模型"),
-        ("two\nlines", "two\nlines"),
-        ("\x1b[2J\x07", r"\x1b[2J\x07"),
-        ("\rover", r"\rover"),
-        ("\x9b31m", r"\x9b31m"),
-        ("\u202egnp", r"\u202egnp"),
-        ("\udcff", r"\udcff"),
-    ],
-)
+    [("a text, ü, 模型", "a text, ü, 模型"), ("two\nlines", "two\nlines"), ("\x1b[2J\x07", r"\x1b[2J\x07"),
+     ("\rover", r"\rover"), ("\x9b31m", r"\x9b31m"), ("\u202egnp", r"\u202egnp"), ("\udcff", r"\udcff")],
+)  # fmt: skip
 def test_printable(text: str, expected: str) -> None:
     assert printable(text) == expected
     error = ConfigError(text, hint=text)

@@ -114,25 +114,17 @@ def test_defaults_of_the_format() -> None:
         ({"rope_theta": 1e4, "rope_scaling": {"type": "dynamic"}}, 'llama3, found "dynamic"'),
         ({"rope_theta": 1e4, "rope_scaling": "yarn"}, 'rope_scaling: expected an object, found "yarn"'),
         ({"rope_parameters": {"rope_type": "default"}}, "rope_parameters.rope_theta: expected a number > 0"),
-        (
-            {"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
-            "rope_theta: expected the same value as in rope_parameters.rope_theta, found 10000.0",
-        ),
-        (
-            {"rope_theta": 1e4, "partial_rotary_factor": 1.5},
-            "partial_rotary_factor: expected a number > 0 and at most 1",
-        ),
-        (
-            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 2}},
-            "rope_parameters.partial_rotary_factor: expected a number > 0 and at most 1",
-        ),
-        (
-            {"rope_theta": 1e4, "rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}},
-            "rope_scaling.high_freq_factor: expected a number > low_freq_factor 1.0, found 1.0",
-        ),
+        ({"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+         "rope_theta: expected the same value as in rope_parameters.rope_theta, found 10000.0"),
+        ({"rope_theta": 1e4, "partial_rotary_factor": 1.5},
+         "partial_rotary_factor: expected a number > 0 and at most 1"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 2}},
+         "rope_parameters.partial_rotary_factor: expected a number > 0 and at most 1"),
+        ({"rope_theta": 1e4, "rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}},
+         "rope_scaling.high_freq_factor: expected a number > low_freq_factor 1.0, found 1.0"),
         ({"rope_theta": 1e4, "rope_scaling": YARN | {"truncate": 0}}, "truncate: expected true or false, found 0"),
     ],
-)
+)  # fmt: skip
 def test_refused(config: dict[str, object], words: str) -> None:
     assert words in refusal(lambda: rope_of(**config))
 

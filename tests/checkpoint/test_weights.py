@@ -79,15 +79,20 @@ def test_in_a_later_chunk_and_in_a_scalar(tmp_path: Path, monkeypatch: pytest.Mo
     assert check(tmp_path / "a.safetensors", torch.full((3,), 255, dtype=torch.uint8)) is None
 
 
-@pytest.mark.parametrize("name", ["norm.weight", "layers.0.self_attn.q_norm.weight", "fc.weight"])
-def test_quantize_and_build_refuse_it_anywhere(name: str, draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("recipe", ["nvfp4", "fp8"])
+@pytest.mark.parametrize(
+    "name", ["norm.weight", "layers.0.self_attn.q_norm.weight", "fc.weight", "layers.1.self_attn.o_proj.weight"]
+)
+def test_quantize_and_build_refuse_it_anywhere(
+    name: str, recipe: str, draft_dir: Path, target_dir: Path, tmp_path: Path
+) -> None:
     def spoil(tensors: dict[str, torch.Tensor]) -> None:
         tensors[name].flatten()[1] = NAN
 
     edit_tensors(draft_dir, spoil)
     draft, target, output = read_draft(draft_dir), read_target(target_dir), tmp_path / "out"
     for write in (
-        lambda: quantize_checkpoint(draft, load_recipe("fp8"), output),
+        lambda: quantize_checkpoint(draft, load_recipe(recipe), output),
         lambda: build_engine(BuildOptions(draft=draft, draft_name="x", target=target, output=output)),
     ):
         message = refusal(write)
@@ -172,13 +177,9 @@ def test_wrong_header_length(announced: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [
-        ("empty", "a safetensors file, found 0 bytes"),
-        ("directory", "a readable file"),
-        ("missing", "a readable file"),
-        ("loop", "a readable file"),
-    ],
-)
+    [("empty", "a safetensors file, found 0 bytes"), ("directory", "a readable file"), ("missing", "a readable file"),
+     ("loop", "a readable file")],
+)  # fmt: skip
 def test_unreadable(kind: str, words: str, tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     if kind == "empty":
@@ -320,16 +321,12 @@ def test_index_points_elsewhere(name: str, draft_dir: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [
-        (b"", "a JSON object with a weight_map"),
-        (b"[]", "a JSON object with a weight_map"),
-        (b"{}", "weight_map: expected an object of strings"),
-        (b'{"weight_map": []}', "weight_map: expected an object of strings"),
-        (b'{"weight_map": {"a": 1}}', "weight_map: expected an object of strings"),
-        (b"\xff", "a JSON object with a weight_map"),
-        (b'{"weight_map":' * 10**5, "a JSON object with a weight_map"),
-    ],
-)
+    [(b"", "a JSON object with a weight_map"), (b"[]", "a JSON object with a weight_map"),
+     (b"{}", "weight_map: expected an object of strings"),
+     (b'{"weight_map": []}', "weight_map: expected an object of strings"),
+     (b'{"weight_map": {"a": 1}}', "weight_map: expected an object of strings"),
+     (b"\xff", "a JSON object with a weight_map"), (b'{"weight_map":' * 10**5, "a JSON object with a weight_map")],
+)  # fmt: skip
 def test_index_is_no_index(content: bytes, expected: str, draft_dir: Path) -> None:
     (draft_dir / "model.safetensors").unlink()
     (draft_dir / "model.safetensors.index.json").write_bytes(content)

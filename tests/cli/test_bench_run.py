@@ -104,6 +104,7 @@ def test_a_plan_writes_nothing(
         (["--concurrency", "0"], "expected numbers of requests"),
         (["--concurrency", "9" * 5001], "expected numbers of requests"),
         (["--endpoint", "nothing"], "expected NAME=URL, found 'nothing'"),
+        (["--endpoint", "a=http://h"], "--endpoint: expected each name once"),
         (["--target", "t"], "belong to --engine"),
         (["--engine", "e", "--target", "t"], "expected no --endpoint"),
         (["--set", "a.speed=1"], "expected METHOD.FIELD=VALUE with temperature"),
@@ -125,12 +126,6 @@ def test_refusals(options: list[str], message: str, url: str, prompts: Path, tmp
     found = error.value.message
     assert message in found
     assert not (tmp_path / "run").exists()
-
-
-def test_a_method_is_named_once(url: str, prompts: Path, tmp_path: Path) -> None:
-    twice = ("--endpoint", f"a={url}", "--endpoint", f"a={url}")
-    with pytest.raises(DFlashError, match="--endpoint: expected each name once"):
-        run_here("bench", "run", *twice, "--prompts", prompts, "-o", tmp_path / "run", "--dry-run")
 
 
 def test_without_a_method(prompts: Path, tmp_path: Path) -> None:

@@ -165,14 +165,6 @@ def test_plans_for_every_gpu_since_ampere_are_refused_where_not_all_have_the_pre
     assert (engine / "manifest.json").read_bytes() == before  # a later build does not inherit what was refused
 
 
-def test_what_tensorrt_refuses_says_how_to_go_on(engine: Path, recorder: Recorder) -> None:
-    recorder.parser_errors.append(("layers.1.mlp/MatMul", "MatMul", "no such GEMM"))
-    message = refusal(lambda: build_engine(engine, *TENSORRT, *SMALL), BuildError)
-    assert "layers.1.mlp/MatMul (MatMul): no such GEMM" in message
-    assert f"{engine} is complete for ONNX Runtime" in message
-    assert message.endswith(f"then: dflash-trt build --plans-for {engine}")
-
-
 def dry_run(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
     run_here("build", *arguments, "--dry-run", "--json")
     document: dict[str, Any] = json.loads(capsys.readouterr().out)

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -21,9 +20,10 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.cli.doctor_ranks import Rank, gather_ranks, look, print_ranks, problems
 from dflash_trt.engine.plans.machine import Gpu
 from dflash_trt.engine.write import BuildOptions, build_engine
-from dflash_trt.errors import ConfigError, EndpointError
+from dflash_trt.errors import ConfigError, EndpointError, MissingDependencyError
 from dflash_trt.observe.diagnosis.diagnosis import SCHEMA, Diagnosis
 from dflash_trt.observe.diagnosis.judge import EndpointFinding, low_acceptance
+from tests.checkpoint.samples import refusal
 from tests.cli.commands import run, run_here, run_process
 from tests.engines import build
 from tests.observe.diagnosis.samples import group
@@ -141,11 +141,7 @@ def test_every_rank_has_its_own_gpu(ranks: list[Rank], expected: list[str]) -> N
 
 
 def test_without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dflash_trt.errors import MissingDependencyError
-    from tests.checkpoint.samples import refusal
-
-    absent: Any = None
-    monkeypatch.setitem(sys.modules, "mpi4py", absent)
+    monkeypatch.setitem(sys.modules, "mpi4py", None)  # type: ignore[arg-type]
     message = refusal(lambda: gather_ranks(None), MissingDependencyError)
     assert "--ranks: expected the package mpi4py with its MPI, found" in message
     assert "pip install mpi4py mpich" in message
@@ -207,9 +203,6 @@ def test_a_healthy_server(result: Callable[[Diagnosis], None], capsys: pytest.Ca
     assert f"│ {shares} " in output
     assert "not asked" in output
     assert output.endswith("\nnothing is wrong\n")
-
-
-def test_figures_of_others_are_told(result: Callable[[Diagnosis], None], capsys: pytest.CaptureFixture[str]) -> None:
     result(msgspec.structs.replace(diagnosis(), foreign_tokens=64))
     run_here("doctor", "http://h")
     assert "\n64 tokens of other clients are in these figures" in capsys.readouterr().out

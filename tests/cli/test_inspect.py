@@ -126,22 +126,6 @@ def test_target_of_a_target(target_dir: Path) -> None:
         run_here("inspect", target_dir, "--target", target_dir)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"architectures": ["LiLiCorrDraftModel"]}, "expected a DFlash draft, found a LiLiCorr draft"),
-        (
-            {"architectures": ["X"], "speculators_model_type": "eagle3"},
-            "speculators_model_type: expected one of dflash",
-        ),
-    ],
-)
-def test_unsupported_drafts_are_called_drafts(changes: dict[str, object], words: str, draft_dir: Path) -> None:
-    """Not targets without an embedding."""
-    edit_config(draft_dir, **changes)
-    assert words in refusal(lambda: run_here("inspect", draft_dir))
-
-
 def test_a_licence_that_forbids_commercial_use_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

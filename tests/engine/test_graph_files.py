@@ -55,11 +55,6 @@ def test_signatures(fp8_cache: bool, cached: str) -> None:
     assert [(graph.file, len(graph.outputs)) for graph in graphs.values()] == [("context.onnx", 2), ("draft.onnx", 1)]
 
 
-def test_sizes() -> None:
-    port = Port(name="k_cache", dtype="BFLOAT16", shape=("slots", 8, "C_max", 2, 64))
-    assert port.sizes({"slots": 3, "C_max": 100, "B": 7}) == [3, 8, 100, 2, 64]
-
-
 GRAPHS = ["context.onnx", "draft.onnx"]
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 

@@ -85,15 +85,10 @@ def test_another_schema_version(version: int, engine: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [
-        ({"surprise": 1}, "surprise"),
-        ({"draft": {}}, "$.draft"),
-        ({"sha256": {"config.json": 1}}, "$.sha256"),
-        ({"schema_version": "1"}, "$.schema_version"),
-        ({"graphs": []}, "$.graphs"),
-        ({"plugin": {"name": "a", "version": "1", "namespace": "b", "more": 1}}, "more"),
-    ],
-)
+    [({"surprise": 1}, "surprise"), ({"draft": {}}, "$.draft"), ({"sha256": {"config.json": 1}}, "$.sha256"),
+     ({"schema_version": "1"}, "$.schema_version"), ({"graphs": []}, "$.graphs"),
+     ({"plugin": {"name": "a", "version": "1", "namespace": "b", "more": 1}}, "more")],
+)  # fmt: skip
 def test_manifest_of_another_shape(changes: dict[str, Any], words: str, engine: Path) -> None:
     message = message_of(edit(engine, **changes))
     assert "manifest.json: expected an engine manifest, found " in message

@@ -190,23 +190,6 @@ def test_shards_give_the_same_engine(draft_dir: Path, target_dir: Path, tmp_path
     assert contents(tmp_path / "again") == contents(tmp_path / "sharded")
 
 
-def test_manifest_names_the_source(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
-    build(f"{draft_dir}/../draft/", target_dir, tmp_path / "out")
-    source = read_manifest(tmp_path / "out").source
-    assert source.name == "draft"
-    assert str(draft_dir) not in (tmp_path / "out" / "manifest.json").read_text()
-
-
-def test_existing_output(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
-    build(draft_dir, target_dir, tmp_path / "out")
-    (tmp_path / "out" / "draft.onnx").write_text("stale")
-    message = refusal(lambda: build(draft_dir, target_dir, tmp_path / "out"), BuildError)
-    assert "expected a directory that does not exist yet, found one" in message
-    assert "--force" in message
-    build(draft_dir, target_dir, tmp_path / "out", "--force")
-    read_manifest(tmp_path / "out")
-
-
 @pytest.mark.parametrize("options", [(), ("--force",)])
 def test_only_engines_are_replaced(options: tuple[str, ...], draft_dir: Path, target_dir: Path) -> None:
     before = contents(target_dir)

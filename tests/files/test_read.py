@@ -20,39 +20,13 @@ from dflash_trt.files.read import is_file_name, open_file, read_bytes, read_text
 from tests.paths import REPOSITORY
 
 PACKAGE = REPOSITORY / "dflash_trt"
-CALLS = {
-    *[
-        "open",
-        "io.open",
-        "os.open",
-        "os.fdopen",
-        "json.load",
-        "json.loads",
-        "msgspec.json.decode",
-        "msgspec.yaml.decode",
-        "yaml.load",
-    ],
-    *[
-        "yaml.safe_load",
-        "yaml.load_all",
-        "yaml.safe_load_all",
-        "yaml.full_load",
-        "yaml.unsafe_load",
-        "np.load",
-        "numpy.load",
-    ],
-    *[
-        "np.fromfile",
-        "numpy.fromfile",
-        "np.loadtxt",
-        "torch.load",
-        "pickle.load",
-        "pickle.loads",
-        "tomllib.load",
-        "tomllib.loads",
-    ],
-    *["configparser.ConfigParser", "csv.reader"],
-}
+CALLS = set(
+    """
+    open io.open os.open os.fdopen json.load json.loads msgspec.json.decode msgspec.yaml.decode yaml.load yaml.safe_load
+    yaml.load_all yaml.safe_load_all yaml.full_load yaml.unsafe_load np.load numpy.load np.fromfile numpy.fromfile
+    np.loadtxt torch.load pickle.load pickle.loads tomllib.load tomllib.loads configparser.ConfigParser csv.reader
+    """.split()  # noqa: SIM905
+)
 CLASS = re.compile(r"[A-Z]\w*[a-z]\w*$")
 METHODS = {"read_text", "read_bytes", "open"}  # of any object: a Path's
 EXCEPTIONS = {
@@ -97,10 +71,7 @@ def found() -> set[tuple[str, str]]:
 def test_nobody_reads_past_the_one_reader() -> None:
     past = found() - EXCEPTIONS.keys()
     assert not past, f"expected these to read through dflash_trt.files: {sorted(past)}"
-
-
-def test_no_exception_is_stale() -> None:
-    assert EXCEPTIONS.keys() - found() == set()
+    assert EXCEPTIONS.keys() - found() == set(), "no exception is stale"
 
 
 def test_a_reader_is_noticed(tmp_path: Path) -> None:
@@ -116,13 +87,10 @@ def nested(levels: int) -> bytes:
     return b"[" * levels + b"]" * levels
 
 
-def test_an_object() -> None:
-    assert json_object(b'{"a": {"b": [1, null]}}', FILE, ConfigError) == {"a": {"b": [1, None]}}
-
-
 @pytest.mark.parametrize(
     ("content", "value"),
     [
+        (b'{"a": {"b": [1, null]}}', {"a": {"b": [1, None]}}),
         (b"18446744073709551615", 2**64 - 1),
         (b"-9223372036854775808", -(2**63)),
         (b"1e308", 1e308),
@@ -153,17 +121,13 @@ def test_what_is_just_allowed(content: bytes, value: object) -> None:
         (nested(100_000), f"found more than {MAX_DEPTH} levels"),
         (b"[" + b"0," * MAX_VALUES + b"0]", f"found {MAX_VALUES + 1} values, more than {MAX_VALUES}"),
         (b"\xef\xbb\xbf{}", "found text that is not JSON"),
+        (b'{"\xff": 1}', "found byte 0xff at 2, which is not UTF-8"),
     ],
 )
 def test_what_is_none(content: bytes, found: str) -> None:
     with pytest.raises(ConfigError, match=f"{FILE}: expected a list of rows,? {found}") as caught:
         json_object(content, FILE, ConfigError, what="a list of rows", hint="write it anew")
     assert caught.value.hint == "write it anew"
-
-
-def test_what_is_not_utf8() -> None:
-    with pytest.raises(ConfigError, match=f"{FILE}: expected a JSON object, found byte 0xff at 2, which is not UTF-8"):
-        json_object(b'{"\xff": 1}', FILE, ConfigError)
 
 
 def test_infinity_beside_facts() -> None:
@@ -245,9 +209,6 @@ def test_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", "../a", "a\n", "\x1b[2J", "a\0b", "a" * 256, "ü" * 128])
-def test_no_file_name(name: str) -> None:
+def test_file_names(name: str) -> None:
     assert not is_file_name(name)
-
-
-def test_file_names() -> None:
-    assert all(is_file_name(name) for name in ("model.safetensors", "..a", "a b", "ü", "a" * 255))
+    assert all(is_file_name(right) for right in ("model.safetensors", "..a", "a b", "ü", "a" * 255))

@@ -44,6 +44,7 @@ TARGET = str(FIXTURES / "tiny-qwen3")
         ({"max_batch_size": 0}, "max_batch_size: expected at least 1"),
         ({"prefill_chunk": 2**31}, "prefill_chunk: expected at most 2147483647"),
         ({"prefill_chunk": 1.5}, "prefill_chunk: expected at least 1"),
+        ({"prefill_chunk": 0}, "prefill_chunk: expected at least 1, found 0"),
         ({"draft_length": 8}, "draft length: expected 0 to 7"),
         ({"dtype": "float16"}, "dtype: expected auto, float32 or bfloat16, found 'float16'"),
         ({"device": "tpu"}, "device: expected auto, cpu or cuda"),
@@ -71,18 +72,13 @@ def test_other_runtime_errors_stay_what_they_are() -> None:
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
 )
+MESSAGES = [{"role": "user", "content": "def f("}]
 
 
 def test_the_package_lists_its_api() -> None:
     assert dir(dflash_trt) == [
-        "Chunk",
-        "Completion",
-        "DFlashError",
-        "LLM",
-        "RequestError",
-        "SamplingParams",
-        "__version__",
-    ]
+        "Chunk", "Completion", "DFlashError", "LLM", "RequestError", "SamplingParams", "__version__",
+    ]  # fmt: skip
     assert issubclass(RequestError, dflash_trt.DFlashError)
     assert all(getattr(dflash_trt, name) for name in dir(dflash_trt))
 
@@ -173,31 +169,24 @@ def test_what_is_no_settings_is_refused(llm: LLM) -> None:
         llm.generate(PROMPTS[0], 64)  # type: ignore[arg-type]
 
 
-def test_chat(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    messages = [{"role": "user", "content": "def f("}]
-    monkeypatch.setattr(llm.backend.session.tokenizer, "chat_template", None)
-    with pytest.raises(RequestError, match="expected a tokenizer with a chat template, found none"):
-        llm.chat(messages)
-    monkeypatch.setattr(llm.backend.session.tokenizer, "chat_template", TEMPLATE)
-    expected = within(lambda: llm.generate("<user>def f(<a>", greedy(5))[0])
-    assert within(lambda: llm.chat(messages, greedy(5))[0]).token_ids == expected.token_ids
-    several = within(lambda: llm.chat([messages, messages], greedy(5)))
-    assert [answer.token_ids for answer in several] == [expected.token_ids] * 2
+NO_CONVERSATIONS = ["hello", [], [{}], ["hello"], [{"role": "user"}], [{"role": "user", "content": 5}]]
 
 
 @pytest.mark.parametrize(
-    "messages", ["hello", [], [{}], ["hello"], [{"role": "user"}], [{"role": "user", "content": 5}]]
-)
-def test_what_is_no_conversation_is_refused(llm: LLM, messages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm.backend.session.tokenizer, "chat_template", TEMPLATE)
-    with pytest.raises(RequestError, match="messages: expected"):
+    ("messages", "template", "words"),
+    [
+        *((messages, TEMPLATE, "messages: expected") for messages in NO_CONVERSATIONS),
+        (MESSAGES, "{{ raise_exception('roles must alternate') }}",
+         r"messages\[0\]: expected what the chat template.*roles must alter"),
+        (MESSAGES, None, "expected a tokenizer with a chat template, found none"),
+    ],
+)  # fmt: skip
+def test_what_is_no_conversation_is_refused(
+    llm: LLM, messages: Any, template: str | None, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llm.backend.session.tokenizer, "chat_template", template)
+    with pytest.raises(RequestError, match=words):
         llm.chat(messages)
-
-
-def test_a_conversation_that_the_template_refuses(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm.backend.session.tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(RequestError, match=r"messages\[0\]: expected what the chat template.*roles must alter"):
-        llm.chat([{"role": "user", "content": "a"}])
 
 
 def test_a_request_drafts_what_it_asks_for(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,12 +61,8 @@ class Client:
 
     def run(self, num_requests: int) -> None:
         ways: list[Callable[[], None]] = [
-            self._generate,
-            self._generate_several,
-            self._stream,
-            self._give_up,
-            self._give_up,
-        ]
+            self._generate, self._generate_several, self._stream, self._give_up, self._give_up,
+        ]  # fmt: skip
         end = self.asked + num_requests
         while self.asked < end:
             self._rng.choice(ways)()

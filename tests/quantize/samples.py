@@ -18,13 +18,9 @@ from dflash_trt.quantize.convert import Summary, quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 
 DTYPES = {
-    "BF16": ml_dtypes.bfloat16,
-    "F16": np.float16,
-    "F32": np.float32,
-    "F8_E4M3": ml_dtypes.float8_e4m3fn,
-    "U8": np.uint8,
-    "I64": np.int64,
-}
+    "BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32, "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "U8": np.uint8, "I64": np.int64,
+}  # fmt: skip
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 Array = NDArray[np.generic]

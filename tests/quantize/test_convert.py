@@ -180,27 +180,6 @@ def edited_draft(tmp_path: Path, **edits: Any) -> Path:
     return source
 
 
-def at(row: int, column: int, value: float) -> Any:
-    def edit(weight: torch.Tensor) -> torch.Tensor:
-        weight[row, column] = value
-        return weight
-
-    return edit
-
-
-@pytest.mark.parametrize(("value", "word"), [(float("nan"), "NaN"), (float("-inf"), "infinity")])
-@pytest.mark.parametrize("recipe", ["nvfp4", "fp8"])
-def test_weight_that_is_no_number(tmp_path: Path, value: float, word: str, recipe: str) -> None:
-    source = edited_draft(tmp_path, layers__1__self_attn__o_proj=at(2, 5, value))
-    with pytest.raises(CheckpointError) as caught:
-        convert(source, tmp_path / "q", recipe)
-    assert caught.value.message == (
-        f"{source / 'model.safetensors'}: tensor 'layers.1.self_attn.o_proj.weight': expected finite weights,"
-        f" found {word} at [2, 5]"
-    )
-    assert not (tmp_path / "q").exists()
-
-
 def test_columns_that_are_no_whole_blocks(tmp_path: Path) -> None:
     source = write_random_draft(tmp_path / "draft", dialect="qwen3", sizes=DraftSizes(intermediate=72))
     with pytest.raises(CheckpointError) as caught:

@@ -24,15 +24,10 @@ ALL = HEAD + "  - {modules: '*', algorithm: FP8}\n"
 
 @pytest.mark.parametrize(
     ("name", "attention", "o_proj", "mlp"),
-    [
-        ("bf16", None, None, None),
-        ("fp8", "FP8", "FP8", "FP8"),
-        ("nvfp4", "NVFP4", "NVFP4", "NVFP4"),
-        ("nvfp4-native", None, "NVFP4", "NVFP4"),
-        ("nvfp4-w4a16", "W4A16_NVFP4", "W4A16_NVFP4", "W4A16_NVFP4"),
-        ("mixed-nvfp4-fp8", "FP8", "FP8", "NVFP4"),
-    ],
-)
+    [("bf16", None, None, None), ("fp8", "FP8", "FP8", "FP8"), ("nvfp4", "NVFP4", "NVFP4", "NVFP4"),
+     ("nvfp4-native", None, "NVFP4", "NVFP4"), ("nvfp4-w4a16", "W4A16_NVFP4", "W4A16_NVFP4", "W4A16_NVFP4"),
+     ("mixed-nvfp4-fp8", "FP8", "FP8", "NVFP4")],
+)  # fmt: skip
 def test_shipped_recipes(name: str, attention: str | None, o_proj: str | None, mlp: str | None) -> None:
     recipe = load_recipe(name)
     algorithms = recipe.algorithms(MODULES)
@@ -82,21 +77,15 @@ def complaint(tmp_path: Path, text: str | bytes) -> str:
     ("text", "message"),
     [
         # unknown
-        (
-            ALL + "rule: []\n",
-            "FILE: unknown key rule (nearest key: rules): expected only description, rules, fp8_kv_cache",
-        ),
-        (
-            HEAD + "  - {module: '*', algorithm: FP8}\n",
-            "FILE: unknown key rules[0].module (nearest key: modules): expected only modules, algorithm",
-        ),
+        (ALL + "rule: []\n",
+         "FILE: unknown key rule (nearest key: rules): expected only description, rules, fp8_kv_cache"),
+        (HEAD + "  - {module: '*', algorithm: FP8}\n",
+         "FILE: unknown key rules[0].module (nearest key: modules): expected only modules, algorithm"),
         (ALL + "name: mine\n", "FILE: name: expected no such key (a recipe's file names it), found 'mine'"),
         # missing
         ("description: mine\n", "FILE: missing key rules: found only description"),
-        (
-            HEAD + "  - {modules: '*', algorithm: FP8}\n  - {modules: fc}\n",
-            "FILE: missing key rules[1].algorithm: found only modules",
-        ),
+        (HEAD + "  - {modules: '*', algorithm: FP8}\n  - {modules: fc}\n",
+         "FILE: missing key rules[1].algorithm: found only modules"),
         # mistyped
         ("description: 3\nrules: []\n", "FILE: description: expected `str`, got `int`"),
         ("description: mine\nrules: fc\n", "FILE: rules: expected `array`, got `str`"),
@@ -113,15 +102,11 @@ def complaint(tmp_path: Path, text: str | bytes) -> str:
         (ALL + "rules: []\n", "FILE: expected YAML, found key 'rules' twice in one mapping"),
         ("rules: [", "FILE: expected YAML, found while parsing"),
         (b"\xff\xfe\x00", "FILE: expected text, found byte 0xff at 0"),
-        (
-            "description: !!python/object:os.system {}\nrules: []\n",
-            "FILE: expected YAML, found the tag 'tag:yaml.org,2002:python/object:os.system'",
-        ),
+        ("description: !!python/object:os.system {}\nrules: []\n",
+         "FILE: expected YAML, found the tag 'tag:yaml.org,2002:python/object:os.system'"),
         # does not fit the draft
-        (
-            HEAD + "  - {modules: layers.*, algorithm: FP8}\n",
-            "recipe FILE: rules: expected one that matches module 'fc', found only layers.*",
-        ),
+        (HEAD + "  - {modules: layers.*, algorithm: FP8}\n",
+         "recipe FILE: rules: expected one that matches module 'fc', found only layers.*"),
         (
             HEAD + "  - {modules: '*', algorithm: FP8}\n  - {modules: fc, algorithm: none}\n",
             "recipe FILE: rule 2 (fc): expected it to decide for at least one module, found that earlier rules"
@@ -133,7 +118,7 @@ def complaint(tmp_path: Path, text: str | bytes) -> str:
             " that it matches none (nearest module: layers.0.mlp.gate_proj)",
         ),
     ],
-)
+)  # fmt: skip
 def test_malformed_recipe(tmp_path: Path, text: str | bytes, message: str) -> None:
     assert complaint(tmp_path, text).startswith(message)
 

@@ -115,36 +115,48 @@ def test_fc_has_no_bound_without_calibration(tmp_path: Path) -> None:
         convert(FIXTURES / "tiny-gpt-oss-dflash", tmp_path / "q", str(own))
 
 
+class Recording(ReferenceDrafter):
+    """The equations, and the largest magnitude of every linear layer's input."""
+
+    def linear(self, name: str, x: Any) -> Any:
+        SEEN[name] = max(SEEN.get(name, 0.0), float(np.abs(x).max()))
+        return super().linear(name, x)
+
+
+SEEN: dict[str, float] = {}
+
+
+def recording(reference: ReferenceDrafter) -> Recording:
+    SEEN.clear()
+    return Recording(**{name: getattr(reference, name) for name in reference.__dataclass_fields__})
+
+
+def check_bounds(ranges: Ranges, k: Any, v: Any) -> None:
+    """No input that was seen, nor a row of K or V, exceeds its bound."""
+    for module, largest in SEEN.items():
+        if module != "fc":
+            assert largest <= ranges.inputs[module] * (1 + 1e-6), module
+    assert (np.abs(k).max(axis=(0, 2, 3)) <= np.array(ranges.k) * (1 + 1e-6)).all()
+    assert (np.abs(v).max(axis=(0, 2, 3)) <= np.array(ranges.v) * (1 + 1e-6)).all()
+
+
 @pytest.mark.parametrize("dialect", ["gpt_oss", "qwen3"])
 def test_bounds_hold_for_adversarial_features(dialect: Any, tmp_path: Path) -> None:
     """Rows that point where a weight row points come close to its bound, and none exceeds it."""
     draft = read_draft(write_random_draft(tmp_path, dialect=dialect))
     ranges, spec = ranges_from_weights(draft), draft.spec
-    reference = ReferenceDrafter.load(tmp_path)
-    seen: dict[str, float] = {}
-
-    class Recording(ReferenceDrafter):
-        def linear(self, name: str, x: Any) -> Any:
-            seen[name] = max(seen.get(name, 0.0), float(np.abs(x).max()))
-            return super().linear(name, x)
-
-    recording = Recording(**{name: getattr(reference, name) for name in reference.__dataclass_fields__})
-    rng = np.random.default_rng(0)
-    tensors = {name: array.astype(np.float64) for name, array in arrays(tmp_path).items()}
+    drafter, rng = recording(ReferenceDrafter.load(tmp_path)), np.random.default_rng(0)
+    tensors = drafter.tensors
     v_weight = tensors["layers.0.self_attn.v_proj.weight"]
     norm = np.maximum(tensors["hidden_norm.weight"], tensors["layers.0.input_layernorm.weight"])
     rows = np.concatenate([v_weight * norm, 100 * np.eye(spec.hidden_size), rng.normal(size=(64, spec.hidden_size))])
     fc = np.linalg.pinv(tensors["fc.weight"])
-    k, v = recording.context_kv(rows @ fc.T, np.arange(len(rows)))
+    k, v = drafter.context_kv(rows @ fc.T, np.arange(len(rows)))
     for begin in range(0, len(rows) - spec.block_size, spec.block_size):
         block = rows[begin : begin + spec.block_size]
-        recording.draft(block, k, v, np.arange(len(rows), len(rows) + len(block)))
-    for module, largest in seen.items():
-        if module != "fc":
-            assert largest <= ranges.inputs[module] * (1 + 1e-6), module
-    assert (np.abs(k).max(axis=(0, 2, 3)) <= np.array(ranges.k) * (1 + 1e-6)).all()
-    assert (np.abs(v).max(axis=(0, 2, 3)) <= np.array(ranges.v) * (1 + 1e-6)).all()
-    assert seen["layers.0.self_attn.k_proj"] > 0.9 * ranges.inputs["layers.0.self_attn.k_proj"]
+        drafter.draft(block, k, v, np.arange(len(rows), len(rows) + len(block)))
+    check_bounds(ranges, k, v)
+    assert SEEN["layers.0.self_attn.k_proj"] > 0.9 * ranges.inputs["layers.0.self_attn.k_proj"]
     assert np.abs(v[:, 0]).max() > 0.5 * ranges.v[0]
 
 
@@ -154,26 +166,12 @@ def test_bounds_hold_with_a_gate_and_a_factor_on_v(name: str, tmp_path: Path) ->
     convert(WRITERS[name](tmp_path / "draft"), tmp_path / "plain", "bf16")
     draft = read_draft(tmp_path / "plain")
     ranges, spec = ranges_from_weights(draft), draft.spec
-    reference = ReferenceDrafter.load(tmp_path / "plain", TRUTH[name])
-    seen: dict[str, float] = {}
-
-    class Recording(ReferenceDrafter):
-        def linear(self, name: str, x: Any) -> Any:
-            seen[name] = max(seen.get(name, 0.0), float(np.abs(x).max()))
-            return super().linear(name, x)
-
-    recording = Recording(**{field: getattr(reference, field) for field in reference.__dataclass_fields__})
+    drafter = recording(ReferenceDrafter.load(tmp_path / "plain", TRUTH[name]))
     taps = np.random.default_rng(0).normal(size=(9, spec.target_hidden_size))
-    k, v = recording.context_kv(taps, np.arange(9))
-    norm = reference.tensors["layers.0.input_layernorm.weight"]
-    directions = [
-        reference.tensors[f"layers.0.self_attn.{x}_proj.weight"] * norm for x in "vg" if x == "v" or spec.tap_norms
-    ]
-    for row in np.concatenate(directions):
-        recording.draft(np.tile(100 * row, (spec.block_size, 1)), k, v, np.arange(9, 9 + spec.block_size))
-    for module, largest in seen.items():
-        if module != "fc":
-            assert largest <= ranges.inputs[module] * (1 + 1e-6), module
-    assert (np.abs(k).max(axis=(0, 2, 3)) <= np.array(ranges.k) * (1 + 1e-6)).all()
-    assert (np.abs(v).max(axis=(0, 2, 3)) <= np.array(ranges.v) * (1 + 1e-6)).all()
-    assert seen["layers.0.self_attn.o_proj"] > 0.05 * ranges.inputs["layers.0.self_attn.o_proj"]
+    k, v = drafter.context_kv(taps, np.arange(9))
+    norm = drafter.tensors["layers.0.input_layernorm.weight"]
+    for x in "vg" if spec.tap_norms else "v":
+        for row in drafter.tensors[f"layers.0.self_attn.{x}_proj.weight"] * norm:
+            drafter.draft(np.tile(100 * row, (spec.block_size, 1)), k, v, np.arange(9, 9 + spec.block_size))
+    check_bounds(ranges, k, v)
+    assert SEEN["layers.0.self_attn.o_proj"] > 0.05 * ranges.inputs["layers.0.self_attn.o_proj"]

@@ -163,13 +163,9 @@ def _config(
             "use_sliding_window": uses_window,
         }
     yarn = {
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "factor": 32.0,
-        "original_max_position_embeddings": 256,
-        "rope_type": "yarn",
-        "truncate": False,
-    }
+        "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 256,
+        "rope_type": "yarn", "truncate": False,
+    }  # fmt: skip
     return config | {
         "initial_context_length": 256,
         "max_position_embeddings": 8192,
@@ -195,14 +191,10 @@ def _tensors(sizes: DraftSizes, num_layers: int, *, has_biases: bool, seed: int)
         "norm.weight": norm(hidden),
     }
     shapes = {
-        "self_attn.q_proj": (q_width, hidden),
-        "self_attn.k_proj": (kv_width, hidden),
-        "self_attn.v_proj": (kv_width, hidden),
-        "self_attn.o_proj": (hidden, q_width),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-    }
+        "self_attn.q_proj": (q_width, hidden), "self_attn.k_proj": (kv_width, hidden),
+        "self_attn.v_proj": (kv_width, hidden), "self_attn.o_proj": (hidden, q_width),
+        "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner),
+    }  # fmt: skip
     for layer in range(num_layers):
         prefix = f"layers.{layer}"
         for name, (rows, columns) in shapes.items():

@@ -90,15 +90,11 @@ DIRECTORY = Path("engine")
 
 @pytest.mark.parametrize(
     ("algorithm", "sm", "words"),
-    [
-        ("NVFP4", (10, 0), None),
-        ("NVFP4", (12, 0), None),
-        ("FP8", (8, 9), None),
-        ("NVFP4", (9, 0), "NVFP4: expected a GPU of SM 10.0 or newer, found SM 9.0\nhint: build --recipe fp8 or bf16"),
-        ("W4A16_NVFP4", (8, 0), "expected a GPU of SM 10.0 or newer, found SM 8.0\nhint: build --recipe bf16"),
-        ("FP8", (8, 6), "FP8: expected a GPU of SM 8.9 or newer, found SM 8.6"),
-    ],
-)
+    [("NVFP4", (10, 0), None), ("NVFP4", (12, 0), None), ("FP8", (8, 9), None),
+     ("NVFP4", (9, 0), "NVFP4: expected a GPU of SM 10.0 or newer, found SM 9.0\nhint: build --recipe fp8 or bf16"),
+     ("W4A16_NVFP4", (8, 0), "expected a GPU of SM 10.0 or newer, found SM 8.0\nhint: build --recipe bf16"),
+     ("FP8", (8, 6), "FP8: expected a GPU of SM 8.9 or newer, found SM 8.6")],
+)  # fmt: skip
 def test_precisions(algorithm: str, sm: tuple[int, int], words: str | None) -> None:
     if words is None:
         check_precision({algorithm}, "none", sm)
@@ -137,16 +133,9 @@ def test_gpus(compatibility: Compatibility, served: list[Gpu]) -> None:
 
 @pytest.mark.parametrize(
     ("version", "exact", "compatible"),
-    [
-        ("11.1.0.106", True, True),
-        ("11.1.0.106.post1", True, True),
-        ("11.1.0.107", False, True),
-        ("11.4.0.1", False, True),
-        ("11.0.0.200", False, False),
-        ("12.0.0.1", False, False),
-        ("10.15.1.29", False, False),
-    ],
-)
+    [("11.1.0.106", True, True), ("11.1.0.106.post1", True, True), ("11.1.0.107", False, True),
+     ("11.4.0.1", False, True), ("11.0.0.200", False, False), ("12.0.0.1", False, False), ("10.15.1.29", False, False)],
+)  # fmt: skip
 def test_versions(version: str, exact: bool, compatible: bool) -> None:
     assert is_served(PLAN, B300, version) is exact
     portable = msgspec.structs.replace(PLAN, version_compatible=True)

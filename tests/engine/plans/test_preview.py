@@ -78,16 +78,9 @@ def test_batches_are_those_of_the_cuda_graphs(largest: int, buckets: list[int]) 
 
 @pytest.mark.parametrize(
     ("largest", "buckets"),
-    [
-        (1, [1]),
-        (16, [16]),
-        (17, [16, 17]),
-        (256, [16, 64, 256]),
-        (257, [16, 64, 256, 257]),
-        (512, [16, 64, 256, 512]),
-        (2048, [16, 64, 256, 512, 1024, 2048]),
-    ],
-)
+    [(1, [1]), (16, [16]), (17, [16, 17]), (256, [16, 64, 256]), (257, [16, 64, 256, 257]), (512, [16, 64, 256, 512]),
+     (2048, [16, 64, 256, 512, 1024, 2048])],
+)  # fmt: skip
 def test_row_buckets(largest: int, buckets: list[int]) -> None:
     assert row_buckets(largest) == buckets
 

@@ -115,13 +115,9 @@ def models(engine: Path) -> Iterator[onnx.ModelProto]:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_the_draft_graph_is_one_that_the_builder_can_fuse(release: str, engine: Path) -> None:
-    assert problems(load(engine, "draft"), release, engine) == []
-
-
-@pytest.mark.parametrize("release", RELEASES)
-def test_the_context_graph_is_one_that_the_builder_can_fuse(release: str, engine: Path) -> None:
-    assert problems(load(engine, "context"), release, engine) == []
+@pytest.mark.parametrize("graph", ["context", "draft"])
+def test_graphs_are_ones_that_the_builder_can_fuse(graph: str, release: str, engine: Path) -> None:
+    assert problems(load(engine, graph), release, engine) == []
 
 
 @pytest.mark.parametrize("release", RELEASES)

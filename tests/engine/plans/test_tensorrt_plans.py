@@ -243,14 +243,6 @@ def test_plans_of_the_same_bytes_are_carried_over(
     assert carry_plans(engine, tmp_path / "third", manifest) == manifest
 
 
-def test_without_tensorrt_the_engine_stays_complete(engine: Path) -> None:
-    """On this machine: what is missing, where to get it, and how it goes on."""
-    message = refusal(lambda: add_plans(engine, SMALL), MissingDependencyError)
-    assert "expected the package tensorrt 10.15 or newer, found" in message
-    assert "pip install 'dflash-trt[tensorrt]'" in message
-    assert read_manifest(engine).plan_options == SMALL
-
-
 def test_tensorrt_that_is_too_old(engine: Path, recorder: Recorder) -> None:
     recorder.__version__ = "10.14.1.48.post1"
     message = refusal(lambda: add_plans(engine, SMALL), MissingDependencyError)
