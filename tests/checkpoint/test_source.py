@@ -142,12 +142,11 @@ def test_directory(draft_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert checkpoint_directory("draft") == Path("draft")
     monkeypatch.setenv("HOME", str(draft_dir.parent))
     assert checkpoint_directory("~/draft") == draft_dir
-
-
-def test_a_directory_beats_a_repository_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "owner" / "name").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    assert checkpoint_directory("owner/name") == Path("owner/name")
+    Path("owner/name").mkdir(parents=True)
+    assert checkpoint_directory("owner/name") == Path("owner/name"), "it beats a repository of that name"
+    message = refusal(lambda: checkpoint_directory(str(draft_dir / "config.json")))
+    assert message.endswith("config.json: expected a checkpoint directory, found a file")
+    assert "found: File name too long" in refusal(lambda: checkpoint_directory("a" * 5000))
 
 
 def test_cached_repository(cache: Path, draft_dir: Path) -> None:
@@ -188,11 +187,6 @@ def test_hub_errors(error: type[Exception], words: list[str], monkeypatch: pytes
         assert word in message
 
 
-def test_a_file_is_no_directory(draft_dir: Path) -> None:
-    message = refusal(lambda: checkpoint_directory(str(draft_dir / "config.json")))
-    assert message.endswith("config.json: expected a checkpoint directory, found a file")
-
-
 @pytest.mark.parametrize(
     "name", ["", "nothing", "./nothing", "/nothing/here", "~/nothing", "~nobody-at-all/x", "a/b/c", "a b/c", "\udcff"]
 )
@@ -208,30 +202,13 @@ def test_not_a_repository_id_after_all(name: str, cache: Path) -> None:
     assert f"{name}: neither a local directory nor a Hugging Face" in refusal(lambda: checkpoint_directory(name))
 
 
-def test_name_too_long_for_a_file() -> None:
-    assert "found: File name too long" in refusal(lambda: checkpoint_directory("a" * 5000))
-
-
-@pytest.mark.parametrize(
-    "spell",
-    [str, lambda path: f"{path}/", lambda path: f"{path}/../draft", lambda path: "~/draft", lambda path: "draft"],
-)
-def test_label_is_never_a_path(spell: Callable[[Path], str], draft_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["DIR", "DIR/", "DIR/../draft", "~/draft", "draft", "draft/."])
+def test_label_is_never_a_path(name: str, draft_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(draft_dir.parent))
     monkeypatch.chdir(draft_dir.parent)
-    assert checkpoint_label(spell(draft_dir)) == "draft"
-
-
-def test_label_of_this_directory(draft_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checkpoint_label(name.replace("DIR", str(draft_dir))) == "draft"
     monkeypatch.chdir(draft_dir)
     assert checkpoint_label(".") == "draft"
-
-
-def test_label_of_a_repository() -> None:
     assert checkpoint_label("owner/name") == "owner/name"
-
-
-def test_label_is_unicode(tmp_path: Path) -> None:
-    directory = tmp_path / "x\udcff"
-    directory.mkdir()
-    assert checkpoint_label(str(directory)) == "x?"
+    (draft_dir / "x\udcff").mkdir()
+    assert checkpoint_label(str(draft_dir / "x\udcff")) == "x?", "it is Unicode"

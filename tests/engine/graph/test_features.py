@@ -87,8 +87,6 @@ class Built:
     graphs: Graphs
     reference: ReferenceDrafter
     without: ReferenceDrafter
-    order: list[int]
-    """Order of a head's dimensions in the context cache."""
 
 
 def build_case(case: Case, directory: Path) -> Built:
@@ -97,10 +95,7 @@ def build_case(case: Case, directory: Path) -> Built:
     reference = ReferenceDrafter.load(directory / "draft", case.reference)
     plain = ReferenceDrafter.load(base)
     known = {name: tensor for name, tensor in reference.tensors.items() if name in plain.tensors}
-    R = reference.rotary_dim or D
-    parts = np.split(np.arange(D), [R // 2, R, R + (D - R) // 2])
-    order = np.concatenate([parts[i] for i in (0, 2, 1, 3)]).tolist()
-    return Built(Graphs(directory / "engine"), reference, replace(plain, tensors=known), order)
+    return Built(Graphs(directory / "engine"), reference, replace(plain, tensors=known))
 
 
 QUICK = ("biases of q and v, fc and MLP", "partial rotary 4 gpt_oss", "Laguna", "MiMo")
@@ -114,12 +109,12 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize("begin", [0, 250])
 def test_context(built: Built, begin: int) -> None:
-    compare_context(built.graphs, built.reference, begin, built.order)
+    compare_context(built.graphs, built.reference, begin)
 
 
 @pytest.mark.parametrize("length", [0, 1, WINDOW - 1, WINDOW, WINDOW + 1, 40])
 def test_draft(built: Built, length: int) -> None:
-    compare_draft(built.graphs, built.reference, length, built.order)
+    compare_draft(built.graphs, built.reference, length)
 
 
 def test_left_out_it_would_show(built: Built) -> None:
