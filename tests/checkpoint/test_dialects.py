@@ -241,12 +241,6 @@ def test_descendants_are_refused_by_name(name: str, changed: dict[str, object], 
     assert f"config.json: expected a DFlash draft, found a {name} draft (" in refusal(lambda: read_draft(draft_dir))
 
 
-@pytest.mark.parametrize("name", ["tiny-gpt-oss-dflash", "tiny-qwen3-dflash"])
-def test_what_is_spelled_is_read(name: str, tmp_path: Path) -> None:
-    spec = read_draft(FIXTURES / name).spec
-    assert zlab.read(Facts(zlab.to_config(spec, "bfloat16"), tmp_path / "config.json"), {}) == spec
-
-
 @pytest.mark.parametrize("rope", ["llama3", "yarn"])
 @pytest.mark.parametrize("causal", [True, False, None])
 def test_windows_causality_and_rotation_survive_spelling(rope: str, causal: bool | None, tmp_path: Path) -> None:

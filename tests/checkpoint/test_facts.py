@@ -122,13 +122,10 @@ def test_no_json_object(content: bytes, found: str, tmp_path: Path) -> None:
     assert found in message
 
 
-def test_missing_file(tmp_path: Path) -> None:
+def test_missing_or_unreadable_file(tmp_path: Path) -> None:
     message = refusal(lambda: Facts.load(tmp_path / "config.json"))
     assert "no such file: expected a model configuration" in message
     assert "hint: check the path" in message
-
-
-def test_unreadable_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
     message = refusal(lambda: Facts.load(tmp_path / "config.json"))
     assert "expected a readable file, found: Is a directory" in message

@@ -234,14 +234,8 @@ def test_native_deployments_have_no_plans(engine: Path, tmp_path: Path, capsys: 
 
 
 def test_a_deployment_that_does_not_fit_is_refused_before_building(engine: Path, tmp_path: Path) -> None:
-    config = config_file(
-        tmp_path,
-        mode="engine",
-        draft_attention="VANILLA",
-        max_batch_size=4096,
-        max_num_tokens=65536,
-        max_seq_len=1048576,
-    )
+    sizes = {"max_batch_size": 4096, "max_num_tokens": 65536, "max_seq_len": 1048576}
+    config = config_file(tmp_path, mode="engine", draft_attention="VANILLA", **sizes)
     message = refusal(lambda: run_here("build", config, "-o", engine), ConfigError)
     assert "[context-arena]" in message
     assert "tiny: " in message

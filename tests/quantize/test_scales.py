@@ -19,7 +19,7 @@ from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.quantize.scales import scale_groups, scale_of
 from tests.checkpoint.dialect_samples import WRITERS
 from tests.checkpoint.samples import refusal
-from tests.engine.graph.test_dialect_graphs import TRUTH
+from tests.engine.graph.test_features import TRUTH
 from tests.paths import FIXTURES
 from tests.quantize.samples import arrays, convert
 from tests.reference.dflash_float64 import ReferenceDrafter

@@ -12,20 +12,36 @@ import torch
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.target_checkpoint import read_target
-from dflash_trt.engine.manifest import read_shard
+from dflash_trt.engine.manifest import Manifest, read_shard
 from dflash_trt.engine.plans.add_plans import add_plans
 from dflash_trt.engine.plans.compile import TimingCache
+from dflash_trt.engine.plans.launcher import Launcher
 from dflash_trt.engine.plans.plan import PlanOptions, Range, graph_batch_sizes, profiles, row_buckets
 from dflash_trt.engine.plans.preview import drafter_memory, trtexec_commands
 from dflash_trt.engine.plans.tensorrt_api import installed_library
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
 from dflash_trt.engine.write import BuildOptions, build_engine
+from dflash_trt.runtime.drafter.drafter import Drafter
 from tests.contract.launcher import HostLauncher
 from tests.contract.machine import pretend
 from tests.contract.recorder import VERSIONS
-from tests.engine.plans.planned import executor_of, planned_drafter
 from tests.engines import build
 from tests.paths import FIXTURES
+
+
+def planned_drafter(
+    engine: Path, manifest: Manifest, launcher: Launcher | None = None, *, num_slots: int = 1
+) -> Drafter:
+    """A drafter whose launches happen on the host."""
+    executor = TensorRTExecutor(engine, manifest, launcher or HostLauncher())
+    return Drafter.open(executor, manifest.draft, num_slots=num_slots)
+
+
+def executor_of(drafter: Drafter) -> TensorRTExecutor:
+    """The executor of `drafter`, which runs plans."""
+    assert isinstance(drafter.executor, TensorRTExecutor)
+    return drafter.executor
+
 
 SIZES = PlanOptions(max_batch_size=3, max_seq_len=50, max_num_tokens=40, workspace_bytes=7)
 

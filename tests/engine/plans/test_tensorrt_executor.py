@@ -26,7 +26,7 @@ from tests.contract.launcher import HostLauncher
 from tests.contract.machine import B300, pretend
 from tests.contract.recorder import VERSIONS, Recorder
 from tests.decoding import greedy
-from tests.engine.plans.planned import executor_of, planned_drafter
+from tests.engine.plans.test_preview import executor_of, planned_drafter
 from tests.engines import build
 from tests.featured import build_featured, featured_draft
 from tests.fixtures_data import prompts
@@ -211,14 +211,11 @@ def test_without_a_gpu_tensorrt_is_not_called(
     assert recorder.calls == []
 
 
-def test_cache_bytes(built: Path, manifest: Manifest, recipe: str) -> None:
+def test_cache_and_slots_are_those_planned(built: Path, manifest: Manifest, recipe: str) -> None:
     drafter = planned_drafter(built, manifest, num_slots=2)
     cache = drafter.cache
     assert cache.k.dtype == (torch.bfloat16 if recipe == "bf16" else torch.float8_e4m3fn)
     assert cache.k.nbytes + cache.v.nbytes == 2 * 96 * drafter.cache_bytes_per_token
-
-
-def test_more_slots_than_planned(built: Path, manifest: Manifest) -> None:
     message = refusal(lambda: planned_drafter(built, manifest, num_slots=7), EngineError)
     assert "expected at most 6 slots, for which the plan was built, found 7" in message
     assert "--max-batch-size 7" in message
