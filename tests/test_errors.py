@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors quote files; what a terminal would obey is shown instead, in whatever they say."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_trt.errors import MAX_SHOWN, ConfigError, printable, shown

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Imports inside dflash_trt point one way, and what is heavy is loaded where it is used."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

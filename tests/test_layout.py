@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rooms of the repository hold what they are for, and nothing else."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shutil
@@ -75,9 +73,6 @@ def test_plugins_know_neither_torch_nor_python() -> None:
     sources = [name for name in below("plugins") if name.endswith(tuple(CPP_SUFFIXES | CUDA_SUFFIXES))]
     assert [name for name in sources if FOREIGN_INCLUDE.search((REPOSITORY / name).read_text())] == []
     assert [name for name in below("plugins") if name.endswith((".py", ".yaml", ".yml"))] == []
-
-
-def test_foreign_includes_are_recognised() -> None:
     for line in ("#include <torch/extension.h>", '  # include "Python.h"', "#include <nanobind/nanobind.h>"):
         assert FOREIGN_INCLUDE.search(f"\n{line}\n")
     assert not FOREIGN_INCLUDE.search('#include "params.h"\n// #include <torch/torch.h>\n')

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the documents promise exists (links, commands, options), and their examples run on the fixtures."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -38,10 +36,6 @@ def test_example(document: str, code: str, substitutes: dict[str, Path], capsys:
         code = code.replace(name, repr(str(path)))
     exec(compile(code, document, "exec"), {})
     assert len(capsys.readouterr().out.strip()) > 10
-
-
-def test_there_are_examples() -> None:
-    assert [name for name, _ in EXAMPLES] == ["README.md", "docs/runtime.md", "docs/runtime.md"]
 
 
 def example(name: str, *arguments: object, cwd: Path) -> str:
@@ -151,6 +145,7 @@ def test_the_readme_shows_every_command() -> None:
     lines = commands(REPOSITORY / "README.md")
     shown = {words[1] for words in lines if words[0] == "dflash-trt"}
     assert {"inspect", "build", "verify", "serve-config", "triton-repo", "doctor"} <= shown
+    assert [name for name, _ in EXAMPLES] == ["README.md", "docs/runtime.md", "docs/runtime.md"]
 
 
 def test_make_targets_exist() -> None:

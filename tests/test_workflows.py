@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workflows, issue forms and hooks are YAML that calls existing targets; every script of ours starts."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

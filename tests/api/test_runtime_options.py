@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of runtime and sampler: every front end has their names and defaults, and each reaches the sampling rule."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -4,8 +4,6 @@
 Each is the draft of `write_random_draft`, respelled here by hand and not by the package's own writers.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

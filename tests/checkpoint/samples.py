@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes small checkpoints, right ones and wrong ones, and reads what the errors say."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From one dialect to another and back: the same facts, the same bytes, or a refusal by name."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What config.json and tensors of DFlash2 and DSpark drafts must say, in every layout."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -66,11 +64,6 @@ def test_what_does_not_fit_dspark_is_named(changed: dict[str, object], message: 
     assert message in refusal(lambda: read_draft(tmp_path))
 
 
-def test_a_missing_head_is_named(tmp_path: Path) -> None:
-    edit_tensors(write_dspark(tmp_path), lambda tensors: tensors.pop("confidence_head.proj.bias"))
-    assert "missing tensor 'confidence_head.proj.bias' [1] (1 of 42 missing)" in refusal(lambda: read_draft(tmp_path))
-
-
 @pytest.mark.parametrize("from_anchor", [True, False])
 def test_speculators_layout(from_anchor: bool, tmp_path: Path) -> None:
     """Whose blocks may begin to propose behind the anchor."""
@@ -132,10 +125,17 @@ def test_what_does_not_fit_dflash2_is_named(changed: dict[str, object], message:
     assert message in refusal(lambda: read_draft(dflash2_dir))
 
 
-def test_a_missing_codebook_is_named(dflash2_dir: Path) -> None:
-    edit_tensors(dflash2_dir, lambda tensors: tensors.pop("candidate_selector.successor_codebook"))
-    message = "missing tensor 'candidate_selector.successor_codebook' [96, 12] (1 of 51 missing)"
-    assert message in refusal(lambda: read_draft(dflash2_dir))
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("candidate_selector.successor_codebook", "[96, 12] (1 of 51 missing)"),
+        ("confidence_head.proj.bias", "[1] (1 of 42 missing)"),
+    ],
+)
+def test_a_missing_tensor_of_a_head_is_named(name: str, words: str, dflash2_dir: Path, tmp_path: Path) -> None:
+    directory = dflash2_dir if "selector" in name else write_dspark(tmp_path / "dspark")
+    edit_tensors(directory, lambda tensors: tensors.pop(name))
+    assert f"missing tensor '{name}' {words}" in refusal(lambda: read_draft(directory))
 
 
 def test_weights_do_not_bound_convolved_activations(dflash2_dir: Path) -> None:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every dialect gives the same facts and tensors under the same names, and those that cannot are refused by name."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The draft's facts and tensors: read, each as config.json demands it, or refused with the file and the key."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Facts: a value of the right type, or an error that names file, key, expectation and finding; never another error."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rotary facts in both spellings, and their frequencies against transformers."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The target's facts, whether a draft fits them, and the bytes it keeps of a request, against hand-made numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path

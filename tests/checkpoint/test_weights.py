@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A directory's weights: safetensors headers, shards with an index, finite values, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

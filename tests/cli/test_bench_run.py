@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`bench run`: what it would measure, what it refuses, and the points that it prints (tests/golden/bench_run.txt)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dflash-trt build`, `quantize` and `convert` from the outside: what they write, and what they refuse."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dflash-trt build --backend tensorrt`, with and without TensorRT."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

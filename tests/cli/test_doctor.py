@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dflash-trt doctor`: of this machine, of a server, and of ranks under mpich on GPUs that this one does not have."""
 
-from __future__ import annotations
-
 import json
 import platform
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What doctor finds of packages, tools, plugin library and GPUs, on machines that this one is not."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

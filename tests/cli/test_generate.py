@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dflash-trt generate` from the outside, with and without --tp; decoding itself is tested in tests/runtime."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dflash-trt inspect`: what a directory is, as JSON or a table; and that every command parses a file once."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every command that writes, killed at many moments and run again: the old result or the new one, and no leftovers."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables and numbers on stdout."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

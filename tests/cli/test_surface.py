@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line as others rely on it: a new option is a visible change of tests/golden/cli.txt."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dflash-trt verify` on trained pairs, decoded or replayed: what it prints and draws, and when it exits with 1."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ONNX files of an engine directory: valid, small, with the right signatures, and pointing at the right bytes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path

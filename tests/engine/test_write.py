@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`build`: the same input gives the same bytes, and after a full disk or a kill DIR is complete or not there."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What comes from outside: bounded bytes of regular files, JSON that is one document, and no reader besides `files`."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

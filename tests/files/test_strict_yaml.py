@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The strict reader: three different errors, and nothing else escapes whatever the file holds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

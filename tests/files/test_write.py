@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Directories that are complete or not there, and safetensors files written tensor by tensor."""
 
-from __future__ import annotations
-
 import errno
 import os
 import secrets

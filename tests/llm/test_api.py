@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What users of vLLM type without looking, and what is said to those who mistype, before the target is loaded."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers step by step, and how they end: closed streams, interrupts and failures, of which all who wait hear."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import threading

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole answers, where they end and what they cost; prompts and options in the forms that vLLM takes."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any

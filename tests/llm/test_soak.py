@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many requests, many of them given up: nothing is lost, nothing is left."""
 
-from __future__ import annotations
-
 import gc
 import random
 from collections import Counter

@@ -4,8 +4,6 @@
 The seeds are fixed; `make test-full` tries 10,000 for each.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

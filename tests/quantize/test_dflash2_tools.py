@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """capture, quantise, search, replay and verify on a DFlash2 draft; recover refuses it by name."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

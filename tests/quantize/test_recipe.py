@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipes: which layers they quantise, and what is said about malformed ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

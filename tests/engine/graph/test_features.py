@@ -4,8 +4,6 @@
 Rules and factors of a dialect are none that the package has read: they are written down here by hand.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 from dataclasses import dataclass, field, replace

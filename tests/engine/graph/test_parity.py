@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Both graphs against the float64 equations, 1e-5 relative: every dialect, window and context length."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantised graphs against the float64 equations on dequantised weights, and what they lose."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

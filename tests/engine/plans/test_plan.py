@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which machine runs which plan, how another one is refused, and the GPUs that the driver (a fake libcuda) reports."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known of plans without TensorRT: the commands of --dry-run, profiles, and the bytes of a drafter."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

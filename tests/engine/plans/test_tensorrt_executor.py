@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A drafter on plans against one on ONNX Runtime, which computes for both: padding, parts and order of calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

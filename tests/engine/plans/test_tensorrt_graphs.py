@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What TensorRT's parser asks of both graphs, for every recipe, fixture and feature, without TensorRT."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import copytree

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`build DIR --backend tensorrt`, on the oldest and the newest bindings' names: what is built, kept and refused."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
