@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of draft checkpoints with a tensor changed: a drafter that is worse, for a known reason."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

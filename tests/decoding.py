@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Greedy decoding of single prompts, and sessions on pairs without a tokenizer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds engine directories for tests."""
 
-from __future__ import annotations
-
 import atexit
 import shutil
 import tempfile

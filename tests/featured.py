@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafts with facts that z-lab's v1 checkpoints do not have, made of one that is there and random tensors besides."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping
 from pathlib import Path

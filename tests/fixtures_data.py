@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trained fixture pairs and the prompts that were kept out of their training."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

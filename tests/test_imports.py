@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Imports inside dflash_trt point one way, and what is heavy is loaded where it is used."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys
@@ -147,22 +145,18 @@ def test_the_measure_works() -> None:
     assert loaded_by("import dflash_trt.engine.graph.onnx_builder") >= {"numpy", "onnx"}
 
 
-def test_inspect_loads_nothing_heavy(draft_dir: Path, target_dir: Path) -> None:
-    """Reading facts is a matter of headers: no framework is in the way of `inspect --json`."""
-    arguments = ["inspect", str(draft_dir), "--target", str(target_dir), "--json"]
-    script = f"sys.argv[1:] = {arguments}; from dflash_trt.cli import main; main()"
-    assert loaded_by(script) == set()
-
-
-def test_build_needs_no_framework(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
-    """`build` needs the package onnx, and nothing else of the extra `run`."""
-    arguments = ["build", str(draft_dir), "--target", str(target_dir), "-o", str(tmp_path / "engine")]
-    script = f"sys.argv[1:] = {arguments}; from dflash_trt.cli import main; main()"
-    assert loaded_by(script) == {"numpy", "onnx"}
-
-
-def test_estimate_loads_no_framework() -> None:
-    config = REPOSITORY / "build_configs" / "gpt-oss-120b.b300x8.latency.yaml"
-    arguments = ["estimate", str(config), "--tau", "4.7", "--json"]
-    script = f"sys.argv[1:] = {arguments}; from dflash_trt.cli import main; main()"
-    assert loaded_by(script) == set()
+@pytest.mark.parametrize(
+    ("arguments", "loaded"),
+    [
+        ("inspect DRAFT --target TARGET --json", set()),  # facts are a matter of headers
+        ("build DRAFT --target TARGET -o OUTPUT", {"numpy", "onnx"}),  # nothing else of the extra `run`
+        ("estimate build_configs/gpt-oss-120b.b300x8.latency.yaml --tau 4.7 --json", set()),
+    ],
+)
+def test_commands_load_no_framework(
+    arguments: str, loaded: set[str], draft_dir: Path, target_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    places = {"DRAFT": draft_dir, "TARGET": target_dir, "OUTPUT": tmp_path / "engine"}
+    words = [str(places.get(word, word)) for word in arguments.split()]
+    assert loaded_by(f"sys.argv[1:] = {words}; from dflash_trt.cli import main; main()") == loaded

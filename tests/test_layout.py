@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rooms of the repository hold what they are for, and nothing else."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shutil
@@ -12,6 +10,22 @@ from pathlib import Path
 import pytest
 
 from tests.paths import REPOSITORY
+
+FRAGMENT = re.compile(r"\s*(?:(?:Of|That|Those|The same|And|Or|As|Its|Until|Also)\b|\.\.\.)")
+
+
+def docstrings(file: Path) -> list[ast.Constant]:
+    """Strings that are statements: docstrings, and those below fields and constants."""
+    expressions = [node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Expr)]
+    return [value for value in expressions if isinstance(value, ast.Constant) and isinstance(value.value, str)]
+
+
+@pytest.mark.parametrize("room", ["dflash_trt", "tests", "benchmarks", "tools"])
+def test_docstrings_stand_alone(room: str) -> None:
+    files = sorted((REPOSITORY / room).rglob("*.py"))
+    found = [(file, text) for file in files for text in docstrings(file) if FRAGMENT.match(str(text.value))]
+    assert [f"{file.relative_to(REPOSITORY)}:{text.lineno}: {text.value!r}" for file, text in found] == []
+
 
 TOP_LEVEL = {
     "pyproject.toml", "dflash_trt", "plugins", "build_configs", "cpp", "tests", "Makefile", "README.md",
@@ -59,9 +73,6 @@ def test_plugins_know_neither_torch_nor_python() -> None:
     sources = [name for name in below("plugins") if name.endswith(tuple(CPP_SUFFIXES | CUDA_SUFFIXES))]
     assert [name for name in sources if FOREIGN_INCLUDE.search((REPOSITORY / name).read_text())] == []
     assert [name for name in below("plugins") if name.endswith((".py", ".yaml", ".yml"))] == []
-
-
-def test_foreign_includes_are_recognised() -> None:
     for line in ("#include <torch/extension.h>", '  # include "Python.h"', "#include <nanobind/nanobind.h>"):
         assert FOREIGN_INCLUDE.search(f"\n{line}\n")
     assert not FOREIGN_INCLUDE.search('#include "params.h"\n// #include <torch/torch.h>\n')

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the documents promise exists: links, commands and their options."""
+"""What the documents promise exists (links, commands, options), and their examples run on the fixtures."""
 
-from __future__ import annotations
-
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from itertools import takewhile
 from pathlib import Path
@@ -14,10 +15,58 @@ import pytest
 
 from dflash_trt.cli import cli
 from dflash_trt.cli.failure import EXTRAS
-from tests.paths import REPOSITORY
+from tests.engines import trained_engine
+from tests.paths import FIXTURES, REPOSITORY
+
+WITH_EXAMPLES = ("README.md", "docs/runtime.md")
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+EXAMPLES = [(doc, code) for doc in WITH_EXAMPLES for code in BLOCK.findall((REPOSITORY / doc).read_text())]
+
+
+@pytest.fixture(scope="module")
+def substitutes() -> dict[str, Path]:
+    """What stands in for the names in the examples: a fixture engine, and its target."""
+    return {'"engine"': trained_engine("tiny-qwen3"), '"openai/gpt-oss-120b"': FIXTURES / "tiny-qwen3"}
+
+
+@pytest.mark.parametrize(("document", "code"), EXAMPLES, ids=[name for name, _ in EXAMPLES])
+def test_example(document: str, code: str, substitutes: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    for name, path in substitutes.items():
+        assert name in code, f"{document}: an example without {name}"
+        code = code.replace(name, repr(str(path)))
+    exec(compile(code, document, "exec"), {})
+    assert len(capsys.readouterr().out.strip()) > 10
+
+
+def example(name: str, *arguments: object, cwd: Path) -> str:
+    """The output of a program in docs/examples."""
+    program = REPOSITORY / "docs" / "examples" / name
+    command = [sys.executable if program.suffix == ".py" else "bash", program, *arguments]
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return subprocess.run(
+        list(map(str, command)), cwd=cwd, env=environment, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+
+
+def test_build_and_generate(tmp_path: Path) -> None:
+    assert re.findall(r"# tau (\S+):", example("build_and_generate.py", cwd=tmp_path))[1] > "1.00"
+
+
+def test_verify_with_a_loss_budget(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join((FIXTURES / "prompts.jsonl").read_text().splitlines(keepends=True)[:3]))
+    pair = (FIXTURES / "tiny-qwen3-dflash", FIXTURES / "tiny-qwen3", prompts)
+    assert "tau loss" in example("verify_with_a_loss_budget.sh", *pair, "60%", cwd=tmp_path)
+
+
+def test_deploy(tmp_path: Path) -> None:
+    assert "serve.yaml: no findings" in example("deploy.sh", cwd=tmp_path)
+    written = {path.name for path in (tmp_path / "deployment").rglob("*")}
+    assert {"serve.yaml", "kubernetes.yaml", "config.pbtxt"} <= written
+
 
 DOCUMENTS = [
-    *(REPOSITORY / name for name in ("README.md", "CHANGELOG.md", "benchmarks/RESULTS.md", "plugins/README.md")),
+    *(REPOSITORY / file for file in ("README.md", "CHANGELOG.md", "benchmarks/RESULTS.md", "plugins/README.md")),
     REPOSITORY / ".github" / "CONTRIBUTING.md",
     *sorted((REPOSITORY / "docs").glob("*.md")),
 ]
@@ -96,6 +145,7 @@ def test_the_readme_shows_every_command() -> None:
     lines = commands(REPOSITORY / "README.md")
     shown = {words[1] for words in lines if words[0] == "dflash-trt"}
     assert {"inspect", "build", "verify", "serve-config", "triton-repo", "doctor"} <= shown
+    assert [name for name, _ in EXAMPLES] == ["README.md", "docs/runtime.md", "docs/runtime.md"]
 
 
 def test_make_targets_exist() -> None:

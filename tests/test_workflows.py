@@ -1,16 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GitHub's workflows, issue forms and pre-commit hooks are YAML, and call make targets that exist."""
-
-from __future__ import annotations
+"""Workflows, issue forms and hooks are YAML that calls existing targets; every script of ours starts."""
 
 import re
+import subprocess
+import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
 from tests.paths import REPOSITORY
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("pair", ["gpt-oss", "qwen3"])
+def test_a_few_steps_of_every_stage(pair: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tools.train_fixtures", "--pair", pair, "--smoke", "--output", str(tmp_path)]
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    draft, target = read_draft(tmp_path / f"tiny-{pair}-dflash"), read_target(tmp_path / f"tiny-{pair}")
+    check_pair(draft.spec, target.spec, draft_name="draft", target_name="target")
+
+
+FILES = [file for room in ("benchmarks", "tools") for file in sorted((REPOSITORY / room).rglob("*.py"))]
+NAMES = [".".join(file.relative_to(REPOSITORY).with_suffix("").parts) for file in FILES]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_starts(name: str) -> None:
+    module = import_module(name)
+    for command in vars(module).values():
+        if isinstance(command, click.Command):
+            result = CliRunner().invoke(command, ["--help"])
+            assert (result.exit_code, result.output[:6]) == (0, "Usage:")
+
 
 FORMS = sorted((REPOSITORY / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tau in its two variants, and acceptance by position from 1, by values that can be checked by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_trt.api.acceptance import Acceptance, Step, acceptance_by_position

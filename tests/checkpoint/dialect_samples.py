@@ -4,8 +4,6 @@
 Each is the draft of `write_random_draft`, respelled here by hand and not by the package's own writers.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -40,29 +38,20 @@ def write_speculators(path: Path, **changed: object) -> Path:
         config["rope_parameters"] = {"rope_type": "default", "rope_theta": config.pop("rope_theta")}
         del config["rope_scaling"]
         return {
-            "architectures": ["DFlashSpeculator"],
-            "aux_hidden_state_layer_ids": [i + 1 for i in dflash["target_layer_ids"]],
-            "block_size": block_size,
-            "draft_vocab_size": config["vocab_size"],
-            "dtype": "bfloat16",
-            "has_no_defaults_at_init": False,
-            "mask_token_id": dflash["mask_token_id"],
-            "sample_from_anchor": False,
+            "architectures": ["DFlashSpeculator"], "block_size": block_size, "draft_vocab_size": config["vocab_size"],
+            "aux_hidden_state_layer_ids": [i + 1 for i in dflash["target_layer_ids"]], "dtype": "bfloat16",
+            "has_no_defaults_at_init": False, "mask_token_id": dflash["mask_token_id"], "sample_from_anchor": False,
             "sliding_window_non_causal": False,
             "speculators_config": {
-                "algorithm": "dflash",
-                "default_proposal_method": "greedy",
+                "algorithm": "dflash", "default_proposal_method": "greedy",
                 "proposal_methods": [
                     {"proposal_type": "greedy", "speculative_tokens": block_size - 1, "verifier_accept_k": 1,
                      "accept_tolerance": 0.0}
                 ],
                 "verifier": {"architectures": ["Qwen3ForCausalLM"], "name_or_path": "Qwen/Qwen3-8B"},
             },
-            "speculators_model_type": "dflash",
-            "speculators_version": "0.9.0",
-            "target_hidden_size": None,
-            "transformer_layer_config": config,
-            "transformers_version": "5.23.0",
+            "speculators_model_type": "dflash", "speculators_version": "0.9.0", "target_hidden_size": None,
+            "transformer_layer_config": config, "transformers_version": "5.23.0",
         } | changed  # fmt: skip
 
     return respell(path, change)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes small checkpoints, right ones and wrong ones, and reads what the errors say."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -35,13 +33,9 @@ def refusal(call: Callable[[], object], error: type[DFlashError] = CheckpointErr
 def write_target(path: Path, **facts: object) -> Path:
     """A target of write_random_draft's default sizes, its weights reduced to the embedding table."""
     config: dict[str, Any] = {
-        "architectures": ["GptOssForCausalLM"],
-        "model_type": "gpt_oss",
-        "hidden_size": 48,
-        "num_hidden_layers": 6,
-        "vocab_size": 96,
-        "max_position_embeddings": 8192,
-    } | facts
+        "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 48, "num_hidden_layers": 6,
+        "vocab_size": 96, "max_position_embeddings": 8192,
+    } | facts  # fmt: skip
     path.mkdir()
     (path / "config.json").write_text(json.dumps(config))
     embedding = np.zeros((config["vocab_size"], config["hidden_size"]), dtype=np.float32)

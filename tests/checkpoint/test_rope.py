@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rotary facts in both spellings, and their frequencies against transformers."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
@@ -20,20 +18,13 @@ from tests.checkpoint.samples import edit_config, refusal
 
 EPSILON = 2.0**-23  # transformers computes in float32; the scaling factor magnifies its rounding
 YARN = {
-    "rope_type": "yarn",
-    "factor": 32.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "truncate": False,
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 4096,
-}
+}  # fmt: skip
 LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
-}
+}  # fmt: skip
 
 
 def rope_of(**config: object) -> Rope:
@@ -84,16 +75,14 @@ def test_plain_rope_is_the_definition() -> None:
     assert rope.attention_factor == 1
 
 
-def test_the_gpt_oss_attention_factor(draft_dir: Path) -> None:
-    """Trap 5: 0.1 ln(32) + 1 on cos and sin."""
-    assert read_draft(draft_dir).spec.rope.attention_factor == pytest.approx(1.3466, abs=5e-5)
-
-
 def test_both_spellings_are_the_same_facts(draft_dir: Path) -> None:
     rope = read_draft(draft_dir).spec.rope
+    assert rope.attention_factor == pytest.approx(1.3466, abs=5e-5), "trap 5: 0.1 ln(32) + 1 on cos and sin"
     scaling = {**YARN, "original_max_position_embeddings": 256}
     edit_config(draft_dir, "rope_scaling", "rope_theta", rope_parameters={**scaling, "rope_theta": 150000})
     assert read_draft(draft_dir).spec.rope == rope
+    older = {"type": "yarn"} | {key: value for key, value in YARN.items() if key != "rope_type"}
+    assert rope_of(rope_theta=150_000, rope_scaling=older) == rope_of(rope_theta=150_000, rope_scaling=YARN)
 
 
 def test_what_transformers_writes_is_understood(tmp_path: Path) -> None:
@@ -103,19 +92,11 @@ def test_what_transformers_writes_is_understood(tmp_path: Path) -> None:
     assert isinstance(rope.scaling, Llama3)
 
 
-def test_the_older_name_of_rope_type() -> None:
-    scaling = {"type": "yarn"} | {key: value for key, value in YARN.items() if key != "rope_type"}
-    assert rope_of(rope_theta=150_000, rope_scaling=scaling) == rope_of(rope_theta=150_000, rope_scaling=YARN)
-
-
-def test_yarn_defaults_of_the_format() -> None:
+def test_defaults_of_the_format() -> None:
     short = {key: YARN[key] for key in ("rope_type", "factor", "original_max_position_embeddings")}
     scaling = rope_of(rope_theta=150_000, rope_scaling=short).scaling
     assert isinstance(scaling, Yarn)
     assert (scaling.beta_fast, scaling.beta_slow, scaling.truncate) == (32, 1, True)
-
-
-def test_default_is_no_scaling() -> None:
     parameters = {"rope_type": "default", "rope_theta": 10_000}
     assert rope_of(rope_parameters=parameters) == Rope(theta=10_000, scaling=None)
     assert rope_of(rope_theta=10_000, rope_scaling=None) == Rope(theta=10_000, scaling=None)
@@ -131,25 +112,17 @@ def test_default_is_no_scaling() -> None:
         ({"rope_theta": 1e4, "rope_scaling": {"type": "dynamic"}}, 'llama3, found "dynamic"'),
         ({"rope_theta": 1e4, "rope_scaling": "yarn"}, 'rope_scaling: expected an object, found "yarn"'),
         ({"rope_parameters": {"rope_type": "default"}}, "rope_parameters.rope_theta: expected a number > 0"),
-        (
-            {"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
-            "rope_theta: expected the same value as in rope_parameters.rope_theta, found 10000.0",
-        ),
-        (
-            {"rope_theta": 1e4, "partial_rotary_factor": 1.5},
-            "partial_rotary_factor: expected a number > 0 and at most 1",
-        ),
-        (
-            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 2}},
-            "rope_parameters.partial_rotary_factor: expected a number > 0 and at most 1",
-        ),
-        (
-            {"rope_theta": 1e4, "rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}},
-            "rope_scaling.high_freq_factor: expected a number > low_freq_factor 1.0, found 1.0",
-        ),
+        ({"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+         "rope_theta: expected the same value as in rope_parameters.rope_theta, found 10000.0"),
+        ({"rope_theta": 1e4, "partial_rotary_factor": 1.5},
+         "partial_rotary_factor: expected a number > 0 and at most 1"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 2}},
+         "rope_parameters.partial_rotary_factor: expected a number > 0 and at most 1"),
+        ({"rope_theta": 1e4, "rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}},
+         "rope_scaling.high_freq_factor: expected a number > low_freq_factor 1.0, found 1.0"),
         ({"rope_theta": 1e4, "rope_scaling": YARN | {"truncate": 0}}, "truncate: expected true or false, found 0"),
     ],
-)
+)  # fmt: skip
 def test_refused(config: dict[str, object], words: str) -> None:
     assert words in refusal(lambda: rope_of(**config))
 

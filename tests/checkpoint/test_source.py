@@ -1,19 +1,230 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the user names becomes a directory: a path, or a repository id in Hugging Face's cache."""
+"""What the user names: a path or a repository id, of which weights come only when they are computed with."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import parse_qs, unquote
 
 import huggingface_hub
 import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+from safetensors.torch import load_file, save_file
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.checkpoint.hub import read_headers
 from dflash_trt.checkpoint.source import checkpoint_directory, checkpoint_label
+from dflash_trt.checkpoint.weights import read_weights
 from tests.checkpoint.samples import cache_repository, refusal
+from tests.cli.commands import run_process
+from tests.paths import FIXTURES
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class FakeHub:
+    """Serves one directory as one repository."""
+
+    def __init__(self, repository: str, directory: Path) -> None:
+        self.repository = repository
+        self.directory = directory
+        self.sent: dict[str, int] = {}
+        """Bytes by file."""
+        self.endpoint = ""
+
+    def files(self) -> list[str]:
+        return sorted(str(file.relative_to(self.directory)) for file in self.directory.rglob("*") if file.is_file())
+
+
+@contextmanager
+def fake_hub(repository: str, directory: Path) -> Iterator[FakeHub]:
+    hub = FakeHub(repository, directory)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
+    hub.endpoint = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_HEAD(self) -> None:
+            self.answer_file(has_body=False)
+
+        def do_GET(self) -> None:
+            path = unquote(self.path).partition("?")[0]
+            if re.fullmatch(rf"/api/models/{hub.repository}(/revision/\w+)?", path):
+                files = [{"rfilename": name} for name in hub.files()]
+                self.answer_json({"id": hub.repository, "sha": COMMIT, "siblings": files})
+            elif path.startswith(f"/api/models/{hub.repository}/tree/"):
+                self.answer_json([self.entry(name) for name in hub.files()])
+            else:
+                self.answer_file(has_body=True)
+
+        def do_POST(self) -> None:
+            fields = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            known = set(hub.files())
+            self.answer_json([self.entry(name) for name in fields["paths"] if name in known])
+
+        def entry(self, name: str) -> dict[str, object]:
+            content = (hub.directory / name).read_bytes()
+            return {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+
+        def answer_json(self, document: object) -> None:
+            self.answer(200, json.dumps(document).encode(), {"Content-Type": "application/json"})
+
+        def answer_file(self, *, has_body: bool) -> None:
+            match = re.fullmatch(rf"/{hub.repository}/resolve/\w+/(.+)", unquote(self.path))
+            file = hub.directory / match[1] if match else hub.directory / "nothing"
+            if not file.is_file():
+                self.answer(404, b"", {"X-Error-Code": "EntryNotFound" if match else "RepoNotFound"})
+                return
+            content = file.read_bytes()
+            headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
+            status, body = 200, content
+            if wanted := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+                begin, end = int(wanted[1]), int(wanted[2] or len(content) - 1)
+                status, body = 206, content[begin : end + 1]
+                headers["Content-Range"] = f"bytes {begin}-{begin + len(body) - 1}/{len(content)}"
+            if has_body:
+                name = str(file.relative_to(hub.directory))
+                hub.sent[name] = hub.sent.get(name, 0) + len(body)
+            self.answer(status, body, headers, has_body=has_body)
+
+        def answer(self, status: int, body: bytes, headers: dict[str, str], *, has_body: bool = True) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if has_body:
+                self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    return Handler
+
+
+TARGET, DRAFT = "openai/tiny", str(FIXTURES / "tiny-qwen3-dflash")
+SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[FakeHub]:
+    """tiny-qwen3 in two shards of which the second is large, with what is not wanted beside it."""
+    directory = tmp_path / "repository"
+    shutil.copytree(FIXTURES / "tiny-qwen3", directory)
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    first = {name: tensor for name, tensor in tensors.items() if "layers.0" in name}
+    rest = {name: tensor for name, tensor in tensors.items() if name not in first}
+    for shard, part in zip(SHARDS, (first, rest), strict=True):
+        save_file(part, directory / shard, metadata={"format": "pt"})
+    weight_map = {name: SHARDS[name not in first] for name in tensors}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (directory / "original").mkdir()
+    for name in ("original/model.safetensors", "original/config.json", "pytorch_model.bin", "consolidated.safetensors"):
+        (directory / name).write_bytes(b"{}" * 1000)
+    with fake_hub(TARGET, directory) as served:
+        yield served
+
+
+@pytest.fixture
+def command(hub: FakeHub, tmp_path: Path) -> Command:
+    """`dflash-trt` with a cache of its own and this hub."""
+    environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+    environment |= {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+
+    def run_there(*arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
+        return run_process(*arguments, **(environment | more))
+
+    return run_there
+
+
+def size(hub: FakeHub) -> int:
+    return sum((hub.directory / shard).stat().st_size for shard in SHARDS)
+
+
+def test_headers_do_for_all_but_loading(hub: FakeHub, command: Command, tmp_path: Path) -> None:
+    described = command("inspect", TARGET, "--json")
+    assert described.returncode == 0, described.stderr
+    assert json.loads(described.stdout)["tensors"]["bytes"] == sum(
+        tensor.num_bytes for tensor in read_weights(hub.directory).values()
+    )
+    built = command("build", DRAFT, "--target", TARGET, "-o", tmp_path / "engine")
+    assert built.returncode == 0, built.stderr
+    repository = command("triton-repo", tmp_path / "engine", "--runtime", "embedded",
+                         "-o", tmp_path / "models")  # fmt: skip
+    assert repository.returncode == 0, repository.stderr
+    refused = command("generate", tmp_path / "engine", "")  # the manifest names the repository and its commit
+    assert refused.returncode == 1
+    assert "expected at least one token" in refused.stderr
+    assert not list((tmp_path / "home").rglob("*.safetensors"))
+    assert not {name for name in hub.sent if "/" in name or name.endswith(".bin") or name.startswith("consolidated")}
+
+
+@pytest.mark.full
+def test_weights_come_when_they_are_due(hub: FakeHub, command: Command, tmp_path: Path) -> None:
+    assert command("build", DRAFT, "--target", TARGET, "-o", tmp_path / "engine").returncode == 0
+    arguments = ("generate", tmp_path / "engine", "ab", "--target", TARGET, "--max-tokens", "4", "--json")
+    answered = command(*arguments)
+    assert answered.returncode == 0, answered.stderr
+    assert f"{TARGET}: fetching 2 files of weights, {size(hub) / 1e9:.1f} GB" in answered.stderr
+    assert {path.name for path in (tmp_path / "home").rglob("*.safetensors")} == set(SHARDS)
+    sent = dict(hub.sent)
+    offline = command(*arguments, HF_HUB_OFFLINE="1")  # all of it is in the cache now
+    assert (
+        json.loads(offline.stdout)["requests"][0]["token_ids"]
+        == json.loads(answered.stdout)["requests"][0]["token_ids"]
+    )
+    assert hub.sent == sent
+
+
+def test_without_a_network_and_without_weights(hub: FakeHub, command: Command, tmp_path: Path) -> None:
+    assert command("inspect", TARGET).returncode == 0
+    refused = command("inspect", TARGET, HF_HUB_OFFLINE="1")
+    assert refused.returncode == 1
+    assert f"{TARGET}: no weights in the Hugging Face cache, and HF_HUB_OFFLINE is set\n" in refused.stderr
+    assert f"hint: on a machine with network: hf download {TARGET}" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{" * 9999,
+        pytest.param(b"[]", marks=pytest.mark.full),
+        pytest.param(b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}', marks=pytest.mark.full),
+    ],
+)
+def test_headers_that_are_none(header: bytes, hub: FakeHub, command: Command) -> None:
+    (hub.directory / SHARDS[1]).write_bytes(len(header).to_bytes(8, "little") + header)
+    refused = command("inspect", TARGET)
+    assert refused.returncode == 1, refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_other_directories_are_no_snapshots(tmp_path: Path) -> None:
+    assert read_headers(tmp_path) is None
+    assert read_headers(Path("/")) is None
+    (tmp_path / "snapshots" / "x").mkdir(parents=True)
+    assert read_headers(tmp_path / "snapshots" / "x") is None
 
 
 @pytest.fixture
@@ -28,12 +239,11 @@ def test_directory(draft_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert checkpoint_directory("draft") == Path("draft")
     monkeypatch.setenv("HOME", str(draft_dir.parent))
     assert checkpoint_directory("~/draft") == draft_dir
-
-
-def test_a_directory_beats_a_repository_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "owner" / "name").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    assert checkpoint_directory("owner/name") == Path("owner/name")
+    Path("owner/name").mkdir(parents=True)
+    assert checkpoint_directory("owner/name") == Path("owner/name"), "it beats a repository of that name"
+    message = refusal(lambda: checkpoint_directory(str(draft_dir / "config.json")))
+    assert message.endswith("config.json: expected a checkpoint directory, found a file")
+    assert "found: File name too long" in refusal(lambda: checkpoint_directory("a" * 5000))
 
 
 def test_cached_repository(cache: Path, draft_dir: Path) -> None:
@@ -46,6 +256,10 @@ def test_repository_that_is_not_cached(cache: Path) -> None:
     message = refusal(lambda: checkpoint_directory("owner/name"))
     assert "owner/name: no files in the Hugging Face cache, and HF_HUB_OFFLINE is set\n" in message
     assert "hint: on a machine with network: hf download owner/name" in message
+    for name in ("owner/..", "owner/a--b", "owner/-a", "owner/" + "a" * 100):
+        assert f"{name}: neither a local directory nor a Hugging Face" in refusal(
+            lambda name=name: checkpoint_directory(name)  # type: ignore[misc]
+        )
 
 
 def test_a_partly_cached_repository_lacks_its_weights(cache: Path, draft_dir: Path) -> None:
@@ -74,11 +288,6 @@ def test_hub_errors(error: type[Exception], words: list[str], monkeypatch: pytes
         assert word in message
 
 
-def test_a_file_is_no_directory(draft_dir: Path) -> None:
-    message = refusal(lambda: checkpoint_directory(str(draft_dir / "config.json")))
-    assert message.endswith("config.json: expected a checkpoint directory, found a file")
-
-
 @pytest.mark.parametrize(
     "name", ["", "nothing", "./nothing", "/nothing/here", "~/nothing", "~nobody-at-all/x", "a/b/c", "a b/c", "\udcff"]
 )
@@ -89,35 +298,13 @@ def test_neither_directory_nor_repository(name: str, tmp_path: Path, monkeypatch
     assert "neither a checkpoint directory nor a Hugging Face repository id (owner/name)" in message
 
 
-@pytest.mark.parametrize("name", ["owner/..", "owner/a--b", "owner/-a", "owner/" + "a" * 100])
-def test_not_a_repository_id_after_all(name: str, cache: Path) -> None:
-    assert f"{name}: neither a local directory nor a Hugging Face" in refusal(lambda: checkpoint_directory(name))
-
-
-def test_name_too_long_for_a_file() -> None:
-    assert "found: File name too long" in refusal(lambda: checkpoint_directory("a" * 5000))
-
-
-@pytest.mark.parametrize(
-    "spell",
-    [str, lambda path: f"{path}/", lambda path: f"{path}/../draft", lambda path: "~/draft", lambda path: "draft"],
-)
-def test_label_is_never_a_path(spell: Callable[[Path], str], draft_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["DIR", "DIR/", "DIR/../draft", "~/draft", "draft", "draft/."])
+def test_label_is_never_a_path(name: str, draft_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(draft_dir.parent))
     monkeypatch.chdir(draft_dir.parent)
-    assert checkpoint_label(spell(draft_dir)) == "draft"
-
-
-def test_label_of_this_directory(draft_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checkpoint_label(name.replace("DIR", str(draft_dir))) == "draft"
     monkeypatch.chdir(draft_dir)
     assert checkpoint_label(".") == "draft"
-
-
-def test_label_of_a_repository() -> None:
     assert checkpoint_label("owner/name") == "owner/name"
-
-
-def test_label_is_unicode(tmp_path: Path) -> None:
-    directory = tmp_path / "x\udcff"
-    directory.mkdir()
-    assert checkpoint_label(str(directory)) == "x?"
+    (draft_dir / "x\udcff").mkdir()
+    assert checkpoint_label(str(draft_dir / "x\udcff")) == "x?", "it is Unicode"

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs `dflash-trt` as a user does, and lists what it offers."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

@@ -6,8 +6,6 @@ file system, by Python's audit events: before a file is opened, renamed, linked,
 again, whole.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

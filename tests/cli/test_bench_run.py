@@ -1,18 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`bench run` before anything is sent: what it would measure, and what it refuses."""
-
-from __future__ import annotations
+"""`bench run`: what it would measure, what it refuses, and the points that it prints (tests/golden/bench_run.txt)."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 
+from dflash_trt.cli.bench import print_points
 from dflash_trt.errors import DFlashError
+from dflash_trt.observe.bench.records import BenchPoint, RequestRow
+from dflash_trt.observe.bench.run_directory import write_point, write_run
 from tests.cli.commands import run_here
+from tests.observe.bench.samples import UNPUBLISHED, counters, flat, point, run
 from tests.observe.endpoints.canned import canned, models
+from tests.paths import REPOSITORY
+
+GOLDEN = REPOSITORY / "tests" / "golden" / "bench_run.txt"
+DRAFTED = counters(1000, (900, 800, 700))
+
+
+def sample(
+    method: str, concurrency: int, rate: float, ttft_seconds: float, *, cut: int = 0, failed: int = 0
+) -> BenchPoint:
+    finishes = ["length"] * cut + ["stop"] * (100 - cut - failed)
+    rows = tuple(
+        RequestRow(input_tokens=5, output_tokens=11, ttft_seconds=1.0, seconds=2.0, finish=finish)
+        for finish in finishes
+    )
+    acceptance = UNPUBLISHED if method == "none" else DRAFTED
+    made = point(method, concurrency, rate / concurrency, rate, rows=rows, failed=failed, acceptance=acceptance)
+    return msgspec.structs.replace(made, ttft_seconds=flat(ttft_seconds))
+
+
+def table(directory: Path, *points: BenchPoint) -> None:
+    directory.mkdir()
+    write_run(directory, run("none", "dflash-nvfp4", concurrencies=(1, 256)))
+    for each in points:
+        write_point(directory, each)
+    print_points(directory, as_json=False)
+
+
+def test_it_fits_eighty_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers are whole; what no request was is no column."""
+    monkeypatch.setenv("COLUMNS", "80")
+    table(tmp_path / "a", sample("none", 1, 88.2, 0.0312), sample("dflash-nvfp4", 1, 190.34, 0.0008))
+    slow = sample("none", 256, 4278.04, 7.9872, cut=3), sample("dflash-nvfp4", 256, 20306.2, 17.2192, cut=2, failed=5)
+    table(tmp_path / "b", *slow)
+    assert capsys.readouterr().out == GOLDEN.read_text()
 
 
 @pytest.fixture
@@ -63,6 +102,7 @@ def test_a_plan_writes_nothing(
         (["--concurrency", "0"], "expected numbers of requests"),
         (["--concurrency", "9" * 5001], "expected numbers of requests"),
         (["--endpoint", "nothing"], "expected NAME=URL, found 'nothing'"),
+        (["--endpoint", "a=http://h"], "--endpoint: expected each name once"),
         (["--target", "t"], "belong to --engine"),
         (["--engine", "e", "--target", "t"], "expected no --endpoint"),
         (["--set", "a.speed=1"], "expected METHOD.FIELD=VALUE with temperature"),
@@ -84,12 +124,6 @@ def test_refusals(options: list[str], message: str, url: str, prompts: Path, tmp
     found = error.value.message
     assert message in found
     assert not (tmp_path / "run").exists()
-
-
-def test_a_method_is_named_once(url: str, prompts: Path, tmp_path: Path) -> None:
-    twice = ("--endpoint", f"a={url}", "--endpoint", f"a={url}")
-    with pytest.raises(DFlashError, match="--endpoint: expected each name once"):
-        run_here("bench", "run", *twice, "--prompts", prompts, "-o", tmp_path / "run", "--dry-run")
 
 
 def test_without_a_method(prompts: Path, tmp_path: Path) -> None:

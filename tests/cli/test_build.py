@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dflash-trt build`, quantising on the way."""
-
-from __future__ import annotations
+"""`dflash-trt build`, `quantize` and `convert` from the outside: what they write, and what they refuse."""
 
 import json
 import os
@@ -12,10 +10,14 @@ import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.engine.manifest import read_manifest
-from tests.cli.commands import run
+from tests.cli.commands import run, run_process
 from tests.paths import FIXTURES
 
+# Neither torch nor modelopt nor onnx can be imported.
+
+
 DRAFT, TARGET = FIXTURES / "tiny-gpt-oss-dflash", FIXTURES / "tiny-gpt-oss"
+QWEN_DRAFT, QWEN = FIXTURES / "tiny-qwen3-dflash", FIXTURES / "tiny-qwen3"
 
 
 def test_recipe_is_quantize_and_build(tmp_path: Path) -> None:
@@ -69,11 +71,28 @@ def test_swapped_arguments_are_named(command: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failed_recipe_leaves_nothing(tmp_path: Path) -> None:
-    result = run("build", DRAFT, "--target", TARGET, "-o", tmp_path / "engine", "--recipe", "nvfp5")
-    assert result.returncode == 1
-    assert "expected a recipe (bf16, fp8" in result.stderr
-    assert "(nearest recipe: nvfp4)" in result.stderr
+BUILD = ["build", DRAFT, "--target", TARGET]
+NEEDS_TARGET = "--to speculators needs --target"
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments", "words"),
+    [
+        (1, [*BUILD, "--recipe", "nvfp5"], "expected a recipe (bf16, fp8"),
+        (1, [*BUILD, "--recipe", "nvfp5"], "(nearest recipe: nvfp4)"),
+        (2, [*BUILD, "--calibration", "features"], "--calibration needs a recipe"),
+        (2, ["quantize", DRAFT, "--recipe", "nvfp4-w4a16", "--calibration", "features"],
+         "--recipe nvfp4-w4a16 quantises weights only and needs no --calibration"),
+        (1, ["quantize", DRAFT, "--recipe", "bf16", "--target", QWEN],
+         "expected qwen3 (target), found gpt_oss (draft)"),
+        (2, ["convert", QWEN_DRAFT, "--to", "speculators"], NEEDS_TARGET),
+        (2, ["convert", QWEN_DRAFT, "--to", "zlab", "--target", QWEN], NEEDS_TARGET),
+    ],
+)  # fmt: skip
+def test_a_refusal_leaves_nothing(code: int, arguments: list[object], words: str, tmp_path: Path) -> None:
+    result = run(*arguments, "-o", tmp_path / "out")
+    assert result.returncode == code
+    assert words in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -85,13 +104,71 @@ def test_a_path_that_is_not_unicode_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", ["checkpoint", "deployment"])
-def test_calibration_without_a_recipe_is_refused(kind: str, tmp_path: Path) -> None:
-    draft = DRAFT
-    if kind == "deployment":
-        draft = tmp_path / "mine.yaml"
-        draft.write_text(f"description: x\ntarget: {TARGET}\ndraft: {DRAFT}\ngpus: b300x1\npurpose: latency\n")
+def test_a_deployment_without_a_recipe_is_not_calibrated(tmp_path: Path) -> None:
+    draft = tmp_path / "mine.yaml"
+    draft.write_text(f"description: x\ntarget: {TARGET}\ndraft: {DRAFT}\ngpus: b300x1\npurpose: latency\n")
     result = run("build", draft, "--target", TARGET, "-o", tmp_path / "engine", "--calibration", "features")
     assert result.returncode == 2
     assert "--calibration needs a recipe" in result.stderr
     assert not (tmp_path / "engine").exists()
+
+
+BARE = "import sys; sys.modules.update(torch=None, modelopt=None, onnx=None); from dflash_trt.cli import main; main()"
+
+
+def test_quantize(tmp_path: Path) -> None:
+    output = tmp_path / "q"
+    options = ("-o", output, "--recipe", "nvfp4", "--calibration", "none", "--target", TARGET)
+    result = run_process("quantize", DRAFT, *options, script=BARE)
+    assert (result.returncode, result.stdout) == (0, f"{output}\n")
+    assert result.stderr == (
+        "15 linear layers: 14 NVFP4, 1 dense; 18 other tensors copied unchanged; 868.5 KiB -> 316.6 KiB\n"
+        f"next: dflash-trt build {output} --target {TARGET} -o engine\n"
+    )
+    assert run("quantize", DRAFT, "-o", tmp_path / "w4a16", "--recipe", "nvfp4-w4a16").returncode == 0
+
+
+def test_a_checkpoint_moves_to_speculators(tmp_path: Path) -> None:
+    result = run("convert", QWEN_DRAFT, "-o", tmp_path / "out", "--to", "speculators", "--target", QWEN)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == str(tmp_path / "out")
+    assert "zlab -> speculators" in result.stderr
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["speculators_config"]["verifier"]["name_or_path"] == str(QWEN)
+    again = run("convert", QWEN_DRAFT, "-o", tmp_path / "out", "--to", "zlab")
+    assert (again.returncode, "replace it with --force" in again.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "expected"),
+    [
+        ("quantize", [QWEN_DRAFT, "--recipe", "nvfp4"], {"dense_layers": 1}),
+        ("convert", [QWEN_DRAFT, "--to", "modelopt"], {"from": "zlab", "to": "modelopt"}),
+        ("triton-repo", ["gpt-oss-120b.b300x8.latency"], {"model": "tensorrt_llm", "runtime": "trtllm"}),
+        (
+            "capture",
+            [
+                QWEN_DRAFT,
+                "--target",
+                QWEN,
+                "--prompts",
+                FIXTURES / "prompts.jsonl",
+                "--max-prompts",
+                2,
+                "--max-tokens",
+                8,
+            ],
+            {"sequences": 2, "answer_tokens": 16},
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_document_names_what_was_written(
+    command: str, arguments: list[object], expected: dict[str, object], tmp_path: Path
+) -> None:
+    output = tmp_path / "features.safetensors"
+    result = run(command, *arguments, "-o", output, "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert output.exists()
+    assert {"schema": f"dflash-trt/{command}/1", "output": str(output), **expected}.items() <= document.items()

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What doctor finds of packages, tools, plugin library and GPUs, on machines that this one is not."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -35,12 +33,9 @@ def program(directory: Path, name: str, script: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PATH", str(directory), prepend=":")
 
 
-def test_packages_that_are_there() -> None:
+def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding("onnx").found is not None
     assert finding("torch").found is not None
-
-
-def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(doctor.PACKAGES, "no_such_package", (("everything",), "pip install no_such_package"))
     missing = finding("no_such_package")
     assert (missing.found, missing.needed_for) == (None, ("everything",))
@@ -105,13 +100,14 @@ def test_tools(script: str, found: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert finding("c++").found == found.replace("PATH", str(tmp_path))
 
 
-def test_a_tool_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tool_and_a_library_that_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def hang(command: list[str], **options: object) -> None:
         raise subprocess.TimeoutExpired(command, 30)
 
     program(tmp_path, "c++", "#!/bin/sh\n", monkeypatch)
-    monkeypatch.setattr(doctor.subprocess, "run", hang)
+    monkeypatch.setattr(subprocess, "run", hang)
     assert finding("c++").found == str(tmp_path / "c++")
+    assert "did not load within" in load_plugin(tmp_path / "library.so").name
 
 
 CRASHES = "#include <signal.h>\n__attribute__((constructor)) static void die(void) { raise(SIGSEGV); }\n"
@@ -152,14 +148,6 @@ def test_libraries_that_do_not_fit(source: str, reason: str, tmp_path: Path) -> 
     assert reason in finding.name
     assert finding.fix is not None
     assert "plugins/README.md" in finding.fix
-
-
-def test_a_library_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def hang(command: list[str], **options: object) -> None:
-        raise subprocess.TimeoutExpired(command, 1)
-
-    monkeypatch.setattr(subprocess, "run", hang)
-    assert "did not load within" in load_plugin(tmp_path / "library.so").name
 
 
 def test_a_library_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,6 +203,10 @@ def test_gpus(machine: Callable[..., dict[str, MachineFinding]]) -> None:
     assert found["CUDA of the driver"].found == "13.2"
     assert found["GPU 0"].found == "NVIDIA H200, SM 9.0, 139 GiB"
     assert found["GPU 1"].found == "NVIDIA GB10, SM 12.1, memory shared with the CPU"
+    assert "NVLink" not in machine(1)
+    found = machine(0)
+    assert found["NVIDIA GPU (the driver reports none)"].found is None
+    assert found["NVIDIA driver"].found == "580.65.06"
 
 
 @pytest.mark.parametrize(
@@ -230,16 +222,6 @@ def test_links(
     count: int, is_linked: Callable[[int, int], bool], words: str, machine: Callable[..., dict[str, MachineFinding]]
 ) -> None:
     assert machine(count, is_linked)["NVLink"].found == words
-
-
-def test_one_gpu_has_no_links(machine: Callable[..., dict[str, MachineFinding]]) -> None:
-    assert "NVLink" not in machine(1)
-
-
-def test_a_driver_without_gpus(machine: Callable[..., dict[str, MachineFinding]]) -> None:
-    found = machine(0)
-    assert found["NVIDIA GPU (the driver reports none)"].found is None
-    assert found["NVIDIA driver"].found == "580.65.06"
 
 
 def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """0 done, 1 the user can fix it, 2 usage, 70 our bug; stdout is data, stderr is talk."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -126,16 +124,13 @@ def test_an_error_is_one_document(arguments: list[str], code: int, words: str) -
     assert words in result.stderr
 
 
-def test_json_behind_two_dashes_is_no_option() -> None:
-    assert run("inspect", "--", "--json").stdout == ""
-
-
 def test_a_document_and_then_an_error_are_one_document(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text("max_batch_size: eight\n")
     result = run("serve-config", "--runtime", "trtllm", "--check", file, "--json")
     assert result.returncode == 1
     assert json.loads(result.stdout)["schema"] == "dflash-trt/serve-config-check/1"
+    assert run("inspect", "--", "--json").stdout == "", "behind two dashes it is no option"
 
 
 def test_interrupted_while_it_imports() -> None:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dflash-trt generate` from the outside, on the fixtures; decoding itself is tested in tests/runtime."""
-
-from __future__ import annotations
+"""`dflash-trt generate` from the outside, with and without --tp; decoding itself is tested in tests/runtime."""
 
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from tests.checkpoint.samples import refusal
 from tests.cli.commands import run, run_here
 from tests.engines import trained_engine
 from tests.fixtures_data import without_template
-from tests.paths import FIXTURES
+from tests.paths import FIXTURES, REPOSITORY
 
 TARGET = FIXTURES / "tiny-qwen3"
 PROMPTS = [[5, 6, 7, 8, 9, 10], [20, 21]]
@@ -126,36 +126,32 @@ def test_wrong_token_ids(content: bytes | None, words: str, tmp_path: Path) -> N
     assert f"{file}: {words}" in refusal(lambda: run_here(*arguments), RequestError)
 
 
-def test_no_engine(tmp_path: Path) -> None:
-    arguments = ("generate", tmp_path / "engine", "prompt", "--target", TARGET)
-    message = refusal(lambda: run_here(*arguments), EngineError)
-    assert "expected an engine directory, found " in message
+@pytest.mark.parametrize(
+    ("engine", "prompt", "target", "error", "words"),
+    [
+        (FIXTURES / "nothing", "prompt", TARGET, EngineError, ["expected an engine directory, found "]),
+        (None, "prompt", FIXTURES / "nothing", CheckpointError, ["neither a "]),
+        (None, os.fsdecode(b"def \xff"), TARGET, RequestError, ["prompt: expected Unicode text, found '\\udcff' at 4"]),
+        (None, "prompt", FIXTURES / "tiny-gpt-oss", EngineError,
+         ["was built for another target", "model_type: expected qwen3, found gpt_oss",
+          "hint: give --target the model that the engine was built for"]),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_decoded(
+    engine: Path | None, prompt: str, target: Path, error: type[DFlashError], words: list[str]
+) -> None:
+    arguments = ("generate", engine or trained_engine("tiny-qwen3"), prompt, "--target", target)
+    message = refusal(lambda: run_here(*arguments), error)
+    for word in words:
+        assert word in message
 
 
-@pytest.mark.parametrize("command", ["serve", "chat", "dynamo"])
-def test_a_deployment_is_served_elsewhere(command: str) -> None:
+@pytest.mark.parametrize("take", [*(partial(run_here, name) for name in ("serve", "chat", "dynamo")), LLM])
+def test_a_deployment_is_served_elsewhere(take: Callable[[str], object]) -> None:
     """`generate` and `verify` run it in TensorRT-LLM; these only take engines."""
-    message = refusal(lambda: run_here(command, "gpt-oss-120b.b300x8.latency"), EngineError)
+    message = refusal(lambda: take("gpt-oss-120b.b300x8.latency"), EngineError)
     assert "expected an engine directory, found the deployment gpt-oss-120b.b300x8.latency" in message
     assert "dflash-trt serve-config gpt-oss-120b.b300x8.latency --runtime trtllm" in message
-
-
-def test_llm_takes_no_deployment() -> None:
-    message = refusal(lambda: LLM("gpt-oss-120b.b300x8.latency"), EngineError)
-    assert "dflash-trt serve-config gpt-oss-120b.b300x8.latency --runtime trtllm" in message
-
-
-def test_swapped_target(engine: Path) -> None:
-    arguments = ("generate", engine, "prompt", "--target", FIXTURES / "tiny-gpt-oss")
-    message = refusal(lambda: run_here(*arguments), EngineError)
-    assert "was built for another target" in message
-    assert "model_type: expected qwen3, found gpt_oss" in message
-    assert "hint: give --target the model that the engine was built for" in message
-
-
-def test_target_that_is_not_there(engine: Path, tmp_path: Path) -> None:
-    arguments = ("generate", engine, "prompt", "--target", tmp_path / "nothing")
-    assert "neither a " in refusal(lambda: run_here(*arguments), CheckpointError)
 
 
 @pytest.mark.parametrize(
@@ -241,12 +237,6 @@ def test_settings_that_cannot_be_served(
     assert capsys.readouterr().out == ""  # not even the prompt
 
 
-def test_bytes_that_are_no_text(engine: Path) -> None:
-    arguments = ("generate", engine, os.fsdecode(b"def \xff"), "--target", TARGET)
-    message = refusal(lambda: run_here(*arguments), RequestError)
-    assert "prompt: expected Unicode text, found '\\udcff' at 4" in message
-
-
 def test_chat_needs_a_template(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dflash_trt.runtime.session.load_model", lambda *_: pytest.fail("loaded"))
     target = without_template(TARGET.name, tmp_path)
@@ -311,3 +301,30 @@ def test_an_engine_that_onnx_runtime_refuses(engine: Path, tmp_path: Path, damag
     message = refusal(lambda: run_here("generate", copy, "def", "--target", TARGET), EngineError)
     assert f"{copy / 'context.onnx'}: expected a graph that onnxruntime " in message
     assert "hint: copy the engine with files instead of links" in message
+
+
+SCRIPTS = f"{sys.prefix}/bin"
+
+
+def answers(command: list[str], *options: str) -> list[dict[str, Any]]:
+    pair = (str(trained_engine("tiny-gpt-oss")), "--target", str(FIXTURES / "tiny-gpt-oss"))
+    arguments = [*command, "generate", *pair, "--max-tokens", "24", "--json", *options]
+    result = subprocess.run(arguments, cwd=REPOSITORY, capture_output=True, text=True, timeout=180, check=False)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)["requests"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("launcher", "num_ranks"), [("torchrun", 2), ("mpiexec", 8)])
+def test_ranks_give_the_tokens_of_one(tmp_path: Path, launcher: str, num_ranks: int) -> None:
+    (tmp_path / "prompts.json").write_text(json.dumps([list(range(40, 40 + length)) for length in (5, 90, 300)]))
+    options = ("--token-ids", str(tmp_path / "prompts.json"), "--batch-size", "2", "--draft-length", "7")
+    command = {
+        "torchrun": [f"{SCRIPTS}/torchrun", "--nproc-per-node", str(num_ranks), "-m", "dflash_trt"],
+        "mpiexec": [f"{SCRIPTS}/mpiexec", "-n", str(num_ranks), sys.executable, "-m", "dflash_trt"],
+    }[launcher]
+    one = answers([sys.executable, "-m", "dflash_trt"], *options)
+    many = answers(command, *options, "--tp", str(num_ranks), "--baseline")
+    assert [request["token_ids"] for request in many] == [request["token_ids"] for request in one]
+    assert [request["steps"] for request in many] == [request["steps"] for request in one]
+    assert all(request["identical"] for request in many)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every command that writes, killed at many moments and run again: the old result or the new one, and no leftovers."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -19,10 +17,7 @@ DEPLOYMENT = str(BUILD_CONFIGS / "gpt-oss-120b.b300x8.latency.yaml")
 # What stood there before, and what is written over it.
 COMMANDS = {
     "build": (["build", DRAFT, "--target", TARGET, "--recipe", "fp8"], ["build", DRAFT, "--target", TARGET]),
-    "build --recipe": (
-        ["build", DRAFT, "--target", TARGET],
-        ["build", DRAFT, "--target", TARGET, "--recipe", "fp8"],
-    ),
+    "build --recipe": (["build", DRAFT, "--target", TARGET], ["build", DRAFT, "--target", TARGET, "--recipe", "fp8"]),
     "quantize": (["quantize", DRAFT, "--recipe", "bf16"], ["quantize", DRAFT, "--recipe", "nvfp4"]),
     "capture": (
         ["capture", DRAFT, "--target", TARGET, *PROMPTS, "1"],

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables and numbers on stdout."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty
@@ -14,26 +12,16 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.cli.output import human_bytes, print_json, print_table, resumable
-from dflash_trt.deploy.catalog import catalog
-from dflash_trt.deploy.deployment_file import shipped_deployments
 from dflash_trt.runtime import progress_display
 from dflash_trt.runtime.progress_display import progress_bar, progress_line
-from tests.cli.commands import run_here
 from tests.paths import REPOSITORY
 
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (1536, "1.5 KiB"),
-        (2**20, "1.0 MiB"),
-        (1_568_669_696, "1.5 GiB"),
-        (2**50, "1024.0 TiB"),
-    ],
-)
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (2**20, "1.0 MiB"), (1_568_669_696, "1.5 GiB"),
+     (2**50, "1024.0 TiB")],
+)  # fmt: skip
 def test_human_bytes(count: int, text: str) -> None:
     assert human_bytes(count) == text
 
@@ -118,33 +106,6 @@ def test_progress_in_a_log(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
         for _ in range(3):
             advance()
     assert capsys.readouterr().err == "answers: 2 of 3\n"
-
-
-@pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("serve-config", "--list"),
-        ("inspect", "--catalog"),
-        ("tune", "gpt-oss-120b.b300x8.latency", "--slo", "500", "--tau", "4.7"),
-    ],
-)
-def test_tables_fit_a_terminal_and_fold_no_name(
-    command: tuple[str, ...], width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    run_here(*command)
-    table = capsys.readouterr().out
-    lines = table.splitlines()
-    assert max(map(len, lines)) <= width
-    names = {
-        "serve-config": list(shipped_deployments()),
-        "inspect": [name for known in catalog().drafts for name in (known.draft, known.target)],
-        "tune": ["nvfp4-native", "TP 8, EP 8"],
-    }[command[0]]
-    assert all(name in table for name in names)
-    if command[0] == "tune":
-        assert len(lines) <= 20
 
 
 def test_loading_is_said_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dflash-trt search` on a trained pair: a recipe that loads, the same bytes again, on after a kill."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line as others rely on it: a new option is a visible change of tests/golden/cli.txt."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -77,15 +75,11 @@ def _parameters(group: click.Group) -> Iterator[tuple[str, click.Parameter]]:
         yield from ((name, parameter) for parameter in command.params)
 
 
-def test_help_names_every_command() -> None:
+def test_help_and_version() -> None:
     result = run("--help")
-    assert result.returncode == 0
-    assert result.stderr == ""
+    assert (result.returncode, result.stderr) == (0, "")
     for name in cli.commands:
         assert f"\n  {name} " in result.stdout
-
-
-def test_version() -> None:
     assert run("--version").stdout == f"dflash-trt, version {__version__}\n"
 
 

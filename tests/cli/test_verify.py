@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dflash-trt verify` on a trained pair: what it prints, what it draws, and when it exits with 1."""
-
-from __future__ import annotations
+"""`dflash-trt verify` on trained pairs, decoded or replayed: what it prints and draws, and when it exits with 1."""
 
 import json
 import shutil
@@ -15,28 +13,37 @@ import msgspec
 import pytest
 
 from dflash_trt.api.completion import Completion
-from dflash_trt.errors import EngineError, RequestError, VerificationError
+from dflash_trt.errors import CheckpointError, EngineError, RequestError, VerificationError
+from dflash_trt.runtime.measure.replay import ReplayReport
+from dflash_trt.runtime.measure.verification import TokenPrompt, Verification
 from dflash_trt.runtime.measure.verification_report import VerificationReport
 from dflash_trt.runtime.session import Session
+from tests.checkpoint.samples import edit_config
 from tests.cli.commands import run, run_here
 from tests.damage import copy_scaled
 from tests.engines import build
 from tests.fixtures_data import without_template
 from tests.paths import FIXTURES
+from tests.runtime.measure.feature_samples import Facts, Tensors, capture, edit
 
 NAME = "tiny-gpt-oss"
 TARGET = FIXTURES / NAME
 NUM_PROMPTS, TOKENS = 5, 40
 
 
+def build_both(name: str, path: Path) -> Path:
+    """`engine` of a trained pair, and `damaged`, every o_proj zeroed."""
+    draft = FIXTURES / f"{name}-dflash"
+    build(draft, path / "engine", FIXTURES / name)
+    copy_scaled(draft, path / "damaged-draft", "o_proj.weight", 0)
+    build(path / "damaged-draft", path / "damaged", FIXTURES / name)
+    return path
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`engine`, `damaged` (every o_proj zeroed) and prompts.jsonl."""
-    path = tmp_path_factory.mktemp("verify")
-    draft = FIXTURES / f"{NAME}-dflash"
-    build(draft, path / "engine", TARGET)
-    copy_scaled(draft, path / "damaged-draft", "o_proj.weight", 0)
-    build(path / "damaged-draft", path / "damaged", TARGET)
+    """Both engines and prompts.jsonl."""
+    path = build_both(NAME, tmp_path_factory.mktemp("verify"))
     lines = (FIXTURES / "prompts.jsonl").read_text().splitlines()[:NUM_PROMPTS]
     (path / "prompts.jsonl").write_text("".join(f"{line}\n" for line in lines))
     return path
@@ -72,7 +79,11 @@ def test_a_damaged_drafter_trips_the_gate(place: Path, capsys: pytest.CaptureFix
         verify(place, "damaged", "--reference", place / "engine", "--max-tau-loss", "3%", "--json", "--plot", plot)
     captured = capsys.readouterr()
     document = json.loads(captured.out)
-    check_schema(document)
+    check_report(document, VerificationReport)
+    names = [json.loads(line)["id"] for line in (FIXTURES / "prompts.jsonl").read_text().splitlines()[:NUM_PROMPTS]]
+    assert [prompt["name"] for prompt in document["engine"]["prompts"]] == names
+    assert [prompt["name"] for prompt in document["comparison"]["tau_differences"]] == names
+    assert {entry["position"] for entry in document["engine"]["acceptance"]} == set(range(1, document["block_size"]))
     assert document["passed"] is False
     assert document["max_tau_loss"] == 0.03
     assert document["engine"]["identical"] is True, "a bad drafter costs steps, never tokens"
@@ -88,17 +99,18 @@ def test_a_damaged_drafter_trips_the_gate(place: Path, capsys: pytest.CaptureFix
     assert plot.read_bytes().startswith(b"\x89PNG\r\n")
 
 
-def check_schema(document: dict[str, Any]) -> None:
+def check_report(document: dict[str, Any], report: type[VerificationReport | ReplayReport]) -> None:
     """Exactly the documented keys, of the documented types."""
     assert document.pop("schema") == "dflash-trt/verify/1"
-    assert document.keys() == {"passed", "max_tau_loss", *VerificationReport.__struct_fields__}
-    facts = {name: document[name] for name in VerificationReport.__struct_fields__}
-    assert msgspec.to_builtins(msgspec.convert(facts, VerificationReport)) == facts
-    prompts = document["engine"]["prompts"]
-    names = [json.loads(line)["id"] for line in (FIXTURES / "prompts.jsonl").read_text().splitlines()[:NUM_PROMPTS]]
-    assert [prompt["name"] for prompt in prompts] == names
-    assert [prompt["name"] for prompt in document["comparison"]["tau_differences"]] == names
-    assert {entry["position"] for entry in document["engine"]["acceptance"]} == set(range(1, document["block_size"]))
+    facts = {name: document[name] for name in report.__struct_fields__}
+    assert document.keys() == {"passed", "max_tau_loss", *facts}
+    assert msgspec.to_builtins(msgspec.convert(facts, report)) == facts
+
+
+def cells(output: str) -> dict[str, list[str]]:
+    """Rows of a printed table by their first cell."""
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in output.splitlines() if "│" in line]
+    return {row[0]: row[1:] for row in rows}
 
 
 def test_tables(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,8 +118,7 @@ def test_tables(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
     verify(place, "engine", "--reference", place / "engine", "--max-tau-loss", "0")
     output = capsys.readouterr().out
     assert output.startswith("identical to plain greedy decoding")
-    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in output.splitlines() if "│" in line]
-    table = {row[0]: row[1:] for row in rows}
+    table = cells(output)
     assert table["prompts identical"] == [f"{NUM_PROMPTS} of {NUM_PROMPTS}"] * 2
     assert table["quantised"] == ["no", "no"]
     assert table["tau loss"][0] == "0.00% (0.00% to 0.00%)"
@@ -163,10 +174,7 @@ def test_a_differing_reference_is_refused_before_anything_is_loaded(
     monkeypatch.setattr("dflash_trt.runtime.session.load_model", too_late)
     draft = tmp_path / "draft"
     shutil.copytree(FIXTURES / f"{NAME}-dflash", draft)
-    config = json.loads((draft / "config.json").read_text())
-    config["rms_norm_eps"] = 0.001
-    (draft / "config.json").write_text(json.dumps(config))
-    build(draft, tmp_path / "other", TARGET)
+    build(edit_config(draft, rms_norm_eps=0.001), tmp_path / "other", TARGET)
     arguments = ("--target", TARGET, "--prompts", place / "prompts.jsonl")
     with pytest.raises(
         EngineError, match=r"other is an engine of another draft: rms_norm_eps: expected 1e-0\d, found 0.001"
@@ -217,3 +225,117 @@ def test_missing_matplotlib_is_said_before_the_work(monkeypatch: pytest.MonkeyPa
     result = run("verify", "engine", *options)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.endswith("error: missing package matplotlib\n\nhint: pip install 'dflash-trt[observe]'\n")
+
+
+REPLAYED = "tiny-qwen3"
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`engine`, and `damaged`: every o_proj zeroed."""
+    return build_both(REPLAYED, tmp_path_factory.mktemp("verify-features"))
+
+
+def label(_: Tensors, facts: Facts) -> None:
+    """Two prompts of category a, one of them German, and one of b."""
+    prompts = facts["prompts"]
+    assert isinstance(prompts, list)
+    for prompt, category, language in zip(prompts, "aba", ("de", None, None), strict=True):
+        prompt |= {"category": category, "language": language}
+
+
+@pytest.fixture(scope="module")
+def labelled(features: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return edit(features[REPLAYED], tmp_path_factory.mktemp("labelled") / "f.safetensors", label)
+
+
+def replay(engine: Path, features: Path, *options: object) -> None:
+    run_here("verify", engine, "--features", features, *options)
+
+
+def replayed(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """What was printed, its keys and types checked."""
+    printed: dict[str, Any] = json.loads(capsys.readouterr().out)
+    check_report(printed, ReplayReport)
+    return printed
+
+
+def test_the_figures_are_those_of_decoding(
+    engines: Path, labelled: Path, sessions: dict[str, Session], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(VerificationError, match=r"tau loss: expected at most 3\.00%, found a mean of \d\d\.\d\d%"):
+        replay(engines / "damaged", labelled, "--reference", engines / "engine", "--max-tau-loss", "3%", "--json")
+    found = replayed(capsys)
+    lines = [json.loads(line) for line in (FIXTURES / "prompts.jsonl").read_text().splitlines()[:3]]
+    prompts = [TokenPrompt(name=line["id"], token_ids=sessions[REPLAYED].encode(line["prompt"])) for line in lines]
+    live = Verification(sessions[REPLAYED]).run(prompts, 40).engine
+    reference = found["reference"]
+    assert (reference["tau"], reference["steps"]) == (live.tau, live.steps)
+    assert [(p["name"], p["steps"], p["tau"]) for p in reference["prompts"]] == [
+        (p.name, p.steps, p.tau) for p in live.prompts
+    ]
+    assert reference["acceptance"] == msgspec.to_builtins(live.acceptance)
+    loss = found["comparison"]["tau_loss"]
+    assert loss["loss"] == 1 - found["engine"]["tau"] / reference["tau"]
+    assert found["passed"] is False
+
+    taus = [prompt["tau"] for prompt in reference["prompts"]]
+    assert [(part["name"], part["reference_tau"]["mean"]) for part in found["by_category"]] == [
+        ("a", (taus[0] + taus[2]) / 2),
+        ("b", taus[1]),
+    ]
+    assert found["by_category"][1]["tau_loss"]["low"] is None, "one prompt has no interval"
+    assert [part["name"] for part in found["by_language"]] == ["de", None]
+
+
+def test_a_replay_of_an_engine_alone(
+    engines: Path, features: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    replay(engines / "engine", features[REPLAYED], "--json")
+    found = replayed(capsys)
+    assert (found["reference"], found["comparison"], found["by_category"]) == (None, None, [])
+    assert found["engine"]["tau_interval"]["low"] < found["engine"]["tau"] < found["engine"]["tau_interval"]["high"]
+
+
+def test_tables_of_a_replay(
+    engines: Path, labelled: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    replay(engines / "engine", labelled, "--reference", engines / "engine")
+    captured = capsys.readouterr()
+    table = cells(captured.out)
+    assert captured.out.startswith("3 captured answers, replayed")
+    assert table["tau loss"][0] == "0.00% (0.00% to 0.00%)"
+    assert table["tau"][0] == table["tau"][1]
+    assert (table["a"][0], table["b"][0], table["de"][0]) == ("2", "1", "1")
+    assert "warning: intervals mean little below 20 prompts, found 3" in captured.err
+
+
+def test_sampled_answers(engines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--max-prompts", 2, "--max-tokens", 16, "--temperature", 0.5)
+    file = capture(REPLAYED, tmp_path / "f.safetensors", *options)
+    capsys.readouterr()
+    replay(engines / "damaged", file, "--reference", engines / "engine", "--json")
+    found = replayed(capsys)
+    assert found["text_temperature"] == 0.5
+    assert 1 <= found["engine"]["tau"] < found["reference"]["tau"]
+    replay(engines / "damaged", file)
+    assert "2 captured answers sampled at temperature 0.5, replayed" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    "options", [("--target", "x"), ("--prompts", "x"), ("--chat",), ("--max-tokens", 9), ("--plot", "x.png")]
+)
+def test_what_needs_the_target_is_no_option_beside_features(options: tuple[object, ...]) -> None:
+    with pytest.raises(click.UsageError, match=f"{options[0]} cannot be used with --features"):
+        replay(Path("engine"), Path("features"), *options)
+
+
+def test_one_of_both_is_needed() -> None:
+    with pytest.raises(click.UsageError, match="expected --prompts or --features"):
+        run_here("verify", "engine", "--target", "x")
+
+
+def test_features_of_another_target(engines: Path, features: dict[str, Path]) -> None:
+    with pytest.raises(CheckpointError, match=r"another target .*: model_type: expected qwen3, found gpt_oss"):
+        replay(engines / "engine", features["tiny-gpt-oss"])

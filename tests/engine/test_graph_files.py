@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ONNX files of an engine directory: valid, small, and pointing at the right bytes."""
-
-from __future__ import annotations
+"""The ONNX files of an engine directory: valid, small, with the right signatures, and pointing at the right bytes."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -16,11 +14,44 @@ from onnx.external_data_helper import uses_external_data
 from safetensors.torch import load_file
 
 from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
+from dflash_trt.deploy.published import published_drafts
 from dflash_trt.engine.manifest import read_manifest
-from dflash_trt.engine.signatures import Port
+from dflash_trt.engine.signatures import Port, graph_signatures
 from tests.checkpoint.samples import write_target
 from tests.engine.test_write import build
 from tests.reference.synthetic import write_random_draft
+
+# 8 layers, 5 taps, hidden 2880, 8 kv-heads of 64, blocks of 10.
+GPT_OSS = published_drafts()["z-lab/gpt-oss-120b-DFlash"].spec
+
+
+@pytest.mark.parametrize(("fp8_cache", "cached"), [(False, "BFLOAT16"), (True, "FLOAT8E4M3FN")])
+def test_signatures(fp8_cache: bool, cached: str) -> None:
+    graphs = graph_signatures(GPT_OSS, fp8_cache=fp8_cache)
+    found = {
+        name: [(port.name, port.dtype, port.shape) for port in (*graph.inputs, *graph.outputs)]
+        for name, graph in graphs.items()
+    }
+    assert found == {
+        "context": [
+            ("target_hidden", "BFLOAT16", ("T", 14400)),
+            ("positions", "INT32", ("T",)),
+            ("k", cached, ("T", 8, 8, 64)),
+            ("v", cached, ("T", 8, 8, 64)),
+        ],
+        "draft": [
+            ("noise_embeds", "BFLOAT16", ("B", 10, 2880)),
+            ("positions", "INT32", ("B", 10)),
+            ("context_pointers", "INT64", (8,)),
+            ("context_layout", "INT64", (5,)),
+            ("page_table", "INT32", ("slots", "pages")),
+            ("slot_ids", "INT32", ("B",)),
+            ("context_lengths", "INT32", ("B",)),
+            ("hidden", "BFLOAT16", ("B", 10, 2880)),
+        ],
+    }
+    assert [(graph.file, len(graph.outputs)) for graph in graphs.values()] == [("context.onnx", 2), ("draft.onnx", 1)]
+
 
 GRAPHS = ["context.onnx", "draft.onnx"]
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`build --head`: rows, scales and d2t of the copy, what it proposes, and that the decoded text stays the target's."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

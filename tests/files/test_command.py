@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Words of generated commands stay words: no option, no second command, whatever a file or directory is called."""
 
-from __future__ import annotations
-
 import ast
 import shlex
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What stopped processes left is settled by the next, what others use stays, and one of two engines is there."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Directories that are complete or not there, and safetensors files written tensor by tensor."""
 
-from __future__ import annotations
-
 import errno
 import os
 import secrets
@@ -79,13 +77,29 @@ def test_existing_directory(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "file").read_text() == "old"
 
 
+def make_file(path: Path, *, force: bool = False) -> None:
+    with new_file(path, NOTE, force=force) as file:
+        file.write_text("new")
+
+
 @pytest.mark.parametrize("force", [False, True])
-def test_existing_file(force: bool, tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("precious")
-    message = refusal(lambda: make(tmp_path / "out", force=force), BuildError)
-    assert "expected a directory that does not exist yet, found a file" in message
-    assert message.endswith("hint: choose another -o DIR")
-    assert (tmp_path / "out").read_text() == "precious"
+@pytest.mark.parametrize(
+    ("write", "precious", "found", "option"),
+    [
+        (make, "out", "expected a directory that does not exist yet, found a file", "-o DIR"),
+        (make, "out/precious", "out: expected a directory of notes or none, found another directory", "-o DIR"),
+        (make_file, "out", "out: expected a note or none, found another file", "-o FILE"),
+    ],
+)
+def test_nothing_of_another_kind_is_replaced(
+    write: Callable[..., None], precious: str, found: str, option: str, force: bool, tmp_path: Path
+) -> None:
+    (tmp_path / precious).parent.mkdir(exist_ok=True)
+    (tmp_path / precious).write_text("precious")
+    message = refusal(lambda: write(tmp_path / "out", force=force), BuildError)
+    assert found in message
+    assert message.endswith(f"hint: choose another {option}")
+    assert (tmp_path / precious).read_text() == "precious"
     assert names(tmp_path) == ["out"]
 
 
@@ -99,17 +113,6 @@ def test_force_replaces(is_empty: bool, tmp_path: Path) -> None:
     make(tmp_path / "out", force=True)
     assert names(tmp_path) == ["out"]
     assert names(tmp_path / "out") == ["file"]
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_nothing_of_another_kind_is_replaced(force: bool, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "precious").touch()
-    message = refusal(lambda: make(tmp_path / "out", force=force), BuildError)
-    assert "out: expected a directory of notes or none, found another directory" in message
-    assert message.endswith("hint: choose another -o DIR")
-    assert names(tmp_path) == ["out"]
-    assert names(tmp_path / "out") == ["precious"]
 
 
 def test_what_has_become_of_another_kind_meanwhile_is_kept(tmp_path: Path) -> None:
@@ -172,11 +175,6 @@ def test_unwritable(path: str, found: str, tmp_path: Path) -> None:
     assert names(tmp_path) == ["file", "loop"]
 
 
-def make_file(path: Path, *, force: bool = False) -> None:
-    with new_file(path, NOTE, force=force) as file:
-        file.write_text("new")
-
-
 def test_a_file(tmp_path: Path) -> None:
     make_file(tmp_path / "out")
     assert (tmp_path / "out").read_text() == "new"
@@ -187,14 +185,6 @@ def test_a_file(tmp_path: Path) -> None:
     make_file(tmp_path / "out", force=True)
     assert (tmp_path / "out").read_text() == "new"
     assert names(tmp_path) == ["out"]
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_a_file_of_another_kind_is_kept(force: bool, tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("precious")
-    message = refusal(lambda: make_file(tmp_path / "out", force=force), BuildError)
-    assert "out: expected a note or none, found another file\nhint: choose another -o FILE" in message
-    assert (tmp_path / "out").read_text() == "precious"
 
 
 @pytest.mark.parametrize("make_it", [lambda path: path.mkdir(), os.mkfifo])

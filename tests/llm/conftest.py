@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of the Python API share; no wait is unbounded."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

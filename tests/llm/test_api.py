@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users of vLLM type without looking, and what is said to those who mistype."""
-
-from __future__ import annotations
+"""What users of vLLM type without looking, and what is said to those who mistype, before the target is loaded."""
 
 import gc
 import threading
@@ -21,26 +19,64 @@ from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
+from dflash_trt.runtime import session
 from dflash_trt.runtime.draft_length import AutoLength
 from dflash_trt.runtime.open_backend import default_batch_size
+from tests.checkpoint.samples import refusal
 from tests.llm.serving import LONG, PROMPTS, await_running, greedy, open_llm, within
 from tests.paths import FIXTURES
+
+TARGET = str(FIXTURES / "tiny-qwen3")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"cache_gib": 1e308}, "cache_gib: expected more than 0 and at most 1048576 GiB, found 1e+308"),
+        ({"cache_gib": float("nan")}, "cache_gib: expected"),
+        ({"cache_gib": 0}, "cache_gib: expected"),
+        ({"cache_gib": True}, "cache_gib: expected"),
+        ({"cache_gib": "4"}, "cache_gib: expected"),
+        ({"max_batch_size": 10**9}, "max_batch_size: expected memory for the caches of 1000000000 requests"),
+        ({"max_batch_size": 2**70}, "max_batch_size: expected at most 2147483647"),
+        ({"max_batch_size": 0}, "max_batch_size: expected at least 1"),
+        ({"prefill_chunk": 2**31}, "prefill_chunk: expected at most 2147483647"),
+        ({"prefill_chunk": 1.5}, "prefill_chunk: expected at least 1"),
+        ({"prefill_chunk": 0}, "prefill_chunk: expected at least 1, found 0"),
+        ({"draft_length": 8}, "draft length: expected 0 to 7"),
+        ({"dtype": "float16"}, "dtype: expected auto, float32 or bfloat16, found 'float16'"),
+        ({"device": "tpu"}, "device: expected auto, cpu or cuda"),
+    ],
+)
+def test_settings(settings: dict[str, Any], words: str, engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_late(*_: object, **__: object) -> None:
+        raise AssertionError("the target was loaded")
+
+    monkeypatch.setattr(session, "load_model", too_late)
+    assert words in refusal(lambda: LLM(engine, TARGET, **settings), RequestError)
+
+
+@pytest.mark.parametrize("path", [3, b"engine"])
+def test_paths(path: Any, engine: Path) -> None:
+    assert "engine: expected a path" in refusal(lambda: LLM(path, TARGET), RequestError)
+    assert "target: expected a path" in refusal(lambda: LLM(engine, path), RequestError)
+
+
+def test_other_runtime_errors_stay_what_they_are() -> None:
+    with pytest.raises(RuntimeError, match="ours"), session.room_for(1):
+        raise RuntimeError("ours")
+
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
 )
+MESSAGES = [{"role": "user", "content": "def f("}]
 
 
 def test_the_package_lists_its_api() -> None:
     assert dir(dflash_trt) == [
-        "Chunk",
-        "Completion",
-        "DFlashError",
-        "LLM",
-        "RequestError",
-        "SamplingParams",
-        "__version__",
-    ]
+        "Chunk", "Completion", "DFlashError", "LLM", "RequestError", "SamplingParams", "__version__",
+    ]  # fmt: skip
     assert issubclass(RequestError, dflash_trt.DFlashError)
     assert all(getattr(dflash_trt, name) for name in dir(dflash_trt))
 
@@ -131,31 +167,24 @@ def test_what_is_no_settings_is_refused(llm: LLM) -> None:
         llm.generate(PROMPTS[0], 64)  # type: ignore[arg-type]
 
 
-def test_chat(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    messages = [{"role": "user", "content": "def f("}]
-    monkeypatch.setattr(llm.backend.session.tokenizer, "chat_template", None)
-    with pytest.raises(RequestError, match="expected a tokenizer with a chat template, found none"):
-        llm.chat(messages)
-    monkeypatch.setattr(llm.backend.session.tokenizer, "chat_template", TEMPLATE)
-    expected = within(lambda: llm.generate("<user>def f(<a>", greedy(5))[0])
-    assert within(lambda: llm.chat(messages, greedy(5))[0]).token_ids == expected.token_ids
-    several = within(lambda: llm.chat([messages, messages], greedy(5)))
-    assert [answer.token_ids for answer in several] == [expected.token_ids] * 2
+NO_CONVERSATIONS = ["hello", [], [{}], ["hello"], [{"role": "user"}], [{"role": "user", "content": 5}]]
 
 
 @pytest.mark.parametrize(
-    "messages", ["hello", [], [{}], ["hello"], [{"role": "user"}], [{"role": "user", "content": 5}]]
-)
-def test_what_is_no_conversation_is_refused(llm: LLM, messages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm.backend.session.tokenizer, "chat_template", TEMPLATE)
-    with pytest.raises(RequestError, match="messages: expected"):
+    ("messages", "template", "words"),
+    [
+        *((messages, TEMPLATE, "messages: expected") for messages in NO_CONVERSATIONS),
+        (MESSAGES, "{{ raise_exception('roles must alternate') }}",
+         r"messages\[0\]: expected what the chat template.*roles must alter"),
+        (MESSAGES, None, "expected a tokenizer with a chat template, found none"),
+    ],
+)  # fmt: skip
+def test_what_is_no_conversation_is_refused(
+    llm: LLM, messages: Any, template: str | None, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llm.backend.session.tokenizer, "chat_template", template)
+    with pytest.raises(RequestError, match=words):
         llm.chat(messages)
-
-
-def test_a_conversation_that_the_template_refuses(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm.backend.session.tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(RequestError, match=r"messages\[0\]: expected what the chat template.*roles must alter"):
-        llm.chat([{"role": "user", "content": "a"}])
 
 
 def test_a_request_drafts_what_it_asks_for(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

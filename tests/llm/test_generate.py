@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole answers, where they end and what they cost; and what is refused."""
-
-from __future__ import annotations
+"""Whole answers, where they end and what they cost; prompts and options in the forms that vLLM takes."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dflash_trt import llm as api
 from dflash_trt.api.completion import FinishReason
+from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
 from tests.decoding import text_of
@@ -18,6 +18,98 @@ from tests.fixtures_data import prompts
 from tests.llm.serving import PATIENCE, PROMPTS, greedy, open_llm, within
 from tests.oracle.transformers_dflash import load_target, plain_greedy
 from tests.paths import FIXTURES
+
+USER = [{"role": "user", "content": "def f("}]
+
+
+def test_prompts_in_dictionaries(llm: LLM) -> None:
+    (plain,) = within(lambda: llm.generate(PROMPTS[0], greedy(4)))
+    assert [each.text for each in plain.outputs] == [plain.text]
+    given = [{"prompt": PROMPTS[0]}, {"prompt_token_ids": [5, 6], "prompt": "text"}]
+    text, ids = within(lambda: llm.generate(given, greedy(4)))
+    assert (text.token_ids, text.prompt, ids.prompt) == (plain.token_ids, PROMPTS[0], [5, 6])
+    assert text.prompt_token_ids == llm.get_tokenizer()(PROMPTS[0])["input_ids"]
+    assert ids.prompt_token_ids == [5, 6]
+
+
+def test_several_answers_to_a_prompt(llm: LLM) -> None:
+    drawn = {"max_tokens": 6, "temperature": 1.0, "seed": 3}
+    both = within(lambda: llm.generate([PROMPTS[0], PROMPTS[1]], SamplingParams(n=3, **drawn)))
+    assert [[each.index for each in answer.outputs] for answer in both] == [[0, 1, 2]] * 2
+    for index, answer in enumerate(both[1].outputs):
+        alone = within(lambda i=index: llm.generate(PROMPTS[1], SamplingParams(**drawn | {"seed": 3 + i}))[0])
+        assert (answer.token_ids, answer.prompt) == (alone.token_ids, PROMPTS[1])
+    with pytest.raises(RequestError, match="n: expected 1 in a stream, found 2"):
+        next(llm.stream(PROMPTS[0], SamplingParams(n=2)))
+
+
+def test_numbers_of_log_probabilities(llm: LLM) -> None:
+    assert SamplingParams(logprobs=0) == SamplingParams(logprobs=True)
+    assert SamplingParams(prompt_logprobs=3) == SamplingParams(prompt_logprobs=True, top_logprobs=3)
+    answer = within(lambda: llm.generate(PROMPTS[0], greedy(2, logprobs=4))[0])
+    assert [len(top) for top in answer.top_logprobs or []] == [4, 4]
+
+
+def test_chat_templates(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+        "{{ extra }}{% for t in tools or [] %}{{ t.name }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+    )
+    monkeypatch.setattr(llm.get_tokenizer(), "chat_template", template)
+
+    def prompt(messages: Any = USER, **options: Any) -> str:
+        answer = within(lambda: llm.chat(messages, greedy(1), **options)[0])
+        return str(llm.get_tokenizer().decode(answer.prompt))
+
+    assert prompt() == "<user>def f(<a>"
+    assert prompt(
+        [{"role": "user", "content": [{"type": "text", "text": "def "}, {"type": "text", "text": "f("}]}]
+    ) == ("<user>def f(<a>")
+    assert prompt(chat_template_kwargs={"extra": "!"}, tools=[{"name": "x"}]) == "<user>def f(!x<a>"
+    assert prompt(add_generation_prompt=False) == "<user>def f("
+    assert prompt(chat_template="{{ messages[0].content }}") == "def f("
+    begun = [*USER, {"role": "assistant", "content": "x"}]
+    assert prompt(begun, add_generation_prompt=False, continue_final_message=True) == "<user>def f(<assistant>x"
+    with pytest.raises(RequestError, match="add_generation_prompt=False"):
+        llm.chat(begun, continue_final_message=True)
+    with pytest.raises(RequestError, match="content parts"):
+        llm.chat([{"role": "user", "content": [{"type": "image_url"}]}])
+    assert len(within(lambda: llm.chat([USER, USER], greedy(1)))) == 2
+
+
+class Bar:
+    """A progress bar like tqdm's."""
+
+    def __init__(self, total: int, desc: str) -> None:
+        self.total, self.count, self.is_closed = total, 0, False
+
+    def update(self, by: int) -> None:
+        self.count += by
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_bar_of_ones_own(llm: LLM) -> None:
+    made: list[Bar] = []
+
+    def make(**arguments: Any) -> Bar:
+        made.append(Bar(**arguments))
+        return made[-1]
+
+    within(lambda: llm.generate(PROMPTS, greedy(2), use_tqdm=make))
+    assert [(bar.total, bar.count, bar.is_closed) for bar in made] == [(len(PROMPTS), len(PROMPTS), True)]
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_bar_on_a_terminal(is_asked: bool, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[int] = []
+    real = api.progress_bar
+    monkeypatch.setattr(api, "progress_bar", lambda total, label: shown.append(total) or real(total, label))
+    monkeypatch.setattr(api.sys.stderr, "isatty", lambda: True, raising=False)
+    within(lambda: llm.generate(PROMPTS, greedy(2), use_tqdm=is_asked))
+    within(lambda: llm.generate(PROMPTS[0], greedy(2), use_tqdm=is_asked))
+    assert shown == [len(PROMPTS)] * is_asked
 
 
 def test_text_in_text_out(llm: LLM) -> None:
@@ -125,11 +217,6 @@ def test_token_ids_that_are_no_integers_do_not_reach_the_decoder(llm: LLM, token
     assert answer.token_ids == same.token_ids
 
 
-def test_a_device_of_another_name_is_refused(engine: Path) -> None:
-    with pytest.raises(RequestError, match="device: expected auto, cpu or cuda, found 'gpu'"):
-        LLM(engine, FIXTURES / "tiny-qwen3", device="gpu")
-
-
 def test_a_request_beyond_the_caches_is_refused(engine: Path) -> None:
     with open_llm(engine, cache_gib=0.002) as llm:
         room = llm.metrics().free_cache_tokens
@@ -138,12 +225,6 @@ def test_a_request_beyond_the_caches_is_refused(engine: Path) -> None:
         ):
             llm.generate([5] * room, greedy(1))
         assert len(within(lambda: llm.generate([5] * (room - 2), greedy(2))[0]).token_ids) == 2
-
-
-@pytest.mark.parametrize("name", ["max_batch_size", "prefill_chunk"])
-def test_settings_out_of_range_are_refused(engine: Path, name: str) -> None:
-    with pytest.raises(RequestError, match=f"{name}: expected at least 1, found 0"):
-        open_llm(engine, **{name: 0})
 
 
 def test_many_threads_at_once(llm: LLM) -> None:

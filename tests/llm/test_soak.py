@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many requests, many of them given up: nothing is lost, nothing is left."""
 
-from __future__ import annotations
-
 import gc
 import random
 from collections import Counter
@@ -61,12 +59,8 @@ class Client:
 
     def run(self, num_requests: int) -> None:
         ways: list[Callable[[], None]] = [
-            self._generate,
-            self._generate_several,
-            self._stream,
-            self._give_up,
-            self._give_up,
-        ]
+            self._generate, self._generate_several, self._stream, self._give_up, self._give_up,
+        ]  # fmt: skip
         end = self.asked + num_requests
         while self.asked < end:
             self._rng.choice(ways)()

@@ -4,8 +4,6 @@
 Prints a line of counts for each and exits with 0, or shows the first mutation that did not end in our own error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

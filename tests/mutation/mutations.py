@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Damages what readers read: at random, or with what has hurt readers before."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from copy import deepcopy

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The readers of what comes from outside: what each reads, how that is damaged, and the command that reads it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable
@@ -115,14 +113,12 @@ READERS = {
     "hf_quant_config.json": Reader("quantised/hf_quant_config.json", mutate_document, inspect("quantised")),
     "manifest": Reader("engine/manifest.json", mutate_document, inspect("engine")),
     "recipe": Reader(
-        "recipe.yaml",
-        mutate_lines,
+        "recipe.yaml", mutate_lines,
         lambda d, _: load_recipe(str(d / "recipe.yaml")).algorithms(read_draft(d / "draft").spec.linear_modules()),
     ),
     "deployment": Reader("deployment.yaml", mutate_lines, read_deployment),
     "configuration": Reader(
-        "serve.yaml",
-        mutate_lines,
+        "serve.yaml", mutate_lines,
         lambda d, rng: command("serve-config", "--check", d / "serve.yaml", "--runtime", rng.choice(RUNTIMES)),
     ),
     "prompts": Reader("prompts.jsonl", mutate_lines, lambda d, _: read_prompts(d / "prompts.jsonl")),
@@ -137,4 +133,4 @@ READERS = {
     ),
     "diagnosis": Reader("healthy.json", mutate_document, read_diagnosis),
     "report": Reader("verify.json", mutate_document, lambda d, _: read_acceptance(d / "verify.json", 7).tau(7)),
-}
+}  # fmt: skip

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepSeek's own DSpark (github.com/deepseek-ai/DeepSpec @ afdfa7c9) on random drafts, as golden values and live."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

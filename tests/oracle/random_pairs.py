@@ -18,19 +18,11 @@ def write_random_pair(path: Path, *, dialect: Dialect, seed: int = 0) -> tuple[P
     sizes = DraftSizes(vocab_size=VOCAB_SIZE)
     torch.manual_seed(seed)
     common = {
-        "vocab_size": sizes.vocab_size,
-        "hidden_size": sizes.hidden,
-        "intermediate_size": sizes.intermediate,
-        "num_hidden_layers": sizes.num_target_layers,
-        "num_attention_heads": sizes.num_heads,
-        "num_key_value_heads": sizes.num_kv_heads,
-        "head_dim": sizes.head_dim,
-        "max_position_embeddings": 1024,
-        "initializer_range": 0.2,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": 0,
-    }
+        "vocab_size": sizes.vocab_size, "hidden_size": sizes.hidden, "intermediate_size": sizes.intermediate,
+        "num_hidden_layers": sizes.num_target_layers, "num_attention_heads": sizes.num_heads,
+        "num_key_value_heads": sizes.num_kv_heads, "head_dim": sizes.head_dim, "max_position_embeddings": 1024,
+        "initializer_range": 0.2, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0,
+    }  # fmt: skip
     if dialect == "gpt_oss":
         config = GptOssConfig(**common, num_local_experts=4, num_experts_per_tok=2, sliding_window=TARGET_WINDOW)
         target: PreTrainedModel = GptOssForCausalLM(config)

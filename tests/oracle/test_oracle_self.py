@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from tests.oracle.random_pairs import VOCAB_SIZE, write_random_pair
 from tests.oracle.transformers_dflash import OracleRun, dflash_greedy, load_assistant, load_target, plain_greedy
 from tests.reference.decode_loop import reference_greedy
-from tests.reference.synthetic import Dialect, write_random_draft
+from tests.reference.synthetic import Dialect
 
 PAIRS = [("qwen3", 0), ("gpt_oss", 1), *(pytest.param(*pair, marks=pytest.mark.full) for pair in (
     ("qwen3", 5), ("qwen3", 8), ("gpt_oss", 6), ("gpt_oss", 10),
@@ -79,16 +79,3 @@ def test_eos_ends_the_output(tmp_path: Path, eos: int) -> None:
     run = assert_oracle_is_right(target_dir, draft_dir, PROMPT, 60, [eos])
     assert eos not in run.output_ids[:-1]
     assert run.output_ids[-1] == eos or len(run.output_ids) == 60
-
-
-def test_no_draft_when_one_token_is_left(tmp_path: Path) -> None:
-    target_dir, draft_dir = write_random_pair(tmp_path, dialect="qwen3", seed=5)
-    run = dflash_greedy(load_target(target_dir), load_assistant(draft_dir), PROMPT, 2, [])
-    assert run.committed == [1]
-    assert run.proposals == [[]]
-
-
-def test_causal_drafter_is_refused(tmp_path: Path) -> None:
-    write_random_draft(tmp_path, dialect="qwen3", is_causal=True)
-    with pytest.raises(ValueError, match="never causal"):
-        load_assistant(tmp_path)

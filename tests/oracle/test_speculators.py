@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Speculators 0.9.0 itself loads the DFlash2 and DSpark drafts that `convert` writes; what it saves is read back."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

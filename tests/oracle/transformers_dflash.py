@@ -98,16 +98,9 @@ def _assistant_config(config: dict[str, Any], windows: list[int | None]) -> Muse
     rope.setdefault("rope_theta", config.get("rope_theta"))
     window = next((window for window in windows if window is not None), None)
     kept = (
-        "head_dim",
-        "hidden_act",
-        "hidden_size",
-        "intermediate_size",
-        "max_position_embeddings",
-        "num_attention_heads",
-        "num_hidden_layers",
-        "num_key_value_heads",
-        "rms_norm_eps",
-    )
+        "head_dim", "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads",
+        "num_hidden_layers", "num_key_value_heads", "rms_norm_eps",
+    )  # fmt: skip
     return MuseGlimmerAssistantConfig(
         **{key: config[key] for key in kept},
         block_size=dflash.get("block_size", config.get("block_size")),
@@ -144,10 +137,7 @@ def dflash_greedy(
 
 
 def plain_greedy(
-    target: PreTrainedModel,
-    prompt_ids: Sequence[int],
-    max_new_tokens: int,
-    eos_ids: Sequence[int] | None = None,
+    target: PreTrainedModel, prompt_ids: Sequence[int], max_new_tokens: int, eos_ids: Sequence[int] | None = None
 ) -> list[int]:
     """Greedy generation without drafts: the tokens every DFlash implementation must reproduce."""
     return _generate(target, prompt_ids, max_new_tokens, eos_ids, {})

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """z-lab's own DFlash2 (the package dflash 0.1.0 from PyPI) on random drafts, as golden values and live."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from itertools import accumulate

@@ -7,8 +7,6 @@ goes through the functions of `export_hf_checkpoint`. As a script it writes the 
     python -m tests.quantize.modelopt_export
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import tempfile

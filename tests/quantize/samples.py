@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantised checkpoints read back by other means than the package's own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +16,9 @@ from dflash_trt.quantize.convert import Summary, quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 
 DTYPES = {
-    "BF16": ml_dtypes.bfloat16,
-    "F16": np.float16,
-    "F32": np.float32,
-    "F8_E4M3": ml_dtypes.float8_e4m3fn,
-    "U8": np.uint8,
-    "I64": np.int64,
-}
+    "BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32, "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "U8": np.uint8, "I64": np.int64,
+}  # fmt: skip
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 Array = NDArray[np.generic]

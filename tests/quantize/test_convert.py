@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantised checkpoints: what is in them, and which drafts are refused."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from pathlib import Path
@@ -180,27 +178,6 @@ def edited_draft(tmp_path: Path, **edits: Any) -> Path:
     return source
 
 
-def at(row: int, column: int, value: float) -> Any:
-    def edit(weight: torch.Tensor) -> torch.Tensor:
-        weight[row, column] = value
-        return weight
-
-    return edit
-
-
-@pytest.mark.parametrize(("value", "word"), [(float("nan"), "NaN"), (float("-inf"), "infinity")])
-@pytest.mark.parametrize("recipe", ["nvfp4", "fp8"])
-def test_weight_that_is_no_number(tmp_path: Path, value: float, word: str, recipe: str) -> None:
-    source = edited_draft(tmp_path, layers__1__self_attn__o_proj=at(2, 5, value))
-    with pytest.raises(CheckpointError) as caught:
-        convert(source, tmp_path / "q", recipe)
-    assert caught.value.message == (
-        f"{source / 'model.safetensors'}: tensor 'layers.1.self_attn.o_proj.weight': expected finite weights,"
-        f" found {word} at [2, 5]"
-    )
-    assert not (tmp_path / "q").exists()
-
-
 def test_columns_that_are_no_whole_blocks(tmp_path: Path) -> None:
     source = write_random_draft(tmp_path / "draft", dialect="qwen3", sizes=DraftSizes(intermediate=72))
     with pytest.raises(CheckpointError) as caught:
@@ -213,7 +190,7 @@ def test_columns_that_are_no_whole_blocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["nvfp4", "fp8"])
-def test_layer_of_zeros_stays_zero(tmp_path: Path, recipe: str) -> None:
+def test_layers_of_zeros_and_of_subnormal_weights(tmp_path: Path, recipe: str) -> None:
     """No range of its own: modelopt's FP8 export takes scale 1; its NVFP4 export writes NaN, we 1 / 448."""
     source = edited_draft(tmp_path, layers__0__mlp__down_proj=torch.zeros_like)
     tensors = arrays(convert(source, tmp_path / "q", recipe).quantised.directory)
@@ -223,13 +200,9 @@ def test_layer_of_zeros_stays_zero(tmp_path: Path, recipe: str) -> None:
     else:
         assert tensors["layers.0.mlp.down_proj.weight_scale_2"] == np.float32(6) / np.float32(2688)
         assert (tensors["layers.0.mlp.down_proj.weight_scale"].astype(np.float32) == 1).all()
-
-
-@pytest.mark.parametrize("recipe", ["nvfp4", "fp8"])
-def test_subnormal_weights_become_zero_or_stay_near(tmp_path: Path, recipe: str) -> None:
-    """A layer below float32's least normal range: finite scales, and no weight grows beyond that range."""
+    # Below float32's least normal range: finite scales, and no weight grows beyond that range.
     source = edited_draft(tmp_path, layers__0__mlp__down_proj=lambda w: torch.full_like(w, 2.0**-133))
-    tensors = arrays(convert(source, tmp_path / "q", recipe).quantised.directory)
+    tensors = arrays(convert(source, tmp_path / "subnormal", recipe).quantised.directory)
     assert np.abs(dequantised(tensors, "layers.0.mlp.down_proj")).max() <= np.finfo(np.float32).tiny
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """capture, quantise, search, replay and verify on a DFlash2 draft; recover refuses it by name."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -34,14 +32,10 @@ def test_calibration_sees_every_input(features: Path) -> None:
     assert seen >= set(draft.spec.linear_modules())
 
 
-def test_recover_names_it(features: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="found a DFlash2 draft, which `recover` does not train"):
-        run_here("recover", DRAFT, "--recipe", "nvfp4-w4a16", "--features", features, "-o", tmp_path / "out")
-
-
-def test_recover_names_dspark(features: Path, tmp_path: Path) -> None:
-    draft = write_dspark(tmp_path / "draft")
-    with pytest.raises(CheckpointError, match="found a DSpark draft, which `recover` does not train"):
+@pytest.mark.parametrize("name", ["DFlash2", "DSpark"])
+def test_recover_names_it(name: str, features: Path, tmp_path: Path) -> None:
+    draft = DRAFT if name == "DFlash2" else write_dspark(tmp_path / "draft")
+    with pytest.raises(CheckpointError, match=f"found a {name} draft, which `recover` does not train"):
         run_here("recover", draft, "--recipe", "nvfp4-w4a16", "--features", features, "-o", tmp_path / "out")
 
 

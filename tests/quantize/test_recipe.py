@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipes: which layers they quantise, and what is said about malformed ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -24,15 +22,10 @@ ALL = HEAD + "  - {modules: '*', algorithm: FP8}\n"
 
 @pytest.mark.parametrize(
     ("name", "attention", "o_proj", "mlp"),
-    [
-        ("bf16", None, None, None),
-        ("fp8", "FP8", "FP8", "FP8"),
-        ("nvfp4", "NVFP4", "NVFP4", "NVFP4"),
-        ("nvfp4-native", None, "NVFP4", "NVFP4"),
-        ("nvfp4-w4a16", "W4A16_NVFP4", "W4A16_NVFP4", "W4A16_NVFP4"),
-        ("mixed-nvfp4-fp8", "FP8", "FP8", "NVFP4"),
-    ],
-)
+    [("bf16", None, None, None), ("fp8", "FP8", "FP8", "FP8"), ("nvfp4", "NVFP4", "NVFP4", "NVFP4"),
+     ("nvfp4-native", None, "NVFP4", "NVFP4"), ("nvfp4-w4a16", "W4A16_NVFP4", "W4A16_NVFP4", "W4A16_NVFP4"),
+     ("mixed-nvfp4-fp8", "FP8", "FP8", "NVFP4")],
+)  # fmt: skip
 def test_shipped_recipes(name: str, attention: str | None, o_proj: str | None, mlp: str | None) -> None:
     recipe = load_recipe(name)
     algorithms = recipe.algorithms(MODULES)
@@ -44,8 +37,14 @@ def test_shipped_recipes(name: str, attention: str | None, o_proj: str | None, m
     assert recipe.needs_ranges(MODULES) == (name not in ("bf16", "nvfp4-w4a16"))
 
 
-def test_every_shipped_recipe_is_tested() -> None:
+def test_names_of_recipes() -> None:
     assert recipe_names() == ["bf16", "fp8", "mixed-nvfp4-fp8", "nvfp4", "nvfp4-native", "nvfp4-w4a16"]
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("nvpf4")
+    assert caught.value.message == (
+        "'nvpf4': expected a recipe (bf16, fp8, mixed-nvfp4-fp8, nvfp4, nvfp4-native, nvfp4-w4a16), each with or"
+        " without +fp8-kv, or a YAML file, found neither (nearest recipe: nvfp4)"
+    )
 
 
 def test_fp8_cache_is_an_addition_to_any_recipe(tmp_path: Path) -> None:
@@ -82,21 +81,15 @@ def complaint(tmp_path: Path, text: str | bytes) -> str:
     ("text", "message"),
     [
         # unknown
-        (
-            ALL + "rule: []\n",
-            "FILE: unknown key rule (nearest key: rules): expected only description, rules, fp8_kv_cache",
-        ),
-        (
-            HEAD + "  - {module: '*', algorithm: FP8}\n",
-            "FILE: unknown key rules[0].module (nearest key: modules): expected only modules, algorithm",
-        ),
+        (ALL + "rule: []\n",
+         "FILE: unknown key rule (nearest key: rules): expected only description, rules, fp8_kv_cache"),
+        (HEAD + "  - {module: '*', algorithm: FP8}\n",
+         "FILE: unknown key rules[0].module (nearest key: modules): expected only modules, algorithm"),
         (ALL + "name: mine\n", "FILE: name: expected no such key (a recipe's file names it), found 'mine'"),
         # missing
         ("description: mine\n", "FILE: missing key rules: found only description"),
-        (
-            HEAD + "  - {modules: '*', algorithm: FP8}\n  - {modules: fc}\n",
-            "FILE: missing key rules[1].algorithm: found only modules",
-        ),
+        (HEAD + "  - {modules: '*', algorithm: FP8}\n  - {modules: fc}\n",
+         "FILE: missing key rules[1].algorithm: found only modules"),
         # mistyped
         ("description: 3\nrules: []\n", "FILE: description: expected `str`, got `int`"),
         ("description: mine\nrules: fc\n", "FILE: rules: expected `array`, got `str`"),
@@ -113,15 +106,11 @@ def complaint(tmp_path: Path, text: str | bytes) -> str:
         (ALL + "rules: []\n", "FILE: expected YAML, found key 'rules' twice in one mapping"),
         ("rules: [", "FILE: expected YAML, found while parsing"),
         (b"\xff\xfe\x00", "FILE: expected text, found byte 0xff at 0"),
-        (
-            "description: !!python/object:os.system {}\nrules: []\n",
-            "FILE: expected YAML, found the tag 'tag:yaml.org,2002:python/object:os.system'",
-        ),
+        ("description: !!python/object:os.system {}\nrules: []\n",
+         "FILE: expected YAML, found the tag 'tag:yaml.org,2002:python/object:os.system'"),
         # does not fit the draft
-        (
-            HEAD + "  - {modules: layers.*, algorithm: FP8}\n",
-            "recipe FILE: rules: expected one that matches module 'fc', found only layers.*",
-        ),
+        (HEAD + "  - {modules: layers.*, algorithm: FP8}\n",
+         "recipe FILE: rules: expected one that matches module 'fc', found only layers.*"),
         (
             HEAD + "  - {modules: '*', algorithm: FP8}\n  - {modules: fc, algorithm: none}\n",
             "recipe FILE: rule 2 (fc): expected it to decide for at least one module, found that earlier rules"
@@ -133,15 +122,6 @@ def complaint(tmp_path: Path, text: str | bytes) -> str:
             " that it matches none (nearest module: layers.0.mlp.gate_proj)",
         ),
     ],
-)
+)  # fmt: skip
 def test_malformed_recipe(tmp_path: Path, text: str | bytes, message: str) -> None:
     assert complaint(tmp_path, text).startswith(message)
-
-
-def test_unknown_name() -> None:
-    with pytest.raises(RecipeError) as caught:
-        load_recipe("nvpf4")
-    assert caught.value.message == (
-        "'nvpf4': expected a recipe (bf16, fp8, mixed-nvfp4-fp8, nvfp4, nvfp4-native, nvfp4-w4a16), each with or"
-        " without +fp8-kv, or a YAML file, found neither (nearest recipe: nvfp4)"
-    )

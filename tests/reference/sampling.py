@@ -4,8 +4,6 @@
 Written for reading: a token is compared with every other one, so keep V small.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -127,59 +127,32 @@ def _dspark_tensors(sizes: DraftSizes, seed: int, *, is_gated: bool) -> Tensors:
 
 
 def _config(
-    dialect: Dialect,
-    sizes: DraftSizes,
-    layer_types: list[str],
-    sliding_window: int | None,
-    dtype: torch.dtype,
+    dialect: Dialect, sizes: DraftSizes, layer_types: list[str], sliding_window: int | None, dtype: torch.dtype
 ) -> dict[str, Any]:
     config: dict[str, Any] = {
-        "architectures": ["DFlashDraftModel"],
-        "attention_bias": dialect == "gpt_oss",
-        "block_size": sizes.block_size,
+        "architectures": ["DFlashDraftModel"], "attention_bias": dialect == "gpt_oss", "block_size": sizes.block_size,
         "dflash_config": {
-            "mask_token_id": sizes.vocab_size - 1,
-            "target_layer_ids": list(range(1, 1 + sizes.num_taps)),
+            "mask_token_id": sizes.vocab_size - 1, "target_layer_ids": list(range(1, 1 + sizes.num_taps)),
         },
-        "dtype": str(dtype).removeprefix("torch."),
-        "eos_token_id": 2,
-        "head_dim": sizes.head_dim,
-        "hidden_act": "silu",
-        "hidden_size": sizes.hidden,
-        "intermediate_size": sizes.intermediate,
-        "layer_types": layer_types,
-        "model_type": dialect,
-        "num_attention_heads": sizes.num_heads,
-        "num_hidden_layers": len(layer_types),
-        "num_key_value_heads": sizes.num_kv_heads,
-        "num_target_layers": sizes.num_target_layers,
-        "rms_norm_eps": 1e-5 if dialect == "gpt_oss" else 1e-6,
-        "sliding_window": sliding_window,
-        "tie_word_embeddings": False,
-        "vocab_size": sizes.vocab_size,
-    }
+        "dtype": str(dtype).removeprefix("torch."), "eos_token_id": 2, "head_dim": sizes.head_dim, "hidden_act": "silu",
+        "hidden_size": sizes.hidden, "intermediate_size": sizes.intermediate, "layer_types": layer_types,
+        "model_type": dialect, "num_attention_heads": sizes.num_heads, "num_hidden_layers": len(layer_types),
+        "num_key_value_heads": sizes.num_kv_heads, "num_target_layers": sizes.num_target_layers,
+        "rms_norm_eps": 1e-5 if dialect == "gpt_oss" else 1e-6, "sliding_window": sliding_window,
+        "tie_word_embeddings": False, "vocab_size": sizes.vocab_size,
+    }  # fmt: skip
     if dialect == "qwen3":
-        uses_window = "sliding_attention" in layer_types
         return config | {
-            "max_position_embeddings": 4096,
-            "rope_scaling": None,
-            "rope_theta": 1000000,
-            "use_sliding_window": uses_window,
-        }
+            "max_position_embeddings": 4096, "rope_scaling": None, "rope_theta": 1000000,
+            "use_sliding_window": "sliding_attention" in layer_types,
+        }  # fmt: skip
     yarn = {
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "factor": 32.0,
-        "original_max_position_embeddings": 256,
-        "rope_type": "yarn",
-        "truncate": False,
-    }
+        "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 256,
+        "rope_type": "yarn", "truncate": False,
+    }  # fmt: skip
     return config | {
-        "initial_context_length": 256,
-        "max_position_embeddings": 8192,
-        "rope_scaling": yarn,
-        "rope_theta": 150000,
-    }
+        "initial_context_length": 256, "max_position_embeddings": 8192, "rope_scaling": yarn, "rope_theta": 150000,
+    }  # fmt: skip
 
 
 def _tensors(sizes: DraftSizes, num_layers: int, *, has_biases: bool, seed: int) -> Tensors:
@@ -199,14 +172,10 @@ def _tensors(sizes: DraftSizes, num_layers: int, *, has_biases: bool, seed: int)
         "norm.weight": norm(hidden),
     }
     shapes = {
-        "self_attn.q_proj": (q_width, hidden),
-        "self_attn.k_proj": (kv_width, hidden),
-        "self_attn.v_proj": (kv_width, hidden),
-        "self_attn.o_proj": (hidden, q_width),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-    }
+        "self_attn.q_proj": (q_width, hidden), "self_attn.k_proj": (kv_width, hidden),
+        "self_attn.v_proj": (kv_width, hidden), "self_attn.o_proj": (hidden, q_width),
+        "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner),
+    }  # fmt: skip
     for layer in range(num_layers):
         prefix = f"layers.{layer}"
         for name, (rows, columns) in shapes.items():

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantised graphs against the float64 equations on dequantised weights, and what they lose."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -12,8 +10,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import save_file
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.quantization import read_scale
@@ -22,10 +19,10 @@ from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from tests.engines import Graphs, build
 from tests.paths import FIXTURES
+from tests.quantize.samples import arrays, dequantised
 from tests.reference.dflash_float64 import ReferenceDrafter
 from tests.runtime.drafter.onnxruntime.test_packed_weights import dynamic_nvfp4
 
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 DRAFTS = ("tiny-gpt-oss-dflash", "tiny-qwen3-dflash")
 Quantized = Callable[[str, str], tuple[Path, Path]]
 
@@ -48,27 +45,17 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Quantized:
 
 def dequantized(checkpoint: Path, output: Path) -> Path:
     """A FLOAT checkpoint of the values that quantised tensors stand for, by their definition."""
-    tensors = load_file(checkpoint / "model.safetensors")
-    dense = {}
-    for name, tensor in tensors.items():
-        module = name.removesuffix(".weight")
-        if name.endswith(("_scale", "_scale_2")):
-            continue
-        if tensor.dtype == torch.uint8:
-            codes = tensor.numpy()
-            values = E2M1[np.stack([codes & 15, codes >> 4], axis=-1)].reshape(len(codes), -1)
-            blocks = tensors[f"{module}.weight_scale"].double().numpy().repeat(16, axis=1)
-            tensor = torch.from_numpy(values * blocks * tensors[f"{module}.weight_scale_2"].double().numpy())
-        elif tensor.dtype == torch.float8_e4m3fn:
-            # The graph's scale is BF16, TensorRT's type for a BF16 layer.
-            scale = tensors[f"{module}.weight_scale"].numpy().astype(ml_dtypes.bfloat16).astype(np.float64)
-            tensor = tensor.double() * float(scale)
-        dense[name] = tensor.float().contiguous()
+    tensors, quantised = arrays(checkpoint), read_draft(checkpoint).quantization.modules
+    for module, algorithm in quantised.items():
+        if algorithm == "FP8":  # the graph's scale is BF16, TensorRT's type for a BF16 layer
+            tensors[f"{module}.weight_scale"] = tensors[f"{module}.weight_scale"].astype(ml_dtypes.bfloat16)
+        tensors[f"{module}.weight"] = dequantised(tensors, module)
     output.mkdir()
     config = json.loads((checkpoint / "config.json").read_text())
     config.pop("quantization_config", None)
     (output / "config.json").write_text(json.dumps(config))
-    save_file(dense, output / "model.safetensors")
+    kept = {name: values for name, values in tensors.items() if not name.endswith(("_scale", "_scale_2"))}
+    save_file({name: values.astype(np.float32) for name, values in kept.items()}, output / "model.safetensors")
     return output
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shards of ranks in ONNX Runtime, with the sum between their segments: together they are the whole drafter."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

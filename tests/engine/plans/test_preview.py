@@ -1,19 +1,115 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What --dry-run prints, on a machine without TensorRT."""
-
-from __future__ import annotations
+"""What is known of plans without TensorRT: the commands of --dry-run, profiles, and the bytes of a drafter."""
 
 import shlex
 from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.checkpoint.target_checkpoint import read_target
+from dflash_trt.engine.engine_directory import BuildOptions, build_engine
+from dflash_trt.engine.manifest import Manifest, read_shard
+from dflash_trt.engine.plans.add_plans import add_plans
 from dflash_trt.engine.plans.compile import TimingCache
-from dflash_trt.engine.plans.plan import PlanOptions
-from dflash_trt.engine.plans.preview import trtexec_commands
+from dflash_trt.engine.plans.launcher import Launcher
+from dflash_trt.engine.plans.plan import PlanOptions, Range, graph_batch_sizes, profiles, row_buckets
+from dflash_trt.engine.plans.preview import drafter_memory, trtexec_commands
 from dflash_trt.engine.plans.tensorrt_api import installed_library
+from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
+from dflash_trt.runtime.drafter.drafter import Drafter
+from tests.contract.launcher import HostLauncher
+from tests.contract.machine import pretend
+from tests.contract.recorder import VERSIONS
+from tests.engines import build
+from tests.paths import FIXTURES
+
+
+def planned_drafter(
+    engine: Path, manifest: Manifest, launcher: Launcher | None = None, *, num_slots: int = 1
+) -> Drafter:
+    """A drafter whose launches happen on the host."""
+    executor = TensorRTExecutor(engine, manifest, launcher or HostLauncher())
+    return Drafter.open(executor, manifest.draft, num_slots=num_slots)
+
+
+def executor_of(drafter: Drafter) -> TensorRTExecutor:
+    """The executor of `drafter`, which runs plans."""
+    assert isinstance(drafter.executor, TensorRTExecutor)
+    return drafter.executor
+
+
+SIZES = PlanOptions(max_batch_size=3, max_seq_len=50, max_num_tokens=40, workspace_bytes=7)
+
+
+def test_it_is_what_the_drafter_allocates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tmp_path / "engine"
+    build(FIXTURES / "tiny-gpt-oss-dflash", engine)
+    pretend(monkeypatch, tmp_path, VERSIONS[0])
+    manifest = add_plans(engine, SIZES)
+    memory = drafter_memory(manifest, SIZES, engine)
+    drafter = planned_drafter(engine, manifest, num_slots=3)
+    cache, executor = drafter.cache, executor_of(drafter)
+    assert memory.cache_bytes == cache.k.nbytes + cache.v.nbytes == 3 * 64 * drafter.cache_bytes_per_token
+    tensors = [*executor._context.tensors.values(), *executor._draft.tensors.values()]
+    assert memory.activation_bytes == sum(tensor.nbytes for tensor in tensors)
+    assert memory.weight_bytes == (engine / "model.safetensors").stat().st_size
+    assert memory.workspace_bytes == 14
+
+
+def test_it_is_what_a_rank_allocates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments of a shard pass two streams to and fro."""
+    draft, target = read_draft(FIXTURES / "tiny-gpt-oss-dflash"), read_target(FIXTURES / "tiny-gpt-oss")
+    engine = tmp_path / "engine"
+    build_engine(BuildOptions(draft=draft, draft_name="draft", target=target, output=engine, num_ranks=2))
+    pretend(monkeypatch, tmp_path, VERSIONS[0])
+    whole = add_plans(tmp_path / "engine", SIZES)
+    place, part = read_shard(tmp_path / "engine", whole, 1)
+    executor = TensorRTExecutor(place, part, HostLauncher(), lambda partial: None)
+    executor.load()
+    executor.bind(*(torch.zeros(3 * 2, 2, 32, 1, 16, dtype=torch.bfloat16) for _ in range(2)))
+    tensors = [*executor._context.tensors.values(), *executor._draft.tensors.values()]
+    memory = drafter_memory(part, SIZES, place)
+    assert memory.activation_bytes == sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+
+
+@pytest.mark.parametrize(
+    ("largest", "buckets"),
+    [
+        (1, [1]),
+        (2, [1, 2]),
+        (6, [1, 2, 4, 6]),
+        (64, [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]),
+        (72, [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 72]),  # not as 128
+        (300, [1, 2, 4, *range(8, 129, 8), 192, 256, 300]),
+    ],
+)
+def test_batches_are_those_of_the_cuda_graphs(largest: int, buckets: list[int]) -> None:
+    assert graph_batch_sizes(largest) == buckets
+
+
+@pytest.mark.parametrize(
+    ("largest", "buckets"),
+    [(1, [1]), (16, [16]), (17, [16, 17]), (256, [16, 64, 256]), (257, [16, 64, 256, 257]), (512, [16, 64, 256, 512]),
+     (2048, [16, 64, 256, 512, 1024, 2048])],
+)  # fmt: skip
+def test_row_buckets(largest: int, buckets: list[int]) -> None:
+    assert row_buckets(largest) == buckets
+
+
+def test_profiles_of_both_graphs() -> None:
+    options = PlanOptions(max_batch_size=2, max_seq_len=100, max_num_tokens=16)
+    assert profiles("context", options) == ({"T": Range(min=16, opt=16, max=16)},)
+    first, second = profiles("draft", options)
+    assert first["B"] == Range(min=1, opt=1, max=1)
+    assert second == {
+        "B": Range(min=2, opt=2, max=2),
+        "slots": Range(min=1, opt=1, max=3),
+        "pages": Range(min=1, opt=1, max=8192),
+    }
+
 
 OPTIONS = PlanOptions(max_batch_size=2, max_seq_len=64, max_num_tokens=100, hardware_compatibility="ampere_plus")
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A drafter on plans against one on ONNX Runtime, which computes for both: padding, parts and order of calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +24,7 @@ from tests.contract.launcher import HostLauncher
 from tests.contract.machine import B300, pretend
 from tests.contract.recorder import VERSIONS, Recorder
 from tests.decoding import greedy
-from tests.engine.plans.planned import executor_of, planned_drafter
+from tests.engine.plans.test_preview import executor_of, planned_drafter
 from tests.engines import build
 from tests.featured import build_featured, featured_draft
 from tests.fixtures_data import prompts
@@ -118,16 +116,6 @@ def test_proposals_of_a_draft_with_its_own_head(
     assert close(ours.draft(slots, blocks), theirs.draft(slots, blocks))
 
 
-def test_larger_batches_than_a_plan_has(built: Path, manifest: Manifest, random: Callable[..., torch.Tensor]) -> None:
-    ours, theirs = drafters(built, manifest)
-    blocks = random(7, manifest.draft.block_size, manifest.draft.hidden_size)
-    slots = [0, 1, 2, 0, 1, 2, 0]
-    taps = random(6, manifest.draft.target_hidden_size)
-    for drafter in (ours, theirs):
-        drafter.inject([0, 2], [4, 2], taps)
-    assert close(ours.draft(slots, blocks), theirs.draft(slots, blocks))
-
-
 def test_decoding_is_lossless_and_as_short(built: Path, manifest: Manifest) -> None:
     session = open_session(built, str(TARGET), RuntimeOptions(max_batch_size=1))
     ours = planned_drafter(built, manifest)
@@ -207,17 +195,6 @@ def test_a_full_slot(built: Path, manifest: Manifest) -> None:
     assert "--max-seq-len" in message
 
 
-def test_a_released_slot_is_filled_anew(built: Path, manifest: Manifest, random: Callable[..., torch.Tensor]) -> None:
-    ours, theirs = drafters(built, manifest)
-    width = manifest.draft.target_hidden_size
-    ours.inject([1], [30], random(30, width))
-    ours.release(1)
-    taps, blocks = random(5, width), random(1, manifest.draft.block_size, manifest.draft.hidden_size)
-    for drafter in (ours, theirs):
-        drafter.inject([1], [5], taps)
-    assert close(ours.draft([1], blocks), theirs.draft([1], blocks))
-
-
 def test_without_a_gpu_tensorrt_is_not_called(
     built: Path, manifest: Manifest, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,14 +209,11 @@ def test_without_a_gpu_tensorrt_is_not_called(
     assert recorder.calls == []
 
 
-def test_cache_bytes(built: Path, manifest: Manifest, recipe: str) -> None:
+def test_cache_and_slots_are_those_planned(built: Path, manifest: Manifest, recipe: str) -> None:
     drafter = planned_drafter(built, manifest, num_slots=2)
     cache = drafter.cache
     assert cache.k.dtype == (torch.bfloat16 if recipe == "bf16" else torch.float8_e4m3fn)
     assert cache.k.nbytes + cache.v.nbytes == 2 * 96 * drafter.cache_bytes_per_token
-
-
-def test_more_slots_than_planned(built: Path, manifest: Manifest) -> None:
     message = refusal(lambda: planned_drafter(built, manifest, num_slots=7), EngineError)
     assert "expected at most 6 slots, for which the plan was built, found 7" in message
     assert "--max-batch-size 7" in message
@@ -270,15 +244,10 @@ def test_a_plan_of_another_machine(
 
 @pytest.mark.parametrize(
     "method",
-    [
-        "Runtime.deserialize_cuda_engine",
-        "ICudaEngine.create_execution_context",
-        "IExecutionContext.set_optimization_profile_async",
-        "IExecutionContext.set_input_shape",
-        "IExecutionContext.set_tensor_address",
-        "IExecutionContext.execute_async_v3",
-    ],
-)
+    ["Runtime.deserialize_cuda_engine", "ICudaEngine.create_execution_context",
+     "IExecutionContext.set_optimization_profile_async", "IExecutionContext.set_input_shape",
+     "IExecutionContext.set_tensor_address", "IExecutionContext.execute_async_v3"],
+)  # fmt: skip
 def test_what_tensorrt_refuses(method: str, built: Path, manifest: Manifest, recorder: Recorder) -> None:
     if method.endswith("profile_async"):
         recorder.answers[method] = RuntimeError("Error in set optimization profile async.")

@@ -218,7 +218,7 @@ def test_one_layers_experts_are_laid_out_beside_themselves() -> None:
 
 
 def test_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_bytes", lambda: 1_500_000_000)
+    monkeypatch.setattr(huggingface, "free_bytes", lambda: 1_500_000_000)
     large = weights(tensor("a", "BF16", 10**9))
     message = refusal(lambda: check_memory(Path("large"), large, torch.float32))
     assert "large: expected 4.0 GB of free memory for its weights" in message
@@ -228,9 +228,9 @@ def test_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_is_asked_before_the_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = loaded_bytes(read_weights(TARGET), torch.float32)
-    monkeypatch.setattr(memory, "free_bytes", lambda: needed - 1)
+    monkeypatch.setattr(huggingface, "free_bytes", lambda: needed - 1)
     assert "of free memory for its weights" in refusal(lambda: load_model(TARGET, read_target(TARGET).spec, [0]))
-    monkeypatch.setattr(memory, "free_bytes", lambda: needed)
+    monkeypatch.setattr(huggingface, "free_bytes", lambda: needed)
     assert 4 * load_model(TARGET, read_target(TARGET).spec, [0]).num_parameters() <= needed
 
 
@@ -243,7 +243,7 @@ def test_this_machine_has_memory() -> None:
 def test_a_containers_limit(limit: str, room: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "memory.max").write_text(limit)
     (tmp_path / "memory.stat").write_text("anon 600000\nfile 300000\n")
-    monkeypatch.setattr(memory, "_own_cgroup", lambda: tmp_path)
+    monkeypatch.setattr(huggingface, "_own_cgroup", lambda: tmp_path)
     assert huggingface._cgroup_room() == room
     if room is not None:
         assert free_bytes() == room
