@@ -11,8 +11,6 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from dflash_trt.api.runtime_options import DTYPES
 from dflash_trt.cli.completion import TARGET
@@ -21,10 +19,6 @@ from dflash_trt.cli.output import print_json, print_tables, resumable
 from dflash_trt.errors import shown
 from dflash_trt.files.command import quoted
 from dflash_trt.files.write import check_replaceable
-from dflash_trt.observe.bench.records import BenchRun
-from dflash_trt.observe.bench.report_tables import describe_point, experiment_tables, point_tables
-from dflash_trt.observe.bench.run_directory import read_points, read_run
-from dflash_trt.observe.bench.sweep import Sweep, SweepPoint
 
 NUMBER = re.compile("[0-9]{1,5}")
 
@@ -109,6 +103,7 @@ def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **setti
         --prompts gsm8k --concurrency 1,2,4,8 --hardware "8x B300" --num-gpus 8 -o run
     """
     _check_servers(settings)
+    from dflash_trt.cli.bench_tables import measure, print_experiment, print_points
     from dflash_trt.observe.bench.aiperf_run import find_aiperf
     from dflash_trt.observe.bench.experiment import design
     from dflash_trt.observe.bench.sweep import Sweep
@@ -139,54 +134,6 @@ def _check_servers(settings: dict[str, Any]) -> None:
 
 def _command() -> tuple[str, ...]:
     return ("dflash-trt", *sys.argv[1:]) if sys.argv[1:2] == ["bench"] else ("dflash-trt", "bench", "run", os.curdir)
-
-
-def print_experiment(run: BenchRun, *, as_json: bool) -> None:
-    if as_json:
-        print_json("bench-experiment", {"run": msgspec.to_builtins(run)})
-    else:
-        print_tables(experiment_tables(run))
-
-
-def print_points(output: Path, *, as_json: bool) -> None:
-    run = read_run(output)
-    points = read_points(output, run)
-    if as_json:
-        short = [
-            {k: v for k, v in msgspec.to_builtins(point).items() if k not in ("rows", "schema")} for point in points
-        ]
-        print_json("bench-run", {"run": msgspec.to_builtins(run), "points": short})
-    else:
-        print_tables(point_tables(run, points))
-
-
-def measure(sweep: Sweep) -> None:
-    """Measures all missing points, and counts their answers on stderr."""
-    servers = sweep.experiment.servers
-    missing = [point for server in servers for point in sweep.missing(server.method.name)]
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("left"), TimeRemainingColumn(),
-    )  # fmt: skip
-    console, is_terminal = Console(stderr=True), sys.stderr.isatty()
-    with Progress(*columns, console=console, transient=True, disable=not is_terminal) as bar:
-        task = bar.add_task("", total=sum(point.num_requests for point in missing), visible=bool(missing))
-        num_answers, count = 0, f"/{len(missing)}"
-
-        def show(point: SweepPoint, num_new: int) -> None:
-            category = "" if point.category is None else f" {point.category}"
-            text = f"{point.method}{category} c{point.concurrency} ({missing.index(point) + 1}{count})"
-            bar.update(task, description=text, completed=num_answers + num_new)
-
-        for server in servers:
-            bar.update(task, description=f"{server.method.name}: starting")
-            for point, measured, warnings in sweep.measure(server, show):
-                num_answers += point.num_requests  # all planned ones: a failed request ends its conversation
-                bar.update(task, completed=num_answers)
-                if not is_terminal:
-                    click.echo(f"{missing.index(point) + 1}{count} {describe_point(measured)}", err=True)
-                for warning in warnings:
-                    console.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
 
 
 @click.group(short_help="Measure running servers, and report on them.")

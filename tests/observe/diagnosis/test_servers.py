@@ -321,7 +321,7 @@ def hostile(*, slow_path: str = "", slow_part: str = "body", pages: dict[str, by
 
 @pytest.fixture(autouse=True)
 def little_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dflash_trt.cli.doctor_endpoint.GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("dflash_trt.cli.doctor.GRACE_SECONDS", 0.2)
 
 
 @pytest.mark.parametrize(("slow_path", "slow_part"), [("/v1/models", "header"), ("/v1/chat/completions", "body")])
