@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dflash-trt bench`, and its `report`."""
+"""`dflash-trt bench`: `run` measures servers, `report` shows what was measured."""
 
 from __future__ import annotations
 

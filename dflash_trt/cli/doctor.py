@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dflash-trt doctor`."""
+"""`dflash-trt doctor`: this machine, its ranks, or a running server."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request on its way from the queue to its last token."""
+"""One request on its way from the queue to its last token, and the Completion that it ends as."""
 
 from __future__ import annotations
 

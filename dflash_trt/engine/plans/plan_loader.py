@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads the plan files of an engine directory to run on this machine, whole or in segments."""
+"""Loads and runs the plan files of an engine directory on this machine, whole or in segments."""
 
 from __future__ import annotations
 

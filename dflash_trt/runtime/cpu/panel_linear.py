@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers of targets in FP32 on a CPU, in C++ (cpp/linear/panels.h): one kernel for any number of rows.
+"""Linear layers of targets on a CPU, in C++: FP32 in panels (cpp/linear/panels.h), BF16 as it is stored.
 
 So a row's sums do not depend on the others. Weights are laid out once, 16 columns of the product side by side, which
 MKL does in each call: for the few rows of a decode step that takes longer than multiplying.

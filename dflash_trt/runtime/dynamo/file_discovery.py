@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches a worker's registration in a folder, Dynamo's discovery without etcd.
+"""Addresses of a worker, and a watch on its registration in a folder, Dynamo's discovery without etcd.
 
 Dynamo 1.6.1 writes a worker's files once, and renews only their times afterwards (lib/runtime/src/storage/kv/file.rs).
 When they are deleted, by hand or by a process that found the worker stopped for ten seconds, no frontend finds it

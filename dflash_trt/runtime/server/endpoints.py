@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handlers of all paths."""
+"""Handlers of all paths, and the generation that they share."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles grammars beside the event loop, within limits of time, memory and number.
+"""Reads structured outputs and compiles their grammars beside the event loop, in bounded time, memory and number.
 
 xgrammar takes more than linear time: 1,000 optional items took 8 s, 2,000 took 50 (the regex a?a?..., vocabulary
 1,024, AMD EPYC). It cannot be interrupted, so it runs in processes that are killed.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Admission control and request bodies."""
+"""API keys, admission control and limits of request bodies."""
 
 from __future__ import annotations
 
