@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks a configuration against its release's JSON Schema, and says in one line what is wrong and how to fix it.
 
-Convert values as TensorRT-LLM's pydantic classes do, which take "64", 64.0 and true for an integer.
-
-Each conversion is a warning: other readers do not convert. A property with `x-case` is compared in that case.
+Values are converted as TensorRT-LLM's pydantic classes do, which take "64", 64.0 and true for an integer; each
+conversion is a warning, because other readers do not convert. A property with `x-case` is compared in that case.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one place that writes results: complete or not there, and in place of nothing but an older result.
 
-Private directories next to a result, in which it is written.
-
-A workspace `.NAME.<16 hex digits>.partial` belongs to the process that holds the lock (flock) on the file `lock` in it:
-containers that share a volume see each other's locks, and not each other's processes. Where a file system has no locks
-abandoned workspaces cannot be told from others, and nothing is removed.
+A result is written in a private directory next to it. Such a workspace `.NAME.<16 hex digits>.partial` belongs to the
+process that holds the lock (flock) on the file `lock` in it: containers that share a volume see each other's locks, and
+not each other's processes. Where a file system has no locks abandoned workspaces cannot be told from others, and
+nothing is removed.
 """
 
 from __future__ import annotations

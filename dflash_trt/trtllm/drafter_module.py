@@ -3,9 +3,8 @@
 
 Attributes and methods have the worker's names (tests/contract/generations.json), not ours.
 
-The drafter module of a DFlash2 draft, which also chooses the path through a block's candidates.
-
-Read in TensorRT-LLM's own DFlash2 drafter (pull request 18155 with its `test_dflash2_semantics.py`).
+A DFlash2 draft's module also chooses the path through a block's candidates, as TensorRT-LLM's own DFlash2 drafter
+does (pull request 18155 with its `test_dflash2_semantics.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """plugins/ configures and builds on its own; nvcc makes every kernel without a warning and without a spill.
 
-What tests/gpu gives the kernels is right, and the kernel's benchmark and counter start, where no GPU is.
+Without a GPU: what tests/gpu gives the kernels is right, and the kernel's benchmark and counter start.
 
 Wrappers of instructions are the only device code that the emulator replaces, so no numeric test on a CPU sees them.
 Each is called in a kernel whose arguments are i0, i1, ... and whose results are stored to o0, o1, ...; in the PTX,

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers of targets on a CPU, in C++: FP32 in panels (cpp/linear/panels.h), BF16 as it is stored.
+"""Linear layers of targets on a CPU, in C++ (cpp/linear): one kernel for any number of rows.
 
-So a row's sums do not depend on the others. Weights are laid out once, 16 columns of the product side by side, which
-MKL does in each call: for the few rows of a decode step that takes longer than multiplying.
+A row's sum does not depend on the others (`runtime/targets/packed_target.py`).
 
-Linear layers of targets in BF16 on a CPU, in C++ (cpp/linear): one kernel for any number of rows.
-
-A row's sum does not depend on the others (`runtime/targets/packed_target.py`). oneDNN (3.12, torch 2.13) takes twice
-as long for up to 8 rows, as long for 64, and 0.8 of it for a prompt's 512.
+FP32: weights are laid out once, 16 columns of the product side by side, which MKL does in each call: for the few rows
+of a decode step that takes longer than multiplying. BF16: oneDNN (3.12, torch 2.13) takes twice as long for up to 8
+rows, as long for 64, and 0.8 of it for a prompt's 512.
 """
 
 from __future__ import annotations

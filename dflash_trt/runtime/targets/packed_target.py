@@ -10,7 +10,7 @@ CPUs (oneDNN 3.12, torch 2.13; `agrees` tests this machine):
   FP32, in which routers compute). So where a model has such products, a pass is padded with copies of its last row.
 * Attention sums in the order of absolute positions (`cpu/paged_attention`).
 
-Attention by torch's operators, on devices other than CPUs.
+On devices other than CPUs attention is computed by torch's operators.
 
 Legend: B segments of a group, n tokens of each, R rows of a pass, C cached rows, N heads, G KV heads, D head_dim.
 """

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The official client, streamed and not: texts, tokens and figures are those of LLM.generate.
 
-Each field of vLLM's requests is honoured, without effect, or refused by name: none is silently dropped.
-
-The fields are those of vllm/entrypoints/openai/{completion,chat_completion}/protocol.py @ 002032e (July 2026).
+Each field of vLLM's requests is honoured, without effect, or refused by name: none is silently dropped. The fields are
+those of vllm/entrypoints/openai/{completion,chat_completion}/protocol.py @ 002032e (July 2026).
 """
 
 from __future__ import annotations

@@ -6,9 +6,8 @@ activations are widened to FLOAT, quantised values are computed by standard ops,
 of its name or, where a session has none, a model-local function: added here, because onnx-tensorrt versions differ on
 whether a function or a registered plugin wins.
 
-DFlashKVInjectionAttention in standard ops, for ONNX Runtime on a GPU, and to test against.
-
-On a CPU the node is an operator of its own, `cpp/onnxruntime/attention_op.cpp`.
+The function, DFlashKVInjectionAttention in standard ops, is for ONNX Runtime on a GPU, and to test against; the CPU's
+operator is `cpp/onnxruntime/attention_op.cpp`.
 """
 
 from __future__ import annotations
