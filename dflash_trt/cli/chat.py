@@ -44,7 +44,8 @@ def chat(engine: Path, target: str | None, system: str | None, **settings: Any) 
     from dflash_trt.api.chat_template import check_chat
     from dflash_trt.api.runtime_options import RuntimeOptions
     from dflash_trt.api.sampling_params import SamplingParams
-    from dflash_trt.runtime.open_backend import CheckedPair, open_embedded
+    from dflash_trt.runtime.checked_pair import CheckedPair
+    from dflash_trt.runtime.open_backend import open_embedded
 
     runtime = RuntimeOptions(max_batch_size=1, **{name: settings.pop(name) for name in OPTIONS})
     params = SamplingParams(**settings)

@@ -50,8 +50,8 @@ def dynamo(
     """
     from dflash_trt.api.runtime_options import RuntimeOptions
     from dflash_trt.errors import MissingDependencyError
+    from dflash_trt.runtime.checked_pair import CheckedPair
     from dflash_trt.runtime.dynamo.file_discovery import set_addresses
-    from dflash_trt.runtime.open_backend import CheckedPair
 
     set_addresses(host, metrics_port)
     try:

@@ -74,8 +74,8 @@ def generate(
 
 def _run_engine(engine: Path, target: str | None, job: Job, options: RuntimeOptions) -> None:
     """Decodes with an engine directory in the embedded runtime; on ranks but 0, follows rank 0."""
+    from dflash_trt.runtime.checked_pair import CheckedPair, check_prompt
     from dflash_trt.runtime.embedded_backend import EmbeddedBackend
-    from dflash_trt.runtime.open_backend import CheckedPair, check_prompt
     from dflash_trt.runtime.ranks.join import join
 
     with join(options.num_ranks, options.device) as ranks:

@@ -90,7 +90,7 @@ def _embedded(
     dtype: Dtype,
 ) -> dict[str, Any]:
     """Arguments of dflash_trt.LLM; the engine must exist and fit the target."""
-    from dflash_trt.runtime.open_backend import default_batch_size, find_target
+    from dflash_trt.runtime.checked_pair import default_batch_size, find_target
 
     engine = Path(draft or source)
     if (file := deployment_path(source)) is not None:

@@ -101,9 +101,9 @@ def verify(
         verify_deployment(config, target, read_prompts(prompt_file), max_tokens, chat=chat, as_json=as_json)
         return
 
+    from dflash_trt.runtime.checked_pair import CheckedPair, check_prompt
     from dflash_trt.runtime.measure.verification import Verification, tokenize
     from dflash_trt.runtime.measure.verification_report import find_failure
-    from dflash_trt.runtime.open_backend import CheckedPair, check_prompt
 
     prompts, pair = read_prompts(prompt_file), CheckedPair.read(engine, target)
 

@@ -20,6 +20,7 @@ from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import MissingDependencyError, RequestError, cut
+from dflash_trt.runtime.checked_pair import CheckedPair, check_prompt, default_batch_size, max_positions
 from dflash_trt.runtime.cpu.accelerate import accelerate
 from dflash_trt.runtime.decoder import CacheOwner, Decoder
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength, parse_draft_length
@@ -28,7 +29,6 @@ from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.logits_processors import GrammarCompiler, LogitBias, LogitsProcessor
 from dflash_trt.runtime.model_runner import LocalRunner, ModelRunner
-from dflash_trt.runtime.open_backend import CheckedPair, check_prompt, default_batch_size, max_positions
 from dflash_trt.runtime.ranks.parallel_runner import TensorParallelRunner, follow, rank_facts
 from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.request import Request, completion

@@ -9,7 +9,7 @@ import click
 import msgspec
 import pytest
 
-from dflash_trt.cli.bench import print_points
+from dflash_trt.cli.bench_tables import print_points
 from dflash_trt.errors import DFlashError
 from dflash_trt.observe.bench.records import BenchPoint, RequestRow
 from dflash_trt.observe.bench.run_directory import write_point, write_run

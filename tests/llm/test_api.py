@@ -20,8 +20,8 @@ from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime import session
+from dflash_trt.runtime.checked_pair import default_batch_size
 from dflash_trt.runtime.draft_length import AutoLength
-from dflash_trt.runtime.open_backend import default_batch_size
 from tests.checkpoint.samples import refusal
 from tests.llm.serving import LONG, PROMPTS, await_running, greedy, open_llm, within
 from tests.paths import FIXTURES

@@ -24,7 +24,7 @@ from dflash_trt.observe.diagnosis import judge
 from dflash_trt.observe.diagnosis.diagnosis import read_baseline
 from dflash_trt.observe.estimate.curve import read_acceptance
 from dflash_trt.quantize.recipe import load_recipe
-from dflash_trt.runtime.open_backend import check_prompt
+from dflash_trt.runtime.checked_pair import check_prompt
 from tests.mutation.mutations import NASTY, Mutation, mutate_document, mutate_header, mutate_lines
 from tests.observe.diagnosis.samples import group
 

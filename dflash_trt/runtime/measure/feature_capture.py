@@ -29,6 +29,7 @@ from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
 from dflash_trt.checkpoint.tokenizer import load_tokenizer
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.write import OutputKind, check_replaceable, new_file
+from dflash_trt.runtime.checked_pair import check_prompt
 from dflash_trt.runtime.cpu.accelerate import accelerate
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
@@ -44,7 +45,6 @@ from dflash_trt.runtime.measure.features import (
 )
 from dflash_trt.runtime.measure.verification import tokenize
 from dflash_trt.runtime.model_runner import LocalRunner
-from dflash_trt.runtime.open_backend import check_prompt
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.targets.huggingface import load_model, make_target, stop_token_ids
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget

@@ -15,6 +15,7 @@ from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.errors import RequestError
+from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.measure.statistics import first_difference
 from dflash_trt.runtime.measure.verification_report import (
@@ -27,7 +28,6 @@ from dflash_trt.runtime.measure.verification_report import (
     engine_facts,
     exposed_values,
 )
-from dflash_trt.runtime.open_backend import CheckedPair
 from dflash_trt.runtime.session import Session, load_session, run
 
 if TYPE_CHECKING:
