@@ -16,7 +16,7 @@ from dflash_trt.checkpoint.dialects.recognise import recognise
 from dflash_trt.checkpoint.draft_spec import D2T, HEAD, DraftSpec, PartialDraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.quantization import FP8, Quantization, expected_tensors, read_quantization, read_scale
-from dflash_trt.checkpoint.safetensors_file import Tensor, check_tensors
+from dflash_trt.checkpoint.safetensors_file import StoredTensor, check_tensors
 from dflash_trt.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     config: Facts
     """config.json, as it was read."""
     quantization: Quantization
-    weights: dict[str, Tensor]
+    weights: dict[str, StoredTensor]
     """Tensors by canonical name."""
     dialect: Dialect
     """Dialect that the checkpoint is written in."""
@@ -74,7 +74,7 @@ def torch_dtype(dtypes: Iterable[str]) -> str:
     return TORCH_TYPES[counts.most_common(1)[0][0]] if counts else "bfloat16"
 
 
-def read_spec(config: Facts, weights: dict[str, Tensor]) -> DraftSpec:
+def read_spec(config: Facts, weights: dict[str, StoredTensor]) -> DraftSpec:
     """The facts of a draft whose config.json is `config`, in a layout with canonical names."""
     return recognise(config).read(config, weights)
 
@@ -146,7 +146,7 @@ def as_checkpoint(config: Facts) -> Facts:
     return Facts(kept | config.section(REPLACED).values(), config.file)
 
 
-def head_token_ids(spec: PartialDraftSpec, weights: Mapping[str, Tensor]) -> NDArray[np.int32] | None:
+def head_token_ids(spec: PartialDraftSpec, weights: Mapping[str, StoredTensor]) -> NDArray[np.int32] | None:
     """The target's token id of each row [V'] of the own head, row + d2t[row]; None where row i is token i.
 
     As vLLM 0.32 reads it. Raises CheckpointError for one outside of the vocabulary, or a token in two rows.

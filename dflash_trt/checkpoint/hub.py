@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dflash_trt.checkpoint.safetensors_file import Tensor, read_entry
+from dflash_trt.checkpoint.safetensors_file import StoredTensor, read_entry
 from dflash_trt.checkpoint.weights import INDEX, SINGLE, shard_names
 from dflash_trt.errors import CheckpointError, cut
 
@@ -44,7 +44,7 @@ def fetch_weights(directory: Path) -> None:
         snapshot_download(repository, revision=commit, allow_patterns=missing, ignore_patterns=IN_FOLDERS)
 
 
-def read_headers(directory: Path) -> dict[str, Tensor] | None:
+def read_headers(directory: Path) -> dict[str, StoredTensor] | None:
     """The tensors of a snapshot whose weights are still on the hub, by name; None for every other directory.
 
     Only their shapes and sizes are of use: `file` is where it will be, `offset` counts from the first byte of data.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.errors import CheckpointError, shown
 
 NUMPY_TYPES = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}
@@ -23,7 +23,7 @@ EXPONENTS = {
 CHUNK = 2**22  # elements: what a core's cache holds
 
 
-def map_tensor(tensor: Tensor) -> NDArray[Any]:
+def map_tensor(tensor: StoredTensor) -> NDArray[Any]:
     """The tensor in its shape, read only; the mapping ends with the array."""
     shape = tensor.shape or (1,)
     return np.memmap(tensor.file, NUMPY_TYPES[tensor.dtype], mode="r", offset=tensor.offset, shape=shape)
@@ -36,7 +36,7 @@ def as_float32(values: NDArray[Any]) -> NDArray[np.float32]:
     return values.astype(np.float32)
 
 
-def check_finite(weights: Iterable[Tensor]) -> None:
+def check_finite(weights: Iterable[StoredTensor]) -> None:
     """Reads all floating-point tensors once; raises CheckpointError, naming file, tensor and place.
 
     A single NaN or infinity spoils every answer.

@@ -15,7 +15,7 @@ import msgspec
 
 from dflash_trt.checkpoint.draft_spec import D2T, Shape
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.safetensors_file import Expected, Tensor
+from dflash_trt.checkpoint.safetensors_file import Expected, StoredTensor
 from dflash_trt.errors import CheckpointError
 
 NVFP4, W4A16_NVFP4, FP8 = "NVFP4", "W4A16_NVFP4", "FP8"  # modelopt's names of the algorithms
@@ -40,7 +40,7 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def read_quantization(
-    config: Facts, modules: list[str], attention: list[str], weights: dict[str, Tensor]
+    config: Facts, modules: list[str], attention: list[str], weights: dict[str, StoredTensor]
 ) -> Quantization:
     """The quantisation of the linear layers `modules`; `attention` names the self_attn modules.
 
@@ -53,7 +53,7 @@ def read_quantization(
     return Quantization(modules=quantised, fp8_kv_cache=fp8_kv_cache)
 
 
-def _algorithm(module: str, weights: dict[str, Tensor]) -> str | None:
+def _algorithm(module: str, weights: dict[str, StoredTensor]) -> str | None:
     weight = weights.get(f"{module}.weight")
     if weight is None or weight.dtype in DENSE_DTYPES:
         return None
@@ -92,7 +92,7 @@ def expected_tensors(dense: dict[str, Shape], quantization: Quantization, attent
     return expected
 
 
-def read_scale(tensor: Tensor) -> float:
+def read_scale(tensor: StoredTensor) -> float:
     """The value of a scalar F32 tensor; raises CheckpointError unless it is finite and > 0."""
     with tensor.file.open("rb") as stream:
         stream.seek(tensor.offset)

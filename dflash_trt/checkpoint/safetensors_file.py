@@ -28,7 +28,7 @@ MAX_FILE_BYTES = 2**50  # so that sizes and offsets stay within 64 bits
 REDOWNLOAD = "download or copy the file again"
 
 
-class Tensor(msgspec.Struct, frozen=True, kw_only=True):
+class StoredTensor(msgspec.Struct, frozen=True, kw_only=True):
     """One tensor of a checkpoint, where its bytes lie."""
 
     name: str
@@ -45,7 +45,7 @@ Expected = dict[str, tuple[tuple[str, ...], tuple[int, ...]]]
 """The dtypes that a tensor may have, and its shape, by name."""
 
 
-def read_tensors(file: Path) -> dict[str, Tensor]:
+def read_tensors(file: Path) -> dict[str, StoredTensor]:
     """The tensors of one safetensors file, by name, in file order; CheckpointError for a damaged or truncated one."""
     with open_file(file, CheckpointError) as stream:
         file_bytes = os.fstat(stream.fileno()).st_size
@@ -65,7 +65,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def check_tensors(
-    where: Path, expected: Expected, tensors: Mapping[str, Tensor], *, described_by: str, hint: str | None = None
+    where: Path, expected: Expected, tensors: Mapping[str, StoredTensor], *, described_by: str, hint: str | None = None
 ) -> None:
     """Raises CheckpointError for a tensor of `where` that is missing, besides the expected ones, or not like them."""
     if missing := sorted(expected.keys() - tensors.keys()):
@@ -106,7 +106,7 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-def read_entry(file: Path, name: str, entry: object, data_begin: int) -> Tensor:
+def read_entry(file: Path, name: str, entry: object, data_begin: int) -> StoredTensor:
     """One entry of a header: dtype, shape and data_offsets; CheckpointError for values that contradict each other."""
     try:
         parsed = msgspec.convert(entry, _Entry)
@@ -135,7 +135,7 @@ def read_entry(file: Path, name: str, entry: object, data_begin: int) -> Tensor:
             f" {list(parsed.shape)}, found data_offsets {[begin, end]}",
             hint=REDOWNLOAD,
         )
-    return Tensor(
+    return StoredTensor(
         name=name,
         dtype=parsed.dtype,
         shape=parsed.shape,
@@ -145,7 +145,7 @@ def read_entry(file: Path, name: str, entry: object, data_begin: int) -> Tensor:
     )
 
 
-def _check_coverage(file: Path, tensors: dict[str, Tensor], data_begin: int, file_bytes: int) -> None:
+def _check_coverage(file: Path, tensors: dict[str, StoredTensor], data_begin: int, file_bytes: int) -> None:
     """The tensors must cover the data exactly: no hole, no overlap, no missing or surplus byte."""
     position = data_begin
     for tensor in sorted(tensors.values(), key=lambda t: (t.offset, t.num_bytes)):

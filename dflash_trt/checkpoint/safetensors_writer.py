@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_trt import __version__
-from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT, MAX_HEADER_BYTES, Tensor
+from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT, MAX_HEADER_BYTES, StoredTensor
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.read import open_file
 
@@ -58,7 +58,7 @@ class SafetensorsWriter:
         self._output.seek(self._data_begin + begin)
         self._output.write(np.ascontiguousarray(values).data)
 
-    def copy(self, tensor: Tensor) -> None:
+    def copy(self, tensor: StoredTensor) -> None:
         """Writes a tensor of another file byte for byte; raises OSError when that file is shorter than it was."""
         begin, remaining = self._places.pop(tensor.name)
         self._output.seek(self._data_begin + begin)
@@ -81,7 +81,7 @@ class SafetensorsWriter:
         assert kind is not None or not self._places, f"not written: {sorted(self._places)}"
 
 
-def write_safetensors(file: Path, tensors: Iterable[Tensor]) -> None:
+def write_safetensors(file: Path, tensors: Iterable[StoredTensor]) -> None:
     """Writes tensors in the given order, byte for byte from where they lie."""
     sources = {tensor.name: tensor for tensor in tensors}
     with SafetensorsWriter(file, {name: (tensor.dtype, tensor.shape) for name, tensor in sources.items()}) as writer:

@@ -13,7 +13,7 @@ from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.hub import fetch_weights, read_headers
-from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError
@@ -45,7 +45,7 @@ class TargetCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     spec: TargetSpec
     config: Facts
     """Configuration of the language model: config.json, or its text_config."""
-    weights: dict[str, Tensor]
+    weights: dict[str, StoredTensor]
 
 
 def read_target(directory: Path, config: Facts | None = None) -> TargetCheckpoint:
@@ -71,7 +71,7 @@ def read_target(directory: Path, config: Facts | None = None) -> TargetCheckpoin
     return TargetCheckpoint(directory=directory, spec=spec, config=text, weights=weights)
 
 
-def _check_embedding(directory: Path, spec: TargetSpec, weights: dict[str, Tensor]) -> None:
+def _check_embedding(directory: Path, spec: TargetSpec, weights: dict[str, StoredTensor]) -> None:
     tables = [tensor for name, tensor in weights.items() if name.endswith("embed_tokens.weight")]
     if len(tables) != 1:
         found = ", ".join(tensor.name for tensor in tables) or "none"

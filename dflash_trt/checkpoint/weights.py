@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.safetensors_file import REDOWNLOAD, Tensor, read_tensors
+from dflash_trt.checkpoint.safetensors_file import REDOWNLOAD, StoredTensor, read_tensors
 from dflash_trt.errors import CheckpointError, shown
 from dflash_trt.files.read import is_file_name
 
@@ -16,7 +16,7 @@ INDEX = "model.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
-def read_weights(directory: Path) -> dict[str, Tensor]:
+def read_weights(directory: Path) -> dict[str, StoredTensor]:
     """All tensors of a checkpoint directory, sorted by name; the single file goes first, as in transformers.
 
     Raises CheckpointError where there are none (pickles are refused), or index and shards contradict each other.
@@ -30,7 +30,7 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
     return dict(sorted(tensors.items()))
 
 
-def weight_files(weights: Mapping[str, Tensor]) -> list[Path]:
+def weight_files(weights: Mapping[str, StoredTensor]) -> list[Path]:
     """The files that hold these weights, sorted by name (shards, or the single file)."""
     return sorted({tensor.file for tensor in weights.values()})
 
@@ -63,9 +63,9 @@ def _no_weights(directory: Path) -> CheckpointError:
     return CheckpointError(f"{directory}: missing {SINGLE} or {INDEX}", hint="check the path to the checkpoint")
 
 
-def _read_sharded(index: Path) -> dict[str, Tensor]:
+def _read_sharded(index: Path) -> dict[str, StoredTensor]:
     weight_map = _weight_map(index)
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for shard in shard_names(index):
         if not (index.parent / shard).is_file():
             raise CheckpointError(f"{index}: missing shard {shard}", hint=REDOWNLOAD)

@@ -15,7 +15,7 @@ from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.hub import fetch_weights
-from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec, check_pair, read_partner, read_target
 from dflash_trt.checkpoint.weights import read_weights
@@ -145,7 +145,7 @@ def _memory(directory: Path, manifest: Manifest) -> dict[str, object]:
     return sizes | msgspec.structs.asdict(drafter_memory(manifest, options, directory))
 
 
-def _tensors(weights: dict[str, Tensor]) -> dict[str, object]:
+def _tensors(weights: dict[str, StoredTensor]) -> dict[str, object]:
     return {
         "count": len(weights),
         "bytes": sum(tensor.num_bytes for tensor in weights.values()),

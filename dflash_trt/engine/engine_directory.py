@@ -18,7 +18,7 @@ from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, for_pool
 from dflash_trt.checkpoint.draft_shares import not_shared, shard_spec
 from dflash_trt.checkpoint.draft_spec import D2T, DraftSpec
 from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
-from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
+from dflash_trt.checkpoint.safetensors_file import StoredTensor, read_tensors
 from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, write_safetensors
 from dflash_trt.checkpoint.source import checkpoint_label, is_local, label_text
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
@@ -271,7 +271,7 @@ def write_shard(whole: DraftCheckpoint, shard: Shard, directory: Path) -> DraftC
     )
 
 
-def shard_shape(tensor: Tensor, shard: Shard) -> tuple[int, ...]:
+def shard_shape(tensor: StoredTensor, shard: Shard) -> tuple[int, ...]:
     """Shape of a rank's part; scalars of a shared layer are whole."""
     if not tensor.shape:
         return ()
@@ -283,7 +283,7 @@ def shard_shape(tensor: Tensor, shard: Shard) -> tuple[int, ...]:
     return tensor.shape
 
 
-def _part(tensor: Tensor, shard: Shard) -> NDArray[np.uint8]:
+def _part(tensor: StoredTensor, shard: Shard) -> NDArray[np.uint8]:
     """Bytes of a rank's part."""
     raw: NDArray[np.uint8] = np.memmap(
         tensor.file, dtype=np.uint8, mode="r", offset=tensor.offset, shape=(tensor.num_bytes,)

@@ -19,7 +19,7 @@ from dflash_trt.checkpoint.draft_checkpoint import torch_dtype
 from dflash_trt.checkpoint.draft_spec import D2T, HEAD
 from dflash_trt.checkpoint.mapped import as_float32, map_tensor
 from dflash_trt.checkpoint.quantization import BLOCK, FP8, NVFP4
-from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
 from dflash_trt.errors import BuildError, CheckpointError
@@ -91,7 +91,7 @@ def with_head(
     return with_claims(draft.origin, config, quantization, [*spec.linear_modules(), HEAD], layout, write)
 
 
-def _target_head(target: TargetCheckpoint) -> Tensor:
+def _target_head(target: TargetCheckpoint) -> StoredTensor:
     """lm_head.weight [V, H], or the embedding table where the target has no other."""
     if biases := [name for name in target.weights if name.endswith("lm_head.bias")]:
         raise CheckpointError(f"{target.directory}: expected an lm_head without bias, found {biases[0]!r}")

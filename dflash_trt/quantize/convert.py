@@ -26,7 +26,7 @@ from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.mapped import check_finite, map_tensor
 from dflash_trt.checkpoint.quantization import BLOCK, FP8, HF_QUANT_CONFIG, MIXED, NVFP4, Quantization, expected_tensors
-from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT, Tensor
+from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT, StoredTensor
 from dflash_trt.checkpoint.safetensors_writer import PRODUCER, PRODUCER_KEY, Layout, SafetensorsWriter, aligned
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.errors import CheckpointError
@@ -230,8 +230,8 @@ def checkpoint_bytes(draft: DraftCheckpoint, quantization: Quantization) -> int:
 
 
 def pack(
-    writer: SafetensorsWriter, module: str, tensor: Tensor, weights: NDArray[Any], algorithm: str, scale: np.float32,
-    threads: int,
+    writer: SafetensorsWriter, module: str, tensor: StoredTensor, weights: NDArray[Any], algorithm: str,
+    scale: np.float32, threads: int,
 ) -> None:  # fmt: skip
     """Writes the codes and scales of `module`, whose `weights` are those of `tensor`, or some of its rows."""
     rows, columns = weights.shape

@@ -14,7 +14,7 @@ from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.mapped import map_tensor
 from dflash_trt.checkpoint.quantization import FP8
-from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.bounds import CAPTURE, Ranges
 from dflash_trt.quantize.recipe import ACTIVATION_ALGORITHMS
@@ -63,7 +63,7 @@ def group_scales(
 
 
 @contextmanager
-def naming(tensor: Tensor) -> Iterator[None]:
+def naming(tensor: StoredTensor) -> Iterator[None]:
     """Turns the error for a weight that is NaN or infinite into a CheckpointError that names `tensor`."""
     try:
         yield

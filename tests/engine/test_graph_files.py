@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from onnx.external_data_helper import uses_external_data
 from safetensors.torch import load_file
 
-from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
+from dflash_trt.checkpoint.safetensors_file import StoredTensor, read_tensors
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.signatures import Port, graph_signatures
@@ -82,7 +82,7 @@ def test_the_checker_accepts_both(engine: Path) -> None:
         onnx.checker.check_model(str(engine / name))
 
 
-def covered(engine: Path, place: dict[str, str]) -> list[Tensor]:
+def covered(engine: Path, place: dict[str, str]) -> list[StoredTensor]:
     """The tensors of model.safetensors that an initializer's bytes are made of: one, or neighbours stacked."""
     begin, length = int(place["offset"]), int(place["length"])
     tensors = sorted(read_tensors(engine / place["location"]).values(), key=lambda tensor: tensor.offset)

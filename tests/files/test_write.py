@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dflash_trt.checkpoint import safetensors_writer
-from dflash_trt.checkpoint.safetensors_file import Tensor, read_tensors
+from dflash_trt.checkpoint.safetensors_file import StoredTensor, read_tensors
 from dflash_trt.checkpoint.safetensors_writer import write_safetensors
 from dflash_trt.errors import BuildError
 from dflash_trt.files.write import OutputKind, new_directory, new_file, scratch_directory
@@ -263,6 +263,6 @@ def test_written_safetensors_with_odd_tensors(tmp_path: Path) -> None:
 
 def test_a_source_that_shrinks_meanwhile(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(10))
-    tensor = Tensor(name="w", dtype="U8", shape=(12,), file=tmp_path / "a", offset=2, num_bytes=12)
+    tensor = StoredTensor(name="w", dtype="U8", shape=(12,), file=tmp_path / "a", offset=2, num_bytes=12)
     with pytest.raises(OSError, match="'w' ended 4 bytes early"):
         write_safetensors(tmp_path / "b", [tensor])

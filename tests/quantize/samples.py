@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
-from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.quantize.convert import Summary, quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
@@ -41,7 +41,7 @@ def convert(source: Path, output: Path, recipe: str, **options: Any) -> Case:
     return Case(draft, read_draft(output), summary)
 
 
-def raw(tensor: Tensor) -> bytes:
+def raw(tensor: StoredTensor) -> bytes:
     """The bytes of a tensor."""
     with tensor.file.open("rb") as stream:
         stream.seek(tensor.offset)

@@ -12,7 +12,7 @@ import msgspec
 from dflash_trt.checkpoint.draft_spec import DraftLayer, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.rope import read_rope
-from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError
 
@@ -21,7 +21,7 @@ MAX_LAYERS, MAX_BLOCK_SIZE, MAX_POSITIONS = 1024, 1024, 2**24
 FULL, SLIDING = "full_attention", "sliding_attention"
 SECTION = "dflash_config"
 
-Weights = dict[str, Tensor]
+Weights = dict[str, StoredTensor]
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ from dflash_trt.checkpoint.dialects.dialect import (
 )
 from dflash_trt.checkpoint.draft_spec import D2T, EMBEDDING, HEAD, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.errors import CheckpointError
 
 KEY = "speculators_model_type"
@@ -95,7 +95,7 @@ def canonical(weights: Weights, spec: DraftSpec) -> Weights:
     return left
 
 
-def _check_t2d(t2d: Tensor, d2t: Tensor, spec: DraftSpec) -> None:
+def _check_t2d(t2d: StoredTensor, d2t: StoredTensor, spec: DraftSpec) -> None:
     """Raises CheckpointError unless t2d marks the tokens that d2t names; d2t itself is checked with all tensors."""
     if (t2d.dtype, t2d.shape) != ("BOOL", (spec.vocab_size,)):
         raise CheckpointError(

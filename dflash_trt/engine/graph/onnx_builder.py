@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
-from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.engine.signatures import Port, graph_signatures
 
 OPSET = 23  # FLOAT4E2M1 and Attention; what onnxruntime 1.24 and TensorRT 10.15's parser know
@@ -181,7 +181,7 @@ def rounded(value: float) -> float:
     return float(numpy_helper.to_array(helper.make_tensor("", COMPUTE, [], [value])))
 
 
-def _external(name: str, tensors: list[Tensor]) -> TensorProto:
+def _external(name: str, tensors: list[StoredTensor]) -> TensorProto:
     """An initializer whose data lies in a file beside the graph: adjacent tensors, joined along axis 0."""
     first = tensors[0]
     columns = first.shape[1:]

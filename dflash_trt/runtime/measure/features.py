@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.checkpoint.safetensors_file import Expected, Tensor, check_tensors, read_tensors
+from dflash_trt.checkpoint.safetensors_file import Expected, StoredTensor, check_tensors, read_tensors
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec, check_pair
 from dflash_trt.checkpoint.tokenizer import load_tokenizer
 from dflash_trt.errors import BuildError, CheckpointError
@@ -239,7 +239,7 @@ def _check_fits(file: Path, facts: FeatureFacts, spec: DraftSpec) -> None:
         raise CheckpointError(error.message, hint=hint) from None
 
 
-def _check_layout(file: Path, facts: FeatureFacts, spec: DraftSpec, tensors: dict[str, Tensor]) -> None:
+def _check_layout(file: Path, facts: FeatureFacts, spec: DraftSpec, tensors: dict[str, StoredTensor]) -> None:
     lengths = []
     for i in range(facts.num_sequences):
         num_tokens, rows = (
@@ -255,7 +255,7 @@ def _check_layout(file: Path, facts: FeatureFacts, spec: DraftSpec, tensors: dic
     check_tensors(file, expected, tensors, described_by="its metadata", hint=f"capture again: {CAPTURE}")
 
 
-def _find(file: Path, tensors: dict[str, Tensor], name: str) -> Tensor:
+def _find(file: Path, tensors: dict[str, StoredTensor], name: str) -> StoredTensor:
     if name not in tensors:
         raise CheckpointError(f"{file}: missing tensor {name!r}", hint=f"capture again: {CAPTURE}")
     return tensors[name]

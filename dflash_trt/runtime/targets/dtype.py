@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_trt.api.runtime_options import check_dtype
-from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 FLOATS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 
 
-def target_dtype(asked: str, directory: Path, weights: Mapping[str, Tensor]) -> torch.dtype:
+def target_dtype(asked: str, directory: Path, weights: Mapping[str, StoredTensor]) -> torch.dtype:
     """The type to compute a target in, whose tensors are `weights`.
 
     `auto` is FLOAT: it holds each value of a BF16, F16 or F32 checkpoint, and what a block rounds otherwise than a

@@ -29,7 +29,7 @@ from transformers import (
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.hub import fetch_weights, read_headers
 from dflash_trt.checkpoint.refusing import refusing
-from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError, EngineError
@@ -51,7 +51,7 @@ EXPERTS, SECOND_MATRICES = ".experts.", ("down_proj", ".w2.")
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def check_memory(directory: Path, weights: Mapping[str, Tensor], dtype: torch.dtype, num_ranks: int = 1) -> None:
+def check_memory(directory: Path, weights: Mapping[str, StoredTensor], dtype: torch.dtype, num_ranks: int = 1) -> None:
     """Raises CheckpointError where a rank's share of the weights, as `dtype`, is more than the memory that is free."""
     needed = loaded_bytes(weights, dtype) // num_ranks
     if (free := free_bytes()) is not None and needed > free:
@@ -65,7 +65,7 @@ def check_memory(directory: Path, weights: Mapping[str, Tensor], dtype: torch.dt
         )
 
 
-def loaded_bytes(weights: Mapping[str, Tensor], dtype: torch.dtype) -> int:
+def loaded_bytes(weights: Mapping[str, StoredTensor], dtype: torch.dtype) -> int:
     """Peak bytes of the target while each weight is converted to `dtype` and laid out."""
     sizes = {name: math.prod(tensor.shape) for name, tensor in weights.items()}
     packed = {name for name, tensor in weights.items() if name.endswith(PACKED_SUFFIX) and tensor.dtype == "U8"}

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.checkpoint.tokenizer import load_tokenizer
 from dflash_trt.checkpoint.weights import read_weights
@@ -171,11 +171,11 @@ def test_a_model_without_a_plan_is_refused(tmp_path: Path) -> None:
 TARGET = FIXTURES / "tiny-qwen3"
 
 
-def tensor(name: str, dtype: str, *shape: int) -> Tensor:
-    return Tensor(name=name, dtype=dtype, shape=shape, file=Path("w"), offset=0, num_bytes=0)
+def tensor(name: str, dtype: str, *shape: int) -> StoredTensor:
+    return StoredTensor(name=name, dtype=dtype, shape=shape, file=Path("w"), offset=0, num_bytes=0)
 
 
-def weights(*tensors: Tensor) -> dict[str, Tensor]:
+def weights(*tensors: StoredTensor) -> dict[str, StoredTensor]:
     return {each.name: each for each in tensors}
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_spec import D2T, DraftSpec
 from dflash_trt.checkpoint.mapped import map_tensor
-from dflash_trt.checkpoint.safetensors_file import Tensor
+from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.runtime.measure.recovery.fake_quantization import Numerics, quantised_input, quantised_rows
 
 TORCH_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
@@ -38,7 +38,7 @@ def computed_tensors(draft: DraftCheckpoint) -> dict[str, torch.Tensor]:
     return {name: _load(draft.weights[name]) for name in linear + vectors}
 
 
-def _load(tensor: Tensor) -> torch.Tensor:
+def _load(tensor: StoredTensor) -> torch.Tensor:
     """Copies a tensor that map_tensor reads; BF16 comes as its bits."""
     values = torch.from_numpy(map_tensor(tensor).copy())
     return values.view(TORCH_TYPES[tensor.dtype]).reshape(tensor.shape)
