@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import get_args
@@ -321,7 +322,7 @@ def hostile(*, slow_path: str = "", slow_part: str = "body", pages: dict[str, by
 
 @pytest.fixture(autouse=True)
 def little_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dflash_trt.cli.doctor.GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(import_module("dflash_trt.cli.doctor"), "GRACE_SECONDS", 0.2)  # cli.doctor is the command
 
 
 @pytest.mark.parametrize(("slow_path", "slow_part"), [("/v1/models", "header"), ("/v1/chat/completions", "body")])
