@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -55,24 +55,6 @@ def drafters_on_ranks(load: ServingLoad, context: float) -> list[DrafterOnRanks]
     if load.draft is None or load.ranks == 1 or load.attention_dp:
         return []
     return [_reckon(load, load.draft, context, ranks) for ranks in (1, load.ranks)]
-
-
-def in_words(drafters: Sequence[DrafterOnRanks], context: float) -> str:
-    """Both reckonings in one sentence."""
-    parts = [
-        f"{each.name} {' and '.join(f'{seconds * 1e6:,.0f}' for seconds in each.seconds.values())}" for each in drafters
-    ]
-    batches = " and ".join(map(str, drafters[0].seconds))
-    return f"its pass over {context:,.0f} tokens at batch {batches}, us, estimated: {'; '.join(parts)}"
-
-
-def preferred(drafters: Sequence[DrafterOnRanks]) -> DrafterOnRanks:
-    """The one whose worst batch comes nearest to the best drafter of that batch."""
-
-    def worst(each: DrafterOnRanks) -> float:
-        return max(own / min(other.seconds[batch] for other in drafters) for batch, own in each.seconds.items())
-
-    return min(drafters, key=worst)
 
 
 def _reckon(load: ServingLoad, draft: DraftSizes, context: float, ranks: int) -> DrafterOnRanks:

@@ -18,7 +18,7 @@ from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.deploy.sizes import draft_sizes
 from dflash_trt.observe.estimate.constants import constants, rates
-from dflash_trt.observe.estimate.drafter_pass import DrafterOnRanks, drafter_pass, drafters_on_ranks, preferred
+from dflash_trt.observe.estimate.drafter_pass import DrafterOnRanks, drafter_pass, drafters_on_ranks
 from dflash_trt.observe.estimate.experts import inclusion, measured_kernel, power_law, skew, touched
 from dflash_trt.observe.estimate.inputs import draft_shape, open_system, target_shape
 from dflash_trt.observe.estimate.shapes import METHODS, Method, System
@@ -58,9 +58,6 @@ def test_what_sharing_saves_and_costs() -> None:
     assert whole.seconds[1] < shared.seconds[1]
     whole, shared = both(ENGINE, 16384)
     assert whole.seconds[64] > 2 * shared.seconds[64]
-    # On two GPUs, with short contexts
-    drafters = both("qwen3-coder-next.b200x2.latency", 1024)
-    assert preferred(drafters).ranks == 1
     _, system = open_system("gpt-oss-20b.b200x1.nvfp4", "trtllm", None, None)
     assert system.memory is not None
     assert drafters_on_ranks(system.memory, 1024) == []
@@ -75,9 +72,7 @@ def test_what_sharing_saves_and_costs() -> None:
 )  # fmt: skip
 def test_sharing_costs_little_where_it_loses_and_saves_much_where_it_wins(name: str) -> None:
     for context in (1024, 8192):
-        drafters = both(name, context)
-        whole, shared = drafters
-        assert preferred(drafters) is shared
+        whole, shared = both(name, context)
         assert all(shared.seconds[batch] < 1.1 * whole.seconds[batch] for batch in whole.seconds)
 
 
