@@ -29,6 +29,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from dflash_trt.api.runtime_options import RuntimeOptions  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
+from dflash_trt.deploy.gpus import GpuFacts  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
 from dflash_trt.observe.estimate.constants import Rates  # noqa: E402
 from dflash_trt.observe.estimate.inputs import draft_shape, eagle3_shape, target_shape  # noqa: E402
@@ -212,18 +213,21 @@ def _constants(rates: Rates, names: Mapping[str, float]) -> str:
     return ", ".join(f"{key} {getattr(rates, key):.3g}" for key in names)
 
 
+CPU = GpuFacts(memory=1, sm=7.5).spec("cpu")
+
+
 def _system(name: str) -> System:
     target = target_shape(str(FIXTURES / name))
     draft = msgspec.structs.replace(draft_shape(str(FIXTURES / f"{name}-dflash")), runs_whole_block=True)
     return System(
-        target=target, draft=draft, eagle3=eagle3_shape(target), gpu="cpu", gpu_memory_bytes=0, num_gpus=1,
+        target=target, draft=draft, eagle3=eagle3_shape(target), gpu=CPU, gpu_memory_bytes=0, num_gpus=1,
         tensor_parallel=1, expert_parallel=1, drafter_ranks=1, runtime="embedded", kv_bytes=4,
     )  # fmt: skip
 
 
 def _rates(values: dict[str, float]) -> Rates:
     fixed = dict.fromkeys(Rates.__struct_fields__, 1.0) | {
-        "hbm_bandwidth": 1e11, "bf16_flops": 1e11, "fp8_flops": 0.0, "fp4_flops": 0.0, "attention_seconds": 0.0,
+        "memory_bandwidth": 1e11, "bf16_flops": 1e11, "fp8_flops": 0.0, "fp4_flops": 0.0, "attention_seconds": 0.0,
         "small_kernel_seconds": 0.0, "routing_exponent": 0.0, "allreduce_seconds": 0.0, "host_prompt_seconds": 0.0,
     }  # fmt: skip
     return Rates(**(fixed | values))

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.cli.output import print_table
 from dflash_trt.deploy.deployment_file import DeploymentFile
-from dflash_trt.deploy.gpus import known_gpus
+from dflash_trt.deploy.gpus import known_gpu, known_gpus
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.engine.executor import DraftInputs, Executor
 from dflash_trt.engine.manifest import Manifest, read_manifest
@@ -175,7 +175,7 @@ def _predicted(draft: Path, context: int) -> str:
     file = DeploymentFile(
         description="", target=TARGET, draft=str(draft), gpus=f"{gpu}x1", purpose="latency", mode="engine"
     )
-    model = StepModel(system(resolve(file, "drafter"), "trtllm"), rates(gpu, "trtllm"))
+    model = StepModel(system(resolve(file, "drafter"), "trtllm"), rates(known_gpu(gpu), "trtllm"))
     length = read_draft(draft).spec.num_draft_tokens
     terms = model.price("dflash", StepLoad(batch=1, num_draft_tokens=length, context=context)).terms
     return f"estimate says {1e6 * sum(term.seconds for term in terms if term.part == 'drafter'):.0f} us"

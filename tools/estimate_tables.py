@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from dflash_trt.deploy.gpus import known_gpu
 from dflash_trt.observe.estimate.constants import Band, Rates, constants, vary
 from dflash_trt.observe.estimate.constants import rates as rates_of
 from dflash_trt.observe.estimate.curve import AcceptanceProfile, Traffic, from_tau, point, points, rate_at
@@ -41,7 +42,7 @@ def system_of(published: PublishedPoint) -> System:
         target=target,
         draft=None if published.draft is None else draft_shape(published.draft, published.algorithm),
         eagle3=eagle3_shape(target),
-        gpu=published.gpu,
+        gpu=known_gpu(published.gpu),
         gpu_memory_bytes=0,
         num_gpus=published.tensor_parallel,
         tensor_parallel=published.tensor_parallel,
@@ -83,7 +84,7 @@ def _pareto(
 
 def predict_with_band(published: PublishedPoint) -> Band:
     """The prediction, and what the ranges of the constants make of it."""
-    bands, _ = vary(published.gpu, published.runtime, lambda rates: [predict(published, rates)])
+    bands, _ = vary(system_of(published).gpu, published.runtime, lambda rates: [predict(published, rates)])
     return bands[0]
 
 
@@ -131,7 +132,7 @@ def replace_tables(page: str) -> str:
 def ends() -> str:
     """How the blog's factor of 15 depends on where plain's curve ends: the same curve, scaled to end elsewhere."""
     published = next(p for p in published_points().points if p.id == "blog-15x")
-    model = StepModel(system_of(published), rates_of(published.gpu, published.runtime))
+    model = StepModel(system_of(published), rates_of(system_of(published).gpu, published.runtime))
     traffic = Traffic(prompt_tokens=published.prompt_tokens, output_tokens=published.output_tokens)
     ours = frontier(points(model, "dflash", from_tau(published.tau, published.num_draft_tokens), traffic, MAX_BATCH))
     plain = frontier(points(model, "none", None, traffic, MAX_BATCH))

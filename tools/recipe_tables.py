@@ -12,6 +12,7 @@ import msgspec
 
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.quantization import FP8, NVFP4
+from dflash_trt.deploy.gpus import known_gpu
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.sizes import WEIGHT_BITS
 from dflash_trt.observe.estimate.constants import rates
@@ -59,7 +60,7 @@ def cost(setting: Setting) -> StepCost:
     spec = published_drafts()[DRAFT].spec
     algorithms = load_recipe(setting.recipe).algorithms(spec.linear_modules())
     load = StepLoad(batch=setting.batch, num_draft_tokens=spec.block_size - 1, context=CONTEXT_TOKENS)
-    return drafter_pass(spec, algorithms, rates(setting.gpu, RUNTIME), load, setting.head)
+    return drafter_pass(spec, algorithms, rates(known_gpu(setting.gpu), RUNTIME), load, setting.head)
 
 
 def weight_bytes(recipe: str) -> float:

@@ -19,6 +19,7 @@ from dflash_trt.checkpoint.target_checkpoint import read_pair
 from dflash_trt.cli.completion import DRAFT, RECIPE, TARGET
 from dflash_trt.cli.output import human_bytes
 from dflash_trt.deploy.deployment_file import refuse_deployment
+from dflash_trt.deploy.gpus import FACTS_EXAMPLE, parse_gpu_facts
 from dflash_trt.files.command import quoted
 from dflash_trt.files.write import OutputKind, check_replaceable
 from dflash_trt.observe.plots.picture import PICTURE
@@ -118,6 +119,12 @@ source_options = options(
     click.option("--target", type=TARGET, help="Target: directory, or for a SOURCE directory also a repository id."),
     click.option("--draft", type=DRAFT,
                  help="Draft checkpoint or engine directory that is here, in place of what SOURCE names."),
+)  # fmt: skip
+gpu_facts_option = click.option(
+    "--gpu-facts", metavar=FACTS_EXAMPLE,
+    callback=lambda _, option, text: None if text is None else parse_gpu_facts(text, option.opts[0]),
+    help="Facts of a GPU that dflash-trt does not know, under the name that --gpus gives it: gigabytes, GB/s and"
+    " compute capability.",
 )  # fmt: skip
 chat_option = click.option("--chat", is_flag=True, help="Wrap text prompts in the target's chat template.")
 

@@ -11,7 +11,7 @@ import click
 from msgspec import to_builtins
 
 from dflash_trt.cli.completion import DEPLOYMENT
-from dflash_trt.cli.options import PATH, refuse_given, source_options
+from dflash_trt.cli.options import PATH, gpu_facts_option, refuse_given, source_options
 from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.deploy.checker import check, deployment_config, file_config, read_document
 from dflash_trt.deploy.cluster.cluster_server import cluster_server
@@ -21,7 +21,7 @@ from dflash_trt.deploy.cluster.kubernetes import kubernetes_manifests
 from dflash_trt.deploy.cluster.slurm import sbatch_script
 from dflash_trt.deploy.deployment_file import METHODS, Method, deployment_path, load_deployment, shipped_deployments
 from dflash_trt.deploy.finding import ACCEPTED, ERROR, UNCHECKED, WARNING, Finding, judged
-from dflash_trt.deploy.gpus import parse_gpus
+from dflash_trt.deploy.gpus import GpuFacts, parse_gpus
 from dflash_trt.deploy.memory import drafter_in_words
 from dflash_trt.deploy.real_classes import check_with_package
 from dflash_trt.deploy.render import render
@@ -53,6 +53,7 @@ LAUNCHERS = ("slurm", "kubernetes")
 @click.option("--version", help="Release of the runtime; the newest that is known unless given.")
 @source_options
 @click.option("--gpus", help="GPUs, for a SOURCE directory or --check: b300x8.")
+@gpu_facts_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address that the server binds.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True,
               help="Port that the server binds.")  # fmt: skip
@@ -62,8 +63,8 @@ LAUNCHERS = ("slurm", "kubernetes")
 def serve_config(
     source: str | None, runtime_name: str | None, launcher: str | None, image: str | None, models: str | None,
     replicas: int | None, method: Method, file: Path | None, version: str | None, target: str | None,
-    draft: str | None, gpus: str | None, host: str, port: int, is_list: bool, is_strict: bool,
-    as_json: bool,
+    draft: str | None, gpus: str | None, gpu_facts: GpuFacts | None, host: str, port: int, is_list: bool,
+    is_strict: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write the configuration of SOURCE for a runtime to stdout: YAML for trtllm, a command line for the others.
 
@@ -99,12 +100,12 @@ def serve_config(
         refuse_given(("host",), "has no use here: a pod's server binds 0.0.0.0")
     if is_dynamo:
         refuse_given(("port",), f"has no use here: Dynamo's operator sets the frontend's, {SERVICE_PORT}")
-    deployment = None if source is None else read_deployment(source, target, draft, gpus)
+    deployment = None if source is None else read_deployment(source, target, draft, gpus, gpu_facts)
     if file is not None:
         if deployment is not None:
             config = deployment_config(deployment, schema, read_document(file, schema))
         else:
-            known_gpus = None if gpus is None else parse_gpus(gpus, "--gpus")
+            known_gpus = None if gpus is None else parse_gpus(gpus, "--gpus", gpu_facts)
             config = file_config(file, schema, gpus=known_gpus, target=target, draft=draft)
         findings = [*check(config), *check_with_package(schema, config.document)]
         accepted = {} if deployment is None else deployment.accepted_warnings
@@ -136,10 +137,12 @@ def serve_config(
     click.echo(f"\nwith this text in FILE, start it with:\n  {rendered.start}", err=True)
 
 
-def read_deployment(source: str, target: str | None, draft: str | None, gpus: str | None) -> ResolvedDeployment:
+def read_deployment(
+    source: str, target: str | None, draft: str | None, gpus: str | None, gpu_facts: GpuFacts | None
+) -> ResolvedDeployment:
     """The deployment of a SOURCE: a file, the name of a shipped one, or a directory."""
     if (path := deployment_path(source)) is not None:
-        if gpus is not None:
+        if gpus is not None or gpu_facts is not None:
             raise click.UsageError("--gpus is for a SOURCE directory; a deployment file names its own")
         return resolve(load_deployment(path), path.stem, draft=draft, target=target)
     directory = Path(source)
@@ -152,7 +155,10 @@ def read_deployment(source: str, target: str | None, draft: str | None, gpus: st
         raise click.UsageError("a SOURCE directory needs --target and --gpus; a deployment file says them itself")
     if draft is not None:
         raise click.UsageError("--draft is for a deployment file; SOURCE is the draft here")
-    return resolve(directory_deployment(directory, target=target, gpus=gpus), directory.resolve().name)
+    return resolve(
+        directory_deployment(directory, target=target, gpus=gpus, gpu_facts=gpu_facts),
+        directory.resolve().name,
+    )
 
 
 def _print_list(as_json: bool) -> None:

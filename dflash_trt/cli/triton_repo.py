@@ -12,12 +12,13 @@ import msgspec
 from dflash_trt.api.runtime_options import DTYPES
 from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
 from dflash_trt.cli.completion import DEPLOYMENT
-from dflash_trt.cli.options import PATH, json_option, refuse_given, source_options
+from dflash_trt.cli.options import PATH, gpu_facts_option, json_option, refuse_given, source_options
 from dflash_trt.cli.output import print_written
 from dflash_trt.cli.serve_config import read_deployment, refuse_errors
 from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.deployment_file import METHODS, Method, deployment_path, load_deployment
 from dflash_trt.deploy.finding import judged
+from dflash_trt.deploy.gpus import GpuFacts
 from dflash_trt.deploy.real_classes import check_with_package
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
@@ -34,6 +35,7 @@ from dflash_trt.triton.model_file import Dtype, EmbeddedArguments, TritonConfig,
 @click.option("--version", help="Release of TensorRT-LLM; the newest that is known unless given.")
 @source_options
 @click.option("--gpus", help="GPUs, for a SOURCE directory and trtllm: b300x8.")
+@gpu_facts_option
 @click.option("--max-batch-size", type=click.IntRange(min=1), help="Requests that run at once, for embedded.")
 @click.option("--dtype", type=click.Choice(DTYPES), show_default="auto", help="Type of the target, for embedded.")
 @click.option("--name", default="tensorrt_llm", show_default=True,
@@ -45,8 +47,8 @@ from dflash_trt.triton.model_file import Dtype, EmbeddedArguments, TritonConfig,
 @json_option
 def triton_repo(
     source: str, output: Path, runtime: Literal["trtllm", "embedded"], method: Method, version: str | None,
-    target: str | None, draft: str | None, gpus: str | None, max_batch_size: int | None, dtype: Dtype | None, name: str,
-    unary: bool, host: str, force: bool, as_json: bool,
+    target: str | None, draft: str | None, gpus: str | None, gpu_facts: GpuFacts | None, max_batch_size: int | None,
+    dtype: Dtype | None, name: str, unary: bool, host: str, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write a model repository that serves SOURCE, with the tensors of NVIDIA's llmapi model.
 
@@ -61,11 +63,11 @@ def triton_repo(
     check_name(name)
     config = TritonConfig(runtime=runtime, decoupled=not unary)
     if runtime == "embedded":
-        refuse_given(("method", "version", "gpus"), "is for --runtime trtllm")
+        refuse_given(("method", "version", "gpus", "gpu_facts"), "is for --runtime trtllm")
         arguments = _embedded(source, target, draft, max_batch_size, dtype or "auto")
     else:
         refuse_given(("max_batch_size", "dtype"), "is for --runtime embedded")
-        deployment = read_deployment(source, target, draft, gpus)
+        deployment = read_deployment(source, target, draft, gpus, gpu_facts)
         arguments = {"model": deployment.target, **trtllm_arguments(deployment, method)}
         checked = deployment_config(deployment, load_schema("trtllm", version), arguments)
         findings = [*check(checked), *check_with_package(checked.schema, arguments)]

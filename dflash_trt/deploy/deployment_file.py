@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from dflash_trt.deploy.gpus import GpuFacts
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.errors import ConfigError, EngineError
 from dflash_trt.files.command import quoted
@@ -63,7 +64,9 @@ class DeploymentFile(SharedSettings, frozen=True, kw_only=True, forbid_unknown_f
 
     description: str
     gpus: str
-    """GPU and count, b300x8; more than 8 are whole nodes of 8."""
+    """GPU and count, b300x8; more than a node's are whole nodes."""
+    gpu_facts: GpuFacts | msgspec.UnsetType = msgspec.UNSET
+    """Facts of a GPU that the package does not know, in place of them."""
     tensor_parallel: Positive | None = None
     """Ranks that share every layer; all GPUs by default."""
     expert_parallel: Positive | None = None

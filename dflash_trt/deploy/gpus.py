@@ -6,26 +6,39 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
-from dflash_trt.errors import ConfigError, cut, shown
+from dflash_trt.errors import ConfigError, shown
 from dflash_trt.files.json_file import read_json
 from dflash_trt.files.strict_yaml import closest
 
 DATA = Path(__file__).parent / "data"
-NODE_GPUS = 8
-MAX_GPUS = 64
-COUNTS = {str(count): count for count in [*range(1, NODE_GPUS), *range(NODE_GPUS, MAX_GPUS + 1, NODE_GPUS)]}
+MAX_NODES = 8
+GIGA, TERA = 10**9, 10**12
+NAME = r"[a-z0-9][a-z0-9-]*"
+FACTS_EXAMPLE = "memory=16,bandwidth=896,sm=12.0"
 
 
 class GpuSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One GPU model."""
+    """One GPU model. Rates are the data sheet's, dense, with FP32 accumulation; 0: the hardware lacks it."""
 
+    name: str
     title: str
     memory_bytes: int
     """Advertised size in decimal gigabytes, a few percent below what the driver reports."""
     compute_capability: tuple[int, int]
+    memory_bandwidth: float
+    """Bytes a second."""
+    bf16_flops: float
+    fp8_flops: float
+    fp4_flops: float
+    link_bandwidth: float
+    """Bytes a second from one GPU to the others of its node, in one direction: NVLink, else PCIe."""
+    gpus_per_node: int = 8
+    power_watts: int = 0
+    """Limit of the board; 0: not known."""
     source: str
 
     @property
@@ -35,11 +48,15 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Gpus(msgspec.Struct, frozen=True):
-    """Some GPUs of one model, in one node or in whole nodes of NODE_GPUS."""
+    """Some GPUs of one model, in one node or in whole nodes."""
 
-    name: str
     gpu: GpuSpec
     count: int
+
+    @property
+    def name(self) -> str:
+        """Name that deployments use."""
+        return self.gpu.name
 
     def __str__(self) -> str:
         return f"{self.name}x{self.count}"
@@ -47,7 +64,7 @@ class Gpus(msgspec.Struct, frozen=True):
     @property
     def per_node(self) -> int:
         """GPUs in each node."""
-        return min(self.count, NODE_GPUS)
+        return min(self.count, self.gpu.gpus_per_node)
 
     @property
     def nodes(self) -> int:
@@ -58,22 +75,74 @@ class Gpus(msgspec.Struct, frozen=True):
 @cache
 def known_gpus() -> dict[str, GpuSpec]:
     """By the name that deployments use."""
-    return read_json(DATA / "gpus.json", dict[str, GpuSpec], ConfigError, what="the package's data")
+    rows = read_json(DATA / "gpus.json", list[GpuSpec], ConfigError, what="the package's data")
+    return {gpu.name: gpu for gpu in rows}
 
 
-def parse_gpus(text: str, where: str) -> Gpus:
-    """`b300x8` as GPUs; raises ConfigError, naming `where`, for a GPU or a count that is not known."""
+def known_gpu(name: str, where: str = "gpu") -> GpuSpec:
+    """Facts of a GPU by its name; raises ConfigError, naming `where`, for one that is not known."""
+    if (gpu := known_gpus().get(name)) is not None:
+        return gpu
     names = sorted(known_gpus())
-    match = re.fullmatch(r"([a-z0-9]+)x([1-9][0-9]*)", text)
-    if match is None or match[1] not in names:
-        word = text.rpartition("x")[0] or text
+    raise ConfigError(
+        f"{where}: expected a GPU ({', '.join(names)}), found {shown(name)}{closest(name, names, 'GPU')}",
+        hint=f"describe another one: --gpu-facts {FACTS_EXAMPLE}",
+    )
+
+
+class GpuFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A GPU that the package does not know, as its owner describes it: data-sheet figures, rates dense."""
+
+    memory: Annotated[float, msgspec.Meta(gt=0)]
+    """Gigabytes."""
+    sm: Annotated[float, msgspec.Meta(ge=7.5)]
+    """Compute capability, such as 12.0."""
+    bandwidth: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Gigabytes a second; `estimate` needs it, configurations do not."""
+    bf16: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Teraflops, as are the next two; `estimate` needs it."""
+    fp8: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    fp4: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    link: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Gigabytes a second from one GPU to the others, in one direction; `estimate` needs it for several."""
+
+    def spec(self, name: str) -> GpuSpec:
+        """The GPU under the name that the deployment gives it."""
+        return GpuSpec(
+            name=name, title=name, memory_bytes=round(self.memory * GIGA), compute_capability=_version(self.sm),
+            memory_bandwidth=self.bandwidth * GIGA, bf16_flops=self.bf16 * TERA, fp8_flops=self.fp8 * TERA,
+            fp4_flops=self.fp4 * TERA, link_bandwidth=self.link * GIGA, source="gpu_facts",
+        )  # fmt: skip
+
+
+def parse_gpu_facts(text: str, where: str) -> GpuFacts:
+    """`memory=16,bandwidth=896,sm=12.0` as facts; raises ConfigError, naming `where`."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    names = GpuFacts.__struct_fields__
+    try:
+        for key, _, _ in pairs:
+            if key not in names:
+                near = closest(key, names, "fact")
+                raise ConfigError(f"{where}: expected {', '.join(names)}, found {shown(key)}{near}")
+        return msgspec.convert({key: value for key, _, value in pairs}, GpuFacts, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: expected {FACTS_EXAMPLE}, found {shown(text)}: {error}") from None
+
+
+def parse_gpus(text: str, where: str, facts: GpuFacts | None = None) -> Gpus:
+    """`b300x8` as GPUs, with `facts` any name; raises ConfigError, naming `where`, for unknown GPUs and counts."""
+    match = re.fullmatch(rf"({NAME})x([1-9][0-9]{{0,5}})", text)
+    if match is None:
+        raise ConfigError(f"{where}: expected a GPU and a count, like b300x8, found {shown(text)}")
+    gpu, count = facts.spec(match[1]) if facts else known_gpu(match[1], where), int(match[2])
+    most, nodes = gpu.gpus_per_node, gpu.gpus_per_node * MAX_NODES
+    if count > most and (count % most or count > nodes):
         raise ConfigError(
-            f"{where}: expected a GPU ({', '.join(names)}) and a count, like b300x8,"
-            f" found {shown(text)}{closest(word, names, 'GPU')}"
+            f"{where}: expected at most {most} GPUs (one node), or whole nodes up to {nodes}, found {shown(text)}"
         )
-    if (count := COUNTS.get(match[2])) is None:
-        raise ConfigError(
-            f"{where}: expected at most {NODE_GPUS} GPUs (one node), or {NODE_GPUS} on each of at most"
-            f" {MAX_GPUS // NODE_GPUS} nodes, found {cut(match[2])}"
-        )
-    return Gpus(match[1], known_gpus()[match[1]], count)
+    return Gpus(gpu, count)
+
+
+def _version(sm: float) -> tuple[int, int]:
+    major, _, minor = f"{sm:.1f}".partition(".")
+    return int(major), int(minor)

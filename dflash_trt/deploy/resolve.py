@@ -15,7 +15,7 @@ from dflash_trt.checkpoint.source import REPOSITORY_ID
 from dflash_trt.checkpoint.target_checkpoint import check_pair
 from dflash_trt.deploy.deployment_file import DeploymentFile, Eagle3, SharedSettings
 from dflash_trt.deploy.draft_schedule import Schedule, read_schedule
-from dflash_trt.deploy.gpus import Gpus, parse_gpus
+from dflash_trt.deploy.gpus import GpuFacts, Gpus, parse_gpus
 from dflash_trt.deploy.published import published_targets
 from dflash_trt.deploy.schema import PACKAGES, Runtime
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes, draft_sizes, target_sizes
@@ -142,7 +142,7 @@ def resolve(
     sizes, partner = _draft_sizes(draft or file.draft, name), target_sizes(target or file.target)
     if sizes.checkpoint and partner and partner.checkpoint:  # only checkpoints that are here can be compared
         check_pair(sizes.checkpoint.spec, partner.checkpoint.spec, draft_name=sizes.name, target_name=partner.name)
-    gpus = parse_gpus(file.gpus, f"{name}: gpus")
+    gpus = parse_gpus(file.gpus, f"{name}: gpus", file.gpu_facts or None)
     check_ranks(file, name, gpus, partner)
     sources = {"gpus": "file", "target": "--target" if target else "file"}
     shared = {key: getattr(file, key) for key in SharedSettings.__struct_fields__}
@@ -223,13 +223,16 @@ def plan_sizes(deployment: ResolvedDeployment) -> PlanOptions:
     )
 
 
-def directory_deployment(directory: Path, *, target: str, gpus: str) -> DeploymentFile:
+def directory_deployment(
+    directory: Path, *, target: str, gpus: str, gpu_facts: GpuFacts | None = None
+) -> DeploymentFile:
     """The deployment of a checkpoint or an engine directory with every setting left to its default."""
     return DeploymentFile(
         description=f"{directory.name} on {gpus}",
         target=target,
         draft=str(directory),
         gpus=gpus,
+        gpu_facts=gpu_facts or msgspec.UNSET,
         purpose="latency",
         mode="native" if read_num_ranks(directory) is None else "engine",
     )

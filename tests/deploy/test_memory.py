@@ -10,7 +10,7 @@ import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.weights import read_weights
-from dflash_trt.deploy.gpus import known_gpus, parse_gpus
+from dflash_trt.deploy.gpus import known_gpus, parse_gpu_facts, parse_gpus
 from dflash_trt.deploy.memory import GIB, ServingLoad, arena_bytes, gpu_memory, paged_arena_bytes, request_bytes
 from dflash_trt.deploy.published import PublishedDraft, published_drafts
 from dflash_trt.deploy.rules.memory_rules import worker_buffers
@@ -208,7 +208,7 @@ def test_checkpoints_that_are_here(name: str) -> None:
     assert here.cache.num_full_layers + here.cache.num_sliding_layers == here.spec.num_hidden_layers
 
 
-@pytest.mark.parametrize("text", ["b3OOx8", "b300", "x8", "b300x0", "b300x08", "B300x8", "b300x8 "])
+@pytest.mark.parametrize("text", ["b3OOx8", "b300", "x8", "b300x0", "b300x08", "B300x8", "b300x8 ", f"b300x{'9' * 5001}"])
 def test_gpus_that_are_not_known(text: str) -> None:
     with pytest.raises(ConfigError, match="mine: gpus: expected a GPU"):
         parse_gpus(text, "mine: gpus")
@@ -216,12 +216,34 @@ def test_gpus_that_are_not_known(text: str) -> None:
 
 def test_gpus() -> None:
     assert str(parse_gpus("rtxpro6000x4", "gpus")) == "rtxpro6000x4"
-    assert {name: gpu.compute_capability for name, gpu in known_gpus().items()} == {
-        "h100": (9, 0), "h200": (9, 0), "b200": (10, 0), "b300": (10, 3), "rtxpro6000": (12, 0),
-    }  # fmt: skip
-    with pytest.raises(ConfigError, match=r"at most 8 GPUs \(one node\), or 8 on each of at most 8 nodes, found 12"):
+    for whole, nodes in (("b300x64", 8), ("gb200x4", 1), ("gb200x8", 2), ("gb10x2", 2), ("a100-40gbx8", 1)):
+        assert (parse_gpus(whole, "gpus").nodes, str(parse_gpus(whole, "gpus"))) == (nodes, whole)
+    with pytest.raises(ConfigError, match=r"at most 8 GPUs \(one node\), or whole nodes up to 64, found 'b300x12'"):
         parse_gpus("b300x12", "gpus")
-    with pytest.raises(ConfigError, match=r"at most 8 nodes, found 9{50,200}\.\.\."):
-        parse_gpus(f"b300x{'9' * 5001}", "gpus")
+    with pytest.raises(ConfigError, match=r"at most 4 GPUs \(one node\), or whole nodes up to 32, found 'gb200x6'"):
+        parse_gpus("gb200x6", "gpus")
     with pytest.raises(ConfigError, match=r"nearest GPU: b300"):
         parse_gpus("b330x8", "gpus")
+
+
+def test_hopper_and_ampere_lack_formats() -> None:
+    """FP8 came with SM 8.9 and FP4 with SM 10.0: NVIDIA's CUDA programming guide, compute capabilities."""
+    for gpu in known_gpus().values():
+        assert (gpu.fp8_flops > 0) == (gpu.compute_capability >= (8, 9)), gpu.name
+        assert (gpu.fp4_flops > 0) == (gpu.compute_capability >= (10, 0)), gpu.name
+        assert gpu.bf16_flops <= (gpu.fp8_flops or gpu.bf16_flops) <= (gpu.fp4_flops or 2e16)
+        assert min(gpu.memory_bandwidth, gpu.power_watts) > 0
+        assert gpu.link_bandwidth > 0 or gpu.gpus_per_node == 1
+
+
+def test_gpus_that_their_owner_describes() -> None:
+    facts = parse_gpu_facts("memory=16,bandwidth=896,sm=12.0,bf16=123.5", "--gpu-facts")
+    gpu = parse_gpus("rtx5070tix2", "--gpus", facts).gpu
+    assert (gpu.name, gpu.memory_bytes, gpu.compute_capability) == ("rtx5070ti", 16 * 10**9, (12, 0))
+    assert (gpu.memory_bandwidth, gpu.bf16_flops, gpu.fp8_flops) == (896e9, 123.5e12, 0)
+    for text, words in (
+        ("memory=16", "missing required field `sm`"), ("memory=a,sm=8", "Expected `float`"), ("", "found ''"),
+        ("memory=16,sm=12,vram=3", "found 'vram'"), ("memory=0,sm=9", "> 0"), ("memory=16,sm=2.0", ">= 7.5"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=f"--gpu-facts: expected .*{words}"):
+            parse_gpu_facts(text, "--gpu-facts")

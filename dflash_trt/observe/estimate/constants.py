@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every constant of the cost model, each with its range, source and date: data/constants.json, and nowhere else."""
+"""Constants of the cost model, each with its range, source and date (data/constants.json), and the rates of GPUs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from dflash_trt.deploy.gpus import GpuSpec
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
 from dflash_trt.files.strict_yaml import closest
@@ -18,6 +19,8 @@ from dflash_trt.files.strict_yaml import closest
 DATA = Path(__file__).parent / "data"
 Unit = Literal["bytes/s", "flop/s", "s", "ratio", "count", "exponent"]
 End = Literal["low", "high"]
+GPU_RATES = ("memory_bandwidth", "bf16_flops", "fp8_flops", "fp4_flops", "link_bandwidth")
+"""Facts of a GPU that the model computes with."""
 
 
 class Constant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,11 +36,11 @@ class Constant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """The constants of one GPU under one runtime, in SI units; a rate of 0 means that the hardware lacks it."""
 
-    hbm_bandwidth: float
+    memory_bandwidth: float
     bf16_flops: float
     fp8_flops: float
     fp4_flops: float
-    nvlink_bandwidth: float
+    link_bandwidth: float
     bandwidth_efficiency: float
     compute_efficiency: float
     fp4_compute_efficiency: float
@@ -68,7 +71,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def read_rate(self) -> float:
         """Bytes a second that kernels reach."""
-        return self.hbm_bandwidth * self.bandwidth_efficiency
+        return self.memory_bandwidth * self.bandwidth_efficiency
 
     def compute_rate(self, bits: float) -> float:
         """Flops a second that GEMMs reach on weights of `bits`; formats without tensor cores are widened."""
@@ -80,26 +83,23 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Constants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    gpus: dict[str, dict[str, Constant]]
     kernels: dict[str, Constant]
     runtimes: dict[str, dict[str, Constant]]
     eagle3: dict[str, Constant]
 
-    def used(self, gpu: str, runtime: str) -> dict[str, Constant]:
-        """Constants of a GPU under a runtime, by name; raises ConfigError with the list of known ones."""
-        for name, entries, kind in ((gpu, self.gpus, "GPU"), (runtime, self.runtimes, "runtime")):
-            if name not in entries:
-                raise ConfigError(
-                    f"estimate: expected a {kind} whose rates are known ({', '.join(sorted(entries))}), found {name!r}"
-                    f"{closest(name, entries, kind)}"
-                )
-        return {**self.gpus[gpu], **self.kernels, **self.runtimes[runtime]}
+    def used(self, runtime: str) -> dict[str, Constant]:
+        """Constants under a runtime, by name; raises ConfigError with the list of known ones."""
+        if runtime not in self.runtimes:
+            raise ConfigError(
+                f"estimate: expected a runtime whose constants are known ({', '.join(sorted(self.runtimes))}), found"
+                f" {runtime!r}{closest(runtime, self.runtimes, 'runtime')}"
+            )
+        return {**self.kernels, **self.runtimes[runtime]}
 
     def __iter__(self) -> Iterator[tuple[str, Constant]]:
         """Every constant with its place in the file."""
-        for section, groups in (("gpus", self.gpus), ("runtimes", self.runtimes)):
-            for group, entries in groups.items():
-                yield from ((f"{section}.{group}.{name}", constant) for name, constant in entries.items())
+        for runtime, entries in self.runtimes.items():
+            yield from ((f"runtimes.{runtime}.{name}", constant) for name, constant in entries.items())
         for section, entries in (("kernels", self.kernels), ("eagle3", self.eagle3)):
             yield from ((f"{section}.{name}", constant) for name, constant in entries.items())
 
@@ -109,10 +109,19 @@ def constants() -> Constants:
     return read_json(DATA / "constants.json", Constants, ConfigError, what="the package's data")
 
 
-def rates(gpu: str, runtime: str, ends: Mapping[str, End] | None = None) -> Rates:
-    """The rates of `gpu` under `runtime`; constants named in `ends` stand at that end of their range."""
-    used, chosen = constants().used(gpu, runtime), ends or {}
-    return Rates(**{name: getattr(constant, chosen.get(name, "value")) for name, constant in used.items()})
+def rates(gpu: GpuSpec, runtime: str, ends: Mapping[str, End] | None = None) -> Rates:
+    """The rates of `gpu` under `runtime`; constants named in `ends` stand at that end of their range.
+
+    Raises ConfigError for a GPU that was described without bandwidth or arithmetic, and for an unknown runtime.
+    """
+    if not gpu.memory_bandwidth or not gpu.bf16_flops:
+        raise ConfigError(
+            f"{gpu.name}: expected its memory bandwidth and BF16 rate, found a GPU described without them",
+            hint="add bandwidth (GB/s) and bf16 (dense TFLOPS) to gpu_facts",
+        )
+    used, chosen = constants().used(runtime), ends or {}
+    facts = {name: getattr(gpu, name) for name in GPU_RATES}
+    return Rates(**facts, **{name: getattr(constant, chosen.get(name, "value")) for name, constant in used.items()})
 
 
 class Band(msgspec.Struct, frozen=True):
@@ -137,7 +146,7 @@ class Influence(msgspec.Struct, frozen=True):
         return max(abs(self.at_low - 1), abs(self.at_high - 1))
 
 
-def vary(gpu: str, runtime: str, predict: Callable[[Rates], Sequence[float]]) -> tuple[list[Band], list[Influence]]:
+def vary(gpu: GpuSpec, runtime: str, predict: Callable[[Rates], Sequence[float]]) -> tuple[list[Band], list[Influence]]:
     """The bands of what `predict` makes of the rates, and the influences on its first value, strongest first.
 
     Constants move one at a time; the changes of logarithms add up in squares, as those of independent causes do.
@@ -145,7 +154,7 @@ def vary(gpu: str, runtime: str, predict: Callable[[Rates], Sequence[float]]) ->
     nominal = list(predict(rates(gpu, runtime)))
     ups, downs = [0.0] * len(nominal), [0.0] * len(nominal)
     influences = []
-    for name, constant in constants().used(gpu, runtime).items():
+    for name, constant in constants().used(runtime).items():
         if constant.low == constant.high:
             continue
         moved = [predict(rates(gpu, runtime, {name: end})) for end in get_args(End)]

@@ -21,6 +21,7 @@ import msgspec
 
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.quantization import W4A16_NVFP4
+from dflash_trt.deploy.gpus import known_gpu
 from dflash_trt.deploy.memory import ServingLoad
 from dflash_trt.deploy.sizes import BF16_BITS, WEIGHT_BITS, DraftSizes
 from dflash_trt.observe.estimate.constants import Rates, rates
@@ -58,7 +59,7 @@ def drafters_on_ranks(load: ServingLoad, context: float) -> list[DrafterOnRanks]
 
 
 def _reckon(load: ServingLoad, draft: DraftSizes, context: float, ranks: int) -> DrafterOnRanks:
-    gpu_rates = rates(load.gpus.name, "trtllm")
+    gpu_rates = rates(load.gpus.gpu, "trtllm")
     shape = dflash_shape(draft.spec, load.algorithms, runs_whole_block=load.workspace_bytes > 0)
     kv_bytes = 1 if load.is_fp8_context else 2
 
@@ -137,7 +138,7 @@ def drafter_seconds(
 
     Raises ConfigError for an unknown GPU.
     """
-    constants = rates(gpu, "trtllm")
+    constants = rates(known_gpu(gpu, "--gpu"), "trtllm")
     load = StepLoad(batch=batch_size, num_draft_tokens=spec.block_size - 1, context=context_tokens / batch_size)
 
     def seconds(algorithms: Mapping[str, str], fp8_context: bool) -> float:

@@ -81,14 +81,14 @@ def expert_seconds(system: System, tokens: float, touched: float, skew: float, r
     experts = touched * share
     slices = max(1, ranks // expert_ranks)  # tensor-parallel ranks that share one expert
     num_bytes = experts * target.expert_params * target.expert_bits / 8 / slices
-    roof = num_bytes / rates.hbm_bandwidth
-    kernel = measured_kernel(system.gpu, target, slices, system.runtime)
+    roof = num_bytes / rates.memory_bandwidth
+    kernel = measured_kernel(system.gpu.name, target, slices, system.runtime)
     if kernel is not None:
         return max(roof, rates.moe_factor * kernel.seconds(experts, tokens * share, skew if expert_ranks == 1 else 0.0))
     flops = 2 * tokens * share * target.top_k * target.expert_params / slices
     # Four-bit experts with 16-bit activations: the tensor cores work in BF16.
     compute = flops / rates.compute_rate(max(target.expert_bits, 16 if target.expert_bits < 8 else 0))
-    reading = num_bytes / (rates.hbm_bandwidth * rates.moe_bandwidth_efficiency)
+    reading = num_bytes / (rates.memory_bandwidth * rates.moe_bandwidth_efficiency)
     return max(roof, rates.moe_kernel_seconds + max(reading, compute))
 
 

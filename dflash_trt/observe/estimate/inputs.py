@@ -78,11 +78,16 @@ def system(deployment: ResolvedDeployment, runtime: Runtime, target_directory: s
             f"{deployment.name}: expected GPUs of one node, whose links are known, found {gpus}",
             hint="estimate one node, and multiply by the replicas",
         )
+    if gpus.count > 1 and not gpus.gpu.link_bandwidth:
+        raise ConfigError(
+            f"{deployment.name}: gpu_facts: expected link, GB/s between two of {gpus}, found none",
+            hint="add the rate of NVLink or PCIe in one direction",
+        )
     load = _memory_load(deployment, runtime, target)
     return System(
         target=target,
         draft=dflash_shape(draft.spec, load.algorithms, name=draft.name, runs_whole_block=load.workspace_bytes > 0),
-        eagle3=eagle3_shape(target), gpu=gpus.name, gpu_memory_bytes=gpus.gpu.memory_bytes, num_gpus=gpus.count,
+        eagle3=eagle3_shape(target), gpu=gpus.gpu, gpu_memory_bytes=gpus.gpu.memory_bytes, num_gpus=gpus.count,
         tensor_parallel=deployment.tensor_parallel, expert_parallel=deployment.expert_parallel,
         drafter_ranks=load.num_ranks, runtime=runtime, attention_dp=load.attention_dp,
         kv_bytes=1 if load.is_fp8_cache else 2, draft_kv_bytes=1 if load.is_fp8_context else 2,

@@ -104,7 +104,7 @@ def batch_limit(system: System, method: Method, tokens: int, num_draft_tokens: i
     if batch == MAX_BATCH:
         return BatchLimit(batch, "no bound found: the search ends here")
     what = "caches of requests" if batch else "weights alone"
-    return BatchLimit(batch, f"memory: {what} of {tokens} tokens fill {system.gpu}")
+    return BatchLimit(batch, f"memory: {what} of {tokens} tokens fill {system.gpu.name}")
 
 
 class BandedPoint(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ import msgspec
 
 from dflash_trt.checkpoint.target_cache import TargetCache
 from dflash_trt.deploy import memory
+from dflash_trt.deploy.gpus import GpuSpec
 from dflash_trt.deploy.sizes import BF16_BITS
 
 Method = Literal["none", "eagle3", "dflash"]
@@ -190,7 +191,7 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
     target: TargetShape
     draft: DraftShape | None
     eagle3: DraftShape | None
-    gpu: str
+    gpu: GpuSpec
     gpu_memory_bytes: int
     num_gpus: int
     tensor_parallel: int

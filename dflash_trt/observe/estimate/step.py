@@ -147,7 +147,7 @@ class StepModel:
         full = msgspec.structs.replace(cache, num_sliding_layers=0)
         full_bytes = load.batch * full.row_numbers(load.context, ranks, is_read=True) * self.system.kv_bytes
         reading = full_bytes / rates.read_rate
-        reading += (num_bytes - full_bytes) / (rates.hbm_bandwidth * rates.window_bandwidth_efficiency)
+        reading += (num_bytes - full_bytes) / (rates.memory_bandwidth * rates.window_bandwidth_efficiency)
         flops = target.attention_flops(load.batch * width, cache.rows(load.context), ranks, is_prompt=False)
         busy = max(reading, flops / (peak * rates.attention_compute_efficiency))
         # A prompt's tokens see each other; half of them, on average.
@@ -255,5 +255,5 @@ def _allreduce(rates: Rates, name: str, count: float, elements: float, ranks: in
     if ranks == 1:
         return Term(name, "communication", 0.0)
     sent = 2 * (ranks - 1) / ranks * elements * ACTIVATION_BYTES
-    seconds = rates.allreduce_seconds + sent / (rates.nvlink_bandwidth * rates.link_efficiency)
+    seconds = rates.allreduce_seconds + sent / (rates.link_bandwidth * rates.link_efficiency)
     return Term(name, "communication", count * seconds)

@@ -19,7 +19,8 @@ HELD_OUT = "Of 35 published speeds that were held out, 28 lay within 25 % of wha
 
 
 def title(result: Estimate) -> str:
-    return f"{result.system.target.target} on {result.system.gpu}x{result.system.num_gpus}: predicted, not measured"
+    system = result.system
+    return f"{system.target.target} on {system.gpu.name}x{system.num_gpus}: predicted, not measured"
 
 
 def verdict(result: Estimate, replicas: int = 1) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.deploy.gpus import known_gpu
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.inputs import eagle3_shape, system, target_sizes_of
 from dflash_trt.observe.estimate.shapes import System, TargetShape
@@ -37,6 +38,8 @@ CONFIGS: dict[str, dict[str, object]] = {
         **{"decoder_sparse_step": 1, "mlp_only_layers": [], "torch_dtype": "bfloat16"},
     },
 }
+
+B300 = known_gpu("b300")
 
 
 def target_of(name: str, **changes: object) -> TargetShape:

@@ -17,15 +17,15 @@ from transformers.models.muse_glimmer.configuration_muse_glimmer import MuseGlim
 
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.deploy.deployment_file import load_deployment, shipped_deployments
-from dflash_trt.deploy.gpus import known_gpus
+from dflash_trt.deploy.gpus import known_gpu, known_gpus
 from dflash_trt.deploy.published import published_targets
 from dflash_trt.errors import CheckpointError, ConfigError
-from dflash_trt.observe.estimate.constants import Rates, constants, rates
+from dflash_trt.observe.estimate.constants import GPU_RATES, Rates, constants, rates
 from dflash_trt.observe.estimate.experts import tables
 from dflash_trt.observe.estimate.inputs import draft_shape, known_targets, target_shape
 from dflash_trt.observe.estimate.step import StepLoad
 from dflash_trt.observe.estimate.target_config import read_target_shape, shape_of
-from tests.observe.estimate.systems import CONFIGS, HYBRID, LATENT, model_of, target_of
+from tests.observe.estimate.systems import B300, CONFIGS, HYBRID, LATENT, model_of, target_of
 from tests.runtime.targets.families import FAMILIES, write_family
 
 QUICK = ("qwen3-next", "deepseek-v3")
@@ -145,19 +145,18 @@ def test_every_constant_is_accounted_for(place: str, constant: object) -> None:
 
 @pytest.mark.parametrize("gpu", sorted(known_gpus()))
 def test_every_deployable_gpu_has_rates(gpu: str) -> None:
-    assert rates(gpu, "trtllm").read_rate < rates(gpu, "trtllm").hbm_bandwidth
+    assert rates(known_gpu(gpu), "trtllm").read_rate < known_gpu(gpu).memory_bandwidth
 
 
 def test_rates_and_tables_are_all_of_their_files() -> None:
-    for gpu in constants().gpus:
-        for runtime in constants().runtimes:
-            assert set(constants().used(gpu, runtime)) == set(Rates.__struct_fields__)
+    for runtime in constants().runtimes:
+        assert {*constants().used(runtime), *GPU_RATES} == set(Rates.__struct_fields__)
     name = "bandwidth_efficiency"
     constant = constants().kernels[name]
-    assert rates("b300", "trtllm", {name: "low"}).bandwidth_efficiency == constant.low
-    assert rates("b300", "trtllm", {name: "high"}).bandwidth_efficiency == constant.high
+    assert rates(B300, "trtllm", {name: "low"}).bandwidth_efficiency == constant.low
+    assert rates(B300, "trtllm", {name: "high"}).bandwidth_efficiency == constant.high
     for kernel in tables().kernels:
-        assert kernel.gpu in constants().gpus
+        assert kernel.gpu in known_gpus()
         tokens = [n for n, _ in kernel.microseconds]
         assert tokens == sorted(set(tokens))
         assert all(time > 1 for _, time in kernel.microseconds)
@@ -167,13 +166,13 @@ def test_rates_and_tables_are_all_of_their_files() -> None:
 @pytest.mark.parametrize(
     ("gpu", "runtime", "words"),
     [
-        ("b30", "trtllm", "expected a GPU whose rates are known (a800, b200, b300"),
+        ("b30", "trtllm", "expected a GPU (a100, a100-40gb, a800, b200, b300"),
         ("b300", "trt", "expected a runtime"),
     ],
 )
 def test_unknown_hardware_is_refused_with_the_list(gpu: str, runtime: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        rates(gpu, runtime)
+        rates(known_gpu(gpu), runtime)
     assert words in caught.value.message
     assert "(nearest " in caught.value.message
 

@@ -32,7 +32,7 @@ from dflash_trt.observe.estimate.shapes import METHODS, Method
 from dflash_trt.observe.estimate.step import StepLoad
 from tests.cli.commands import run
 from tests.deploy.deployments import BUILD_CONFIGS
-from tests.observe.estimate.systems import DENSE, ENGINE, MOE, NAMES, model_of, system_of
+from tests.observe.estimate.systems import B300, DENSE, ENGINE, MOE, NAMES, model_of, system_of
 from tests.paths import FIXTURES, REPOSITORY
 
 CONFIG = str(BUILD_CONFIGS / "gpt-oss-120b.b300x8.latency.yaml")
@@ -160,7 +160,7 @@ def test_taus_and_bands() -> None:
     acceptance = from_tau(5.3, 9)
     assert acceptance.tau(3) == pytest.approx(3.3, abs=0.2)
     assert acceptance.tau(5) == pytest.approx(4.3, abs=0.2)
-    bands, influences = vary("b300", "trtllm", lambda rates: [rates.read_rate, 1 / rates.gemm_seconds])
+    bands, influences = vary(B300, "trtllm", lambda rates: [rates.read_rate, 1 / rates.gemm_seconds])
     for band in bands:
         assert band.low < band.value < band.high
     moved = {influence.constant: influence for influence in influences}
@@ -228,7 +228,7 @@ def test_throughput_stays_below_the_memory_roof(name: str, method: Method, batch
     length = 0 if method == "none" else k
     at = point(model, method, acceptance, traffic, batch, length)
     read = model.price(method, StepLoad(batch=batch, num_draft_tokens=length, context=traffic.mean_context)).bytes
-    roof = batch * at.tau / (read / model.rates.hbm_bandwidth)
+    roof = batch * at.tau / (read / model.rates.memory_bandwidth)
     assert at.gpu_rate * model.system.num_gpus <= roof
     assert 1 <= at.tau <= length + 1
 

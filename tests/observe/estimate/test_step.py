@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dflash_trt.deploy.gpus import known_gpu
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.deploy.sizes import draft_sizes
@@ -24,7 +25,7 @@ from dflash_trt.observe.estimate.inputs import draft_shape, open_system, target_
 from dflash_trt.observe.estimate.shapes import METHODS, Method, System
 from dflash_trt.observe.estimate.step import Head, StepLoad, StepModel
 from tests.cli.commands import run
-from tests.observe.estimate.systems import DENSE, ENGINE, MOE, NAMES, model_of, system_of
+from tests.observe.estimate.systems import B300, DENSE, ENGINE, MOE, NAMES, model_of, system_of
 from tools.recipe_tables import DRAFT, PAGE, TARGET, Setting, heads, replace_tables, tables, weight_bytes
 from tools.recipe_tables import cost as cost_of
 
@@ -84,7 +85,7 @@ def test_the_context_is_priced_by_its_own_dtype(runtime: Runtime, is_fp8: bool) 
     seconds = [drafters_on_ranks(load, 16384)[1].seconds[64] for load in loads if load is not None]
     assert (seconds[1] < seconds[0]) == is_fp8
     context = [
-        {term.name: term.bytes for term in StepModel(system, rates("b300", runtime)).price("dflash", STEP).terms}
+        {term.name: term.bytes for term in StepModel(system, rates(B300, runtime)).price("dflash", STEP).terms}
         for system in systems
     ]
     assert (context[1]["attention, context"] < context[0]["attention, context"]) == is_fp8
@@ -101,7 +102,7 @@ def test_both_are_printed() -> None:
 
 
 SPEC = published_drafts()[DRAFT].spec
-RATES = rates("b300", "trtllm")
+RATES = rates(B300, "trtllm")
 
 
 def test_the_page_is_in_step_with_the_code() -> None:
@@ -117,7 +118,7 @@ def test_alike_layers_cost_what_a_step_says(algorithm: str, batch: int) -> None:
     """Compares the drafter's terms, with every module but fc in one format and all drafts verified."""
     target = target_shape(TARGET)
     system = System(
-        target=target, draft=draft_shape(DRAFT, algorithm), eagle3=None, gpu="b300", gpu_memory_bytes=0, num_gpus=1,
+        target=target, draft=draft_shape(DRAFT, algorithm), eagle3=None, gpu=B300, gpu_memory_bytes=0, num_gpus=1,
         tensor_parallel=1, expert_parallel=1, drafter_ranks=1, runtime="trtllm",
     )  # fmt: skip
     load = StepLoad(batch=batch, num_draft_tokens=SPEC.block_size - 1, context=1024)
@@ -190,7 +191,7 @@ def load(batch: int, num_draft_tokens: int, context: int, prompt: int = 0) -> St
 @given(NAME, METHOD, BATCH, st.integers(0, 5), CONTEXT, PROMPT, st.floats(1.01, 4))
 def test_bandwidth(name: str, method: Method, batch: int, k: int, context: int, prompt: int, factor: float) -> None:
     model = model_of(name)
-    faster = model_of(name, hbm_bandwidth=model.rates.hbm_bandwidth * factor)
+    faster = model_of(name, memory_bandwidth=model.rates.memory_bandwidth * factor)
     at = load(batch, k, context, prompt)
     assert faster.price(method, at).seconds <= model.price(method, at).seconds
 
@@ -213,7 +214,7 @@ def test_steps_keep_the_memory_roof(name: str, method: Method, batch: int, k: in
     model = model_of(name)
     cost = model.price(method, load(batch, k, context, prompt))
     for term in cost.terms:
-        assert term.seconds >= term.bytes / model.rates.hbm_bandwidth * (1 - 1e-9), term
+        assert term.seconds >= term.bytes / model.rates.memory_bandwidth * (1 - 1e-9), term
 
 
 @EXAMPLES
@@ -302,7 +303,7 @@ def test_attention_by_data_parallelism() -> None:
     shared = msgspec.structs.replace(system_of(MOE), tensor_parallel=2, expert_parallel=2, drafter_ranks=1)
     apart = msgspec.structs.replace(shared, attention_dp=True)
     together, own = (
-        {t.name: t for t in StepModel(s, rates("b300", "trtllm")).price("none", load(8, 0, 100)).terms}
+        {t.name: t for t in StepModel(s, rates(B300, "trtllm")).price("none", load(8, 0, 100)).terms}
         for s in (shared, apart)
     )
     assert own["attention projections"].bytes == 2 * together["attention projections"].bytes
@@ -314,7 +315,7 @@ def test_attention_by_data_parallelism() -> None:
 
 def test_popular_experts_cost_tiles_of_their_own() -> None:
     """H200, vLLM's table: 8,192 tokens take 2,905 us balanced, 4,021 under the power law of 1.2."""
-    target = msgspec.structs.replace(system_of(MOE), gpu="h200", tensor_parallel=1, runtime="vllm").target
+    target = msgspec.structs.replace(system_of(MOE), gpu=known_gpu("h200"), tensor_parallel=1, runtime="vllm").target
     kernel = measured_kernel("h200", target, 1, "vllm")
     assert kernel is not None
     law, uniform = (power_law(128, 4, exponent) for exponent in (1.2, 0.0))
