@@ -208,7 +208,9 @@ def test_checkpoints_that_are_here(name: str) -> None:
     assert here.cache.num_full_layers + here.cache.num_sliding_layers == here.spec.num_hidden_layers
 
 
-@pytest.mark.parametrize("text", ["b3OOx8", "b300", "x8", "b300x0", "b300x08", "B300x8", "b300x8 ", f"b300x{'9' * 5001}"])
+@pytest.mark.parametrize(
+    "text", ["b3OOx8", "b300", "x8", "b300x0", "b300x08", "B300x8", "b300x8 ", f"b300x{'9' * 5001}"]
+)
 def test_gpus_that_are_not_known(text: str) -> None:
     with pytest.raises(ConfigError, match="mine: gpus: expected a GPU"):
         parse_gpus(text, "mine: gpus")

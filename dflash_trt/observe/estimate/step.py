@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from dflash_trt.deploy.sizes import BF16_BITS
+from dflash_trt.observe.estimate.attention import kernel_seconds
 from dflash_trt.observe.estimate.constants import Rates
 from dflash_trt.observe.estimate.experts import expert_seconds, power_law, skew, touched
 from dflash_trt.observe.estimate.shapes import DraftShape, Gemm, Method, System, TargetShape
@@ -217,11 +218,15 @@ def drafter_terms(
         gemms = linear(rates, name, "drafter", draft.gemms.get(name, ()) * passes, tokens, ranks)
         return Term(name, "drafter", gemms.seconds + seconds + num_bytes / rates.read_rate, gemms.bytes + num_bytes)
 
+    attention = term("attention, context", seconds=layers * rates.attention_seconds, num_bytes=context)
+    if draft.runs_whole_block:  # our kernel, which was measured
+        call = kernel_seconds(heads, draft.head_dim, kv_bytes, load.batch, load.context, rates.memory_bandwidth)
+        attention = Term(attention.name, "drafter", layers * call, context)
     terms = [
         term("tap projection", verified),
         term("context K and V", verified, ranks),
         term("layers", rows, ranks, passes),
-        term("attention, context", seconds=layers * rates.attention_seconds, num_bytes=context),
+        attention,
         _small(rates, "norms, RoPE and cache writes", "drafter", layers),
         term("block convolutions", rows, seconds=2 * draft.num_convolutions * rates.small_kernel_seconds),
         term("selector", drafted, num_bytes=gathered),
