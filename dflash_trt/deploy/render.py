@@ -21,6 +21,9 @@ from dflash_trt.files.command import command_line, plain
 
 CACHE_DTYPES = {"auto": "auto", "fp8": "fp8_e4m3"}
 """SGLang's names."""
+GB10 = (12, 1)
+"""Compute capability where vLLM 0.26 chooses FlashAttention for a DFlash draft and ends in an assertion (vllm#50707);
+DFlash was served there with triton_attn (z-lab/dflash#129)."""
 
 
 def server_arguments(
@@ -72,7 +75,10 @@ def _vllm_method(deployment: ResolvedDeployment, method: Method) -> dict[str, An
     if method == "dflash" and deployment.draft_schedule:
         ranges = vllm_schedule(deployment.draft_schedule, deployment.max_batch_size)
         config["num_speculative_tokens_per_batch_size"] = ranges
-    return {"speculative_config": config}
+    arguments: dict[str, Any] = {"speculative_config": config}
+    if method == "dflash" and deployment.gpus.gpu.compute_capability == GB10:
+        arguments["attention_backend"] = "TRITON_ATTN"
+    return arguments
 
 
 def _sglang(deployment: ResolvedDeployment) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -24,7 +25,7 @@ from dflash_trt.observe.estimate.shapes import METHODS, DraftShape, Method, Syst
 from dflash_trt.observe.estimate.step import StepLoad, StepModel, Term
 from dflash_trt.observe.plots.curves import frontier
 
-HEADLINE_RATES = (100.0, 200.0, 300.0, 400.0, 500.0, 550.0, 600.0)
+MAX_HEADLINES = 8
 CACHES = "caches of requests"
 MAX_BATCH = 4096
 
@@ -154,6 +155,14 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         return next(curve for curve in self.curves if curve.method == method)
 
 
+def headline_rates(fronts: Mapping[Method, Sequence[OperatingPoint]]) -> list[float]:
+    """Round speeds of a user, tokens a second, evenly spaced up to the fastest that any method reaches."""
+    fastest = max(point.user_rate for front in fronts.values() for point in front)
+    unit = 10 ** math.floor(math.log10(fastest / MAX_HEADLINES))
+    step = next(unit * n for n in (1, 2, 5, 10) if fastest / (unit * n) <= MAX_HEADLINES)
+    return [step * n for n in range(1, int(fastest / step) + 1)]
+
+
 def estimate(
     name: str, system: System, traffic: Traffic, acceptances: dict[Method, AcceptanceProfile], *, source: str,
     batch: int = 1, routing: Sequence[float] | None = None,
@@ -189,7 +198,10 @@ def estimate(
             f"estimate: no memory for a single request of {traffic.max_tokens} tokens: {curves[0].limit.reason}",
             hint="more GPUs, shorter requests or a smaller max_num_tokens",
         )
-    at_rates = [Ratio(rate, {m: rate_at(front, rate) for m, front in fronts.items()}) for rate in HEADLINE_RATES]
+    at_rates = [
+        Ratio(rate, {method: rate_at(front, rate) for method, front in fronts.items()})
+        for rate in headline_rates(fronts)
+    ]
     return Estimate(
         name=name, system=system, traffic=traffic, acceptance=acceptances["dflash"], acceptance_source=source,
         accounts=accounts, curves=curves, at_rates=at_rates,

@@ -157,7 +157,11 @@ ENGINE = "gpt-oss-120b.b300x8.nvfp4"
 TARGET = FIXTURES / "tiny-qwen3"
 HERE = (str(FIXTURES / "tiny-qwen3-dflash"), "--target", str(TARGET), "--gpus", "h200x1")
 KINDS = [
-    *((name, "trtllm", *KUBERNETES, "--image", "registry/image:1") for name in NAMES if "gemma" not in name),
+    *(
+        (name, "trtllm", *KUBERNETES, "--image", "registry/image:1")
+        for name in NAMES
+        if "trtllm" in resolved(name).runtimes
+    ),
     (NATIVE, "vllm", *KUBERNETES),
     (NATIVE, "sglang", *KUBERNETES),
     (NATIVE, "dynamo-trtllm"),
