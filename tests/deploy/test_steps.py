@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps that `serve-config -o` prints are a valid shell script, in which each file is there before it is read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dflash_trt.deploy.cluster.dynamo_graph import RUNTIMES as DYNAMO
+from dflash_trt.deploy.deployment_file import shipped_deployments
+from dflash_trt.deploy.steps import CONFIGURATION
+from dflash_trt.errors import BuildError
+from tests.cli.commands import run_here
+from tests.deploy.deployments import resolved, shellcheck
+
+NAMES = list(shipped_deployments())
+SOURCES = [(name, runtime) for name in NAMES for runtime in resolved(name).runtimes]
+REPOSITORY_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def steps(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What serve-config prints; the configuration lies in FILE."""
+    run_here("serve-config", *words, "-o", "FILE")
+    return capsys.readouterr().out
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_shellcheck_sees_a_fault() -> None:
+    Path("bad.sh").write_text("#!/bin/bash\ncd $1 && docker run \\\n  -v $PWD:/work\n")
+    assert "SC2086" in shellcheck(Path("bad.sh"))
+
+
+@pytest.mark.parametrize("name", ["qwen3-4b.h200x1.latency", "gpt-oss-120b.b300x8.latency", "gpt-oss-120b.b300x8.nvfp4"])
+def test_every_kind_of_server_has_valid_steps(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = [("--runtime", runtime) for runtime in resolved(name).runtimes]
+    is_engine = resolved(name).mode == "engine"
+    image = ("--image", "registry/image:1") if is_engine else ()
+    kinds += [("--runtime", "trtllm", "--launcher", launcher, *image) for launcher in ("slurm", "kubernetes")]
+    kinds += [("--runtime", runtime, "--image", "registry/image:1") for runtime in DYNAMO if not is_engine]
+    scripts = []
+    for number, kind in enumerate(kinds):
+        script = Path(f"{number}.sh")
+        script.write_text(steps(capsys, name, *kind))
+        assert "doctor" in script.read_text()
+        assert "Stop it" in script.read_text()
+        scripts.append(script)
+    assert shellcheck(*scripts) == ""
+
+
+@pytest.mark.parametrize(("name", "runtime"), [
+    each if number % 12 == 0 else pytest.param(*each, marks=pytest.mark.full) for number, each in enumerate(SOURCES)
+])  # fmt: skip
+def test_what_the_server_reads_was_brought_or_made_before(
+    name: str, runtime: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = steps(capsys, name, "--runtime", runtime)
+    brought = set(re.findall(r"^hf download (\S+)$", script, re.M))
+    made = set(re.findall(r"^dflash-trt quantize .* -o (\S+)$", script, re.M))
+    made |= set(re.findall(r"^dflash-trt build ([^-]\S*)$", script, re.M))
+    text = Path("FILE").read_text()
+    read = {resolved(name).target}
+    if runtime == "trtllm":
+        read.add(yaml.safe_load(text)["speculative_config"]["speculative_model"])
+    else:
+        read |= set(re.findall(r'"model": "([^"]+)"|--speculative-draft-model-path (\S+)', text)[0]) - {""}
+    assert read == brought | made
+    assert all(REPOSITORY_ID.fullmatch(repository) for repository in brought)
+    assert "FILE" in script
+
+
+def test_only_a_configuration_of_ours_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    steps(capsys, "qwen3-8b.h200x1.latency", "--runtime", "vllm")
+    steps(capsys, "gpt-oss-120b.b300x8.latency", "--runtime", "trtllm", "--launcher", "slurm")
+    assert CONFIGURATION.recognizes(Path("FILE"))
+    Path("FILE").write_text("all that I know\n")
+    with pytest.raises(BuildError, match="expected"):
+        steps(capsys, "qwen3-8b.h200x1.latency", "--runtime", "vllm")
+    assert Path("FILE").read_text() == "all that I know\n"
+    assert capsys.readouterr().out == ""
