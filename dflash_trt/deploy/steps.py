@@ -10,6 +10,8 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.deploy.cluster.cluster_server import IMAGES, ClusterServer
+from dflash_trt.deploy.cluster.dynamo_graph import FRONTEND, graph_name
+from dflash_trt.deploy.cluster.kubernetes import LEADER
 from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.render import Rendered, render
 from dflash_trt.deploy.resolve import ResolvedDeployment
@@ -104,8 +106,9 @@ def cluster_steps(
 
 
 def _service(server: ClusterServer, launcher: str) -> str:
-    end = "-frontend" if launcher == "dynamo" else "-leader" if server.nodes > 1 else ""
-    return f"service/{server.name}{end}"
+    if launcher == "dynamo":
+        return f"service/{graph_name(server)}-{FRONTEND}"
+    return f"service/{server.name}{LEADER if server.nodes > 1 else ''}"
 
 
 def _script(head: str, steps: list[Step]) -> str:

@@ -37,7 +37,9 @@ def test_shellcheck_sees_a_fault() -> None:
     assert "SC2086" in shellcheck(Path("bad.sh"))
 
 
-@pytest.mark.parametrize("name", ["qwen3-4b.h200x1.latency", "gpt-oss-120b.b300x8.latency", "gpt-oss-120b.b300x8.nvfp4"])
+@pytest.mark.parametrize(
+    "name", ["qwen3-4b.h200x1.latency", "gpt-oss-120b.b300x8.latency", "gpt-oss-120b.b300x8.nvfp4"]
+)
 def test_every_kind_of_server_has_valid_steps(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     kinds = [("--runtime", runtime) for runtime in resolved(name).runtimes]
     is_engine = resolved(name).mode == "engine"
@@ -48,6 +50,8 @@ def test_every_kind_of_server_has_valid_steps(name: str, capsys: pytest.CaptureF
     for number, kind in enumerate(kinds):
         script = Path(f"{number}.sh")
         script.write_text(steps(capsys, name, *kind))
+        service = re.search(r"port-forward service/(\S+)", script.read_text())
+        assert service is None or f"Service {service[1]}\n" in Path("FILE").read_text()  # in its head
         assert "doctor" in script.read_text()
         assert "Stop it" in script.read_text()
         scripts.append(script)

@@ -57,13 +57,18 @@ def dynamo_image(runtime: Runtime, version: str, image: str | None, *, is_engine
     return IMAGE if image is None else image
 
 
+def graph_name(server: ClusterServer) -> str:
+    """Name of the server's graph: the operator appends those of its components."""
+    roles = len(FRONTEND) if server.nodes == 1 else len(WORKER) + len(f"{WORKER}-ldr")
+    return shortened(server.name, MAX_NAMES - roles)
+
+
 def dynamo_graph(server: ClusterServer) -> str:
     """Workers serve prompts and answers: drafts of a decode worker alone begin without the prompt's features.
 
     That is measured for TensorRT-LLM's DSpark (NVIDIA/TensorRT-LLM#16767), so no prefill/decode split is written.
     """
-    roles = len(FRONTEND) if server.nodes == 1 else len(WORKER) + len(f"{WORKER}-ldr")
-    server = replace(server, name=shortened(server.name, MAX_NAMES - roles))
+    server = replace(server, name=graph_name(server))
     routing = "kv" if server.reuses_prefixes else "least-loaded"
     frontend = {
         "containers": [
