@@ -24,6 +24,7 @@ from dflash_trt.deploy.deployment_file import METHODS, Method, deployment_path, 
 from dflash_trt.deploy.finding import ACCEPTED, ERROR, UNCHECKED, WARNING, Finding, judged
 from dflash_trt.deploy.gpus import GpuFacts, parse_gpus
 from dflash_trt.deploy.memory import drafter_in_words
+from dflash_trt.deploy.parsers import missing_parsers
 from dflash_trt.deploy.real_classes import check_with_package
 from dflash_trt.deploy.render import render
 from dflash_trt.deploy.resolve import ResolvedDeployment, directory_deployment, resolve
@@ -142,6 +143,8 @@ def serve_config(
     _print_or_write(rendered.text, output, steps)
     if runtime == "trtllm" and method == "dflash" and (load := document_load(config)) is not None:
         click.echo(f"\n{drafter_in_words(load)}", err=True)
+    if note := missing_parsers(deployment.target, runtime):
+        click.echo(f"\n{note}", err=True)
     if output is None:
         click.echo(f"\nwith this text in FILE, start it with:\n  {rendered.start}", err=True)
 

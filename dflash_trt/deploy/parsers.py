@@ -9,6 +9,7 @@ parsers of its own: ai-dynamo/dynamo, docs/fern/reasoning and tool-calling at cd
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -25,7 +26,7 @@ class Parsers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Parser names of a family of targets, by runtime."""
 
     prefixes: tuple[str, ...] = ()
-    """Prefixes of repository ids."""
+    """Beginnings of a family's repository ids; the owner does not count, since copies have others."""
     reasoning: dict[Owner, str] = {}
     tool: dict[Owner, str] = {}
 
@@ -36,5 +37,21 @@ def _known() -> tuple[Parsers, ...]:
 
 
 def target_parsers(target: str) -> Parsers:
-    """Parsers of a target's repository id; empty for an unknown target."""
-    return next((entry for entry in _known() if target.startswith(entry.prefixes)), Parsers())
+    """Parsers of a target by the family that its name shows, a repository's or a directory's; empty for others.
+
+    config.json tells less than the name: Qwen3-Coder's chat template differs from Qwen3's, its model_type does not.
+    """
+    name = Path(target).name.lower()
+    families = ((entry, tuple(Path(prefix).name.lower() for prefix in entry.prefixes)) for entry in _known())
+    return next((entry for entry, beginnings in families if name.startswith(beginnings)), Parsers())
+
+
+def missing_parsers(target: str, runtime: Runtime) -> str:
+    """What to tell the user where a runtime would return reasoning and tool calls as plain text; empty where not."""
+    parsers = target_parsers(target)
+    if parsers.prefixes and (runtime in parsers.reasoning or runtime in parsers.tool or runtime == "trtllm"):
+        return ""
+    return (
+        f"no parsers are known for {target} under {runtime}: reasoning and tool calls come as plain text; a copy of a"
+        " known target needs its repository's name as the directory's"
+    )

@@ -15,7 +15,7 @@ from dflash_trt.deploy.flags import command_text
 from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.schema import Runtime
-from dflash_trt.deploy.trtllm_arguments import STREAM_INTERVAL, trtllm_arguments, trtllm_command
+from dflash_trt.deploy.trtllm_arguments import STREAM_INTERVALS, trtllm_arguments, trtllm_command
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import command_line, plain
 
@@ -57,7 +57,7 @@ def _vllm(deployment: ResolvedDeployment) -> dict[str, Any]:
         "kv_cache_dtype": deployment.kv_cache_dtype,
         "enable_prefix_caching": deployment.asks_for_prefix_reuse,
         "enable_chunked_prefill": True,
-        "stream_interval": STREAM_INTERVAL,
+        "stream_interval": STREAM_INTERVALS[deployment.purpose],
     }
     cache = None if deployment.target_sizes is None else deployment.target_sizes.cache
     if cache and cache.num_sliding_layers and cache.num_full_layers:  # else an assertion ends it: see rules/vllm_rules
@@ -91,7 +91,7 @@ def _sglang(deployment: ResolvedDeployment) -> dict[str, Any]:
         "cuda_graph_max_bs_decode": deployment.max_batch_size,
         "kv_cache_dtype": CACHE_DTYPES[deployment.kv_cache_dtype],
         "disable_radix_cache": not deployment.asks_for_prefix_reuse,
-        "stream_interval": STREAM_INTERVAL,
+        "stream_interval": STREAM_INTERVALS[deployment.purpose],
     }
 
 

@@ -15,7 +15,8 @@ from dflash_trt.files.command import argument
 
 ENGINE_MODE = ("python", "-m", "dflash_trt.trtllm")
 """Starts a command in whose ranks engine mode's drafter is registered (dflash_trt/trtllm)."""
-STREAM_INTERVAL = 20
+STREAM_INTERVALS = {"latency": 1, "throughput": 20}
+"""Steps between two chunks of an answer; NVIDIA's gpt-oss-120b files have 20 for both, which one user sees as bursts."""
 POSTPROCESS_WORKERS = 4
 ATTENTION_DP = {"enable_balance": True, "batching_wait_iters": 50, "timeout_iters": 1}
 """Settings of NVIDIA's gpt-oss-120b-throughput.yaml (examples/configs/curated @ 25f307ee)."""
@@ -31,7 +32,7 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
         "max_num_tokens": deployment.max_num_tokens,
         "max_seq_len": deployment.max_seq_len,
         "enable_chunked_prefill": True,
-        "stream_interval": STREAM_INTERVAL,
+        "stream_interval": STREAM_INTERVALS[deployment.purpose],
         "num_postprocess_workers": POSTPROCESS_WORKERS,
         "cuda_graph_config": {
             "enable_padding": not _pads_into_the_pool(deployment, method),

@@ -15,6 +15,7 @@ from dflash_trt.deploy.catalog import catalog, row, trained_for
 from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.deployment_file import Eagle3, deployment_path, load_deployment, shipped_deployments
 from dflash_trt.deploy.finding import ERROR, WARNING
+from dflash_trt.deploy.parsers import missing_parsers, target_parsers
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.render import render
 from dflash_trt.deploy.resolve import resolve
@@ -43,6 +44,20 @@ def test_the_catalogue_holds_every_draft_and_deployment() -> None:
     # After a change of the data: make catalog
     text = (REPOSITORY / "docs" / "checkpoints.md").read_text()
     assert replace_catalogue(text) == text
+
+
+@pytest.mark.parametrize(
+    ("target", "vllm"),
+    [
+        ("openai/gpt-oss-120b", "openai"), ("/models/gpt-oss-120b", "openai"), ("unsloth/Qwen3-8B-FP8", "hermes"),
+        ("./Qwen3-Coder-30B-A3B-Instruct", "qwen3_coder"), ("meta-models/Muse-Glimmer-30B", "muse_glimmer"),
+        ("/models/snapshots/0f2c", None),
+    ],
+)  # fmt: skip
+def test_parsers_are_those_of_the_family(target: str, vllm: str | None) -> None:
+    """A copy has another owner, or is a directory; without a family's name the user is told."""
+    assert target_parsers(target).tool.get("vllm") == vllm
+    assert ("plain text" in missing_parsers(target, "vllm")) == (vllm is None)
 
 
 def test_memory_follows_from_the_facts() -> None:
@@ -170,9 +185,15 @@ def test_no_warning_without_a_reason_in_the_file(name: str, runtime: Runtime) ->
 
 
 def test_a_runtime_that_cannot_serve_a_deployment() -> None:
-    """TensorRT-LLM has no speculative worker for Gemma 4; attention data parallelism is written for it alone."""
+    """TensorRT-LLM has no speculative worker for Gemma 4; attention data parallelism is written for it alone.
+
+    On RTX GPUs and GB10 only vLLM is known to run DFlash.
+    """
     expected = {(name, "trtllm") for name in NAMES if name.startswith("gemma-4-")}
     expected |= {("gpt-oss-120b.b200x2.throughput", runtime) for runtime in ("vllm", "sglang")}
+    blackwell = ("qwen3-8b.rtx5090x1", "qwen3-8b.rtxpro6000x1", "qwen3-8b.gb10x1", "gpt-oss-20b.rtx5090x1")
+    expected |= {(f"{name}.latency", runtime) for name in blackwell for runtime in ("trtllm", "sglang")}
+    expected |= {("qwen3-8b.l40sx1.latency", "trtllm")}
     assert {(name, runtime) for name in NAMES for runtime in RUNTIMES} - set(SERVED) == expected
     with pytest.raises(ConfigError, match="runtimes: expected vllm or sglang, found trtllm"):
         rendered("gemma-4-31b.h200x1.latency", "trtllm")
@@ -288,7 +309,7 @@ def test_how_the_server_is_started() -> None:
 def test_answers_are_parsed(name: str, runtime: Runtime) -> None:
     """Reasoning and tool calls; gpt-oss's by trtllm-serve on its own, and Llama's not at all by it."""
     written = rendered(name, runtime)
-    no_source = ("glm-5.3", "muse-glimmer", "qwen3.8")
+    no_source = ("glm-5.3", "qwen3.8", *(("muse-glimmer",) if runtime == "trtllm" else ()))
     if runtime == "trtllm":
         assert ("--tool_parser" in written.start) == (not name.startswith(("gpt-oss", "llama", *no_source)))
         return
