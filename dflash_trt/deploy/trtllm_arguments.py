@@ -16,7 +16,7 @@ from dflash_trt.files.command import argument
 ENGINE_MODE = ("python", "-m", "dflash_trt.trtllm")
 """Starts a command in whose ranks engine mode's drafter is registered (dflash_trt/trtllm)."""
 STREAM_INTERVALS = {"latency": 1, "throughput": 20}
-"""Steps between two chunks of an answer; NVIDIA's gpt-oss-120b files have 20 for both, which one user sees as bursts."""
+"""Steps between two chunks of an answer; NVIDIA's gpt-oss-120b files have 20 for both, which a user sees as bursts."""
 POSTPROCESS_WORKERS = 4
 ATTENTION_DP = {"enable_balance": True, "batching_wait_iters": 50, "timeout_iters": 1}
 """Settings of NVIDIA's gpt-oss-120b-throughput.yaml (examples/configs/curated @ 25f307ee)."""
