@@ -34,6 +34,7 @@ LaunchConfig make_wgmma_launch_config(const Params& p, int32_t sms) {
   config.shared_bytes =
       config.stages_at + std::max(stages, (config.teams + 1) * results + config.tile_rows * kRowOutputBytes);
   set_ranges(p, std::min(sms, kMaxSms), config);
+  config.combine_cost = kCombineBytes / (2 * kUnitKeys * D * bytes);
   return config;
 }
 

@@ -76,6 +76,7 @@ MUTANTS = [
     Mutant("a range too long", "schedule.cuh", "min(length, all.begin + end * kUnitKeys)", "length"),
     Mutant("starts that cost nothing", "schedule.cuh", "(place.request + 1) * start_cost_",
            "place.request * start_cost_"),
+    Mutant("cut requests that nobody combines", "schedule.cuh", "return parts_ == 1;", "return parts_ != 1;"),
     Mutant("a slot without its values", "rows.cuh", WIDTH, "(p.num_heads + p.num_kv_heads)"),
     Mutant("queries for keys", "rows.cuh", "p.num_heads + kv_head", "kv_head"),
     Mutant("keys for values", "rows.cuh", "(at + p.num_kv_heads)", "at"),
@@ -86,6 +87,7 @@ MUTANTS = [
 ALIKE = replace(CASE, context_lengths=(310, 290, 300))
 PART_MUTANTS = [
     Mutant("parts that overlap", "schedule.cuh", "* units, parts_) - begin}", "* units, parts_) - begin + 1}", None),
+    Mutant("equal parts that nobody combines", "schedule.cuh", "return parts_ == 1;", "return parts_ > 0;"),
     Mutant("a part left behind", "schedule.cuh", "* parts_ - 1, units)", "* parts_ - 1 - units, units)", None),
 ]  # fmt: skip
 

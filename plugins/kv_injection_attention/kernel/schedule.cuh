@@ -82,6 +82,12 @@ class Schedule {
     ranges_ = max(best, min(p.batch, config.ranges));
     parts_ = max(1, quotient(best, p.batch));
     start_cost_ = min(config.start_cost, quotient(total_, ranges_));
+    // What cutting requests saves has to be worth combining them; where it costs nothing, this decides as below.
+    if (p.batch <= config.ranges && longest - quotient(total_, ranges_) <= config.combine_cost) {
+      parts_ = 1;
+      ranges_ = p.batch;
+      return;
+    }
     // The largest part against the units and starts of an average range.
     if (p.batch <= config.ranges && longest * ranges_ <= costs() * parts_) {
       ranges_ = parts_ * p.batch;
@@ -90,6 +96,8 @@ class Schedule {
     }
   }
 
+  // Whether each request is a range of its own, so that there is nothing to combine.
+  DFLASH_DEVICE bool cuts_nothing() const { return parts_ == 1; }
   // Ranges that may have work.
   DFLASH_DEVICE int ranges() const { return ranges_; }
   // Where a range begins.
