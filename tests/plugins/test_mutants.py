@@ -93,20 +93,36 @@ PART_MUTANTS = [
 
 # Of more requests than a warp has lanes, some of which are cut.
 MANY = replace(MANY_UNEVEN, cache_dtype=FP8, k_scale=0.02, v_scale=0.03)
+# Scanned by all 32 lanes; with fewer requests than lanes the last sum is the last request's.
+SCAN_MUTANT = Mutant(
+    "sums of too few lanes", "schedule.cuh", "offset < p.batch; offset", "offset * 2 < p.batch; offset"
+)
 LANE_MUTANT = Mutant(
     "the start of a lane for a request's", "schedule.cuh", "unit += context_of(p_, i).units", "{}", None
 )
 
-# Of pages, which both kernels read alike.
+# Of pages.
+ENTRY = "p.max_pages + page];"
 PAGED = replace(CASE, L=2, layer=1, pages=Pages(32, "V1"), window=1000)
 PAGE_MUTANTS = [
-    Mutant("an entry of another request", PAGES, "int64_t{span.slot} *", "int64_t{span.slot / 9} *",
-           "AddressSanitizer"),
+    Mutant("an entry of another request", PAGES, f"int64_t{{span.slot}} * {ENTRY}\n  return",
+           f"int64_t{{span.slot / 9}} * {ENTRY}\n  return", "AddressSanitizer"),
     Mutant("a page of another size", PAGES, "(key - page * size) *", "key % 16 *"),
-    Mutant("another layer's pages", PAGES, "p.context_pointers[p.layer]", "p.context_pointers[0]"),
+    Mutant("another layer's pages", PAGES, "*>(p.context_pointers[p.layer])", "*>(p.context_pointers[0])"),
     Mutant("heads of another rank", PAGES, "kv_head * layout[kHeadStride]", "(kv_head + 1) * layout[kHeadStride]"),
     Mutant("entries beyond the length", PAGES, "key < end ?", "key < end + 1000 ?", "AddressSanitizer"),
     Mutant("a chunk between two pages", "schedule.cuh", "+ 1) / kChunkRows * kChunkRows;", "+ 1);"),
+]  # fmt: skip
+
+WGMMA_PAGE_MUTANTS = [
+    Mutant("an entry of another request", PAGES, f"int64_t{{span.slot}} * {ENTRY}\n  const",
+           f"int64_t{{span.slot / 9}} * {ENTRY}\n  const", "AddressSanitizer"),
+    Mutant("a page of another size", PAGES, "key - (page << shift)", "key % 16"),
+    Mutant("pages half as large", PAGES, "key >> shift", "key >> (shift - 1)", "AddressSanitizer"),
+    Mutant("pages as far apart as K and V", PAGES, "uint64_t{size_and_page.word[3]} << 32 | size_and_page.word[2]",
+           "uint64_t{kv_and_row.word[1]} << 32 | kv_and_row.word[0]"),
+    Mutant("another layer's pages", PAGES, "begin = p.context_pointers[p.layer]", "begin = p.context_pointers[0]"),
+    Mutant("heads of another rank", PAGES, "kv_head * head_stride", "(kv_head + 1) * head_stride"),
 ]  # fmt: skip
 
 # Of the attention of sm_90a.
@@ -198,8 +214,10 @@ CALLS = [
     *((mutant, CASE, CTAS, 0) for mutant in MUTANTS),
     *((mutant, CASE, CTAS, 80) for mutant in WGMMA_MUTANTS),
     *((mutant, ALIKE, 12, 0) for mutant in PART_MUTANTS),
+    (SCAN_MUTANT, CASE, CTAS, 0),
     (LANE_MUTANT, MANY, 264, 0),
     *((mutant, PAGED, CTAS, 0) for mutant in PAGE_MUTANTS),
+    *((mutant, PAGED, CTAS, 80) for mutant in WGMMA_PAGE_MUTANTS),
 ]
 
 

@@ -25,8 +25,9 @@ DFLASH_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 // The longest context that a row of the page table holds; 0 for an invalid layout.
 DFLASH_DEVICE int most_rows(const Params& p) {
-  const int64_t size = p.context_layout[kPageSize];
-  const bool divides = p.max_pages == 1 ? size > 0 && size <= kMaxContext : size == 16 || size == 32 || size == 64;
+  const int64_t any_size = p.context_layout[kPageSize];
+  const unsigned size = any_size > 0 && any_size <= kMaxContext ? static_cast<unsigned>(any_size) : 0;
+  const bool divides = p.max_pages == 1 || size == 16 || size == 32 || size == 64;
   return divides ? static_cast<int>(min(int64_t{p.max_pages} * size, int64_t{kMaxContext})) : 0;
 }
 
@@ -62,21 +63,29 @@ class Schedule {
   DFLASH_DEVICE Schedule(const Params& p, const LaunchConfig& config)
       : p_(p), lane_(tid_x() % 32), requests_per_lane_(ceil_div(p.batch, 32)) {
     int longest = 0;
-    for (int i = first_request(); i < end_request(); ++i) {
-      const int units = context_of(p, i).units;
-      lane_units_ += units;
-      longest = max(longest, units);
+    if (requests_per_lane_ == 1) {  // without a loop, before which the layout would be waited for, and then the lengths
+      if (lane_ < p.batch) lane_units_ = longest = context_of(p, lane_).units;
+    } else {
+#pragma unroll 1
+      for (int i = first_request(); i < end_request(); ++i) {
+        const int units = context_of(p, i).units;
+        lane_units_ += units;
+        longest = max(longest, units);
+      }
     }
     int inclusive_sum = lane_units_;
-    for (int offset = 1; offset < 32; offset *= 2) {
+    // Lanes behind the last request have nothing, and need no sums.
+#pragma unroll 1
+    for (int offset = 1; offset < 32 && offset < p.batch; offset *= 2) {
       const int below = shfl_up_sync(inclusive_sum, offset), other = shfl_up_sync(longest, offset);
       if (lane_ < offset) continue;
       inclusive_sum += below;
       longest = max(longest, other);
     }
     units_before_ = inclusive_sum - lane_units_;
-    total_ = shfl_sync(inclusive_sum, 31);
-    longest = shfl_sync(longest, 31);
+    const int last = min(p.batch, 32) - 1;
+    total_ = shfl_sync(inclusive_sum, last);
+    longest = shfl_sync(longest, last);
 
     const int best = worthwhile_ranges(config, total_);
     ranges_ = max(best, min(p.batch, config.ranges));
