@@ -125,6 +125,10 @@ WGMMA_PAGE_MUTANTS = [
     Mutant("heads of another rank", PAGES, "kv_head * head_stride", "(kv_head + 1) * head_stride"),
 ]  # fmt: skip
 
+# Of more rows than the threads take at once.
+LONG_BLOCK = replace(CASE, N=4, S=20)
+ROWS_MUTANT = Mutant("the first rows for all", "wgmma_attention.cuh", "if (begin > 0) row =", "if (begin > 999) row =")
+
 # Of the attention of sm_90a.
 STATE, WGMMA_LOADER, WGMMA = "wgmma_state.cuh", "wgmma_context_loader.cuh", "wgmma_attention.cuh"
 SCORES_MADE = "    fence_registers(score);\n  }\n\n  // Such products"
@@ -191,11 +195,16 @@ WGMMA_MUTANTS = [
            "races with thread"),
     Mutant("segments without a barrier", WGMMA, "syncthreads();  // shared memory is free", "//",
            "races with thread|while a"),
-    Mutant("no scale of the block's scores", WGMMA, "= 1 / p_.k_scale;", "= 1 + 0 * p_.k_scale;"),
+    Mutant("no scale of the block's scores", WGMMA, "= config_.key_factor;", "= 1;"),
     Mutant("columns of bytes as they are", STATE, "0x3120", "0x3210"),
     Mutant("a slot without its values", "rows.cuh", WIDTH, "(p.num_heads + p.num_kv_heads)"),
-    Mutant("queries for keys", "rows.cuh", "p.num_heads + kv_head", "kv_head"),
-    Mutant("keys for values", "rows.cuh", "(at + p.num_kv_heads)", "at"),
+    Mutant("queries for keys", WGMMA, "is_key ? p_.num_heads + ctaid_x() :", "is_key ? ctaid_x() :"),
+    Mutant("keys for values", WGMMA, "p_.num_heads + p_.num_kv_heads + ctaid_x()", "p_.num_heads + ctaid_x()"),
+    Mutant("keys normed as queries", WGMMA, "i >= N ? p_.k_norm :", "i >= N ? p_.q_norm :"),
+    Mutant("queries that are no scores", WGMMA, "1 : config_.query_factor", "1"),
+    Mutant("values behind the block", WGMMA, "i >= p_.block * kVectors", "i >= kMaxBlock * kVectors",
+           "AddressSanitizer"),
+    Mutant("no slots", WGMMA, "attention.prepare();", "", None),
 ]  # fmt: skip
 
 
@@ -217,6 +226,7 @@ CALLS = [
     (SCAN_MUTANT, CASE, CTAS, 0),
     (LANE_MUTANT, MANY, 264, 0),
     *((mutant, PAGED, CTAS, 0) for mutant in PAGE_MUTANTS),
+    (ROWS_MUTANT, LONG_BLOCK, CTAS, 80),
     *((mutant, PAGED, CTAS, 80) for mutant in WGMMA_PAGE_MUTANTS),
 ]
 

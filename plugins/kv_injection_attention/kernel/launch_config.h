@@ -111,6 +111,8 @@ struct LaunchConfig {
   int32_t stage_bytes;    // of one step of one team
   int32_t shared_bytes;   // of a CTA
   int32_t combine_warps;  // that share a row when partial results are combined
+  float query_factor;     // of sm_90a's kernel: products of queries and the context's keys become scores of log2
+  float key_factor;       // and those of the block's keys, which have no k_scale
 };
 
 struct Grid {

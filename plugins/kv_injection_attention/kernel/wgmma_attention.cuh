@@ -22,6 +22,12 @@ class WgmmaAttention {
  public:
   DFLASH_DEVICE WgmmaAttention(const Params& p, const LaunchConfig& config) : p_(p), config_(config) {}
 
+  // What needs nothing of the grid before.
+  DFLASH_DEVICE void prepare() const {
+    static_assert(N <= kAllThreads);
+    if (tid_x() < N) st_shared(Group::slots() + tid_x() * 4, tid_x() / config_.group);
+  }
+
   // For `units` units, the first of which is unit `begin` of `request`.
   DFLASH_DEVICE void run(int request, int begin, int units) const {
     store_remaining(request, begin, units);
@@ -44,12 +50,9 @@ class WgmmaAttention {
   // False after the last.
   DFLASH_DEVICE bool run_segment() const {
     const ContextSpan now = span();
+    const FirstRows loaded = load_rows(now.request, now.ends());
     Context context(p_, config_, Group::team(), tid_x() % unsigned{kThreads}, [&] { return span(); });
-    store_query_operands(now);
-    if (now.ends()) {
-      store_block<D, T, Score, Columns::kPlain, kFp8 ? Columns::kEvenOdd : Columns::kPlain>(
-          p_, now, ctaid_x(), kMaxBlock, block_keys(), block_values());
-    }
+    store_rows(loaded, now, now.ends());
     fence_proxy_async();
     syncthreads();
 
@@ -75,7 +78,7 @@ class WgmmaAttention {
   using BlockOperands = LeftOperands<D, false>;  // of the block's rows
   using State = WgmmaState<D, N, kFp8>;
   using Score = std::conditional_t<kFp8, F16, T>;
-  static_assert(kTeams * (wgmma_weight_bytes(N) + wgmma_number_bytes(N)) >= N * kStride + kWarps * 4);
+  static_assert(kTeams * wgmma_number_bytes(N) >= kWarps * 4);
 
   // Taken from one lane, so that the compiler knows it to be uniform.
   static DFLASH_DEVICE Shared uniform_team_weights() {
@@ -99,36 +102,97 @@ class WgmmaAttention {
     }
   };
 
-  // First as rows of row_bytes() where the weights will be, then as the swizzled rows that wgmma reads.
-  DFLASH_DEVICE void store_query_operands(const ContextSpan& span) const {
-    const Shared swizzled = Group::queries(), rows = Group::weights(0);
-    // Products with the context's keys are scores in units of log2.
-    const float factor = p_.softmax_scale * p_.k_scale * kLog2E;
-    store_queries<D, T, Score, Columns::kPlain>(p_, config_, span, ctaid_x(), 0, N, factor, 1, rows);
-    for (int i = tid_x(); i < N; i += kTeams * kThreads) st_shared(Group::slots() + i * 4, i / config_.group);
-    syncthreads();
-    float largest = 0;  // of the absolute values; ignores NaN
-#pragma unroll 1
-    for (int i = tid_x(); i < N * D / 8; i += kTeams * kThreads) {
-      const int row = i / (D / 8), vector = i % (D / 8);
-      const Shared from = rows + row * kStride + vector * 16;
-      const Shared to = swizzled + vector / 8 * (N * State::Queries::kRow) +
-                        State::Queries::swizzle(row * State::Queries::kRow + vector % 8 * 16);
-      for (int j = 0; j < 16; j += 4) {
-        const uint32_t pair = ld_shared(from + j);
-        st_shared(to + j, pair);
-        if (!kFp8) continue;
-        const float low = low_half_to_float(F16{}, pair), high = high_half_to_float(F16{}, pair);
-        largest = fmaxf(largest, fmaxf(fabsf(low), fabsf(high)));
-      }
+  // Lanes that share a row of the block, rows that all threads take at once, and vectors of its values for each thread.
+  static constexpr int kAllThreads = kTeams * kThreads, kRowLanes = D / 16, kRowsAtOnce = kAllThreads / kRowLanes;
+  static constexpr int kVectors = D / 8, kValueLoads = (kMaxBlock * kVectors + kAllThreads - 1) / kAllThreads;
+
+  // Row i is a query row below N, and behind these a key of the block, if that is the CTA's. Products of queries with
+  // the context's keys are scores in units of log2.
+  DFLASH_DEVICE RowSource source_of(int i) const {
+    return {p_.qkv, i >= N ? p_.k_norm : p_.q_norm, i >= N ? 1 : config_.query_factor};
+  }
+  // This thread's part of row i of `rows`; zeros for a row of padding.
+  DFLASH_DEVICE RowVectors load_block_row(int request, int i, int rows) const {
+    const bool is_key = i >= N, real = i < rows && (is_key || i < config_.rows);
+    if (!real) return {};
+    const int slot = is_key ? i - N : static_cast<int>(ld_shared(Group::slots() + i * 4));
+    const int head = is_key ? p_.num_heads + ctaid_x() : ctaid_x() * config_.group + i - slot * config_.group;
+    const float* rope = p_.rope + (request * p_.block + slot) * D;
+    return load_row<D>(source_of(i), qkv_row(p_, request, slot, head), rope, tid_x() % kRowLanes, true);
+  }
+  DFLASH_DEVICE void load_block_values(int request, Words4 (&values)[kValueLoads]) const {
+#pragma unroll
+    for (int j = 0; j < kValueLoads; ++j) {
+      const int i = tid_x() + j * kAllThreads;
+      if (i >= p_.block * kVectors) continue;  // those behind slot S stay 0
+      const int64_t row = qkv_row(p_, request, i / kVectors, p_.num_heads + p_.num_kv_heads + ctaid_x());
+      values[j] = ld_global_v4(static_cast<const unsigned char*>(p_.qkv) + row * D * 2 + i % kVectors * 16);
     }
-    if constexpr (kFp8) round_queries(rows, largest_of_threads(largest));
+  }
+
+  // What the first pass of store_rows() takes, all of it where a thread has one row: in flight while the context's
+  // pages are looked up.
+  struct FirstRows {
+    RowVectors row{};
+    Words4 values[kValueLoads] = {};
+  };
+  DFLASH_DEVICE FirstRows load_rows(int request, bool has_block) const {
+    FirstRows loaded;
+    loaded.row = load_block_row(request, tid_x() / kRowLanes, has_block ? N + p_.block : N);
+    if (has_block) load_block_values(request, loaded.values);
+    return loaded;
+  }
+
+  // The queries, as the swizzled rows that wgmma reads, and with the block its keys and values. Keys behind slot S are
+  // not written: whatever their scores are, attend_block() hides them. Values there are 0.
+  DFLASH_DEVICE void store_rows(const FirstRows& loaded, const ContextSpan& now, bool has_block) const {
+    const float eps = now.slot < 0 ? as_float(0x7fc00000u) : p_.rms_norm_eps;  // NaN queries make NaN outputs
+    const int rows = has_block ? N + p_.block : N, part = tid_x() % kRowLanes;
+    float largest = 0;  // of the queries' absolute values; ignores NaN
+    RowVectors row = loaded.row;
+#pragma unroll 1
+    for (int begin = 0; begin < rows; begin += kRowsAtOnce) {
+      const int i = begin + tid_x() / kRowLanes;
+      const bool is_key = i >= N;
+      if (begin > 0) row = load_block_row(now.request, i, rows);
+      norm_and_rotate<D, T, Score, kRowLanes>(
+          row, source_of(i), is_key ? p_.rms_norm_eps : eps, part, i < rows, [&](int index, const Words4& vector) {
+            st_shared_v4(is_key ? block_keys() + (i - N) * kStride + index * 16 : query_at(i, index), vector);
+            if constexpr (kFp8) {
+              if (!is_key) largest = largest_of(vector, largest);
+            }
+          });
+    }
+    if (has_block) store_block_values(loaded.values);
+    if constexpr (kFp8) round_queries(largest_of_threads(largest));
+  }
+  // Vector `index` of a query row.
+  static DFLASH_DEVICE Shared query_at(int row, int index) {
+    return Group::queries() + index / 8 * (N * State::Queries::kRow) +
+           State::Queries::swizzle(row * State::Queries::kRow + index % 8 * 16);
+  }
+  static DFLASH_DEVICE float largest_of(const Words4& vector, float largest) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      largest = fmaxf(largest, fabsf(low_half_to_float(F16{}, vector.word[j])));
+      largest = fmaxf(largest, fabsf(high_half_to_float(F16{}, vector.word[j])));
+    }
+    return largest;
+  }
+  DFLASH_DEVICE void store_block_values(const Words4 (&values)[kValueLoads]) const {
+#pragma unroll
+    for (int j = 0; j < kValueLoads; ++j) {
+      const int i = tid_x() + j * kAllThreads;
+      if (i >= kMaxBlock * kVectors) continue;
+      const Shared row = block_values() + i / kVectors * kStride;
+      store_vector<kFp8 ? Columns::kEvenOdd : Columns::kPlain>(row, i % kVectors, values[j]);
+    }
   }
 
   // What meets the keys of an FP8 cache: all rows of F16, times the power of two that makes the largest element 128 to
   // 256, in E4M3, whose numbers reach 448. It has its three bits down to 2^-6, a 16,000th of the largest element, so
   // one factor does for all rows; one for each would take as many registers as the maxima.
-  DFLASH_DEVICE void round_queries(Shared rows, float largest) const {
+  DFLASH_DEVICE void round_queries(float largest) const {
     // The smallest number of F16 is 2^-24. Infinite queries make NaN outputs, as they would without rounding.
     const uint32_t exponent = max(as_bits(largest) >> 23, 127u - 24);
     const float factor = as_float((127 * 2 + 7 - exponent) << 23);
@@ -137,7 +201,7 @@ class WgmmaAttention {
 #pragma unroll 1
     for (int i = tid_x(); i < N * D / 8; i += kTeams * kThreads) {
       const int row = i / (D / 8), vector = i % (D / 8);
-      const Shared from = rows + row * kStride + vector * 16;
+      const Shared from = query_at(row, vector);
       const Shared to = Group::rounded_queries() + Rows::swizzle(row * Rows::kRow + vector * 8);
       for (int j = 0; j < 2; ++j) {
         const uint32_t low = ld_shared(from + j * 8), high = ld_shared(from + j * 8 + 4);
@@ -152,7 +216,7 @@ class WgmmaAttention {
   DFLASH_DEVICE float largest_of_threads(float largest) const {
 #pragma unroll
     for (int mask = 1; mask < 32; mask *= 2) largest = fmaxf(largest, shfl_xor_sync(largest, mask));
-    const Shared all = Group::slots() - kWarps * 4;  // behind the rows
+    const Shared all = Group::slots() - kWarps * 4;  // where raise_maxima() will put numbers
     if (Group::lane() == 0) st_shared(all + tid_x() / 32 * 4, as_bits(largest));
     syncthreads();
     for (int warp = 0; warp < kWarps; ++warp) largest = fmaxf(largest, as_float(ld_shared(all + warp * 4)));
@@ -224,7 +288,7 @@ class WgmmaAttention {
     constexpr int kSteps = kMaxBlock / 16;
     const int warp = Group::warp(), lane = Group::lane();
     const int window = min(window_of(p_.sliding_window), kMaxBlock);
-    const float factor = 1 / p_.k_scale;  // the block's keys have no scale
+    const float factor = config_.key_factor;
     float score[N / 2] = {}, sums[N / 4];
 #pragma unroll 1
     for (int i = 0; i < D / 16; ++i) {  // one after another: registers are scarce, time is not
@@ -311,11 +375,13 @@ template <int D, int N, class T, bool kFp8>
 __global__ void __launch_bounds__(32 * kWarpgroupWarps * wgmma_teams(D), 1)
     wgmma_attention(const __grid_constant__ Params p, const __grid_constant__ LaunchConfig config) {
   griddepcontrol_launch_dependents();
+  const WgmmaAttention<D, N, T, kFp8> attention(p, config);
+  attention.prepare();
   griddepcontrol_wait();  // as attention() does
   const Schedule schedule(p, config);
   if (ctaid_y() >= schedule.ranges()) return;
   const Range range = schedule.range(ctaid_y());
-  if (range.units > 0) WgmmaAttention<D, N, T, kFp8>(p, config).run(range.begin.request, range.begin.unit, range.units);
+  if (range.units > 0) attention.run(range.begin.request, range.begin.unit, range.units);
 }
 
 }  // namespace dflash::kv_injection
