@@ -128,6 +128,10 @@ WGMMA_PAGE_MUTANTS = [
 # Of more rows than the threads take at once.
 LONG_BLOCK = replace(CASE, N=4, S=20)
 ROWS_MUTANT = Mutant("the first rows for all", "wgmma_attention.cuh", "if (begin > 0) row =", "if (begin > 999) row =")
+# Of ranges without work.
+EMPTY_MUTANT = Mutant("a range without work that works", "wgmma_attention.cuh", "if (units_left() < 0) return;", "")
+WINDOW = "window_of(p_.sliding_window) + p_.block"
+WINDOW_MUTANT = Mutant("a window's edge taken for all visible", "wgmma_attention.cuh", f"- {WINDOW}", f"- 2 * {WINDOW}")
 
 # Of the attention of sm_90a.
 STATE, WGMMA_LOADER, WGMMA = "wgmma_state.cuh", "wgmma_context_loader.cuh", "wgmma_attention.cuh"
@@ -204,6 +208,11 @@ WGMMA_MUTANTS = [
     Mutant("queries that are no scores", WGMMA, "1 : config_.query_factor", "1"),
     Mutant("values behind the block", WGMMA, "i >= p_.block * kVectors", "i >= kMaxBlock * kVectors",
            "AddressSanitizer"),
+    Mutant("no wait for the kernel before", WGMMA, "griddepcontrol_wait();", "", "before the grid before"),
+    Mutant("a span stored too late", WGMMA, "syncthreads();\n    if (units_left() < 0) return;",
+           "if (units_left() < 0) return;", "races with thread|waits for threads"),
+    Mutant("requests behind the first that lose a unit", WGMMA, "{next_request, 0, left}", "{next_request, 1, left}",
+           None),
     Mutant("no slots", WGMMA, "attention.prepare();", "", None),
 ]  # fmt: skip
 
@@ -227,6 +236,8 @@ CALLS = [
     (LANE_MUTANT, MANY, 264, 0),
     *((mutant, PAGED, CTAS, 0) for mutant in PAGE_MUTANTS),
     (ROWS_MUTANT, LONG_BLOCK, CTAS, 80),
+    (EMPTY_MUTANT, ALIKE, 12, 80),
+    (WINDOW_MUTANT, PAGED, CTAS, 80),
     *((mutant, PAGED, CTAS, 80) for mutant in WGMMA_PAGE_MUTANTS),
 ]
 

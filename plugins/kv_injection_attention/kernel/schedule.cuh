@@ -57,6 +57,11 @@ struct Range {
   int units;
 };
 
+// A range without its place among all units: the request and its unit that it begins with, and how many there are.
+struct Task {
+  int request, unit, units;
+};
+
 // The units of all requests. Every lane of a warp has some of the requests; the functions are for whole warps.
 class Schedule {
  public:
@@ -117,6 +122,12 @@ class Schedule {
     const int end = index + 1 < ranges_ ? at_cost(cost_before(index + 1)).number() : total_;
     return {begin, end - begin.number()};
   }
+  // The same as range(), in fewer steps.
+  DFLASH_DEVICE Task task(int index) const {
+    if (parts_ > 0) return task_of_part(index);
+    const Range all = range(index);
+    return {all.begin.request, all.begin.unit, all.units};
+  }
   // The last range that begins at or before a unit, of a request of `units`.
   DFLASH_DEVICE int range_of(const Place& place, int units) const {
     if (parts_ > 0) return place.request * parts_ + quotient((place.unit + 1) * parts_ - 1, units);
@@ -145,9 +156,13 @@ class Schedule {
 
   // A range when all requests are cut into equal parts.
   DFLASH_DEVICE Range part(int range) const {
+    const Task task = task_of_part(range);
+    return {{task.request, start_of(task.request).first_unit, task.unit}, task.units};
+  }
+  DFLASH_DEVICE Task task_of_part(int range) const {
     const int request = quotient(range, parts_), part = range - request * parts_;
     const int units = units_of(request), begin = quotient(part * units, parts_);
-    return {{request, start_of(request).first_unit, begin}, quotient((part + 1) * units, parts_) - begin};
+    return {request, begin, quotient((part + 1) * units, parts_) - begin};
   }
 
   DFLASH_DEVICE int cost_before(int range) const { return range * costs() / ranges_; }
@@ -193,6 +208,7 @@ struct ContextSpan {
   int length;              // the request's context rows
   int key_begin, key_end;  // the span's
 
+  ContextSpan() = default;
   // At most `units` of them.
   DFLASH_DEVICE ContextSpan(const Params& p, int index, int first, int units) : request(index), begin(first) {
     const RequestContext all = context_of(p, request);

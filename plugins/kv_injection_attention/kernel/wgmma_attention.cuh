@@ -28,43 +28,69 @@ class WgmmaAttention {
     if (tid_x() < N) st_shared(Group::slots() + tid_x() * 4, tid_x() / config_.group);
   }
 
-  // For `units` units, the first of which is unit `begin` of `request`.
-  DFLASH_DEVICE void run(int request, int begin, int units) const {
-    store_remaining(request, begin, units);
-    while (run_segment()) continue;
+  // One warp finds out which range is the CTA's: the same loads, shuffles and divisions by all of them would wait for
+  // each other.
+  DFLASH_DEVICE void run() const {
+    if (tid_x() < 32) {
+      const Schedule schedule(p_, config_);
+      store_span(ctaid_y() < schedule.ranges() ? schedule.task(ctaid_y()) : Task{});
+    }
+    syncthreads();
+    if (units_left() < 0) return;
+    for (;;) {
+      run_segment();
+      const int left = units_left(), next_request = span().request + 1;
+      if (left == 0) return;
+      syncthreads();  // shared memory is free for the next span
+      if (tid_x() < 32) store_span({next_request, 0, left});
+      syncthreads();
+    }
   }
 
  private:
-  // The request, unit and number of units that remain of the CTA's range, in shared memory: registers are scarce.
-  DFLASH_DEVICE ContextSpan span() const { return {p_, remaining(0), remaining(1), remaining(2)}; }
-  static DFLASH_DEVICE int remaining(int i) { return static_cast<int>(ld_shared(Group::remaining() + i * 4)); }
-  static DFLASH_DEVICE void store_remaining(int request, int begin, int units) {
-    if (tid_x() == 0) {
-      st_shared(Group::remaining(), request);
-      st_shared(Group::remaining() + 4, begin);
-      st_shared(Group::remaining() + 8, units);
+  // The task's first request, in shared memory: registers are scarce, and loading lengths again takes time. One warp
+  // calls.
+  DFLASH_DEVICE void store_span(const Task& task) const {
+    ContextSpan now{};
+    int left = -1;
+    if (task.units > 0) {
+      now = ContextSpan(p_, task.request, task.unit, task.units);
+      left = task.units - (now.end - now.begin);
     }
-    syncthreads();
+    if (tid_x() > 0) return;
+    const int visible_to_all = now.key_end - (now.length - window_of(p_.sliding_window) + p_.block);
+    const auto word = [](int value) { return static_cast<uint32_t>(value); };
+    st_shared_v4(Group::span(), {{word(now.request), word(now.slot), word(now.length), word(now.key_begin)}});
+    st_shared_v4(Group::span() + 16, {{word(now.key_end), word(left), word(visible_to_all), 0}});
   }
+  // As it was stored, but for `begin` and `end`.
+  static DFLASH_DEVICE ContextSpan span() {
+    const Words4 words = ld_shared_v4(Group::span());
+    ContextSpan now{};
+    now.request = static_cast<int>(words.word[0]);
+    now.slot = static_cast<int>(words.word[1]);
+    now.length = static_cast<int>(words.word[2]);
+    now.key_begin = static_cast<int>(words.word[3]);
+    now.key_end = static_cast<int>(ld_shared(Group::span() + 16));
+    return now;
+  }
+  // Of the range behind the span; negative if the range is empty.
+  static DFLASH_DEVICE int units_left() { return static_cast<int>(ld_shared(Group::span() + 20)); }
+  // Of the span, counted from its end, those that the window hides from no slot.
+  static DFLASH_DEVICE int rows_visible_to_all() { return static_cast<int>(ld_shared(Group::span() + 24)); }
 
-  // False after the last.
-  DFLASH_DEVICE bool run_segment() const {
+  DFLASH_DEVICE void run_segment() const {
     const ContextSpan now = span();
     const FirstRows loaded = load_rows(now.request, now.ends());
-    Context context(p_, config_, Group::team(), tid_x() % unsigned{kThreads}, [&] { return span(); });
+    Context context(p_, config_, now, [] { return span(); });
     store_rows(loaded, now, now.ends());
     fence_proxy_async();
     syncthreads();
 
-    attend_context(context, now);
+    attend_context(context);
     syncthreads();
     merge_and_write<ResultRow>(ResultWriter<D, T>(p_, config_, span(), ctaid_x()), results(), kThreads,
                                span().ends() ? kTeams + 1 : kTeams, 0, config_.rows);
-    const ContextSpan done = span();
-    const int request = done.request + 1, left = remaining(2) - (done.end - done.begin);
-    syncthreads();  // shared memory is free for the next span
-    store_remaining(request, 0, left);
-    return left > 0;
   }
 
   static constexpr int kTeams = wgmma_teams(D);
@@ -89,7 +115,6 @@ class WgmmaAttention {
   struct StepAddresses {
     Shared keys, values;     // where it reads, from the step's rows on
     Shared weights;          // where it writes weights
-    Shared team_weights;     // where they begin, where D is 64: else nvcc 13.0 moves what it keeps back and forth
     float score_factor = 1;  // of rounded queries
 
     DFLASH_DEVICE StepAddresses() {
@@ -97,7 +122,6 @@ class WgmmaAttention {
       keys = CacheOperands::keys_at(warp, lane);
       values = Context::kValuesAt + CacheOperands::values_at(warp, lane);
       weights = State::weights_at(warp, lane);
-      team_weights = D == 64 ? uniform_team_weights() : 0;
       if (kFp8) score_factor = as_float(ld_shared(Group::score_factor()));
     }
   };
@@ -280,7 +304,7 @@ class WgmmaAttention {
     constexpr int kSteps = kWgmmaKeys / 16;
     uint32_t values[D / 64 * kSteps][4];
     CacheOperands::template load_values<kSteps>(values, rows + addresses.values);
-    state.template add_values<Score, kSteps>(values, D == 64 ? addresses.team_weights : uniform_team_weights());
+    state.template add_values<Score, kSteps>(values, uniform_team_weights());
   }
 
   // Block slot j is visible to slot s if |s - j| < window, and if causal j <= s.
@@ -348,19 +372,17 @@ class WgmmaAttention {
     }
   }
 
-  DFLASH_DEVICE void attend_context(Context& context, const ContextSpan& span) const {
+  DFLASH_DEVICE void attend_context(Context& context) const {
     State state;
-    // Counted from the span's end.
-    const int rows_visible_to_all = span.key_end - (span.length - window_of(p_.sliding_window) + p_.block);
     const StepAddresses addresses;
-    while (context.next([&] { return this->span(); })) {
-      const bool all_visible = context.rows_left() >= kWgmmaKeys && context.rows_left() <= rows_visible_to_all;
+    while (context.next([] { return span(); })) {
+      const bool all_visible = context.rows_left() >= kWgmmaKeys && context.rows_left() <= rows_visible_to_all();
       attend_keys(state, addresses, all_visible, context.rows_left(), context.rows());
     }
     if (kFp8) state.scale_outputs(p_.v_scale);
     syncthreads();  // every team is done with its stages
     leave(state, Group::team());
-    if (Group::team() > 0 || !this->span().ends()) return;
+    if (Group::team() > 0 || !span().ends()) return;
     // Not added to what the team has of the context: registers are scarce.
     State block;
     attend_block(block);
@@ -378,10 +400,7 @@ __global__ void __launch_bounds__(32 * kWarpgroupWarps * wgmma_teams(D), 1)
   const WgmmaAttention<D, N, T, kFp8> attention(p, config);
   attention.prepare();
   griddepcontrol_wait();  // as attention() does
-  const Schedule schedule(p, config);
-  if (ctaid_y() >= schedule.ranges()) return;
-  const Range range = schedule.range(ctaid_y());
-  if (range.units > 0) attention.run(range.begin.request, range.begin.unit, range.units);
+  attention.run();
 }
 
 }  // namespace dflash::kv_injection

@@ -15,14 +15,15 @@ class WgmmaContextLoader {
   static constexpr int kStride = Step::kStride;
   static constexpr int kValuesAt = Step::kValuesAt;
 
-  // `thread` is of the team; `span()` computes the span, for it takes registers.
+  // `get_span()` gives the span again, for it takes registers.
   template <class GetSpan>
-  DFLASH_DEVICE WgmmaContextLoader(const Params& p, const LaunchConfig& config, int team, int thread, GetSpan get_span)
-      : p_(p), barrier_(1 + team) {
-    const ContextSpan span = get_span();
-    const int warp = thread / 32, lane = thread % 32;
+  DFLASH_DEVICE WgmmaContextLoader(const Params& p, const LaunchConfig& config, const ContextSpan& span,
+                                   GetSpan get_span)
+      : p_(p) {
+    const int team = tid_x() / (32u * kWarpgroupWarps), warp = tid_x() / 32u % kWarpgroupWarps, lane = tid_x() & 31;
     const int row = warp * kChunkRows + lane / kCopyLanes,
               vector = lane % kCopyLanes;  // the first that this thread copies
+    barrier_ = 1 + team;
     const int first_key = span.key_begin + team * kWgmmaKeys;
     rows_left_ = span.key_end - first_key + kTeamKeys;
     rows_to_copy_ = span.key_end - first_key - row;

@@ -47,9 +47,9 @@ struct Warpgroup {
   static DFLASH_DEVICE Shared numbers() { return weights(wgmma_teams(D)) + team() * wgmma_number_bytes(N); }
   // [N] integers: the block slot of each query row.
   static DFLASH_DEVICE Shared slots() { return weights(wgmma_teams(D)) + wgmma_teams(D) * wgmma_number_bytes(N); }
-  // Three integers: what remains of the CTA's range. Behind them the factor of the scores of rounded queries.
-  static DFLASH_DEVICE Shared remaining() { return slots() + N * 4; }
-  static DFLASH_DEVICE Shared score_factor() { return remaining() + 12; }
+  // Eight words: the CTA's span and what remains of its range. Behind them the factor of the scores of rounded queries.
+  static DFLASH_DEVICE Shared span() { return slots() + N * 4; }
+  static DFLASH_DEVICE Shared score_factor() { return span() + 32; }
 };
 
 // A step's keys and values as left operands, of rows of E4M3 or of 16 bits. Where a thread reads them is found first,
