@@ -286,16 +286,19 @@ class WgmmaAttention {
     mask(score, [&](int slot) { return window_begin + slot; }, [&](int) { return left; });
   }
 
-  DFLASH_DEVICE void attend_keys(State& state, const StepAddresses& addresses, bool all_visible, int left,
+  // Of a `first` step nothing is known of the maxima: they are raised at once.
+  DFLASH_DEVICE void attend_keys(State& state, const StepAddresses& addresses, bool first, bool all_visible, int left,
                                  Shared rows) const {
     float sums[N / 4];
     for (bool raised = false;; raised = true) {
       float score[N / 2];
-      make_scores<false>(state, score, addresses, all_visible, left, rows);
-      const bool exceeds = state.template softmax_weights<Score>(score, sums, addresses.weights);
-      fence_proxy_async();
-      // Now all weights are there, unless the maxima have to be raised first: once, for NaN exceeds any maximum.
-      if (!barrier_red_or(Group::barrier(), kThreads, exceeds) || raised) break;
+      if (raised || !first) {
+        make_scores<false>(state, score, addresses, all_visible, left, rows);
+        const bool exceeds = state.template softmax_weights<Score>(score, sums, addresses.weights);
+        fence_proxy_async();
+        // Now all weights are there, unless the maxima have to be raised first: once, for NaN exceeds any maximum.
+        if (!barrier_red_or(Group::barrier(), kThreads, exceeds) || raised) break;
+      }
       make_scores<true>(state, score, addresses, all_visible, left, rows);
       state.raise_maxima(score, Group{});
     }
@@ -314,12 +317,9 @@ class WgmmaAttention {
     const int window = min(window_of(p_.sliding_window), kMaxBlock);
     const float factor = config_.key_factor;
     float score[N / 2] = {}, sums[N / 4];
-#pragma unroll 1
-    for (int i = 0; i < D / 16; ++i) {  // one after another: registers are scarce, time is not
-      uint32_t keys[1][4] = {};
-      if (warp < kSteps) BlockOperands::load_keys(keys, block_keys() + BlockOperands::keys_at(warp, lane) + i * 32);
-      State::template multiply_keys<Score>(score, keys, i, i > 0);
-    }
+    uint32_t keys[D / 16][4] = {};
+    if (warp < kSteps) BlockOperands::load_keys(keys, block_keys() + BlockOperands::keys_at(warp, lane));
+    State::template multiply_keys<Score>(score, keys, 0, false);
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) score[i] *= factor;
     mask(
@@ -375,9 +375,11 @@ class WgmmaAttention {
   DFLASH_DEVICE void attend_context(Context& context) const {
     State state;
     const StepAddresses addresses;
+    bool first = true;
     while (context.next([] { return span(); })) {
       const bool all_visible = context.rows_left() >= kWgmmaKeys && context.rows_left() <= rows_visible_to_all();
-      attend_keys(state, addresses, all_visible, context.rows_left(), context.rows());
+      attend_keys(state, addresses, first, all_visible, context.rows_left(), context.rows());
+      first = false;
     }
     if (kFp8) state.scale_outputs(p_.v_scale);
     syncthreads();  // every team is done with its stages
