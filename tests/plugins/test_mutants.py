@@ -216,6 +216,11 @@ WGMMA_MUTANTS = [
            "if (units_left() < 0) return;", "races with thread|waits for threads"),
     Mutant("requests behind the first that lose a unit", WGMMA, "{next_request, 0, left}", "{next_request, 1, left}",
            None),
+    Mutant("a block that is not merged", WGMMA, "kTeams) + (now.ends() ? 1 : 0)", "kTeams) + (now.ends() ? 0 : 0)"),
+    Mutant("results of teams without steps", WGMMA, "min(steps(now), kTeams) +", "kTeams +", None),
+    Mutant("a block over its team's results", WGMMA, "first ? Group::team() : kTeams", "Group::team()"),
+    Mutant("a block for every team", WGMMA, "kTeams - 1) == Group::team()", "kTeams - 1) >= 0", "races with thread"),
+    Mutant("a block left over stages in use", WGMMA, "if (first) syncthreads();", "", "waits for|races|while a copy"),
     Mutant("no slots", WGMMA, "attention.prepare();", "", None),
 ]  # fmt: skip
 

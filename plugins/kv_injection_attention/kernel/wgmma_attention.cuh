@@ -81,16 +81,27 @@ class WgmmaAttention {
 
   DFLASH_DEVICE void run_segment() const {
     const ContextSpan now = span();
+    // Steps of the context are dealt to the teams in turn, the block to the next in turn, or the last team.
+    const bool has_block = now.ends() && min(steps(now), kTeams - 1) == Group::team();
     const FirstRows loaded = load_rows(now.request, now.ends());
     Context context(p_, config_, now, [] { return span(); });
     store_rows(loaded, now, now.ends());
     fence_proxy_async();
     syncthreads();
 
-    attend_context(context);
+    attend_context(context, has_block);
     syncthreads();
-    merge_and_write<ResultRow>(ResultWriter<D, T>(p_, config_, span(), ctaid_x()), results(), kThreads,
-                               span().ends() ? kTeams + 1 : kTeams, 0, config_.rows);
+    merge_and_write<ResultRow, kAllThreads>(ResultWriter<D, T>(p_, config_, span(), ctaid_x()), results(), kThreads,
+                                            num_results(), 0, config_.rows);
+  }
+
+  static DFLASH_DEVICE int steps(const ContextSpan& span) {
+    return ceil_div(span.key_end - span.key_begin, kWgmmaKeys);
+  }
+  // One of each team that has steps, and behind them the block's.
+  static DFLASH_DEVICE int num_results() {
+    const ContextSpan now = span();
+    return min(steps(now), kTeams) + (now.ends() ? 1 : 0);
   }
 
   static constexpr int kTeams = wgmma_teams(D);
@@ -358,7 +369,7 @@ class WgmmaAttention {
   };
   static_assert(ResultRow::kValues == wgmma_values(D, N));
 
-  // Results of each team, then of the block; they reuse the memory of the stages.
+  // Results of each team that has steps, then of the block; they reuse the memory of the stages.
   DFLASH_DEVICE Shared results() const { return shared_memory() + config_.stages_at; }
   DFLASH_DEVICE void leave(const State& state, int team) const {
     TeamResults::Writer writer(TeamResults(results(), kThreads, ResultRow::kValues, team),
@@ -372,23 +383,30 @@ class WgmmaAttention {
     }
   }
 
-  DFLASH_DEVICE void attend_context(Context& context) const {
+  // The team's steps of the context, and the block, if it has that: at once if it has no steps.
+  DFLASH_DEVICE void attend_context(Context& context, bool has_block) const {
+    bool first = true;
+    attend_steps(context, first, has_block);
+    if (!has_block) return;
+    // Not added to what the team has of the context: registers are scarce.
+    State block;
+    attend_block(block);
+    if (first) syncthreads();
+    leave(block, first ? Group::team() : kTeams);
+  }
+  // `first` becomes false if there is a step. Teams without steps and block wait for the others all the same.
+  DFLASH_DEVICE void attend_steps(Context& context, bool& first, bool has_block) const {
     State state;
     const StepAddresses addresses;
-    bool first = true;
     while (context.next([] { return span(); })) {
       const bool all_visible = context.rows_left() >= kWgmmaKeys && context.rows_left() <= rows_visible_to_all();
       attend_keys(state, addresses, first, all_visible, context.rows_left(), context.rows());
       first = false;
     }
     if (kFp8) state.scale_outputs(p_.v_scale);
+    if (has_block && first) return;
     syncthreads();  // every team is done with its stages
-    leave(state, Group::team());
-    if (Group::team() > 0 || !span().ends()) return;
-    // Not added to what the team has of the context: registers are scarce.
-    State block;
-    attend_block(block);
-    leave(block, kTeams);
+    if (!first) leave(state, Group::team());
   }
 
   const Params& p_;
