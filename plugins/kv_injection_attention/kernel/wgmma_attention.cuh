@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "kv_injection_attention/kernel/merge.cuh"
+#include "kv_injection_attention/kernel/phases.cuh"
 #include "kv_injection_attention/kernel/result.cuh"
 #include "kv_injection_attention/kernel/rows.cuh"
 #include "kv_injection_attention/kernel/schedule.cuh"
@@ -36,6 +37,7 @@ class WgmmaAttention {
       store_span(ctaid_y() < schedule.ranges() ? schedule.task(ctaid_y()) : Task{});
     }
     syncthreads();
+    stamp(Phase::kSpan);
     if (units_left() < 0) return;
     for (;;) {
       run_segment();
@@ -44,6 +46,7 @@ class WgmmaAttention {
       syncthreads();  // shared memory is free for the next span
       if (tid_x() < 32) store_span({next_request, 0, left});
       syncthreads();
+      stamp(Phase::kSpan);
     }
   }
 
@@ -85,14 +88,18 @@ class WgmmaAttention {
     const bool has_block = now.ends() && min(steps(now), kTeams - 1) == Group::team();
     const FirstRows loaded = load_rows(now.request, now.ends());
     Context context(p_, config_, now, [] { return span(); });
+    stamp(Phase::kLoads);
     store_rows(loaded, now, now.ends());
     fence_proxy_async();
     syncthreads();
+    stamp(Phase::kRows);
 
     attend_context(context, has_block);
     syncthreads();
+    stamp(Phase::kResults);
     merge_and_write<ResultRow, kAllThreads>(ResultWriter<D, T>(p_, config_, span(), ctaid_x()), results(), kThreads,
                                             num_results(), 0, config_.rows);
+    stamp(Phase::kMerge);
   }
 
   static DFLASH_DEVICE int steps(const ContextSpan& span) {
@@ -391,6 +398,7 @@ class WgmmaAttention {
     // Not added to what the team has of the context: registers are scarce.
     State block;
     attend_block(block);
+    stamp(Phase::kBlock);
     if (first) syncthreads();
     leave(block, first ? Group::team() : kTeams);
   }
@@ -401,8 +409,10 @@ class WgmmaAttention {
     while (context.next([] { return span(); })) {
       const bool all_visible = context.rows_left() >= kWgmmaKeys && context.rows_left() <= rows_visible_to_all();
       attend_keys(state, addresses, first, all_visible, context.rows_left(), context.rows());
+      if (first) stamp(Phase::kFirstStep);
       first = false;
     }
+    stamp(Phase::kContext);
     if (kFp8) state.scale_outputs(p_.v_scale);
     if (has_block && first) return;
     syncthreads();  // every team is done with its stages
@@ -416,10 +426,12 @@ class WgmmaAttention {
 template <int D, int N, class T, bool kFp8>
 __global__ void __launch_bounds__(32 * kWarpgroupWarps * wgmma_teams(D), 1)
     wgmma_attention(const __grid_constant__ Params p, const __grid_constant__ LaunchConfig config) {
+  stamp(Phase::kStart);
   griddepcontrol_launch_dependents();
   const WgmmaAttention<D, N, T, kFp8> attention(p, config);
   attention.prepare();
   griddepcontrol_wait();  // as attention() does
+  stamp(Phase::kGridBefore);
   attention.run();
 }
 
