@@ -304,21 +304,24 @@ class WgmmaAttention {
     mask(score, [&](int slot) { return window_begin + slot; }, [&](int) { return left; });
   }
 
+  // Whether a step's scores stay in registers while maxima are raised; else they are made again. nvcc 13.0 would spill.
+  static constexpr bool kKeepsScores = !(kFp8 && D == 64 && N == 80);
+
   // Of a `first` step nothing is known of the maxima: they are raised at once.
   DFLASH_DEVICE void attend_keys(State& state, const StepAddresses& addresses, bool first, bool all_visible, int left,
                                  Shared rows) const {
     float sums[N / 4];
-    for (bool raised = false;; raised = true) {
+    for (bool raise = first;; raise = true) {
       float score[N / 2];
-      if (raised || !first) {
-        make_scores<false>(state, score, addresses, all_visible, left, rows);
-        const bool exceeds = state.template softmax_weights<Score>(score, sums, addresses.weights);
-        fence_proxy_async();
-        // Now all weights are there, unless the maxima have to be raised first: once, for NaN exceeds any maximum.
-        if (!barrier_red_or(Group::barrier(), kThreads, exceeds) || raised) break;
+      if (raise) {
+        make_scores<true>(state, score, addresses, all_visible, left, rows);
+        state.raise_maxima(score, Group{});
       }
-      make_scores<true>(state, score, addresses, all_visible, left, rows);
-      state.raise_maxima(score, Group{});
+      if (!raise || !kKeepsScores) make_scores<false>(state, score, addresses, all_visible, left, rows);
+      const bool exceeds = state.template softmax_weights<Score>(score, sums, addresses.weights);
+      fence_proxy_async();
+      // Now all weights are there, unless the maxima have to be raised first: once, for NaN exceeds any maximum.
+      if (!barrier_red_or(Group::barrier(), kThreads, exceeds) || raise) break;
     }
 #pragma unroll
     for (int c = 0; c < N / 4; ++c) state.sum[c] += sums[c];
@@ -344,7 +347,6 @@ class WgmmaAttention {
         score, [&](int slot) { return slot - window + 1; },
         [&](int slot) { return min(p_.block, slot + (p_.causal ? 1 : window)); });
     state.raise_maxima(score, Group{});
-    state.subtract_maxima(score);
     state.template softmax_weights<T>(score, sums, State::weights_at(warp, lane));
     fence_proxy_async();
     Group::sync();
