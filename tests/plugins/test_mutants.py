@@ -209,7 +209,7 @@ WGMMA_MUTANTS = [
     Mutant("queries for keys", WGMMA, "is_key ? p_.num_heads + ctaid_x() :", "is_key ? ctaid_x() :"),
     Mutant("keys for values", WGMMA, "p_.num_heads + p_.num_kv_heads + ctaid_x()", "p_.num_heads + ctaid_x()"),
     Mutant("keys normed as queries", WGMMA, "i >= N ? p_.k_norm :", "i >= N ? p_.q_norm :"),
-    Mutant("queries that are no scores", WGMMA, "1 : config_.query_factor", "1"),
+    Mutant("queries that are no scores", WGMMA, "1 : config_.query_factor", "1 : 1"),
     Mutant("values behind the block", WGMMA, "i >= p_.block * kVectors", "i >= kMaxBlock * kVectors",
            "AddressSanitizer"),
     Mutant("no wait for the kernel before", WGMMA, "griddepcontrol_wait();", "", "before the grid before"),

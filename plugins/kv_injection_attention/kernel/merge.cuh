@@ -89,7 +89,9 @@ DFLASH_DEVICE void merge_and_write(const ResultWriter<D, T>& writer, Shared resu
   }
   syncthreads();
 
-#pragma unroll(D == 256 ? 1 : 2)  // there two at a time would spill
+// Two at a time would spill where head_dim is 256, and for sm_90a they would be more code, which short calls wait for.
+// Where head_dim is 128, nvcc 13.0 makes the loop over the context longer for it.
+#pragma unroll(D == 256 || (D == 64 && kAllThreads > 0) ? 1 : 2)
   for (int i = tid_x(); i < rows * (D / 2); i += all_threads) {
     const int row = i / (D / 2), column = i % (D / 2) * 2;
     const Row place(row);

@@ -336,13 +336,15 @@ class WgmmaAttention {
     constexpr int kSteps = kMaxBlock / 16;
     const int warp = Group::warp(), lane = Group::lane();
     const int window = min(window_of(p_.sliding_window), kMaxBlock);
-    const float factor = config_.key_factor;
     float score[N / 2] = {}, sums[N / 4];
     uint32_t keys[D / 16][4] = {};
     if (warp < kSteps) BlockOperands::load_keys(keys, block_keys() + BlockOperands::keys_at(warp, lane));
     State::template multiply_keys<Score>(score, keys, 0, false);
+    if constexpr (kFp8) {  // the k_scale of 16-bit keys is 1
+      const float factor = config_.key_factor;
 #pragma unroll
-    for (int i = 0; i < N / 2; ++i) score[i] *= factor;
+      for (int i = 0; i < N / 2; ++i) score[i] *= factor;
+    }
     mask(
         score, [&](int slot) { return slot - window + 1; },
         [&](int slot) { return min(p_.block, slot + (p_.causal ? 1 : window)); });
