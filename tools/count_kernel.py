@@ -143,6 +143,7 @@ class Count:
     kernel: str
     config: LaunchConfig
     registers: int
+    code_bytes: int  # of the whole kernel, padding included
     opcodes: Counter[str]
 
     @property
@@ -239,7 +240,12 @@ def count(case: Case, architecture: str, kernel: str, directory: Path) -> Count:
     text = run(find("nvdisasm", "pip install 'nvidia-cuda-nvdisasm>=13'"), "-c", str(cubin))
     config = make_launch_config(case, kernel == "wgmma", directory)
     step = wgmma_step(text, case, config) if kernel == "wgmma" else team_step(text, case, config)
-    return Count(case, architecture, kernel, config, int(found[1]), step)
+    return Count(case, architecture, kernel, config, int(found[1]), code_bytes(text), step)
+
+
+def code_bytes(text: str) -> int:
+    """End of the last instruction, of 16 bytes, in a listing of one kernel."""
+    return max(int(offset, 16) for offset in re.findall(r"/\*([0-9a-f]{4,5})\*/", text)) + 16
 
 
 def team_step(text: str, case: Case, config: LaunchConfig) -> Counter[str]:
@@ -287,6 +293,7 @@ def instruction_row(counted: Count) -> list[str]:
         f"{config.teams} x {config.row_groups}",
         str(counted.registers),
         f"{config.shared_bytes / 1024:.0f}",
+        f"{counted.code_bytes / 1024:.0f}",
         f"{config.read_conflicts}, {config.write_conflicts}",
     ]
 
@@ -338,6 +345,7 @@ def main(drafters: tuple[str, ...], architectures: tuple[str, ...], caches: tupl
         "teams x warps",
         "registers",
         "KiB shared",
+        "KiB of code",
         "bank conflicts",
     ]
     print_table("Warp instructions for a KiB of the cache, and what a CTA takes", columns, map(instruction_row, counts))

@@ -179,7 +179,17 @@ REGULAR = [
     for draft, lengths in product((GPT_OSS, QWEN3_8B), ((512,), (300, 511, 37, 128)))
 ]
 
-HEADS_AND_BLOCKS = ((1, 1, 1), (8, 8, 8), (8, 1, 16), (12, 4, 5), (40, 8, 7), (32, 2, 32), (10, 5, 3), (64, 1, 2))
+HEADS_AND_BLOCKS = (
+    (1, 1, 1),
+    (8, 8, 8),
+    (8, 1, 16),
+    (12, 4, 5),
+    (40, 8, 7),
+    (32, 2, 32),
+    (10, 5, 3),
+    (64, 1, 2),
+    (8, 2, 20),
+)
 FEATURES = [
     *(
         replace(RAGGED, name=f"D{D}-{SHORT[dtype]}", D=D, dtype=dtype, cache_dtype=dtype)

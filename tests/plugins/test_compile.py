@@ -32,9 +32,15 @@ from tests.plugins.compare import assert_close
 from tests.plugins.kernel.oracle import expect
 from tests.plugins.tensors import draw, reference
 from tools.count_kernel import main as count
+from tools.kernel_phases import build as build_phases
+from tools.kernel_phases import durations
+from tools.kernel_phases import main as kernel_phases
 
 
-@pytest.mark.parametrize(("command", "options"), [(bench, ["--dry-run", "--only", "a rank of 8"]), (count, ["--help"])])
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [(bench, ["--dry-run", "--only", "a rank of 8"]), (count, ["--help"]), (kernel_phases, ["--help"])],
+)
 def test_it_starts(command: click.Command, options: list[str]) -> None:
     result = CliRunner().invoke(command, options)
     assert result.exit_code == 0, result.output
@@ -306,6 +312,26 @@ def test_the_kernel_of_sm_90a_neither_warns_nor_spills(head_dim: int, rows: int,
     assert [(kernel.name, kernel.architecture) for kernel in made] == [("attention", "90a")] * 4 * rows
     assert [kernel for kernel in made if kernel.stack or kernel.spills] == []
     assert max(kernel.registers for kernel in made) <= SM_REGISTERS // (128 * teams)
+
+
+def test_durations_of_phases() -> None:
+    """One warp without steps of the context that has the block, and one with the stamp of an earlier span's block."""
+    lines = ["0 0 0 0 10 30 60 100 - 101 140 150 170", "0 0 1 5 10 30 70 100 120 125 90 150 160"]
+    cycles = durations(lines)
+    assert list(cycles) == [
+        "GridBefore", "Span", "Loads", "Rows", "FirstStep", "Context", "Block", "Results", "Merge", "all",
+    ]  # fmt: skip
+    assert cycles["GridBefore"] == [10, 5]
+    assert (cycles["FirstStep"], cycles["Context"], cycles["Block"]) == ([20], [1, 5], [39])
+    assert (cycles["Results"], cycles["all"]) == ([10, 25], [170, 155])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("drafter", "cache"), [("gpt-oss", "bf16"), ("qwen3", "fp8")])
+def test_stamps_do_not_make_the_kernel_spill(drafter: str, cache: str, tmp_path: Path) -> None:
+    if shutil.which("nvcc") is None:
+        pytest.skip("no nvcc: install the CUDA toolkit")
+    assert " 0 bytes spill stores, 0 bytes spill loads" in build_phases(drafter, cache, tmp_path / "program")
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ MUTANTS = [
     Mutant("a range too long", "schedule.cuh", "min(length, all.begin + end * kUnitKeys)", "length"),
     Mutant("starts that cost nothing", "schedule.cuh", "(place.request + 1) * start_cost_",
            "place.request * start_cost_"),
+    Mutant("cut requests that nobody combines", "schedule.cuh", "return parts_ == 1;", "return parts_ != 1;"),
     Mutant("a slot without its values", "rows.cuh", WIDTH, "(p.num_heads + p.num_kv_heads)"),
     Mutant("queries for keys", "rows.cuh", "p.num_heads + kv_head", "kv_head"),
     Mutant("keys for values", "rows.cuh", "(at + p.num_kv_heads)", "at"),
@@ -86,26 +87,51 @@ MUTANTS = [
 ALIKE = replace(CASE, context_lengths=(310, 290, 300))
 PART_MUTANTS = [
     Mutant("parts that overlap", "schedule.cuh", "* units, parts_) - begin}", "* units, parts_) - begin + 1}", None),
+    Mutant("equal parts that nobody combines", "schedule.cuh", "return parts_ == 1;", "return parts_ > 0;"),
     Mutant("a part left behind", "schedule.cuh", "* parts_ - 1, units)", "* parts_ - 1 - units, units)", None),
 ]  # fmt: skip
 
 # Of more requests than a warp has lanes, some of which are cut.
 MANY = replace(MANY_UNEVEN, cache_dtype=FP8, k_scale=0.02, v_scale=0.03)
+# Scanned by all 32 lanes; with fewer requests than lanes the last sum is the last request's.
+SCAN_MUTANT = Mutant(
+    "sums of too few lanes", "schedule.cuh", "offset < p.batch; offset", "offset * 2 < p.batch; offset"
+)
 LANE_MUTANT = Mutant(
     "the start of a lane for a request's", "schedule.cuh", "unit += context_of(p_, i).units", "{}", None
 )
 
-# Of pages, which both kernels read alike.
+# Of pages.
+ENTRY = "p.max_pages + page];"
 PAGED = replace(CASE, L=2, layer=1, pages=Pages(32, "V1"), window=1000)
 PAGE_MUTANTS = [
-    Mutant("an entry of another request", PAGES, "int64_t{span.slot} *", "int64_t{span.slot / 9} *",
-           "AddressSanitizer"),
+    Mutant("an entry of another request", PAGES, f"int64_t{{span.slot}} * {ENTRY}\n  return",
+           f"int64_t{{span.slot / 9}} * {ENTRY}\n  return", "AddressSanitizer"),
     Mutant("a page of another size", PAGES, "(key - page * size) *", "key % 16 *"),
-    Mutant("another layer's pages", PAGES, "p.context_pointers[p.layer]", "p.context_pointers[0]"),
+    Mutant("another layer's pages", PAGES, "*>(p.context_pointers[p.layer])", "*>(p.context_pointers[0])"),
     Mutant("heads of another rank", PAGES, "kv_head * layout[kHeadStride]", "(kv_head + 1) * layout[kHeadStride]"),
     Mutant("entries beyond the length", PAGES, "key < end ?", "key < end + 1000 ?", "AddressSanitizer"),
     Mutant("a chunk between two pages", "schedule.cuh", "+ 1) / kChunkRows * kChunkRows;", "+ 1);"),
 ]  # fmt: skip
+
+WGMMA_PAGE_MUTANTS = [
+    Mutant("an entry of another request", PAGES, f"int64_t{{span.slot}} * {ENTRY}\n  const",
+           f"int64_t{{span.slot / 9}} * {ENTRY}\n  const", "AddressSanitizer"),
+    Mutant("a page of another size", PAGES, "key - (page << shift)", "key % 16"),
+    Mutant("pages half as large", PAGES, "key >> shift", "key >> (shift - 1)", "AddressSanitizer"),
+    Mutant("pages as far apart as K and V", PAGES, "uint64_t{size_and_page.word[3]} << 32 | size_and_page.word[2]",
+           "uint64_t{kv_and_row.word[1]} << 32 | kv_and_row.word[0]"),
+    Mutant("another layer's pages", PAGES, "begin = p.context_pointers[p.layer]", "begin = p.context_pointers[0]"),
+    Mutant("heads of another rank", PAGES, "kv_head * head_stride", "(kv_head + 1) * head_stride"),
+]  # fmt: skip
+
+# Of more rows than the threads take at once.
+LONG_BLOCK = replace(CASE, N=4, S=20)
+ROWS_MUTANT = Mutant("the first rows for all", "wgmma_attention.cuh", "if (begin > 0) row =", "if (begin > 999) row =")
+# Of ranges without work.
+EMPTY_MUTANT = Mutant("a range without work that works", "wgmma_attention.cuh", "if (units_left() < 0) return;", "")
+WINDOW = "window_of(p_.sliding_window) + p_.block"
+WINDOW_MUTANT = Mutant("a window's edge taken for all visible", "wgmma_attention.cuh", f"- {WINDOW}", f"- 2 * {WINDOW}")
 
 # Of the attention of sm_90a.
 STATE, WGMMA_LOADER, WGMMA = "wgmma_state.cuh", "wgmma_context_loader.cuh", "wgmma_attention.cuh"
@@ -150,18 +176,22 @@ WGMMA_MUTANTS = [
     Mutant("a polynomial that is not clamped", "exp2.cuh", "fma_rn_sat(x", "fma_rn(x"),
     Mutant("weights as they are", STATE, "(warp * 2 + lane / 8 % 2) ^ lane % 8", "(warp * 2 + lane / 8 % 2)"),
     Mutant("a barrier for all warpgroups", STATE, "return 1 + team();", "return 1;", "races|waits|product"),
-    Mutant("no vote", WGMMA, "if (!barrier_red_or(Group::barrier(), kThreads, exceeds) || raised) break;",
-           "barrier_red_or(Group::barrier(), kThreads, exceeds);\n      if (raised || true) break;"),
+    Mutant("no vote", WGMMA, "if (!barrier_red_or(Group::barrier(), kThreads, exceeds) || raise) break;",
+           "barrier_red_or(Group::barrier(), kThreads, exceeds);\n      if (raise || true) break;"),
     Mutant("a step's end without a barrier", WGMMA_LOADER, "bar_sync(barrier_, 32 * kWarpgroupWarps);", "",
            "races with thread|while a"),
     Mutant("a step that is not there yet", WGMMA_LOADER, "cp_async_wait_group<kStages - 2>();", "",
            "while a copy into it is under way"),
     Mutant("copies under way at the end", WGMMA_LOADER, "cp_async_wait_group<0>();", "",
            "while a copy|copies under way"),
-    Mutant("rows beyond the end", WGMMA_LOADER, "cp_async(to, from, rows_to_copy_ > row)", "cp_async(to, from, true)",
+    Mutant("rows beyond the end", WGMMA_LOADER, "cp_async(to, from, left > row)", "cp_async(to, from, true)",
            "AddressSanitizer"),
-    Mutant("copies that are not swizzled", WGMMA_LOADER, "Step::Rows::at(row, vector * 16)",
-           "row * kStride + vector * 16"),
+    Mutant("copies that are not swizzled", WGMMA_LOADER, "Step::Rows::at(row_, vector * 16)",
+           "row_ * kStride + vector * 16"),
+    Mutant("groups that are not there", WGMMA_LOADER, "    }\n    cp_async_commit_group();",
+           "    cp_async_commit_group();\n    }", "while a copy"),
+    Mutant("a first step without maxima", WGMMA, "rows);\n        state.raise_maxima(score, Group{});", "rows);"),
+    Mutant("scores that keep the maxima", STATE, "score[at(c, 0)] += negated_maximum[c];", ""),
     Mutant("columns ahead that are not swizzled", "launch_config.h", "address ^ columns", "address + columns"),
     Mutant("stages that never end", WGMMA_LOADER, "stage_ == last_stage_ ?", "false ?",
            "of .* bytes|while a copy|races with thread"),
@@ -169,15 +199,30 @@ WGMMA_MUTANTS = [
            "races with thread"),
     Mutant("stages used again too early", WGMMA, "syncthreads();  // every team is done", "//",
            "races with thread|while a copy"),
-    Mutant("results taken too early", WGMMA, "syncthreads();\n    merge_and_write<", "merge_and_write<",
+    Mutant("results taken too early", WGMMA, "syncthreads();\n    stamp(Phase::kResults);", "",
            "races with thread"),
     Mutant("segments without a barrier", WGMMA, "syncthreads();  // shared memory is free", "//",
            "races with thread|while a"),
-    Mutant("no scale of the block's scores", WGMMA, "= 1 / p_.k_scale;", "= 1 + 0 * p_.k_scale;"),
+    Mutant("no scale of the block's scores", WGMMA, "= config_.key_factor;", "= 1;"),
     Mutant("columns of bytes as they are", STATE, "0x3120", "0x3210"),
     Mutant("a slot without its values", "rows.cuh", WIDTH, "(p.num_heads + p.num_kv_heads)"),
-    Mutant("queries for keys", "rows.cuh", "p.num_heads + kv_head", "kv_head"),
-    Mutant("keys for values", "rows.cuh", "(at + p.num_kv_heads)", "at"),
+    Mutant("queries for keys", WGMMA, "is_key ? p_.num_heads + ctaid_x() :", "is_key ? ctaid_x() :"),
+    Mutant("keys for values", WGMMA, "p_.num_heads + p_.num_kv_heads + ctaid_x()", "p_.num_heads + ctaid_x()"),
+    Mutant("keys normed as queries", WGMMA, "i >= N ? p_.k_norm :", "i >= N ? p_.q_norm :"),
+    Mutant("queries that are no scores", WGMMA, "1 : config_.query_factor", "1 : 1"),
+    Mutant("values behind the block", WGMMA, "i >= p_.block * kVectors", "i >= kMaxBlock * kVectors",
+           "AddressSanitizer"),
+    Mutant("no wait for the kernel before", WGMMA, "griddepcontrol_wait();", "", "before the grid before"),
+    Mutant("a span stored too late", WGMMA, "syncthreads();\n    stamp(Phase::kSpan);", "",
+           "races with thread|waits for threads"),
+    Mutant("requests behind the first that lose a unit", WGMMA, "{next_request, 0, left}", "{next_request, 1, left}",
+           None),
+    Mutant("a block that is not merged", WGMMA, "kTeams) + (now.ends() ? 1 : 0)", "kTeams) + (now.ends() ? 0 : 0)"),
+    Mutant("results of teams without steps", WGMMA, "min(steps(now), kTeams) +", "kTeams +", None),
+    Mutant("a block over its team's results", WGMMA, "first ? Group::team() : kTeams", "Group::team()"),
+    Mutant("a block for every team", WGMMA, "kTeams - 1) == Group::team()", "kTeams - 1) >= 0", "races with thread"),
+    Mutant("a block left over stages in use", WGMMA, "if (first) syncthreads();", "", "waits for|races|while a copy"),
+    Mutant("no slots", WGMMA, "attention.prepare();", "", None),
 ]  # fmt: skip
 
 
@@ -196,8 +241,13 @@ CALLS = [
     *((mutant, CASE, CTAS, 0) for mutant in MUTANTS),
     *((mutant, CASE, CTAS, 80) for mutant in WGMMA_MUTANTS),
     *((mutant, ALIKE, 12, 0) for mutant in PART_MUTANTS),
+    (SCAN_MUTANT, CASE, CTAS, 0),
     (LANE_MUTANT, MANY, 264, 0),
     *((mutant, PAGED, CTAS, 0) for mutant in PAGE_MUTANTS),
+    (ROWS_MUTANT, LONG_BLOCK, CTAS, 80),
+    (EMPTY_MUTANT, ALIKE, 12, 80),
+    (WINDOW_MUTANT, PAGED, CTAS, 80),
+    *((mutant, PAGED, CTAS, 80) for mutant in WGMMA_PAGE_MUTANTS),
 ]
 
 

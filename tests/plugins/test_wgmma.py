@@ -65,15 +65,17 @@ def test_against_float64(case: Case, program: Program, tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("ctas", [1, 2, 3, 5, 8])
 def test_a_gpu_of_any_size(ctas: int, program: Program, tmp_path: Path) -> None:
-    """However the context is cut into ranges, and however many requests a range cuts."""
-    config = check(program(GPT_OSS_FP8), tmp_path / "call", GPT_OSS_FP8, ctas=ctas, rounded_queries=True).config
+    """However the context is cut into ranges, and however many requests a range cuts: with 3 CTAs and more, one."""
+    case = replace(GPT_OSS_FP8, context_lengths=(2500, 3, 130))  # long enough for cutting to be worth it
+    config = check(program(case), tmp_path / "call", case, ctas=ctas, rounded_queries=True).config
     assert config is not None
     assert config.ranges == ctas
 
 
 @pytest.mark.full
 def test_the_order_of_threads_changes_no_bit(program: Program, tmp_path: Path) -> None:
-    emulation.check_order(program(GPT_OSS_FP8), tmp_path, GPT_OSS_FP8, ctas=5, seeds=4)
+    case = replace(GPT_OSS_FP8, context_lengths=(1700, 3, 130))  # of which ranges cut the first
+    emulation.check_order(program(case), tmp_path, case, ctas=5, seeds=4)
 
 
 @pytest.mark.full

@@ -34,6 +34,7 @@ __global__ void __launch_bounds__(32 * kCombineWarps)
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();
   const Schedule schedule(p, config);
+  if (schedule.cuts_nothing()) return;  // before anything else is loaded
   const CutRequest cut = find_cut(p, config, schedule);
   if (cut.first == cut.last) return;
 

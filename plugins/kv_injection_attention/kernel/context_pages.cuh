@@ -19,6 +19,20 @@ DFLASH_DEVICE const unsigned char* find_chunk(const Params& p, const ContextSpan
          (key - page * size) * layout[kRowStride] + kv_head * layout[kHeadStride];
 }
 
+// The same for the kernel of sm_90a, in more registers: the layout and the table's entry are loaded at once, where a
+// division by the page size would wait for one and then for the other. Of several pages the size is a power of two.
+DFLASH_DEVICE const unsigned char* find_chunk_at_once(const Params& p, const ContextSpan& span, int kv_head, int key) {
+  const int64_t* layout = p.context_layout;
+  const Words4 size_and_page = ld_global_v4(layout + kPageSize), kv_and_row = ld_global_v4(layout + kKVStride);
+  const int64_t head_stride = layout[kHeadStride], begin = p.context_pointers[p.layer];
+  const int shift = lowest_set_bit(size_and_page.word[0]), page = p.max_pages == 1 ? 0 : key >> shift;
+  const int64_t entry = p.page_table[int64_t{span.slot} * p.max_pages + page];
+  const auto page_stride = static_cast<int64_t>(uint64_t{size_and_page.word[3]} << 32 | size_and_page.word[2]);
+  const int row = p.max_pages == 1 ? key : key - (page << shift);
+  return reinterpret_cast<const unsigned char*>(begin) + entry * page_stride +
+         int64_t{row} * static_cast<int>(kv_and_row.word[2]) + kv_head * head_stride;
+}
+
 // Strides in bytes, read where they are used: registers are scarce.
 struct ContextStrides {
   int64_t to_values;

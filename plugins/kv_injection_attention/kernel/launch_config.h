@@ -26,6 +26,9 @@ inline constexpr float kPartialCost = 1;
 // Bytes of the cache that a CTA reads in the time that it takes to start a request. From an H100's times of short and
 // long calls; other values were not tried.
 inline constexpr int kStartBytes = 200 << 10;
+// As many as a CTA of sm_90a's kernel reads while partial results are combined: the second kernel's wait, schedule,
+// loads and stores. An H100's short calls were measured with it; other values were not tried.
+inline constexpr int kCombineBytes = 160 << 10;
 // Partial results of a row that a warp adds up one after another, at most while there are warps.
 inline constexpr int kPartialsAWarp = 8;
 // All the shared memory of a CTA on sm_120, and half of an sm_90's or sm_100's: two CTAs hide each other's waits.
@@ -100,6 +103,7 @@ struct LaunchConfig {
   int32_t teams;          // teams of a CTA, each with its own steps of the context
   int32_t ranges;         // CTAs over the context, all requests laid end to end, at most
   int32_t start_cost;     // time to start a request over time to read a unit
+  int32_t combine_cost;   // time to combine at all over time to read a unit: what cutting requests has to save
   float split_gain;       // time to read a unit over time to combine a partial result: see worthwhile_ranges()
   int32_t block_rows;     // S, rounded up to 16
   int32_t block_at;       // offset in shared memory of the block's K, then V; the queries are at 0
@@ -107,6 +111,8 @@ struct LaunchConfig {
   int32_t stage_bytes;    // of one step of one team
   int32_t shared_bytes;   // of a CTA
   int32_t combine_warps;  // that share a row when partial results are combined
+  float query_factor;     // of sm_90a's kernel: products of queries and the context's keys become scores of log2
+  float key_factor;       // and those of the block's keys, which have no k_scale
 };
 
 struct Grid {

@@ -44,19 +44,21 @@ class TeamResults {
 
 // Merges the `rows` rows of a CTA, from `first_row` of the kv head on, of which each of `teams` teams has left results
 // at `results`, and writes them; all threads call. Row says where a row's values stand: kValues of a thread,
-// kSumThreads threads that share its sum, and for at most kMostTeams teams.
-template <class Row, int D, class T>
+// kSumThreads threads that share its sum, and for at most kMostTeams teams. `threads` are of a team; kAllThreads of the
+// CTA, where the kernel knows how many.
+template <class Row, int kAllThreads = 0, int D, class T>
 DFLASH_DEVICE void merge_and_write(const ResultWriter<D, T>& writer, Shared results, int threads, int teams,
                                    int first_row, int rows) {
   constexpr int kMost = Row::kMostTeams, kLanes = 4;
   static_assert(kMost <= kMaxTeams);
+  const int all_threads = kAllThreads > 0 ? kAllThreads : ntid_x();
   const auto of_team = [&](int team) { return TeamResults(results, threads, Row::kValues, team); };
   // For each row, where its output goes, and then the teams' weights.
   const Shared weights = results + teams * results_bytes(threads, Row::kValues);
 
   const int lane = tid_x() % kLanes;
 #pragma unroll 1
-  for (int first = tid_x() / 32 * (32 / kLanes); first < rows; first += ntid_x() / kLanes) {
+  for (int first = tid_x() / 32 * (32 / kLanes); first < rows; first += all_threads / kLanes) {
     const int row = first + tid_x() % 32 / kLanes;
     const Row place(min(row, rows - 1));
     float maximum = kLeastMaximum, sum = 0, weight[kMost];
@@ -87,8 +89,10 @@ DFLASH_DEVICE void merge_and_write(const ResultWriter<D, T>& writer, Shared resu
   }
   syncthreads();
 
-#pragma unroll(D == 256 ? 1 : 2)  // there two at a time would spill
-  for (int i = tid_x(); i < rows * (D / 2); i += ntid_x()) {
+// Two at a time would spill where head_dim is 256, and for sm_90a they would be more code, which short calls wait for.
+// Where head_dim is 128, nvcc 13.0 makes the loop over the context longer for it.
+#pragma unroll(D == 256 || (D == 64 && kAllThreads > 0) ? 1 : 2)
+  for (int i = tid_x(); i < rows * (D / 2); i += all_threads) {
     const int row = i / (D / 2), column = i % (D / 2) * 2;
     const Row place(row);
     const Shared from = weights + row * kRowOutputBytes;

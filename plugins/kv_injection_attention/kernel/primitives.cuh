@@ -95,6 +95,21 @@ DFLASH_DEVICE uint32_t ld_shared(Shared from) {
   return value;
 }
 
+DFLASH_DEVICE void st_shared_v4(Shared to, const Words4& words) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words.word[0]), "r"(words.word[1]),
+               "r"(words.word[2]), "r"(words.word[3])
+               : "memory");
+}
+
+DFLASH_DEVICE Words4 ld_shared_v4(Shared from) {
+  Words4 words;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
+               : "r"(from)
+               : "memory");
+  return words;
+}
+
 // 16 bytes from global memory, or 16 zero bytes; there after cp_async_wait_group and a barrier.
 DFLASH_DEVICE void cp_async(Shared to, const void* from, bool real) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),

@@ -37,9 +37,10 @@ struct Partials {
       : outputs(static_cast<float*>(p.workspace)),
         softmax(reinterpret_cast<Softmax*>(outputs + partial_rows(p, config) * D)) {}
 
-  // The first row of what the CTA of (range, column) has of a request that it starts, or continues.
-  static DFLASH_DEVICE int64_t row(const Params& p, const LaunchConfig& config, int range, int column, bool starts) {
-    const int64_t cta = int64_t{range} * columns(p, config) + column;
+  // The first row of what the CTA of (range, column) has of a request that it starts, or continues. All ranges have
+  // at most 2 kMaxCtas tiles of rows.
+  static DFLASH_DEVICE int row(const Params& p, const LaunchConfig& config, int range, int column, bool starts) {
+    const int cta = range * columns(p, config) + column;
     return (cta * 2 + (starts ? 1 : 0)) * config.tile_rows;
   }
 };
@@ -73,9 +74,9 @@ class ResultWriter {
       const int head = query_head(config_, kv_head_, row);
       return {(request_ * p_.block + row / config_.group) * p_.num_heads + head, softmax.factor(p_.sinks, head)};
     }
-    const int64_t at = first_ + cta_row;
+    const int at = first_ + cta_row;
     Partials<D>(p_, config_).softmax[at] = softmax;
-    return {static_cast<int>(at), 1};
+    return {at, 1};
   }
 
   // Columns `column`, which is even, and the next of an output's row, times its factor.
@@ -95,7 +96,7 @@ class ResultWriter {
   const LaunchConfig& config_;
   int request_, kv_head_;
   bool is_whole_;
-  int64_t first_;  // row of partial results
+  int first_;  // row of partial results
 };
 
 }  // namespace dflash::kv_injection

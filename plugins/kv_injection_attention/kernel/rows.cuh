@@ -52,15 +52,6 @@ DFLASH_DEVICE Words4 narrow(const float (&values)[8]) {
   return vector;
 }
 
-DFLASH_DEVICE void load_floats(float (&values)[8], const float* from) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const Words4 vector = ld_global_v4(from + 4 * i);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) values[4 * i + j] = as_float(vector.word[j]);
-  }
-}
-
 // Where a head of a block slot stands in qkv, in rows of D; key heads are counted behind the query heads, and value
 // heads behind those. All rows of the largest call are 25 million.
 DFLASH_DEVICE int64_t qkv_row(const Params& p, int request, int slot, int head) {
@@ -75,25 +66,48 @@ struct RowSource {
   float unit = 1;  // and another: a product of the two would be kept in a register all the while
 };
 
-// One lane's 16 elements of a row: eight of the first half, and the eight that rotate with them.
-//   x = x / sqrt(mean(x^2) + eps) * norm * factor;  first, second = first cos - second sin, second cos + first sin
-// `kLanes` lanes share the row, `part` says which this is. Elements are T in global memory, Stored in shared memory.
-// Everything is loaded before anything is waited for. A row that is not `real` becomes 0.
-template <int D, class T, class Stored, Columns kColumns, int kLanes>
-DFLASH_DEVICE void norm_and_rotate(RowSource source, int64_t row, const float* rope, float eps, int part, bool stored,
-                                   bool real, Shared to) {
+// One lane's 16 elements of a row as they are: eight of the first half, and the eight that rotate with them, with what
+// they are multiplied by. `part` says which lane of those that share the row this is.
+struct RowVectors {
+  Words4 first, second, norm_first, norm_second, cosine[2], sine[2];
+};
+
+// Loaded all at once, before anything is waited for; zeros unless the row is `real` and the lane has a part of it.
+template <int D>
+DFLASH_DEVICE RowVectors load_row(const RowSource& source, int64_t row, const float* rope, int part, bool real) {
   constexpr int kHalf = D / 16;  // vectors of half a row
-  const bool mine = part < kHalf && stored;
-  float first[8] = {}, second[8] = {}, norm_first[8] = {}, norm_second[8] = {}, cosine[8] = {}, sine[8] = {};
-  if (real && mine) {
-    const auto* vectors = static_cast<const unsigned char*>(source.rows) + row * D * 2;
-    const auto* norms = static_cast<const unsigned char*>(source.norm);
-    widen<T>(first, ld_global_v4(vectors + part * 16));
-    widen<T>(second, ld_global_v4(vectors + (part + kHalf) * 16));
-    widen<T>(norm_first, ld_global_v4(norms + part * 16));
-    widen<T>(norm_second, ld_global_v4(norms + (part + kHalf) * 16));
-    load_floats(cosine, rope + part * 8);
-    load_floats(sine, rope + D / 2 + part * 8);
+  RowVectors loaded{};
+  if (!real || part >= kHalf) return loaded;
+  const auto* vectors = static_cast<const unsigned char*>(source.rows) + row * D * 2;
+  const auto* norms = static_cast<const unsigned char*>(source.norm);
+  loaded.first = ld_global_v4(vectors + part * 16);
+  loaded.second = ld_global_v4(vectors + (part + kHalf) * 16);
+  loaded.norm_first = ld_global_v4(norms + part * 16);
+  loaded.norm_second = ld_global_v4(norms + (part + kHalf) * 16);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    loaded.cosine[i] = ld_global_v4(rope + part * 8 + i * 4);
+    loaded.sine[i] = ld_global_v4(rope + D / 2 + part * 8 + i * 4);
+  }
+  return loaded;
+}
+
+// What it becomes, of which `store(index, vector)` takes the lane's two vectors if the row is `stored`:
+//   x = x / sqrt(mean(x^2) + eps) * norm * factor;  first, second = first cos - second sin, second cos + first sin
+// `kLanes` lanes share the row. Elements are T in global memory, Stored in shared memory.
+template <int D, class T, class Stored, int kLanes, class Store>
+DFLASH_DEVICE void norm_and_rotate(const RowVectors& loaded, const RowSource& source, float eps, int part, bool stored,
+                                   Store store) {
+  constexpr int kHalf = D / 16;
+  float first[8], second[8], norm_first[8], norm_second[8], cosine[8], sine[8];
+  widen<T>(first, loaded.first);
+  widen<T>(second, loaded.second);
+  widen<T>(norm_first, loaded.norm_first);
+  widen<T>(norm_second, loaded.norm_second);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    cosine[i] = as_float(loaded.cosine[i / 4].word[i % 4]);
+    sine[i] = as_float(loaded.sine[i / 4].word[i % 4]);
   }
   float squares = 0;
 #pragma unroll
@@ -107,9 +121,9 @@ DFLASH_DEVICE void norm_and_rotate(RowSource source, int64_t row, const float* r
     first[i] = a * cosine[i] - b * sine[i];
     second[i] = b * cosine[i] + a * sine[i];
   }
-  if (!mine) return;
-  store_vector<kColumns>(to, part, narrow<Stored>(first));
-  store_vector<kColumns>(to, part + kHalf, narrow<Stored>(second));
+  if (part >= kHalf || !stored) return;
+  store(part, narrow<Stored>(first));
+  store(part + kHalf, narrow<Stored>(second));
 }
 
 // The rows of a CTA's queries, or of the block's keys. `locate(i, &row, &slot)` says where row i stands in global
@@ -127,8 +141,9 @@ DFLASH_DEVICE void store_rotated_rows(RowSource source, const float* rope, float
     int slot = 0;
     const bool stored = i < rows;
     const bool real = stored && locate(i, row, slot);
-    norm_and_rotate<D, T, Stored, kColumns, kLanes>(source, row, rope + int64_t{slot} * D, eps, part, stored, real,
-                                                    to + i * row_bytes(D, 2));
+    norm_and_rotate<D, T, Stored, kLanes>(
+        load_row<D>(source, row, rope + int64_t{slot} * D, part, real), source, eps, part, stored,
+        [&](int index, const Words4& vector) { store_vector<kColumns>(to + i * row_bytes(D, 2), index, vector); });
   }
 }
 

@@ -25,8 +25,9 @@ DFLASH_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 // The longest context that a row of the page table holds; 0 for an invalid layout.
 DFLASH_DEVICE int most_rows(const Params& p) {
-  const int64_t size = p.context_layout[kPageSize];
-  const bool divides = p.max_pages == 1 ? size > 0 && size <= kMaxContext : size == 16 || size == 32 || size == 64;
+  const int64_t any_size = p.context_layout[kPageSize];
+  const unsigned size = any_size > 0 && any_size <= kMaxContext ? static_cast<unsigned>(any_size) : 0;
+  const bool divides = p.max_pages == 1 || size == 16 || size == 32 || size == 64;
   return divides ? static_cast<int>(min(int64_t{p.max_pages} * size, int64_t{kMaxContext})) : 0;
 }
 
@@ -56,32 +57,51 @@ struct Range {
   int units;
 };
 
+// A range without its place among all units: the request and its unit that it begins with, and how many there are.
+struct Task {
+  int request, unit, units;
+};
+
 // The units of all requests. Every lane of a warp has some of the requests; the functions are for whole warps.
 class Schedule {
  public:
   DFLASH_DEVICE Schedule(const Params& p, const LaunchConfig& config)
       : p_(p), lane_(tid_x() % 32), requests_per_lane_(ceil_div(p.batch, 32)) {
     int longest = 0;
-    for (int i = first_request(); i < end_request(); ++i) {
-      const int units = context_of(p, i).units;
-      lane_units_ += units;
-      longest = max(longest, units);
+    if (requests_per_lane_ == 1) {  // without a loop, before which the layout would be waited for, and then the lengths
+      if (lane_ < p.batch) lane_units_ = longest = context_of(p, lane_).units;
+    } else {
+#pragma unroll 1
+      for (int i = first_request(); i < end_request(); ++i) {
+        const int units = context_of(p, i).units;
+        lane_units_ += units;
+        longest = max(longest, units);
+      }
     }
     int inclusive_sum = lane_units_;
-    for (int offset = 1; offset < 32; offset *= 2) {
+    // Lanes behind the last request have nothing, and need no sums.
+#pragma unroll 1
+    for (int offset = 1; offset < 32 && offset < p.batch; offset *= 2) {
       const int below = shfl_up_sync(inclusive_sum, offset), other = shfl_up_sync(longest, offset);
       if (lane_ < offset) continue;
       inclusive_sum += below;
       longest = max(longest, other);
     }
     units_before_ = inclusive_sum - lane_units_;
-    total_ = shfl_sync(inclusive_sum, 31);
-    longest = shfl_sync(longest, 31);
+    const int last = min(p.batch, 32) - 1;
+    total_ = shfl_sync(inclusive_sum, last);
+    longest = shfl_sync(longest, last);
 
     const int best = worthwhile_ranges(config, total_);
     ranges_ = max(best, min(p.batch, config.ranges));
     parts_ = max(1, quotient(best, p.batch));
     start_cost_ = min(config.start_cost, quotient(total_, ranges_));
+    // What cutting requests saves has to be worth combining them; where it costs nothing, this decides as below.
+    if (p.batch <= config.ranges && longest - quotient(total_, ranges_) <= config.combine_cost) {
+      parts_ = 1;
+      ranges_ = p.batch;
+      return;
+    }
     // The largest part against the units and starts of an average range.
     if (p.batch <= config.ranges && longest * ranges_ <= costs() * parts_) {
       ranges_ = parts_ * p.batch;
@@ -90,6 +110,8 @@ class Schedule {
     }
   }
 
+  // Whether each request is a range of its own, so that there is nothing to combine.
+  DFLASH_DEVICE bool cuts_nothing() const { return parts_ == 1; }
   // Ranges that may have work.
   DFLASH_DEVICE int ranges() const { return ranges_; }
   // Where a range begins.
@@ -99,6 +121,12 @@ class Schedule {
     const Place begin = at_cost(cost_before(index));
     const int end = index + 1 < ranges_ ? at_cost(cost_before(index + 1)).number() : total_;
     return {begin, end - begin.number()};
+  }
+  // The same as range(), in fewer steps.
+  DFLASH_DEVICE Task task(int index) const {
+    if (parts_ > 0) return task_of_part(index);
+    const Range all = range(index);
+    return {all.begin.request, all.begin.unit, all.units};
   }
   // The last range that begins at or before a unit, of a request of `units`.
   DFLASH_DEVICE int range_of(const Place& place, int units) const {
@@ -128,9 +156,13 @@ class Schedule {
 
   // A range when all requests are cut into equal parts.
   DFLASH_DEVICE Range part(int range) const {
+    const Task task = task_of_part(range);
+    return {{task.request, start_of(task.request).first_unit, task.unit}, task.units};
+  }
+  DFLASH_DEVICE Task task_of_part(int range) const {
     const int request = quotient(range, parts_), part = range - request * parts_;
     const int units = units_of(request), begin = quotient(part * units, parts_);
-    return {{request, start_of(request).first_unit, begin}, quotient((part + 1) * units, parts_) - begin};
+    return {request, begin, quotient((part + 1) * units, parts_) - begin};
   }
 
   DFLASH_DEVICE int cost_before(int range) const { return range * costs() / ranges_; }
@@ -176,6 +208,7 @@ struct ContextSpan {
   int length;              // the request's context rows
   int key_begin, key_end;  // the span's
 
+  ContextSpan() = default;
   // At most `units` of them.
   DFLASH_DEVICE ContextSpan(const Params& p, int index, int first, int units) : request(index), begin(first) {
     const RequestContext all = context_of(p, request);

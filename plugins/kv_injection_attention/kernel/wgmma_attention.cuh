@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "kv_injection_attention/kernel/merge.cuh"
+#include "kv_injection_attention/kernel/phases.cuh"
 #include "kv_injection_attention/kernel/result.cuh"
 #include "kv_injection_attention/kernel/rows.cuh"
 #include "kv_injection_attention/kernel/schedule.cuh"
@@ -22,46 +23,92 @@ class WgmmaAttention {
  public:
   DFLASH_DEVICE WgmmaAttention(const Params& p, const LaunchConfig& config) : p_(p), config_(config) {}
 
-  // For `units` units, the first of which is unit `begin` of `request`.
-  DFLASH_DEVICE void run(int request, int begin, int units) const {
-    store_remaining(request, begin, units);
-    while (run_segment()) continue;
+  // What needs nothing of the grid before.
+  DFLASH_DEVICE void prepare() const {
+    static_assert(N <= kAllThreads);
+    if (tid_x() < N) st_shared(Group::slots() + tid_x() * 4, tid_x() / config_.group);
+  }
+
+  // One warp finds out which range is the CTA's: the same loads, shuffles and divisions by all of them would wait for
+  // each other.
+  DFLASH_DEVICE void run() const {
+    if (tid_x() < 32) {
+      const Schedule schedule(p_, config_);
+      store_span(ctaid_y() < schedule.ranges() ? schedule.task(ctaid_y()) : Task{});
+    }
+    syncthreads();
+    stamp(Phase::kSpan);
+    if (units_left() < 0) return;
+    for (;;) {
+      run_segment();
+      const int left = units_left(), next_request = span().request + 1;
+      if (left == 0) return;
+      syncthreads();  // shared memory is free for the next span
+      if (tid_x() < 32) store_span({next_request, 0, left});
+      syncthreads();
+      stamp(Phase::kSpan);
+    }
   }
 
  private:
-  // The request, unit and number of units that remain of the CTA's range, in shared memory: registers are scarce.
-  DFLASH_DEVICE ContextSpan span() const { return {p_, remaining(0), remaining(1), remaining(2)}; }
-  static DFLASH_DEVICE int remaining(int i) { return static_cast<int>(ld_shared(Group::remaining() + i * 4)); }
-  static DFLASH_DEVICE void store_remaining(int request, int begin, int units) {
-    if (tid_x() == 0) {
-      st_shared(Group::remaining(), request);
-      st_shared(Group::remaining() + 4, begin);
-      st_shared(Group::remaining() + 8, units);
+  // The task's first request, in shared memory: registers are scarce, and loading lengths again takes time. One warp
+  // calls.
+  DFLASH_DEVICE void store_span(const Task& task) const {
+    ContextSpan now{};
+    int left = -1;
+    if (task.units > 0) {
+      now = ContextSpan(p_, task.request, task.unit, task.units);
+      left = task.units - (now.end - now.begin);
     }
-    syncthreads();
+    if (tid_x() > 0) return;
+    const int visible_to_all = now.key_end - (now.length - window_of(p_.sliding_window) + p_.block);
+    const auto word = [](int value) { return static_cast<uint32_t>(value); };
+    st_shared_v4(Group::span(), {{word(now.request), word(now.slot), word(now.length), word(now.key_begin)}});
+    st_shared_v4(Group::span() + 16, {{word(now.key_end), word(left), word(visible_to_all), 0}});
   }
+  // As it was stored, but for `begin` and `end`.
+  static DFLASH_DEVICE ContextSpan span() {
+    const Words4 words = ld_shared_v4(Group::span());
+    ContextSpan now{};
+    now.request = static_cast<int>(words.word[0]);
+    now.slot = static_cast<int>(words.word[1]);
+    now.length = static_cast<int>(words.word[2]);
+    now.key_begin = static_cast<int>(words.word[3]);
+    now.key_end = static_cast<int>(ld_shared(Group::span() + 16));
+    return now;
+  }
+  // Of the range behind the span; negative if the range is empty.
+  static DFLASH_DEVICE int units_left() { return static_cast<int>(ld_shared(Group::span() + 20)); }
+  // Of the span, counted from its end, those that the window hides from no slot.
+  static DFLASH_DEVICE int rows_visible_to_all() { return static_cast<int>(ld_shared(Group::span() + 24)); }
 
-  // False after the last.
-  DFLASH_DEVICE bool run_segment() const {
+  DFLASH_DEVICE void run_segment() const {
     const ContextSpan now = span();
-    Context context(p_, config_, Group::team(), tid_x() % unsigned{kThreads}, [&] { return span(); });
-    store_query_operands(now);
-    if (now.ends()) {
-      store_block<D, T, Score, Columns::kPlain, kFp8 ? Columns::kEvenOdd : Columns::kPlain>(
-          p_, now, ctaid_x(), kMaxBlock, block_keys(), block_values());
-    }
+    // Steps of the context are dealt to the teams in turn, the block to the next in turn, or the last team.
+    const bool has_block = now.ends() && min(steps(now), kTeams - 1) == Group::team();
+    const FirstRows loaded = load_rows(now.request, now.ends());
+    Context context(p_, config_, now, [] { return span(); });
+    stamp(Phase::kLoads);
+    store_rows(loaded, now, now.ends());
     fence_proxy_async();
     syncthreads();
+    stamp(Phase::kRows);
 
-    attend_context(context, now);
+    attend_context(context, has_block);
     syncthreads();
-    merge_and_write<ResultRow>(ResultWriter<D, T>(p_, config_, span(), ctaid_x()), results(), kThreads,
-                               span().ends() ? kTeams + 1 : kTeams, 0, config_.rows);
-    const ContextSpan done = span();
-    const int request = done.request + 1, left = remaining(2) - (done.end - done.begin);
-    syncthreads();  // shared memory is free for the next span
-    store_remaining(request, 0, left);
-    return left > 0;
+    stamp(Phase::kResults);
+    merge_and_write<ResultRow, kAllThreads>(ResultWriter<D, T>(p_, config_, span(), ctaid_x()), results(), kThreads,
+                                            num_results(), 0, config_.rows);
+    stamp(Phase::kMerge);
+  }
+
+  static DFLASH_DEVICE int steps(const ContextSpan& span) {
+    return ceil_div(span.key_end - span.key_begin, kWgmmaKeys);
+  }
+  // One of each team that has steps, and behind them the block's.
+  static DFLASH_DEVICE int num_results() {
+    const ContextSpan now = span();
+    return min(steps(now), kTeams) + (now.ends() ? 1 : 0);
   }
 
   static constexpr int kTeams = wgmma_teams(D);
@@ -75,7 +122,7 @@ class WgmmaAttention {
   using BlockOperands = LeftOperands<D, false>;  // of the block's rows
   using State = WgmmaState<D, N, kFp8>;
   using Score = std::conditional_t<kFp8, F16, T>;
-  static_assert(kTeams * (wgmma_weight_bytes(N) + wgmma_number_bytes(N)) >= N * kStride + kWarps * 4);
+  static_assert(kTeams * wgmma_number_bytes(N) >= kWarps * 4);
 
   // Taken from one lane, so that the compiler knows it to be uniform.
   static DFLASH_DEVICE Shared uniform_team_weights() {
@@ -86,7 +133,6 @@ class WgmmaAttention {
   struct StepAddresses {
     Shared keys, values;     // where it reads, from the step's rows on
     Shared weights;          // where it writes weights
-    Shared team_weights;     // where they begin, where D is 64: else nvcc 13.0 moves what it keeps back and forth
     float score_factor = 1;  // of rounded queries
 
     DFLASH_DEVICE StepAddresses() {
@@ -94,41 +140,101 @@ class WgmmaAttention {
       keys = CacheOperands::keys_at(warp, lane);
       values = Context::kValuesAt + CacheOperands::values_at(warp, lane);
       weights = State::weights_at(warp, lane);
-      team_weights = D == 64 ? uniform_team_weights() : 0;
       if (kFp8) score_factor = as_float(ld_shared(Group::score_factor()));
     }
   };
 
-  // First as rows of row_bytes() where the weights will be, then as the swizzled rows that wgmma reads.
-  DFLASH_DEVICE void store_query_operands(const ContextSpan& span) const {
-    const Shared swizzled = Group::queries(), rows = Group::weights(0);
-    // Products with the context's keys are scores in units of log2.
-    const float factor = p_.softmax_scale * p_.k_scale * kLog2E;
-    store_queries<D, T, Score, Columns::kPlain>(p_, config_, span, ctaid_x(), 0, N, factor, 1, rows);
-    for (int i = tid_x(); i < N; i += kTeams * kThreads) st_shared(Group::slots() + i * 4, i / config_.group);
-    syncthreads();
-    float largest = 0;  // of the absolute values; ignores NaN
-#pragma unroll 1
-    for (int i = tid_x(); i < N * D / 8; i += kTeams * kThreads) {
-      const int row = i / (D / 8), vector = i % (D / 8);
-      const Shared from = rows + row * kStride + vector * 16;
-      const Shared to = swizzled + vector / 8 * (N * State::Queries::kRow) +
-                        State::Queries::swizzle(row * State::Queries::kRow + vector % 8 * 16);
-      for (int j = 0; j < 16; j += 4) {
-        const uint32_t pair = ld_shared(from + j);
-        st_shared(to + j, pair);
-        if (!kFp8) continue;
-        const float low = low_half_to_float(F16{}, pair), high = high_half_to_float(F16{}, pair);
-        largest = fmaxf(largest, fmaxf(fabsf(low), fabsf(high)));
-      }
+  // Lanes that share a row of the block, rows that all threads take at once, and vectors of its values for each thread.
+  static constexpr int kAllThreads = kTeams * kThreads, kRowLanes = D / 16, kRowsAtOnce = kAllThreads / kRowLanes;
+  static constexpr int kVectors = D / 8, kValueLoads = (kMaxBlock * kVectors + kAllThreads - 1) / kAllThreads;
+
+  // Row i is a query row below N, and behind these a key of the block, if that is the CTA's. Products of queries with
+  // the context's keys are scores in units of log2.
+  DFLASH_DEVICE RowSource source_of(int i) const {
+    return {p_.qkv, i >= N ? p_.k_norm : p_.q_norm, i >= N ? 1 : config_.query_factor};
+  }
+  // This thread's part of row i of `rows`; zeros for a row of padding.
+  DFLASH_DEVICE RowVectors load_block_row(int request, int i, int rows) const {
+    const bool is_key = i >= N, real = i < rows && (is_key || i < config_.rows);
+    if (!real) return {};
+    const int slot = is_key ? i - N : static_cast<int>(ld_shared(Group::slots() + i * 4));
+    const int head = is_key ? p_.num_heads + ctaid_x() : ctaid_x() * config_.group + i - slot * config_.group;
+    const float* rope = p_.rope + (request * p_.block + slot) * D;
+    return load_row<D>(source_of(i), qkv_row(p_, request, slot, head), rope, tid_x() % kRowLanes, true);
+  }
+  DFLASH_DEVICE void load_block_values(int request, Words4 (&values)[kValueLoads]) const {
+#pragma unroll
+    for (int j = 0; j < kValueLoads; ++j) {
+      const int i = tid_x() + j * kAllThreads;
+      if (i >= p_.block * kVectors) continue;  // those behind slot S stay 0
+      const int64_t row = qkv_row(p_, request, i / kVectors, p_.num_heads + p_.num_kv_heads + ctaid_x());
+      values[j] = ld_global_v4(static_cast<const unsigned char*>(p_.qkv) + row * D * 2 + i % kVectors * 16);
     }
-    if constexpr (kFp8) round_queries(rows, largest_of_threads(largest));
+  }
+
+  // What the first pass of store_rows() takes, all of it where a thread has one row: in flight while the context's
+  // pages are looked up.
+  struct FirstRows {
+    RowVectors row{};
+    Words4 values[kValueLoads] = {};
+  };
+  DFLASH_DEVICE FirstRows load_rows(int request, bool has_block) const {
+    FirstRows loaded;
+    loaded.row = load_block_row(request, tid_x() / kRowLanes, has_block ? N + p_.block : N);
+    if (has_block) load_block_values(request, loaded.values);
+    return loaded;
+  }
+
+  // The queries, as the swizzled rows that wgmma reads, and with the block its keys and values. Keys behind slot S are
+  // not written: whatever their scores are, attend_block() hides them. Values there are 0.
+  DFLASH_DEVICE void store_rows(const FirstRows& loaded, const ContextSpan& now, bool has_block) const {
+    const float eps = now.slot < 0 ? as_float(0x7fc00000u) : p_.rms_norm_eps;  // NaN queries make NaN outputs
+    const int rows = has_block ? N + p_.block : N, part = tid_x() % kRowLanes;
+    float largest = 0;  // of the queries' absolute values; ignores NaN
+    RowVectors row = loaded.row;
+#pragma unroll 1
+    for (int begin = 0; begin < rows; begin += kRowsAtOnce) {
+      const int i = begin + tid_x() / kRowLanes;
+      const bool is_key = i >= N;
+      if (begin > 0) row = load_block_row(now.request, i, rows);
+      norm_and_rotate<D, T, Score, kRowLanes>(
+          row, source_of(i), is_key ? p_.rms_norm_eps : eps, part, i < rows, [&](int index, const Words4& vector) {
+            st_shared_v4(is_key ? block_keys() + (i - N) * kStride + index * 16 : query_at(i, index), vector);
+            if constexpr (kFp8) {
+              if (!is_key) largest = largest_of(vector, largest);
+            }
+          });
+    }
+    if (has_block) store_block_values(loaded.values);
+    if constexpr (kFp8) round_queries(largest_of_threads(largest));
+  }
+  // Vector `index` of a query row.
+  static DFLASH_DEVICE Shared query_at(int row, int index) {
+    return Group::queries() + index / 8 * (N * State::Queries::kRow) +
+           State::Queries::swizzle(row * State::Queries::kRow + index % 8 * 16);
+  }
+  static DFLASH_DEVICE float largest_of(const Words4& vector, float largest) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      largest = fmaxf(largest, fabsf(low_half_to_float(F16{}, vector.word[j])));
+      largest = fmaxf(largest, fabsf(high_half_to_float(F16{}, vector.word[j])));
+    }
+    return largest;
+  }
+  DFLASH_DEVICE void store_block_values(const Words4 (&values)[kValueLoads]) const {
+#pragma unroll
+    for (int j = 0; j < kValueLoads; ++j) {
+      const int i = tid_x() + j * kAllThreads;
+      if (i >= kMaxBlock * kVectors) continue;
+      const Shared row = block_values() + i / kVectors * kStride;
+      store_vector<kFp8 ? Columns::kEvenOdd : Columns::kPlain>(row, i % kVectors, values[j]);
+    }
   }
 
   // What meets the keys of an FP8 cache: all rows of F16, times the power of two that makes the largest element 128 to
   // 256, in E4M3, whose numbers reach 448. It has its three bits down to 2^-6, a 16,000th of the largest element, so
   // one factor does for all rows; one for each would take as many registers as the maxima.
-  DFLASH_DEVICE void round_queries(Shared rows, float largest) const {
+  DFLASH_DEVICE void round_queries(float largest) const {
     // The smallest number of F16 is 2^-24. Infinite queries make NaN outputs, as they would without rounding.
     const uint32_t exponent = max(as_bits(largest) >> 23, 127u - 24);
     const float factor = as_float((127 * 2 + 7 - exponent) << 23);
@@ -137,7 +243,7 @@ class WgmmaAttention {
 #pragma unroll 1
     for (int i = tid_x(); i < N * D / 8; i += kTeams * kThreads) {
       const int row = i / (D / 8), vector = i % (D / 8);
-      const Shared from = rows + row * kStride + vector * 16;
+      const Shared from = query_at(row, vector);
       const Shared to = Group::rounded_queries() + Rows::swizzle(row * Rows::kRow + vector * 8);
       for (int j = 0; j < 2; ++j) {
         const uint32_t low = ld_shared(from + j * 8), high = ld_shared(from + j * 8 + 4);
@@ -152,7 +258,7 @@ class WgmmaAttention {
   DFLASH_DEVICE float largest_of_threads(float largest) const {
 #pragma unroll
     for (int mask = 1; mask < 32; mask *= 2) largest = fmaxf(largest, shfl_xor_sync(largest, mask));
-    const Shared all = Group::slots() - kWarps * 4;  // behind the rows
+    const Shared all = Group::slots() - kWarps * 4;  // where raise_maxima() will put numbers
     if (Group::lane() == 0) st_shared(all + tid_x() / 32 * 4, as_bits(largest));
     syncthreads();
     for (int warp = 0; warp < kWarps; ++warp) largest = fmaxf(largest, as_float(ld_shared(all + warp * 4)));
@@ -198,25 +304,31 @@ class WgmmaAttention {
     mask(score, [&](int slot) { return window_begin + slot; }, [&](int) { return left; });
   }
 
-  DFLASH_DEVICE void attend_keys(State& state, const StepAddresses& addresses, bool all_visible, int left,
+  // Whether a step's scores stay in registers while maxima are raised; else they are made again. nvcc 13.0 would spill.
+  static constexpr bool kKeepsScores = !(kFp8 && D == 64 && N == 80);
+
+  // Of a `first` step nothing is known of the maxima: they are raised at once.
+  DFLASH_DEVICE void attend_keys(State& state, const StepAddresses& addresses, bool first, bool all_visible, int left,
                                  Shared rows) const {
     float sums[N / 4];
-    for (bool raised = false;; raised = true) {
+    for (bool raise = first;; raise = true) {
       float score[N / 2];
-      make_scores<false>(state, score, addresses, all_visible, left, rows);
+      if (raise) {
+        make_scores<true>(state, score, addresses, all_visible, left, rows);
+        state.raise_maxima(score, Group{});
+      }
+      if (!raise || !kKeepsScores) make_scores<false>(state, score, addresses, all_visible, left, rows);
       const bool exceeds = state.template softmax_weights<Score>(score, sums, addresses.weights);
       fence_proxy_async();
       // Now all weights are there, unless the maxima have to be raised first: once, for NaN exceeds any maximum.
-      if (!barrier_red_or(Group::barrier(), kThreads, exceeds) || raised) break;
-      make_scores<true>(state, score, addresses, all_visible, left, rows);
-      state.raise_maxima(score, Group{});
+      if (!barrier_red_or(Group::barrier(), kThreads, exceeds) || raise) break;
     }
 #pragma unroll
     for (int c = 0; c < N / 4; ++c) state.sum[c] += sums[c];
     constexpr int kSteps = kWgmmaKeys / 16;
     uint32_t values[D / 64 * kSteps][4];
     CacheOperands::template load_values<kSteps>(values, rows + addresses.values);
-    state.template add_values<Score, kSteps>(values, D == 64 ? addresses.team_weights : uniform_team_weights());
+    state.template add_values<Score, kSteps>(values, uniform_team_weights());
   }
 
   // Block slot j is visible to slot s if |s - j| < window, and if causal j <= s.
@@ -224,21 +336,19 @@ class WgmmaAttention {
     constexpr int kSteps = kMaxBlock / 16;
     const int warp = Group::warp(), lane = Group::lane();
     const int window = min(window_of(p_.sliding_window), kMaxBlock);
-    const float factor = 1 / p_.k_scale;  // the block's keys have no scale
     float score[N / 2] = {}, sums[N / 4];
-#pragma unroll 1
-    for (int i = 0; i < D / 16; ++i) {  // one after another: registers are scarce, time is not
-      uint32_t keys[1][4] = {};
-      if (warp < kSteps) BlockOperands::load_keys(keys, block_keys() + BlockOperands::keys_at(warp, lane) + i * 32);
-      State::template multiply_keys<Score>(score, keys, i, i > 0);
-    }
+    uint32_t keys[D / 16][4] = {};
+    if (warp < kSteps) BlockOperands::load_keys(keys, block_keys() + BlockOperands::keys_at(warp, lane));
+    State::template multiply_keys<Score>(score, keys, 0, false);
+    if constexpr (kFp8) {  // the k_scale of 16-bit keys is 1
+      const float factor = config_.key_factor;
 #pragma unroll
-    for (int i = 0; i < N / 2; ++i) score[i] *= factor;
+      for (int i = 0; i < N / 2; ++i) score[i] *= factor;
+    }
     mask(
         score, [&](int slot) { return slot - window + 1; },
         [&](int slot) { return min(p_.block, slot + (p_.causal ? 1 : window)); });
     state.raise_maxima(score, Group{});
-    state.subtract_maxima(score);
     state.template softmax_weights<T>(score, sums, State::weights_at(warp, lane));
     fence_proxy_async();
     Group::sync();
@@ -270,7 +380,7 @@ class WgmmaAttention {
   };
   static_assert(ResultRow::kValues == wgmma_values(D, N));
 
-  // Results of each team, then of the block; they reuse the memory of the stages.
+  // Results of each team that has steps, then of the block; they reuse the memory of the stages.
   DFLASH_DEVICE Shared results() const { return shared_memory() + config_.stages_at; }
   DFLASH_DEVICE void leave(const State& state, int team) const {
     TeamResults::Writer writer(TeamResults(results(), kThreads, ResultRow::kValues, team),
@@ -284,23 +394,33 @@ class WgmmaAttention {
     }
   }
 
-  DFLASH_DEVICE void attend_context(Context& context, const ContextSpan& span) const {
-    State state;
-    // Counted from the span's end.
-    const int rows_visible_to_all = span.key_end - (span.length - window_of(p_.sliding_window) + p_.block);
-    const StepAddresses addresses;
-    while (context.next([&] { return this->span(); })) {
-      const bool all_visible = context.rows_left() >= kWgmmaKeys && context.rows_left() <= rows_visible_to_all;
-      attend_keys(state, addresses, all_visible, context.rows_left(), context.rows());
-    }
-    if (kFp8) state.scale_outputs(p_.v_scale);
-    syncthreads();  // every team is done with its stages
-    leave(state, Group::team());
-    if (Group::team() > 0 || !this->span().ends()) return;
+  // The team's steps of the context, and the block, if it has that: at once if it has no steps.
+  DFLASH_DEVICE void attend_context(Context& context, bool has_block) const {
+    bool first = true;
+    attend_steps(context, first, has_block);
+    if (!has_block) return;
     // Not added to what the team has of the context: registers are scarce.
     State block;
     attend_block(block);
-    leave(block, kTeams);
+    stamp(Phase::kBlock);
+    if (first) syncthreads();
+    leave(block, first ? Group::team() : kTeams);
+  }
+  // `first` becomes false if there is a step. Teams without steps and block wait for the others all the same.
+  DFLASH_DEVICE void attend_steps(Context& context, bool& first, bool has_block) const {
+    State state;
+    const StepAddresses addresses;
+    while (context.next([] { return span(); })) {
+      const bool all_visible = context.rows_left() >= kWgmmaKeys && context.rows_left() <= rows_visible_to_all();
+      attend_keys(state, addresses, first, all_visible, context.rows_left(), context.rows());
+      if (first) stamp(Phase::kFirstStep);
+      first = false;
+    }
+    stamp(Phase::kContext);
+    if (kFp8) state.scale_outputs(p_.v_scale);
+    if (has_block && first) return;
+    syncthreads();  // every team is done with its stages
+    if (!first) leave(state, Group::team());
   }
 
   const Params& p_;
@@ -310,12 +430,13 @@ class WgmmaAttention {
 template <int D, int N, class T, bool kFp8>
 __global__ void __launch_bounds__(32 * kWarpgroupWarps * wgmma_teams(D), 1)
     wgmma_attention(const __grid_constant__ Params p, const __grid_constant__ LaunchConfig config) {
+  stamp(Phase::kStart);
   griddepcontrol_launch_dependents();
+  const WgmmaAttention<D, N, T, kFp8> attention(p, config);
+  attention.prepare();
   griddepcontrol_wait();  // as attention() does
-  const Schedule schedule(p, config);
-  if (ctaid_y() >= schedule.ranges()) return;
-  const Range range = schedule.range(ctaid_y());
-  if (range.units > 0) WgmmaAttention<D, N, T, kFp8>(p, config).run(range.begin.request, range.begin.unit, range.units);
+  stamp(Phase::kGridBefore);
+  attention.run();
 }
 
 }  // namespace dflash::kv_injection

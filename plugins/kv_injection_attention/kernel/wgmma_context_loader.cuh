@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warpgroup's steps of the context. As context_loader.cuh, but what the loop needs is kept instead of recomputed, and
-// steps are copied beyond the span's end: zeros, to a stage that is not read. Each warp copies a chunk of a step.
+// A warpgroup's steps of the context. As context_loader.cuh, but what the loop needs is kept instead of recomputed.
+// Each warp copies a chunk of a step.
 #pragma once
 
 #include "kv_injection_attention/kernel/context_loader.cuh"
@@ -15,25 +15,26 @@ class WgmmaContextLoader {
   static constexpr int kStride = Step::kStride;
   static constexpr int kValuesAt = Step::kValuesAt;
 
-  // `thread` is of the team; `span()` computes the span, for it takes registers.
+  // `get_span()` gives the span again, for it takes registers.
   template <class GetSpan>
-  DFLASH_DEVICE WgmmaContextLoader(const Params& p, const LaunchConfig& config, int team, int thread, GetSpan get_span)
-      : p_(p), barrier_(1 + team) {
-    const ContextSpan span = get_span();
-    const int warp = thread / 32, lane = thread % 32;
-    const int row = warp * kChunkRows + lane / kCopyLanes,
-              vector = lane % kCopyLanes;  // the first that this thread copies
+  DFLASH_DEVICE WgmmaContextLoader(const Params& p, const LaunchConfig& config, const ContextSpan& span,
+                                   GetSpan get_span)
+      : p_(p) {
+    const int team = tid_x() / (32u * kWarpgroupWarps), warp = tid_x() / 32u % kWarpgroupWarps, lane = tid_x() & 31;
+    const int first = lane / kCopyLanes, vector = lane % kCopyLanes;
+    row_ = warp * kChunkRows + first;
+    barrier_ = 1 + team;
     const int first_key = span.key_begin + team * kWgmmaKeys;
-    rows_left_ = span.key_end - first_key + kTeamKeys;
-    rows_to_copy_ = span.key_end - first_key - row;
-    copy_from_ = lane / kCopyLanes * ContextStrides(p).row + vector * 16;
-    copy_to_ = Step::Rows::at(row, vector * 16);
+    rows_left_ = span.key_end - first_key;
+    copy_from_ = first * ContextStrides(p).row + vector * 16;
+    copy_to_ = Step::Rows::at(row_, vector * 16);
 
     const Shared begin = shared_memory() + config.stages_at + team * (kStages * kStageBytes);
     last_stage_ = begin + (kStages - 1) * kStageBytes;
     stage_ = last_stage_;  // one before the first
 #pragma unroll 1
-    for (int i = 0; i < kStages - 1; ++i) copy_step(begin + i * kStageBytes, get_span);
+    for (int i = 0; i < kStages - 1; ++i) copy_step(rows_left_ - i * kTeamKeys, begin + i * kStageBytes, get_span);
+    rows_left_ += kTeamKeys;
   }
 
   // Goes on to the team's next step. False after the last, when no copy is under way.
@@ -47,7 +48,7 @@ class WgmmaContextLoader {
     cp_async_wait_group<kStages - 2>();
     // Now all threads' copies of this step are there, and all are done with the step before: its stage is free.
     bar_sync(barrier_, 32 * kWarpgroupWarps);
-    copy_step(stage_, get_span);
+    copy_step(rows_left_ - (kStages - 1) * kTeamKeys, stage_, get_span);
     stage_ = stage_ == last_stage_ ? stage_ - (kStages - 1) * kStageBytes : stage_ + kStageBytes;
     return true;
   }
@@ -69,36 +70,38 @@ class WgmmaContextLoader {
   static_assert(kWgmmaKeys == kWarpgroupWarps * kChunkRows && kChunkRows % kCopyRows == 0);
   static_assert(kCopyRows % Step::Rows::kPeriod == 0);
 
-  // The first of the team's steps that is not copied yet.
+  // The first of the team's steps that is not copied yet, from whose first row on `left` rows of the span are left.
   template <class GetSpan>
-  DFLASH_DEVICE void copy_step(Shared stage, GetSpan get_span) {
-    if (chunk_ % 32 == 0) find_chunks(get_span());
-    const ContextStrides strides(p_);
-    const unsigned char* from = chunks_.at(chunk_++) + copy_from_;
+  DFLASH_DEVICE void copy_step(int left, Shared stage, GetSpan get_span) {
+    if (left > 0) {
+      if (chunk_ % 32 == 0) find_chunks(get_span());
+      const ContextStrides strides(p_);
+      const unsigned char* from = chunks_.at(chunk_++) + copy_from_;
+      left -= row_;
 #pragma unroll
-    for (int row = 0; row < kChunkRows; row += kCopyRows) {
-      const Shared to = stage + copy_to_ + row * kStride;
-      cp_async(to, from, rows_to_copy_ > row);
-      cp_async(to + kValuesAt, from + strides.to_values, rows_to_copy_ > row);
-      from += kCopyRows * strides.row;
+      for (int row = 0; row < kChunkRows; row += kCopyRows) {
+        const Shared to = stage + copy_to_ + row * kStride;
+        cp_async(to, from, left > row);
+        cp_async(to + kValuesAt, from + strides.to_values, left > row);
+        from += kCopyRows * strides.row;
+      }
     }
-    rows_to_copy_ -= kTeamKeys;
-    cp_async_commit_group();
+    cp_async_commit_group();  // an empty group, too: cp_async_wait_group counts them
   }
 
   DFLASH_DEVICE void find_chunks(const ContextSpan& span) {
     const int first = span.key_begin + tid_x() / 32 * kChunkRows;  // teams and their warps lie behind each other
     chunks_.refill(
         chunk_, span.key_end, [&](unsigned chunk) { return first + static_cast<int>(chunk) * kTeamKeys; },
-        [&](int key) { return find_chunk(p_, span, ctaid_x(), key); });
+        [&](int key) { return find_chunk_at_once(p_, span, ctaid_x(), key); });
   }
 
   const Params& p_;
   int barrier_;
   ChunkAddresses chunks_;
   unsigned chunk_ = 0;         // the warp's next
-  int copy_from_;              // offset in a chunk of the row that this thread copies first
-  int rows_to_copy_;           // rows of the span from that row of the next step on
+  int row_;                    // of a step, the first that this thread copies
+  int copy_from_;              // offset in a chunk of that row's part
   Shared copy_to_;             // where in a stage it goes
   int rows_left_;              // of the span, from the step's first on
   Shared stage_, last_stage_;  // the stage in use, and the last of the team's

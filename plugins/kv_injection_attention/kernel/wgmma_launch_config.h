@@ -34,10 +34,12 @@ DFLASH_ANYWHERE constexpr int wgmma_query_bytes(int head_dim, int rows, int elem
 DFLASH_ANYWHERE constexpr int wgmma_weight_bytes(int rows) { return kWgmmaKeys * rows * 2; }
 // Bytes of a number for each warp of a team and each row.
 DFLASH_ANYWHERE constexpr int wgmma_number_bytes(int rows) { return kWarpgroupWarps * rows * 4; }
-// Where the block's K begins, behind queries, weights, numbers, each row's slot, and four words.
+// Bytes of the words that tell a CTA's span, and behind them of the factor of its scores.
+inline constexpr int kSpanBytes = 48;
+// Where the block's K begins, behind queries, weights, numbers, each row's slot, and the span.
 DFLASH_ANYWHERE constexpr int wgmma_block_at(int head_dim, int rows, int element_bytes) {
   const int each = wgmma_weight_bytes(rows) + wgmma_number_bytes(rows);
-  return wgmma_query_bytes(head_dim, rows, element_bytes) + wgmma_teams(head_dim) * each + rows * 4 + 16;
+  return wgmma_query_bytes(head_dim, rows, element_bytes) + wgmma_teams(head_dim) * each + rows * 4 + kSpanBytes;
 }
 // Values that a thread leaves for the merge: for each of its N / 4 columns a maximum, a sum and D / 32 outputs.
 DFLASH_ANYWHERE constexpr int wgmma_values(int head_dim, int rows) { return rows / 4 * (head_dim / 32 + 2); }

@@ -47,9 +47,9 @@ struct Warpgroup {
   static DFLASH_DEVICE Shared numbers() { return weights(wgmma_teams(D)) + team() * wgmma_number_bytes(N); }
   // [N] integers: the block slot of each query row.
   static DFLASH_DEVICE Shared slots() { return weights(wgmma_teams(D)) + wgmma_teams(D) * wgmma_number_bytes(N); }
-  // Three integers: what remains of the CTA's range. Behind them the factor of the scores of rounded queries.
-  static DFLASH_DEVICE Shared remaining() { return slots() + N * 4; }
-  static DFLASH_DEVICE Shared score_factor() { return remaining() + 12; }
+  // Eight words: the CTA's span and what remains of its range. Behind them the factor of the scores of rounded queries.
+  static DFLASH_DEVICE Shared span() { return slots() + N * 4; }
+  static DFLASH_DEVICE Shared score_factor() { return span() + 32; }
 };
 
 // A step's keys and values as left operands, of rows of E4M3 or of 16 bits. Where a thread reads them is found first,
@@ -190,9 +190,9 @@ struct WgmmaState {
     }
   }
 
-  // Raises the maxima to the largest of the scores, of all warps. They ignore NaN, but it reaches the sums: a
-  // polynomial's weight would be 0 for it.
-  DFLASH_DEVICE void raise_maxima(const float (&score)[N / 2], Group group) {
+  // Raises the maxima to the largest of the scores, of all warps, and takes them off the scores. They ignore NaN, but
+  // it reaches the sums: a polynomial's weight would be 0 for it.
+  DFLASH_DEVICE void raise_maxima(float (&score)[N / 2], Group group) {
     const Shared mine = group.numbers() + (group.warp() * N + group.column()) * 4;
 #pragma unroll
     for (int c = 0; c < N / 4; ++c) {
@@ -213,12 +213,9 @@ struct WgmmaState {
         largest = fmaxf(largest, as_float(ld_shared(all + (warp * N + c / 2 * 8 + c % 2) * 4)));
       }
       raise_maximum(c, largest);
+      score[at(c, 0)] += negated_maximum[c];
+      score[at(c, 1)] += negated_maximum[c];
     }
-  }
-
-  DFLASH_DEVICE void subtract_maxima(float (&score)[N / 2]) const {
-#pragma unroll
-    for (int i = 0; i < N / 2; ++i) score[i] += negated_maximum[i / 4 * 2 + i % 2];
   }
 
   // Where in shared memory softmax_weights() puts the weights of a thread.

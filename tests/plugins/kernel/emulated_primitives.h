@@ -102,6 +102,16 @@ inline void st_global_v4(void* to, const Words4& words) {
 }
 inline void st_shared(Shared to, uint32_t value) { cta().write_word(to, value); }
 inline uint32_t ld_shared(Shared from) { return cta().read_word(from); }
+inline void st_shared_v4(Shared to, const Words4& words) {
+  if (to % 16 != 0) emulator::fail("misaligned store to %u", to);
+  for (uint32_t i = 0; i < 4; ++i) cta().write_word(to + 4 * i, words.word[i]);
+}
+inline Words4 ld_shared_v4(Shared from) {
+  if (from % 16 != 0) emulator::fail("misaligned load of %u", from);
+  Words4 words;
+  for (uint32_t i = 0; i < 4; ++i) words.word[i] = cta().read_word(from + 4 * i);
+  return words;
+}
 inline void cp_async(Shared to, const void* from, bool real) {
   cta().expect_waited("copies");
   cta().copy(to, real ? from : nullptr);
