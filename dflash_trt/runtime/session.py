@@ -225,7 +225,9 @@ def load_session(
             device = f"cuda:{torch.cuda.current_device()}"  # which `join` has set
     max_batch_size = options.max_batch_size or default_batch_size(manifest)
     with room_for(max_batch_size):
-        drafter = open_drafter(pair.engine, manifest, num_slots=max_batch_size, device=device, expose=expose)
+        drafter = open_drafter(
+            pair.engine, manifest, num_slots=max_batch_size, device=device, executor=options.executor, expose=expose
+        )
     taps = manifest.draft.target_layer_ids
     model = load_model(checkpoint.directory, checkpoint.spec, taps, dtype=dtype, num_ranks=num_ranks, **sharded)
     if not sharded:  # transformers puts shards where they belong
