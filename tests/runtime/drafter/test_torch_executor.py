@@ -56,8 +56,8 @@ def run(drafter: Drafter) -> Results:
             results |= {f"candidate_ids {step}": ids, f"candidate_logits {step}": logits.clone()}
     for slot in range(NUM_SLOTS):
         for name, rows in zip("kv", drafter.cache.rows(slot), strict=True):
-            results[f"{name} of slot {slot}"] = rows.float() * scales_of(drafter, name)
-    return results
+            results[f"{name} of slot {slot}"] = rows.float().cpu() * scales_of(drafter, name)
+    return {name: value.cpu() for name, value in results.items()}
 
 
 def scales_of(drafter: Drafter, name: str) -> Tensor:
