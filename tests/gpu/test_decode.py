@@ -30,7 +30,7 @@ pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
 NUM_PROMPTS, NUM_TOKENS, NUM_AT_ONCE = 16, 96, 8
 STEPS = {"tiny-qwen3": 485, "tiny-gpt-oss": 460}
-"""Of ONNX Runtime in FLOAT, all prompts together; a hundredth more or fewer is BF16's."""
+"""ONNX Runtime's in FLOAT, all prompts together; a hundredth more or fewer is BF16's."""
 
 
 @pytest.fixture(scope="module", params=PAIRS)

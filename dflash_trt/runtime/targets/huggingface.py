@@ -65,6 +65,18 @@ def check_memory(directory: Path, weights: Mapping[str, StoredTensor], dtype: to
         )
 
 
+def check_gpu_memory(directory: Path, weights: Mapping[str, StoredTensor], dtype: torch.dtype, device: str) -> None:
+    """Raises CheckpointError where the weights, as `dtype`, are more than the memory that is free on a GPU."""
+    needed, (free, _) = loaded_bytes(weights, dtype), torch.cuda.mem_get_info(device)
+    if needed > free:
+        half = "--dtype bfloat16 halves them; " if dtype.itemsize == 4 else ""
+        raise CheckpointError(
+            f"{directory}: expected {needed / 1e9:.1f} GB of free memory on {device} for its weights as"
+            f" {8 * dtype.itemsize}-bit numbers, found {free / 1e9:.1f} GB",
+            hint=f"{half}decode with generate --tp, which shares it among GPUs, or give --device cpu",
+        )
+
+
 def loaded_bytes(weights: Mapping[str, StoredTensor], dtype: torch.dtype) -> int:
     """Peak bytes of the target while each weight is converted to `dtype` and laid out."""
     sizes = {name: math.prod(tensor.shape) for name, tensor in weights.items()}
@@ -147,10 +159,11 @@ def load_model(
     target_layer_ids: Sequence[int],
     *,
     dtype: str = "auto",
+    device: str = "cpu",
     num_ranks: int = 1,
     **load_options: Any,
 ) -> PreTrainedModel:
-    """Loads safetensors weights as `target_dtype` says; code that a checkpoint brings along is never run.
+    """Loads safetensors weights onto `device` as `target_dtype` says; code that a checkpoint brings along is never run.
 
     Raises what `target_dtype` raises; CheckpointError for a tap on the last layer, missing weights, a damaged
     generation_config.json, or no room for the share of one of `num_ranks` ranks. Only then are a repository's weights
@@ -167,6 +180,8 @@ def load_model(
     weights = read_weights(directory) if headers is None else headers
     torch_dtype = target_dtype(dtype, directory, weights)
     check_memory(directory, weights, torch_dtype, num_ranks)
+    if device != "cpu":
+        check_gpu_memory(directory, weights, torch_dtype, device)
     fetch_weights(directory)
     options = {"dtype": torch_dtype, "use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # to refuse them in our words
@@ -175,7 +190,7 @@ def load_model(
     with refusing(directory, f"a causal language model that transformers {__version__} loads"):
         model, loaded = _auto_class(directory).from_pretrained(directory, **(options | load_options))
     _check_weights(directory, loaded)
-    return text_model(model, directory).eval()
+    return text_model(model, directory).eval().to(device)
 
 
 def _auto_class(directory: Path) -> Any:

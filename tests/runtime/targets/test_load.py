@@ -234,6 +234,15 @@ def test_it_is_asked_before_the_weights_are_loaded(monkeypatch: pytest.MonkeyPat
     assert 4 * load_model(TARGET, read_target(TARGET).spec, [0]).num_parameters() <= needed
 
 
+def test_a_gpu_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = loaded_bytes(read_weights(TARGET), torch.float32)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (needed - 1, 2 * needed))
+    monkeypatch.setattr(huggingface, "fetch_weights", None)  # not even fetched
+    message = refusal(lambda: load_model(TARGET, read_target(TARGET).spec, [0], device="cuda:1"))
+    assert "of free memory on cuda:1 for its weights as 32-bit numbers, found" in message
+    assert "--dtype bfloat16 halves them" in message
+
+
 def test_this_machine_has_memory() -> None:
     free = free_bytes()
     assert 2**20 < free < 2**50
