@@ -230,7 +230,12 @@ class RecordedExecutor:
 
     def _run_draft(self, inputs: DraftInputs, outputs: Mapping[str, torch.dtype]) -> list[Tensor]:
         draft = self._bound_draft()
-        most = draft.sizes[-1]
+        most, pages = draft.sizes[-1], draft.tensors["page_table"].shape[1]
+        if inputs.page_ids.shape[1] > pages:
+            raise EngineError(
+                f"context: expected at most {pages} pages of one request, for which the page table was made,"
+                f" found {inputs.page_ids.shape[1]}"
+            )
         with self._launcher.queued():
             parts = [
                 _draft_part(draft, DraftInputs(*(tensor[begin : begin + most] for tensor in inputs)), outputs)

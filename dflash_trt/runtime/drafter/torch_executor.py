@@ -23,6 +23,7 @@ from dflash_trt.engine.plans.plan import graph_batch_sizes, row_buckets
 from dflash_trt.engine.recorded_executor import RecordedExecutor, RecordedGraph, graph_tensors
 from dflash_trt.engine.signatures import MAX_CONTEXT, num_pages_for
 from dflash_trt.errors import MissingDependencyError
+from dflash_trt.runtime.drafter.torch.calls import why_not_compiled
 from dflash_trt.runtime.drafter.torch.graph_program import OnnxGraph, Program
 from dflash_trt.runtime.drafter.torch.scaled_linear import patterns
 from dflash_trt.runtime.drafter.torch.stored_weights import StoredWeights
@@ -44,7 +45,7 @@ class TorchExecutor(RecordedExecutor):
         self._directory = directory
         self._expose = expose
         self._num_slots = DEFAULT_BATCH_SIZE
-        self._has_warned = False
+        self._warned: set[str] = set()
         self._weights = StoredWeights(directory, launcher.device)
 
     def cache_rows(self, num_slots: int) -> None:
@@ -91,11 +92,10 @@ class TorchExecutor(RecordedExecutor):
         outputs = [*(port.name for port in graph.outputs), *exposed]
         onnx_graph = OnnxGraph(self._directory, graph.file, self._weights)
         program = Program(onnx_graph, outputs, patterns(self.device))
-        if program.has_unpacked and not self._has_warned:
-            self._has_warned = True
-            LOG.warning("%s: no product of 4-bit weights here: they are dequantised into BF16", self._directory)
+        if program.has_unpacked:
+            self._warn("no product of 4-bit weights here: they are dequantised into BF16")
         if self.device.type == "cuda":
-            program.fuse()
+            self._fuse(program)
         inputs = {port.name: not set(axes).isdisjoint(map(str, port.shape)) for port in graph.inputs}
 
         def record(rows: int) -> Callable[[], None]:
@@ -109,6 +109,18 @@ class TorchExecutor(RecordedExecutor):
             return self._launcher.record(work)
 
         return RecordedGraph(tensors, sizes, record)
+
+    def _fuse(self, program: Program) -> None:
+        if lacking := why_not_compiled():
+            self._warn(f"torch.compile lacks {lacking}: a kernel for each operator, so passes take longer")
+        else:
+            program.fuse()
+
+    def _warn(self, message: str) -> None:
+        """Logs what is slower or larger than it could be, once."""
+        if message not in self._warned:
+            self._warned.add(message)
+            LOG.warning("%s: %s", self._directory, message)
 
 
 def check_kernels(device: torch.device) -> None:

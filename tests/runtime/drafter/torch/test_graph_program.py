@@ -16,10 +16,12 @@ from onnx import TensorProto, helper, parser
 from torch import Tensor
 
 from dflash_trt.checkpoint.weights import SINGLE
-from dflash_trt.engine.manifest import Manifest
+from dflash_trt.engine.manifest import Manifest, read_manifest
+from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import EngineError, MissingDependencyError
+from dflash_trt.runtime.drafter import torch_executor
 from dflash_trt.runtime.drafter.open import open_drafter
-from dflash_trt.runtime.drafter.torch import operators, scaled_linear
+from dflash_trt.runtime.drafter.torch import calls, operators, scaled_linear
 from dflash_trt.runtime.drafter.torch.graph_program import OnnxGraph, Program
 from dflash_trt.runtime.drafter.torch.scaled_linear import fp4_linear, fp4_product, fp8_linear, fp8_product, patterns
 from dflash_trt.runtime.drafter.torch.stored_weights import StoredWeights
@@ -328,6 +330,40 @@ def test_a_gpu_without_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert "DFLASH_CUDA=ON" in message
     monkeypatch.setattr("dflash_trt._C.cuda_architectures", lambda: ["90a"])
     check_kernels(torch.device("cuda"))
+
+
+def test_a_machine_on_which_nothing_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is missing is said once for both graphs; they run operator by operator."""
+    program = Program(graph_of(MAKERS["gpt-oss"](tmp_path) and tmp_path / "engine"), ["hidden"])
+    executor = open_torch(tmp_path / "engine", read_manifest(tmp_path / "engine")).executor
+    assert isinstance(executor, TorchExecutor)
+    said: list[str] = []
+    monkeypatch.setattr(torch_executor.LOG, "warning", lambda text, *values: said.append(text % values))
+    monkeypatch.setattr(calls, "find_spec", lambda name: object())
+    monkeypatch.setattr(calls.shutil, "which", lambda name: None)
+    before = list(program.calls)
+    for _ in range(2):
+        executor._fuse(program)
+    assert program.calls == before
+    (message,) = said
+    assert "torch.compile lacks a C compiler: a kernel for each operator" in message
+    monkeypatch.setattr(calls.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(calls.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert calls.why_not_compiled() == str(tmp_path / "Python.h")
+    (tmp_path / "Python.h").touch()
+    assert calls.why_not_compiled() is None
+    executor._fuse(program)
+    assert len(program.calls) < len(before)
+
+
+def test_a_context_beyond_the_page_table(tmp_path: Path) -> None:
+    drafter = open_torch(tmp_path / "engine", MAKERS["gpt-oss"](tmp_path))
+    spec, most = drafter.spec, -(-drafter.spec.max_position_embeddings // TOKENS_PER_PAGE)
+    inputs = drafter.inputs([0], torch.zeros(1, spec.block_size, spec.hidden_size))
+    inputs = inputs._replace(page_ids=torch.zeros(1, most + 1, dtype=torch.int32))
+    message = refusal(lambda: drafter.executor.draft(inputs), EngineError)
+    assert f"expected at most {most} pages of one request" in message
+    assert f"found {most + 1}" in message
 
 
 def test_it_says_what_it_is(tmp_path: Path) -> None:
