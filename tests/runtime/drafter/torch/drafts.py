@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from _pytest.mark.structures import ParameterSet
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.engine.manifest import Manifest
@@ -77,6 +78,9 @@ QUICK = (
     "Laguna",
 )
 """Together they hold every operator."""
-PARAMETERS = [
-    pytest.param(make, id=name, marks=() if name in QUICK else pytest.mark.full) for name, make in MAKERS.items()
-]
+
+
+def parameters(quick: Collection[str]) -> list[ParameterSet]:
+    """All makers; those that are not `quick` for the full run."""
+    marks = {name: () if name in quick else pytest.mark.full for name in MAKERS}
+    return [pytest.param(make, id=name, marks=marks[name]) for name, make in MAKERS.items()]

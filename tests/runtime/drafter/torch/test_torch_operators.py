@@ -22,7 +22,7 @@ from dflash_trt.runtime.drafter.torch import operators
 from dflash_trt.runtime.drafter.torch.graph_program import UNPACK, Node, OnnxGraph, calls_of
 from dflash_trt.runtime.drafter.torch.operators import OPERATORS, Operator
 from dflash_trt.runtime.drafter.torch.stored_weights import StoredWeights
-from tests.runtime.drafter.torch.drafts import MAKERS, PARAMETERS, QUICK, Maker
+from tests.runtime.drafter.torch.drafts import MAKERS, QUICK, Maker, parameters
 
 ROUNDED = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-22, torch.float8_e4m3fn: 0.0}
 """Half a unit in the last place, relative; FLOAT's functions may be off by two. FP8 codes are exact."""
@@ -141,7 +141,7 @@ def check(make: Maker, directory: Path) -> set[str]:
     return {key[0] for key in seen}
 
 
-@pytest.mark.parametrize("make", PARAMETERS)
+@pytest.mark.parametrize("make", parameters(QUICK))
 def test_operators_of(make: Maker, tmp_path: Path) -> None:
     check(make, tmp_path)
 
