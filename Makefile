@@ -76,8 +76,14 @@ test-gpu: $(TOOLS)  ## the kernels on this machine's GPU; compiles them first
 	$(PIP) --no-deps --editable . -C cmake.define.DFLASH_CUDA=ON
 	$(BIN)/python -m pytest -m gpu -rs tests/gpu
 
-gpu-report: $(TOOLS)  ## everything that needs a GPU, in ten minutes: tests, plans, parity, speed; writes gpu-report.md
-	$(BIN)/python benchmarks/gpu_report.py
+ONLY :=
+# With python3's own packages where they see a GPU, so without network; else in .venv, as everything here.
+gpu-report:  ## everything that needs a GPU, in ten minutes: tests, decoding, plans, speed; ONLY=NAME; writes gpu-report.md
+	@if python3 -c 'import click, msgspec, onnxruntime, torch, transformers; raise SystemExit(not torch.cuda.is_available())' 2>/dev/null; \
+	then echo "with the packages of $$(command -v python3)"; \
+	python3 -c 'from dflash_trt import _C' 2>/dev/null || python3 benchmarks/compile_kernels.py || exit 1; \
+	python3 benchmarks/gpu_report.py $(if $(ONLY),--only '$(ONLY)'); \
+	else $(MAKE) --no-print-directory $(TOOLS) && $(BIN)/python benchmarks/gpu_report.py $(if $(ONLY),--only '$(ONLY)'); fi
 
 contract: $(TOOLS)  ## ask a TensorRT-LLM about all that is written for it, and its worker about our drafter: TENSORRT_LLM=DIR
 	$(BIN)/python -m tests.contract.tensorrt_llm_arguments $(TENSORRT_LLM)

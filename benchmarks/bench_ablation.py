@@ -42,7 +42,7 @@ from dflash_trt.runtime import accept, model_runner  # noqa: E402
 from dflash_trt.runtime.cpu import accelerate as cpu  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
 from dflash_trt.runtime.draft_length import FixedLength  # noqa: E402
-from dflash_trt.runtime.drafter.onnxruntime import lowering, ort_session  # noqa: E402
+from dflash_trt.runtime.drafter.onnxruntime import ort_session  # noqa: E402
 from dflash_trt.runtime.kvcache.slots import SlotPool  # noqa: E402
 from dflash_trt.runtime.model_runner import NO_SLOT, LocalRunner  # noqa: E402
 from dflash_trt.runtime.session import Session, open_session  # noqa: E402
@@ -147,10 +147,6 @@ PIECES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "RMSNorm of the target": (without(cpu, "fuse_norms"), PLAIN_AND_DFLASH),
     "caught taps": (without(packed_target, "Taps", lambda *_: None), ("idle drafter", "DFlash")),
     "pending taps": (without(model_runner, "PendingTaps", ListedTaps), ("idle drafter", "DFlash")),
-    "block attention of the draft": (
-        without(ort_session, "lower_to_cpu", lambda *a, keep_attention, **k: lowering.lower_to_cpu(*a, **k)),
-        ("DFlash",),
-    ),
     "PackedLinear": (
         without(ort_session, "pack_linear_layers", lambda *_: None),
         ("DFlash",),

@@ -46,7 +46,7 @@ def row(case: Case) -> list[str]:
     feeds = {
         name: np.nan_to_num(value) for name, value in feeds_of(case, draw(case)).items()
     }  # a mask does not stop a NaN
-    sessions = [session(case, feeds, isa) for isa in (None, *_C.cpu_features())]
+    sessions = [session(case, feeds, isa) for isa in _C.cpu_features()]
     times: list[list[float]] = [[] for _ in sessions]
     cold = torch.zeros(COLD_BYTES // 4)
     for _ in range(CALLS):
@@ -60,7 +60,7 @@ def row(case: Case) -> list[str]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    columns = ["attention of one layer", "ONNX Runtime", *_C.cpu_features()]
+    columns = ["attention of one layer", *_C.cpu_features()]
     print_table(f"ms of CPU time, one thread, {cpu_model()}", columns, [row(case) for case in CASES])
 
 

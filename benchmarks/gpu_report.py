@@ -2,9 +2,10 @@
 """Everything that needs a GPU, in one command: `make gpu-report` writes gpu-report.md in ten minutes.
 
 Before they begin it brings what a bare machine with a driver lacks: TensorRT and nvcc, as wheels that suit the driver,
-and the kernels, compiled for the GPU at hand. Each step is a process with a time limit: it passed, failed, or lacked
-something, which is named with the command that brings it. After a failure the next step runs. The page names the
-hardware and versions, holds what every step printed, and is written anew after each.
+and the kernels, compiled for the GPU at hand. Without network it uses what is there: with torch, nvcc and a compiler
+the drafter decodes in torch, and what needs TensorRT is named as lacking. Each step is a process with a time limit: it
+passed, failed, or lacked something, which is named with the command that brings it. After a failure the next step runs.
+The page names the hardware and versions, holds what every step printed, and is written anew after each.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -21,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import click
@@ -39,6 +42,7 @@ from dflash_trt.quantize.recipe import FP8_KV, load_recipe  # noqa: E402
 SECONDS = 600
 # As doctor calls them, and what a step of ours brings.
 GPU, PLUGIN, TENSORRT, TRTLLM, TORCH = "NVIDIA GPU", "plugin library", "tensorrt", "tensorrt_llm", "torch with CUDA"
+KERNELS, NETWORK, INDEX = "kernels, compiled", "network", ("pypi.org", 443)
 TAIL_LINES = 60
 PAIRS = ("tiny-gpt-oss", "tiny-qwen3")
 RECIPES = ("bf16", "fp8", f"fp8{FP8_KV}", "nvfp4", "nvfp4-native", "nvfp4-w4a16", "mixed-nvfp4-fp8")
@@ -56,7 +60,9 @@ FIRST_KERNELS = 9.0
 """The compute capability that the kernels begin with."""
 PYTHON, PIP = (sys.executable,), (sys.executable, "-m", "pip", "install")
 CLI = (sys.executable, "-m", "dflash_trt")
+TORCH_RECIPES = ("bf16", "fp8", "nvfp4")
 TORCH_FIX = "make gpu-report TORCH='torch --index-url URL', with the URL that pytorch.org names for the driver's CUDA"
+NETWORK_FIX = "a route to pypi.org, or the packages installed by hand"
 OURS = (sys.executable, str(REPOSITORY / "benchmarks" / "gpu_steps.py"))
 
 
@@ -119,17 +125,30 @@ def setup_steps(gpu: Gpu | None) -> Iterator[Step]:
     cuda = gpu.cuda if gpu else 13  # what is printed where there is no GPU
     if package_version(TENSORRT) is None:
         wheel = f"tensorrt-cu{cuda}>={'.'.join(map(str, OLDEST))}"
-        yield Step("TensorRT, installed", (*PIP, wheel), 240, (GPU,))
+        yield Step("TensorRT, installed", (*PIP, wheel), 240, (GPU, NETWORK))
     if find_nvcc() is None:
         # All of one release: nvcc's own dependencies are unbounded, and a newer compiler behind it writes newer PTX.
         names = (f"nvidia-{name}{NVCC_SUFFIXES[cuda]}" for name in NVCC_WHEELS[cuda])
-        yield Step("nvcc, installed", (*PIP, *names), 120, (GPU,))
+        yield Step("nvcc, installed", (*PIP, *names), 120, (GPU, NETWORK))
     yield Step(TORCH, (*OURS, "torch-cuda"), 60, (GPU,))
-    yield compile_kernels(gpu)
+    yield compile_kernels(gpu, online=is_online())
 
 
-def compile_kernels(gpu: Gpu | None) -> Step:
-    """For the GPU at hand only: a family such as 100f needs CUDA 12.9, which an H100 does not."""
+@cache
+def is_online() -> bool:
+    """Whether packages can be fetched."""
+    try:
+        socket.create_connection(INDEX, timeout=3).close()
+    except OSError:
+        return False
+    return True
+
+
+def compile_kernels(gpu: Gpu | None, *, online: bool = True) -> Step:
+    """For the GPU at hand only: a family such as 100f needs CUDA 12.9, which an H100 does not.
+
+    Without network by cmake, with the nanobind that is there, where pip would fetch its own.
+    """
     nvcc, lacks = find_nvcc(), None
     capability = gpu.compute_capability if gpu else "9.0"
     if float(capability) < FIRST_KERNELS:
@@ -138,8 +157,9 @@ def compile_kernels(gpu: Gpu | None) -> Step:
         lacks = "nvcc: its wheel brought none; install the CUDA toolkit: https://developer.nvidia.com/cuda-downloads"
     defines = ("DFLASH_CUDA=ON", f"DFLASH_CUDA_ARCHITECTURES={capability.replace('.', '')}a")
     words = [word for define in defines for word in ("-C", f"cmake.define.{define}")]
+    command = (*PIP, "--no-deps", "--editable", ".", *words)
     return Step(
-        "kernels, compiled", (*PIP, "--no-deps", "--editable", ".", *words), 240, (GPU,), lacks=lacks,
+        KERNELS, command if online else (*PYTHON, "benchmarks/compile_kernels.py", *defines), 240, (GPU,), lacks=lacks,
         environment=_compiler(nvcc) if nvcc else {},
     )  # fmt: skip
 
@@ -153,8 +173,15 @@ def _compiler(nvcc: str) -> dict[str, str]:
 def steps(work: Path, gpu: Gpu | None) -> Iterator[Step]:
     """In the order in which they tell most, should the time run out."""
     plans = (GPU, TORCH, TENSORRT, PLUGIN)
-    yield from _pair_steps(PAIRS[0], work)
-    yield Step("kernels, tested", (*PYTHON, "-m", "pytest", "-m", "gpu", "-rs", "tests/gpu"), 120, (GPU, TORCH, PLUGIN))
+    for pair in PAIRS:
+        yield from _torch_steps(pair, work)
+    for recipe in TORCH_RECIPES:
+        command = (*OURS, "torch-pass", recipe, str(work / f"torch-{recipe}"))
+        yield Step(f"gpt-oss-120b's drafter in torch, {recipe}: latency", command, 120, (GPU, TORCH, KERNELS))
+    yield from _plan_steps(PAIRS[0], work)
+    yield Step(
+        "kernels, tested", (*PYTHON, "-m", "pytest", "-m", "gpu", "-rs", "tests/gpu"), 180, (GPU, TORCH, KERNELS)
+    )
     for recipe in RECIPES:
         command = (*OURS, "drafter", recipe, str(work / recipe))
         title = f"gpt-oss-120b's drafter, two layers, {recipe}: plans, fused layers, latency"
@@ -163,21 +190,34 @@ def steps(work: Path, gpu: Gpu | None) -> Iterator[Step]:
     sizes = ("--layers", "8", "--max-batch-size", "4", "--max-seq-len", str(FAR_ROWS))
     yield Step(built, (*OURS, "drafter", "bf16", large, *sizes), 240, plans)
     yield Step("a context cache beyond 2^31 elements", (*OURS, "far-cache", large), 60, plans, built)
-    yield from _pair_steps(PAIRS[1], work)
+    yield from _plan_steps(PAIRS[1], work)
     contract = (*PYTHON, "-m", "tests.contract.tensorrt_llm_arguments", sysconfig.get_path("purelib"))
     yield Step("TensorRT-LLM's contract", contract, 60, (TRTLLM,))
     bench = (*PYTHON, "benchmarks/bench_kv_injection_attention.py", "--runs", "20", "--max-rows", "131072")
     peers = ("--only", "gpt-oss", "--peer", "FlashAttention", "--peer", "cudnn")  # the others compile for minutes
-    yield Step("attention kernel, measured", (*bench, *peers), 120, (GPU, TORCH, PLUGIN))
+    yield Step("attention kernel, measured", (*bench, *peers), 120, (GPU, TORCH, KERNELS))
 
 
-def _pair_steps(pair: str, work: Path) -> Iterator[Step]:
-    """A trained pair of the fixtures, decoded with plans."""
+def _torch_steps(pair: str, work: Path) -> Iterator[Step]:
+    """A trained pair of the fixtures, decoded with the drafter in torch."""
     engine, target = str(work / pair), str(FIXTURES / pair)
-    built, planned = f"{pair}: engine", f"{pair}: plans"
+    built, running, by_torch = _built(pair), (GPU, TORCH, KERNELS), ("--executor", "torch")
+    yield Step(built, (*CLI, "build", f"{target}-dflash", "--target", target, "-o", engine), 60)
+    yield Step(f"{pair}: decoding in torch", (*OURS, "decode", engine, target, *by_torch), 90, running, built)
+    yield Step(f"{pair}: torch against ONNX Runtime", (*OURS, "parity", engine, *by_torch), 60, running, built)
+    yield Step(f"{pair}: CUDA graphs in torch", (*OURS, "capture", engine, *by_torch), 60, running, built)
+
+
+def _built(pair: str) -> str:
+    return f"{pair}: engine"
+
+
+def _plan_steps(pair: str, work: Path) -> Iterator[Step]:
+    """A trained pair with plans."""
+    engine, target = str(work / pair), str(FIXTURES / pair)
+    built, planned = _built(pair), f"{pair}: plans"
     plans, running = (GPU, TENSORRT, PLUGIN), (GPU, TORCH, TENSORRT)
     sizes = ("--max-batch-size", "2", "--max-seq-len", "512", "--max-num-tokens", "64")
-    yield Step(built, (*CLI, "build", f"{target}-dflash", "--target", target, "-o", engine), 60)
     yield Step(planned, (*CLI, "build", "--plans-for", engine, *sizes), 90, plans, built)
     yield Step(f"{pair}: TensorRT against ONNX Runtime", (*OURS, "parity", engine), 60, running, planned)
     yield Step(f"{pair}: CUDA graphs of the plans", (*OURS, "capture", engine), 60, running, planned)
@@ -209,7 +249,8 @@ class Report:
         """What steps may need and this machine has not."""
         done = {outcome.step.title for outcome in self.outcomes if outcome.result == PASSED}
         missing = {name_of(finding) for finding in self.machine if finding.found is None}
-        return missing | ({TORCH} - done)
+        offline = set() if is_online() else {NETWORK}
+        return missing | offline | ({TORCH, KERNELS} - done)
 
     def run(self, step: Step) -> Outcome:
         """Runs one step; one that fails keeps no other from running, except what builds on it."""
@@ -238,8 +279,8 @@ class Report:
         return Outcome(step, PASSED if status == 0 else FAILED, time.monotonic() - begin, why, output)
 
 
-def make_report(report: Report, work: Path, output: Path) -> None:
-    """Runs every step, and writes the page after each."""
+def make_report(report: Report, work: Path, output: Path, only: str | None = None) -> None:
+    """Runs every step, or those with `only` in their titles and what they need, and writes the page after each."""
     commit = _commit()
 
     def run_step(step: Step) -> None:
@@ -252,8 +293,22 @@ def make_report(report: Report, work: Path, output: Path) -> None:
         run_step(step)
     report.machine = examine()  # once, when all is there that there will be
     report.end = time.monotonic() + SECONDS
-    for step in steps(work, gpu):
+    for step in chosen(list(steps(work, gpu)), only):
         run_step(step)
+
+
+def chosen(every: Sequence[Step], only: str | None) -> list[Step]:
+    """The steps that have `only` in their titles, and those that they come after; all of them for None."""
+    if only is None:
+        return list(every)
+    wanted = {step.title for step in every if only.lower() in step.title.lower()}
+    if not wanted:
+        raise click.UsageError(
+            f"--only: expected part of a step's title, found {only!r}: {'; '.join(s.title for s in every)}"
+        )
+    while before := {s.after for s in every if s.title in wanted and s.after} - wanted:
+        wanted |= before
+    return [step for step in every if step.title in wanted]
 
 
 def examine() -> list[MachineFinding]:
@@ -300,7 +355,7 @@ def page(outcomes: Sequence[Outcome], machine: Sequence[MachineFinding], commit:
     rows = [(o.step.title, o.result, f"{o.seconds:.0f}" if o.seconds else "", "; ".join(o.why)) for o in outcomes]
     lines += _table(("step", "result", "seconds", "what it lacked, or what went wrong"), rows)
     lacked = {why for outcome in outcomes if outcome.result == LACKED for why in outcome.why}
-    fixes = {name_of(finding): finding.fix for finding in machine} | {TORCH: TORCH_FIX}
+    fixes = {name_of(finding): finding.fix for finding in machine} | {TORCH: TORCH_FIX, NETWORK: NETWORK_FIX}
     if listed := [f"* {name}: {fix}" for name, fix in fixes.items() if name in lacked]:
         lines += ["", "To get what was lacking, then run `make gpu-report` again:", "", *listed]
     for outcome in outcomes:
@@ -335,10 +390,11 @@ def _commit() -> str:
 
 @click.command()
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("gpu-report.md"), show_default=True)
-def main(output: Path) -> None:
+@click.option("--only", metavar="NAME", help="Run the steps with NAME in their titles, and what they build on.")
+def main(output: Path, only: str | None) -> None:
     """Run every step and write the page; exits with 0 whatever the steps say, because the page says it."""
     with tempfile.TemporaryDirectory() as work:
-        make_report(Report(), Path(work), output)
+        make_report(Report(), Path(work), output, only)
     click.echo(output)
 
 

@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,15 @@ from dflash_trt.engine.plans.launcher import CudaLauncher, CurrentStreamLauncher
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.tensorrt_api import plugin_library
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
+from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.inputs import system
 from dflash_trt.observe.estimate.step import StepLoad, StepModel
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.drafter.drafter import Drafter
-from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
-from tests.engines import build
+from dflash_trt.runtime.drafter.open import choose_executor
+from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
 from tests.reference.synthetic import DraftSizes, write_random_draft
 
 # Activations are BF16 under TensorRT and FP32 here: 8 bits of mantissa, over a few layers.
@@ -77,15 +79,24 @@ def torch_cuda() -> None:
     click.echo(f"torch {torch.__version__}, CUDA {torch.version.cuda}, {torch.cuda.get_device_name()}")
 
 
+executor_option = click.option("--executor", type=click.Choice(["tensorrt", "torch"]), default="tensorrt")
+device_option = click.option("--device", default="cuda")
+
+
 @steps.command()
 @click.argument("engine", type=click.Path(path_type=Path))
-def parity(engine: Path) -> None:
-    """Run equal taps and blocks through TensorRT and ONNX Runtime; exit with 1 where they differ by more."""
+@executor_option
+@device_option
+def parity(engine: Path, executor: str, device: str) -> None:
+    """Run equal taps and blocks through an executor and ONNX Runtime; exit with 1 where they differ by more."""
     manifest = read_manifest(engine)
-    tensorrt = TensorRTExecutor(engine, manifest, own_stream())
-    errors = list(differences(manifest, tensorrt, OnnxExecutor(engine, manifest)))
+    ours, theirs = (
+        choose_executor(engine, manifest, device=device, executor=executor),
+        choose_executor(engine, manifest),
+    )
+    errors = list(differences(manifest, ours, theirs))
     rows = [(str(step), f"{100 * error:.2f} %") for step, error in enumerate(errors, start=1)]
-    print_table("hidden states, TensorRT less ONNX Runtime, of their root mean square", ("step", "difference"), rows)
+    print_table(f"hidden states, {executor} less ONNX Runtime, of their root mean square", ("step", "difference"), rows)
     if not max(errors) < TOLERANCE:
         raise SystemExit(f"expected less than {100 * TOLERANCE:.0f} %, which BF16 explains")
 
@@ -110,14 +121,15 @@ def _step(drafter: Drafter, num_rows: tuple[int, int], taps: Tensor, block: Tens
 @steps.command()
 @click.argument("engine", type=click.Path(path_type=Path))
 @click.argument("target")
-@click.argument("device", default="cuda")
-def decode(engine: Path, target: str, device: str) -> None:
-    """64 greedy tokens with the plans and without drafts; exits with 1 where they differ or no draft is accepted."""
+@executor_option
+@device_option
+def decode(engine: Path, target: str, executor: str, device: str) -> None:
+    """64 greedy tokens with the drafter and without drafts; exits with 1 where they differ or no draft is accepted."""
     from dflash_trt import LLM, SamplingParams
 
     found = {}
     for length in (None, 0):
-        with LLM(engine, target, device=device) as llm:
+        with LLM(engine, target, device=device, executor=executor) as llm:
             found[length] = llm.generate("def main(", SamplingParams(max_tokens=64, draft_length=length))[0]
     acceptance = found[None].acceptance
     tau = acceptance.tau if acceptance else None
@@ -136,12 +148,8 @@ def decode(engine: Path, target: str, device: str) -> None:
 @click.option("--max-seq-len", default=2048, show_default=True)
 def drafter(recipe: str, engine: Path, layers: int, max_batch_size: int, max_seq_len: int) -> None:
     """Plans of gpt-oss-120b's drafter with random weights in a recipe: layers that TensorRT makes of them, latency."""
-    draft = engine.with_name(f"{engine.name}-bf16")
-    write_random_draft(draft, dialect="gpt_oss", layer_types=["full_attention"] * layers, sizes=SIZES)
-    if recipe != "bf16":
-        source, draft = draft, engine.with_name(f"{engine.name}-draft")
-        quantize_checkpoint(read_draft(source), load_recipe(recipe), draft)
-    build(draft, engine)
+    _random_engine(recipe, engine, layers)
+    draft = engine.with_name(f"{engine.name}-bf16" if recipe == "bf16" else f"{engine.name}-draft")
     options = PlanOptions(max_batch_size=max_batch_size, max_seq_len=max_seq_len, max_num_tokens=16)
     begin = time.monotonic()
     manifest = add_plans(engine, options)
@@ -150,6 +158,66 @@ def drafter(recipe: str, engine: Path, layers: int, max_batch_size: int, max_seq
     found = [layer for graph in manifest.plans for layer in plan_layers(engine, manifest, graph)]
     if (unfused := gemms(found, bool(manifest.quantization.modules))) is not None:
         raise SystemExit(unfused)
+
+
+@steps.command()
+@click.argument("recipe")
+@click.argument("engine", type=click.Path(path_type=Path))
+@click.option("--layers", default=8, show_default=True)
+@click.option("--batch-sizes", default="1,4,16", show_default=True)
+@click.option("--contexts", default="512,4096,32768", show_default=True)
+@device_option
+def torch_pass(recipe: str, engine: Path, layers: int, batch_sizes: str, contexts: str, device: str) -> None:
+    """The pass of gpt-oss-120b's drafter with random weights in torch: one CUDA graph, beside a copy of its bytes."""
+    manifest = _random_engine(recipe, engine, layers)
+    executor, spec = choose_executor(engine, manifest, device=device, executor="torch"), manifest.draft
+    batches, lengths = ([int(number) for number in numbers.split(",")] for numbers in (batch_sizes, contexts))
+    executor.cache_rows(max(batches))
+    begin = time.monotonic()
+    executor.load()
+    shape = (-(-max(lengths) // TOKENS_PER_PAGE), spec.num_layers, TOKENS_PER_PAGE, *_heads(manifest))
+    caches = [torch.zeros(shape, dtype=executor.cache_dtype, device=executor.device) for _ in "kv"]
+    executor.bind(*caches)
+    click.echo(f"{layers} layers, {recipe}: opened in {time.monotonic() - begin:.0f} s")
+    rows = []
+    for context in lengths:
+        pages = torch.arange(-(-context // TOKENS_PER_PAGE))  # every block reads the same pages
+        cells = []
+        for B in batches:
+            positions = context + torch.arange(spec.block_size).expand(B, -1)
+            block = torch.randn(B, spec.block_size, spec.hidden_size)
+            values = (block, positions, pages.expand(B, -1), torch.full((B,), context))
+            inputs = DraftInputs(*(value.to(executor.device) for value in values))
+            cells.append(f"{1e6 * _seconds(partial(executor.draft, inputs)):.0f}")
+        rows.append((str(context), *cells))
+    print_table("microseconds of a call, inputs and outputs copied", ("context", *map(str, batches)), rows)
+    taps, place = torch.zeros(10, spec.target_hidden_size), torch.arange(10)
+    seconds = _seconds(partial(executor.context, taps.to(executor.device), place.to(executor.device)))
+    weights = (engine / "model.safetensors").stat().st_size
+    click.echo(
+        f"context of 10 rows: {1e6 * seconds:.0f} us; weights {weights / 1e6:.0f} MB: {_copy_time(weights, device)}"
+    )
+
+
+def _copy_time(num_bytes: int, device: str) -> str:
+    source = torch.zeros(num_bytes // 2, dtype=torch.uint8, device=device)
+    return f"{1e6 * _seconds(source.clone):.0f} us to copy half of them, which reads and writes as many bytes"
+
+
+def _heads(manifest: Manifest) -> tuple[int, int]:
+    return manifest.draft.num_key_value_heads, manifest.draft.head_dim
+
+
+def _random_engine(recipe: str, engine: Path, layers: int) -> Manifest:
+    """An engine of gpt-oss-120b's drafter with random weights in a recipe."""
+    from tests.engines import build
+
+    draft = engine.with_name(f"{engine.name}-bf16")
+    write_random_draft(draft, dialect="gpt_oss", layer_types=["full_attention"] * layers, sizes=SIZES)
+    if recipe != "bf16":
+        source, draft = draft, engine.with_name(f"{engine.name}-draft")
+        quantize_checkpoint(read_draft(source), load_recipe(recipe), draft)
+    return build(draft, engine)
 
 
 def latencies(engine: Path, manifest: Manifest, draft: Path) -> None:
@@ -252,20 +320,20 @@ def far_cache(engine: Path) -> None:
 
 @steps.command()
 @click.argument("engine", type=click.Path(path_type=Path))
-def capture(engine: Path) -> None:
-    """A replayed CUDA graph of both plans gives what enqueueing them gives, for inputs that came after the capture."""
+@executor_option
+def capture(engine: Path, executor: str) -> None:
+    """Replayed CUDA graphs give what enqueueing gives, for inputs that came after the capture."""
     manifest, spec = read_manifest(engine), read_manifest(engine).draft
-    found = []
+    make, found = {"tensorrt": TensorRTExecutor, "torch": TorchExecutor}[executor], []
     for launcher in (own_stream(), current_stream()):
-        executor = TensorRTExecutor(engine, manifest, launcher)
-        drafter = Drafter.open(executor, spec, num_slots=2)
+        drafter = Drafter.open(make(engine, manifest, launcher), spec, num_slots=2)
         rng = torch.Generator().manual_seed(0)
         taps = torch.randn(8, spec.target_hidden_size, generator=rng)
         block = torch.randn(2, spec.block_size, spec.hidden_size, generator=rng)
         found.append(_step(drafter, (3, 5), taps, block))
     if not torch.equal(*found):
         raise SystemExit("expected the same bits from a graph and from calls that are enqueued, found others")
-    click.echo("both plans were captured, and replayed with other inputs than at their capture")
+    click.echo("both graphs were captured, and replayed with other inputs than at their capture")
 
 
 def _cache(executor: Executor, manifest: Manifest, slots: int, rows: int) -> Tensor:

@@ -50,6 +50,7 @@ class LLM:
         cache_gib: float = DEFAULTS.cache_gib,
         prefill_chunk: int = DEFAULTS.prefill_chunk,
         device: str = DEFAULTS.device,
+        executor: str = DEFAULTS.executor,
         enable_prefix_caching: bool = DEFAULTS.enable_prefix_caching,
         dtype: str = DEFAULTS.dtype,
     ) -> None:
@@ -64,6 +65,7 @@ class LLM:
             cache_gib=cache_gib,
             prefill_chunk=prefill_chunk,
             device=device,
+            executor=executor,
             enable_prefix_caching=enable_prefix_caching,
             dtype=dtype,
         )

@@ -9,6 +9,7 @@ from dflash_trt.api.sampling_params import is_integer
 from dflash_trt.errors import RequestError, shown
 
 DEVICES = ("auto", "cpu", "cuda")
+EXECUTORS = ("auto", "onnxruntime", "torch", "tensorrt")
 DTYPES = ("auto", "float32", "bfloat16")
 DEFAULT_BATCH_SIZE = 16
 """Requests at once for an engine without TensorRT plans."""
@@ -33,6 +34,9 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Memory for the caches of target and drafter together, in GiB, more than 0."""
     device: str = "auto"
     """Device: cpu, cuda or auto, which is CUDA where torch sees it."""
+    executor: str = "auto"
+    """What runs the drafter: onnxruntime (on a CPU), torch, tensorrt (plans), or auto: on a GPU the engine's plans, or
+    torch where it has none; on a CPU ONNX Runtime."""
     dtype: str = "auto"
     """Type that the target is computed in: auto and float32 are FP32; bfloat16 needs a BF16 checkpoint."""
     draft_length: int | str = "auto"
@@ -58,6 +62,9 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise RequestError(f"cache_gib: expected {expected}, found {shown(self.cache_gib)}")
         if self.device not in DEVICES:
             raise RequestError(f"device: expected auto, cpu or cuda, found {shown(self.device)}")
+        if self.executor not in EXECUTORS:
+            expected = f"{', '.join(EXECUTORS[:-1])} or {EXECUTORS[-1]}"
+            raise RequestError(f"executor: expected {expected}, found {shown(self.executor)}")
         check_dtype(self.dtype)
         if not isinstance(self.enable_prefix_caching, bool):
             raise RequestError(f"enable_prefix_caching: expected True or False, found {self.enable_prefix_caching!r}")

@@ -36,7 +36,7 @@ from dflash_trt.runtime.progress_display import progress_bar
     max_tokens_option(256, 2),
     click.option("--max-prompts", type=click.IntRange(min=1), help="Use only the first prompts, up to this many."),
     chat_option,
-    runtime_options("dtype"),
+    runtime_options("device", "dtype"),
     click.option("--taps-dtype", type=click.Choice(["float32", "bfloat16"]), show_default="the target's",
                  help="Type of the recorded taps; bfloat16 halves the file: enough for --calibration, approximate for"
                  " a replay."),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dflash_trt.runtime.embedded_backend import EmbeddedBackend
     from dflash_trt.runtime.server.channels import ChannelTokens
 
-OPTIONS = ("draft_length", "cache_gib", "device", "dtype")
+OPTIONS = ("draft_length", "cache_gib", "device", "executor", "dtype")
 HELP = "/reset begins anew, /exit ends (so does Ctrl-D), Ctrl-C stops an answer"
 
 

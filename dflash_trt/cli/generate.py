@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dflash_trt.api.runtime_options import RuntimeOptions
     from dflash_trt.cli.decode import Job
 
-OPTIONS = ("draft_length", "cache_gib", "device", "dtype", "num_ranks")
+OPTIONS = ("draft_length", "cache_gib", "device", "executor", "dtype", "num_ranks")
 
 
 @click.command(short_help="Decode prompts with the drafter.")

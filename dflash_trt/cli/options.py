@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from dflash_trt.api.runtime_options import DEFAULTS, DEVICES, DTYPES
+from dflash_trt.api.runtime_options import DEFAULTS, DEVICES, DTYPES, EXECUTORS
 from dflash_trt.api.sampling_params import SAMPLER_FIELDS, SamplingParams
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.source import checkpoint_directory
@@ -171,6 +171,10 @@ _RUNTIME_SETTINGS: dict[str, dict[str, Any]] = {
     "cache_gib": {"type": float, "help": "Room for the caches, in GiB."},
     "enable_prefix_caching": {"help": "Begin a prompt with what earlier requests left in the caches."},
     "device": {"type": click.Choice(DEVICES)},
+    "executor": {
+        "type": click.Choice(EXECUTORS),
+        "help": "Runs the drafter; auto: TensorRT plans or torch on a GPU, ONNX Runtime on a CPU.",
+    },
     "dtype": {"type": click.Choice(DTYPES), "help": "Type that the target is computed in; auto: float32."},
     "num_ranks": {"type": click.IntRange(min=1), "help": "Ranks that share the target (torchrun, mpiexec)."},
 }

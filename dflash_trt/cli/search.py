@@ -16,6 +16,7 @@ from dflash_trt.cli.options import (
     num_bytes,
     options,
     read_checked_draft,
+    runtime_options,
     share,
     target_option,
 )
@@ -49,6 +50,7 @@ from dflash_trt.runtime.progress_display import progress_bar
                  help="For --objective step-time: concurrent requests."),
     target_option,
     calibration_option,
+    runtime_options("device"),
     click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
                  help="Seed of the split into halves."),
     click.option("--force", is_flag=True, help="Replace a recipe that this command wrote."),

@@ -45,7 +45,7 @@ def _check_body_size(context: click.Context, option: click.Parameter, mib: float
     click.option("--max-waiting", type=click.IntRange(min=0), default=256, show_default=True,
                  help="Queued requests; more get 429."),
     click.option("--max-body-mib", type=float, callback=_check_body_size, default=16.0, show_default=True),
-    runtime_options("draft_length", "cache_gib", "enable_prefix_caching", "device", "dtype"),
+    runtime_options("draft_length", "cache_gib", "enable_prefix_caching", "device", "executor", "dtype"),
     drain_option,
     click.option("--otlp-traces-endpoint", metavar="URL",
                  help="Export OpenTelemetry traces to this URL, over HTTP. Default: as "

@@ -56,7 +56,7 @@ MIN_TOKENS = 3
     click.option("--reference", type=PATH, help="Engine directory of the same draft, unquantised, to compare with."),
     chat_option,
     max_tokens_option(128, MIN_TOKENS),
-    runtime_options("dtype"),
+    runtime_options("device", "executor", "dtype"),
     click.option("--max-tau-loss", metavar="SHARE", callback=share,
                  help="Fail when the mean loss of tau exceeds this, e.g. 3%; needs --reference."),
     json_option,
@@ -64,7 +64,8 @@ MIN_TOKENS = 3
 )  # fmt: skip
 def verify(
     engine: Path, target: str | None, prompt_file: Path | None, features: Path | None, reference: Path | None,
-    chat: bool, max_tokens: int, dtype: str, max_tau_loss: float | None, as_json: bool, plot: Path | None,
+    chat: bool, max_tokens: int, device: str, executor: str, dtype: str, max_tau_loss: float | None, as_json: bool,
+    plot: Path | None,
 ) -> None:  # fmt: skip
     """Decode prompts with the drafter, without it, and with an unquantised reference.
 
@@ -85,7 +86,7 @@ def verify(
     if features is not None:
         decoding = ("target", "prompt_file", "chat", "max_tokens", "dtype", "plot")
         refuse_given(decoding, "cannot be used with --features")
-        _verify_features(engine, features, reference, max_tau_loss, as_json=as_json)
+        _verify_features(engine, features, reference, max_tau_loss, device, executor, as_json=as_json)
         return
     if prompt_file is None:
         raise click.UsageError("expected --prompts or --features")
@@ -94,13 +95,14 @@ def verify(
     from dflash_trt.api.prompts import read_prompts
 
     if (config := deployment_path(str(engine))) is not None:
-        refused = ("reference", "max_tau_loss", "plot", "dtype")
+        refused = ("reference", "max_tau_loss", "plot", "device", "executor", "dtype")
         refuse_given(refused, f"is for engine directories, found the deployment {config}")
         from dflash_trt.cli.verify_deployment import verify_deployment
 
         verify_deployment(config, target, read_prompts(prompt_file), max_tokens, chat=chat, as_json=as_json)
         return
 
+    from dflash_trt.api.runtime_options import RuntimeOptions
     from dflash_trt.runtime.checked_pair import CheckedPair, check_prompt
     from dflash_trt.runtime.measure.verification import Verification, tokenize
     from dflash_trt.runtime.measure.verification_report import find_failure
@@ -112,7 +114,8 @@ def verify(
 
     tokenize(prompts, pair.tokenizer, check, chat=chat)  # what is wrong is said before minutes of loading
     with progress_line(f"loading {pair.target_name}"):
-        verification = Verification.open(pair, reference, dtype=dtype)
+        options = RuntimeOptions(max_batch_size=1, device=device, executor=executor, dtype=dtype)
+        verification = Verification.open(pair, reference, options)
     report = verification.run(_progress(verification.tokenize(prompts, max_tokens, chat=chat)), max_tokens)
     failure = find_failure(report, max_tau_loss)
     _print_verdict(report, print_report, failure, max_tau_loss, as_json=as_json)
@@ -128,13 +131,14 @@ def verify(
 
 
 def _verify_features(
-    engine: Path, features: Path, reference: Path | None, max_tau_loss: float | None, *, as_json: bool
-) -> None:
+    engine: Path, features: Path, reference: Path | None, max_tau_loss: float | None, device: str, executor: str,
+    *, as_json: bool,
+) -> None:  # fmt: skip
     """Prints what replaying captured answers came to; VerificationError where too much of tau is lost."""
     from dflash_trt.runtime.measure.replay import verify_features
     from dflash_trt.runtime.measure.verification_report import find_loss
 
-    report = verify_features(engine, features, reference, progress_bar)
+    report = verify_features(engine, features, reference, progress_bar, device=device, executor=executor)
     loss = None if report.comparison is None else report.comparison.tau_loss
     failure = None if max_tau_loss is None else find_loss(loss, max_tau_loss)
     _print_verdict(report, print_replay_report, failure, max_tau_loss, as_json=as_json)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of what runs an engine directory's two graphs: ONNX Runtime, or TensorRT with plans.
+"""The contract of what runs an engine directory's two graphs: ONNX Runtime, torch, or TensorRT with plans.
 
 An executor holds no slots and no context: its caller owns the context cache and binds it. The callers are `Drafter` in
 the embedded runtime and the DFlash worker inside TensorRT-LLM.
@@ -33,7 +33,7 @@ class DraftInputs(NamedTuple):
 class Executor(Protocol):
     """Both graphs on one device; calls are ordered on torch's current stream.
 
-    On a GPU no call waits for its result, except ONNX Runtime's.
+    On a GPU no call waits for its result.
     """
 
     cache_dtype: torch.dtype

@@ -225,11 +225,14 @@ def load_session(
             device = f"cuda:{torch.cuda.current_device()}"  # which `join` has set
     max_batch_size = options.max_batch_size or default_batch_size(manifest)
     with room_for(max_batch_size):
-        drafter = open_drafter(pair.engine, manifest, num_slots=max_batch_size, device=device, expose=expose)
+        drafter = open_drafter(
+            pair.engine, manifest, num_slots=max_batch_size, device=device, executor=options.executor, expose=expose
+        )
     taps = manifest.draft.target_layer_ids
-    model = load_model(checkpoint.directory, checkpoint.spec, taps, dtype=dtype, num_ranks=num_ranks, **sharded)
-    if not sharded:  # transformers puts shards where they belong
-        model = model.to(device)
+    model = load_model(
+        checkpoint.directory, checkpoint.spec, taps, dtype=dtype, num_ranks=num_ranks,
+        device="cpu" if sharded else device, **sharded,  # transformers puts shards where they belong
+    )  # fmt: skip
     target = make_target(model, taps, max_batch_size, accelerate)
     if model.dtype == torch.bfloat16 and not target.is_batch_invariant:
         LOG.warning(

@@ -49,6 +49,7 @@ class EmbeddedArguments(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     prefill_chunk: Positive = DEFAULTS.prefill_chunk
     enable_prefix_caching: bool = DEFAULTS.enable_prefix_caching
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    executor: Literal["auto", "onnxruntime", "torch", "tensorrt"] = "auto"
     dtype: Dtype = "auto"
 
 

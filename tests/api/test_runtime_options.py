@@ -87,6 +87,11 @@ def test_a_switch_is_a_truth_value(value: object) -> None:
         RuntimeOptions(enable_prefix_caching=value)  # type: ignore[arg-type]
 
 
+def test_an_unknown_executor() -> None:
+    with pytest.raises(RequestError, match="executor: expected auto, onnxruntime, torch or tensorrt, found 'onnx'"):
+        RuntimeOptions(executor="onnx")
+
+
 def test_ranks_are_joined_elsewhere() -> None:
     with pytest.raises(RequestError, match="num_ranks: expected 1, found 2"):
         open_embedded(None, RuntimeOptions(num_ranks=2))  # type: ignore[arg-type]

@@ -95,6 +95,14 @@ def test_a_short_comparison_is_repeated_and_the_best_run_counts(
     assert [request["baseline"]["seconds"] for request in requests] == plain
 
 
+def test_the_drafter_in_torch(engine: Path) -> None:
+    command = ("generate", engine, "def add(", "--target", TARGET, "--max-tokens", 24, "--ignore-eos", "--json")
+    outputs = [run(*command, "--executor", name).stdout for name in ("torch", "onnxruntime")]
+    ours, theirs = (json.loads(output)["requests"][0] for output in outputs)
+    assert ours["token_ids"] == theirs["token_ids"]
+    assert abs(ours["steps"] - theirs["steps"]) <= 1
+
+
 def test_baseline_prints_both_texts_and_a_table(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_here("generate", engine, "def add(", "--target", TARGET, "--max-tokens", 8, "--ignore-eos", "--baseline")
     output = capsys.readouterr().out

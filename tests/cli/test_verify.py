@@ -125,6 +125,17 @@ def test_tables(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert table["final norm"][0] == "0.00%"
 
 
+def test_a_reference_in_torch(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both drafters in BF16, and errors layer by layer between them."""
+    with pytest.raises(VerificationError, match="tau loss"):
+        verify(
+            place, "damaged", "--reference", place / "engine", "--max-tau-loss", "3%", "--executor", "torch", "--json"
+        )
+    errors = json.loads(capsys.readouterr().out)["comparison"]["error"]
+    assert all(layer["k"] == layer["v"] == 0 for layer in errors["layers"])
+    assert errors["hidden"] > 0.1
+
+
 def test_an_engine_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plot = place / "alone.png"
     verify(place, "engine", "--json", "--plot", plot)
@@ -295,6 +306,15 @@ def test_a_replay_of_an_engine_alone(
     found = replayed(capsys)
     assert (found["reference"], found["comparison"], found["by_category"]) == (None, None, [])
     assert found["engine"]["tau_interval"]["low"] < found["engine"]["tau"] < found["engine"]["tau_interval"]["high"]
+
+
+def test_a_replay_in_torch(engines: Path, features: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """In BF16, as a GPU would, with as many steps within a few."""
+    taus = []
+    for executor in ("torch", "onnxruntime"):
+        replay(engines / "engine", features[REPLAYED], "--executor", executor, "--device", "cpu", "--json")
+        taus.append(replayed(capsys)["engine"]["tau"])
+    assert taus[0] == pytest.approx(taus[1], rel=0.05)
 
 
 def test_tables_of_a_replay(

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields
 
 import torch
 
 from dflash_trt import _C
+from dflash_trt.runtime.drafter.torch_executor import runs_on
 from tests.plugins.cases import Case
 from tests.plugins.tensors import Guarded, Tensors, attributes, inputs, output
 
@@ -27,19 +27,6 @@ def why_no_launch() -> str | None:
         name = torch.cuda.get_device_name()
         return f"the kernels were compiled for {compiled}, and {name} has compute capability {capability}"
     return None
-
-
-def runs_on(compiled: Sequence[str], major: int, minor: int) -> bool:
-    """An architecture such as 90a runs on that GPU only, a family such as 100f on 10.0 and later 10.x, and PTX such as
-    90-virtual, which the driver compiles, on that GPU and all that came later.
-    """
-    families = {f"{major}{older}f" for older in range(minor + 1)}
-    ptx = [int(name.removesuffix("-virtual")) for name in compiled if name.endswith("-virtual")]
-    return (
-        f"{major}{minor}a" in compiled
-        or not families.isdisjoint(compiled)
-        or min(ptx, default=1 << 30) <= 10 * major + minor
-    )
 
 
 def moved(tensors: Tensors, device: str) -> Tensors:

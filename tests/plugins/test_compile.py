@@ -24,7 +24,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.bench_kv_injection_attention import main as bench
-from tests.gpu.launches import runs_on
+from dflash_trt.runtime.drafter.torch_executor import runs_on
 from tests.gpu.test_kernel import CHAIN, reading
 from tests.gpu.test_sanitizer import calls
 from tests.paths import REPOSITORY

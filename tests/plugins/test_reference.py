@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU reference against the ONNX function, float64 equations in torch, and values worked out by hand."""
+"""The CPU reference against ONNX Runtime's operator, float64 equations in torch, and values worked out by hand."""
 
 from __future__ import annotations
 
@@ -187,7 +187,6 @@ def test_heads_slots_and_layers() -> None:
 
 
 CASES = [*REGULAR, *FEATURES, *CORNER, *PAGED]
-# The ONNX function's tensor of scores would fill the memory.
 ONNX_CASES = [case for case in CASES if case.B and max(case.context_lengths) < 10_000]
 FLOAT32 = 1e-5  # of the values' size: what ONNX Runtime's FP32 sums may be off
 
@@ -256,7 +255,7 @@ def compare_with_onnx(case: Case) -> None:
 
 
 def run_onnx(case: Case, tensors: Tensors) -> np.ndarray:
-    """The node's function in FP32."""
+    """The node as the CPU's operator computes it, in FP32."""
     feeds = feeds_of(case, tensors)
     # Rows beyond a request's own context, yet within the longest, are masked in ONNX, and a mask does not stop a NaN.
     for name in ("k_cache", "v_cache"):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -40,6 +40,11 @@ class CudaLauncher:
     def _stream(self) -> torch.cuda.Stream:
         return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
+    @cached_property
+    def _pool(self) -> Any:
+        """Memory that all graphs share: one runs at a time, and what outlives a call lies outside."""
+        return torch.cuda.graph_pool_handle()
+
     @property
     def handle(self) -> int:
         """cudaStream_t of that stream."""
@@ -55,14 +60,29 @@ class CudaLauncher:
         caller.wait_stream(self._stream)
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Captures a CUDA graph after one run in which TensorRT and kernels initialise."""
+        """Captures a CUDA graph after one run in which TensorRT, torch.compile and kernels initialise."""
         with self.queued():
             work()
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
             work()
         return graph.replay
+
+
+class EagerLauncher:
+    """A CPU, which does at once what a stream would do later."""
+
+    device = torch.device("cpu")
+    handle = 0
+
+    def queued(self) -> AbstractContextManager[None]:
+        """An empty context: there is no other queue."""
+        return nullcontext()
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """`work` itself."""
+        return work
 
 
 class CurrentStreamLauncher:

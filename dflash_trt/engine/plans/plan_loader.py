@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +17,7 @@ from dflash_trt.engine.plans import machine, tensorrt_api
 from dflash_trt.engine.plans.launcher import Launcher
 from dflash_trt.engine.plans.plan import Plan, check_plan
 from dflash_trt.engine.plans.tensorrt_api import plugin_library
+from dflash_trt.engine.recorded_executor import RecordedGraph, graph_tensors
 from dflash_trt.engine.signatures import num_segments, segment_name, stream_names
 from dflash_trt.errors import EngineError
 from dflash_trt.files.command import quoted
@@ -36,10 +36,10 @@ class Workspace:
         return self._memory
 
 
-class PlanRunner:
-    """One plan, with a context and a CUDA graph for each of its profiles, whose leading axis is fixed.
+class PlanRunner(RecordedGraph):
+    """One plan, with a context and a CUDA graph for each of its profiles.
 
-    All use the leading rows of the same tensors. One call runs at a time, so the contexts share one workspace, too.
+    One call runs at a time, so the contexts share one workspace.
     """
 
     def __init__(
@@ -55,29 +55,18 @@ class PlanRunner:
         self._trt = trt
         self._launcher = launcher
         self.tensors = tensors
-        """Inputs and outputs, by name."""
         self._cached = cached
         self._engine = runtime.deserialize_cuda_engine(file.read_bytes())
         self._expect(self._engine is not None, "a plan that this TensorRT loads")
-        self.sizes = [profile[axis].max for profile in plan.profiles]
-        """Rows of each profile, rising."""
+        sizes = [profile[axis].max for profile in plan.profiles]
         self._memory = (workspace or Workspace()).of(self._engine.device_memory_size_v2, launcher.device)
-        self._contexts = [self._context(index, rows) for index, rows in enumerate(self.sizes)]
-        self._calls: list[Callable[[], None]] = [launcher.record(self._work(context)) for context in self._contexts]
-
-    def padding(self, rows: int) -> int:
-        """Rows that `run` computes beyond `rows`."""
-        return self.sizes[bisect_left(self.sizes, rows)] - rows
-
-    def run(self, rows: int) -> None:
-        """Queues the smallest call that has `rows` rows."""
-        self._calls[bisect_left(self.sizes, rows)]()
+        self._contexts = {rows: self._context(index, rows) for index, rows in enumerate(sizes)}
+        super().__init__(tensors, sizes, lambda rows: launcher.record(self._work(self._contexts[rows])))
 
     def close(self) -> None:
-        """Frees the plan now; in its reference cycles it would wait for Python's garbage collector."""
-        self._calls.clear()
+        """Frees the plan and its contexts now."""
+        super().close()
         self._contexts.clear()
-        self.tensors = {}
 
     def _context(self, profile: int, rows: int) -> Any:
         context = self._engine.create_execution_context(self._trt.ExecutionContextAllocationStrategy.USER_MANAGED)
@@ -107,12 +96,6 @@ class PlanRunner:
                 f"{self._file}: expected {what}, found it refused by TensorRT {self._trt.__version__} (messages above)",
                 hint=f"rebuild: dflash-trt build --plans-for {quoted(self._file.parent)}",
             )
-
-
-DTYPES = {
-    "BFLOAT16": torch.bfloat16, "FLOAT": torch.float32, "FLOAT8E4M3FN": torch.float8_e4m3fn, "INT32": torch.int32,
-    "INT64": torch.int64,
-}  # fmt: skip
 
 
 class PlanLoader:
@@ -147,13 +130,7 @@ class PlanLoader:
         """
         graph, plan = self._manifest.graphs[name], self._manifest.plans[name]
         largest = {axis: size.max for axis, size in plan.profiles[-1].items()}
-        there, tensors = {**given, **cached}, dict[str, Tensor]()
-        for port in (*graph.inputs, *graph.outputs):
-            if port.name in there:
-                tensors[port.name] = there[port.name]
-            else:
-                shape = port.sizes(largest)
-                tensors[port.name] = torch.zeros(shape, dtype=DTYPES[port.dtype], device=self._launcher.device)
+        tensors = graph_tensors(graph, largest, {**given, **cached}, self._launcher.device)
         return PlanRunner(
             self._trt,
             self._runtime,

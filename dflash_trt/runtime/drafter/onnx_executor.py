@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two graphs on ONNX Runtime, lowered to FLOAT."""
+"""The two graphs on ONNX Runtime, lowered to FLOAT, on a CPU."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class OnnxExecutor:
     """An Executor that computes in FLOAT, on torch's own memory."""
 
     cache_dtype = torch.float32
+    device = torch.device("cpu")
 
-    def __init__(self, directory: Path, manifest: Manifest, *, device: str = "cpu", expose: Sequence[str] = ()) -> None:
+    def __init__(self, directory: Path, manifest: Manifest, *, expose: Sequence[str] = ()) -> None:
         """`manifest` is that of `directory`, read and checked by `read_manifest`.
 
-        `device` is cpu, cuda or cuda:N; `expose` names values inside draft.onnx that `draft_values` may return.
+        `expose` names values inside draft.onnx that `draft_values` may return.
         """
-        self.device = torch.device(device)
         self._directory = directory
         self._manifest = manifest
         self._expose = expose
@@ -50,14 +50,13 @@ class OnnxExecutor:
     def load(self) -> None:
         """Creates both sessions.
 
-        Raises MissingDependencyError when ONNX Runtime has no provider for the device, EngineError when it refuses a
-        graph.
+        Raises EngineError when ONNX Runtime refuses a graph.
         """
         for name, graph in self._manifest.graphs.items():
             if name not in self._sessions:
                 expose = self._expose if name == "draft" else ()
-                self._sessions[name] = graph_session(self._directory, graph.file, expose, device=str(self.device))
-                self._bound[name] = BoundGraph(self._sessions[name], self.device)
+                self._sessions[name] = graph_session(self._directory, graph.file, expose)
+                self._bound[name] = BoundGraph(self._sessions[name])
 
     def bind(self, k_cache: Tensor, v_cache: Tensor) -> None:
         """Reads the caches in place, so later writes of their owner are seen."""
@@ -124,9 +123,8 @@ class BoundGraph:
     Binding costs more than copying a step's inputs, so each size is bound once; all sizes share the memory.
     """
 
-    def __init__(self, session: onnxruntime.InferenceSession, device: torch.device) -> None:
+    def __init__(self, session: onnxruntime.InferenceSession) -> None:
         self._session = session
-        self._device = device
         self.forget()
 
     def forget(self) -> None:
@@ -149,8 +147,6 @@ class BoundGraph:
         bound = self._bound.get(size) or self._bind(size, inputs, outputs)
         for own, tensor in zip(bound.inputs, inputs.values(), strict=True):
             own.copy_(tensor)
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()  # ONNX Runtime computes on a stream of its own
         self._session.run_with_iobinding(bound.binding)
         return bound.outputs
 
@@ -167,9 +163,9 @@ class BoundGraph:
         ]
         binding = self._session.io_binding()
         for name, tensor in (*zip(inputs, ours, strict=True), *self._shared.items()):
-            binding.bind_input(name, *self._place(tensor))
+            binding.bind_input(name, *_place(tensor))
         for name, tensor in zip(outputs, results, strict=True):
-            binding.bind_output(name, *self._place(tensor))
+            binding.bind_output(name, *_place(tensor))
         if len(self._bound) == MAX_SIZES:
             self._bound.clear()
         self._bound[size] = _Bound(binding, ours, results)
@@ -180,10 +176,10 @@ class BoundGraph:
         """The beginning of a value's own memory, which all of its sizes share."""
         count = math.prod(shape)
         if name not in self._own or len(self._own[name]) < count:
-            self._own[name] = torch.empty(count, dtype=dtype, device=self._device)
+            self._own[name] = torch.empty(count, dtype=dtype)
             self._bound.clear()
         return self._own[name][:count].view(*shape)
 
-    def _place(self, tensor: Tensor) -> tuple[str, int, type[np.generic], tuple[int, ...], int]:
-        kind, index = self._device.type, self._device.index or 0
-        return kind, index, NUMPY_TYPES[tensor.dtype], tuple(tensor.shape), tensor.data_ptr()
+
+def _place(tensor: Tensor) -> tuple[str, int, type[np.generic], tuple[int, ...], int]:
+    return "cpu", 0, NUMPY_TYPES[tensor.dtype], tuple(tensor.shape), tensor.data_ptr()

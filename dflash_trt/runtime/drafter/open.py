@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drafter of an engine directory: on ONNX Runtime where it has the device, else on TensorRT plans."""
+"""The drafter of an engine directory: on TensorRT plans or torch on a GPU, on ONNX Runtime or torch on a CPU."""
 
 from __future__ import annotations
 
@@ -9,80 +9,72 @@ from pathlib import Path
 from dflash_trt.engine.executor import Executor
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plans.plan import GRAPHS
-from dflash_trt.errors import EngineError, MissingDependencyError
+from dflash_trt.errors import EngineError
 from dflash_trt.files.command import quoted
 from dflash_trt.runtime.drafter.drafter import Drafter
 
-CUDA_PROVIDER = "CUDAExecutionProvider"
-
 
 def open_drafter(
-    engine: Path, manifest: Manifest, *, num_slots: int = 1, device: str = "cpu", expose: Sequence[str] = ()
-) -> Drafter:
+    engine: Path, manifest: Manifest, *, num_slots: int = 1, device: str = "cpu", executor: str = "auto",
+    expose: Sequence[str] = (),
+) -> Drafter:  # fmt: skip
     """The drafter of the directory `engine` with `manifest`, loaded, with a context for each of `num_slots`.
 
     Raises MissingDependencyError and EngineError as `choose_executor` does and its choice when it is loaded.
     """
-    executor = choose_executor(engine, manifest, device=device, expose=expose)
+    chosen = choose_executor(engine, manifest, device=device, executor=executor, expose=expose)
     from dflash_trt.runtime.drafter.embedding import DraftEmbedding
     from dflash_trt.runtime.drafter.markov_head import read_scorer
 
-    embedding = DraftEmbedding.read(engine, manifest.draft, executor.device)
-    scorer = read_scorer(engine, manifest.draft, executor.device)
-    return Drafter.open(executor, manifest.draft, num_slots=num_slots, embedding=embedding, scorer=scorer)
+    embedding = DraftEmbedding.read(engine, manifest.draft, chosen.device)
+    scorer = read_scorer(engine, manifest.draft, chosen.device)
+    return Drafter.open(chosen, manifest.draft, num_slots=num_slots, embedding=embedding, scorer=scorer)
 
 
-def choose_executor(engine: Path, manifest: Manifest, *, device: str = "cpu", expose: Sequence[str] = ()) -> Executor:
+def choose_executor(
+    engine: Path, manifest: Manifest, *, device: str = "cpu", executor: str = "auto", expose: Sequence[str] = ()
+) -> Executor:
     """The executor of the directory `engine` on `device`, which is cpu, cuda or cuda:N; not yet loaded.
 
-    `expose` names values inside draft.onnx that it can return besides the hidden states; plans have none.
-    Raises MissingDependencyError where nothing here runs them on `device`, with the reasons, EngineError for a
-    shard.
+    `executor` is one of EXECUTORS; auto takes the plans on a GPU, or torch where the directory has none, and ONNX
+    Runtime on a CPU. `expose` names values inside draft.onnx that it can return besides the hidden states; plans have
+    none. Raises EngineError for an executor that has no `device`, and for a shard.
     """
     if manifest.shard is not None:
         raise EngineError(
             f"{engine}: expected a whole drafter, found {manifest.shard}, which computes with the others only",
             hint=f"give the engine directory above it: {quoted(engine.absolute().parent)}",
         )
-    if device != "cpu" and (lacking := _provider_lacking()):
-        if reason := _plans_lacking(manifest, expose):
-            raise MissingDependencyError(
-                f"{engine}: expected a drafter for {device}, found none: {lacking}; {reason}",
-                hint="pip install onnxruntime-gpu instead of onnxruntime, or on this machine: "
-                f"dflash-trt build --plans-for {quoted(engine)}",
-            )
-        import torch
+    is_cpu = device == "cpu"
+    if executor == "auto":
+        has_plans = all(graph in manifest.plans for graph in GRAPHS)
+        executor = "onnxruntime" if is_cpu else "tensorrt" if has_plans and not expose else "torch"
+    if executor == "onnxruntime":
+        if not is_cpu:
+            raise _another_device("onnxruntime", "cpu", device)
+        from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 
-        from dflash_trt.engine.plans.launcher import CudaLauncher
-        from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
+        return OnnxExecutor(engine, manifest, expose=expose)
+    import torch
 
-        return TensorRTExecutor(engine, manifest, CudaLauncher(torch.device(device)))
-    from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
+    from dflash_trt.engine.plans.launcher import CudaLauncher, EagerLauncher
+    from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
+    from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
 
-    return OnnxExecutor(engine, manifest, device=device, expose=expose)
-
-
-def _provider_lacking() -> str | None:
-    """Why ONNX Runtime cannot use CUDA; None if it can."""
-    try:
-        import onnxruntime
-    except ImportError:
-        return "onnxruntime is not installed"
-    if CUDA_PROVIDER in (available := onnxruntime.get_available_providers()):
-        return None
-    return f"onnxruntime {onnxruntime.__version__} has no {CUDA_PROVIDER} but {', '.join(available)}"
-
-
-def _plans_lacking(manifest: Manifest, expose: Sequence[str]) -> str | None:
-    """Why the directory's plans cannot run here, as far as shown without loading them; None if nothing does."""
-    if any(graph not in manifest.plans for graph in GRAPHS):
-        return "the engine has no TensorRT plans"
+    if executor == "torch":
+        launcher = EagerLauncher() if is_cpu else CudaLauncher(torch.device(device))
+        return TorchExecutor(engine, manifest, launcher, expose=expose)
+    if is_cpu:
+        raise _another_device("tensorrt", "cuda", device)
     if expose:
-        return f"TensorRT plans do not return {expose[0]}"
-    from dflash_trt.engine.plans.tensorrt_api import load_tensorrt
+        raise EngineError(
+            f"executor tensorrt: expected hidden states only, found {expose[0]}, which plans do not return"
+        )
+    return TensorRTExecutor(engine, manifest, CudaLauncher(torch.device(device)))
 
-    try:
-        load_tensorrt()
-    except MissingDependencyError as error:
-        return f"for its TensorRT plans, {error.message}"
-    return None
+
+def _another_device(executor: str, expected: str, found: str) -> EngineError:
+    return EngineError(
+        f"executor {executor}: expected device {expected}, found {found}",
+        hint=f"give --device {expected}, or --executor torch, which has both",
+    )

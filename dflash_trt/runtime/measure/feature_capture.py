@@ -46,6 +46,7 @@ from dflash_trt.runtime.measure.features import (
 from dflash_trt.runtime.measure.verification import tokenize
 from dflash_trt.runtime.model_runner import LocalRunner
 from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.session import choose_device
 from dflash_trt.runtime.targets.huggingface import load_model, make_target, stop_token_ids
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
 from dflash_trt.runtime.targets.target import Segment, Target
@@ -178,7 +179,7 @@ def narrowest(values: torch.Tensor) -> torch.dtype:
 def bits(values: torch.Tensor, dtype: torch.dtype) -> NDArray[Any]:
     """`values` in `dtype`, BF16 as its bits: numpy has no such type."""
     converted = values.to(dtype).contiguous()
-    array: NDArray[Any] = (converted.view(torch.int16) if dtype == torch.bfloat16 else converted).numpy()
+    array: NDArray[Any] = (converted.view(torch.int16) if dtype == torch.bfloat16 else converted).cpu().numpy()
     return array
 
 
@@ -192,6 +193,8 @@ class CaptureOptions(msgspec.Struct, frozen=True, kw_only=True):
     target_name: str
     max_tokens: int
     chat: bool
+    device: str
+    """Device of the target: cpu, cuda or auto."""
     dtype: str
     """Type that the target is computed in."""
     taps_dtype: str | None
@@ -215,6 +218,7 @@ def capture_features(
     BuildError where it cannot be written, RequestError for a prompt that cannot be answered to its last token.
     """
     check_replaceable(output, FEATURES, force=force)
+    device = choose_device(options.device)
 
     def check(token_ids: list[int]) -> None:
         check_prompt(token_ids, options.max_tokens, draft.spec, target.spec)
@@ -223,7 +227,7 @@ def capture_features(
         prompt.token_ids for prompt in tokenize(prompts, load_tokenizer(target.directory), check, chat=options.chat)
     ]
     taps = draft.spec.target_layer_ids
-    model = load_model(target.directory, target.spec, taps, dtype=options.dtype)
+    model = load_model(target.directory, target.spec, taps, dtype=options.dtype, device=device)
     running = make_target(model, taps, BATCH_SIZE, accelerate)
     stop_ids = stop_token_ids(model)
     facts = FeatureFacts(

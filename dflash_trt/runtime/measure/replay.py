@@ -38,6 +38,7 @@ from dflash_trt.runtime.measure.verification_report import (
 )
 from dflash_trt.runtime.model_runner import LocalRunner
 from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.session import choose_device
 from dflash_trt.runtime.targets.target import Segment, Target, Verified
 
 BATCH_SIZE = 8
@@ -79,7 +80,7 @@ def replay(
     num_slots = len(drafter.cache.lengths)
     longest = max((request.max_length for request in requests), default=0)
     length = FixedLength(drafter.spec.num_draft_tokens if draft_length is None else draft_length)
-    pair = LocalRunner(RecordedTarget(features, chosen), drafter)
+    pair = LocalRunner(RecordedTarget(features, chosen, drafter.executor.device), drafter)
     decoder = Decoder(pair, SlotPool.for_each_slot(num_slots, longest), length, prefill_chunk=PREFILL_CHUNK)
     decoder.run(requests)
     return [
@@ -121,9 +122,10 @@ class RecordedTarget(Target):
     taps mean nothing, and the loop reads neither.
     """
 
-    def __init__(self, file: FeatureFile, numbers: Sequence[int]) -> None:
-        """`numbers`: of the sequences, in the order in which slots take them."""
+    def __init__(self, file: FeatureFile, numbers: Sequence[int], device: torch.device) -> None:
+        """`numbers`: of the sequences, in the order in which slots take them; `device`: where logits are computed."""
         self._file = file
+        self._device = device
         self._numbers = iter(numbers)
         self._places: dict[int, _RecordedPosition] = {}
         self._token_ids, self._table = _embeddings(file)
@@ -166,7 +168,7 @@ class RecordedTarget(Target):
         """Recorded lm_head in the target's type, read when a draft without its own head asks."""
         weight, bias = self._file.lm_head()
         dtype = getattr(torch, self._file.facts.target_dtype)
-        return weight.to(dtype), None if bias is None else bias.to(dtype)
+        return weight.to(self._device, dtype), None if bias is None else bias.to(self._device, dtype)
 
     def _logits(self, sequence: FeatureSequence, begin: int, end: int) -> torch.Tensor:
         """[end - begin, V]: 1 for the token after each of the positions."""
@@ -241,8 +243,12 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     by_language: list[PromptGroup]
 
 
-def verify_features(engine: Path, features: Path, reference: Path | None, progress: Progress) -> ReplayReport:
-    """Replays the captured answers with the engine and its reference."""
+def verify_features(
+    engine: Path, features: Path, reference: Path | None, progress: Progress, *, device: str = "auto",
+    executor: str = "auto",
+) -> ReplayReport:  # fmt: skip
+    """Replays the captured answers with the engine and its reference, which run on `device`, by `executor`."""
+    chosen = choose_device(device)
     directories = [engine, *([] if reference is None else [reference])]
     manifests = [read_manifest(directory) for directory in directories]
     if reference is not None:
@@ -251,7 +257,11 @@ def verify_features(engine: Path, features: Path, reference: Path | None, progre
         check_features(manifests[0], file.facts, str(features), str(engine))
         with progress(file.facts.num_sequences * len(manifests), "prompts") as advance:
             replays = [
-                replay(file, open_drafter(directory, manifest, num_slots=BATCH_SIZE), on_prompt=advance)
+                replay(
+                    file,
+                    open_drafter(directory, manifest, num_slots=BATCH_SIZE, device=chosen, executor=executor),
+                    on_prompt=advance,
+                )
                 for directory, manifest in zip(directories, manifests, strict=True)
             ]
         figures, *baselines = map(_engine, manifests, replays)

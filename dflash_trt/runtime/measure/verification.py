@@ -28,7 +28,7 @@ from dflash_trt.runtime.measure.verification_report import (
     engine_facts,
     exposed_values,
 )
-from dflash_trt.runtime.session import Session, load_session, run
+from dflash_trt.runtime.session import Session, choose_device, load_session, run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,7 +45,7 @@ class Verification:
     """An engine, perhaps its reference, and the one target that both decode with."""
 
     def __init__(self, session: Session, reference: Session | None = None) -> None:
-        """Both drafters run on ONNX Runtime and were opened with `exposed_values`; no `reference`, no need for them."""
+        """Both drafters were opened with `exposed_values`; no `reference`, no need for them."""
         self._session = session
         self._reference = reference
         self._comparing: ComparingDrafter | None = None
@@ -55,16 +55,18 @@ class Verification:
             self._session = session.with_drafter(session.manifest, self._comparing)
 
     @classmethod
-    def open(cls, pair: CheckedPair, reference: Path | None, *, dtype: str = "auto") -> Verification:
-        """Loads the target once, in `dtype`, and both engines; raises as `check_reference` and `load_session` do."""
-        options = RuntimeOptions(max_batch_size=1, dtype=dtype)
+    def open(cls, pair: CheckedPair, reference: Path | None, options: RuntimeOptions) -> Verification:
+        """Loads the target once, and both engines; raises as `check_reference` and `load_session` do."""
         if reference is None:
             return cls(load_session(pair, options))
         manifest, reference_manifest = pair.manifest, read_manifest(reference)
         check_reference(manifest, reference_manifest, str(reference))
         exposed = exposed_values(manifest.draft)
         session = load_session(pair, options, expose=exposed)
-        drafter = open_drafter(reference, reference_manifest, expose=exposed)
+        drafter = open_drafter(
+            reference, reference_manifest,
+            device=choose_device(options.device), executor=options.executor, expose=exposed,
+        )  # fmt: skip
         return cls(session, session.with_drafter(reference_manifest, drafter))
 
     def tokenize(self, prompts: Sequence[PromptLine], max_tokens: int, *, chat: bool = False) -> list[TokenPrompt]:

@@ -19,6 +19,7 @@ from dflash_trt.errors import CheckpointError, EngineError, VerificationError
 from dflash_trt.quantize.bounds import CAPTURE
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
+from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
 from dflash_trt.runtime.measure.statistics import Difference, TauLoss, loss_text, relative_error, tau_loss
 
 if TYPE_CHECKING:
@@ -299,5 +300,5 @@ class ComparingDrafter(Drafter):
         self._errors.append(errors)
 
     def _values_of(self, drafter: Drafter, slots: Sequence[int], noise_embeds: torch.Tensor) -> list[torch.Tensor]:
-        assert isinstance(drafter.executor, OnnxExecutor), "plans return nothing but hidden states"
+        assert isinstance(drafter.executor, OnnxExecutor | TorchExecutor), "plans return nothing but hidden states"
         return drafter.executor.draft_values(drafter.inputs(slots, noise_embeds), self._values)

@@ -65,6 +65,27 @@ def check_memory(directory: Path, weights: Mapping[str, StoredTensor], dtype: to
         )
 
 
+def placement(
+    directory: Path, weights: Mapping[str, StoredTensor], dtype: torch.dtype, device: str
+) -> dict[str, object]:
+    """Options of from_pretrained that spread the weights, as `dtype`, over all GPUs; none where `device` holds them.
+
+    Raises CheckpointError where all GPUs together have no room.
+    """
+    needed, free = loaded_bytes(weights, dtype), torch.cuda.mem_get_info(device)[0]
+    if needed <= free:
+        return {}
+    everywhere = sum(torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count()))
+    if needed > everywhere:
+        half = "--dtype bfloat16 halves them; " if dtype.itemsize == 4 else ""
+        raise CheckpointError(
+            f"{directory}: expected {needed / 1e9:.1f} GB of free GPU memory for its weights as"
+            f" {8 * dtype.itemsize}-bit numbers, found {everywhere / 1e9:.1f} GB on {torch.cuda.device_count()} GPUs",
+            hint=f"{half}take more GPUs, or give --device cpu",
+        )
+    return {"device_map": "auto"}
+
+
 def loaded_bytes(weights: Mapping[str, StoredTensor], dtype: torch.dtype) -> int:
     """Peak bytes of the target while each weight is converted to `dtype` and laid out."""
     sizes = {name: math.prod(tensor.shape) for name, tensor in weights.items()}
@@ -147,12 +168,14 @@ def load_model(
     target_layer_ids: Sequence[int],
     *,
     dtype: str = "auto",
+    device: str = "cpu",
     num_ranks: int = 1,
     **load_options: Any,
 ) -> PreTrainedModel:
-    """Loads safetensors weights as `target_dtype` says; code that a checkpoint brings along is never run.
+    """Loads safetensors weights onto `device` as `target_dtype` says; code that a checkpoint brings along is never run.
 
-    Raises what `target_dtype` raises; CheckpointError for a tap on the last layer, missing weights, a damaged
+    One that is larger than the GPU `device` is spread over all GPUs, layer by layer. Raises what `target_dtype` and
+    `placement` raise; CheckpointError for a tap on the last layer, missing weights, a damaged
     generation_config.json, or no room for the share of one of `num_ranks` ranks. Only then are a repository's weights
     fetched.
     """
@@ -166,16 +189,19 @@ def load_model(
     headers = read_headers(directory)
     weights = read_weights(directory) if headers is None else headers
     torch_dtype = target_dtype(dtype, directory, weights)
-    check_memory(directory, weights, torch_dtype, num_ranks)
+    spread = {} if device == "cpu" else placement(directory, weights, torch_dtype, device)
+    if not spread:
+        check_memory(directory, weights, torch_dtype, num_ranks)
     fetch_weights(directory)
     options = {"dtype": torch_dtype, "use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # to refuse them in our words
     check_architecture(directory)
     model: PreTrainedModel
     with refusing(directory, f"a causal language model that transformers {__version__} loads"):
-        model, loaded = _auto_class(directory).from_pretrained(directory, **(options | load_options))
+        model, loaded = _auto_class(directory).from_pretrained(directory, **(options | load_options | spread))
     _check_weights(directory, loaded)
-    return text_model(model, directory).eval()
+    model = text_model(model, directory).eval()
+    return model.to(device) if device != "cpu" and not spread else model
 
 
 def _auto_class(directory: Path) -> Any:
@@ -235,6 +261,9 @@ def make_target(
 
     `accelerate` replaces layers of a packed one.
     """
+    if (num_devices := len(set(getattr(model, "hf_device_map", {}).values()))) > 1:
+        LOG.warning("%s: requests run one after the other, on %d devices in turn", model.name_or_path, num_devices)
+        return SequentialTarget(model, target_layer_ids, num_slots)
     copy_mapped_weights(model)
     if not can_pack(model):
         LOG.warning(

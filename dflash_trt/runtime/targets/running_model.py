@@ -72,12 +72,12 @@ class HuggingFaceTarget(Target):
             logits_to_keep=0 if keeps_all else torch.tensor(logits_rows, dtype=torch.int64, device=device),  # 0: all
             **inputs,
         )
-        logits = output.logits[0].float()
+        logits = output.logits[0].to(device).float()  # of the last layers' GPU, where a target is spread
         if not with_taps:
             return Verified(logits=logits)
         if self._catcher is not None:
             return Verified(logits=logits, tapped=self._catcher.take())
-        return Verified(logits=logits, tapped=[output.hidden_states[tap] for tap in self._taps])
+        return Verified(logits=logits, tapped=[output.hidden_states[tap].to(device) for tap in self._taps])
 
 
 Forward = Callable[..., Tensor | tuple[Tensor, ...]]

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 
@@ -21,10 +20,11 @@ from dflash_trt.engine.plans.launcher import CudaLauncher
 from dflash_trt.engine.plans.plan import Plan
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
-from dflash_trt.errors import MissingDependencyError
+from dflash_trt.errors import EngineError, MissingDependencyError
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.runtime.drafter.open import choose_executor, open_drafter
+from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
 from dflash_trt.runtime.kvcache.page_table import FIRST_PAGES
 from tests.checkpoint.samples import refusal
 from tests.contract.builder_model import problems
@@ -52,10 +52,6 @@ def planned(manifest: Manifest) -> Manifest:
     return msgspec.structs.replace(manifest, plans={"context": PLAN, "draft": PLAN})
 
 
-def providers(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [*names, "CPUExecutionProvider"])
-
-
 def test_onnx_runtime_on_a_cpu(engine: Path, manifest: Manifest) -> None:
     drafter = open_drafter(engine, manifest, num_slots=3, device="cpu", expose=["layers.0/output"])
     executor = drafter.executor
@@ -64,41 +60,38 @@ def test_onnx_runtime_on_a_cpu(engine: Path, manifest: Manifest) -> None:
     assert [output.name for output in executor._sessions["draft"].get_outputs()] == ["hidden", "layers.0/output"]
 
 
-def test_onnx_runtime_on_a_gpu_that_it_knows(engine: Path, planned: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    providers(monkeypatch, "CUDAExecutionProvider")
-    executor = choose_executor(engine, planned, device="cuda:1", expose=("a",))
-    assert isinstance(executor, OnnxExecutor)
-    assert (executor.device, executor._expose) == (torch.device("cuda:1"), ("a",))
+def test_on_a_gpu_torch_where_there_are_no_plans(engine: Path, manifest: Manifest, planned: Manifest) -> None:
+    half = msgspec.structs.replace(planned, plans={"draft": PLAN})
+    for of, expose in ((manifest, ()), (half, ()), (planned, ("layers.0/output",))):  # plans return no such value
+        executor = choose_executor(engine, of, device="cuda:1", expose=expose)
+        assert isinstance(executor, TorchExecutor)
+        assert isinstance(executor._launcher, CudaLauncher)
+        assert executor.device == torch.device("cuda:1")
 
 
-def test_plans_where_onnx_runtime_has_no_gpu(
+def test_on_a_gpu_plans_where_there_are_some(
     engine: Path, planned: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(monkeypatch, tmp_path, VERSIONS[0])
-    providers(monkeypatch)
     executor = choose_executor(engine, planned, device="cuda:1")
     assert isinstance(executor, TensorRTExecutor)
     assert executor.device == torch.device("cuda:1")
     assert isinstance(executor._launcher, CudaLauncher)
+    assert isinstance(choose_executor(engine, planned, device="cuda:1", executor="torch"), TorchExecutor)
 
 
-def test_the_reason_why_nothing_runs_it(
-    engine: Path, manifest: Manifest, planned: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_plans_without_tensorrt_are_no_reason_for_another_executor(engine: Path, planned: Manifest) -> None:
+    message = refusal(lambda: choose_executor(engine, planned, device="cuda").load(), MissingDependencyError)
+    assert "expected the package tensorrt 10.15 or newer" in message
+
+
+@pytest.mark.parametrize(("executor", "device", "other"), [("onnxruntime", "cuda", "cpu"), ("tensorrt", "cpu", "cuda")])
+def test_an_executor_without_that_device(
+    executor: str, device: str, other: str, engine: Path, planned: Manifest
 ) -> None:
-    providers(monkeypatch)
-
-    def message(of: Manifest, expose: tuple[str, ...] = ()) -> str:
-        return refusal(lambda: choose_executor(engine, of, device="cuda", expose=expose), MissingDependencyError)
-
-    without_plans = message(manifest)
-    assert without_plans.startswith(f"{engine}: expected a drafter for cuda, found none: onnxruntime ")
-    assert "has no CUDAExecutionProvider but CPUExecutionProvider; the engine has no TensorRT plans" in without_plans
-    assert f"dflash-trt build --plans-for {engine}" in without_plans
-    assert "expected the package tensorrt 10.15 or newer, found" in message(planned)
-    pretend(monkeypatch, tmp_path, VERSIONS[0])
-    assert "TensorRT plans do not return layers.0/output" in message(planned, ("layers.0/output",))
-    half = msgspec.structs.replace(planned, plans={"draft": PLAN})
-    assert "the engine has no TensorRT plans" in message(half)
+    message = refusal(lambda: choose_executor(engine, planned, device=device, executor=executor), EngineError)
+    assert f"executor {executor}: expected device {other}, found {device}" in message
+    assert f"--device {other}" in message
 
 
 ROWS, H = 300, 128

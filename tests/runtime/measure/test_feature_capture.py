@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from dflash_trt import _C, __version__
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.errors import BuildError, RequestError
+from dflash_trt.errors import BuildError, MissingDependencyError, RequestError
 from dflash_trt.files.write import new_file
 from dflash_trt.runtime.measure.feature_capture import (
     FEATURES,
@@ -343,3 +343,9 @@ def test_files_that_are_no_features(features: dict[str, Path], tmp_path: Path) -
     assert "the file is followed by foreign bytes" in refused(features["tiny-qwen3"].read_bytes() + b"x")
     save_file({"x": torch.zeros(1)}, tmp_path / "plain")
     assert "found a safetensors file without the metadata" in refused((tmp_path / "plain").read_bytes())
+
+
+def test_a_device_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(MissingDependencyError, match="device: expected a CUDA device, found none"):
+        capture("tiny-qwen3", tmp_path / "features.safetensors", "--device", "cuda")
+    assert not list(tmp_path.iterdir())

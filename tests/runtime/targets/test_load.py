@@ -26,10 +26,13 @@ from dflash_trt.runtime.targets.huggingface import (
     load_model,
     loaded_bytes,
     make_target,
+    placement,
     stop_token_ids,
 )
 from dflash_trt.runtime.targets.refusal import NOT_RUN
+from dflash_trt.runtime.targets.sequential_target import SequentialTarget
 from dflash_trt.runtime.targets.sharding import GPT_OSS_PLAN, sharding
+from dflash_trt.runtime.targets.target import Segment
 from tests.checkpoint.samples import refusal
 from tests.paths import FIXTURES
 
@@ -232,6 +235,47 @@ def test_it_is_asked_before_the_weights_are_loaded(monkeypatch: pytest.MonkeyPat
     assert "of free memory for its weights" in refusal(lambda: load_model(TARGET, read_target(TARGET).spec, [0]))
     monkeypatch.setattr(huggingface, "free_bytes", lambda: needed)
     assert 4 * load_model(TARGET, read_target(TARGET).spec, [0]).num_parameters() <= needed
+
+
+def two_gpus(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    """Each with so much free memory."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2 * free))
+
+
+def test_gpus_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = loaded_bytes(read_weights(TARGET), torch.float32)
+    two_gpus(monkeypatch, needed // 2 - 1)
+    monkeypatch.setattr(huggingface, "fetch_weights", None)  # not even fetched
+    message = refusal(lambda: load_model(TARGET, read_target(TARGET).spec, [0], device="cuda:1"))
+    assert "of free GPU memory for its weights as 32-bit numbers, found" in message
+    assert "on 2 GPUs" in message
+    assert "--dtype bfloat16 halves them" in message
+
+
+def test_a_target_larger_than_one_gpu_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = read_weights(TARGET)
+    needed = loaded_bytes(weights, torch.float32)
+    for free, expected in ((needed, {}), (needed - 1, {"device_map": "auto"})):
+        two_gpus(monkeypatch, free)
+        assert placement(TARGET, weights, torch.float32, "cuda") == expected
+
+
+def test_a_spread_target_runs_with_transformers_own_caches(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By accelerate's hooks, with layers in memory and on disk in the place of two GPUs."""
+    spec = read_target(TARGET).spec
+    places = {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.norm": "cpu", "lm_head": "cpu"}
+    places |= {f"model.layers.{i}": "disk" if i % 2 else "cpu" for i in range(spec.num_hidden_layers)}
+    spread = make_target(load_model(TARGET, spec, [0], device_map=places, offload_folder=str(tmp_path)), [0], 1)
+    assert isinstance(spread, SequentialTarget)
+    assert "one after the other, on 2 devices in turn" in caplog.text
+    segment = Segment(slot=0, token_ids=[5, 6, 7], num_logits=3)
+    found, expected = (
+        target.verify([segment], with_taps=True)
+        for target in (spread, make_target(load_model(TARGET, spec, [0]), [0], 1))
+    )
+    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.taps, expected.taps, rtol=1e-4, atol=1e-4)
 
 
 def test_this_machine_has_memory() -> None:

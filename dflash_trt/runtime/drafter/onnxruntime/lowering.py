@@ -3,11 +3,7 @@
 
 The files on disk are TensorRT's. The CPU provider of onnxruntime 1.31 has no BFLOAT16 MatMul, no FP4 and no plugin, so
 activations are widened to FLOAT, quantised values are computed by standard ops, and the plugin node is `_C`'s operator
-of its name or, where a session has none, a model-local function: added here, because onnx-tensorrt versions differ on
-whether a function or a registered plugin wins.
-
-The function, DFlashKVInjectionAttention in standard ops, is for ONNX Runtime on a GPU, and to test against; the CPU's
-operator is `cpp/onnxruntime/attention_op.cpp`.
+of its name (`cpp/onnxruntime/attention_op.cpp`).
 """
 
 from __future__ import annotations
@@ -23,13 +19,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dflash_trt.checkpoint.quantization import BLOCK
 from dflash_trt.engine.graph.draft_graph import ATTENTION
-from dflash_trt.engine.graph.onnx_builder import COMPUTE, OPSET, PLUGIN_DOMAIN, TRT_DOMAIN, prune
+from dflash_trt.engine.graph.onnx_builder import COMPUTE, OPSET, TRT_DOMAIN, prune
 from dflash_trt.errors import EngineError
 from dflash_trt.files.read import read_text
 
-WITH_SINKS = f"{ATTENTION}WithSinks"
-NUM_INPUTS = 8
-"""Inputs of the function without sinks; caches and page_ids replace the node's pointers, layout and page table."""
 MAX_BYTES = 2**16
 
 
@@ -37,21 +30,6 @@ def function_text(file: str, /, **values: object) -> str:
     """FILE.onnxtxt in this folder, in ONNX's text syntax, with `values` substituted for their names."""
     text = read_text(Path(__file__).with_name(f"{file}.onnxtxt"), EngineError, limit=MAX_BYTES)
     return Template(text).substitute(values)
-
-
-def attention_function(*, with_sinks: bool) -> onnx.FunctionProto:
-    """DFlashKVInjectionAttention in standard ops: FLOAT qkv and caches; with the ninth input it has another name."""
-    body = function_text(
-        "attention",
-        opset=OPSET,
-        domain=PLUGIN_DOMAIN,
-        name=WITH_SINKS if with_sinks else ATTENTION,
-        sinks=", sinks" if with_sinks else "",
-        softmax=function_text("attention_softmax_with_sinks" if with_sinks else "attention_softmax"),
-        norm_and_rotate_q=function_text("attention_heads", x="q", heads="N_1"),
-        norm_and_rotate_k=function_text("attention_heads", x="k", heads="G_1"),
-    )
-    return onnx.parser.parse_function(body)
 
 
 DOMAIN = "dflash_trt.runtime.cpu"
@@ -136,12 +114,9 @@ assert BLOCK == 16, "the function bodies above spell it out"
 HALF_TYPES = (TensorProto.BFLOAT16, TensorProto.FLOAT16)
 
 
-def lower_to_cpu(
-    model: onnx.ModelProto, expose: Sequence[str] = (), *, keep_attention: bool = False
-) -> onnx.ModelProto:
-    """A copy of `model` with FLOAT activations and every node defined; `expose` names values to return as well.
-
-    With `keep_attention` the attention nodes stay, for a session that has `_C`'s operator of their name.
+def lower_to_cpu(model: onnx.ModelProto, expose: Sequence[str] = ()) -> onnx.ModelProto:
+    """A copy of `model` with FLOAT activations, for a session that has `_C`'s operators; `expose` names values to
+    return as well.
     """
     lowered = onnx.ModelProto()
     lowered.CopyFrom(model)
@@ -149,13 +124,6 @@ def lower_to_cpu(
     lower_quantization(lowered)
     _widen(lowered.graph)
     _take_caches(lowered.graph)
-    for node in () if keep_attention else lowered.graph.node:
-        if node.op_type == ATTENTION and len(node.input) > NUM_INPUTS:
-            node.op_type = WITH_SINKS
-    used = {node.op_type for node in lowered.graph.node}
-    for name, with_sinks in ((ATTENTION, False), (WITH_SINKS, True)):
-        if name in used and not keep_attention:
-            lowered.functions.append(attention_function(with_sinks=with_sinks))
     # onnxruntime 1.31 would infer shapes inside a function before its attributes are bound, and read them as 0.
     return onnx.inliner.inline_local_functions(lowered)
 

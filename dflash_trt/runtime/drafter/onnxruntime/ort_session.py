@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX Runtime sessions on the graphs, lowered to FLOAT; on a CPU with `_C`'s operators."""
+"""ONNX Runtime sessions on the graphs, lowered to FLOAT, with `_C`'s operators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from dflash_trt import _C
-from dflash_trt.errors import EngineError, MissingDependencyError
+from dflash_trt.errors import EngineError
 from dflash_trt.runtime.drafter.onnxruntime.lowering import lower_to_cpu
 from dflash_trt.runtime.drafter.onnxruntime.packed_linear import pack_linear_layers
 
@@ -22,7 +22,6 @@ MIN_SHARED_BYTES = 2**23
 """FLOAT size of a matrix from which on a second thread is worth its wake-up: it sleeps, because it may not spin.
 Measured (benchmarks/bench_ort_threads.py, two cores of an AMD EPYC): at 6 MiB two threads take 1.0 to 1.1 times as long
 as one, at 13.5 0.8 to 1.1, at 24 0.75 to 1.1, at 63 0.6 to 0.8."""
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 REFUSALS = (
     DecodeError,
     ValueError,  # of onnx, as the next: data that is not where the graph says
@@ -36,16 +35,14 @@ REFUSALS = (
 )
 
 
-def graph_session(
-    directory: Path, file: str, expose: Sequence[str] = (), *, device: str = "cpu"
-) -> onnxruntime.InferenceSession:
+def graph_session(directory: Path, file: str, expose: Sequence[str] = ()) -> onnxruntime.InferenceSession:
     """A session on the ONNX file `file` of an engine directory; `expose` names values that become further outputs.
 
-    Raises MissingDependencyError when this build of ONNX Runtime cannot compute on `device`, EngineError for a file
-    that it does not load: weights that are links out of the directory, an operator that its version lacks.
+    Raises EngineError for a file that it does not load: weights that are links out of the directory, an operator that
+    its version lacks.
     """
     try:
-        return model_session(onnx.load(directory / file, load_external_data=False), directory, expose, device=device)
+        return model_session(onnx.load(directory / file, load_external_data=False), directory, expose)
     except REFUSALS as error:
         raise EngineError(
             f"{directory / file}: expected a graph that onnxruntime {onnxruntime.__version__} loads, found: {error}",
@@ -59,16 +56,8 @@ def num_threads(model: onnx.ModelProto) -> int:
     return torch.get_num_threads() if 4 * largest >= MIN_SHARED_BYTES else 1
 
 
-def model_session(
-    model: onnx.ModelProto, directory: Path, expose: Sequence[str] = (), *, device: str = "cpu"
-) -> onnxruntime.InferenceSession:
+def model_session(model: onnx.ModelProto, directory: Path, expose: Sequence[str] = ()) -> onnxruntime.InferenceSession:
     """A session on a graph in memory whose weights lie in `directory`."""
-    kind, _, index = device.partition(":")
-    if PROVIDERS[kind] not in (available := onnxruntime.get_available_providers()):
-        raise MissingDependencyError(
-            f"onnxruntime {onnxruntime.__version__}: expected {PROVIDERS[kind]}, found {', '.join(available)}",
-            hint="pip install onnxruntime-gpu instead of onnxruntime, or decode with --device cpu",
-        )
     options = onnxruntime.SessionOptions()
     # Torch and ONNX Runtime take turns on the same cores: a pool that spins would starve the other.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -78,18 +67,11 @@ def model_session(
     # It compares each value with all that are free: 0.75 s of the 2,800 nodes of a draft in NVFP4. Passes take the same
     # time and memory without, as the arena gives freed memory out again.
     options.enable_mem_reuse = False
-    has_operators = kind == "cpu"
-    if has_operators:
-        options.register_custom_ops_library(_C.__file__)
+    options.register_custom_ops_library(_C.__file__)
     # The model comes from memory, its weights from files.
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(directory))
     packed = onnx.ModelProto()
     packed.CopyFrom(model)
-    if has_operators:
-        pack_linear_layers(packed, directory)
-    return onnxruntime.InferenceSession(
-        lower_to_cpu(packed, expose, keep_attention=has_operators).SerializeToString(),
-        options,
-        providers=[PROVIDERS[kind]],
-        provider_options=[{"device_id": index} if index else {}],
-    )
+    pack_linear_layers(packed, directory)
+    lowered = lower_to_cpu(packed, expose).SerializeToString()
+    return onnxruntime.InferenceSession(lowered, options, providers=["CPUExecutionProvider"])

@@ -143,7 +143,7 @@ class RecipeJudge:
 @torch.inference_mode()
 def _hidden(drafter: Drafter, split: SearchSplit) -> Iterator[torch.Tensor]:
     """Yields hidden [anchors, K, H] of the proposing rows, for each sequence that has anchors."""
-    embed, S = RecordedTarget(split.features, ()).embed, drafter.spec.block_size
+    embed, S = RecordedTarget(split.features, (), drafter.executor.device).embed, drafter.spec.block_size
     for number in split.numbers:
         sequence = split.features.sequence(number)
         anchors = torch.from_numpy(choose_anchors(sequence, number))

@@ -40,6 +40,7 @@ from dflash_trt.runtime.measure.search.search import (
     search,
 )
 from dflash_trt.runtime.measure.statistics import loss_text
+from dflash_trt.runtime.session import choose_device
 
 MARK = "# dflash-trt search"
 """First line of a searched recipe."""
@@ -63,6 +64,8 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int
     """Requests at once in that time."""
     calibration: str
+    device: str
+    """Device of the drafter: cpu, cuda or auto."""
     seed: int
 
 
@@ -86,6 +89,7 @@ def search_recipe(
     `price` is what to minimise in the place of bytes. An interrupted search continues. Raises VerificationError when
     --max-bytes cannot be met within --max-tau-loss.
     """
+    options = msgspec.structs.replace(options, device=choose_device(options.device))
     kind = OutputKind(name="a recipe that this command searched", recognizes=_is_ours, form="file", option="-o FILE")
     check_replaceable(output, kind, force=force)
     ranges = _ranges(draft, options)
@@ -106,7 +110,7 @@ def search_recipe(
             splits = _whole(file), _whole(held_out)
         advance = stack.enter_context(progress(num_measurements(space), "measuring recipes"))
         journal = Journal(journal_file(output), _fingerprint(draft, options))
-        opener = _opener(draft, space, ranges, file.facts)
+        opener = _opener(draft, space, ranges, file.facts, options.device)
         result = search(space, RecipeJudge(opener, space.dense, splits, journal, advance), options.max_tau_loss)
     _check_max_bytes(space.checkpoint_bytes(result.best.choice), options, " within --max-tau-loss")
     with new_file(output, kind, force=force) as temporary:
@@ -186,7 +190,7 @@ def _fingerprint(draft: DraftCheckpoint, options: SearchOptions) -> str:
     return msgspec.json.encode(facts, order="deterministic").decode()
 
 
-def _opener(draft: DraftCheckpoint, space: Space, ranges: Ranges, facts: FeatureFacts) -> OpenChoice:
+def _opener(draft: DraftCheckpoint, space: Space, ranges: Ranges, facts: FeatureFacts, device: str) -> OpenChoice:
     """Opener that quantises the draft by a choice, builds a temporary engine and opens its drafter."""
     target = TargetCheckpoint(directory=draft.directory, spec=facts.target, config=draft.config, weights={})
     modules = draft.spec.linear_modules()
@@ -201,7 +205,7 @@ def _opener(draft: DraftCheckpoint, space: Space, ranges: Ranges, facts: Feature
                 draft=draft, draft_name=choice.name, target=target, output=engine,
                 recipe=load_recipe(str(recipe)), ranges=ranges,
             )  # fmt: skip
-            yield open_drafter(engine, build_engine(options), num_slots=BATCH_SIZE)
+            yield open_drafter(engine, build_engine(options), num_slots=BATCH_SIZE, device=device)
 
     return opened
 

@@ -161,7 +161,7 @@ def folded(directory: Path, graph: str) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(directory))
     options.register_custom_ops_library(_C.__file__)
-    lowered = lower_to_cpu(onnx.load(directory / graph, load_external_data=False), keep_attention=True)
+    lowered = lower_to_cpu(onnx.load(directory / graph, load_external_data=False))
     return onnxruntime.InferenceSession(lowered.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 

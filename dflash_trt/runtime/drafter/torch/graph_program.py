@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An ONNX file as a list of torch calls: patterns become products, what depends on weights alone is computed once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnx
+import torch
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import helper
+from torch import Tensor
+
+from dflash_trt.engine.graph.draft_graph import ATTENTION
+from dflash_trt.errors import EngineError
+from dflash_trt.runtime.drafter.torch.attention_node import attention_call
+from dflash_trt.runtime.drafter.torch.calls import Call, fused
+from dflash_trt.runtime.drafter.torch.operators import OPERATORS, unpacked
+from dflash_trt.runtime.drafter.torch.stored_weights import PACKED_TYPES, StoredWeights
+
+HINT = "decode with --device cpu --executor onnxruntime, or build the engine again with this version"
+
+
+class Node(NamedTuple):
+    """An operator as the file has it."""
+
+    op_type: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: dict[str, Any]
+    name: str = ""
+
+
+class OnnxGraph:
+    """Nodes and initializers of a file, for patterns to look at."""
+
+    def __init__(self, directory: Path, file: str, weights: StoredWeights) -> None:
+        """Raises EngineError for a file that is no ONNX graph, or whose weights are not where it says."""
+        self.file = directory / file
+        try:
+            graph = onnx.load(self.file, load_external_data=False).graph
+        except (DecodeError, OSError) as error:
+            raise EngineError(f"{self.file}: expected an ONNX graph, found {error}", hint=HINT) from None
+        self.constants: dict[str, Tensor] = {}
+        """Initializers on the device; 4-bit codes as bytes, named by `packed_name`."""
+        self.nodes: list[Node] = []
+        for initializer in graph.initializer:
+            name = initializer.name
+            if initializer.data_type in PACKED_TYPES:
+                attributes = {"onnx_type": initializer.data_type}
+                self.nodes.append(Node(UNPACK, (packed_name(name),), (name,), attributes, name))
+                name = packed_name(name)
+            self.constants[name] = weights.read(initializer, self.file)
+        for node in graph.node:
+            attributes = {attribute.name: _value(attribute) for attribute in node.attribute}
+            self.nodes.append(Node(node.op_type, tuple(node.input), tuple(node.output), attributes, node.name))
+        self.producers = {output: node for node in self.nodes for output in node.outputs}
+
+    def producer(self, name: str, op_type: str) -> Node | None:
+        """The node of that type that makes the value `name`; None for any other value."""
+        node = self.producers.get(name)
+        return node if node is not None and node.op_type == op_type else None
+
+
+UNPACK = "4-bit codes"
+PRODUCTS_AND_CHOICES = ("Gemm", "ArgMax", "TopK")
+
+
+def packed_name(name: str) -> str:
+    """Name of an initializer's bytes that hold two codes each."""
+    return f"{name}/packed"
+
+
+def _value(attribute: onnx.AttributeProto) -> Any:
+    value = helper.get_attribute_value(attribute)
+    return tuple(value) if isinstance(value, list) else value
+
+
+Pattern = Callable[[OnnxGraph, Node], list[Call] | None]
+"""Calls in the place of a node, and of what only it reads; None where the node is another."""
+
+
+class Program:
+    """The calls of a graph, in order, and the constants that they read."""
+
+    def __init__(self, graph: OnnxGraph, outputs: Collection[str], patterns: Sequence[Pattern] = ()) -> None:
+        """Raises EngineError, naming file and node, for an operator that has no function here."""
+        self.outputs = tuple(outputs)
+        self.constants = dict(graph.constants)
+        calls = [call for node in graph.nodes for call in calls_of(graph, node, patterns)]
+        needed = _needed(calls, self.outputs)
+        self.has_unpacked = any(call.operator is unpacked for call in needed)
+        """Whether 4-bit codes were dequantised, because no pattern multiplies them."""
+        self.calls = self._folded(needed)
+        self._keep_what_is_read()
+
+    def _folded(self, calls: Sequence[Call]) -> list[Call]:
+        """The calls that depend on inputs; all others are made now."""
+        left: list[Call] = []
+        last = {name: index for index, call in enumerate(calls) for name in call.inputs}
+        with torch.inference_mode(mode=False), torch.no_grad():
+            for index, call in enumerate(calls):
+                if call.inputs and all(name in self.constants for name in call.inputs):
+                    values = call.function(*(self.constants[name] for name in call.inputs))
+                    self.constants |= zip(call.outputs, [values] if isinstance(values, Tensor) else values, strict=True)
+                else:
+                    left.append(call)
+                    last |= dict.fromkeys(call.inputs, len(calls))
+                for name in call.inputs:
+                    if last[name] == index and name not in self.outputs:  # memory that nothing reads again
+                        self.constants.pop(name, None)
+        return left
+
+    def _keep_what_is_read(self) -> None:
+        """Drops constants that no call reads, and notes after which call each other value is no longer needed."""
+        last = {name: index for index, call in enumerate(self.calls) for name in (*call.outputs, *call.inputs)}
+        kept = {*self.outputs, *self.constants}
+        self.constants = {name: value for name, value in self.constants.items() if name in {*last, *self.outputs}}
+        self._done: list[list[str]] = [[] for _ in self.calls]
+        for name, index in last.items():
+            if name not in kept:
+                self._done[index].append(name)
+
+    def fuse(self) -> None:
+        """Makes one kernel or few of what lies between linear layers and attention."""
+        self.calls = fused(self.calls, self.outputs)
+        self._keep_what_is_read()
+
+    def run(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The outputs for inputs by name."""
+        there = {**self.constants, **values}
+        for call, done in zip(self.calls, self._done, strict=True):
+            results = call.function(*(there[name] for name in call.inputs))
+            there |= zip(call.outputs, [results] if isinstance(results, Tensor) else results, strict=True)
+            for name in done:
+                del there[name]
+        return {name: there[name] for name in self.outputs}
+
+
+def calls_of(graph: OnnxGraph, node: Node, patterns: Sequence[Pattern] = ()) -> list[Call]:
+    """What a node becomes. Raises EngineError, naming file and node, for an operator that has no function here."""
+    for pattern in patterns:
+        if (calls := pattern(graph, node)) is not None:
+            return calls
+    try:
+        return [_call(graph, node)]
+    except (TypeError, ValueError) as problem:
+        raise EngineError(
+            f"{graph.file}: node {node.name}: expected an operator that the torch executor computes,"
+            f" found {node.op_type} ({problem})",
+            hint=HINT,
+        ) from None
+
+
+def _call(graph: OnnxGraph, node: Node) -> Call:
+    """The call of one operator. Raises TypeError or ValueError for one that has no function, or other attributes."""
+    if node.op_type == UNPACK:
+        return Call(partial(unpacked, **node.attributes), node.inputs, node.outputs)
+    if node.op_type == ATTENTION:
+        return Call(attention_call(node.attributes), node.inputs, node.outputs)
+    if (operator := OPERATORS.get(node.op_type)) is None:
+        raise TypeError("it has no function here")
+    count = operator.num_tensors
+    tensors, constants = node.inputs[:count], node.inputs[count:] if count is not None else ()
+    if len(constants) > len(operator.constants):
+        raise TypeError(f"{len(node.inputs)} inputs")
+    keywords = dict(node.attributes)
+    for name, value in zip(operator.constants, constants, strict=False):
+        if value not in graph.constants:
+            raise TypeError(f"{name} is computed")
+        keywords[name] = tuple(int(number) for number in graph.constants[value].reshape(-1).tolist())
+    inspect.signature(operator.function).bind(*tensors, **keywords)
+    is_elementwise = node.op_type not in PRODUCTS_AND_CHOICES
+    return Call(partial(operator.function, **keywords), tensors, node.outputs, is_elementwise)
+
+
+def _needed(calls: Sequence[Call], outputs: Collection[str]) -> list[Call]:
+    """The calls that the outputs depend on."""
+    read, needed = set(outputs), list[Call]()
+    for call in reversed(calls):
+        if not read.isdisjoint(call.outputs):
+            needed.append(call)
+            read |= set(call.inputs)
+    return needed[::-1]

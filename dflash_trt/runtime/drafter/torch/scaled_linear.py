@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear layers of quantised numbers that a device multiplies as they are: a pattern of nodes each.
+
+Where there is no such product, weights are dequantised once, into BF16, as the nodes say. A further number format is
+one more function here. Of the products, FP8's has run on an H100, FP4's has **not yet run**.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dflash_trt.engine.plans.plan import LOWEST_SM
+from dflash_trt.runtime.drafter.torch.calls import Call
+from dflash_trt.runtime.drafter.torch.graph_program import Node, OnnxGraph, Pattern, packed_name
+from dflash_trt.runtime.drafter.torch.operators import quantize_fp4
+
+SCALE_ROWS, SCALE_COLUMNS = 128, 4
+"""Extents that a tensor core reads FP4's block scales in."""
+
+
+def patterns(device: torch.device) -> list[Pattern]:
+    """The patterns whose product `device` has; a CPU has FP8's, exact in FLOAT."""
+    if device.type == "cpu":
+        return [fp8_linear]
+    capability = torch.cuda.get_device_capability(device)
+    products = {"FP8": fp8_linear, "FP4": fp4_linear}
+    return [pattern for kind, pattern in products.items() if capability >= LOWEST_SM[kind]]
+
+
+def fp8_linear(graph: OnnxGraph, node: Node) -> list[Call] | None:
+    """Gemm of what a QuantizeLinear gave with an FP8 matrix, one scale each."""
+    if node.op_type != "Gemm":
+        return None
+    x, weight = (graph.producer(name, "DequantizeLinear") for name in node.inputs[:2])
+    if x is None or weight is None or graph.producer(x.inputs[0], "QuantizeLinear") is None:
+        return None
+    codes, scales = graph.constants.get(weight.inputs[0]), (x.inputs[1], weight.inputs[1])
+    if codes is None or codes.dtype != torch.float8_e4m3fn or any(extent % 16 for extent in codes.shape):
+        return None
+    if any(scale not in graph.constants or graph.constants[scale].numel() != 1 for scale in scales):
+        return None
+    widened = [Call(Tensor.float, (scale,), (f"{scale}/float",)) for scale in scales]
+    inputs = (x.inputs[0], weight.inputs[0], *(f"{scale}/float" for scale in scales))
+    return [*widened, Call(fp8_product, inputs, node.outputs)]
+
+
+def fp8_product(x: Tensor, weight: Tensor, x_scale: Tensor, weight_scale: Tensor) -> Tensor:
+    """x [M, K] times weight [N, K], FP8 codes both; BF16 [M, N], rounded once. Scales are FLOAT."""
+    if x.is_cuda:
+        product: Tensor = torch._scaled_mm(x, weight.T, x_scale, weight_scale, out_dtype=torch.bfloat16)
+        return product
+    return (F.linear(x.float(), weight.float()) * (x_scale * weight_scale)).bfloat16()
+
+
+def fp4_linear(graph: OnnxGraph, node: Node) -> list[Call] | None:
+    """Gemm of dynamic FP4 with an FP4 matrix, both with FP8 scales of blocks and one of the whole."""
+    if node.op_type != "Gemm":
+        return None
+    casts = [graph.producer(name, "Cast") for name in node.inputs[:2]]
+    x, weight = (cast and graph.producer(cast.inputs[0], "DequantizeLinear") for cast in casts)
+    quantized = x and graph.producer(x.inputs[0], "TRT_FP4DynamicQuantize")
+    scales = weight and graph.producer(weight.inputs[1], "DequantizeLinear")
+    if weight is None or quantized is None or scales is None:
+        return None
+    packed = packed_name(weight.inputs[0])
+    if packed not in graph.constants or any(extent % 16 for extent in graph.constants[packed].shape):
+        return None
+    rows, swizzled = f"{node.name}/fp4", f"{scales.inputs[0]}/swizzled"
+    return [
+        Call(packed_fp4, quantized.inputs, (rows, f"{rows}/scales"), is_elementwise=True),
+        Call(swizzle, (scales.inputs[0],), (swizzled,)),
+        Call(fp4_product, (rows, f"{rows}/scales", quantized.inputs[1], packed, swizzled, scales.inputs[1]),
+             node.outputs),
+    ]  # fmt: skip
+
+
+def packed_fp4(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes UINT8 [M, K / 2], low nibble first, and swizzled block scales of x [M, K] in units of `scale`."""
+    values, scales = quantize_fp4(x, scale)
+    size = values.abs()
+    codes = torch.where(size < 2, 2 * size, torch.where(size < 4, size + 2, size / 2 + 4)) + 8 * (values < 0)
+    pairs = codes.to(torch.uint8).reshape(*x.shape[:-1], -1, 2)
+    return pairs[..., 0] | pairs[..., 1] << 4, swizzle(scales)
+
+
+def swizzle(scales: Tensor) -> Tensor:
+    """Scales [M, K / 16] FP8 in the order that tensor cores read: tiles of 128 x 4, of which 32 rows lie abreast.
+
+    Rows and columns that fill the last tile are 0 (cuBLAS 13, "1D block scaling factors layout").
+    """
+    M, columns = scales.shape
+    filled = F.pad(scales.view(torch.uint8), (0, -columns % SCALE_COLUMNS, 0, -M % SCALE_ROWS))
+    tiles = filled.reshape(-1, 4, 32, filled.shape[1] // SCALE_COLUMNS, SCALE_COLUMNS)
+    return tiles.permute(0, 3, 2, 1, 4).reshape(-1).view(torch.float8_e4m3fn)
+
+
+def fp4_product(
+    x: Tensor, x_scales: Tensor, x_scale: Tensor, weight: Tensor, weight_scales: Tensor, weight_scale: Tensor
+) -> Tensor:
+    """BF16 [M, N] of packed codes [M, K / 2] and [N, K / 2], swizzled block scales, and FLOAT scales of the whole."""
+    kind, recipe, order = torch.float4_e2m1fn_x2, F.ScalingType, F.SwizzleType
+    recipes, orders = [recipe.BlockWise1x16, recipe.TensorWise], [order.SWIZZLE_32_4_4, order.NO_SWIZZLE]
+    product: Tensor = F.scaled_mm(
+        x.view(kind), weight.view(kind).T, [x_scales, x_scale], recipes, [weight_scales, weight_scale], recipes,
+        swizzle_a=orders, swizzle_b=orders, output_dtype=torch.bfloat16,
+    )  # fmt: skip
+    return product

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two graphs in torch: the default on a GPU without TensorRT plans, and with --executor torch on a CPU.
+
+On a GPU each size is a CUDA graph. Not faster than ONNX Runtime on a CPU, where it shows what a GPU computes: BF16, and
+FP8 products.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dflash_trt import _C
+from dflash_trt.api.runtime_options import DEFAULT_BATCH_SIZE
+from dflash_trt.engine.executor import DraftInputs
+from dflash_trt.engine.manifest import Manifest
+from dflash_trt.engine.plans.launcher import Launcher
+from dflash_trt.engine.plans.plan import graph_batch_sizes, row_buckets
+from dflash_trt.engine.recorded_executor import RecordedExecutor, RecordedGraph, graph_tensors
+from dflash_trt.engine.signatures import MAX_CONTEXT, num_pages_for
+from dflash_trt.errors import MissingDependencyError
+from dflash_trt.runtime.drafter.torch.calls import why_not_compiled
+from dflash_trt.runtime.drafter.torch.graph_program import OnnxGraph, Program
+from dflash_trt.runtime.drafter.torch.scaled_linear import patterns
+from dflash_trt.runtime.drafter.torch.stored_weights import StoredWeights
+
+LOG = logging.getLogger("dflash_trt.runtime")
+MAX_ROWS = 256
+"""T of the largest call; more context rows go in parts."""
+
+
+class TorchExecutor(RecordedExecutor):
+    """An Executor on one GPU, or a CPU."""
+
+    def __init__(self, directory: Path, manifest: Manifest, launcher: Launcher, *, expose: Sequence[str] = ()) -> None:
+        """`manifest` is that of `directory`, read and checked by `read_manifest`.
+
+        `expose` names values [B*S, H] inside draft.onnx that `draft_values` may return.
+        """
+        super().__init__(manifest, launcher)
+        self._directory = directory
+        self._expose = expose
+        self._num_slots = DEFAULT_BATCH_SIZE
+        self._warned: set[str] = set()
+        self._weights = StoredWeights(directory, launcher.device)
+
+    def cache_rows(self, num_slots: int) -> None:
+        """None: the cache grows. Blocks of a pass are at most `num_slots`; more go in parts."""
+        self._num_slots = num_slots
+
+    def load(self) -> None:
+        """Reads the context graph.
+
+        Raises EngineError for an operator without a function here, MissingDependencyError on a GPU that the attention
+        kernel was not compiled for.
+        """
+        if self.device.type == "cuda":
+            check_kernels(self.device)
+        super().load()
+
+    def draft_values(self, inputs: DraftInputs, names: Sequence[str]) -> list[Tensor]:
+        """The named values of one pass as `draft` makes it, each [B, S, H] FLOAT."""
+        return self._run_draft(inputs, dict.fromkeys(names, torch.float32))
+
+    def _max_blocks(self) -> int:
+        return self._num_slots
+
+    def _max_pages(self) -> int:
+        spec = self._manifest.draft
+        return num_pages_for(min(spec.max_position_embeddings, MAX_CONTEXT))
+
+    def _load_context(self) -> RecordedGraph:
+        return self._load("context", {"T": MAX_ROWS}, {}, row_buckets(MAX_ROWS))
+
+    def _load_draft(self, cached: Mapping[str, Tensor]) -> RecordedGraph:
+        spec, B = self._manifest.draft, self._num_slots
+        shape = (B, spec.block_size, spec.hidden_size)
+        exposed = {name: torch.zeros(shape, dtype=torch.bfloat16, device=self.device) for name in self._expose}
+        return self._load("draft", {"B": B}, {**cached, **exposed}, graph_batch_sizes(B))
+
+    def _load(
+        self, name: str, axes: Mapping[str, int], there: Mapping[str, Tensor], sizes: Sequence[int]
+    ) -> RecordedGraph:
+        """The graph `name` on its own tensors and those `there`; what reads the context has no leading axis."""
+        graph = self._manifest.graphs[name]
+        exposed = [value for value in self._expose if value in there]
+        tensors = {**graph_tensors(graph, axes, there, self.device), **{value: there[value] for value in exposed}}
+        outputs = [*(port.name for port in graph.outputs), *exposed]
+        onnx_graph = OnnxGraph(self._directory, graph.file, self._weights)
+        program = Program(onnx_graph, outputs, patterns(self.device))
+        if program.has_unpacked:
+            self._warn("no product of 4-bit weights here: they are dequantised into BF16")
+        if self.device.type == "cuda":
+            self._fuse(program)
+        inputs = {port.name: not set(axes).isdisjoint(map(str, port.shape)) for port in graph.inputs}
+
+        def record(rows: int) -> Callable[[], None]:
+            given = {name: tensors[name][:rows] if is_sized else tensors[name] for name, is_sized in inputs.items()}
+
+            @torch.no_grad()
+            def work() -> None:
+                for name, value in program.run(given).items():
+                    tensors[name][:rows].copy_(value.view_as(tensors[name][:rows]))
+
+            return self._launcher.record(work)
+
+        return RecordedGraph(tensors, sizes, record)
+
+    def _fuse(self, program: Program) -> None:
+        if lacking := why_not_compiled():
+            self._warn(f"torch.compile lacks {lacking}: a kernel for each operator, so passes take longer")
+        else:
+            program.fuse()
+
+    def _warn(self, message: str) -> None:
+        """Logs what is slower or larger than it could be, once."""
+        if message not in self._warned:
+            self._warned.add(message)
+            LOG.warning("%s: %s", self._directory, message)
+
+
+def check_kernels(device: torch.device) -> None:
+    """Raises MissingDependencyError where `_C` has no attention kernel for this GPU."""
+    compiled, found = _C.cuda_architectures(), torch.cuda.get_device_capability(device)
+    if not runs_on(compiled, *found):
+        raise MissingDependencyError(
+            f"attention kernel: expected one for compute capability {found[0]}.{found[1]},"
+            f" found {', '.join(compiled) or 'a build without CUDA'}",
+            hint="pip install -e . -C cmake.define.DFLASH_CUDA=ON, or decode with --device cpu",
+        )
+
+
+def runs_on(compiled: Sequence[str], major: int, minor: int) -> bool:
+    """Whether a GPU runs kernels of these architectures.
+
+    90a runs on that GPU only, a family such as 100f on 10.0 and later 10.x, and PTX such as 90-virtual, which the
+    driver compiles, on that GPU and all that came later.
+    """
+    families = {f"{major}{older}f" for older in range(minor + 1)}
+    ptx = [int(name.removesuffix("-virtual")) for name in compiled if name.endswith("-virtual")]
+    return (
+        f"{major}{minor}a" in compiled
+        or not families.isdisjoint(compiled)
+        or min(ptx, default=1 << 30) <= 10 * major + minor
+    )

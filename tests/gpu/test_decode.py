@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole runtime on a GPU without TensorRT: the fixtures' texts and steps, batches, graphs, prefixes, cancels.
+
+Texts and steps are those of the same pair on this machine's CPU, where every other test of them runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from dflash_trt.api.runtime_options import RuntimeOptions
+from dflash_trt.engine.plans.launcher import CudaLauncher
+from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.drafter.torch.graph_program import Program
+from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
+from dflash_trt.runtime.session import Session, open_session, run
+from tests.decoding import greedy
+from tests.engines import trained_engine
+from tests.fixtures_data import PAIRS, prompts
+from tests.paths import FIXTURES
+from tests.runtime.batches import drive
+from tests.runtime.drafter.test_torch_executor import NUM_SLOTS, noise
+from tests.runtime.drafter.test_torch_executor import run as run_drafter
+from tests.runtime.drafter.torch.drafts import MAKERS
+
+pytestmark = pytest.mark.gpu
+DEVICE = "cuda"
+NUM_PROMPTS, NUM_TOKENS, NUM_AT_ONCE = 16, 96, 8
+STEPS = {"tiny-qwen3": 485, "tiny-gpt-oss": 460}
+"""ONNX Runtime's in FLOAT, all prompts together; a hundredth more or fewer is BF16's."""
+
+
+@pytest.fixture(scope="module", params=PAIRS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def session(name: str) -> Session:
+    options = RuntimeOptions(device=DEVICE, executor="torch", max_batch_size=NUM_AT_ONCE)
+    return open_session(trained_engine(name), str(FIXTURES / name), options)
+
+
+@pytest.fixture(scope="module")
+def asked(session: Session) -> list[list[int]]:
+    return prompts(session)[:NUM_PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def texts(name: str, asked: list[list[int]]) -> list[list[int]]:
+    """Plain decoding on the CPU."""
+    on_cpu = open_session(trained_engine(name), str(FIXTURES / name), RuntimeOptions(device="cpu", max_batch_size=8))
+    requests = [on_cpu.request(prompt, greedy(NUM_TOKENS)) for prompt in asked]
+    return [completion.token_ids for completion in run(on_cpu.plain_decoder(), requests)]
+
+
+def decode(session: Session, asked: Sequence[list[int]], at_once: int) -> Any:
+    requests = [session.request(prompt, greedy(NUM_TOKENS)) for prompt in asked]
+    return run(session.decoder(max_batch_size=at_once), requests)
+
+
+@pytest.mark.parametrize("at_once", [1, NUM_AT_ONCE])
+def test_texts_and_steps(name: str, session: Session, asked: Any, texts: Any, at_once: int) -> None:
+    completions = decode(session, asked, at_once)
+    assert [completion.token_ids for completion in completions] == texts
+    assert abs(sum(completion.steps for completion in completions) - STEPS[name]) <= STEPS[name] // 100
+
+
+def test_the_drafter_is_graphs(session: Session, monkeypatch: pytest.MonkeyPatch, asked: Any, texts: Any) -> None:
+    """Once opened no call of ours runs again: a step replays, whatever its size."""
+    executor = session.drafter.executor
+    assert isinstance(executor, TorchExecutor)
+    assert isinstance(executor._launcher, CudaLauncher)
+    assert executor._draft is not None
+    assert list(executor._draft.sizes) == [1, 2, 4, 8]
+    monkeypatch.setattr(Program, "run", None)
+    assert [completion.token_ids for completion in decode(session, asked[:3], 3)] == texts[:3]
+
+
+def test_a_prompt_begins_with_what_an_earlier_one_left(session: Session, asked: Any) -> None:
+    decoder = session.decoder(prefix_caching=True)
+    requests = [session.request((asked[0] * 80)[:70], greedy(12)) for _ in range(2)]
+    for request in requests:
+        drive(decoder, [request])
+    assert [request.num_cached_tokens for request in requests] == [0, 64]
+    assert requests[0].token_ids == requests[1].token_ids
+    assert requests[0].steps == requests[1].steps
+
+
+def test_a_cancelled_request_leaves_the_others_alone(session: Session, asked: Any, texts: Any) -> None:
+    decoder = session.decoder()
+    requests = [session.request(prompt, greedy(NUM_TOKENS)) for prompt in asked[:4]]
+    for request in requests:
+        decoder.add(request)
+    for _ in range(5):
+        decoder.step()
+    decoder.cancel(requests[1])
+    while not decoder.is_idle:
+        decoder.step()
+    assert len(requests[1].token_ids) < NUM_TOKENS
+    for index in (0, 2, 3):
+        assert requests[index].token_ids == texts[index]
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "trimmed head", "DFlash2", "fp8", "fp8+fp8-kv", "nvfp4", "Laguna"])
+def test_it_computes_what_it_does_on_a_cpu(name: str, tmp_path: Any) -> None:
+    """Both in BF16, so with noise of their own; FP8 and FP4 codes may flip."""
+    manifest = MAKERS[name](tmp_path)
+    bound = 0.02 if manifest.quantization.modules == {} else 0.3
+    on_gpu = open_drafter(tmp_path / "engine", manifest, num_slots=NUM_SLOTS, device=DEVICE, executor="torch")
+    on_cpu = open_drafter(tmp_path / "engine", manifest, num_slots=NUM_SLOTS, executor="torch")
+    assert noise(run_drafter(on_gpu), run_drafter(on_cpu)) < bound

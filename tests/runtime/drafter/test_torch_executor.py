@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A drafter in torch against one on ONNX Runtime, which computes in FLOAT: within what rounding to BF16 makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import Tensor
+
+from dflash_trt.engine.manifest import Manifest
+from dflash_trt.engine.plans.launcher import CudaLauncher
+from dflash_trt.runtime.drafter.drafter import Drafter
+from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.drafter.torch.graph_program import Program
+from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
+from tests.contract.cuda_graphs import RecordedGraph, stand_in
+from tests.decoding import greedy
+from tests.engines import trained_engine
+from tests.fixtures_data import PAIRS, prompts
+from tests.runtime.drafter.torch.drafts import MAKERS, Maker, parameters
+
+NUM_SLOTS = 3
+STEPS = (([0, 2], [5, 8]), ([1], [33]), ([2, 0, 1], [1, 500, 3]))
+"""Slots, and the context rows that each gets before a block: few, one, and more than a call takes."""
+NOISY_RUNS = 3
+DEVIATIONS = 4
+"""Standard deviations of the noise's size from run to run that are chance."""
+Results = dict[str, Tensor]
+
+
+def open_torch(engine: Path, manifest: Manifest, **options: Any) -> Drafter:
+    return open_drafter(engine, manifest, num_slots=NUM_SLOTS, executor="torch", **options)
+
+
+def run(drafter: Drafter) -> Results:
+    """What a drafter makes of STEPS, by name; values that BF16 holds go in."""
+    spec, generator, results = drafter.spec, torch.Generator().manual_seed(0), Results()
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).bfloat16().float()
+
+    for step, (slots, num_rows) in enumerate(STEPS):
+        drafter.inject(slots, num_rows, random(sum(num_rows), spec.target_hidden_size))
+        blocks = random(len(slots), spec.block_size, spec.hidden_size)
+        results[f"hidden {step}"] = drafter.draft(slots, blocks)
+        if spec.has_own_head and spec.num_candidates is None:
+            results[f"token_ids {step}"] = drafter.executor.propose(drafter.inputs(slots, blocks))
+        elif spec.has_own_head:
+            _, ids, logits = drafter.executor.candidates(drafter.inputs(slots, blocks))
+            results |= {f"candidate_ids {step}": ids, f"candidate_logits {step}": logits.clone()}
+    for slot in range(NUM_SLOTS):
+        for name, rows in zip("kv", drafter.cache.rows(slot), strict=True):
+            results[f"{name} of slot {slot}"] = rows.float().cpu() * scales_of(drafter, name)
+    return {name: value.cpu() for name, value in results.items()}
+
+
+def scales_of(drafter: Drafter, name: str) -> Tensor:
+    """Scales of an FP8 cache by layer: ONNX Runtime's has them multiplied out."""
+    if drafter.executor.cache_dtype != torch.float8_e4m3fn:
+        return torch.ones(1)
+    assert isinstance(drafter.executor, TorchExecutor)
+    model = onnx.load(drafter.executor._directory / "draft.onnx", load_external_data=False)
+    found = [{a.name: a.f for a in n.attribute} for n in model.graph.node if n.op_type.endswith("Attention")]
+    return torch.tensor([attributes[f"{name}_scale"] for attributes in found])[:, None, None, None]
+
+
+def noise(found: Results, exact: Results) -> float:
+    """Root mean square of the differences, each value in units of its own size; of numbers only."""
+    names = [name for name in exact if not name.startswith(("token_ids", "candidate_ids"))]
+    shares = [float((found[name].float() - exact[name]).norm() / exact[name].norm()) for name in names]
+    return float(np.sqrt(np.mean(np.square(shares))))
+
+
+def listed_of(results: Any) -> list[Tensor]:
+    return [results] if isinstance(results, Tensor) else list(results)
+
+
+class Jitter:
+    """`Program.run` whose values in BF16 are rounded up or down by chance, in proportion to the distance.
+
+    The mean square of such an error is twice that of rounding to the nearest: u^2 / 6 against u^2 / 12 for a unit u in
+    the last place. So its noise bounds what rounding in the same places may do, whatever the graph makes of it; of
+    dense drafts it is 1.4 times as large. Codes of FP8 and FP4 flip with either, which makes more of both.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def run(self, program: Program, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        there = {**program.constants, **values}
+        for call in program.calls:
+            inputs = [there[name] for name in call.inputs]
+            results = call.function(*inputs)
+            listed = listed_of(results)
+            if listed[0].dtype == torch.bfloat16 and call.is_elementwise:
+                wide = [x.float() if x.dtype == torch.bfloat16 else x for x in inputs]
+                exact = inputs[0] if call.keywords and call.keywords[0][0] == "to" else call.function(*wide)
+                listed = [x.float() for x in listed_of(exact)]
+            for name, value, wanted in zip(call.outputs, listed, listed_of(results), strict=True):
+                there[name] = self._rounded(value, wanted.dtype)
+        return {name: there[name] for name in program.outputs}
+
+    def _rounded(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        if dtype != torch.bfloat16:
+            return x
+        bits = x.float().view(torch.int32)
+        moved = bits + torch.randint(0, 2**16, x.shape, generator=self._generator).int()
+        if x.dtype == torch.bfloat16:  # of a product or attention, rounded already
+            moved = moved + torch.randint(-(2**15), 2**15, x.shape, generator=self._generator).int()
+        return (torch.where(x == 0, bits, moved) >> 16 << 16).view(torch.float32).bfloat16()
+
+
+@pytest.fixture
+def jitter(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    def begin(seed: int) -> None:
+        noisy = Jitter(seed)
+        monkeypatch.setattr(Program, "run", lambda program, values: noisy.run(program, values))
+
+    return begin
+
+
+def allowed(engine: Path, manifest: Manifest, exact: Results, jitter: Callable[[int], None]) -> float:
+    """The noise that chance in the same places may make."""
+    found = []
+    for seed in range(NOISY_RUNS):
+        jitter(seed)
+        found.append(noise(run(open_torch(engine, manifest)), exact))
+    return float(np.mean(found) + DEVIATIONS * np.std(found, ddof=1))
+
+
+QUICK = ("gpt-oss", "trimmed head", "fp8+fp8-kv", "mixed-nvfp4-fp8")
+
+
+@pytest.mark.parametrize("make", parameters(QUICK))
+def test_as_onnx_runtime(make: Maker, tmp_path: Path, jitter: Callable[[int], None]) -> None:
+    """Every dialect, recipe and head."""
+    engine, manifest = tmp_path / "engine", make(tmp_path)
+    exact = run(open_drafter(engine, manifest, num_slots=NUM_SLOTS))
+    found = run(open_torch(engine, manifest))
+    for name in exact:
+        if name.startswith(("token_ids", "candidate_ids")):
+            assert (found[name] == exact[name]).float().mean() > 0.6, name  # equals in BF16 change places
+    assert 0 < noise(found, exact) < allowed(engine, manifest, exact, jitter)
+
+
+def another_slots_page(drafter: Drafter) -> None:
+    pages = drafter.cache.page_ids
+    drafter.cache.page_ids = lambda slots, rows: pages([(slot + 1) % NUM_SLOTS for slot in slots], rows)  # type: ignore[method-assign]
+
+
+def another_sizes_graph(drafter: Drafter) -> None:
+    draft = graph_of(drafter)
+    draft._calls[:] = [draft._calls[0]] * len(draft._calls)
+
+
+def a_stale_page(drafter: Drafter) -> None:
+    """The last page of each block's context is the one before it."""
+    pages = drafter.cache.page_ids
+    drafter.cache.page_ids = lambda slots, rows: [row[:-1] + row[-2:-1] for row in pages(slots, rows)]  # type: ignore[method-assign]
+
+
+def one_row_less(drafter: Drafter) -> None:
+    inputs = drafter.inputs
+    drafter.inputs = lambda slots, blocks: inputs(slots, blocks)._replace(  # type: ignore[method-assign]
+        context_lengths=inputs(slots, blocks).context_lengths - 1
+    )
+
+
+def graph_of(drafter: Drafter) -> Any:
+    assert isinstance(drafter.executor, TorchExecutor)
+    return drafter.executor._draft
+
+
+@pytest.mark.parametrize("fault", [another_slots_page, another_sizes_graph, a_stale_page, one_row_less])
+def test_a_fault_is_more_than_noise(fault: Callable[[Drafter], None], tmp_path: Path) -> None:
+    """Beyond four times what rounding makes without it, which is more than chance may (1.4 times)."""
+    engine, manifest = tmp_path / "engine", MAKERS["gpt-oss"](tmp_path)
+    exact = run(open_drafter(engine, manifest, num_slots=NUM_SLOTS))
+    right, drafter = run(open_torch(engine, manifest)), open_torch(engine, manifest)
+    fault(drafter)
+    assert noise(run(drafter), exact) > 4 * noise(right, exact)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_steps_and_texts_of_a_trained_pair(name: str, sessions: dict[str, Any]) -> None:
+    compare_steps(name, sessions, num_prompts=2, max_tokens=48, slack=1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", PAIRS)
+def test_as_many_steps_within_a_hundredth(name: str, sessions: dict[str, Any]) -> None:
+    """16 prompts of 96 tokens: 485 and 460 steps on ONNX Runtime."""
+    compare_steps(name, sessions, num_prompts=16, max_tokens=96, slack=4)
+
+
+def compare_steps(name: str, sessions: dict[str, Any], *, num_prompts: int, max_tokens: int, slack: int) -> None:
+    exact = sessions[name]
+    ours = exact.with_drafter(exact.manifest, open_drafter(trained_engine(name), exact.manifest, executor="torch"))
+    steps = []
+    for session in (ours, exact):
+        completions = [session.generate(prompt, greedy(max_tokens)) for prompt in prompts(session)[:num_prompts]]
+        steps.append(sum(completion.steps for completion in completions))
+        texts = [completion.token_ids for completion in completions]
+        if session is ours:
+            found = texts
+    assert found == texts
+    assert abs(steps[0] - steps[1]) <= slack, steps
+
+
+def on_stand_in(engine: Path, manifest: Manifest) -> Drafter:
+    """A drafter that captures graphs, on a CPU."""
+    executor = TorchExecutor(engine, manifest, CudaLauncher(torch.device("cpu")))
+    return Drafter.open(executor, manifest.draft, num_slots=NUM_SLOTS)
+
+
+def test_replays_compute_what_calls_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph for each size, captured once, before any input and before the cache has its final address."""
+    engine, manifest = tmp_path / "engine", MAKERS["trimmed head"](tmp_path)
+    expected = run(open_torch(engine, manifest))
+    graphs = stand_in(monkeypatch)
+    drafter = on_stand_in(engine, manifest)
+    sizes = [*drafter.executor._context.sizes, *graph_of(drafter).sizes]  # type: ignore[attr-defined]
+    assert sizes == [16, 64, 256, 1, 2, 3]
+    assert len(graphs) == len(sizes)
+    monkeypatch.setattr(Program, "run", None)  # a replay runs no Python of ours
+    address = drafter.cache.k.data_ptr()
+    found = run(drafter)
+    assert drafter.cache.k.data_ptr() != address
+    assert len(graphs) == len(sizes)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert all(graph.replays for graph in graphs)
+
+
+@pytest.mark.parametrize("fault", [another_slots_page, another_sizes_graph])
+def test_a_wrong_replay_shows(
+    fault: Callable[[Drafter], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, manifest = tmp_path / "engine", MAKERS["gpt-oss"](tmp_path)
+    expected = run(open_torch(engine, manifest))
+    stand_in(monkeypatch)
+    drafter = on_stand_in(engine, manifest)
+    fault(drafter)
+    found = run(drafter)
+    assert not all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_the_stand_in_replays_operators_not_python() -> None:
+    """A number that Python read at the capture is that of the capture."""
+    x, y = torch.ones(3), torch.zeros(3)
+    graph = RecordedGraph()
+    with graph:
+        y.copy_(x.view(3, 1).flatten() * float(x[0]) + 1)
+    x.fill_(5)
+    graph.replay()
+    assert y.tolist() == [6, 6, 6]
