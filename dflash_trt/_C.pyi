@@ -243,6 +243,22 @@ def pack_nvfp4(
     Raises as pack_fp8 does, and ValueError where 16 does not divide K.
     """
 
+def pack_int4(
+    weights: _Weights, out_data: NDArray[np.uint8], out_scales: NDArray[np.float32], threads: int = 0
+) -> None:
+    """Fills out_data [R / 2, K] with pairs of two's complement codes and out_scales [R, K / 32] with block scales.
+
+        scale  = bfloat16(max |w of the block of 32| / n), or 1 where that is 0
+        code   = rint(w / scale)                     saturating at -8 and 7
+        data   = code[even row] | code[odd row] << 4
+
+    n is the one out of 7, 7.25, 7.5, 7.75 and 8 that loses least, by the sum of squares. All in float32, rounding to
+    nearest even, in the layout of modelopt 0.47's INT4. modelopt does not round the scale; TensorRT reads it in the
+    activations' type.
+
+    Raises as pack_fp8 does, and ValueError where 2 does not divide R, or 32 K.
+    """
+
 class KVInjectionAttributes:
     """The attributes of the node DFlashKVInjectionAttention, under their names (docs/kv_injection.md)."""
 

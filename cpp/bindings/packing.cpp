@@ -11,6 +11,7 @@ namespace nb = nanobind;
 
 using AnyWeights = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using OutBytes = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using OutScales = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 static dflash::WeightType weight_type(const nb::dlpack::dtype& dtype) {
   using Code = nb::dlpack::dtype_code;
@@ -30,7 +31,8 @@ static dflash::Weights view(const AnyWeights& weights) {
           .cols = static_cast<int64_t>(weights.shape(1))};
 }
 
-static dflash::Bytes view(const OutBytes& out) {
+template <class Matrix, class Array>
+static Matrix output(const Array& out) {
   return {.data = out.data(), .rows = static_cast<int64_t>(out.shape(0)), .cols = static_cast<int64_t>(out.shape(1))};
 }
 
@@ -49,7 +51,7 @@ void bind_packing(nb::module_& module) {
       "pack_fp8",
       [](const AnyWeights& weights, float scale, const OutBytes& out, int threads) {
         const auto matrix = view(weights);
-        const auto bytes = view(out);
+        const auto bytes = output<dflash::Bytes>(out);
         const nb::gil_scoped_release release;
         dflash::pack_fp8(matrix, scale, bytes, threads);
       },
@@ -58,11 +60,22 @@ void bind_packing(nb::module_& module) {
       "pack_nvfp4",
       [](const AnyWeights& weights, float scale_2, const OutBytes& out_data, const OutBytes& out_scales, int threads) {
         const auto matrix = view(weights);
-        const auto data = view(out_data);
-        const auto scales = view(out_scales);
+        const auto data = output<dflash::Bytes>(out_data);
+        const auto scales = output<dflash::Bytes>(out_scales);
         const nb::gil_scoped_release release;
         dflash::pack_nvfp4(matrix, scale_2, data, scales, threads);
       },
       nb::arg("weights").noconvert(), nb::arg("scale_2"), nb::arg("out_data").noconvert(),
       nb::arg("out_scales").noconvert(), nb::arg("threads") = 0);
+  module.def(
+      "pack_int4",
+      [](const AnyWeights& weights, const OutBytes& out_data, const OutScales& out_scales, int threads) {
+        const auto matrix = view(weights);
+        const auto data = output<dflash::Bytes>(out_data);
+        const auto scales = output<dflash::Scales>(out_scales);
+        const nb::gil_scoped_release release;
+        dflash::pack_int4(matrix, data, scales, threads);
+      },
+      nb::arg("weights").noconvert(), nb::arg("out_data").noconvert(), nb::arg("out_scales").noconvert(),
+      nb::arg("threads") = 0);
 }

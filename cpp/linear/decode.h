@@ -114,6 +114,33 @@ struct Nvfp4Row {
   Floats operator()(const uint8_t* codes, int64_t k) const { return e2m1(codes) * block_scales[k / 16]; }
 };
 
+struct Int4Row {
+  static constexpr int64_t kBytes = kLanes;
+  const uint8_t* scales;  // [K / 32], float
+  int shift;              // 0 for the first row of a pair, 4 for the second
+  Floats operator()(const uint8_t* codes, int64_t k) const {
+    Ints words;
+#if defined(__AVX512F__)
+    words = (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)codes));
+#elif defined(__AVX2__)
+    words = (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)codes));
+#else
+    for (int64_t i = 0; i < kLanes; ++i) words[i] = codes[i];
+#endif
+    uint32_t scale_bits;
+    std::memcpy(&scale_bits, scales + k / 32 * 4, sizeof scale_bits);
+    scale_bits += 0x7fff + (scale_bits >> 16 & 1);  // to nearest even bfloat16, as which TensorRT reads it
+    const float scale = to_float(Bf16(scale_bits >> 16));
+    const Ints values = ((words >> shift & 15) ^ 8) - 8;  // two's complement
+    return __builtin_convertvector(values, Floats) * scale;
+  }
+};
+
+// Codes of a row, and of the one that shares its bytes.
+inline const uint8_t* row_codes(const PackedWeight& weight, int64_t row) {
+  return weight.codes + (weight.format == WeightFormat::kInt4 ? row / 2 : row) * row_bytes(weight.format, weight.cols);
+}
+
 // A row's K numbers, and zeros for the rest of the last vector.
 template <class Row>
 void decode_row(const uint8_t* codes, int64_t K, Row decode, float* out) {

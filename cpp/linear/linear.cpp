@@ -11,6 +11,7 @@ int64_t row_bytes(WeightFormat format, int64_t cols) {
     case WeightFormat::kBfloat16:
       return 2 * cols;
     case WeightFormat::kFp8:
+    case WeightFormat::kInt4:
       return cols;
     case WeightFormat::kNvfp4:
       break;

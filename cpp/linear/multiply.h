@@ -138,8 +138,7 @@ void multiply_decoded(const Linear& linear, int64_t begin, int64_t end, const De
   for (int64_t first = begin; first < end; first += kDecoded) {
     const int64_t columns = min(kDecoded, end - first);
     for (int64_t n = 0; n < columns; ++n) {
-      const uint8_t* codes = weight.codes + (first + n) * row_bytes(weight.format, K);
-      decode_row(codes, K, decoder(first + n), &values[n * K]);
+      decode_row(row_codes(weight, first + n), K, decoder(first + n), &values[n * K]);
     }
     Linear decoded = linear;
     decoded.weight = {WeightFormat::kFloat, columns, K, reinterpret_cast<const uint8_t*>(values), nullptr, 1.0f};
@@ -168,6 +167,10 @@ inline void multiply(const Linear& linear, int64_t begin, int64_t end) {
       return multiply_with(linear, begin, end, [](int64_t) { return Bfloat16Row(); });
     case WeightFormat::kFp8:
       return multiply_with(linear, begin, end, [&](int64_t) { return Fp8Row{weight.scale}; });
+    case WeightFormat::kInt4:  // rows of a pair lie in one place, which tiles do not know
+      return multiply_decoded(linear, begin, end, [&](int64_t n) {
+        return Int4Row{weight.block_scales + n * weight.cols / 32 * 4, n % 2 == 0 ? 0 : 4};
+      });
     case WeightFormat::kNvfp4:
       break;
   }

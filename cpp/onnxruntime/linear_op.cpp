@@ -16,17 +16,19 @@ WeightFormat format_named(const std::string& name) {
                                                                       {"FLOAT16", WeightFormat::kFloat16},
                                                                       {"BFLOAT16", WeightFormat::kBfloat16},
                                                                       {"FP8", WeightFormat::kFp8},
-                                                                      {"NVFP4", WeightFormat::kNvfp4}};
+                                                                      {"NVFP4", WeightFormat::kNvfp4},
+                                                                      {"INT4", WeightFormat::kInt4}};
   for (const auto& [known, format] : kFormats) {
     if (name == known) return format;
   }
-  throw std::invalid_argument("PackedLinear: expected format FLOAT, FLOAT16, BFLOAT16, FP8 or NVFP4, found " + name);
+  throw std::invalid_argument("PackedLinear: expected format FLOAT, FLOAT16, BFLOAT16, FP8, NVFP4 or INT4, found " +
+                              name);
 }
 
 class LinearKernel {
  public:
   static constexpr const char* kName = "PackedLinear";
-  static constexpr size_t kNumInputs = 3;  // x, codes, block_scales, which only NVFP4 has
+  static constexpr size_t kNumInputs = 3;  // x, codes, block_scales, which only NVFP4 and INT4 have
   static constexpr ElementType input_type(size_t i) { return i == 0 ? kFloat : kUint8; }
 
   LinearKernel(const Api& api, const KernelInfo* info)
@@ -39,11 +41,12 @@ class LinearKernel {
     const TensorView x = input(api, context, 0), codes = input(api, context, 1), block_scales = input(api, context, 2);
     const auto expect = [](bool holds, const char* text) { ort::expect(holds, kName, text); };
     expect(x.dims.size() == 2 && codes.dims.size() == 2, "x [M, K] and codes [N, bytes of a row]");
-    const int64_t M = x.dims[0], K = x.dims[1], N = codes.dims[0];
-    const bool is_nvfp4 = format_ == WeightFormat::kNvfp4;
-    expect(!is_nvfp4 || K % 16 == 0, "rows of whole blocks");
+    const bool is_nvfp4 = format_ == WeightFormat::kNvfp4, is_int4 = format_ == WeightFormat::kInt4;
+    const int64_t M = x.dims[0], K = x.dims[1], N = codes.dims[0] * (is_int4 ? 2 : 1);
+    expect(K % (is_nvfp4 ? 16 : is_int4 ? 32 : 1) == 0, "rows of whole blocks");
     expect(codes.dims[1] == row_bytes(format_, K), "as many codes in a row as x has columns");
     expect(!is_nvfp4 || block_scales.dims == std::vector<int64_t>{N, K / 16}, "block_scales [N, K / 16]");
+    expect(!is_int4 || block_scales.dims == std::vector<int64_t>{N, K / 8}, "block_scales [N, K / 8], the bytes of FLOAT");
     Linear linear{.weight = {.format = format_,
                              .rows = N,
                              .cols = K,

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <limits>
 
 #include "packing/weights.h"
 
@@ -112,6 +113,74 @@ uint32_t nvfp4(const std::byte* weights, int64_t num_blocks, float scale_2, uint
     uint8_t codes[kBlock];
     for (int64_t i = 0; i < kBlock; ++i) codes[i] = e2m1_code(load<kType>(first, i) / divisor);
     for (int64_t i = 0; i < kBlock / 2; ++i) data[block * kBlock / 2 + i] = codes[2 * i] | codes[2 * i + 1] << 4;
+  }
+  return largest;
+}
+
+// Of any finite magnitude; a Grid's sum overflows for those above 2^111.
+inline float nearest_bfloat16(float value) {
+  const uint32_t bits = bits_of(value);
+  return float_of((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000);
+}
+
+// The integers that values stand for, in two's complement, saturating at -8 and 7, and what they differ by from them.
+struct Int4Codes {
+  uint32_t codes[kInt4Block];
+  float errors[kInt4Block];
+
+  void round(const float* values, float scale) {
+    for (int64_t i = 0; i < kInt4Block; ++i) {
+      // Adding 1.5 * 2^23 leaves an integer, whose two's complement then stands in the lowest bits.
+      const float shifted = std::clamp(values[i] / scale, -8.0f, 7.0f) + 0x1.8p23f;
+      codes[i] = bits_of(shifted);
+      errors[i] = values[i] - (shifted - 0x1.8p23f) * scale;  // the product is exact, so that compilers may fuse it
+    }
+  }
+
+  double squared_error() const {
+    double sum = 0;
+    for (const float error : errors) sum += double{error} * error;  // exact products, as above
+    return sum;
+  }
+};
+
+// One block of a row: its codes, with the scale, out of a few, that loses least.
+template <WeightType kType>
+uint32_t int4_block(const std::byte* weights, float* scale, uint8_t* __restrict codes) {
+  const uint32_t largest = amax_bits<kType>(weights, kInt4Block);
+  float values[kInt4Block];
+  for (int64_t i = 0; i < kInt4Block; ++i) values[i] = load<kType>(weights, i);
+  double least = std::numeric_limits<double>::infinity();
+  Int4Codes candidate;
+  *scale = 1;
+  for (const float steps : kInt4Steps) {
+    const float rounded = nearest_bfloat16(float_of(largest) / steps);
+    if (rounded == 0) break;
+    candidate.round(values, rounded);
+    const double error = candidate.squared_error();
+    if (!(error < least)) continue;
+    least = error;
+    *scale = rounded;
+    for (int64_t i = 0; i < kInt4Block; ++i) codes[i] = candidate.codes[i] & 15;
+  }
+  if (least == std::numeric_limits<double>::infinity()) std::memset(codes, 0, kInt4Block);
+  return largest;
+}
+
+// Blocks [begin, end), counted along one pair of rows after the other.
+template <WeightType kType>
+uint32_t int4(const std::byte* weights, int64_t cols, int64_t begin, int64_t end, uint8_t* __restrict data,
+              float* __restrict scales) {
+  const int64_t blocks = cols / kInt4Block;
+  uint32_t largest = 0;
+  for (int64_t block = begin; block < end; ++block) {
+    const int64_t row = block / blocks * 2, column = block % blocks;
+    uint8_t codes[2][kInt4Block];
+    for (int64_t i = 0; i < 2; ++i) {
+      const std::byte* first = weights + ((row + i) * cols + column * kInt4Block) * bytes_of(kType);
+      largest = larger(largest, int4_block<kType>(first, &scales[(row + i) * blocks + column], codes[i]));
+    }
+    for (int64_t i = 0; i < kInt4Block; ++i) data[block * kInt4Block + i] = codes[0][i] | codes[1][i] << 4;
   }
   return largest;
 }

@@ -11,7 +11,7 @@
 namespace dflash {
 namespace {
 
-constexpr int64_t kGrain = 256;        // a multiple of kBlock
+constexpr int64_t kGrain = 256;        // a multiple of kBlock and kInt4Block
 constexpr int64_t kMinPart = 1 << 16;  // elements worth a thread: a tenth of a millisecond of work
 
 // function.operator()<kType>() for the type of weights that is known at run time.
@@ -35,11 +35,21 @@ void check_scale(const char* name, float scale) {
   }
 }
 
-void check_shape(const char* name, const Bytes& bytes, int64_t rows, int64_t cols) {
-  if (bytes.rows != rows || bytes.cols != cols) {
+template <class Matrix>
+void check_shape(const char* name, const Matrix& matrix, int64_t rows, int64_t cols) {
+  if (matrix.rows != rows || matrix.cols != cols) {
     throw std::invalid_argument(std::string("expected ") + name + " of shape [" + std::to_string(rows) + ", " +
-                                std::to_string(cols) + "], found [" + std::to_string(bytes.rows) + ", " +
-                                std::to_string(bytes.cols) + "]");
+                                std::to_string(cols) + "], found [" + std::to_string(matrix.rows) + ", " +
+                                std::to_string(matrix.cols) + "]");
+  }
+}
+
+void check_blocks(const std::string& format, int64_t block, int64_t cols) {
+  if (cols % block != 0) {
+    const std::string size = std::to_string(block);
+    throw std::invalid_argument("expected columns in multiples of " + size + ", the " + format + " block, found " +
+                                std::to_string(cols) + " = " + size + " * " + std::to_string(cols / block) + " + " +
+                                std::to_string(cols % block));
   }
 }
 
@@ -60,14 +70,14 @@ const std::byte* element(const Weights& weights, int64_t index) {
                        ", column " + std::to_string(index % weights.cols) + ")");
 }
 
-// part<kType>(begin, end) over all elements in `threads` threads; returns max |w|.
+// part<kType>(begin, end) over `count` elements of the output in `threads` threads; returns max |w|.
 template <class Part>
-float run(const Weights& weights, int threads, Part part) {
+float run(const Weights& weights, int64_t count, int threads, Part part) {
   if (threads < 0) {
     throw std::invalid_argument("expected threads >= 0 (0: all), found " + std::to_string(threads));
   }
   const uint32_t largest = with_type(weights.type, [&]<WeightType kType> {
-    return parallel_max(weights.rows * weights.cols, kGrain, kMinPart, threads,
+    return parallel_max(count, kGrain, kMinPart, threads,
                         [&](int64_t begin, int64_t end) { return part.template operator()<kType>(begin, end); });
   });
   if (largest >= kInfinityBits) throw_non_finite(weights);
@@ -77,7 +87,7 @@ float run(const Weights& weights, int threads, Part part) {
 }  // namespace
 
 float amax(const Weights& weights, int threads) {
-  return run(weights, threads, [&]<WeightType kType>(int64_t begin, int64_t end) {
+  return run(weights, weights.rows * weights.cols, threads, [&]<WeightType kType>(int64_t begin, int64_t end) {
     return amax_bits<kType>(element(weights, begin), end - begin);
   });
 }
@@ -85,23 +95,32 @@ float amax(const Weights& weights, int threads) {
 void pack_fp8(const Weights& weights, float scale, Bytes out, int threads) {
   check_scale("scale", scale);
   check_shape("out", out, weights.rows, weights.cols);
-  run(weights, threads, [&]<WeightType kType>(int64_t begin, int64_t end) {
+  run(weights, weights.rows * weights.cols, threads, [&]<WeightType kType>(int64_t begin, int64_t end) {
     return fp8<kType>(element(weights, begin), end - begin, scale, out.data + begin);
   });
 }
 
 void pack_nvfp4(const Weights& weights, float scale_2, Bytes data, Bytes scales, int threads) {
-  if (weights.cols % kBlock != 0) {
-    throw std::invalid_argument("expected columns in multiples of 16, the NVFP4 block, found " +
-                                std::to_string(weights.cols) + " = 16 * " + std::to_string(weights.cols / kBlock) +
-                                " + " + std::to_string(weights.cols % kBlock));
-  }
+  check_blocks("NVFP4", kBlock, weights.cols);
   check_scale("scale_2", scale_2);
   check_shape("out_data", data, weights.rows, weights.cols / 2);
   check_shape("out_scales", scales, weights.rows, weights.cols / kBlock);
-  run(weights, threads, [&]<WeightType kType>(int64_t begin, int64_t end) {
+  run(weights, weights.rows * weights.cols, threads, [&]<WeightType kType>(int64_t begin, int64_t end) {
     return nvfp4<kType>(element(weights, begin), (end - begin) / kBlock, scale_2, data.data + begin / 2,
                         scales.data + begin / kBlock);
+  });
+}
+
+void pack_int4(const Weights& weights, Bytes data, Scales scales, int threads) {
+  check_blocks("INT4", kInt4Block, weights.cols);
+  if (weights.rows % 2 != 0) {
+    throw std::invalid_argument("expected an even number of rows, as two share a byte, found " +
+                                std::to_string(weights.rows));
+  }
+  check_shape("out_data", data, weights.rows / 2, weights.cols);
+  check_shape("out_scales", scales, weights.rows, weights.cols / kInt4Block);
+  run(weights, weights.rows / 2 * weights.cols, threads, [&]<WeightType kType>(int64_t begin, int64_t end) {
+    return int4<kType>(weights.data, weights.cols, begin / kInt4Block, end / kInt4Block, data.data, scales.data);
   });
 }
 

@@ -39,4 +39,17 @@ void pack_fp8(const Weights& weights, float scale, Bytes out, int threads);
 // 16 does not divide or a scale_2 that is not positive and finite; NonFiniteError.
 void pack_nvfp4(const Weights& weights, float scale_2, Bytes data, Bytes scales, int threads);
 
+// Blocks of 32 along k, two rows to a byte (export/quant_utils.py:805); all arithmetic is in float32:
+//
+//   s[r, b] = bfloat16(max |w[r, 32 b .. 32 b + 31]| / n),  1 where that is 0
+//   code[r, k] = rint(w[r, k] / s[r, b]) in two's complement,  saturating at -8 and 7
+//   data[r / 2, k] = code[r, k] | code[r + 1, k] << 4  for even r
+//
+// n is the first out of 7, 7.25, 7.5, 7.75 and 8 with the least sum of (w - code * s)^2. Rounding is to nearest even.
+// modelopt's `max` has n = 7 and does not round s; TensorRT reads it in the activations' type.
+//
+// data is [R / 2, K], scales [R, K / 32]. Throws std::invalid_argument for another shape, R that 2
+// or K that 32 does not divide; NonFiniteError.
+void pack_int4(const Weights& weights, Bytes data, Scales scales, int threads);
+
 }  // namespace dflash

@@ -25,7 +25,18 @@ struct Bytes {
 
 constexpr int64_t bytes_of(WeightType type) { return type == WeightType::kF32 ? 4 : 2; }
 
+// A matrix of numbers that a packer fills.
+struct Scales {
+  float* data;  // [rows, cols]
+  int64_t rows;
+  int64_t cols;
+};
+
 // NVFP4: neighbours in a row that share one e4m3 scale.
 inline constexpr int64_t kBlock = 16;
+// INT4: neighbours in a row that share one scale.
+inline constexpr int64_t kInt4Block = 32;
+// A block's largest magnitude counts as so many of its scale.
+inline constexpr float kInt4Steps[] = {7, 7.25f, 7.5f, 7.75f, 8};
 
 }  // namespace dflash

@@ -15,7 +15,7 @@ from dflash_trt.checkpoint.dialects.dialect import Dialect
 from dflash_trt.checkpoint.dialects.recognise import recognise
 from dflash_trt.checkpoint.draft_spec import D2T, HEAD, DraftSpec, PartialDraftSpec
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.quantization import FP8, Quantization, expected_tensors, read_quantization, read_scale
+from dflash_trt.checkpoint.quantization import FP8, INT4, Quantization, expected_tensors, read_quantization, read_scale
 from dflash_trt.checkpoint.safetensors_file import StoredTensor, check_tensors
 from dflash_trt.errors import CheckpointError
 
@@ -47,7 +47,7 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
         if len(algorithms) > 1:
             return False
         algorithm = algorithms.pop()
-        if algorithm is None:
+        if algorithm in (None, INT4):  # all scales of INT4 are those of blocks
             return True
         scale = "weight_scale" if algorithm == FP8 else "weight_scale_2"
         return len({read_scale(self.weights[f"{module}.{scale}"]) for module in modules}) == 1

@@ -3,24 +3,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TypeVar
 
 import msgspec
 
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
-from dflash_trt.checkpoint.quantization import BLOCK
+from dflash_trt.checkpoint.quantization import BLOCK, BLOCKS
 
 Spec = TypeVar("Spec", bound=PartialDraftSpec)
 
 
-def not_shared(spec: PartialDraftSpec, num_ranks: int) -> str | None:
-    """Why `num_ranks` ranks cannot share a draft: "expected ..., found ..."; None where they can, as one rank can."""
+def not_shared(spec: PartialDraftSpec, num_ranks: int, algorithms: Collection[str] = ()) -> str | None:
+    """Why `num_ranks` ranks cannot share a draft: "expected ..., found ..."; None where they can, as one rank can.
+
+    `algorithms` are those of its layers, where they are known.
+    """
     if num_ranks == 1:
         return None
+    block = max((BLOCKS.get(algorithm, BLOCK) for algorithm in algorithms), default=BLOCK)
     for what, count, step in (
         ("KV heads", spec.num_key_value_heads, 1),
         ("query heads", spec.num_attention_heads, 1),
-        (f"MLP channels in blocks of {BLOCK}", spec.intermediate_size, BLOCK),
+        (f"MLP channels in blocks of {block}", spec.intermediate_size, block),
     ):
         if count % (num_ranks * step):
             return f"expected {what} that {num_ranks} ranks share evenly, found {count}"

@@ -3,8 +3,9 @@
 
 Layout of modelopt 0.47 (`modelopt.torch.export`): NVFP4 is `weight` U8 [out, in / 2] (low nibble first),
 `weight_scale` F8_E4M3 [out, in / 16] and `weight_scale_2` F32; FP8 is `weight` F8_E4M3 [out, in] and
-`weight_scale` F32; `input_scale` F32 where activations are quantised too; an FP8 context cache has
-`k_proj.k_scale` and `v_proj.v_scale` F32 in every layer. w = code * weight_scale * weight_scale_2.
+`weight_scale` F32; INT4 is `weight` U8 [out / 2, in] (low nibble: even row) and `weight_scale` F32 [out, in / 32];
+`input_scale` F32 where activations are quantised too; an FP8 context cache has `k_proj.k_scale` and `v_proj.v_scale`
+F32 in every layer. w = code * weight_scale * weight_scale_2.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.safetensors_file import Expected, StoredTensor
 from dflash_trt.errors import CheckpointError
 
-NVFP4, W4A16_NVFP4, FP8 = "NVFP4", "W4A16_NVFP4", "FP8"  # modelopt's names of the algorithms
+# modelopt's names of the algorithms; INT4 weights have this one, however their scales were found.
+NVFP4, W4A16_NVFP4, FP8, INT4 = "NVFP4", "W4A16_NVFP4", "FP8", "W4A16_AWQ"
 MIXED = "MIXED_PRECISION"
-BLOCK = 16
+BLOCK, INT4_BLOCK = 16, 32
+BLOCKS = {NVFP4: BLOCK, W4A16_NVFP4: BLOCK, INT4: INT4_BLOCK}
+"""Neighbours in a row that share a scale, by algorithm that has such scales."""
 DENSE_DTYPES = ("BF16", "F16", "F32")
 INDEX_DTYPES = ("I64",)
 HF_QUANT_CONFIG = "hf_quant_config.json"
@@ -60,10 +64,13 @@ def _algorithm(module: str, weights: dict[str, StoredTensor]) -> str | None:
     if weight.dtype == "F8_E4M3":
         return FP8
     if weight.dtype == "U8":
+        scales = weights.get(f"{module}.weight_scale")
+        if scales is not None and scales.dtype == "F32":
+            return INT4
         return NVFP4 if f"{module}.input_scale" in weights else W4A16_NVFP4
     raise CheckpointError(
         f"{weight.file}: tensor {weight.name!r}: expected dtype {', '.join(DENSE_DTYPES)}, F8_E4M3 (FP8) or U8"
-        f" (NVFP4), found {weight.dtype}"
+        f" (NVFP4, INT4), found {weight.dtype}"
     )
 
 
@@ -78,6 +85,10 @@ def expected_tensors(dense: dict[str, Shape], quantization: Quantization, attent
         elif algorithm == FP8:
             expected[name] = (("F8_E4M3",), shape)
             expected[f"{module}.weight_scale"] = (("F32",), ())
+        elif algorithm == INT4:
+            rows, columns = shape
+            expected[name] = (("U8",), (rows // 2, columns))
+            expected[f"{module}.weight_scale"] = (("F32",), (rows, columns // INT4_BLOCK))
         else:
             rows, columns = shape
             expected[name] = (("U8",), (rows, columns // 2))

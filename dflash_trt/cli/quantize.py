@@ -46,7 +46,7 @@ def quantize(
     """Write a quantised copy of DRAFT, a checkpoint directory or Hugging Face repository id.
 
     Recipes: bf16, fp8, nvfp4, nvfp4-native (q, k and v dense, as TensorRT-LLM needs them), nvfp4-w4a16
-    (weights only), mixed-nvfp4-fp8; RECIPE+fp8-kv adds the scales of an FP8 context cache.
+    and int4-w4a16 (weights only), mixed-nvfp4-fp8; RECIPE+fp8-kv adds the scales of an FP8 context cache.
     `dflash-trt search` finds a recipe for a budget, `dflash-trt recover` trains the draft before packing.
 
     \b

@@ -39,7 +39,7 @@ from dflash_trt.runtime.progress_display import progress_bar
     click.option("--loadable-by", type=click.Choice(list(LOADABLE)), default="engine", show_default=True,
                  help="Search among recipes that this runtime loads."),
     click.option("--format", "formats", type=click.Choice(FORMATS), multiple=True, default=FORMATS, show_default=True,
-                 help="Search among these algorithms; W4A16_NVFP4 quantises weights only."),
+                 help="Search among these algorithms; W4A16_NVFP4 and W4A16_AWQ (INT4) quantise weights only."),
     click.option("--context-tokens", type=click.IntRange(min=0), default=0, show_default=True,
                  help="Also consider an FP8 context cache, and count the bytes of this many tokens in it."),
     click.option("--objective", type=click.Choice(["bytes", "step-time"]), default="bytes", show_default=True,

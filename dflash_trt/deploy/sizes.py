@@ -10,7 +10,7 @@ import msgspec
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import HEAD, PartialDraftSpec
-from dflash_trt.checkpoint.quantization import FP8
+from dflash_trt.checkpoint.quantization import FP8, INT4, NVFP4, W4A16_NVFP4
 from dflash_trt.checkpoint.target_cache import TargetCache, read_target_cache
 from dflash_trt.checkpoint.target_checkpoint import PartialTargetSpec, TargetCheckpoint, read_target
 from dflash_trt.deploy.published import PublishedTarget, published_drafts, published_targets
@@ -18,8 +18,8 @@ from dflash_trt.files.read import is_directory
 
 CHECKPOINT, PUBLISHED = "checkpoint", "published facts"
 BF16_BITS = 16.0
-# Bits of a stored weight, scales included: NVFP4 has one FP8 scale per block of 16.
-WEIGHT_BITS = {FP8: 8.0, "NVFP4": 4.5, "W4A16_NVFP4": 4.5}
+# Bits of a weight in a plan, scales included: NVFP4 has one FP8 scale per block of 16, INT4 one BF16 scale per 32.
+WEIGHT_BITS = {FP8: 8.0, NVFP4: 4.5, W4A16_NVFP4: 4.5, INT4: 4.5}
 # Every rank keeps these whole; the projections of the layers are divided among tensor-parallel ranks.
 REPLICATED = ("fc",)
 

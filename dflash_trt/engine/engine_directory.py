@@ -99,7 +99,7 @@ def build_engine(options: BuildOptions) -> Manifest:
     new = unchanged(draft) if options.recipe is None else quantised(draft, options.recipe, ranges=options.ranges)
     if options.head is not None:
         new = with_head(new, options.target, options.head, options.head_tokens)
-    if problem := not_shared(new.spec, num_ranks):
+    if problem := not_shared(new.spec, num_ranks, new.quantization.algorithms()):
         hint = "build without --tp: every rank then runs the whole drafter"
         raise BuildError(f"{draft.directory}: {problem}", hint=hint)
     source = describe_source(draft, options.draft_name, options.recipe)

@@ -19,13 +19,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_trt import __version__
-from dflash_trt._C import pack_fp8, pack_nvfp4
+from dflash_trt._C import pack_fp8, pack_int4, pack_nvfp4
 from dflash_trt.checkpoint.convert_dialect import WRITTEN, copy_other_files, refuse_own_source
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_spec, refuse_quantised
 from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.mapped import check_finite, map_tensor
-from dflash_trt.checkpoint.quantization import BLOCK, FP8, HF_QUANT_CONFIG, MIXED, NVFP4, Quantization, expected_tensors
+from dflash_trt.checkpoint.quantization import (
+    BLOCK,
+    BLOCKS,
+    FP8,
+    HF_QUANT_CONFIG,
+    INT4,
+    INT4_BLOCK,
+    MIXED,
+    NVFP4,
+    Quantization,
+    expected_tensors,
+)
 from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT, StoredTensor
 from dflash_trt.checkpoint.safetensors_writer import PRODUCER, PRODUCER_KEY, Layout, SafetensorsWriter, aligned
 from dflash_trt.checkpoint.weights import SINGLE
@@ -125,7 +136,7 @@ def quantised(
         for tensor in draft.weights.values():
             module = tensor.name.removesuffix(".weight")
             if module in algorithms and module != tensor.name:
-                pack(writer, module, tensor, map_tensor(tensor), algorithms[module], scales[module], threads)
+                pack(writer, module, tensor, map_tensor(tensor), algorithms[module], scales.get(module), threads)
             else:
                 writer.copy(tensor)
         for name, value in scalars.items():
@@ -198,12 +209,17 @@ def check_quantisable(draft: DraftCheckpoint, algorithms: Mapping[str, str]) -> 
     refuse_quantised(draft)
     for module, algorithm in algorithms.items():
         tensor = draft.weights[f"{module}.weight"]
-        if algorithm != FP8 and tensor.shape[1] % BLOCK:
-            raise CheckpointError(
-                f"{tensor.file}: tensor {tensor.name!r}: expected columns in multiples of {BLOCK} for"
-                f" {algorithm}, found {tensor.shape[1]}",
-                hint=f"give {module} the algorithm FP8 or none in a recipe of your own",
-            )
+        rows, columns = tensor.shape
+        if columns % (block := BLOCKS.get(algorithm, 1)):
+            found = f"columns in multiples of {block} for {algorithm}, found {columns}"
+        elif algorithm == INT4 and rows % 2:
+            found = f"an even number of rows for {algorithm}, found {rows}"
+        else:
+            continue
+        raise CheckpointError(
+            f"{tensor.file}: tensor {tensor.name!r}: expected {found}",
+            hint=f"give {module} the algorithm FP8 or none in a recipe of your own",
+        )
 
 
 def _scalars(
@@ -231,13 +247,21 @@ def checkpoint_bytes(draft: DraftCheckpoint, quantization: Quantization) -> int:
 
 def pack(
     writer: SafetensorsWriter, module: str, tensor: StoredTensor, weights: NDArray[Any], algorithm: str,
-    scale: np.float32, threads: int,
+    scale: np.float32 | None, threads: int,
 ) -> None:  # fmt: skip
-    """Writes the codes and scales of `module`, whose `weights` are those of `tensor`, or some of its rows."""
+    """Writes the codes and scales of `module`, whose `weights` are those of `tensor`, or some of its rows.
+
+    `scale` is None for an algorithm that has none of the whole tensor.
+    """
     rows, columns = weights.shape
-    data = np.empty((rows, columns if algorithm == FP8 else columns // 2), np.uint8)
+    shape = {FP8: (rows, columns), INT4: (rows // 2, columns)}.get(algorithm, (rows, columns // 2))
+    data = np.empty(shape, np.uint8)
     with naming(tensor):  # the file may have changed since its ranges were read
-        if algorithm == FP8:
+        if scale is None:
+            int4_scales = np.empty((rows, columns // INT4_BLOCK), np.float32)
+            pack_int4(weights, data, int4_scales, threads=threads)
+            writer.write(f"{module}.weight_scale", int4_scales)
+        elif algorithm == FP8:
             pack_fp8(weights, float(scale), data, threads=threads)
             writer.write(f"{module}.weight_scale", scale)
         else:
@@ -268,7 +292,9 @@ def quantization_config(quantization: Quantization, modules: list[str]) -> Json:
     details = hf_quant_config(quantization, modules)["quantization"]
     assert isinstance(details, dict)
     used = list(dict.fromkeys(algorithms.values()))
-    if len(used) == 1:
+    if used == [INT4]:
+        pass  # modelopt 0.47 writes no group for it, unless it stands beside another algorithm
+    elif len(used) == 1:
         config["config_groups"] = {"group_0": {**_group(used[0]), "targets": ["Linear"]}}
     elif used:
         targets = [sorted(m for m in algorithms if algorithms[m] == a) for a in used]
@@ -284,10 +310,14 @@ def quantization_config(quantization: Quantization, modules: list[str]) -> Json:
 
 
 def _layer(algorithm: str) -> Json:
+    if algorithm == INT4:  # modelopt claims a pre_quant_scale of every such layer, whether it stores one or not
+        return {"quant_algo": INT4, "group_size": INT4_BLOCK, "has_zero_point": False, "pre_quant_scale": True}
     return {"quant_algo": algorithm} | ({} if algorithm == FP8 else {"group_size": BLOCK})
 
 
 def _group(algorithm: str) -> Json:
+    if algorithm == INT4:
+        return {"weights": {"dynamic": False, "num_bits": 4, "type": "int", "group_size": INT4_BLOCK}}
     if algorithm == FP8:
         return {"input_activations": FLOAT8, "weights": FLOAT8}
     return {"input_activations": FLOAT4, "weights": FLOAT4} if algorithm == NVFP4 else {"weights": FLOAT4}

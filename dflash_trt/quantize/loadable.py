@@ -8,10 +8,10 @@ from typing import Literal
 
 import msgspec
 
-from dflash_trt.checkpoint.quantization import FP8, NVFP4, W4A16_NVFP4
+from dflash_trt.checkpoint.quantization import FP8, INT4, NVFP4, W4A16_NVFP4
 
 Runtime = Literal["engine", "trtllm-native", "vllm-0.33", "vllm-0.32"]
-FORMATS = (FP8, NVFP4, W4A16_NVFP4)
+FORMATS = (FP8, NVFP4, W4A16_NVFP4, INT4)
 
 
 class Loadable(msgspec.Struct, frozen=True, kw_only=True):

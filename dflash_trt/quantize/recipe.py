@@ -29,7 +29,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     modules: str
     """fnmatch pattern on names of linear layers; `*` crosses dots."""
-    algorithm: Literal["FP8", "NVFP4", "W4A16_NVFP4", "none"]
+    algorithm: Literal["FP8", "NVFP4", "W4A16_NVFP4", "W4A16_AWQ", "none"]
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

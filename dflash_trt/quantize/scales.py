@@ -13,7 +13,7 @@ from dflash_trt._C import NonFiniteError, amax
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.mapped import map_tensor
-from dflash_trt.checkpoint.quantization import FP8
+from dflash_trt.checkpoint.quantization import FP8, INT4
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.bounds import CAPTURE, Ranges
@@ -35,6 +35,7 @@ def scale_groups(spec: DraftSpec) -> list[tuple[str, ...]]:
 def weight_scales(draft: DraftCheckpoint, algorithms: Mapping[str, str], *, threads: int) -> dict[str, np.float32]:
     """FP8's weight_scale or NVFP4's weight_scale_2 by quantised module: one per group of `scale_groups` and algorithm.
 
+    INT4 has scales of blocks alone, which its packer finds.
     Raises CheckpointError for a weight that is NaN or infinite.
     """
 
@@ -43,7 +44,12 @@ def weight_scales(draft: DraftCheckpoint, algorithms: Mapping[str, str], *, thre
         with naming(tensor):
             return amax(map_tensor(tensor), threads=threads)
 
-    return group_scales(draft.spec, algorithms, module_amax)
+    return group_scales(draft.spec, scaled_by_tensor(algorithms), module_amax)
+
+
+def scaled_by_tensor(algorithms: Mapping[str, str]) -> dict[str, str]:
+    """The modules of `algorithms` whose weights have a scale of the whole tensor."""
+    return {module: algorithm for module, algorithm in algorithms.items() if algorithm != INT4}
 
 
 def group_scales(

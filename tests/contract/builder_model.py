@@ -103,7 +103,7 @@ def output_shapes(node: onnx.NodeProto, inputs: Sequence[Shape], constants: Sequ
                 shape.insert(axis, ONE)
             return [tuple(shape)]
         case "DequantizeLinear":
-            return [_dequantize(x, inputs[1], attributes.get("block_size"))]
+            return [_dequantize(x, inputs[1], attributes.get("block_size"), attributes.get("axis", -1))]
         case "TRT_FP4DynamicQuantize":
             return _dynamic_quantize(x)
         case "DFlashKVInjectionAttention":
@@ -192,13 +192,18 @@ def _concat(inputs: Sequence[Shape], axis: int) -> Shape:
     return (*first[:axis], extent, *first[axis + 1 :])
 
 
-def _dequantize(x: Shape, scale: Shape, block_size: int | None) -> Shape:
-    """Scales of rank 2 at most (NvInfer.h, IDequantizeLayer): one, or one for each block of the last axis."""
-    _expect(len(scale) <= 2, f"a scale of {len(scale)} axes; TensorRT takes 2 at most")
+def _dequantize(x: Shape, scale: Shape, block_size: int | None, axis: int) -> Shape:
+    """One scale, or one for each block of an axis: of the last one by rank 2 at most (NvInfer.h, IDequantizeLayer).
+
+    TensorRT-RTX 1.7.1's builder takes three axes, too, which pairs of INT4 rows have.
+    """
+    most = 2 if axis == -1 else 3
+    _expect(len(scale) <= most, f"a scale of {len(scale)} axes; TensorRT takes {most} at most")
     if block_size is None:
         _expect(prod(extent.factor for extent in scale) == 1, f"one scale for a tensor, found {text(scale)}")
         return x
-    blocks = (*x[:-1], Extent(x[-1].factor // block_size))
+    blocks = list(x)
+    blocks[axis] = Extent(x[axis].factor // block_size)
     fits = len(scale) == len(x) and all(a.is_same(b) for a, b in zip(scale, blocks, strict=True))
     _expect(fits, f"{text(x)} in blocks of {block_size} by scales {text(scale)}")
     return x
@@ -237,7 +242,7 @@ def integers(tensor: onnx.TensorProto | None) -> list[int] | None:
 
 BITS = {
     TensorProto.FLOAT4E2M1: 4, TensorProto.FLOAT8E4M3FN: 8, TensorProto.UINT8: 8, TensorProto.BFLOAT16: 16,
-    TensorProto.FLOAT16: 16, TensorProto.FLOAT: 32,
+    TensorProto.FLOAT16: 16, TensorProto.FLOAT: 32, TensorProto.INT4: 4,
 }  # fmt: skip
 MULTIPLICATIONS = {"Gemm", "MatMul"}
 
@@ -281,12 +286,13 @@ def _fusion(graph: onnx.GraphProto, shapes: dict[str, Shape]) -> Iterator[str]:
     export, too: the value has its scales' dtype. A MatMul of more than two axes counts as something between, because
     the parser gives the smaller operand axes by a shuffle.
     """
+    int4 = {tensor.name for tensor in graph.initializer if tensor.data_type == TensorProto.INT4}  # the builder turns it
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         for name in node.input:
             readers.setdefault(name, []).append(node)
     for node in graph.node:
-        if node.op_type != "DequantizeLinear":
+        if node.op_type != "DequantizeLinear" or node.input[0] in int4:
             continue
         is_blocked = any(attribute.name == "block_size" for attribute in node.attribute)
         value = node.output[0]

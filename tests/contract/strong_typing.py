@@ -19,7 +19,7 @@ from tests.contract.onnx_operators import OPERATORS, TYPES, importable
 NAMES = {
     TensorProto.FLOAT: "FP32", TensorProto.FLOAT16: "FP16", TensorProto.BFLOAT16: "BF16", TensorProto.INT32: "INT32",
     TensorProto.INT64: "INT64", TensorProto.FLOAT8E4M3FN: "FP8", TensorProto.FLOAT4E2M1: "FP4",
-    TensorProto.UINT8: "UINT8", TensorProto.BOOL: "BOOL",
+    TensorProto.UINT8: "UINT8", TensorProto.BOOL: "BOOL", TensorProto.INT4: "INT4",
 }  # fmt: skip
 SAME_TYPE = {"Add", "Sub", "Mul", "Div", "MatMul", "Gemm", "Concat"}
 KEEPS_TYPE = SAME_TYPE | {
@@ -114,7 +114,7 @@ class Checker:
             yield "an activation is quantised by channel; TensorRT does that to weights only"
 
     def _dequantize(self, node: onnx.NodeProto, attributes: dict[str, Any], types: list[str]) -> Iterator[str]:
-        since = {"FP8": 19, "FP4": 23}.get(types[0], 13)
+        since = {"FP8": 19, "INT4": 21, "FP4": 23}.get(types[0], 13)
         if self._opset < max(since, 21 if "block_size" in attributes else 0):
             yield f"{types[0]} is not of opset {self._opset}"
         if len(node.input) > 2:

@@ -155,6 +155,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], Arguments]]:
         return torch.zeros(*shape, dtype=torch.uint8)
 
     nvfp4 = {"scale_2": 0.1, "out_data": codes(3, 24), "out_scales": codes(3, 3)}
+    int4 = {"weights": torch.randn(4, 64), "threads": 2, "out_data": codes(2, 64), "out_scales": torch.zeros(4, 2)}
     launch = {"workspace": out, "stream": 0, "host_slot_ids": [0, 1], "host_context_lengths": [9, 4], "kernel": "best"}
     rows_of_pass = {"begins": [0, 33], "num_tokens": [1, 2], "pages": [[0], [3, 1]], "shape": (4, 2, 8, 8, 4),
                     "window": 0, "isa": "best"}  # fmt: skip
@@ -163,6 +164,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], Arguments]]:
         "amax": (_C.amax, packing),
         "pack_fp8": (_C.pack_fp8, packing | {"scale": 0.1, "out": codes(3, 48)}),
         "pack_nvfp4": (_C.pack_nvfp4, packing | nvfp4),
+        "pack_int4": (_C.pack_int4, int4),
         "philox4x32": (_C.philox4x32, {"counter": [1, 2, 3, 4], "key": [1, 2]}),
         "proposal_uniforms": (_C.proposal_uniforms, {"seed": 1, "position": 2, "count": 3}),
         "verify_block": (verify_block, {"logits": logits, "proposals": [1, 3], "params": params, "position": 0}

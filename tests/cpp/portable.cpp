@@ -88,6 +88,12 @@ void print_packing() {
     dflash::pack_nvfp4(weights, scale / 6, {nibbles.data(), kRows, kCols / 2}, {scales.data(), kRows, kCols / 16},
                        kThreads);
     exact("fp8", codes), exact("nvfp4", nibbles), exact("scales", scales);
+    constexpr int64_t kPairs = 3, kWhole = 224;  // whole pairs of rows and blocks of 32 within the same numbers
+    std::vector<uint8_t> pairs(kPairs * kWhole);
+    std::vector<float> int4_scales(2 * kPairs * kWhole / 32);
+    dflash::pack_int4({weights.data, type, 2 * kPairs, kWhole}, {pairs.data(), kPairs, kWhole},
+                      {int4_scales.data(), 2 * kPairs, kWhole / 32}, kThreads);
+    exact("int4", pairs), exact("int4_scales", int4_scales);
   }
 }
 
@@ -134,14 +140,15 @@ void print_packed_weights() {
   std::vector<uint8_t> fp8(kN * kK), nvfp4(kN * kK / 2), block_scales(kN * kK / 16);
   dflash::pack_fp8(weights, 1.0f / 448, {fp8.data(), kN, kK}, 1);
   dflash::pack_nvfp4(weights, 1.0f / 2688, {nvfp4.data(), kN, kK / 2}, {block_scales.data(), kN, kK / 16}, 1);
-  const auto print = [&](const char* name, WeightFormat format, const void* codes, float scale) {
-    const size_t bytes = kN * dflash::row_bytes(format, kK);
+  const auto print = [&](const char* name, WeightFormat format, const void* codes, float scale, int64_t K = kK,
+                         int64_t N = kN) {
+    const size_t bytes = N * dflash::row_bytes(format, K) / (format == WeightFormat::kInt4 ? 2 : 1);
     std::vector<uint8_t> unaligned(bytes + 1);  // codes stand at any address
     std::memcpy(unaligned.data() + 1, codes, bytes);
     std::vector<float> out((kM - 1) * (kN + kMargin) + kN);
     dflash::multiply_columns(dflash::isa_named(isa))({.weight = {.format = format,
-                                                                 .rows = kN,
-                                                                 .cols = kK,
+                                                                 .rows = N,
+                                                                 .cols = K,
                                                                  .codes = unaligned.data() + 1,
                                                                  .block_scales = block_scales.data(),
                                                                  .scale = scale},
@@ -149,7 +156,7 @@ void print_packed_weights() {
                                                       .x = x.data(),
                                                       .out = out.data(),
                                                       .out_stride = kN + kMargin},
-                                                     0, kN);
+                                                     0, N);
     close(name, out);
   };
   print("weight_f32", WeightFormat::kFloat, weight.data(), 1);
@@ -157,6 +164,12 @@ void print_packed_weights() {
   print("weight_bf16", WeightFormat::kBfloat16, bits.data(), 1);
   print("weight_fp8", WeightFormat::kFp8, fp8.data(), 1.0f / 448);
   print("weight_nvfp4", WeightFormat::kNvfp4, nvfp4.data(), 1.0f / 2688);
+  std::vector<float> int4_scales((kN - 1) * 3);
+  dflash::pack_int4({weights.data, weights.type, kN - 1, 96}, {nvfp4.data(), (kN - 1) / 2, 96},
+                    {int4_scales.data(), kN - 1, 3}, 1);
+  block_scales.assign(int4_scales.size() * 4, 0);
+  std::memcpy(block_scales.data(), int4_scales.data(), block_scales.size());
+  print("weight_int4", WeightFormat::kInt4, nvfp4.data(), 1, 96, kN - 1);
 }
 
 template <class Element>

@@ -146,7 +146,7 @@ def results(*command: str) -> Results:
 
 def assert_same(found: Results, expected: Results) -> None:
     assert [name for name, _ in found] == [name for name, _ in expected]
-    assert len(found) == 22
+    assert len(found) == 29
     for (name, others), (_, values) in zip(found, expected, strict=True):
         if name.startswith("exact"):
             assert others == values, name

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dflash_trt import _C
 from tests.golden.packing.cases import cases
+from tests.quantize.samples import int4_formula
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "packing" / "vectors.npz"
 TYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
@@ -74,6 +75,22 @@ def pack_nvfp4(weights: Array, scale_2: float, **execution: object) -> SimpleNam
     return SimpleNamespace(data=data, scales=scales)
 
 
+def pack_int4(weights: Array, **execution: object) -> SimpleNamespace:
+    rows, columns = weights.shape
+    data, whole = guarded(rows // 2, columns)
+    scales = np.full((rows + 2, columns // 32), -1, np.float32)
+    _C.pack_int4(raw(weights), data, scales[1:-1], **execution)
+    assert_guards(whole)
+    assert (scales[[0, -1]] == -1).all()
+    return SimpleNamespace(data=data, scales=scales[1:-1])
+
+
+def packed_int4_formula(weights: Array) -> SimpleNamespace:
+    codes, scales = int4_formula(weights)
+    nibbles = codes.view(np.uint8) & 15
+    return SimpleNamespace(data=nibbles[::2] | nibbles[1::2] << 4, scales=scales)
+
+
 def e4m3(values: Array) -> Array:
     """Codes of float32 values, saturating."""
     return np.clip(values, -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
@@ -107,7 +124,7 @@ def assert_same(found: Array, expected: Array, what: str) -> None:
     assert found.shape == expected.shape
     assert differing.size == 0, (
         f"{what}: {len(differing)} of {found.size} bytes differ, first at {differing[0]}: "
-        f"{found[tuple(differing[0])]:#x}, expected {expected[tuple(differing[0])]:#x}"
+        f"{found[tuple(differing[0])]}, expected {expected[tuple(differing[0])]}"
     )
 
 
@@ -169,6 +186,40 @@ def test_formula_on_irregular_shapes(shape: tuple[int, int], type_name: str) -> 
             found, expected = pack_nvfp4(weights, scale_2), nvfp4_formula(weights, scale_2)
             assert_same(found.scales, expected.scales, f"{name} {factor} scales")
             assert_same(found.data, expected.data, f"{name} {factor} data")
+
+
+@type_names
+@pytest.mark.parametrize("shape", [(2, 32), (6, 96), (130, 544), (2, 8224)])
+def test_int4_formula_on_irregular_shapes(shape: tuple[int, int], type_name: str) -> None:
+    for name, weights in typed_cases(*shape, type_name).items():
+        found, expected = pack_int4(weights), packed_int4_formula(weights)
+        assert_same(found.scales, expected.scales, f"{name} scales")
+        assert_same(found.data, expected.data, f"{name} data")
+
+
+@pytest.mark.parametrize("type_name", ["bf16", "f16"])
+def test_int4_of_every_finite_16_bit_weight(type_name: str) -> None:
+    every = np.arange(2**16, dtype=np.uint16).view(TYPES[type_name])
+    finite = every[np.isfinite(every.astype(np.float32))]
+    for weights in (finite, np.random.default_rng(0).permutation(finite)):
+        matrix = weights.reshape(-1, 32)
+        found, expected = pack_int4(matrix), packed_int4_formula(matrix)
+        assert_same(found.scales, expected.scales, "scales")
+        assert_same(found.data, expected.data, "data")
+
+
+def test_int4_codes_ties_and_nibble_order_by_hand() -> None:
+    # 7 in a block whose other weights are integers makes the scale 1: nothing is lost.
+    rows = np.zeros((2, 32), np.float32)
+    rows[0, :9] = [7, -7, 0.5, 1.5, -0.5, -1.5, -0.0, 3, -1]
+    rows[0, 2:6] = [2, -2, 4, -4]
+    rows[1, :3] = [-8, 7, 1]  # eight below 0 and seven above it: the scale of the last step loses nothing
+    packed = pack_int4(rows)
+    assert packed.scales.tolist() == [[1], [1]]
+    low = [7, 9, 2, 14, 4, 12, 0, 3, 15]
+    high = [8, 7, 1]
+    assert packed.data[0, :9].tolist() == [lo | (high[i] if i < 3 else 0) << 4 for i, lo in enumerate(low)]
+    assert not packed.data[0, 9:].any()
 
 
 @pytest.mark.parametrize("type_name", ["bf16", "f16"])
@@ -237,6 +288,9 @@ def test_all_zero_weights_pack_to_zeros(type_name: str) -> None:
     packed = pack_nvfp4(weights, 1.0)
     assert not packed.data.any()
     assert (packed.scales == 0x38).all()  # 1.0, modelopt's scale for a block of zeros
+    packed = pack_int4(np.zeros((6, 96), TYPES[type_name]))
+    assert not packed.data.any()
+    assert (packed.scales == 1).all()
 
 
 # --- execution -----------------------------------------------------------------------------------
@@ -248,12 +302,17 @@ def test_bytes_do_not_depend_on_threads(type_name: str) -> None:
     amax = _C.amax(raw(weights), threads=1)
     fp8 = pack_fp8(weights, fp8_scale(amax), threads=1)
     nvfp4 = pack_nvfp4(weights, nvfp4_scale_2(amax), threads=1)
+    pairs = typed_cases(300, 1600, type_name)["heavy"]
+    int4 = pack_int4(pairs, threads=1)
     for threads in (0, 2, 3, 7, 64):
         assert _C.amax(raw(weights), threads=threads) == amax
         assert_same(pack_fp8(weights, fp8_scale(amax), threads=threads), fp8, "fp8")
         again = pack_nvfp4(weights, nvfp4_scale_2(amax), threads=threads)
         assert_same(again.scales, nvfp4.scales, "scales")
         assert_same(again.data, nvfp4.data, "data")
+        again = pack_int4(pairs, threads=threads)
+        assert_same(again.scales, int4.scales, "scales")
+        assert_same(again.data, int4.data, "data")
 
 
 @type_names
@@ -285,6 +344,9 @@ def test_non_finite_weights_are_named(type_name: str, value: float, word: str, i
         pack_fp8(weights, 1.0)
     with pytest.raises(_C.NonFiniteError, match=expected):
         pack_nvfp4(weights, 1.0)
+    whole = np.pad(weights, ((0, 0), (0, 16)), mode="edge")[:, :2080]
+    with pytest.raises(_C.NonFiniteError, match=f"expected finite weights, found {word} at flat index"):
+        pack_int4(whole)
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), 1e-50])
@@ -299,6 +361,14 @@ def test_scale_must_be_positive_and_finite(scale: float) -> None:
 def test_arguments_must_fit() -> None:
     with pytest.raises(ValueError, match=r"multiples of 16, the NVFP4 block, found 40 = 16 \* 2 \+ 8"):
         pack_nvfp4(np.ones((2, 40), np.float32), 1.0)
+    with pytest.raises(ValueError, match=r"multiples of 32, the INT4 block, found 48 = 32 \* 1 \+ 16"):
+        pack_int4(np.ones((2, 48), np.float32))
+    with pytest.raises(ValueError, match="expected an even number of rows, as two share a byte, found 3"):
+        pack_int4(np.ones((3, 32), np.float32))
+    with pytest.raises(ValueError, match=r"expected out_data of shape \[1, 32\], found \[2, 32\]"):
+        _C.pack_int4(np.ones((2, 32), np.float32), np.zeros((2, 32), np.uint8), np.zeros((2, 1), np.float32))
+    with pytest.raises(ValueError, match=r"expected out_scales of shape \[2, 1\], found \[1, 1\]"):
+        _C.pack_int4(np.ones((2, 32), np.float32), np.zeros((1, 32), np.uint8), np.zeros((1, 1), np.float32))
     weights = np.ones((2, 32), np.float32)
     data, scales = np.zeros((2, 16), np.uint8), np.zeros((2, 2), np.uint8)
     with pytest.raises(ValueError, match=r"expected out of shape \[2, 32\], found \[2, 16\]"):
@@ -328,3 +398,4 @@ def test_empty_arrays_and_those_that_would_need_a_copy() -> None:
     assert _C.amax(empty) == 0
     assert pack_fp8(empty, 1.0).shape == (0, 32)
     assert pack_nvfp4(empty, 1.0).data.shape == (0, 16)
+    assert pack_int4(empty).data.shape == (0, 32)

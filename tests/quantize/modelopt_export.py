@@ -22,10 +22,16 @@ from dflash_trt.quantize.bounds import Ranges
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.quantize.scales import scale_groups
 from tests.paths import REPOSITORY
-from tests.reference.synthetic import write_random_draft
+from tests.quantize.samples import int4_formula
+from tests.reference.synthetic import DraftSizes, write_random_draft
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "quantize"
-RECIPES = ("fp8", "nvfp4", "nvfp4-native", "nvfp4-w4a16", "mixed-nvfp4-fp8", "nvfp4+fp8-kv", "bf16+fp8-kv")
+RECIPES = ("fp8", "nvfp4", "nvfp4-native", "nvfp4-w4a16", "mixed-nvfp4-fp8", "nvfp4+fp8-kv", "bf16+fp8-kv",
+           "int4-w4a16")  # fmt: skip
+
+
+WHOLE_BLOCKS = DraftSizes(hidden=96, intermediate=160)
+"""Widths in blocks of any format."""
 
 
 def modelopt_export(
@@ -49,8 +55,11 @@ def modelopt_export(
         for algorithm in sorted({algorithms[m] for m in group if m in algorithms}):
             preprocess_linear_fusion([root.get_submodule(m) for m in group if algorithms.get(m) == algorithm])
     for module, algorithm in algorithms.items():
-        if algorithm != "W4A16_NVFP4":
+        if algorithm in ("FP8", "NVFP4"):
             root.get_submodule(module).input_quantizer.amax = torch.tensor(ranges.inputs[module])
+        elif algorithm == "W4A16_AWQ":  # by the definition's scales, which modelopt's `max` would choose otherwise
+            _, scales = int4_formula(stored[f"{module}.weight"].float().numpy())
+            root.get_submodule(module).weight_quantizer._amax = torch.from_numpy(scales).flatten()[:, None] * 7
     if recipe.fp8_kv_cache:
         for attention, k, v in zip(draft.spec.attention_modules(), ranges.k, ranges.v, strict=True):
             for name, amax in (("k", k), ("v", v)):
@@ -84,13 +93,16 @@ def _linear_view(stored: dict[str, torch.Tensor]) -> nn.Module:
 
 def _quantizers(mtq: Any, algorithms: dict[str, str]) -> dict[str, Any]:
     """One modelopt configuration with the presets' quantizers, module by module."""
-    presets = {"FP8": mtq.FP8_DEFAULT_CFG, "NVFP4": mtq.NVFP4_DEFAULT_CFG, "W4A16_NVFP4": mtq.W4A16_NVFP4_CFG}
+    presets = {"FP8": mtq.FP8_DEFAULT_CFG, "NVFP4": mtq.NVFP4_DEFAULT_CFG, "W4A16_NVFP4": mtq.W4A16_NVFP4_CFG,
+               "W4A16_AWQ": mtq.INT4_BLOCKWISE_WEIGHT_ONLY_CFG}  # fmt: skip
     entries: list[dict[str, Any]] = [{"quantizer_name": "*", "enable": False}]
     for module, algorithm in algorithms.items():
         for entry in presets[algorithm]["quant_cfg"]:
             if "cfg" in entry and entry["quantizer_name"] in ("*weight_quantizer", "*input_quantizer"):
-                name = entry["quantizer_name"].removeprefix("*")
-                entries.append({"quantizer_name": f"{module}.{name}", "cfg": copy.deepcopy(entry["cfg"])})
+                name, cfg = entry["quantizer_name"].removeprefix("*"), copy.deepcopy(entry["cfg"])
+                if algorithm == "W4A16_AWQ":
+                    cfg["block_sizes"][-1] = 32
+                entries.append({"quantizer_name": f"{module}.{name}", "cfg": cfg})
     return {"quant_cfg": entries, "algorithm": "max"}
 
 
@@ -107,7 +119,8 @@ def unit_ranges(directory: Path) -> Ranges:
 def main() -> None:
     GOLDEN.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
-        directory = write_random_draft(Path(temporary), dialect="gpt_oss", layer_types=["full_attention"] * 2)
+        layers = ["full_attention"] * 2
+        directory = write_random_draft(Path(temporary), dialect="gpt_oss", layer_types=layers, sizes=WHOLE_BLOCKS)
         for recipe in RECIPES:
             _, hf_quant_config, quantization_config = modelopt_export(directory, recipe, unit_ranges(directory))
             document = {"hf_quant_config": hf_quant_config, "quantization_config": quantization_config}

@@ -61,6 +61,9 @@ def dequantised(tensors: dict[str, Array], module: str) -> Floats:
     weight = tensors[f"{module}.weight"]
     if weight.dtype != np.uint8:
         return weight.astype(np.float64) * tensors[f"{module}.weight_scale"].astype(np.float64)
+    if f"{module}.weight_scale_2" not in tensors:
+        scales = tensors[f"{module}.weight_scale"].astype(ml_dtypes.bfloat16)  # as the graph reads it
+        return unpacked_int4(weight, scales.astype(np.float64))
     codes = np.stack([weight & 15, weight >> 4], axis=-1).reshape(len(weight), -1)
     scales = tensors[f"{module}.weight_scale"].astype(np.float64) * tensors[f"{module}.weight_scale_2"]
     return E2M1[codes] * np.repeat(scales, 16, axis=1)
@@ -75,6 +78,13 @@ def unpacked_nvfp4(data: Array, scales: Array, scale_2: float) -> NDArray[np.flo
     """e2m1(code) * (e4m3(block scale) * scale_2), in float32; the low nibble first."""
     codes = np.stack([data & 15, data >> 4], axis=-1).reshape(len(data), -1)
     return E2M1.astype(np.float32)[codes] * unpacked_fp8(scales, scale_2).repeat(16, axis=1)
+
+
+def unpacked_int4(data: Array, scales: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+    """code * block scale, of the scales' type; the low nibbles of a row of bytes are the even row of codes."""
+    rows, columns = len(scales), data.shape[1]
+    pairs = np.stack([data & 15, data >> 4], axis=1).reshape(rows, columns).astype(np.int8)
+    return (pairs - 16 * (pairs > 7)).astype(scales.dtype) * scales.repeat(32, axis=1)
 
 
 def rounded_fp8(weights: Array, scale: np.float32) -> Floats:
@@ -92,3 +102,27 @@ def rounded_nvfp4(weights: Array, scale_2: np.float32) -> Floats:
     codes = (blocks / divisor).clip(-6, 6).astype(ml_dtypes.float4_e2m1fn)
     exact = codes.astype(np.float64) * (scales.astype(np.float64) * np.float64(scale_2))
     return exact.reshape(weights.shape)
+
+
+def int4_formula(weights: Array) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Codes [R, K] and scales [R, K / 32] of the format's definition, by rounding with ml_dtypes."""
+    blocks = weights.astype(np.float32).reshape(len(weights), -1, 32)
+    largest = np.abs(blocks).max(axis=-1, keepdims=True)
+    codes, scales = np.zeros(blocks.shape, np.int8), np.ones(largest.shape, np.float32)
+    least = np.full(largest.shape, np.inf)
+    for steps in (7, 7.25, 7.5, 7.75, 8):
+        scale = (largest / np.float32(steps)).astype(ml_dtypes.bfloat16).astype(np.float32)
+        code = np.rint((blocks / np.where(scale == 0, np.float32(1), scale)).clip(-8, 7))
+        with np.errstate(over="ignore"):
+            error = (blocks - code * scale).astype(np.float64)
+        loss = np.cumsum(error * error, axis=-1)[..., -1:]  # one after the other
+        is_better = (loss < least) & (scale > 0)
+        codes, scales = np.where(is_better, code, codes).astype(np.int8), np.where(is_better, scale, scales)
+        least = np.where(is_better, loss, least)
+    return codes.reshape(weights.shape), scales[..., 0]
+
+
+def rounded_int4(weights: Array) -> Floats:
+    """Integers of -8 to 7 in blocks of 32 with bfloat16 scales."""
+    codes, scales = int4_formula(weights)
+    return codes * scales.astype(np.float64).repeat(32, axis=1)

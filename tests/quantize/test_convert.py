@@ -18,7 +18,8 @@ from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe, recipe_names
 from dflash_trt.quantize.scales import scale_groups
 from tests.paths import FIXTURES, REPOSITORY
-from tests.quantize.samples import Case, arrays, convert, dequantised, raw, rounded_fp8, rounded_nvfp4
+from tests.quantize.modelopt_export import WHOLE_BLOCKS
+from tests.quantize.samples import Case, arrays, convert, dequantised, raw, rounded_fp8, rounded_int4, rounded_nvfp4
 from tests.reference.synthetic import DraftSizes, write_random_draft
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "quantize"
@@ -29,7 +30,7 @@ RECIPES = [*recipe_names(), "nvfp4+fp8-kv", "nvfp4-w4a16+fp8-kv", "bf16+fp8-kv"]
 def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param.startswith("tiny"):
         return FIXTURES / request.param
-    return write_random_draft(tmp_path_factory.mktemp("draft"), dialect=request.param)
+    return write_random_draft(tmp_path_factory.mktemp("draft"), dialect=request.param, sizes=WHOLE_BLOCKS)
 
 
 @pytest.fixture(scope="module", params=RECIPES)
@@ -71,6 +72,10 @@ def test_weights_are_the_nearest_codes(case: Case) -> None:
             scale = result[f"{module}.weight_scale"]
             expected, steps = rounded_fp8(weights, scale), 2**-4
             smallest = 2**-10 * np.float64(scale)
+        elif algorithm == "W4A16_AWQ":
+            expected, steps = rounded_int4(weights), 0.0
+            largest = np.abs(weights.astype(np.float64)).reshape(len(weights), -1, 32).max(-1)
+            smallest = np.repeat(largest, 32, axis=1) * (1 / 8 + 2**-8)  # 8 of a scale are one too many above 0
         else:
             scale = result[f"{module}.weight_scale_2"]
             expected, steps = rounded_nvfp4(weights, scale), 2**-2
@@ -88,6 +93,9 @@ def test_fused_layers_have_one_scale(case: Case) -> None:
     for group in scale_groups(case.draft.spec):
         for algorithm in {algorithms[m] for m in group if m in algorithms}:
             members = [m for m in group if algorithms.get(m) == algorithm]
+            if algorithm == "W4A16_AWQ":
+                assert not any(f"{m}.weight_scale_2" in tensors for m in members)
+                continue
             name = "weight_scale" if algorithm == "FP8" else "weight_scale_2"
             largest = np.float32(max(np.abs(source[f"{m}.weight"].astype(np.float32)).max() for m in members))
             expected = largest / np.float32(448 if algorithm == "FP8" else 2688)
@@ -111,7 +119,8 @@ def test_config_keeps_every_key(case: Case) -> None:
 def test_configuration_is_modelopts(golden: Path, tmp_path: Path) -> None:
     """Equal to modelopt 0.47's own, but for who wrote it and the names that engines give to dense layers."""
     expected = json.loads(golden.read_text())
-    source = write_random_draft(tmp_path / "draft", dialect="gpt_oss", layer_types=["full_attention"] * 2)
+    layers = ["full_attention"] * 2
+    source = write_random_draft(tmp_path / "draft", dialect="gpt_oss", layer_types=layers, sizes=WHOLE_BLOCKS)
     quantize_checkpoint(read_draft(source), load_recipe(golden.stem), tmp_path / "q")
     written = json.loads((tmp_path / "q" / "hf_quant_config.json").read_text())
     section = json.loads((tmp_path / "q" / "config.json").read_text())["quantization_config"]
@@ -179,14 +188,26 @@ def edited_draft(tmp_path: Path, **edits: Any) -> Path:
 
 
 def test_columns_that_are_no_whole_blocks(tmp_path: Path) -> None:
-    source = write_random_draft(tmp_path / "draft", dialect="qwen3", sizes=DraftSizes(intermediate=72))
+    source = write_random_draft(tmp_path / "draft", dialect="qwen3", sizes=DraftSizes(hidden=96, intermediate=72))
     with pytest.raises(CheckpointError) as caught:
         convert(source, tmp_path / "q", "nvfp4")
     assert caught.value.message == (
         f"{source / 'model.safetensors'}: tensor 'layers.0.mlp.down_proj.weight': expected columns in multiples"
         " of 16 for NVFP4, found 72"
     )
+    with pytest.raises(CheckpointError, match=r"'layers\.0\.mlp\.down_proj\.weight': .* of 32 for W4A16_AWQ, found 72"):
+        convert(source, tmp_path / "q", "int4-w4a16")
     convert(source, tmp_path / "q", "fp8")
+
+
+def test_rows_that_are_no_whole_pairs(tmp_path: Path) -> None:
+    source = write_random_draft(tmp_path / "draft", dialect="qwen3", sizes=DraftSizes(hidden=96, intermediate=33))
+    (tmp_path / "own.yaml").write_text(
+        "description: gate alone\nrules:\n  - {modules: '*gate_proj', algorithm: W4A16_AWQ}\n"
+        "  - {modules: '*', algorithm: none}\n"
+    )
+    with pytest.raises(CheckpointError, match="expected an even number of rows for W4A16_AWQ, found 33"):
+        convert(source, tmp_path / "q", str(tmp_path / "own.yaml"))
 
 
 @pytest.mark.parametrize("recipe", ["nvfp4", "fp8"])
@@ -231,7 +252,9 @@ def test_sharded_draft(tmp_path: Path) -> None:
     assert not (case.quantised.directory / "model.safetensors.index.json").exists()
 
 
-@pytest.mark.parametrize(("first", "found"), [("nvfp4", "NVFP4"), ("mixed-nvfp4-fp8", "FP8, NVFP4")])
+@pytest.mark.parametrize(
+    ("first", "found"), [("nvfp4", "NVFP4"), ("mixed-nvfp4-fp8", "FP8, NVFP4"), ("int4-w4a16", "W4A16_AWQ")]
+)
 def test_quantised_already(tmp_path: Path, first: str, found: str) -> None:
     convert(FIXTURES / "tiny-gpt-oss-dflash", tmp_path / "q", first)
     with pytest.raises(CheckpointError, match=f"q: expected an unquantised draft, found {found}\n"):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
-from tests.quantize.modelopt_export import GOLDEN, RECIPES, modelopt_export, unit_ranges
+from tests.quantize.modelopt_export import GOLDEN, RECIPES, WHOLE_BLOCKS, modelopt_export, unit_ranges
 from tests.reference.synthetic import write_random_draft
 
 modelopt = pytest.importorskip("modelopt", reason="pip install nvidia-modelopt==0.47 requests to compare with it")
@@ -28,7 +28,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def test_same_tensors(recipe: str, dialect: Any, dtype: torch.dtype, tmp_path: Path) -> None:
     """Same names, dtypes, shapes and bytes, given the same ranges and fused groups."""
     assert modelopt.__version__ == "0.47.0"
-    source = write_random_draft(tmp_path / "draft", dialect=dialect, layer_types=["full_attention"] * 2, dtype=dtype)
+    layers = ["full_attention"] * 2
+    source = write_random_draft(
+        tmp_path / "draft", dialect=dialect, layer_types=layers, dtype=dtype, sizes=WHOLE_BLOCKS
+    )
     ranges = unit_ranges(source)
     expected, _, _ = modelopt_export(source, recipe, ranges)
     quantize_checkpoint(read_draft(source), load_recipe(recipe), tmp_path / "q", ranges=ranges)
@@ -41,7 +44,8 @@ def test_same_tensors(recipe: str, dialect: Any, dtype: torch.dtype, tmp_path: P
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_golden_configurations_are_up_to_date(recipe: str, tmp_path: Path) -> None:
-    source = write_random_draft(tmp_path, dialect="gpt_oss", layer_types=["full_attention"] * 2)
+    layers = ["full_attention"] * 2
+    source = write_random_draft(tmp_path, dialect="gpt_oss", layer_types=layers, sizes=WHOLE_BLOCKS)
     _, hf_quant_config, quantization_config = modelopt_export(source, recipe, unit_ranges(source))
     golden = json.loads((GOLDEN / f"{recipe}.json").read_text())
     assert golden == {"hf_quant_config": hf_quant_config, "quantization_config": quantization_config}

@@ -24,7 +24,7 @@ ALL = HEAD + "  - {modules: '*', algorithm: FP8}\n"
     ("name", "attention", "o_proj", "mlp"),
     [("bf16", None, None, None), ("fp8", "FP8", "FP8", "FP8"), ("nvfp4", "NVFP4", "NVFP4", "NVFP4"),
      ("nvfp4-native", None, "NVFP4", "NVFP4"), ("nvfp4-w4a16", "W4A16_NVFP4", "W4A16_NVFP4", "W4A16_NVFP4"),
-     ("mixed-nvfp4-fp8", "FP8", "FP8", "NVFP4")],
+     ("mixed-nvfp4-fp8", "FP8", "FP8", "NVFP4"), ("int4-w4a16", "W4A16_AWQ", "W4A16_AWQ", "W4A16_AWQ")],
 )  # fmt: skip
 def test_shipped_recipes(name: str, attention: str | None, o_proj: str | None, mlp: str | None) -> None:
     recipe = load_recipe(name)
@@ -34,16 +34,16 @@ def test_shipped_recipes(name: str, attention: str | None, o_proj: str | None, m
     for module in MODULES[1:]:
         expected = mlp if ".mlp." in module else o_proj if "o_proj" in module else attention
         assert algorithms.get(module) == expected, module
-    assert recipe.needs_ranges(MODULES) == (name not in ("bf16", "nvfp4-w4a16"))
+    assert recipe.needs_ranges(MODULES) == (name not in ("bf16", "int4-w4a16", "nvfp4-w4a16"))
 
 
 def test_names_of_recipes() -> None:
-    assert recipe_names() == ["bf16", "fp8", "mixed-nvfp4-fp8", "nvfp4", "nvfp4-native", "nvfp4-w4a16"]
+    assert recipe_names() == ["bf16", "fp8", "int4-w4a16", "mixed-nvfp4-fp8", "nvfp4", "nvfp4-native", "nvfp4-w4a16"]
     with pytest.raises(RecipeError) as caught:
         load_recipe("nvpf4")
     assert caught.value.message == (
-        "'nvpf4': expected a recipe (bf16, fp8, mixed-nvfp4-fp8, nvfp4, nvfp4-native, nvfp4-w4a16), each with or"
-        " without +fp8-kv, or a YAML file, found neither (nearest recipe: nvfp4)"
+        "'nvpf4': expected a recipe (bf16, fp8, int4-w4a16, mixed-nvfp4-fp8, nvfp4, nvfp4-native, nvfp4-w4a16), each"
+        " with or without +fp8-kv, or a YAML file, found neither (nearest recipe: nvfp4)"
     )
 
 
@@ -95,7 +95,7 @@ def complaint(tmp_path: Path, text: str | bytes) -> str:
         ("description: mine\nrules: fc\n", "FILE: rules: expected `array`, got `str`"),
         (
             HEAD + "  - {modules: '*', algorithm: FP4}\n",
-            "FILE: rules[0].algorithm: expected one of FP8, NVFP4, W4A16_NVFP4, none, found 'FP4'"
+            "FILE: rules[0].algorithm: expected one of FP8, NVFP4, W4A16_AWQ, W4A16_NVFP4, none, found 'FP4'"
             " (nearest value: NVFP4)",
         ),
         (HEAD + "  - {modules: '*', algorithm: null}\n", "FILE: rules[0].algorithm: expected `str`, got `null`"),

@@ -12,7 +12,7 @@ from onnx import TensorProto
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, head_token_ids
 from dflash_trt.checkpoint.draft_spec import CONVOLVED, HEAD, DraftSpec
 from dflash_trt.engine.graph.layers import convolved, gathered, rms_norm, rotary_order, rotary_rows, swiglu, times
-from dflash_trt.engine.graph.linear import linear
+from dflash_trt.engine.graph.linear import linear, reads_blocks
 from dflash_trt.engine.graph.onnx_builder import COMPUTE, PLUGIN_DOMAIN, GraphBuilder, rounded
 from dflash_trt.engine.signatures import num_segments, segment_name, stream_names
 
@@ -130,6 +130,8 @@ def attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: Dra
             v_scale=rounded(draft.cache_scales("v")[i]),
             fp8_cache=int(draft.quantization.fp8_kv_cache),
         )
+        if spec.attention_gate is None and reads_blocks(g, f"{module}.o_proj"):
+            return g.reshape(linear(g, mixed, f"{module}.o_proj"), [-1, spec.hidden_size])
         mixed = g.reshape(mixed, [-1, N * D])
         if spec.attention_gate is not None:
             mixed = _gate(g, mixed, linear(g, h, f"{module}.g_proj"), spec)

@@ -3,21 +3,22 @@
 
 A layer is a `Gemm` on 2-D activations whose weights stand as in the checkpoint, [out, in]: TensorRT's parser makes one
 matrix multiplication of it, which the builder fuses with what dequantises its operands. The quantised patterns are
-those of modelopt 0.47 (modelopt/torch/quantization/export_onnx.py, modelopt/onnx/export/nvfp4_exporter.py). Not yet run
-in TensorRT.
+those of modelopt 0.47 (modelopt/torch/quantization/export_onnx.py, modelopt/onnx/export/nvfp4_exporter.py). INT4 is a
+`MatMul`. Compiled by TensorRT-RTX's builder on a CPU; not yet run on a GPU.
 """
 
 from __future__ import annotations
 
 from onnx import TensorProto
 
-from dflash_trt.checkpoint.quantization import BLOCK, W4A16_NVFP4, read_scale
+from dflash_trt.checkpoint.quantization import BLOCK, INT4, INT4_BLOCK, W4A16_NVFP4, read_scale
 from dflash_trt.engine.graph.onnx_builder import COMPUTE, TRT_DOMAIN, GraphBuilder
 
 
 def linear(g: GraphBuilder, x: str, *modules: str) -> str:
     """x [rows, in] -> [rows, sum of outs] for the modules' weights [out, in], biases added where they have some.
 
+    INT4 also takes x [B, S, in], and then gives [B, S, outs] (`reads_blocks`).
     Modules that are quantised alike share one GEMM; others have one each, and their outputs are joined.
     """
     if can_stack(g, modules):
@@ -25,6 +26,14 @@ def linear(g: GraphBuilder, x: str, *modules: str) -> str:
     else:
         y = g.op("Concat", *(_gemm(g, x, (module,)) for module in modules), axis=-1)
     return g.op("Add", y, _biases(g, modules)) if any(f"{module}.bias" in g.weights for module in modules) else y
+
+
+def reads_blocks(g: GraphBuilder, module: str) -> bool:
+    """Whether `module` is to be given [B, S, in] where that is what there is.
+
+    Between a plugin and a GEMM of INT4, TensorRT-RTX's builder makes a kernel of the Reshape to rows.
+    """
+    return g.algorithm(module) == INT4
 
 
 def _biases(g: GraphBuilder, modules: tuple[str, ...]) -> str:
@@ -53,6 +62,9 @@ def _gemm(g: GraphBuilder, x: str, modules: tuple[str, ...]) -> str:
             x = _fp8_activation(g, x, _input_scale(g, modules))
             scale = g.compute_constant(read_scale(g.weights[f"{modules[0]}.weight_scale"]))
             weight = g.op("DequantizeLinear", g.stored(weights), scale)
+        case "W4A16_AWQ":
+            rows = sum(2 * g.weights[name].shape[0] for name in weights)
+            return g.op("MatMul", x, _int4_weight(g, modules, rows))
         case algorithm:
             if algorithm != W4A16_NVFP4:
                 x = _nvfp4_activation(g, x, _input_scale(g, modules))
@@ -95,7 +107,22 @@ def _nvfp4_activation(g: GraphBuilder, x: str, scale: float) -> str:
 
 def _nvfp4_weight(g: GraphBuilder, modules: tuple[str, ...]) -> str:
     """Double dequantisation: FP8 block scales by the FP32 global scale, then FP4 codes by those."""
-    codes = g.stored([f"{module}.weight" for module in modules])
+    codes = g.stored([f"{module}.weight" for module in modules], TensorProto.FLOAT4E2M1)
     block_scales = g.stored([f"{module}.weight_scale" for module in modules])
     scales = g.op("DequantizeLinear", block_scales, g.stored([f"{modules[0]}.weight_scale_2"]))
     return g.op("Cast", g.op("DequantizeLinear", codes, scales, axis=-1, block_size=BLOCK), to=COMPUTE)
+
+
+def _int4_weight(g: GraphBuilder, modules: tuple[str, ...], rows: int) -> str:
+    """[in, out] of INT4 codes by FLOAT block scales in the compute dtype, `rows` being out.
+
+    Two rows share a byte: the codes are [out / 2, in, 2], a scale goes down their axis 1, and the pairs are taken apart
+    behind it. TensorRT's builder turns the constant itself, and multiplies in one kernel that reads INT4.
+    """
+    columns = g.weights[f"{modules[0]}.weight"].shape[1]
+    codes = g.stored([f"{module}.weight" for module in modules], TensorProto.INT4)
+    scales = g.op("Cast", g.stored([f"{module}.weight_scale" for module in modules]), to=COMPUTE)
+    scales = g.op("Transpose", g.reshape(scales, [rows // 2, 2, columns // INT4_BLOCK]), perm=[0, 2, 1])
+    weight = g.op("DequantizeLinear", codes, scales, axis=1, block_size=INT4_BLOCK)
+    weight = g.reshape(g.op("Transpose", weight, perm=[0, 2, 1]), [rows, columns])
+    return g.op("Transpose", weight, perm=[1, 0])

@@ -26,7 +26,6 @@ STORED_TYPES = {
     "F16": TensorProto.FLOAT16,
     "F32": TensorProto.FLOAT,
     "F8_E4M3": TensorProto.FLOAT8E4M3FN,
-    "U8": TensorProto.FLOAT4E2M1,  # two codes a byte, low nibble first: modelopt's bytes as they stand
 }
 
 
@@ -112,11 +111,14 @@ class GraphBuilder:
             for a, b in pairwise(self.weights[name] for name in names)
         )
 
-    def stored(self, names: Sequence[str]) -> str:
-        """Adjacent tensors as one initializer of the stored dtype."""
+    def stored(self, names: Sequence[str], codes: int | None = None) -> str:
+        """Adjacent tensors as one initializer of the stored dtype; `codes` is the type of what U8 holds two of.
+
+        Two neighbours of a row share a byte of FLOAT4E2M1, two rows one of INT4, which gets a last axis of 2 for them.
+        """
         name = "|".join(names)
         if name not in self._initializers:
-            self._initializers[name] = _external(name, [self.weights[part] for part in names])
+            self._initializers[name] = _external(name, [self.weights[part] for part in names], codes)
         return name
 
     def constant(self, value: NDArray[np.generic] | list[int] | int | float) -> str:
@@ -181,16 +183,17 @@ def rounded(value: float) -> float:
     return float(numpy_helper.to_array(helper.make_tensor("", COMPUTE, [], [value])))
 
 
-def _external(name: str, tensors: list[StoredTensor]) -> TensorProto:
+def _external(name: str, tensors: list[StoredTensor], codes: int | None) -> TensorProto:
     """An initializer whose data lies in a file beside the graph: adjacent tensors, joined along axis 0."""
     first = tensors[0]
     columns = first.shape[1:]
-    if first.dtype == "U8":  # shapes count codes, not bytes
+    if codes == TensorProto.FLOAT4E2M1:  # shapes count codes, not bytes; low nibbles come first in both
         columns = (*columns[:-1], 2 * columns[-1])
+    elif codes == TensorProto.INT4:
+        columns = (*columns, 2)
     rows = first.shape[:1] and (sum(tensor.shape[0] for tensor in tensors),)
-    proto = TensorProto(
-        name=name, data_type=STORED_TYPES[first.dtype], dims=(*rows, *columns), data_location=TensorProto.EXTERNAL
-    )
+    data_type = STORED_TYPES[first.dtype] if codes is None else codes
+    proto = TensorProto(name=name, data_type=data_type, dims=(*rows, *columns), data_location=TensorProto.EXTERNAL)
     for key, value in (
         ("location", first.file.name),
         ("offset", str(first.offset)),

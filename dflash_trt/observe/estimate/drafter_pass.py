@@ -20,13 +20,13 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
-from dflash_trt.checkpoint.quantization import W4A16_NVFP4
 from dflash_trt.deploy.gpus import known_gpu
 from dflash_trt.deploy.memory import ServingLoad
 from dflash_trt.deploy.sizes import BF16_BITS, WEIGHT_BITS, DraftSizes
 from dflash_trt.observe.estimate.constants import Rates, rates
 from dflash_trt.observe.estimate.shapes import DraftShape, Gemm
 from dflash_trt.observe.estimate.step import Head, StepCost, StepLoad, drafter_terms
+from dflash_trt.quantize.recipe import ACTIVATION_ALGORITHMS
 
 
 class DrafterOnRanks(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +117,8 @@ def _by_term(gemms: Counter[tuple[str, str, str]]) -> dict[str, tuple[Gemm, ...]
     terms: dict[str, tuple[Gemm, ...]] = {}
     for (term, algorithm), number in params.items():
         bits = WEIGHT_BITS.get(algorithm, BF16_BITS)
-        gemm = Gemm(number, bits, kernels[term, algorithm], BF16_BITS if algorithm == W4A16_NVFP4 else bits)
+        compute_bits = bits if algorithm in ACTIVATION_ALGORITHMS else BF16_BITS
+        gemm = Gemm(number, bits, kernels[term, algorithm], compute_bits)
         terms[term] = (*terms.get(term, ()), gemm)
     return terms
 

@@ -10,13 +10,16 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+import safetensors.torch
 from safetensors.numpy import save_file
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.quantization import read_scale
 from dflash_trt.engine.graph.draft_graph import ATTENTION
+from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
+from dflash_trt.runtime.drafter.onnxruntime import packed_linear
 from tests.engines import Graphs, build
 from tests.paths import FIXTURES
 from tests.quantize.samples import arrays, dequantised
@@ -74,7 +77,8 @@ def run(graphs: Graphs, reference: ReferenceDrafter, length: int = 40) -> tuple[
 
 def gemm_counts(engine: Path) -> dict[str, int]:
     graphs = {name: onnx.load(engine / f"{name}.onnx", load_external_data=False).graph for name in ("context", "draft")}
-    return {name: sum(node.op_type == "Gemm" for node in graph.node) for name, graph in graphs.items()}
+    products = ("Gemm", "MatMul")
+    return {name: sum(node.op_type in products for node in graph.node) for name, graph in graphs.items()}
 
 
 def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
@@ -82,12 +86,43 @@ def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-def test_quantised_weights_are_exact(quantized: Quantized, draft: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("recipe", ["nvfp4-w4a16", "int4-w4a16"])
+def test_quantised_weights_are_exact(quantized: Quantized, draft: str, recipe: str, tmp_path: Path) -> None:
     """Weight-only: nothing but the weights differs, so the graphs equal the equations on dequantised weights."""
-    checkpoint, engine = quantized(draft, "nvfp4-w4a16")
+    checkpoint, engine = quantized(draft, recipe)
     reference = ReferenceDrafter.load(dequantized(checkpoint, tmp_path / "dense"))
     for actual, expected in zip(*run(Graphs(engine), reference), strict=True):
         assert np.abs(actual - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("min_packed", [1, 512])
+def test_int4_scales_are_read_as_bfloat16(
+    quantized: Quantized, min_packed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scales that modelopt wrote have all bits of FLOAT; TensorRT multiplies with the nearest BFLOAT16."""
+    monkeypatch.setattr(packed_linear, "MIN_PACKED", min_packed)
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(quantized("tiny-qwen3-dflash", "int4-w4a16")[0], checkpoint)
+    scale = "layers.1.mlp.down_proj.weight_scale"
+    tensors = safetensors.torch.load_file(checkpoint / "model.safetensors")
+    tensors[scale] *= 1.0021
+    assert (tensors[scale] / tensors[scale].bfloat16().float() - 1).abs().mean() > 1e-3
+    safetensors.torch.save_file(tensors, checkpoint / "model.safetensors")
+    build(checkpoint, tmp_path / "engine")
+    reference = ReferenceDrafter.load(dequantized(checkpoint, tmp_path / "dense"))
+    for actual, expected in zip(*run(Graphs(tmp_path / "engine"), reference), strict=True):
+        assert np.abs(actual - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_a_pre_quant_scale_is_refused(quantized: Quantized, tmp_path: Path) -> None:
+    """AWQ divides a layer's input by it; the graphs would not."""
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(quantized("tiny-qwen3-dflash", "int4-w4a16")[0], checkpoint)
+    tensors = safetensors.torch.load_file(checkpoint / "model.safetensors")
+    tensors["layers.0.self_attn.o_proj.pre_quant_scale"] = tensors["norm.weight"].clone()
+    safetensors.torch.save_file(tensors, checkpoint / "model.safetensors")
+    with pytest.raises(CheckpointError, match="pre_quant_scale"):
+        read_draft(checkpoint)
 
 
 def with_quantized_inputs(reference: ReferenceDrafter, checkpoint: Path) -> ReferenceDrafter:
@@ -160,7 +195,7 @@ def test_an_fp8_cache_rounds_context_rows_to_fp8(quantized: Quantized, draft: st
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("recipe", ["fp8", "nvfp4", "nvfp4-w4a16"])
+@pytest.mark.parametrize("recipe", ["fp8", "nvfp4", "nvfp4-w4a16", "int4-w4a16"])
 def test_one_gemm_for_all_context_rows(quantized: Quantized, draft: str, recipe: str) -> None:
     """fc and K/V: two GEMMs whatever the number of layers; the draft graph has four a layer."""
     _, engine = quantized(draft, recipe)

@@ -158,4 +158,8 @@ def test_what_ranks_cannot_share(tmp_path: Path) -> None:
         build(read_draft(FIXTURES / "tiny-qwen3-dflash2"), tmp_path / "engine", 2)
     uneven = msgspec.structs.replace(read_draft(DRAFT).spec, intermediate_size=2 * 3 * BLOCK + 2)
     assert not_shared(uneven, 2) == "expected MLP channels in blocks of 16 that 2 ranks share evenly, found 98"
-    assert not_shared(msgspec.structs.replace(uneven, intermediate_size=2 * 3 * BLOCK), 2) is None
+    even = msgspec.structs.replace(uneven, intermediate_size=2 * 3 * BLOCK)
+    assert not_shared(even, 2) is None
+    assert not_shared(even, 2, ["W4A16_AWQ"]) == (
+        "expected MLP channels in blocks of 32 that 2 ranks share evenly, found 96"
+    )

@@ -17,7 +17,7 @@ import onnx
 import onnx.inliner
 from onnx import TensorProto, helper, numpy_helper
 
-from dflash_trt.checkpoint.quantization import BLOCK
+from dflash_trt.checkpoint.quantization import BLOCK, INT4_BLOCK
 from dflash_trt.engine.graph.draft_graph import ATTENTION
 from dflash_trt.engine.graph.onnx_builder import COMPUTE, OPSET, TRT_DOMAIN, prune
 from dflash_trt.errors import EngineError
@@ -45,7 +45,8 @@ def lower_quantization(model: onnx.ModelProto) -> None:
     if not has_fp8_cache and not any(node.op_type in quantised for node in graph.node):
         return
     packed = _unpack_weights(graph)
-    nodes = [*packed, *(_lowered(node) for node in graph.node)]
+    int4 = {initializer.name for initializer in graph.initializer if initializer.data_type == TensorProto.INT4}
+    nodes = [*packed, *(_lowered(node, int4) for node in graph.node)]
     _widen_cache(graph, nodes)
     del graph.node[:]
     graph.node.extend(nodes)
@@ -57,9 +58,14 @@ def lower_quantization(model: onnx.ModelProto) -> None:
         model.opset_import.remove(imported)
 
 
-def _lowered(node: onnx.NodeProto) -> onnx.NodeProto:
+def _lowered(node: onnx.NodeProto, int4: set[str]) -> onnx.NodeProto:
+    """`node` in standard operators; `int4` are the initializers of that type."""
     attributes = {attribute.name for attribute in node.attribute}
     match node.op_type:
+        case "DequantizeLinear" if node.input[0] in int4:
+            operation = "DequantizePairs"  # ONNX Runtime has it as it stands, but would compute it in each pass
+        case "Cast" if node.input[0].endswith(".weight_scale"):  # of INT4: FLOAT, which TensorRT reads as COMPUTE
+            return helper.make_node("Round", node.input, node.output, name=node.name, domain=DOMAIN)
         case "DequantizeLinear":
             operation = "DequantizeBlocks" if "block_size" in attributes else "Dequantize"
         case "QuantizeLinear":
@@ -108,7 +114,7 @@ def _widen_cache(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
         )
 
 
-assert BLOCK == 16, "the function bodies above spell it out"
+assert (BLOCK, INT4_BLOCK) == (16, 32), "dequantize.onnxtxt spells them out"
 
 
 HALF_TYPES = (TensorProto.BFLOAT16, TensorProto.FLOAT16)

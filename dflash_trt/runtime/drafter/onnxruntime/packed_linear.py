@@ -11,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
@@ -26,6 +27,7 @@ FORMATS: dict[int, tuple[str, float]] = {
     TensorProto.BFLOAT16: ("BFLOAT16", 2.0),
     TensorProto.FLOAT8E4M3FN: ("FP8", 1.0),
     TensorProto.FLOAT4E2M1: ("NVFP4", 0.5),
+    TensorProto.INT4: ("INT4", 1.0),  # of a pair of rows
 }
 """The operator's name of an initializer's type, and the bytes of a code."""
 
@@ -45,19 +47,24 @@ def pack_linear_layers(model: onnx.ModelProto, directory: Path) -> None:
     nodes: list[onnx.NodeProto] = []
     initializers: dict[str, TensorProto] = {}
     for node in model.graph.node:
-        packed = weights.read(node.input[1]) if _is_linear(node) else None
-        if not packed or packed[0].codes.dims[-1] < MIN_PACKED:
+        packed = weights.read_operand(node)
+        if not packed or packed[0].codes.dims[1] < MIN_PACKED:
             nodes.append(node)
             continue
+        rows = node.input[0]
+        if node.op_type == "MatMul":  # of [rows, in] or [B, S, in]
+            rows, shape = f"{node.output[0]}/rows", f"{node.output[0]}/shape"
+            initializers[shape] = numpy_helper.from_array(np.array([-1, packed[0].codes.dims[1]]), shape)
+            nodes.append(helper.make_node("Reshape", [node.input[0], shape], [rows], rows))
         # Joined weights lie apart: their products are joined instead.
         outputs = [f"{node.output[0]}/{i}" for i in range(len(packed))] if len(packed) > 1 else list(node.output)
         for weight, output in zip(packed, outputs, strict=True):
             name, width = FORMATS[weight.codes.data_type]
             inputs = [_as_bytes(weight.codes, width)]
             if weight.block_scales is not None:
-                inputs.append(_as_bytes(weight.block_scales, 1))
+                inputs.append(_as_bytes(weight.block_scales, FORMATS[weight.block_scales.data_type][1]))
             initializers |= {tensor.name: tensor for tensor in inputs}
-            names = [node.input[0], *(tensor.name for tensor in inputs)]
+            names = [rows, *(tensor.name for tensor in inputs)]
             format_and_scale: dict[str, Any] = {"format": name, "scale": weight.scale}
             nodes.append(
                 helper.make_node(PACKED_LINEAR, names, [output], output, domain=PLUGIN_DOMAIN, **format_and_scale)
@@ -93,6 +100,27 @@ class _StoredWeights:
         self._directory = str(directory)
         self._initializers = {initializer.name: initializer for initializer in graph.initializer}
         self._producers = {output: node for node in graph.node for output in node.output}
+
+    def read_operand(self, node: onnx.NodeProto) -> list[PackedWeight] | None:
+        """The matrices that `node` multiplies its input with; None where it is no linear layer on such."""
+        if node.op_type == "MatMul":
+            return self._read_int4(node.input[1])
+        return self.read(node.input[1]) if _is_linear(node) else None
+
+    def _read_int4(self, name: str) -> list[PackedWeight] | None:
+        """The matrix whose transpose is `name`, where `linear` made that of INT4."""
+        producer = self._producers.get(name)
+        while producer is not None and producer.op_type in ("Transpose", "Reshape"):
+            producer = self._producers.get(producer.input[0])
+        if producer is None or producer.op_type != "DequantizeLinear":
+            return None
+        codes = self._initializers.get(producer.input[0])
+        if codes is None or codes.data_type != TensorProto.INT4 or codes.data_location != TensorProto.EXTERNAL:
+            return None
+        scales = producer.input[1]
+        while scales not in self._initializers:
+            scales = self._producers[scales].input[0]
+        return [PackedWeight(codes, block_scales=self._initializers[scales])]
 
     def read(self, name: str) -> list[PackedWeight] | None:
         """The matrices that are joined along axis 0 in the value `name`; None for any other value."""

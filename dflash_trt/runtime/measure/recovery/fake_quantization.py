@@ -9,18 +9,24 @@ from dataclasses import dataclass
 import torch
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.checkpoint.quantization import BLOCK, FP8
+from dflash_trt.checkpoint.quantization import BLOCK, FP8, INT4_BLOCK
 from dflash_trt.quantize.bounds import Ranges
 from dflash_trt.quantize.recipe import Recipe
-from dflash_trt.quantize.scales import cache_scales, group_scales, input_scales
+from dflash_trt.quantize.scales import cache_scales, group_scales, input_scales, scaled_by_tensor
 
 E2M1_MAX, E4M3_MAX = 6.0, 448.0
 SMALLEST_BLOCK_SCALE = 2.0**-9  # the least that E4M3 holds
+INT4_STEPS = (7.0, 7.25, 7.5, 7.75, 8.0)
 EXPONENT_BITS = 0x7F800000  # of a FLOAT
 
 
-def quantised_weight(weight: torch.Tensor, algorithm: str, scale: float) -> torch.Tensor:
-    """weight [R, K], packed by `algorithm` with its weight_scale or weight_scale_2 and read back: [R, K] FLOAT."""
+def quantised_weight(weight: torch.Tensor, algorithm: str, scale: float | None) -> torch.Tensor:
+    """weight [R, K], packed by `algorithm` with its weight_scale or weight_scale_2 and read back: [R, K] FLOAT.
+
+    `scale` is None for INT4, which has scales of blocks alone.
+    """
+    if scale is None:
+        return _int4(weight)
     if algorithm == FP8:
         quotients = (weight.float() / _scalar(scale, weight)).to(weight.dtype).float()
         return _e4m3(quotients) * _bfloat16(scale)
@@ -30,6 +36,20 @@ def quantised_weight(weight: torch.Tensor, algorithm: str, scale: float) -> torc
     block_scales = _e4m3(torch.where(ratios == 0, 1.0, ratios).clamp(SMALLEST_BLOCK_SCALE, E4M3_MAX))
     units = block_scales * scale_2
     return (_e2m1(blocks / units) * units).flatten(-2)
+
+
+def _int4(weight: torch.Tensor) -> torch.Tensor:
+    blocks = weight.float().view(len(weight), -1, INT4_BLOCK)
+    largest = blocks.abs().amax(-1, keepdim=True)
+    nearest, least = torch.zeros_like(blocks), torch.full_like(largest, torch.inf, dtype=torch.float64)
+    for steps in INT4_STEPS:
+        scale = (largest / steps).bfloat16().float()
+        rounded = (blocks / torch.where(scale == 0, 1.0, scale)).clamp(-8, 7).round() * scale
+        # One after the other, as the packer adds them: torch's own sum takes another order.
+        error = (blocks - rounded).double().square().cumsum(-1)[..., -1:]
+        is_better = error < least
+        nearest, least = torch.where(is_better, rounded, nearest), torch.where(is_better, error, least)
+    return nearest.flatten(-2)
 
 
 def quantised_input(x: torch.Tensor, algorithm: str, scale: float) -> torch.Tensor:
@@ -118,9 +138,11 @@ def quantised_weights(
     spec: DraftSpec, numerics: Numerics, weights: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """`weights` [out, in] by module, of the checkpoint's dtype, packed and read back as FLOAT; dense ones widened."""
-    scales = group_scales(spec, numerics.algorithms, lambda module: weights[module].abs().max().item())
+    by_tensor = scaled_by_tensor(numerics.algorithms)
+    scales = group_scales(spec, by_tensor, lambda module: weights[module].abs().max().item())
+    by_module = {module: float(scale) for module, scale in scales.items()}
     return {
-        module: quantised_weight(weight, numerics.algorithms[module], float(scales[module]))
+        module: quantised_weight(weight, numerics.algorithms[module], by_module.get(module))
         if module in numerics.algorithms
         else weight.float()
         for module, weight in weights.items()

@@ -27,6 +27,7 @@ from tests.plugins.kernel.oracle import expect
 from tests.plugins.onnx_node import INTEGERS, feeds_of, run
 from tests.plugins.tensors import draw
 from tests.plugins.test_reference import as_carried, random_case
+from tests.quantize.samples import unpacked_int4
 
 ISAS = _C.cpu_features()
 
@@ -126,7 +127,7 @@ def test_an_unknown_instruction_set_is_refused() -> None:
         run(PAGED, feeds_of(PAGED, draw(PAGED)), isa="mmx")
 
 
-FORMATS = ("FLOAT", "FLOAT16", "BFLOAT16", "FP8", "NVFP4")
+FORMATS = ("FLOAT", "FLOAT16", "BFLOAT16", "FP8", "NVFP4", "INT4")
 DTYPES = {"FLOAT": np.float32, "FLOAT16": np.float16, "BFLOAT16": ml_dtypes.bfloat16, "FP8": ml_dtypes.float8_e4m3fn}
 E2M1 = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
 SCALE = 0.37
@@ -147,6 +148,11 @@ def weight(kind: str, rows: int, columns: int, seed: int = 0) -> Weight:
         units = scales.astype(np.float32) * np.float32(SCALE)
         codes = nibbles[:, ::2] | nibbles[:, 1::2] << 4
         return Weight({"codes": codes, "block_scales": scales.view(np.uint8)}, E2M1[nibbles] * units.repeat(16, axis=1))
+    if kind == "INT4":
+        codes = rng.integers(0, 256, (rows // 2, columns), dtype=np.uint8)
+        scales = rng.uniform(0.1, 4, (rows, columns // 32)).astype(np.float32)
+        values = unpacked_int4(codes, scales.astype(ml_dtypes.bfloat16).astype(np.float32))
+        return Weight({"codes": codes, "block_scales": scales.view(np.uint8)}, values)
     stored = rng.standard_normal((rows, columns)).astype(DTYPES[kind])
     factor = np.float32(SCALE if kind == "FP8" else 1)
     return Weight({"codes": stored.view(np.uint8).reshape(rows, -1)}, stored.astype(np.float32) * factor)
@@ -184,9 +190,9 @@ def random_rows(count: int, columns: int) -> np.ndarray:
 def test_any_number_of_rows_and_columns(kind: str, isa: str) -> None:
     """Tiles of each size, whole ones and what is left of them."""
     for rows in (0, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33):
-        for columns in (1, 2, 3, 23, 24, 25, 50):
-            case = weight(kind, columns, 48, seed=rows)
-            x = random_rows(rows, 48)
+        for columns in (2, 22, 24, 26, 50) if kind == "INT4" else (1, 2, 3, 23, 24, 25, 50):
+            case = weight(kind, columns, K := 64 if kind == "INT4" else 48, seed=rows)
+            x = random_rows(rows, K)
             actual = multiply(kind, x, case.inputs, isa)
             np.testing.assert_allclose(actual, x.astype(np.float64) @ case.values.T, rtol=0, atol=1e-4)
 
@@ -195,6 +201,7 @@ def test_any_number_of_rows_and_columns(kind: str, isa: str) -> None:
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("K", [16, 32, 176, 2880])
 def test_sums(kind: str, isa: str, K: int) -> None:
+    K = K // 32 * 32 or 64 if kind == "INT4" else K
     case, x = weight(kind, 30, K), random_rows(20, K)
     expected = x.astype(np.float64) @ case.values.T.astype(np.float64)
     bound = 2e-7 * K**0.5 * (np.abs(x) @ np.abs(case.values.T)).max()
@@ -202,7 +209,7 @@ def test_sums(kind: str, isa: str, K: int) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != "NVFP4"])
+@pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind not in ("NVFP4", "INT4")])
 @pytest.mark.parametrize("K", [1, 3, 7, 15, 17, 31, 45])
 @pytest.mark.parametrize("rows", [1, 11])
 def test_rows_that_are_no_vectors(kind: str, isa: str, K: int, rows: int) -> None:
@@ -251,13 +258,25 @@ def test_each_code_of_nvfp4_with_each_scale(isa: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+def test_each_code_of_int4_by_scales_as_bfloat16(isa: str) -> None:
+    """Both rows of a pair; scales at, above and below the middle of two bfloat16."""
+    low, high = np.meshgrid(np.arange(16, dtype=np.uint8), np.arange(16, dtype=np.uint8))
+    codes = (low | high << 4).reshape(8, 32)
+    scales = np.array([1, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20] * 4, np.float32)[:, None]
+    expected = unpacked_int4(codes, scales.astype(ml_dtypes.bfloat16).astype(np.float32))
+    inputs = {"codes": codes, "block_scales": scales.view(np.uint8)}
+    np.testing.assert_array_equal(multiply("INT4", np.eye(32, dtype=np.float32), inputs, isa).T, expected)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_number_depends_on_its_row_and_its_column_alone(kind: str, isa: str) -> None:
-    case, x = weight(kind, 61, 80), random_rows(23, 80)
+    N, K = (62, 96) if kind == "INT4" else (61, 80)
+    case, x = weight(kind, N, K), random_rows(23, K)
     whole = multiply(kind, x, case.inputs, isa)
     for row in range(len(x)):
         np.testing.assert_array_equal(multiply(kind, x[row : row + 1], case.inputs, isa)[0], whole[row])
-    part = {name: array[40:] for name, array in case.inputs.items()}
+    part = {name: array[40 * len(array) // N :] for name, array in case.inputs.items()}
     np.testing.assert_array_equal(multiply(kind, x, part, isa), whole[:, 40:])
 
 
@@ -288,6 +307,9 @@ def test_codes_may_lie_anywhere() -> None:
         ("NVFP4", (2, 24), {"codes": (4, 12), "block_scales": (4, 1)}, "rows of whole blocks"),
         ("NVFP4", (2, 32), {"codes": (4, 16), "block_scales": (4, 1)}, r"block_scales \[N, K / 16\]"),
         ("NVFP4", (2, 32), {"codes": (4, 16)}, r"block_scales \[N, K / 16\]"),
+        ("INT4", (2, 48), {"codes": (2, 48), "block_scales": (4, 6)}, "rows of whole blocks"),
+        ("INT4", (2, 64), {"codes": (2, 32), "block_scales": (4, 8)}, "as many codes in a row as x has columns"),
+        ("INT4", (2, 64), {"codes": (2, 64), "block_scales": (2, 8)}, r"block_scales \[N, K / 8\]"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -299,7 +321,7 @@ def test_what_does_not_fit_is_refused(
 
 
 def test_unknown_formats_are_refused() -> None:
-    with pytest.raises(ort_errors.RuntimeException, match=r"expected format FLOAT, .* found INT4"):
-        session("INT4", ["codes"])
+    with pytest.raises(ort_errors.RuntimeException, match=r"expected format FLOAT, .* found INT8"):
+        session("INT8", ["codes"])
     with pytest.raises(ort_errors.RuntimeException, match="found mmx"):
         session("FP8", ["codes"], isa="mmx")

@@ -165,7 +165,9 @@ def folded(directory: Path, graph: str) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(lowered.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-@pytest.mark.parametrize(("recipe", "bound"), [("bf16", 1e-5), ("nvfp4-w4a16", 1e-5), ("fp8", 0.05), ("nvfp4", 0.05)])
+@pytest.mark.parametrize(
+    ("recipe", "bound"), [("bf16", 1e-5), ("nvfp4-w4a16", 1e-5), ("int4-w4a16", 1e-5), ("fp8", 0.05), ("nvfp4", 0.05)]
+)
 @pytest.mark.parametrize("graph", ["context.onnx", "draft.onnx"])
 def test_packed_weights_mean_the_same(
     recipe: str, bound: float, graph: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -178,7 +180,7 @@ def test_packed_weights_mean_the_same(
         assert np.abs(a - b).mean() <= bound * np.abs(b).mean()
 
 
-@pytest.mark.parametrize("recipe", ["bf16", "fp8", "nvfp4", "mixed-nvfp4-fp8"])
+@pytest.mark.parametrize("recipe", ["bf16", "fp8", "nvfp4", "mixed-nvfp4-fp8", "int4-w4a16"])
 @pytest.mark.parametrize("graph", ["context.onnx", "draft.onnx"])
 def test_each_matrix_stays_in_its_file(
     recipe: str, graph: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -186,12 +188,13 @@ def test_each_matrix_stays_in_its_file(
     monkeypatch.setattr(packed_linear, "MIN_PACKED", 1)
     directory = engine(recipe, tmp_path)
     model = onnx.load(directory / graph, load_external_data=False)
-    num_gemms = sum(node.op_type == "Gemm" for node in model.graph.node)
+    products = ("Gemm", "MatMul")
+    num_gemms = sum(node.op_type in products for node in model.graph.node)
     before = {i.external_data[0].value for i in model.graph.initializer if i.external_data}
     pack_linear_layers(model, directory)
     nodes = [node for node in model.graph.node if node.op_type == PACKED_LINEAR]
     assert len(nodes) >= num_gemms
-    assert not any(node.op_type == "Gemm" for node in model.graph.node)
+    assert not any(node.op_type in products for node in model.graph.node)
     initializers = {initializer.name: initializer for initializer in model.graph.initializer}
     packed = [initializers[name] for node in nodes for name in node.input[1:]]
     assert {initializer.data_type for initializer in packed} == {TensorProto.UINT8}

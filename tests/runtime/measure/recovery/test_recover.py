@@ -27,7 +27,7 @@ from dflash_trt.runtime.measure.recovery.settings import Settings
 from dflash_trt.runtime.measure.recovery.training import Progress, state_file
 from tests.cli.commands import run_here
 from tests.paths import FIXTURES, REPOSITORY
-from tests.quantize.samples import arrays, convert, unpacked_fp8, unpacked_nvfp4
+from tests.quantize.samples import arrays, convert, unpacked_fp8, unpacked_int4, unpacked_nvfp4
 from tests.runtime.measure.feature_samples import capture
 from tools.train_fixtures import recovery_prompts
 
@@ -64,8 +64,15 @@ def packed_fp8(x: torch.Tensor, scale: np.float32) -> torch.Tensor:
     return torch.from_numpy(unpacked_fp8(codes, torch.tensor(scale).bfloat16().item()))
 
 
+def packed_int4(x: torch.Tensor, _scale: np.float32) -> torch.Tensor:
+    rows, columns = x.shape
+    data, scales = np.empty((rows // 2, columns), np.uint8), np.empty((rows, columns // 32), np.float32)
+    _C.pack_int4(bits(x), data, scales, threads=1)
+    return torch.from_numpy(unpacked_int4(data, scales))
+
+
 PACKERS: dict[str, Callable[[torch.Tensor, np.float32], torch.Tensor]] = {
-    "FP8": packed_fp8, "NVFP4": packed_nvfp4, "W4A16_NVFP4": packed_nvfp4,
+    "FP8": packed_fp8, "NVFP4": packed_nvfp4, "W4A16_NVFP4": packed_nvfp4, "W4A16_AWQ": packed_int4,
 }  # fmt: skip
 
 
@@ -74,7 +81,7 @@ PACKERS: dict[str, Callable[[torch.Tensor, np.float32], torch.Tensor]] = {
 @pytest.mark.parametrize("amax", [1.0, 0.3, 77.0])  # of the group: larger than the tensor's own, or smaller
 def test_weights_are_what_the_packers_make_of_them(algorithm: str, dtype: torch.dtype, amax: float) -> None:
     weight, scale = samples(dtype), scale_of(algorithm, amax)
-    found = quantised_weight(weight, algorithm, float(scale))
+    found = quantised_weight(weight, algorithm, None if algorithm == "W4A16_AWQ" else float(scale))
     assert torch.equal(found, PACKERS[algorithm](weight, scale))
     assert len(found.unique()) > 50
 
