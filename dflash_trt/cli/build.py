@@ -26,17 +26,22 @@ from dflash_trt.deploy.memory import MAX_BATCH, MAX_TOKENS, GpuMemory
 from dflash_trt.deploy.resolve import UNQUANTIZED, ResolvedDeployment, plan_sizes, resolve
 from dflash_trt.engine.manifest import read_manifest, read_parts
 from dflash_trt.engine.plans.compile import TimingCache
-from dflash_trt.engine.plans.plan import PlanOptions, check_limits, check_precision
+from dflash_trt.engine.plans.plan import PlanOptions, check_gpus, check_limits, check_options
+from dflash_trt.engine.plans.plan_gpus import parse_gpus
 from dflash_trt.engine.plans.preview import drafter_memory, trtexec_commands
 from dflash_trt.errors import ConfigError, DFlashError
 from dflash_trt.files.command import quoted
 
 if TYPE_CHECKING:
     from dflash_trt.engine.engine_directory import BuildOptions
+    from dflash_trt.engine.plans.tensorrt_api import RuntimeName
     from dflash_trt.engine.proposal_head import HeadChoice
 
 
 DEFAULTS = PlanOptions()
+PLAN_SETTINGS = [name for name in PlanOptions.__struct_fields__ if name != "runtime"]
+NOT_RTX = "is for --backend tensorrt; TensorRT-RTX builds for a list of GPUs and chooses kernels where a plan runs"
+BACKENDS: dict[str, RuntimeName] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 SIZE = click.IntRange(1, 2**31 - 1)  # slots, lengths and positions are INT32 in both graphs
 
 
@@ -52,6 +57,14 @@ def _head(context: click.Context, parameter: click.Parameter, text: str) -> Head
         raise click.BadParameter(
             f"expected target, fp8, nvfp4, trim:N, trim:N:fp8 or trim:N:nvfp4, found {text}", context, parameter
         ) from None
+
+
+def _gpus(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
+    """--gpu as compute capabilities."""
+    try:
+        return None if text is None else parse_gpus(text)
+    except ValueError as problem:
+        raise click.BadParameter(str(problem), context, parameter) from None
 
 
 def _workspace(context: click.Context, parameter: click.Parameter, gib: float | None) -> int | None:
@@ -83,8 +96,12 @@ def _workspace(context: click.Context, parameter: click.Parameter, gib: float | 
     click.option("--dry-run", is_flag=True,
                  help="Only print what would be built, the memory and trtexec's command lines."),
     click.option("--json", "as_json", is_flag=True, help="Print --dry-run as one JSON document."),
-    click.option("--backend", type=click.Choice(["onnx", "tensorrt"]), default="onnx", show_default=True,
-                 help="tensorrt: plans for this machine's GPU as well."),
+    click.option("--backend", type=click.Choice(["onnx", *BACKENDS]), default="onnx", show_default=True,
+                 help="tensorrt: plans for this machine's GPU as well; tensorrt-rtx: by TensorRT-RTX, for --gpu or this"
+                 " machine's."),
+    click.option("--gpu", "compute_capabilities", metavar="GPU,...", callback=_gpus,
+                 help="Plans by TensorRT-RTX, which builds on any machine: sm80, sm86, sm89, sm120, sm121, or names"
+                 " such as a100, rtx4090, rtx5090, gb10."),
     click.option("--max-batch-size", type=SIZE,
                  help="Blocks of one pass and slots of the context cache;"
                  f" {DEFAULTS.max_batch_size} unless CONFIG.yaml says otherwise."),
@@ -106,22 +123,33 @@ def build(draft: str | None, plans_for: Path | None, dry_run: bool, as_json: boo
 
     DRAFT may be quantised, by `dflash-trt quantize` or by modelopt. It may also be a deployment, CONFIG.yaml or the
     name of one that `serve-config --list` shows: it names draft, target and recipe, and -o unless given.
-    Plans are built on the GPU machine: at once with --backend tensorrt, or later with --plans-for.
+    TensorRT builds plans on the GPU machine: at once with --backend tensorrt, or later with --plans-for. For RTX GPUs,
+    A100, L40S and GB10, TensorRT-RTX builds them on any machine: --gpu.
 
     \b
     Example:
       dflash-trt build z-lab/gpt-oss-120b-DFlash --target openai/gpt-oss-120b -o engine --recipe nvfp4
       dflash-trt build --plans-for engine
+      dflash-trt build z-lab/Qwen3-8B-DFlash-b16 --target Qwen/Qwen3-8B -o engine --recipe fp8 --gpu rtx5090
     """
-    changes = {name: value for name in PlanOptions.__struct_fields__ if (value := settings.pop(name)) is not None}
-    has_plans = settings.pop("backend") == "tensorrt" or plans_for is not None
+    changes = {name: value for name in PLAN_SETTINGS if (value := settings.pop(name)) is not None}
+    runtime = BACKENDS.get(settings.pop("backend")) or ("tensorrt_rtx" if "compute_capabilities" in changes else None)
+    if runtime is not None:
+        changes["runtime"] = runtime
+    has_plans = runtime is not None or plans_for is not None
     timing_cache, reproducible = settings.pop("timing_cache"), settings.pop("reproducible")
     if as_json and not dry_run:
         raise click.UsageError("--json is for --dry-run")
     if (draft is None) == (plans_for is None):
         raise click.UsageError("expected either DRAFT or --plans-for ENGINE")
     if not has_plans:
-        refuse_given((*PlanOptions.__struct_fields__, "timing_cache", "reproducible"), "is for --backend tensorrt")
+        refuse_given((*PLAN_SETTINGS, "timing_cache", "reproducible"), "is for --backend tensorrt")
+    if runtime == "tensorrt":
+        refuse_given(
+            ("compute_capabilities",), "is for --backend tensorrt-rtx; TensorRT builds for the GPU that is here"
+        )
+    elif runtime == "tensorrt_rtx":
+        refuse_given(("hardware_compatibility", "version_compatible", "timing_cache", "reproducible"), NOT_RTX)
     if reproducible and timing_cache is None:
         raise click.UsageError("--reproducible needs --timing-cache")
     cache = None if timing_cache is None else TimingCache(file=timing_cache, reproducible=reproducible)
@@ -276,7 +304,7 @@ def _add_plans(engine: Path, changes: dict[str, Any], timing_cache: TimingCache 
     from dflash_trt.engine.manifest import read_manifest
     from dflash_trt.engine.plans.add_plans import add_plans
 
-    plan_options = msgspec.structs.replace(read_manifest(engine).plan_options or DEFAULTS, **changes)
+    plan_options = (read_manifest(engine).plan_options or DEFAULTS).changed(**changes)
     try:
         add_plans(engine, plan_options, timing_cache)
     except DFlashError as error:
@@ -320,8 +348,9 @@ def print_plan_dry_run(
 ) -> None:
     """Prints how the plans of an engine directory would be built, with `changes` of its PlanOptions."""
     manifest = read_manifest(engine)
-    options = msgspec.structs.replace(manifest.plan_options or PlanOptions(), **changes)
-    check_precision(manifest.quantization.algorithms(), options.hardware_compatibility, None)
+    options = (manifest.plan_options or DEFAULTS).changed(**changes)
+    check_options(options, has_timing_cache=timing_cache is not None)
+    check_gpus(manifest.quantization.algorithms(), options)
     check_limits(manifest.draft, options.max_batch_size, options.max_seq_len)
     part, of_part = read_parts(engine, manifest)[0]
     commands = trtexec_commands(engine, manifest.draft, manifest.num_ranks, options, timing_cache)
@@ -340,9 +369,12 @@ def _planned_commands(
     deployment: ResolvedDeployment, output: Path, changes: dict[str, Any], timing_cache: TimingCache | None
 ) -> list[str]:
     """trtexec commands for the plans of `output`, which need not exist yet."""
-    options = msgspec.structs.replace(plan_sizes(deployment), **changes)
-    gpu = deployment.gpus.gpu
-    check_precision(set(deployment.algorithms.values()), options.hardware_compatibility, gpu.compute_capability)
+    options = plan_sizes(deployment).changed(**changes)
+    major, minor = deployment.gpus.gpu.compute_capability
+    served = msgspec.structs.replace(
+        options, compute_capabilities=options.compute_capabilities or (f"{major}.{minor}",)
+    )
+    check_gpus(set(deployment.algorithms.values()), served)
     spec = deployment.draft_sizes.spec
     check_limits(spec, options.max_batch_size, options.max_seq_len)
     num_ranks = deployment.num_ranks if deployment.mode == "engine" else 1

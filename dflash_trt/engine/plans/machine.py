@@ -9,6 +9,7 @@ from ctypes import POINTER, byref, c_char, c_int
 
 import msgspec
 
+from dflash_trt.engine.plans.plan_gpus import sm_of
 from dflash_trt.errors import MissingDependencyError
 
 DRIVER = "libcuda.so.1"
@@ -28,8 +29,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     @property
     def sm(self) -> tuple[int, int]:
         """The compute capability as numbers."""
-        major, minor = self.compute_capability.split(".")
-        return int(major), int(minor)
+        return sm_of(self.compute_capability)
 
 
 def visible_gpus() -> list[Gpu]:

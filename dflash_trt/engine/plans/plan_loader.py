@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from dflash_trt.engine.executor import AllReduce
-from dflash_trt.engine.manifest import Manifest, sha256
+from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plans import machine, tensorrt_api
 from dflash_trt.engine.plans.launcher import Launcher
-from dflash_trt.engine.plans.plan import Plan, check_plan
-from dflash_trt.engine.plans.tensorrt_api import plugin_library
+from dflash_trt.engine.plans.plan import Here, Plan, check_plan
+from dflash_trt.engine.plans.tensorrt_api import host_code, plugin_library
 from dflash_trt.engine.signatures import num_segments, segment_name, stream_names
 from dflash_trt.errors import EngineError
 from dflash_trt.files.command import quoted
@@ -123,12 +123,14 @@ class PlanLoader:
         self._directory = directory
         self._manifest = manifest
         self._launcher = launcher
-        self._trt, gpu = tensorrt_api.load_tensorrt(), machine.gpu(launcher.device.index or 0)
         plans = manifest.plans.values()
+        runtime = next(iter(plans)).runtime
+        self._trt, gpu = tensorrt_api.load_tensorrt(runtime), machine.gpu(launcher.device.index or 0)
         library = plugin_library() if any(plan.needs_plugin for plan in plans) else None
-        library_sha256 = None if library is None else sha256(library)
+        plugin_sha256 = None if library is None else host_code(library)
+        here = Here(runtime=runtime, version=str(self._trt.__version__), gpu=gpu, plugin_sha256=plugin_sha256)
         for plan in plans:
-            check_plan(plan, directory, manifest.sha256, gpu, str(self._trt.__version__), library_sha256)
+            check_plan(plan, directory, manifest.sha256, here)
         if library is not None:
             plugin = manifest.plugin
             tensorrt_api.load_plugin(self._trt, library, plugin.name, plugin.version, plugin.namespace)

@@ -82,7 +82,7 @@ def _plans_lacking(manifest: Manifest, expose: Sequence[str]) -> str | None:
     from dflash_trt.engine.plans.tensorrt_api import load_tensorrt
 
     try:
-        load_tensorrt()
+        load_tensorrt(manifest.plans["draft"].runtime)
     except MissingDependencyError as error:
         return f"for its TensorRT plans, {error.message}"
     return None

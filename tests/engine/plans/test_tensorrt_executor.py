@@ -20,9 +20,9 @@ from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.session import open_session
 from tests.checkpoint.samples import refusal
+from tests.contract.host_runtime import VERSIONS, HostRuntime
 from tests.contract.launcher import HostLauncher
-from tests.contract.machine import B300, pretend
-from tests.contract.recorder import VERSIONS, Recorder
+from tests.contract.machine import B300, another_plugin, pretend
 from tests.decoding import greedy
 from tests.engine.plans.test_preview import executor_of, planned_drafter
 from tests.engines import build
@@ -52,12 +52,12 @@ def built(recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=VERSIONS)
-def recorder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
+def host(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostRuntime:
     return pretend(monkeypatch, tmp_path, request.param)
 
 
 @pytest.fixture
-def manifest(built: Path, recorder: Recorder) -> Manifest:
+def manifest(built: Path, host: HostRuntime) -> Manifest:
     add_plans(built, OPTIONS)
     return read_manifest(built)
 
@@ -99,7 +99,7 @@ def test_ragged_steps_as_onnx_runtime(built: Path, manifest: Manifest, random: C
 
 
 def test_proposals_of_a_draft_with_its_own_head(
-    tmp_path: Path, recorder: Recorder, random: Callable[..., torch.Tensor]
+    tmp_path: Path, host: HostRuntime, random: Callable[..., torch.Tensor]
 ) -> None:
     """One pass returns them, in parts where the batch is larger than a plan."""
     draft = featured_draft(DRAFT, tmp_path / "draft", {"draft_vocab_size": 1024})
@@ -142,23 +142,23 @@ def test_a_prompt_begins_with_what_an_earlier_one_left(built: Path, manifest: Ma
     assert len(requests[0].steps) < 12
 
 
-def test_one_launch_a_call_and_everything_bound_once(built: Path, manifest: Manifest, recorder: Recorder) -> None:
+def test_one_launch_a_call_and_everything_bound_once(built: Path, manifest: Manifest, host: HostRuntime) -> None:
     launcher = HostLauncher()
     drafter = planned_drafter(built, manifest, launcher, num_slots=3)
     spec = manifest.draft
-    bound = len(recorder.arguments("IExecutionContext.set_tensor_address"))
+    bound = len(host.arguments("IExecutionContext.set_tensor_address"))
     profiles = [len(plan.profiles) for plan in manifest.plans.values()]
     assert profiles == [2, 4]  # T 16, 40; B 1, 2, 4, 5
     assert bound == 2 * 4 + 4 * 8
-    assert len(recorder.arguments("ICudaEngine.create_execution_context")) == sum(profiles)
-    memories = {arguments[0] for arguments in recorder.arguments("IExecutionContext.set_device_memory")}
+    assert len(host.arguments("ICudaEngine.create_execution_context")) == sum(profiles)
+    memories = {arguments[0] for arguments in host.arguments("IExecutionContext.set_device_memory")}
     assert len(memories) == 2  # contexts of a plan share their workspace
 
     drafter.inject([0], [17], torch.randn(17, spec.target_hidden_size))
     drafter.draft([0, 1], torch.randn(2, spec.block_size, spec.hidden_size))
     assert launcher.launches == 2
-    assert len(recorder.arguments("IExecutionContext.set_tensor_address")) == bound
-    assert {stream for (stream,) in recorder.arguments("IExecutionContext.execute_async_v3")} == {launcher.handle}
+    assert len(host.arguments("IExecutionContext.set_tensor_address")) == bound
+    assert {stream for (stream,) in host.arguments("IExecutionContext.execute_async_v3")} == {launcher.handle}
 
 
 def test_padded_rows_read_no_context(built: Path, manifest: Manifest) -> None:
@@ -196,7 +196,7 @@ def test_a_full_slot(built: Path, manifest: Manifest) -> None:
 
 
 def test_without_a_gpu_tensorrt_is_not_called(
-    built: Path, manifest: Manifest, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    built: Path, manifest: Manifest, host: HostRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TensorRT's runtime would crash the process."""
 
@@ -204,9 +204,9 @@ def test_without_a_gpu_tensorrt_is_not_called(
         raise MissingDependencyError("expected an NVIDIA driver, found no libcuda.so.1")
 
     monkeypatch.setattr(machine, "gpu", no_gpu)
-    recorder.calls.clear()
+    host.calls.clear()
     refusal(lambda: planned_drafter(built, manifest), MissingDependencyError)
-    assert recorder.calls == []
+    assert host.calls == []
 
 
 def test_cache_and_slots_are_those_planned(built: Path, manifest: Manifest, recipe: str) -> None:
@@ -219,7 +219,7 @@ def test_cache_and_slots_are_those_planned(built: Path, manifest: Manifest, reci
     assert "--max-batch-size 7" in message
 
 
-def test_an_engine_without_plans(draft_dir: Path, tmp_path: Path, recorder: Recorder) -> None:
+def test_an_engine_without_plans(draft_dir: Path, tmp_path: Path, host: HostRuntime) -> None:
     manifest = build(draft_dir, tmp_path / "engine")
     message = refusal(lambda: planned_drafter(tmp_path / "engine", manifest), EngineError)
     assert "expected context.plan, found an engine for ONNX Runtime only" in message
@@ -227,9 +227,9 @@ def test_an_engine_without_plans(draft_dir: Path, tmp_path: Path, recorder: Reco
 
 
 def test_a_plan_of_another_machine(
-    built: Path, manifest: Manifest, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    built: Path, manifest: Manifest, host: HostRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    version = recorder.__version__
+    version = host.__version__
     pretend(monkeypatch, tmp_path, version, B300)
     message = refusal(lambda: planned_drafter(built, manifest), EngineError)
     assert (
@@ -237,9 +237,9 @@ def test_a_plan_of_another_machine(
         in message
     )
     pretend(monkeypatch, tmp_path, version)
-    (tmp_path / "libdflash_trt_plugins.so").write_bytes(b"another plugin")
+    monkeypatch.setenv("DFLASH_TRT_PLUGIN", str(another_plugin(tmp_path)))
     message = refusal(lambda: planned_drafter(built, manifest), EngineError)
-    assert "draft.plan: expected the plugin library it was built with, sha256 " in message
+    assert "draft.plan: expected the plugin it was built with, host code sha256 " in message
 
 
 @pytest.mark.parametrize(
@@ -248,11 +248,11 @@ def test_a_plan_of_another_machine(
      "IExecutionContext.set_optimization_profile_async", "IExecutionContext.set_input_shape",
      "IExecutionContext.set_tensor_address", "IExecutionContext.execute_async_v3"],
 )  # fmt: skip
-def test_what_tensorrt_refuses(method: str, built: Path, manifest: Manifest, recorder: Recorder) -> None:
+def test_what_tensorrt_refuses(method: str, built: Path, manifest: Manifest, host: HostRuntime) -> None:
     if method.endswith("profile_async"):
-        recorder.answers[method] = RuntimeError("Error in set optimization profile async.")
+        host.answers[method] = RuntimeError("Error in set optimization profile async.")
     else:
-        recorder.answers[method] = False if method.startswith("IExecutionContext") else None
+        host.answers[method] = False if method.startswith("IExecutionContext") else None
     message = refusal(lambda: planned_drafter(built, manifest), EngineError)
     assert f"{built / 'context.plan'}: expected " in message
     assert "found it refused by TensorRT" in message
