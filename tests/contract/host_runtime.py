@@ -14,6 +14,7 @@ import enum
 import importlib
 import json
 from collections.abc import Callable
+from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ RTX = "1.7.1.116"
 PACKAGES = {RTX: "tensorrt_rtx_bindings"}
 
 
+@cache  # before a stand-in takes the module's place
 def offer_of(version: str) -> dict[str, Any]:
     """What a version's bindings offer: read from the module where it is here, else from what was read before."""
     if version in PACKAGES:
@@ -62,6 +64,8 @@ class HostRuntime:
         self.answers: dict[str, Any] = {}
         """What a dotted method returns, or raises where it is an exception, in the place of success."""
         self.ILogger = type("ILogger", (), {})  # which is subclassed
+        self.compiled: list[str] = []
+        """Graphs whose kernels TensorRT-RTX compiled, not having them in its cache."""
         self.creators: set[tuple[str, ...]] = set()
         for name, members in offer["enums"].items():
             setattr(self, name, enum.IntEnum(name, members, start=0))
@@ -174,7 +178,27 @@ def _attention_attributes(directory: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda attributes: int(attributes["layer"]))
 
 
+class _Kernels:
+    """What TensorRT-RTX compiled: the graphs whose contexts were made."""
+
+    def __init__(self) -> None:
+        self.content = b"kernels of"
+
+
+def _deserialize_cache(host: HostRuntime, cache: Any, blob: bytes) -> bool:
+    """False for another environment's, as the bindings say."""
+    if not blob.startswith(b"kernels of"):
+        return False
+    cache._kernels.content = blob
+    return True
+
+
 def _create_context(host: HostRuntime, engine: Any, strategy: Any) -> Any:
+    """`strategy` is a runtime configuration in TensorRT-RTX: compiles what its cache has not."""
+    cache = getattr(strategy, "_cache", None)
+    if cache is not None and (name := b" " + Path(engine._plan["onnx"]).name.encode()) not in cache._kernels.content:
+        cache._kernels.content += name
+        host.compiled.append(name.decode().strip())
     return _make(host, "IExecutionContext", engine=engine, profile=None, shapes={}, addresses={})
 
 
@@ -268,6 +292,13 @@ BEHAVIOUR: dict[str, Callable[..., Any]] = {
     "ICudaEngine.get_tensor_mode": lambda r, self, name: (
         r.TensorIOMode.INPUT if name in self._inputs else r.TensorIOMode.OUTPUT
     ),
+    "ICudaEngine.create_runtime_config": lambda r, self: _make(r, "IRuntimeConfig"),
+    "IRuntimeConfig.set_execution_context_allocation_strategy": lambda r, self, strategy: None,
+    "IRuntimeConfig.create_runtime_cache": lambda r, self: _make(r, "IRuntimeCache", kernels=_Kernels()),
+    "IRuntimeConfig.set_runtime_cache": lambda r, self, cache: object.__setattr__(self, "_cache", cache) or True,
+    "IRuntimeCache.deserialize": _deserialize_cache,
+    "IRuntimeCache.serialize": lambda r, self: self._kernels.content,
+    "IExecutionContext.is_stream_capturable": lambda r, self, stream: True,
     "IExecutionContext.set_optimization_profile_async": _choose_profile,
     "IExecutionContext.set_device_memory": lambda r, self, memory, size: None,
     "IExecutionContext.set_input_shape": _set_input_shape,

@@ -24,6 +24,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, directory: Path, version: str, gpu:
     host = HostRuntime(version)
     monkeypatch.setitem(sys.modules, PACKAGES.get(version, "tensorrt"), host)
     monkeypatch.setattr(machine, "gpu", lambda index=0: gpu)
+    monkeypatch.setattr(machine, "driver_version", lambda: "13.0")
     monkeypatch.setenv("DFLASH_TRT_PLUGIN", str(installed_library()))
 
     def build_plan(trt: Any, directory: Path, graph: Any, profiles: Any, options: Any, **others: Any) -> bytes:

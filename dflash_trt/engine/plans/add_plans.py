@@ -14,6 +14,7 @@ from dflash_trt.engine.engine_directory import ENGINE, is_engine, link
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, read_parts, sha256
 from dflash_trt.engine.plans import machine, tensorrt_api
 from dflash_trt.engine.plans.compile import TimingCache, build_plan
+from dflash_trt.engine.plans.jit_cache import is_of_plan
 from dflash_trt.engine.plans.plan import (
     Here,
     Plan,
@@ -121,9 +122,11 @@ def _weight_files(graph: Path) -> list[str]:
 
 
 def _link_files(directory: Path, temporary: Path, *, leave_out: set[str]) -> None:
-    """Links everything else into `temporary`, files of other origin included."""
+    """Links everything else into `temporary`, files of other origin included, without kernels of plans left out."""
 
     def left_out(folder: str, names: list[str]) -> set[str]:
-        return leave_out if Path(folder) == directory else set()
+        if Path(folder) != directory:
+            return set()
+        return leave_out | {name for name in names if any(is_of_plan(name, plan) for plan in leave_out)}
 
     shutil.copytree(directory, temporary, copy_function=link, symlinks=True, ignore=left_out, dirs_exist_ok=True)

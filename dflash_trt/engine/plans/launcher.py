@@ -25,8 +25,8 @@ class Launcher(Protocol):
     def queued(self) -> AbstractContextManager[None]:
         """Context in which torch's own operations are queued here as well."""
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Runs `work` once, then returns a call that repeats it on the same addresses."""
+    def record(self, work: Callable[[], None], check: Callable[[], None]) -> Callable[[], None]:
+        """Runs `work` once, then `check`, and returns a call that repeats `work` on the same addresses."""
 
 
 class CudaLauncher:
@@ -54,11 +54,12 @@ class CudaLauncher:
             yield
         caller.wait_stream(self._stream)
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Captures a CUDA graph after one run in which TensorRT and kernels initialise."""
+    def record(self, work: Callable[[], None], check: Callable[[], None]) -> Callable[[], None]:
+        """Captures a CUDA graph after one run in which TensorRT and kernels initialise, and `check`."""
         with self.queued():
             work()
         self._stream.synchronize()
+        check()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             work()
@@ -82,7 +83,8 @@ class CurrentStreamLauncher:
         """An empty context: this is the caller's stream."""
         return nullcontext()
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+    def record(self, work: Callable[[], None], check: Callable[[], None]) -> Callable[[], None]:
         """`work` itself, after a first run in which TensorRT and the plugin initialise outside any capture."""
         work()
+        check()
         return work

@@ -34,14 +34,25 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 def visible_gpus() -> list[Gpu]:
     """The GPUs that this process may use (CUDA_VISIBLE_DEVICES applies); MissingDependencyError without a driver."""
-    try:
-        cuda = ctypes.CDLL(DRIVER)
-    except OSError:
-        raise MissingDependencyError(f"no NVIDIA driver found ({DRIVER})", hint=FIX) from None
+    cuda = _driver()
     _check(cuda.cuInit(0), "cuInit")
     count = c_int()
     _check(cuda.cuDeviceGetCount(byref(count)), "cuDeviceGetCount")
     return [_gpu(cuda, index) for index in range(count.value)]
+
+
+def driver_version() -> str:
+    """CUDA version of the driver, such as 13.0; MissingDependencyError without one."""
+    cuda, version = _driver(), c_int()
+    _check(cuda.cuDriverGetVersion(byref(version)), "cuDriverGetVersion")
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def _driver() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(DRIVER)
+    except OSError:
+        raise MissingDependencyError(f"no NVIDIA driver found ({DRIVER})", hint=FIX) from None
 
 
 def gpu(index: int = 0) -> Gpu:

@@ -15,9 +15,11 @@ from torch import Tensor
 from dflash_trt.engine.executor import AllReduce
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plans import machine, tensorrt_api
+from dflash_trt.engine.plans.jit_cache import JitCache, jit_cache_file
 from dflash_trt.engine.plans.launcher import Launcher
+from dflash_trt.engine.plans.machine import Gpu
 from dflash_trt.engine.plans.plan import Here, Plan, check_plan
-from dflash_trt.engine.plans.tensorrt_api import host_code, plugin_library
+from dflash_trt.engine.plans.tensorrt_api import RUNTIMES, host_code, plugin_library
 from dflash_trt.engine.signatures import num_segments, segment_name, stream_names
 from dflash_trt.errors import EngineError
 from dflash_trt.files.command import quoted
@@ -44,7 +46,7 @@ class PlanRunner:
 
     def __init__(
         self, trt: Any, runtime: Any, file: Path, plan: Plan, *, axis: str, tensors: Mapping[str, Tensor],
-        cached: frozenset[str], launcher: Launcher, workspace: Workspace | None = None,
+        cached: frozenset[str], launcher: Launcher, gpu: Gpu, workspace: Workspace | None = None,
     ) -> None:  # fmt: skip
         """`tensors` are inputs and outputs by name, sized for the largest profile; those in `cached` have no `axis`.
 
@@ -53,6 +55,7 @@ class PlanRunner:
         """
         self._file = file
         self._trt = trt
+        self._title = f"{RUNTIMES[plan.runtime].title} {trt.__version__}"
         self._launcher = launcher
         self.tensors = tensors
         """Inputs and outputs, by name."""
@@ -61,9 +64,20 @@ class PlanRunner:
         self._expect(self._engine is not None, "a plan that this TensorRT loads")
         self.sizes = [profile[axis].max for profile in plan.profiles]
         """Rows of each profile, rising."""
+        strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        self._jit_cache: JitCache | None = None
+        self._how: Any = strategy  # the argument of create_execution_context
+        if plan.runtime == "tensorrt_rtx":
+            self._how = self._engine.create_runtime_config()
+            self._how.set_execution_context_allocation_strategy(strategy)
+            self._jit_cache = self._configure(self._how, jit_cache_file(file, gpu))
         self._memory = (workspace or Workspace()).of(self._engine.device_memory_size_v2, launcher.device)
         self._contexts = [self._context(index, rows) for index, rows in enumerate(self.sizes)]
-        self._calls: list[Callable[[], None]] = [launcher.record(self._work(context)) for context in self._contexts]
+        self._calls: list[Callable[[], None]] = [
+            launcher.record(self._work(context), self._check(context)) for context in self._contexts
+        ]
+        if self._jit_cache is not None:
+            self._jit_cache.save()
 
     def padding(self, rows: int) -> int:
         """Rows that `run` computes beyond `rows`."""
@@ -79,8 +93,21 @@ class PlanRunner:
         self._contexts.clear()
         self.tensors = {}
 
+    def _configure(self, config: Any, file: Path) -> JitCache:
+        """Kernels for each profile's shapes before the first call: a graph captured after it would keep fallbacks.
+
+        TensorRT-RTX captures none of its own inside ours.
+        """
+        trt = self._trt
+        config.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
+        config.cuda_graph_strategy = trt.CudaGraphStrategy.DISABLED
+        runtime_cache = config.create_runtime_cache()
+        jit_cache = JitCache(runtime_cache, file)
+        self._expect(config.set_runtime_cache(runtime_cache), "a runtime cache")
+        return jit_cache
+
     def _context(self, profile: int, rows: int) -> Any:
-        context = self._engine.create_execution_context(self._trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+        context = self._engine.create_execution_context(self._how)
         self._expect(context is not None, "a plan whose calls fit this GPU's memory")
         try:
             chosen = context.set_optimization_profile_async(profile, self._launcher.handle)
@@ -101,10 +128,18 @@ class PlanRunner:
 
         return work
 
+    def _check(self, context: Any) -> Callable[[], None]:
+        def check() -> None:
+            if self._jit_cache is not None:
+                stream = self._launcher.handle
+                self._expect(context.is_stream_capturable(stream), "a call that a CUDA graph can capture")
+
+        return check
+
     def _expect(self, is_right: bool, what: str) -> None:
         if not is_right:
             raise EngineError(
-                f"{self._file}: expected {what}, found it refused by TensorRT {self._trt.__version__} (messages above)",
+                f"{self._file}: expected {what}, found it refused by {self._title} (messages above)",
                 hint=f"rebuild: dflash-trt build --plans-for {quoted(self._file.parent)}",
             )
 
@@ -125,10 +160,10 @@ class PlanLoader:
         self._launcher = launcher
         plans = manifest.plans.values()
         runtime = next(iter(plans)).runtime
-        self._trt, gpu = tensorrt_api.load_tensorrt(runtime), machine.gpu(launcher.device.index or 0)
+        self._trt, self._gpu = tensorrt_api.load_tensorrt(runtime), machine.gpu(launcher.device.index or 0)
         library = plugin_library() if any(plan.needs_plugin for plan in plans) else None
         plugin_sha256 = None if library is None else host_code(library)
-        here = Here(runtime=runtime, version=str(self._trt.__version__), gpu=gpu, plugin_sha256=plugin_sha256)
+        here = Here(runtime=runtime, version=str(self._trt.__version__), gpu=self._gpu, plugin_sha256=plugin_sha256)
         for plan in plans:
             check_plan(plan, directory, manifest.sha256, here)
         if library is not None:
@@ -165,6 +200,7 @@ class PlanLoader:
             tensors=tensors,
             cached=frozenset(cached),
             launcher=self._launcher,
+            gpu=self._gpu,
             workspace=workspace,
         )
 

@@ -34,6 +34,7 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
   *value = attribute == 75 ? device : attribute == 76 ? 3 : -1;
   return 0;
 }
+int cuDriverGetVersion(int* version) { *version = 12090; return 0; }
 int cuDeviceGetUuid_v2(char* uuid, int device) { memset(uuid, device, 16); return 0; }
 """
 
@@ -54,6 +55,7 @@ def test_visible_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = Gpu(name="GPU of handle 10", compute_capability="10.3", uuid="0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a")
     assert visible_gpus()[0] == gpu() == first
     assert gpu(1).name == "GPU of handle 11"
+    assert machine.driver_version() == "12.9"
     message = refusal(lambda: gpu(2), MissingDependencyError)
     assert "expected GPU 2, found 2 that this process may use\nhint: look at CUDA_VISIBLE_DEVICES" in message
 

@@ -267,7 +267,7 @@ def test_faults_are_refused(
     recipe: str, graph: str, plant: Plant, problem: str, engines: Engines, tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """By the parser, the builder or the plugin that it asks, which says why on stderr."""
+    """Parser, builder or the plugin that it asks refuses it; the plugin says why on stderr."""
     source = engines(recipe if recipe == DFLASH2 else "tiny-gpt-oss-dflash", recipe)
     engine = copytree(source, tmp_path / "engine")
     damaged = Graph.read(engine / f"{graph}.onnx")

@@ -10,19 +10,20 @@ import torch
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.engine.manifest import Manifest, read_manifest
-from dflash_trt.engine.plans import machine
+from dflash_trt.engine.plans import jit_cache, machine
 from dflash_trt.engine.plans.add_plans import add_plans
+from dflash_trt.engine.plans.machine import Gpu
 from dflash_trt.engine.plans.plan import PlanOptions
-from dflash_trt.errors import EngineError, MissingDependencyError, RequestError
+from dflash_trt.errors import BuildError, EngineError, MissingDependencyError, RequestError
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.session import open_session
 from tests.checkpoint.samples import refusal
-from tests.contract.host_runtime import VERSIONS, HostRuntime
+from tests.contract.host_runtime import RTX, VERSIONS, HostRuntime, offer_of
 from tests.contract.launcher import HostLauncher
-from tests.contract.machine import B300, another_plugin, pretend
+from tests.contract.machine import B300, H200, RTX_5090, another_plugin, pretend
 from tests.decoding import greedy
 from tests.engine.plans.test_preview import executor_of, planned_drafter
 from tests.engines import build
@@ -51,15 +52,25 @@ def built(recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "engine"
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture(params=[VERSIONS[-1], RTX])
 def host(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostRuntime:
-    return pretend(monkeypatch, tmp_path, request.param)
+    return pretend(monkeypatch, tmp_path, request.param, *gpu_for(request.param))
+
+
+def gpu_for(version: str) -> list[Gpu]:
+    return [RTX_5090] if version == RTX else [H200]
 
 
 @pytest.fixture
 def manifest(built: Path, host: HostRuntime) -> Manifest:
-    add_plans(built, OPTIONS)
+    for file in built.glob("*.jit"):
+        file.unlink()
+    add_plans(built, options_for(host))
     return read_manifest(built)
+
+
+def options_for(host: HostRuntime) -> PlanOptions:
+    return OPTIONS.changed(runtime="tensorrt_rtx") if host.__version__ == RTX else OPTIONS
 
 
 def drafters(built: Path, manifest: Manifest) -> tuple[Drafter, Drafter]:
@@ -104,7 +115,7 @@ def test_proposals_of_a_draft_with_its_own_head(
     """One pass returns them, in parts where the batch is larger than a plan."""
     draft = featured_draft(DRAFT, tmp_path / "draft", {"draft_vocab_size": 1024})
     build_featured(draft, tmp_path / "engine", TARGET)
-    add_plans(tmp_path / "engine", OPTIONS)
+    add_plans(tmp_path / "engine", options_for(host))
     ours, theirs = drafters(tmp_path / "engine", read_manifest(tmp_path / "engine"))
     slots, blocks = [0, 1, 2, 0, 1, 2, 0], random(7, draft.spec.block_size, draft.spec.hidden_size)
     taps = random(6, draft.spec.target_hidden_size)
@@ -149,6 +160,10 @@ def test_one_launch_a_call_and_everything_bound_once(built: Path, manifest: Mani
     bound = len(host.arguments("IExecutionContext.set_tensor_address"))
     profiles = [len(plan.profiles) for plan in manifest.plans.values()]
     assert profiles == [2, 4]  # T 16, 40; B 1, 2, 4, 5
+    for version in VERSIONS if host.__version__ in VERSIONS else ():  # no call that only the newest has
+        offer = offer_of(version)["classes"]
+        used = {tuple(name.split(".")) for name, _ in host.calls if "." in name}
+        assert all(method in {**offer[owner]["methods"], "__init__": 0} for owner, method in used)
     assert bound == 2 * 4 + 4 * 8
     assert len(host.arguments("ICudaEngine.create_execution_context")) == sum(profiles)
     memories = {arguments[0] for arguments in host.arguments("IExecutionContext.set_device_memory")}
@@ -159,6 +174,58 @@ def test_one_launch_a_call_and_everything_bound_once(built: Path, manifest: Mani
     assert launcher.launches == 2
     assert len(host.arguments("IExecutionContext.set_tensor_address")) == bound
     assert {stream for (stream,) in host.arguments("IExecutionContext.execute_async_v3")} == {launcher.handle}
+
+
+def test_tensorrt_rtx_compiles_once(
+    built: Path, host: HostRuntime, manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Kernels stay beside the plans for the next start, for this GPU and driver, until a plan is built again."""
+    planned_drafter(built, manifest)
+    files = [f"{graph}.plan.nvidia-geforce-rtx-5090-13.0.jit" for graph in ("context", "draft")]
+    if host.__version__ != RTX:
+        assert not list(built.glob("*.jit"))
+        return
+    assert (
+        host.arguments("IRuntimeConfig.set_execution_context_allocation_strategy")
+        == [(host.ExecutionContextAllocationStrategy.USER_MANAGED,)] * 2
+    )
+    assert host.arguments("IRuntimeConfig.cuda_graph_strategy") == [(host.CudaGraphStrategy.DISABLED,)] * 2
+    eager = host.DynamicShapesKernelSpecializationStrategy.EAGER
+    assert host.arguments("IRuntimeConfig.dynamic_shapes_kernel_specialization_strategy") == [(eager,)] * 2
+    assert len(host.arguments("IExecutionContext.is_stream_capturable")) == 6
+    assert host.compiled == ["context.onnx", "draft.onnx"]
+    assert sorted(file.name for file in built.glob("*.jit")) == files
+    assert read_manifest(built) == manifest
+
+    again = pretend(monkeypatch, tmp_path, RTX, RTX_5090)
+    planned_drafter(built, manifest)
+    assert again.compiled == []
+    (built / files[1]).write_bytes(b"of another driver")
+    again = pretend(monkeypatch, tmp_path, RTX, RTX_5090)
+    planned_drafter(built, manifest)
+    assert again.compiled == ["draft.onnx"]
+    assert "draft.plan.nvidia-geforce-rtx-5090-13.0.jit: compiled for another GPU" in caplog.text
+    assert (built / files[1]).read_bytes() == b"kernels of draft.onnx"
+
+    add_plans(built, OPTIONS.changed(runtime="tensorrt_rtx", max_batch_size=4))
+    assert [file.name for file in built.glob("*.jit")] == files[:1]
+
+
+def test_a_cache_that_cannot_be_kept(
+    built: Path,
+    host: HostRuntime,
+    manifest: Manifest,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(*arguments: object, **others: object) -> None:
+        raise BuildError("engine: read-only file system")
+
+    monkeypatch.setattr(jit_cache, "new_file", refuse)
+    planned_drafter(built, manifest)
+    assert ("read-only file system; kernels are compiled at every start" in caplog.text) == (host.__version__ == RTX)
+    assert not list(built.glob("*.jit"))
 
 
 def test_padded_rows_read_no_context(built: Path, manifest: Manifest) -> None:
@@ -232,11 +299,9 @@ def test_a_plan_of_another_machine(
     version = host.__version__
     pretend(monkeypatch, tmp_path, version, B300)
     message = refusal(lambda: planned_drafter(built, manifest), EngineError)
-    assert (
-        f"built for SM 9.0 (NVIDIA H200) with TensorRT {version}: expected it here, found SM 10.3 (NVIDIA B300)"
-        in message
-    )
-    pretend(monkeypatch, tmp_path, version)
+    ours = "SM 12.0 with TensorRT-RTX" if version == RTX else "SM 9.0 (NVIDIA H200) with TensorRT"
+    assert f"built for {ours} {version}: expected it here, found SM 10.3 (NVIDIA B300)" in message
+    pretend(monkeypatch, tmp_path, version, *gpu_for(version))
     monkeypatch.setenv("DFLASH_TRT_PLUGIN", str(another_plugin(tmp_path)))
     message = refusal(lambda: planned_drafter(built, manifest), EngineError)
     assert "draft.plan: expected the plugin it was built with, host code sha256 " in message
@@ -246,13 +311,16 @@ def test_a_plan_of_another_machine(
     "method",
     ["Runtime.deserialize_cuda_engine", "ICudaEngine.create_execution_context",
      "IExecutionContext.set_optimization_profile_async", "IExecutionContext.set_input_shape",
-     "IExecutionContext.set_tensor_address", "IExecutionContext.execute_async_v3"],
+     "IExecutionContext.set_tensor_address", "IExecutionContext.execute_async_v3",
+     "IExecutionContext.is_stream_capturable", "IRuntimeConfig.set_runtime_cache"],
 )  # fmt: skip
 def test_what_tensorrt_refuses(method: str, built: Path, manifest: Manifest, host: HostRuntime) -> None:
+    if host.__version__ != RTX and method.endswith(("capturable", "runtime_cache")):
+        return
     if method.endswith("profile_async"):
         host.answers[method] = RuntimeError("Error in set optimization profile async.")
     else:
-        host.answers[method] = False if method.startswith("IExecutionContext") else None
+        host.answers[method] = False if method.startswith(("IExecutionContext", "IRuntimeConfig")) else None
     message = refusal(lambda: planned_drafter(built, manifest), EngineError)
     assert f"{built / 'context.plan'}: expected " in message
-    assert "found it refused by TensorRT" in message
+    assert f"found it refused by TensorRT{'-RTX' * (host.__version__ == RTX)} {host.__version__} (mess" in message

@@ -102,15 +102,17 @@ def test_every_gpu_alone(sm: str, engines: Engines) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("recipe", ["", "fp8", "nvfp4"])
+@pytest.mark.parametrize("recipe", ["bf16", "fp8", "nvfp4"])
 @pytest.mark.parametrize("feature", FEATURES)
 def test_every_feature(feature: str, recipe: str, tmp_path: Path) -> None:
     tensors = reduced_head()[0] if feature == "reduced head" else {}
     draft = featured_draft(FIXTURES / "tiny-qwen3-dflash", tmp_path / "draft", FEATURES[feature], tensors)
-    if recipe:
-        quantize_checkpoint(draft, load_recipe(recipe), tmp_path / "quantised")
-        draft = read_draft(tmp_path / "quantised")
-    build_featured(draft, tmp_path / "engine")
+    build_engine(
+        BuildOptions(
+            draft=draft, draft_name="draft", target=fitting_target(draft), output=tmp_path / "engine",
+            recipe=load_recipe(recipe),
+        )
+    )  # fmt: skip
     compile_all(tmp_path / "engine")
 
 
