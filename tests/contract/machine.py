@@ -11,6 +11,8 @@ import pytest
 
 from dflash_trt.engine.plans import add_plans, machine
 from dflash_trt.engine.plans.machine import Gpu
+from dflash_trt.engine.plans.plan import profiles as profiles_of
+from dflash_trt.engine.plans.plan_process import PlanJob
 from dflash_trt.engine.plans.tensorrt_api import host_code, installed_library
 from tests.contract.host_runtime import PACKAGES, HostRuntime, plan_of
 
@@ -30,7 +32,12 @@ def pretend(monkeypatch: pytest.MonkeyPatch, directory: Path, version: str, gpu:
     def build_plan(trt: Any, directory: Path, graph: Any, profiles: Any, options: Any, **others: Any) -> bytes:
         return plan_of(directory, graph, profiles, options)
 
+    def build_apart(job: PlanJob) -> None:
+        profiles = profiles_of(job.name, job.options)
+        Path(job.output).write_bytes(plan_of(Path(job.directory), job.graph, profiles, job.options))
+
     monkeypatch.setattr(add_plans, "build_plan", build_plan)
+    monkeypatch.setattr(add_plans, "build_apart", build_apart)
     return host
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -25,8 +26,9 @@ from dflash_trt.engine.plans.plan import (
     is_served,
     profiles,
 )
+from dflash_trt.engine.plans.plan_process import PlanJob, build_apart
 from dflash_trt.engine.plans.tensorrt_api import host_code, plugin_library
-from dflash_trt.files.write import OutputKind, new_directory, new_file
+from dflash_trt.files.write import OutputKind, new_directory, new_file, recover_abandoned
 
 
 def add_plans(directory: Path, options: PlanOptions | None = None, timing_cache: TimingCache | None = None) -> Manifest:
@@ -40,6 +42,8 @@ def add_plans(directory: Path, options: PlanOptions | None = None, timing_cache:
     TensorRT refuses a graph; the directory then serves ONNX Runtime as before, and keeps `options` for the next try
     where they can be right.
     """
+    for folder in (directory, directory.absolute().parent):  # what a killed process left of manifest or directory
+        recover_abandoned(folder)
     manifest = read_manifest(directory)
     options = options or manifest.plan_options or PlanOptions()
     algorithms = manifest.quantization.algorithms()
@@ -84,15 +88,24 @@ def add_plans(directory: Path, options: PlanOptions | None = None, timing_cache:
     if not due:
         return manifest
     registered = manifest.plugin
-    tensorrt_api.load_plugin(trt, plugin, registered.name, registered.version, registered.namespace)
+    if is_measured:
+        tensorrt_api.load_plugin(trt, plugin, registered.name, registered.version, registered.namespace)
     with new_directory(directory, ENGINE, force=True) as temporary:
         _link_files(directory, temporary, leave_out={MANIFEST, *(wanted[name].file for name in due)})
         for name in due:
-            plan = wanted[name]
+            plan, graph = wanted[name], manifest.graphs[name]
+            if not is_measured:
+                build_apart(
+                    PlanJob(
+                        directory=str(directory), name=name, graph=graph, options=options,
+                        compute_capabilities=capabilities, output=str(temporary / plan.file), parent=os.getpid(),
+                        plugin=(str(plugin), registered.name, registered.version, registered.namespace),
+                    )
+                )  # fmt: skip
+                continue
             content = build_plan(
-                trt, directory, manifest.graphs[name], plan.profiles, options,
-                compute_capabilities=capabilities, plugin=plugin if plan.plugin_sha256 else None,
-                timing_cache=timing_cache,
+                trt, directory, graph, plan.profiles, options, compute_capabilities=capabilities,
+                plugin=plugin if plan.plugin_sha256 else None, timing_cache=timing_cache,
             )  # fmt: skip
             (temporary / plan.file).write_bytes(content)
         hashes = manifest.sha256 | {wanted[name].file: sha256(temporary / wanted[name].file) for name in due}

@@ -22,6 +22,7 @@ SAID = ("WARNING", "ERROR", "INTERNAL_ERROR")
 INT64_INPUT = "has Int64 binding."  # a warning of the parser: older ones took INT32 for it
 RuntimeName = Literal["tensorrt", "tensorrt_rtx"]
 VARIABLE = "DFLASH_TRT_PLUGIN"
+RTX_NAME = "libtensorrt_rtx.so"
 NAME = "libdflash_trt_plugins.so"
 BUILD = (
     "cmake -S plugins -B build/plugins -DDFLASH_CUDA=ON && cmake --build build/plugins, "
@@ -74,7 +75,12 @@ def _name_library() -> None:
     The ONNX parser opens that name at the first plugin and ends the process where nothing has it; NVIDIA's wheel has
     the other file alone. Ours is empty and needs the other (cpp/tensorrt_rtx), so that the loader finds it by name.
     """
-    ctypes.CDLL(str(installed_library().with_name("libtensorrt_rtx.so")), mode=ctypes.RTLD_GLOBAL)
+    library = installed_library().with_name(RTX_NAME)
+    try:
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    except OSError as problem:
+        hint = "reinstall dflash-trt; in the source directory: pip install --no-deps --editable ."
+        raise MissingDependencyError(f"expected {library} to load, found: {problem}", hint=hint) from None
 
 
 def version_of(text: str) -> tuple[int, int]:

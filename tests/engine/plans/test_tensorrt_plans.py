@@ -5,6 +5,10 @@ TensorRT's own builder needs a GPU: in its place the same real builder is called
 allow.
 """
 
+import os
+import shutil
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +20,11 @@ import pytest
 from dflash_trt.engine.engine_directory import carry_plans
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.engine.plans import add_plans as module
-from dflash_trt.engine.plans import machine
+from dflash_trt.engine.plans import machine, tensorrt_api
 from dflash_trt.engine.plans.add_plans import add_plans
-from dflash_trt.engine.plans.compile import TimingCache
+from dflash_trt.engine.plans.compile import TimingCache, build_plan
 from dflash_trt.engine.plans.plan import PlanOptions, Range
+from dflash_trt.engine.plans.plan_process import PlanJob, build_apart
 from dflash_trt.engine.plans.tensorrt_api import host_code, installed_library
 from dflash_trt.errors import BuildError, DFlashError, EngineError, MissingDependencyError
 from tests.checkpoint.samples import refusal
@@ -55,16 +60,19 @@ def engine(source: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Graphs that the real builder was given."""
-    files, real = list[str](), module.build_plan
+    """Graphs that the real builder was given, here in this process, which saves a start for each."""
+    files = list[str]()
 
-    def build_plan(trt: Any, directory: Path, graph: Any, *arguments: Any, **others: Any) -> Any:
-        files.append(graph.file)
-        return real(trt, directory, graph, *arguments, **others)
+    def build_apart(job: PlanJob) -> None:
+        files.append(job.graph.file)
+        plan = build_plan(
+            tensorrt_rtx(), Path(job.directory), job.graph, module.profiles(job.name, job.options), job.options,
+            compute_capabilities=job.compute_capabilities, plugin=None, timing_cache=None,
+        )  # fmt: skip
+        Path(job.output).write_bytes(plan)
 
-    tensorrt_rtx()
     monkeypatch.setenv("DFLASH_TRT_PLUGIN", str(installed_library()))
-    monkeypatch.setattr(module, "build_plan", build_plan)
+    monkeypatch.setattr(module, "build_apart", build_apart)
     return files
 
 
@@ -163,6 +171,34 @@ def test_without_the_extra(engine: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "expected the package tensorrt_rtx_cu13_bindings 1.7 or newer, found: " in message
     assert "hint: pip install 'dflash-trt[rtx]'" in message
     assert read_manifest(engine).plan_options == SMALL  # kept for the next try
+
+
+def test_a_process_of_its_own_says_why(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it refuses, and what ends it."""
+    monkeypatch.setenv("DFLASH_TRT_PLUGIN", str(installed_library()))
+    manifest = read_manifest(engine)
+    job = PlanJob(
+        directory=str(engine), name="draft", graph=manifest.graphs["draft"], options=SMALL, parent=os.getpid(),
+        compute_capabilities=("12.0",), output=str(tmp_path / "plan"),
+        plugin=(str(installed_library()), "DFlashKVInjectionAttention", "4", "dflash_trt"),
+    )  # fmt: skip
+    assert "expected the plugin dflash_trt::DFlashKVInjectionAttention version 4" in refusal(
+        lambda: build_apart(job), BuildError
+    )
+    orphan = msgspec.structs.replace(job, parent=1)
+    assert "draft.onnx: expected a plan, found that TensorRT-RTX ended its process with status 1" in refusal(
+        lambda: build_apart(orphan), BuildError
+    )
+    assert not (tmp_path / "plan").exists()
+
+
+def test_without_the_name_that_the_parser_opens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An editable install from before it was there; the process would end without a word."""
+    tensorrt_rtx()
+    monkeypatch.setattr(tensorrt_api, "installed_library", lambda: tmp_path / "libdflash_trt_plugins.so")
+    message = refusal(lambda: tensorrt_api.load_tensorrt("tensorrt_rtx"), MissingDependencyError)
+    assert f"expected {tmp_path / 'libtensorrt_rtx.so'} to load, found: " in message
+    assert "hint: reinstall dflash-trt" in message
 
 
 def test_plans_of_the_same_bytes_are_carried_over(engine: Path, built: list[str], source: Path, tmp_path: Path) -> None:
@@ -324,3 +360,50 @@ def test_directories_without_plans_keep_their_bytes(engine: Path) -> None:
     manifest: Manifest = read_manifest(engine)
     assert b"plan" not in (engine / "manifest.json").read_bytes()
     assert manifest.encode() == (engine / "manifest.json").read_bytes()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from dflash_trt.engine.plans.add_plans import add_plans
+from tests.engine.plans.test_tensorrt_plans import SMALL
+
+step, kill_at = 0, int(sys.argv[2])
+
+def hook(event, values):
+    global step
+    if event in ("open", "os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree", "ctypes.dlopen"):
+        step += 1
+        if step == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(hook)
+add_plans(Path(sys.argv[1]), SMALL)
+print(step)
+"""
+
+
+@pytest.mark.full
+def test_killed_at_any_moment_it_is_whole(source: Path, tmp_path: Path) -> None:
+    """Old plans, new ones or none, every hash right; the next run ends as if nothing had been."""
+
+    def run(kill_at: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", KILLED, str(tmp_path / "engine"), str(kill_at)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    build(source, tmp_path / "engine")
+    before = contents(tmp_path / "engine")
+    steps = int(run(0).stdout)
+    after = contents(tmp_path / "engine")
+    states = set()
+    for kill_at in [*range(1, steps, steps // 6), *range(steps - 5, steps + 1)]:
+        shutil.rmtree(tmp_path / "engine")
+        (tmp_path / "engine").mkdir()
+        for name, content in before.items():
+            (tmp_path / "engine" / name).write_bytes(content)
+        assert run(kill_at).returncode == -signal.SIGKILL
+        states.add(len(read_manifest(tmp_path / "engine").plans))
+        assert run(0).returncode == 0
+        assert contents(tmp_path / "engine") == after
+        assert [entry.name for entry in tmp_path.iterdir()] == ["engine"]
+    assert states == {0, 2}
