@@ -34,8 +34,8 @@ sys.path.insert(0, str(REPOSITORY))
 
 from dflash_trt import __version__  # noqa: E402
 from dflash_trt.cli.doctor_machine import MachineFinding, gpu_findings, package_version  # noqa: E402
-from dflash_trt.engine.plans.plan import check_precision  # noqa: E402
-from dflash_trt.engine.plans.tensorrt_api import OLDEST  # noqa: E402
+from dflash_trt.engine.plans.plan_gpus import check_precision, sm_of  # noqa: E402
+from dflash_trt.engine.plans.tensorrt_api import RUNTIMES  # noqa: E402
 from dflash_trt.errors import BuildError  # noqa: E402
 from dflash_trt.quantize.recipe import FP8_KV, load_recipe  # noqa: E402
 
@@ -45,7 +45,7 @@ GPU, PLUGIN, TENSORRT, TRTLLM, TORCH = "NVIDIA GPU", "plugin library", "tensorrt
 KERNELS, NETWORK, INDEX = "kernels, compiled", "network", ("pypi.org", 443)
 TAIL_LINES = 60
 PAIRS = ("tiny-gpt-oss", "tiny-qwen3")
-RECIPES = ("bf16", "fp8", f"fp8{FP8_KV}", "nvfp4", "nvfp4-native", "nvfp4-w4a16", "mixed-nvfp4-fp8")
+RECIPES = ("bf16", "fp8", f"fp8{FP8_KV}", "nvfp4", "nvfp4-native", "mixed-nvfp4-fp8")
 FAR_ROWS = 110000
 """Rows of each of five slots: 8 layers, 8 heads and 64 numbers of each make them 1.05 x 2^31 elements."""
 FIXTURES = REPOSITORY / "tests" / "fixtures"
@@ -124,7 +124,7 @@ def setup_steps(gpu: Gpu | None) -> Iterator[Step]:
     """What a bare machine lacks; each is made when the one before it has run."""
     cuda = gpu.cuda if gpu else 13  # what is printed where there is no GPU
     if package_version(TENSORRT) is None:
-        wheel = f"tensorrt-cu{cuda}>={'.'.join(map(str, OLDEST))}"
+        wheel = f"tensorrt-cu{cuda}>={'.'.join(map(str, RUNTIMES['tensorrt'].oldest))}"
         yield Step("TensorRT, installed", (*PIP, wheel), 240, (GPU, NETWORK))
     if find_nvcc() is None:
         # All of one release: nvcc's own dependencies are unbounded, and a newer compiler behind it writes newer PTX.
@@ -228,9 +228,8 @@ def _lacking_precision(recipe: str, gpu: Gpu | None) -> str | None:
     """What the GPU lacks for a recipe's weights."""
     file = load_recipe(recipe)
     algorithms = {rule.algorithm for rule in file.rules} | ({"FP8"} if file.fp8_kv_cache else set())
-    major, minor = (gpu.compute_capability if gpu else "10.0").split(".")
     try:
-        check_precision(algorithms - {"none"}, "none", (int(major), int(minor)))
+        check_precision(algorithms - {"none"}, [sm_of(gpu.compute_capability if gpu else "10.0")])
     except BuildError as refused:
         return refused.message
     return None

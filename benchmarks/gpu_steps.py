@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 import torch
@@ -40,6 +38,8 @@ from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import choose_executor
 from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
+from tests.engine.plans.plan_layers import inspected_layers, summary, unfused
+from tests.engines import build
 from tests.reference.synthetic import DraftSizes, write_random_draft
 
 # Activations are BF16 under TensorRT and FP32 here: 8 bits of mantissa, over a few layers.
@@ -53,7 +53,6 @@ SIZES = DraftSizes(
 )  # fmt: skip
 FAR = 2**31
 RUNS = 50
-LOW_PRECISION = re.compile(r"fp8|e4m3|fp4|e2m1|float8|float4", re.IGNORECASE)
 
 
 def own_stream() -> Launcher:
@@ -155,9 +154,9 @@ def drafter(recipe: str, engine: Path, layers: int, max_batch_size: int, max_seq
     manifest = add_plans(engine, options)
     click.echo(f"{layers} layers: both plans in {time.monotonic() - begin:.0f} s")
     latencies(engine, manifest, draft)
-    found = [layer for graph in manifest.plans for layer in plan_layers(engine, manifest, graph)]
-    if (unfused := gemms(found, bool(manifest.quantization.modules))) is not None:
-        raise SystemExit(unfused)
+    problems = [problem for graph in manifest.plans for problem in gemms(engine, manifest, graph)]
+    if problems:
+        raise SystemExit("expected quantised weights to be multiplied as they are, found " + "; ".join(problems))
 
 
 @steps.command()
@@ -210,7 +209,6 @@ def _heads(manifest: Manifest) -> tuple[int, int]:
 
 def _random_engine(recipe: str, engine: Path, layers: int) -> Manifest:
     """An engine of gpt-oss-120b's drafter with random weights in a recipe."""
-    from tests.engines import build
 
     draft = engine.with_name(f"{engine.name}-bf16")
     write_random_draft(draft, dialect="gpt_oss", layer_types=["full_attention"] * layers, sizes=SIZES)
@@ -262,35 +260,17 @@ def _seconds(call: Callable[[], object]) -> float:
     return (synchronize() - begin) / RUNS
 
 
-def plan_layers(engine: Path, manifest: Manifest, graph: str) -> list[dict[str, Any]]:
-    """What the engine inspector says of a plan's layers."""
-    trt, plan, plugin = tensorrt_api.load_tensorrt(), manifest.plans[graph], manifest.plugin
+def gemms(engine: Path, manifest: Manifest, graph: str) -> list[str]:
+    """Prints how often which layer is in a plan, as the engine inspector says; returns Gemms that lost their format."""
+    plan, plugin = manifest.plans[graph], manifest.plugin
+    trt = tensorrt_api.load_tensorrt(plan.runtime)
     if plan.needs_plugin:
         tensorrt_api.load_plugin(trt, plugin_library(), plugin.name, plugin.version, plugin.namespace)
     runtime = trt.Runtime(tensorrt_api.make_logger(trt))
     inspector = runtime.deserialize_cuda_engine((engine / plan.file).read_bytes()).create_engine_inspector()
-    layers = json.loads(inspector.get_engine_information(trt.LayerInformationFormat.JSON))["Layers"]
-    return [layer if isinstance(layer, dict) else {"Name": layer} for layer in layers]
-
-
-def gemms(layers: Sequence[dict[str, Any]], is_quantized: bool) -> str | None:
-    """Prints which layers multiply by weights, and in what precision; what is wrong where a recipe's is lost.
-
-    A layer that holds a Gemm of the graph and reads no FP8 and no FP4 multiplies dequantised weights.
-    """
-    found = [layer for layer in layers if "Gemm" in f"{layer.get('Name')} {layer.get('Metadata')}"]
-    low = [layer for layer in found if LOW_PRECISION.search(json.dumps({**layer, "Outputs": None}))]
-    rows = [
-        (str(layer.get("Name")), str(layer.get("TacticName", "")), "FP8 or FP4" if layer in low else "other")
-        for layer in found
-    ]
-    print_table(f"{len(layers)} layers, {len(found)} with a Gemm", ("layer", "tactic", "reads"), rows)
-    click.echo(f"{len(low)} of {len(found)} layers with a Gemm read FP8 or FP4")
-    return (
-        "expected FP8 or FP4 weights to be multiplied as they are, found all dequantised"
-        if (is_quantized and not low)
-        else None
-    )
+    layers = inspected_layers(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
+    print_table(f"{plan.file}: {len(layers)} layers", ("layers",), [(line,) for line in summary(layers)])
+    return unfused(layers, engine / manifest.graphs[graph].file)
 
 
 @steps.command()

@@ -45,8 +45,8 @@ EXCEPTIONS = {
     ("triton/model.py", "dflash_trt.runtime.open_backend"),
 }
 HEAVY = {
-    "torch", "onnx", "onnxruntime", "tensorrt", "transformers", "numpy", "huggingface_hub", "pynvml", "httpx",
-    "pyarrow", "matplotlib", "jinja2", "rich", "jsonschema",
+    "torch", "onnx", "onnxruntime", "tensorrt", "tensorrt_rtx_bindings", "transformers", "numpy", "huggingface_hub",
+    "pynvml", "httpx", "pyarrow", "matplotlib", "jinja2", "rich", "jsonschema",
 }  # fmt: skip
 
 

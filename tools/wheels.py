@@ -60,7 +60,7 @@ def main() -> None:
             }
             options = [f"-Cbuild-dir={scratch}/build", *(f"-Ccmake.define.{k}={v}" for k, v in defines.items())]
             make = ["build", "--wheel", "--outdir", str(raw), *options]
-            for module in (make, ["auditwheel", "repair", "-w", str(dist)]):
+            for module in (make, ["auditwheel", "repair", "--exclude", "libtensorrt_rtx.so.1", "-w", str(dist)]):
                 wheels = raw.glob("*.whl")  # none yet for the first
                 subprocess.run([sys.executable, "-m", *module, *wheels], cwd=REPOSITORY, env=environment, check=True)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_shares import not_shared
@@ -16,27 +15,31 @@ from dflash_trt.checkpoint.draft_spec import D2T, HEAD
 from dflash_trt.checkpoint.source import checkpoint_directory, configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, read_pair
 from dflash_trt.checkpoint.weights import read_weights
+from dflash_trt.cli.build_dry_run import print_dry_run, print_plan_dry_run
 from dflash_trt.cli.completion import DRAFT_OR_DEPLOYMENT, RECIPE, TARGET
 from dflash_trt.cli.options import PATH, describe, options, recipe_and_ranges, refuse_given
-from dflash_trt.cli.output import human_bytes, print_json, print_table
+from dflash_trt.cli.output import human_bytes
 from dflash_trt.deploy.catalog import trained_for
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
-from dflash_trt.deploy.dry_run import as_text, dry_run, fitting_deployment
-from dflash_trt.deploy.memory import MAX_BATCH, MAX_TOKENS, GpuMemory
-from dflash_trt.deploy.resolve import UNQUANTIZED, ResolvedDeployment, plan_sizes, resolve
-from dflash_trt.engine.manifest import read_manifest, read_parts
+from dflash_trt.deploy.dry_run import fitting_deployment
+from dflash_trt.deploy.resolve import UNQUANTIZED, ResolvedDeployment, plan_sizes
+from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.plans.compile import TimingCache
-from dflash_trt.engine.plans.plan import PlanOptions, check_limits, check_precision
-from dflash_trt.engine.plans.preview import drafter_memory, trtexec_commands
-from dflash_trt.errors import ConfigError, DFlashError
+from dflash_trt.engine.plans.plan import PlanOptions
+from dflash_trt.engine.plans.plan_gpus import parse_gpus
+from dflash_trt.errors import DFlashError
 from dflash_trt.files.command import quoted
 
 if TYPE_CHECKING:
     from dflash_trt.engine.engine_directory import BuildOptions
+    from dflash_trt.engine.plans.tensorrt_api import RuntimeName
     from dflash_trt.engine.proposal_head import HeadChoice
 
 
 DEFAULTS = PlanOptions()
+PLAN_SETTINGS = [name for name in PlanOptions.__struct_fields__ if name != "runtime"]
+NOT_RTX = "is for --backend tensorrt; TensorRT-RTX builds for a list of GPUs and chooses kernels where a plan runs"
+BACKENDS: dict[str, RuntimeName] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 SIZE = click.IntRange(1, 2**31 - 1)  # slots, lengths and positions are INT32 in both graphs
 
 
@@ -52,6 +55,14 @@ def _head(context: click.Context, parameter: click.Parameter, text: str) -> Head
         raise click.BadParameter(
             f"expected target, fp8, nvfp4, trim:N, trim:N:fp8 or trim:N:nvfp4, found {text}", context, parameter
         ) from None
+
+
+def _gpus(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
+    """--gpu as compute capabilities."""
+    try:
+        return None if text is None else parse_gpus(text)
+    except ValueError as problem:
+        raise click.BadParameter(str(problem), context, parameter) from None
 
 
 def _workspace(context: click.Context, parameter: click.Parameter, gib: float | None) -> int | None:
@@ -83,8 +94,12 @@ def _workspace(context: click.Context, parameter: click.Parameter, gib: float | 
     click.option("--dry-run", is_flag=True,
                  help="Only print what would be built, the memory and trtexec's command lines."),
     click.option("--json", "as_json", is_flag=True, help="Print --dry-run as one JSON document."),
-    click.option("--backend", type=click.Choice(["onnx", "tensorrt"]), default="onnx", show_default=True,
-                 help="tensorrt: plans for this machine's GPU as well."),
+    click.option("--backend", type=click.Choice(["onnx", *BACKENDS]), default="onnx", show_default=True,
+                 help="tensorrt: plans for this machine's GPU as well; tensorrt-rtx: by TensorRT-RTX, for --gpu or this"
+                 " machine's."),
+    click.option("--gpu", "compute_capabilities", metavar="GPU,...", callback=_gpus,
+                 help="Plans by TensorRT-RTX, which builds on any machine: sm80, sm86, sm89, sm120, sm121, or names"
+                 " such as a100, rtx4090, rtx5090, gb10."),
     click.option("--max-batch-size", type=SIZE,
                  help="Blocks of one pass and slots of the context cache;"
                  f" {DEFAULTS.max_batch_size} unless CONFIG.yaml says otherwise."),
@@ -106,22 +121,33 @@ def build(draft: str | None, plans_for: Path | None, dry_run: bool, as_json: boo
 
     DRAFT may be quantised, by `dflash-trt quantize` or by modelopt. It may also be a deployment, CONFIG.yaml or the
     name of one that `serve-config --list` shows: it names draft, target and recipe, and -o unless given.
-    Plans are built on the GPU machine: at once with --backend tensorrt, or later with --plans-for.
+    TensorRT builds plans on the GPU machine: at once with --backend tensorrt, or later with --plans-for. For RTX GPUs,
+    A100, L40S and GB10, TensorRT-RTX builds them on any machine: --gpu.
 
     \b
     Example:
       dflash-trt build z-lab/gpt-oss-120b-DFlash --target openai/gpt-oss-120b -o engine --recipe nvfp4
       dflash-trt build --plans-for engine
+      dflash-trt build z-lab/Qwen3-8B-DFlash-b16 --target Qwen/Qwen3-8B -o engine --recipe fp8 --gpu rtx5090
     """
-    changes = {name: value for name in PlanOptions.__struct_fields__ if (value := settings.pop(name)) is not None}
-    has_plans = settings.pop("backend") == "tensorrt" or plans_for is not None
+    changes = {name: value for name in PLAN_SETTINGS if (value := settings.pop(name)) is not None}
+    runtime = BACKENDS.get(settings.pop("backend")) or ("tensorrt_rtx" if "compute_capabilities" in changes else None)
+    if runtime is not None:
+        changes["runtime"] = runtime
+    has_plans = runtime is not None or plans_for is not None
     timing_cache, reproducible = settings.pop("timing_cache"), settings.pop("reproducible")
     if as_json and not dry_run:
         raise click.UsageError("--json is for --dry-run")
     if (draft is None) == (plans_for is None):
         raise click.UsageError("expected either DRAFT or --plans-for ENGINE")
     if not has_plans:
-        refuse_given((*PlanOptions.__struct_fields__, "timing_cache", "reproducible"), "is for --backend tensorrt")
+        refuse_given((*PLAN_SETTINGS, "timing_cache", "reproducible"), "is for --backend tensorrt")
+    if runtime == "tensorrt":
+        refuse_given(
+            ("compute_capabilities",), "is for --backend tensorrt-rtx; TensorRT builds for the GPU that is here"
+        )
+    elif runtime == "tensorrt_rtx":
+        refuse_given(("hardware_compatibility", "version_compatible", "timing_cache", "reproducible"), NOT_RTX)
     if reproducible and timing_cache is None:
         raise click.UsageError("--reproducible needs --timing-cache")
     cache = None if timing_cache is None else TimingCache(file=timing_cache, reproducible=reproducible)
@@ -273,10 +299,9 @@ def _write_engine(options: BuildOptions) -> None:
 
 def _add_plans(engine: Path, changes: dict[str, Any], timing_cache: TimingCache | None) -> None:
     """Adds plans; an error also says that the engine is complete without them."""
-    from dflash_trt.engine.manifest import read_manifest
     from dflash_trt.engine.plans.add_plans import add_plans
 
-    plan_options = msgspec.structs.replace(read_manifest(engine).plan_options or DEFAULTS, **changes)
+    plan_options = (read_manifest(engine).plan_options or DEFAULTS).changed(**changes)
     try:
         add_plans(engine, plan_options, timing_cache)
     except DFlashError as error:
@@ -285,82 +310,3 @@ def _add_plans(engine: Path, changes: dict[str, Any], timing_cache: TimingCache 
         raise type(error)(
             f"{error.message}\n{engine} is complete for ONNX Runtime, without new plans", hint=hint
         ) from None
-
-
-def print_dry_run(
-    config: Path, output: Path, changes: dict[str, Any] | None, timing_cache: TimingCache | None, *,
-    target: str | None, as_json: bool,
-) -> None:  # fmt: skip
-    """Prints what `config` resolves to; raises ConfigError, after printing, where TensorRT-LLM could not run it.
-
-    `changes` are the given fields of PlanOptions; None: plans are built in engine mode only.
-    """
-    file, name = load_deployment(config), config.stem
-    deployment = resolve(file, name, target=target)
-    report = dry_run(deployment)
-    has_plans = changes is not None or file.mode == "engine"
-    commands = _planned_commands(deployment, output, changes or {}, timing_cache) if has_plans else []
-    if as_json:
-        print_json("dry-run", msgspec.structs.asdict(report) | {"trtexec": commands})
-    else:
-        rows = [(setting.key, as_text(setting.value), setting.source) for setting in report.settings]
-        print_table(f"{name} (settings {report.digest})", ("setting", "value", "from"), rows)
-        if report.memory is not None:
-            _print_memory(deployment, report.memory)
-        for command in commands:  # one line each, whole, to be copied
-            click.echo(command)
-        for finding in report.findings:
-            click.echo(finding, err=True)
-    if errors := report.num_errors():
-        raise ConfigError(f"{name}: TensorRT-LLM cannot run this configuration: {errors} error(s)")
-
-
-def print_plan_dry_run(
-    engine: Path, changes: dict[str, Any], timing_cache: TimingCache | None, *, as_json: bool
-) -> None:
-    """Prints how the plans of an engine directory would be built, with `changes` of its PlanOptions."""
-    manifest = read_manifest(engine)
-    options = msgspec.structs.replace(manifest.plan_options or PlanOptions(), **changes)
-    check_precision(manifest.quantization.algorithms(), options.hardware_compatibility, None)
-    check_limits(manifest.draft, options.max_batch_size, options.max_seq_len)
-    part, of_part = read_parts(engine, manifest)[0]
-    commands = trtexec_commands(engine, manifest.draft, manifest.num_ranks, options, timing_cache)
-    memory = drafter_memory(of_part, options, part)
-    if as_json:
-        print_json("plan-dry-run", {"options": options, "memory": memory, "trtexec": commands})
-        return
-    rows = [(field, as_text(value)) for field, value in msgspec.to_builtins(options).items()]
-    rows += [(f"memory.{field}", human_bytes(size)) for field, size in msgspec.to_builtins(memory).items()]
-    print_table(f"plans of {engine.name}", ("what", "value"), rows)
-    for command in commands:
-        click.echo(command)
-
-
-def _planned_commands(
-    deployment: ResolvedDeployment, output: Path, changes: dict[str, Any], timing_cache: TimingCache | None
-) -> list[str]:
-    """trtexec commands for the plans of `output`, which need not exist yet."""
-    options = msgspec.structs.replace(plan_sizes(deployment), **changes)
-    gpu = deployment.gpus.gpu
-    check_precision(set(deployment.algorithms.values()), options.hardware_compatibility, gpu.compute_capability)
-    spec = deployment.draft_sizes.spec
-    check_limits(spec, options.max_batch_size, options.max_seq_len)
-    num_ranks = deployment.num_ranks if deployment.mode == "engine" else 1
-    return trtexec_commands(output, spec, num_ranks, options, timing_cache)
-
-
-def _print_memory(deployment: ResolvedDeployment, memory: GpuMemory) -> None:
-    gpu = deployment.gpus.gpu
-    rows = [(item.name, human_bytes(item.bytes), item.how) for item in memory.items]
-    rows += [("not counted", "?", what) for what in memory.unknown]
-    pool = f"{deployment.kv_cache_fraction:g} of the rest"
-    if memory.full_requests is not None:
-        pool += f": {memory.full_requests} requests of {deployment.max_seq_len} tokens"
-    rows.append(("cache pool", human_bytes(memory.pool_bytes), pool))
-    for name, largest, bound, other in (
-        ("max_batch_size", memory.largest_batch, MAX_BATCH, "max_seq_len"),
-        ("max_seq_len", memory.largest_context, MAX_TOKENS, "max_batch_size"),
-    ):
-        most = "any" if largest == bound else str(largest)
-        rows.append((f"largest {name}", most, f"that fits with this {other}"))
-    print_table(f"memory of each {gpu.title} ({human_bytes(memory.capacity_bytes)})", ("what", "size", "how"), rows)

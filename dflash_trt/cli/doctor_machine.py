@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from dflash_trt.engine.plans.plan_gpus import NAMES
 from dflash_trt.errors import MissingDependencyError
 from dflash_trt.files.processor import cpu_model
 
@@ -38,12 +39,14 @@ PACKAGES = {
     "mpi4py": (("doctor --ranks", "mpiexec instead of torchrun"), "pip install mpi4py mpich"),
     "ai-dynamo-runtime": (("dynamo",), f"in an environment of its own: {DYNAMO}"),
     "tensorrt": (("TensorRT plans",), "on the GPU machine: pip install 'dflash-trt[tensorrt]'"),
+    "tensorrt_rtx_cu13_bindings": (("build --gpu",), "pip install 'dflash-trt[rtx]'"),
     "tensorrt_llm": (("serving with TensorRT-LLM",), "in an environment of its own: pip install 'dflash-trt[trtllm]'"),
 }
 TOOLS = {
     "c++": (("installing from source",), "apt-get install g++"),
     "nvcc": (("the CUDA plugin",), "install the CUDA toolkit: https://developer.nvidia.com/cuda-downloads"),
 }
+RTX_PLANS = f"plans for SM {', '.join(NAMES)}: A100, RTX 30 to 50, L40S, GB10"
 PLUGIN_SECONDS = 120  # the first import of TensorRT reads gigabytes
 GPU_NEEDED_FOR = ("TensorRT plans", "serving with TensorRT-LLM")
 
@@ -61,7 +64,7 @@ class MachineFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 def examine() -> list[MachineFinding]:
     """Look at Python, packages, tools, plugin and GPUs; load none of them, and never fail for one that is missing."""
-    versions = [(name, package_version(name), *needs) for name, needs in PACKAGES.items()]
+    versions = [(name, _described(name), *needs) for name, needs in PACKAGES.items()]
     versions += [(name, _tool(name), *needs) for name, needs in TOOLS.items()]
     return [
         MachineFinding(name="Python", found=platform.python_version()),
@@ -70,6 +73,16 @@ def examine() -> list[MachineFinding]:
         plugin_finding(),
         *gpu_findings(),
     ]
+
+
+def _described(name: str) -> str | None:
+    """Version of a package, and of a TensorRT which GPUs its plans are for."""
+    found = package_version(name)
+    if found is None or not name.startswith("tensorrt"):
+        return found
+    if name == "tensorrt":
+        return f"{found}, plans for the GPU that builds them"
+    return f"{found}, {RTX_PLANS}" if name.startswith("tensorrt_rtx") else found
 
 
 def package_version(name: str) -> str | None:

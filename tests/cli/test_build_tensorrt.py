@@ -4,6 +4,7 @@
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,16 @@ import click
 import pytest
 
 from dflash_trt.engine.manifest import read_manifest
+from dflash_trt.engine.plans import machine
 from dflash_trt.engine.plans.plan import PlanOptions
+from dflash_trt.engine.plans.tensorrt_api import installed_library
 from dflash_trt.errors import BuildError, ConfigError
 from tests.checkpoint.samples import refusal
 from tests.cli.commands import run, run_here
-from tests.contract.machine import pretend
-from tests.contract.recorder import VERSIONS, Recorder
+from tests.contract.checked import Checked
+from tests.contract.host_runtime import VERSIONS
+from tests.contract.machine import H200
+from tests.engine.plans.rtx import tensorrt_rtx
 from tests.paths import FIXTURES
 
 DRAFT, TARGET = FIXTURES / "tiny-gpt-oss-dflash", FIXTURES / "tiny-gpt-oss"
@@ -29,19 +34,32 @@ def engine(tmp_path: Path) -> Path:
     return tmp_path / "engine"
 
 
-@pytest.fixture(params=VERSIONS)
-def recorder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    return pretend(monkeypatch, tmp_path, request.param)
+@pytest.fixture
+def tensorrt(monkeypatch: pytest.MonkeyPatch) -> Checked:
+    """A machine with an H200 and TensorRT 11.4, whose parser is real and whose plans are four bytes."""
+    checked = Checked(VERSIONS[-1])
+    checked.answers["Builder.build_serialized_network"] = memoryview(b"plan")
+    monkeypatch.setitem(sys.modules, "tensorrt", checked)
+    monkeypatch.setattr(machine, "gpu", lambda index=0: H200)
+    monkeypatch.setenv("DFLASH_TRT_PLUGIN", str(installed_library()))
+    return checked
+
+
+@pytest.fixture
+def _rtx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real builder of TensorRT-RTX, and a plugin library without kernels."""
+    tensorrt_rtx()
+    monkeypatch.delenv("DFLASH_TRT_PLUGIN", raising=False)
 
 
 def build_engine(engine: Path, *options: object) -> None:
     run_here("build", DRAFT, "--target", TARGET, "-o", engine, *options)
 
 
-def built(recorder: Recorder) -> list[str]:
+def built(tensorrt: Checked) -> list[str]:
     """The graphs that TensorRT was given since the last call."""
-    files = [Path(file).name for (file,) in recorder.arguments("OnnxParser.parse_from_file")]
-    recorder.calls.clear()
+    files = [Path(file).name for (file,) in tensorrt.arguments("OnnxParser.parse_from_file")]
+    tensorrt.calls.clear()
     return files
 
 
@@ -68,33 +86,33 @@ def test_without_tensorrt_the_engine_is_complete_for_onnx(engine: Path) -> None:
     run_here("generate", engine, "--target", TARGET, "--max-tokens", "4", "--device", "cpu", "text")
 
 
-def test_in_one_go_or_later(engine: Path, recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_one_go_or_later(engine: Path, tensorrt: Checked, capsys: pytest.CaptureFixture[str]) -> None:
     """An engine that was built elsewhere goes on with the sizes that it was built with."""
     build_engine(engine, *TENSORRT, *SMALL)
     assert capsys.readouterr().out == f"{engine}\n"
-    assert built(recorder) == ["context.onnx", "draft.onnx"]
+    assert built(tensorrt) == ["context.onnx", "draft.onnx"]
     assert read_manifest(engine).plans.keys() == {"context", "draft"}
     run_here("build", "--plans-for", engine)
     assert capsys.readouterr().out == f"{engine}\n"
-    assert built(recorder) == []
+    assert built(tensorrt) == []
     run_here("build", "--plans-for", engine, "--max-seq-len", 65)
-    assert built(recorder) == []  # plans read contexts of any length
+    assert built(tensorrt) == []  # plans read contexts of any length
     assert read_manifest(engine).plan_options == PlanOptions(max_batch_size=2, max_seq_len=65, max_num_tokens=16)
 
 
-def test_shards_of_ranks(engine: Path, recorder: Recorder) -> None:
+def test_shards_of_ranks(engine: Path, tensorrt: Checked) -> None:
     """Plans are the ranks', of both; the whole drafter stays for ONNX Runtime."""
     build_engine(engine, *TENSORRT, *SMALL, "--tp", 2)
-    files = built(recorder)
+    files = built(tensorrt)
     assert sorted(set(files)) == ["context.onnx", *(f"draft.{i}.onnx" for i in range(5))]
     assert len(files) == 2 * len(set(files))
     whole, plans = read_manifest(engine), read_manifest(engine / "rank1").plans
     assert (whole.num_ranks, whole.plans) == (2, {})
     assert [bool(plan.plugin_sha256) for _, plan in sorted(plans.items())] == [False, True, False, True, False, False]
     run_here("build", "--plans-for", engine)
-    assert built(recorder) == []
+    assert built(tensorrt) == []
     build_engine(engine, *TENSORRT, "--force", "--tp", 2)
-    assert built(recorder) == []
+    assert built(tensorrt) == []
     run_here("generate", engine, "--target", TARGET, "--max-tokens", "4", "--device", "cpu", "text")
     assert "--tp cannot be used" in run("build", "--plans-for", engine, "--tp", 2).stderr
 
@@ -113,54 +131,93 @@ def test_a_deployment_prints_what_ranks_would_cost(tmp_path: Path) -> None:
         run_here("build", config, "--tp", 2)
 
 
-def test_force_keeps_the_plans_of_what_did_not_change(engine: Path, recorder: Recorder) -> None:
+def test_force_keeps_the_plans_of_what_did_not_change(engine: Path, tensorrt: Checked) -> None:
     build_engine(engine, *TENSORRT, *SMALL)
-    built(recorder)
+    built(tensorrt)
     build_engine(engine, *TENSORRT, "--force")
-    assert built(recorder) == []
+    assert built(tensorrt) == []
     build_engine(engine, *TENSORRT, "--force", "--recipe", "fp8")
-    assert built(recorder) == ["context.onnx", "draft.onnx"]
+    assert built(tensorrt) == ["context.onnx", "draft.onnx"]
     build_engine(engine, "--force", "--recipe", "fp8")
     assert read_manifest(engine).plans == {}
 
 
-def test_options_reach_tensorrt(engine: Path, recorder: Recorder, tmp_path: Path) -> None:
+def test_options_reach_tensorrt(engine: Path, tensorrt: Checked, tmp_path: Path) -> None:
     cache = tmp_path / "timing.cache"
     options = ["--workspace-gib", 0.5, "--hardware-compatibility", "ampere_plus", "--version-compatible"]
     build_engine(engine, *TENSORRT, *SMALL, *options, "--timing-cache", cache)
-    assert cache.read_bytes() == b"timings"
-    assert recorder.arguments("IBuilderConfig.set_memory_pool_limit")[0][1] == 2**29
-    (level,) = recorder.arguments("IBuilderConfig.hardware_compatibility_level")[0]
-    assert level.name == "AMPERE_PLUS"
-    flags = {flag.name for (flag,) in recorder.arguments("IBuilderConfig.set_flag")}
-    assert flags == {"VERSION_COMPATIBLE"}
+    assert cache.stat().st_size > 0
+    assert tensorrt.arguments("IBuilderConfig.set_memory_pool_limit")[0][1] == 2**29
+    (level,) = tensorrt.arguments("IBuilderConfig.hardware_compatibility_level")[0]
+    assert level == tensorrt.HardwareCompatibilityLevel.AMPERE_PLUS
+    flags = {flag for (flag,) in tensorrt.arguments("IBuilderConfig.set_flag")}
+    assert flags == {tensorrt.BuilderFlag.VERSION_COMPATIBLE}
     run_here("build", "--plans-for", engine, "--no-version-compatible", "--timing-cache", cache, "--reproducible")
-    flags = {flag.name for (flag,) in recorder.arguments("IBuilderConfig.set_flag")}
-    assert flags >= {"EDITABLE_TIMING_CACHE", "ERROR_ON_TIMING_CACHE_MISS"}
+    flags = {flag for (flag,) in tensorrt.arguments("IBuilderConfig.set_flag")}
+    assert flags >= {tensorrt.BuilderFlag.EDITABLE_TIMING_CACHE, tensorrt.BuilderFlag.ERROR_ON_TIMING_CACHE_MISS}
     assert read_manifest(engine).plans["draft"].version_compatible is False
 
 
-def test_a_precision_that_the_gpu_lacks_is_refused_before_anything_is_parsed(engine: Path, recorder: Recorder) -> None:
-    """The recorder's machine has an H200."""
+def test_a_precision_that_the_gpu_lacks_is_refused_before_anything_is_parsed(engine: Path, tensorrt: Checked) -> None:
     message = refusal(lambda: build_engine(engine, *TENSORRT, "--recipe", "mixed-nvfp4-fp8"), BuildError)
     assert "NVFP4: expected a GPU of SM 10.0 or newer, found SM 9.0" in message
     assert f"{engine} is complete for ONNX Runtime" in message
     assert "hint: build --recipe fp8 or bf16" in message
-    assert built(recorder) == []
+    assert built(tensorrt) == []
 
 
 @pytest.mark.parametrize("recipe", ["fp8", "nvfp4-w4a16", "bf16+fp8-kv"])
 def test_plans_for_every_gpu_since_ampere_are_refused_where_not_all_have_the_precision(
-    engine: Path, recorder: Recorder, recipe: str
+    engine: Path, tensorrt: Checked, recipe: str
 ) -> None:
     build_engine(engine, "--recipe", recipe)
     before = (engine / "manifest.json").read_bytes()
     for command in (["--dry-run"], []):
         portable = ["build", "--plans-for", engine, "--hardware-compatibility", "ampere_plus", *command]
         message = refusal(lambda portable=portable: run_here(*portable), BuildError)  # type: ignore[misc]
-        assert "found ampere_plus, whose plans must run on SM 8.0" in message
-    assert built(recorder) == []
+        expected = (
+            "expected weights that" if recipe == "nvfp4-w4a16" else "expected a GPU of SM 8.9 or newer, found SM 8.0"
+        )
+        assert expected in message
+    assert built(tensorrt) == []
     assert (engine / "manifest.json").read_bytes() == before  # a later build does not inherit what was refused
+
+
+QWEN = ("build", FIXTURES / "tiny-qwen3-dflash", "--target", FIXTURES / "tiny-qwen3")
+
+
+@pytest.mark.usefixtures("_rtx")
+def test_plans_for_other_gpus(tmp_path: Path) -> None:
+    """Without a GPU, and the same bytes in another directory, in two steps, under other names of the same GPUs."""
+    one, other = tmp_path / "e", tmp_path / "there" / "engine"
+    result = run(*QWEN, "-o", one, "--recipe", "fp8", "--gpu", "sm89,sm120", *SMALL)
+    assert (result.returncode, result.stdout) == (0, f"{one}\n"), result.stderr
+    assert "TensorRT" not in result.stderr  # no warnings
+    run_here(*QWEN, "-o", other, "--recipe", "fp8")
+    assert run("build", "--plans-for", other, "--gpu", "RTX 5090,l40s", *SMALL).returncode == 0
+    contents = [{file.name: file.read_bytes() for file in engine.iterdir()} for engine in (one, other)]
+    assert contents[0] == contents[1]
+    plans = read_manifest(one).plans.values()
+    assert {(plan.runtime, plan.compute_capabilities) for plan in plans} == {("tensorrt_rtx", ("8.9", "12.0"))}
+    run_here("generate", one, "--target", FIXTURES / "tiny-qwen3", "--max-tokens", "4", "--device", "cpu", "text")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gpus", "words"),
+    [
+        ("fp8", "sm80,sm120", "FP8: expected a GPU of SM 8.9 or newer, found SM 8.0\n"),
+        ("nvfp4", "sm89", "NVFP4: expected a GPU of SM 10.0 or newer, found SM 8.9\n"),
+        ("bf16+fp8-kv", "a100", "FP8: expected a GPU of SM 8.9 or newer, found SM 8.0\n"),
+        ("nvfp4-w4a16", "sm120", "W4A16_NVFP4: expected weights that TensorRT multiplies as they are"),
+    ],
+)
+@pytest.mark.usefixtures("_rtx")
+def test_formats_that_a_gpu_lacks(recipe: str, gpus: str, words: str, engine: Path) -> None:
+    message = refusal(lambda: run_here(*QWEN, "-o", engine, "--recipe", recipe, "--gpu", gpus), BuildError)
+    assert words in message
+    assert f"{engine} is complete for ONNX Runtime, without new plans" in message
+    assert "hint: build --recipe " in message
+    assert read_manifest(engine).plan_options is None
 
 
 def dry_run(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
@@ -185,6 +242,16 @@ def test_dry_run_of_an_engine(engine: Path, capsys: pytest.CaptureFixture[str]) 
     printed = capsys.readouterr().out
     assert f"\n{document['trtexec'][0]}\n" in printed
     assert "memory.cache_bytes" in printed
+
+
+def test_dry_run_for_tensorrt_rtx(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has no trtexec."""
+    build_engine(engine)
+    capsys.readouterr()
+    document = dry_run(capsys, "--plans-for", engine, "--gpu", "rtx5090")
+    assert document["trtexec"] == []
+    assert document["options"]["compute_capabilities"] == ["12.0"]
+    assert document["memory"]["cache_bytes"] > 0
 
 
 def test_dry_run_of_an_engine_mode_deployment(engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,13 +308,13 @@ def test_a_deployment_that_does_not_fit_is_refused_before_building(engine: Path,
 
 
 def test_inspect_shows_plans_and_memory(
-    engine: Path, recorder: Recorder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    engine: Path, tensorrt: Checked, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_engine(engine, *TENSORRT, *SMALL)
     capsys.readouterr()
     run_here("inspect", engine, "--json")
     document = json.loads(capsys.readouterr().out)
-    assert document["facts"]["plans"]["draft"]["tensorrt"] == recorder.__version__
+    assert document["facts"]["plans"]["draft"]["version"] == tensorrt.__version__
     memory = document["tensorrt_memory"]
     assert memory["cache_bytes"] == 2 * 64 * document["context_bytes_per_token"]
     assert (memory["max_batch_size"], memory["workspace_bytes"]) == (2, 8 * 2**30)
@@ -272,7 +339,13 @@ def test_inspect_shows_plans_and_memory(
         (["draft", "--reproducible"], "--reproducible is for --backend tensorrt"),
         (["draft", "--timing-cache", "t"], "--timing-cache is for --backend tensorrt"),
         (["draft", *TENSORRT], "Missing option '--target'"),
-        (["draft", "--backend", "tensorflow"], "'tensorflow' is not one of 'onnx', 'tensorrt'"),
+        (["draft", "--gpu", "sm90"], "found 'sm90'; plans for other GPUs are TensorRT's own"),
+        (["draft", *TENSORRT, "--gpu", "sm120"], "--gpu is for --backend tensorrt-rtx"),
+        (["draft", "--gpu", "sm120", "--version-compatible"], "--version-compatible is for --backend tensorrt; Tens"),
+        (["draft", "--gpu", "sm80", "--hardware-compatibility", "none"], "--hardware-compatibility is for --backend"),
+        (["draft", "--backend", "tensorrt-rtx", "--timing-cache", "t"], "--timing-cache is for --backend tensorrt;"),
+        (["draft", "--gpu", "sm80", "--reproducible", "--timing-cache", "t"], "--timing-cache is for --backend"),
+        (["draft", "--backend", "tensorflow"], "'tensorflow' is not one of 'onnx', 'tensorrt', 'tensorrt-rtx'"),
         (["draft", *TENSORRT, "--workspace-gib", 0], "0.0 is not in the range"),
         (["draft", *TENSORRT, "--workspace-gib", "nan"], "--workspace-gib: expected a finite number, found nan"),
         (["draft", *TENSORRT, "--workspace-gib", "inf"], "--workspace-gib: expected a finite number, found inf"),

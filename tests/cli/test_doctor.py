@@ -262,7 +262,7 @@ def test_the_command_that_fixes_it_is_named(
     rows = {line.split("│")[1].strip(): line for line in output.splitlines() if line.startswith("│")}
     assert "nothing" in rows["onnx"]
     assert "build, generate" in rows["onnx"]
-    assert "\n  pip install 'dflash-trt[calibrate,observe,run,serve,triton]'\n" in output
+    assert "\n  pip install 'dflash-trt[calibrate,observe,rtx,run,serve,triton]'\n" in output
     assert platform.python_version() in rows["Python"]
     assert "pip" not in rows["Python"]
 

@@ -17,7 +17,7 @@ from dflash_trt.cli.doctor_machine import MachineFinding, examine, gpu_findings,
 from dflash_trt.engine.plans import tensorrt_api
 from dflash_trt.engine.plans.tensorrt_api import installed_library
 from dflash_trt.trtllm import contract
-from tests.contract.recorder import VERSIONS
+from tests.contract.host_runtime import VERSIONS
 from tests.paths import REPOSITORY
 
 
@@ -56,7 +56,7 @@ def test_tensorrt_is_what_brings_its_module(
         (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         (information / "top_level.txt").write_text("tensorrt\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert finding("tensorrt").found == found
+    assert finding("tensorrt").found == f"{found}, plans for the GPU that builds them"
 
 
 def test_every_missing_thing_has_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,9 @@ def test_extras_bring_what_doctor_says() -> None:
 
 def test_extras_of_the_gpu_machine_are_the_releases_that_were_read() -> None:
     extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert extras["tensorrt"] == [f"tensorrt>={'.'.join(map(str, tensorrt_api.OLDEST))}"]
+    oldest = {name: ".".join(map(str, runtime.oldest)) for name, runtime in tensorrt_api.RUNTIMES.items()}
+    assert extras["tensorrt"] == [f"tensorrt>={oldest['tensorrt']}"]
+    assert extras["rtx"][0].startswith(f"{tensorrt_api.RUNTIMES['tensorrt_rtx'].package}>={oldest['tensorrt_rtx']},")
     release, tensorrt = (requirement.partition("==")[::2] for requirement in extras["trtllm"])
     assert release == ("tensorrt_llm", contract.RELEASES[-1])
     assert tensorrt == ("tensorrt-cu13", VERSIONS[-1])

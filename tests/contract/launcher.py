@@ -22,8 +22,9 @@ class HostLauncher:
     def queued(self) -> Iterator[None]:
         yield
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+    def record(self, work: Callable[[], None], check: Callable[[], None]) -> Callable[[], None]:
         work()
+        check()
 
         def replay() -> None:
             self.launches += 1

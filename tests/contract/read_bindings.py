@@ -24,9 +24,11 @@ CLASSES = (
     "Builder", "IBuilderConfig", "INetworkDefinition", "IOptimizationProfile", "IHostMemory", "ITimingCache",
     "OnnxParser", "ParserError", "IProgressMonitor", "Logger", "IPluginRegistry", "IPluginCreatorV3One", "IPluginV3",
     "PluginField", "PluginFieldCollection", "Runtime", "ICudaEngine", "IExecutionContext", "EngineInspector",
+    "IRuntimeConfig", "IRuntimeCache",
 )  # fmt: skip
 ENUMS = (
-    "BuilderFlag", "ExecutionContextAllocationStrategy", "HardwareCompatibilityLevel", "LayerInformationFormat",
+    "BuilderFlag", "ComputeCapability", "CudaGraphStrategy", "DynamicShapesKernelSpecializationStrategy",
+    "ExecutionContextAllocationStrategy", "HardwareCompatibilityLevel", "LayerInformationFormat",
     "MemoryPoolType", "NetworkDefinitionCreationFlag", "PluginFieldType", "ProfilingVerbosity", "TensorIOMode",
     "TensorRTPhase",
 )  # fmt: skip
@@ -43,8 +45,8 @@ def describe(trt: Any) -> dict[str, Any]:
     return {
         "version": trt.__version__,
         "source": "tensorrt_cu13_bindings, docstrings of tensorrt.so",
-        "classes": {name: _describe_class(getattr(trt, name)) for name in CLASSES},
-        "enums": {name: sorted(getattr(trt, name).__members__) for name in ENUMS},
+        "classes": {name: _describe_class(getattr(trt, name)) for name in CLASSES if hasattr(trt, name)},
+        "enums": {name: sorted(getattr(trt, name).__members__) for name in ENUMS if hasattr(trt, name)},
         "functions": {name: _overloads(getattr(trt, name)) for name in FUNCTIONS},
     }
 

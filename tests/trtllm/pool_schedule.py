@@ -25,9 +25,9 @@ from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.session import Session, open_session
 from dflash_trt.trtllm.drafter_module import EngineDrafter
 from dflash_trt.trtllm.rank_engine import rank_engine
+from tests.contract.host_runtime import VERSIONS
 from tests.contract.launcher import HostLauncher
 from tests.contract.machine import pretend
-from tests.contract.recorder import VERSIONS
 from tests.featured import featured_draft
 from tests.fixtures_data import prompts
 from tests.paths import FIXTURES

@@ -23,9 +23,9 @@ from dflash_trt.trtllm.drafter_module import DFlash2EngineDrafter
 from dflash_trt.trtllm.registration import build_draft_model
 from tests.checkpoint.samples import edit_config
 from tests.contract.drafter_contract import contract_data
+from tests.contract.host_runtime import VERSIONS
 from tests.contract.launcher import HostLauncher
 from tests.contract.machine import pretend
-from tests.contract.recorder import VERSIONS
 from tests.decoding import greedy
 from tests.engines import build
 from tests.fixtures_data import prompts

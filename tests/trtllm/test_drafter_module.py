@@ -30,9 +30,9 @@ from dflash_trt.trtllm.rank_engine import DISTRIBUTED
 from dflash_trt.trtllm.registration import build_draft_model
 from tests.checkpoint.dialect_samples import write_dspark
 from tests.contract.drafter_contract import contract_data
+from tests.contract.host_runtime import VERSIONS
 from tests.contract.launcher import HostLauncher
 from tests.contract.machine import pretend
-from tests.contract.recorder import VERSIONS
 from tests.decoding import greedy
 from tests.engines import build
 from tests.featured import build_featured, featured_draft

@@ -9,7 +9,8 @@ from pathlib import Path
 from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.rules.checked_config import CheckedConfig, error
 from dflash_trt.engine.manifest import read_num_ranks
-from dflash_trt.engine.plans.plan import check_limits, check_precision
+from dflash_trt.engine.plans.plan import check_limits
+from dflash_trt.engine.plans.plan_gpus import check_precision
 from dflash_trt.errors import BuildError
 from dflash_trt.files.read import is_directory
 
@@ -62,7 +63,7 @@ def _precision(config: CheckedConfig) -> Iterator[Finding]:
     if config.gpus is None:
         return
     try:
-        check_precision(set(config.algorithms.values()), "none", config.gpus.gpu.compute_capability)
+        check_precision(set(config.algorithms.values()), [config.gpus.gpu.compute_capability])
     except BuildError as refused:
         yield Finding("precision", ERROR, MODEL, refused.message, refused.hint or "")
 

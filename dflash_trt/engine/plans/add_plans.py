@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -14,23 +15,40 @@ from dflash_trt.engine.engine_directory import ENGINE, is_engine, link
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, read_parts, sha256
 from dflash_trt.engine.plans import machine, tensorrt_api
 from dflash_trt.engine.plans.compile import TimingCache, build_plan
-from dflash_trt.engine.plans.plan import Plan, PlanOptions, check_limits, check_precision, is_served, profiles
-from dflash_trt.engine.plans.tensorrt_api import plugin_library
-from dflash_trt.files.write import OutputKind, new_directory, new_file
+from dflash_trt.engine.plans.jit_cache import is_of_plan
+from dflash_trt.engine.plans.plan import (
+    Here,
+    Plan,
+    PlanOptions,
+    check_gpus,
+    check_limits,
+    check_options,
+    is_served,
+    profiles,
+)
+from dflash_trt.engine.plans.plan_process import PlanJob, build_apart
+from dflash_trt.engine.plans.tensorrt_api import host_code, plugin_library
+from dflash_trt.files.write import OutputKind, new_directory, new_file, recover_abandoned
 
 
 def add_plans(directory: Path, options: PlanOptions | None = None, timing_cache: TimingCache | None = None) -> Manifest:
-    """Builds the plans of `directory` for this GPU and returns the manifest; plans that are still right stay.
+    """Builds the plans of `directory` and returns the manifest; plans that are still right stay.
+
+    TensorRT builds for this GPU; TensorRT-RTX for the GPUs of `options`, or for this one where they name none.
 
     Where ranks share the drafter, theirs are built in their place, all of them here: those of a graph differ in
-    weights only. Raises MissingDependencyError without TensorRT, GPU or plugin, BuildError when the GPU lacks the
-    graphs' precision, the plugin does not take the draft or `options`, or TensorRT refuses a graph; the directory then
-    serves ONNX Runtime as before, and keeps `options` for the next try where they can be right.
+    weights only. Raises MissingDependencyError without TensorRT, a GPU that is asked for or the plugin, BuildError when
+    a GPU lacks the graphs' precision, the plugin or the chosen TensorRT does not take the draft or `options`, or
+    TensorRT refuses a graph; the directory then serves ONNX Runtime as before, and keeps `options` for the next try
+    where they can be right.
     """
+    for folder in (directory, directory.absolute().parent):  # what a killed process left of manifest or directory
+        recover_abandoned(folder)
     manifest = read_manifest(directory)
     options = options or manifest.plan_options or PlanOptions()
     algorithms = manifest.quantization.algorithms()
-    check_precision(algorithms, options.hardware_compatibility, None)
+    check_options(options, has_timing_cache=timing_cache is not None)
+    check_gpus(algorithms, options)
     check_limits(manifest.draft, options.max_batch_size, options.max_seq_len)
     if options != manifest.plan_options:
         manifest = msgspec.structs.replace(manifest, plan_options=options)
@@ -41,19 +59,28 @@ def add_plans(directory: Path, options: PlanOptions | None = None, timing_cache:
         for place, _ in read_parts(directory, manifest):
             add_plans(place, options, timing_cache)
         return manifest
-    trt, gpu, plugin = tensorrt_api.load_tensorrt(), machine.gpu(), plugin_library()
-    check_precision(algorithms, options.hardware_compatibility, gpu.sm)
-    machine_facts = {"tensorrt": str(trt.__version__), "gpu": gpu.name, "compute_capability": gpu.compute_capability}
+    trt = tensorrt_api.load_tensorrt(options.runtime)
+    capabilities, gpu = options.compute_capabilities, None
+    if not capabilities:
+        gpu = machine.gpu()
+        capabilities = (gpu.compute_capability,)
+        check_gpus(algorithms, msgspec.structs.replace(options, compute_capabilities=capabilities))
+    is_measured = options.runtime == "tensorrt"
+    plugin = plugin_library(needs_kernels=is_measured)
+    plugin_sha256 = sha256(plugin) if options.version_compatible else host_code(plugin)
     wanted = {
         name: Plan(
             file=f"{name}.plan",
             made_from={file: manifest.sha256[file] for file in (graph.file, *_weight_files(directory / graph.file))},
-            plugin_sha256=sha256(plugin) if graph.reads_context else None,
+            runtime=options.runtime,
+            version=str(trt.__version__),
+            gpu=gpu.name if gpu and is_measured else None,
+            compute_capabilities=capabilities,
+            plugin_sha256=plugin_sha256 if graph.reads_context else None,
             workspace_bytes=options.workspace_bytes,
             hardware_compatibility=options.hardware_compatibility,
             version_compatible=options.version_compatible,
             profiles=profiles(name, options),
-            **machine_facts,
         )
         for name, graph in manifest.graphs.items()
     }
@@ -61,13 +88,23 @@ def add_plans(directory: Path, options: PlanOptions | None = None, timing_cache:
     if not due:
         return manifest
     registered = manifest.plugin
-    tensorrt_api.load_plugin(trt, plugin, registered.name, registered.version, registered.namespace)
+    if is_measured:
+        tensorrt_api.load_plugin(trt, plugin, registered.name, registered.version, registered.namespace)
     with new_directory(directory, ENGINE, force=True) as temporary:
         _link_files(directory, temporary, leave_out={MANIFEST, *(wanted[name].file for name in due)})
         for name in due:
-            plan = wanted[name]
+            plan, graph = wanted[name], manifest.graphs[name]
+            if not is_measured:
+                build_apart(
+                    PlanJob(
+                        directory=str(directory), name=name, graph=graph, options=options,
+                        compute_capabilities=capabilities, output=str(temporary / plan.file), parent=os.getpid(),
+                        plugin=(str(plugin), registered.name, registered.version, registered.namespace),
+                    )
+                )  # fmt: skip
+                continue
             content = build_plan(
-                trt, directory, manifest.graphs[name], plan.profiles, options,
+                trt, directory, graph, plan.profiles, options, compute_capabilities=capabilities,
                 plugin=plugin if plan.plugin_sha256 else None, timing_cache=timing_cache,
             )  # fmt: skip
             (temporary / plan.file).write_bytes(content)
@@ -78,12 +115,15 @@ def add_plans(directory: Path, options: PlanOptions | None = None, timing_cache:
     return manifest
 
 
-def _is_due(old: Plan | None, wanted: Plan, gpu: machine.Gpu) -> bool:
+def _is_due(old: Plan | None, wanted: Plan, gpu: machine.Gpu | None) -> bool:
     """Whether a plan must be built: it is missing, was made from or for something else, or does not run here."""
-    if old is None or not is_served(old, gpu, wanted.tensorrt):
+    if old is None or old == wanted:
+        return old is None
+    if gpu is None or wanted.runtime == "tensorrt_rtx":
         return True
-    here = {"gpu": old.gpu, "compute_capability": old.compute_capability, "tensorrt": old.tensorrt}
-    return msgspec.structs.replace(wanted, **here) != old
+    here = Here(runtime=wanted.runtime, version=wanted.version, gpu=gpu, plugin_sha256=wanted.plugin_sha256)
+    built = {"gpu": old.gpu, "compute_capabilities": old.compute_capabilities, "version": old.version}
+    return not is_served(old, here) or msgspec.structs.replace(wanted, **built) != old
 
 
 def _weight_files(graph: Path) -> list[str]:
@@ -95,9 +135,11 @@ def _weight_files(graph: Path) -> list[str]:
 
 
 def _link_files(directory: Path, temporary: Path, *, leave_out: set[str]) -> None:
-    """Links everything else into `temporary`, files of other origin included."""
+    """Links everything else into `temporary`, files of other origin included, without kernels of plans left out."""
 
     def left_out(folder: str, names: list[str]) -> set[str]:
-        return leave_out if Path(folder) == directory else set()
+        if Path(folder) != directory:
+            return set()
+        return leave_out | {name for name in names if any(is_of_plan(name, plan) for plan in leave_out)}
 
     shutil.copytree(directory, temporary, copy_function=link, symlinks=True, ignore=left_out, dirs_exist_ok=True)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dflash_trt.engine.plans.plan import PlanOptions, Profile, shapes
-from dflash_trt.engine.plans.tensorrt_api import make_logger
+from dflash_trt.engine.plans.plan_gpus import sm_name
+from dflash_trt.engine.plans.tensorrt_api import RUNTIMES, make_logger
 from dflash_trt.engine.signatures import Graph
 from dflash_trt.errors import BuildError
 from dflash_trt.files.read import read_bytes
@@ -39,21 +40,27 @@ def build_plan(
     graph_profiles: Sequence[Profile],
     options: PlanOptions,
     *,
+    compute_capabilities: Sequence[str],
     plugin: Path | None,
     timing_cache: TimingCache | None,
 ) -> memoryview:
     """The serialised plan of one graph, strongly typed; `plugin` is embedded in a version-compatible one.
 
-    Raises BuildError when TensorRT refuses.
+    TensorRT builds for the GPU that is here, TensorRT-RTX for `compute_capabilities`. Raises BuildError when either
+    refuses.
     """
     logger = make_logger(trt)
     builder = trt.Builder(logger)
-    network = _network(trt, builder, logger, directory / graph.file)
+    title = f"{RUNTIMES[options.runtime].title} {trt.__version__}"
+    network = _network(trt, builder, logger, directory / graph.file, title)
     config = builder.create_builder_config()
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)
-    config.hardware_compatibility_level = getattr(
-        trt.HardwareCompatibilityLevel, HARDWARE_LEVELS[options.hardware_compatibility]
-    )
+    if options.runtime == "tensorrt_rtx":
+        _choose_gpus(trt, config, compute_capabilities)
+    else:
+        config.hardware_compatibility_level = getattr(
+            trt.HardwareCompatibilityLevel, HARDWARE_LEVELS[options.hardware_compatibility]
+        )
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # what the engine inspector says; costs no time
     config.max_aux_streams = 0  # one stream: a CUDA graph of a plan is then a chain without joins
     if options.version_compatible:
@@ -70,12 +77,20 @@ def build_plan(
         plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise BuildError(
-            f"{graph.file}: TensorRT {trt.__version__} built no plan; its messages are above",
+            f"{graph.file}: {title} built no plan; its messages are above",
             hint="build another --recipe, give more --workspace-gib, or try another TensorRT version",
         )
     if timing_cache is not None:
         timing_cache.save(config)
     return memoryview(plan)
+
+
+def _choose_gpus(trt: Any, config: Any, compute_capabilities: Sequence[str]) -> None:
+    """Without a list, plans would be for any GPU, with FP4 for those that have none."""
+    config.num_compute_capabilities = len(compute_capabilities)
+    for index, capability in enumerate(compute_capabilities):
+        config.set_compute_capability(getattr(trt.ComputeCapability, sm_name(capability).upper()), index)
+    config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)  # what stream capture asks for
 
 
 def _optimization_profile(builder: Any, graph: Graph, profile: Profile) -> Any:
@@ -96,7 +111,7 @@ def _refused_profile(graph: Graph, profile: Profile) -> BuildError:
     )
 
 
-def _network(trt: Any, builder: Any, logger: Any, file: Path) -> Any:
+def _network(trt: Any, builder: Any, logger: Any, file: Path, title: str) -> Any:
     """The strongly typed network of `file`; BuildError names the nodes that the parser refuses."""
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
@@ -104,7 +119,7 @@ def _network(trt: Any, builder: Any, logger: Any, file: Path) -> Any:
         errors = [parser.get_error(index) for index in range(parser.num_errors)]
         nodes = (f"{e.node_name()} ({e.node_operator()}): " if e.node_name() else "" for e in errors)
         raise BuildError(
-            f"{file}: expected a graph that TensorRT {trt.__version__} reads, found:"
+            f"{file}: expected a graph that {title} reads, found:"
             + "".join(f"\n  {node}{error.desc()}" for node, error in zip(nodes, errors, strict=True)),
             hint="choose another --recipe for the layer named above, or another TensorRT version",
         )

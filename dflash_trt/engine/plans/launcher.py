@@ -25,8 +25,8 @@ class Launcher(Protocol):
     def queued(self) -> AbstractContextManager[None]:
         """Context in which torch's own operations are queued here as well."""
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Runs `work` once, then returns a call that repeats it on the same addresses."""
+    def record(self, work: Callable[[], None], check: Callable[[], None] | None = None) -> Callable[[], None]:
+        """Runs `work` once, then `check`, and returns a call that repeats `work` on the same addresses."""
 
 
 class CudaLauncher:
@@ -59,11 +59,13 @@ class CudaLauncher:
             yield
         caller.wait_stream(self._stream)
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Captures a CUDA graph after one run in which TensorRT, torch.compile and kernels initialise."""
+    def record(self, work: Callable[[], None], check: Callable[[], None] | None = None) -> Callable[[], None]:
+        """Captures a CUDA graph after one run in which TensorRT, torch.compile and kernels initialise, and `check`."""
         with self.queued():
             work()
         self._stream.synchronize()
+        if check is not None:
+            check()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
             work()
@@ -80,7 +82,7 @@ class EagerLauncher:
         """An empty context: there is no other queue."""
         return nullcontext()
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+    def record(self, work: Callable[[], None], check: Callable[[], None] | None = None) -> Callable[[], None]:
         """`work` itself."""
         return work
 
@@ -102,7 +104,9 @@ class CurrentStreamLauncher:
         """An empty context: this is the caller's stream."""
         return nullcontext()
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+    def record(self, work: Callable[[], None], check: Callable[[], None] | None = None) -> Callable[[], None]:
         """`work` itself, after a first run in which TensorRT and the plugin initialise outside any capture."""
         work()
+        if check is not None:
+            check()
         return work

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-PACKAGES = ("tensorrt", "tensorrt_lean", "tensorrt_lean_bindings")
+PACKAGES = ("tensorrt", "tensorrt_lean", "tensorrt_lean_bindings", "tensorrt_rtx_bindings")
 NAMESPACE = "dflash_trt"
 
 

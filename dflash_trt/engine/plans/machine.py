@@ -9,6 +9,7 @@ from ctypes import POINTER, byref, c_char, c_int
 
 import msgspec
 
+from dflash_trt.engine.plans.plan_gpus import sm_of
 from dflash_trt.errors import MissingDependencyError
 
 DRIVER = "libcuda.so.1"
@@ -28,20 +29,30 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     @property
     def sm(self) -> tuple[int, int]:
         """The compute capability as numbers."""
-        major, minor = self.compute_capability.split(".")
-        return int(major), int(minor)
+        return sm_of(self.compute_capability)
 
 
 def visible_gpus() -> list[Gpu]:
     """The GPUs that this process may use (CUDA_VISIBLE_DEVICES applies); MissingDependencyError without a driver."""
-    try:
-        cuda = ctypes.CDLL(DRIVER)
-    except OSError:
-        raise MissingDependencyError(f"no NVIDIA driver found ({DRIVER})", hint=FIX) from None
+    cuda = _driver()
     _check(cuda.cuInit(0), "cuInit")
     count = c_int()
     _check(cuda.cuDeviceGetCount(byref(count)), "cuDeviceGetCount")
     return [_gpu(cuda, index) for index in range(count.value)]
+
+
+def driver_version() -> str:
+    """CUDA version of the driver, such as 13.0; MissingDependencyError without one."""
+    cuda, version = _driver(), c_int()
+    _check(cuda.cuDriverGetVersion(byref(version)), "cuDriverGetVersion")
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def _driver() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(DRIVER)
+    except OSError:
+        raise MissingDependencyError(f"no NVIDIA driver found ({DRIVER})", hint=FIX) from None
 
 
 def gpu(index: int = 0) -> Gpu:

@@ -1,34 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """TensorRT plans in an engine directory: options, optimisation profiles, plan files, and the machines that run them.
 
-There is a profile for each batch size of TensorRT-LLM's CUDA graphs, with kernels chosen for its size.
+TensorRT's have a profile for each batch size of TensorRT-LLM's CUDA graphs, with kernels chosen for its size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import log
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from dflash_trt import _C
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.engine.plans.machine import Gpu
+from dflash_trt.engine.plans.plan_gpus import check_precision, check_served, sm_of
+from dflash_trt.engine.plans.tensorrt_api import RUNTIMES, RuntimeName
 from dflash_trt.engine.signatures import MAX_CONTEXT, PAGE_SIZES, Graph
 from dflash_trt.errors import BuildError, EngineError
 from dflash_trt.files.command import quoted
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Version = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}\.[0-9]{1,9}(\.[0-9A-Za-z+]{1,20})*\Z")]
+ComputeCapability = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,3}\.[0-9]\Z")]
 Compatibility = Literal["none", "same_compute_capability", "ampere_plus"]
 DEFAULT_WORKSPACE_BYTES = 4 * 2**30
 SMALLEST_ROWS = 16  # context rows of a decode step with few requests; below, only launch overhead is left
 MOST_PAGES = MAX_CONTEXT // PAGE_SIZES[0]
 COARSE_ROWS = 256  # up to here weights are what a GEMM waits for, so that padding to the next power of 4 is free
 GRAPHS = ("context", "draft")
-# The first GPUs whose tensor cores read a number format (TensorRT support matrix).
-LOWEST_SM = {"FP8": (8, 9), "FP4": (10, 0)}
+RTX_PROFILES = 4  # TensorRT-RTX compiles the kernels of each on the GPU, at the first start
 
 
 def graph_batch_sizes(largest: int) -> list[int]:
@@ -51,6 +54,20 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """none: plans for exactly the GPU model they were built on."""
     version_compatible: bool = False
     """Plans for later TensorRT versions of the same major, too; the plugin is embedded in them."""
+    runtime: RuntimeName = "tensorrt"
+    """Which TensorRT builds the plans and runs them."""
+    compute_capabilities: tuple[ComputeCapability, ...] = ()
+    """GPUs that TensorRT-RTX builds for; none: the one that is here."""
+
+    def changed(self, **changes: Any) -> PlanOptions:
+        """These options with `changes`; for another TensorRT, without what only this one has."""
+        if changes.get("runtime", self.runtime) != self.runtime:
+            changes = {
+                "hardware_compatibility": "none",
+                "version_compatible": False,
+                "compute_capabilities": (),
+            } | changes
+        return msgspec.structs.replace(self, **changes)
 
 
 class Range(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,11 +88,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     file: str
     made_from: dict[str, str]
     """sha256 of the graph and of the weight files it points into, by name."""
-    tensorrt: Version
-    gpu: str
-    compute_capability: str
+    runtime: RuntimeName
+    version: Version
+    """Release of that TensorRT."""
+    gpu: str | None
+    """Model on which TensorRT chose its kernels; TensorRT-RTX chooses them where the plan runs."""
+    compute_capabilities: tuple[ComputeCapability, ...]
+    """GPUs it was built for."""
     plugin_sha256: str | None
-    """sha256 of the plugin library it was built with; None for a plan without the plugin."""
+    """sha256 of the plugin's host code, or of the library that the plan carries; None for a plan without the plugin."""
     workspace_bytes: int
     hardware_compatibility: Compatibility
     version_compatible: bool
@@ -87,49 +108,64 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.plugin_sha256 is not None and not self.version_compatible
 
 
-def check_plan(
-    plan: Plan, directory: Path, sha256: dict[str, str], gpu: Gpu, tensorrt: str, plugin_sha256: str | None
-) -> None:
+def check_options(options: PlanOptions, *, has_timing_cache: bool = False) -> None:
+    """Raises BuildError, by the option's name, for what the chosen TensorRT does not have."""
+    rtx = "TensorRT-RTX builds for a list of GPUs (--gpu) and chooses kernels where a plan runs"
+    given = {
+        "--gpu": options.runtime == "tensorrt" and bool(options.compute_capabilities),
+        "--hardware-compatibility": options.runtime == "tensorrt_rtx" and options.hardware_compatibility != "none",
+        "--version-compatible": options.runtime == "tensorrt_rtx" and options.version_compatible,
+        "--timing-cache": options.runtime == "tensorrt_rtx" and has_timing_cache,
+    }
+    for option, is_given in given.items():
+        if is_given:
+            why = "TensorRT builds on the GPU that runs the plan" if option == "--gpu" else rtx
+            raise BuildError(
+                f"{option}: expected an option of {RUNTIMES[options.runtime].title}, found one that it does not have",
+                hint=f"leave it out: {why}",
+            )
+
+
+def check_gpus(algorithms: Collection[str], options: PlanOptions) -> None:
+    """Raises BuildError for number formats, or a TensorRT, that one of the GPUs in `options` lacks."""
+    if options.runtime == "tensorrt_rtx":
+        check_served(options.compute_capabilities)
+    capabilities = {sm_of(capability) for capability in options.compute_capabilities}
+    if options.hardware_compatibility == "ampere_plus":
+        capabilities.add((8, 0))  # where its plans must run, too
+    check_precision(algorithms, capabilities)
+
+
+class Here(msgspec.Struct, frozen=True, kw_only=True):
+    """This process, as a plan depends on it."""
+
+    runtime: RuntimeName
+    version: str
+    gpu: Gpu
+    plugin_sha256: str | None
+    """Hash of what is here, as Plan has that of what it was built with."""
+
+
+def check_plan(plan: Plan, directory: Path, sha256: dict[str, str], here: Here) -> None:
     """Raises EngineError, naming both sides, when `plan` does not fit its directory's files or this machine."""
-    built = f"SM {plan.compute_capability} ({plan.gpu}) with TensorRT {plan.tensorrt}"
-    here = f"SM {gpu.compute_capability} ({gpu.name}) with TensorRT {tensorrt}"
+    gpu = here.gpu
+    model = f" ({plan.gpu})" if plan.gpu else ""
+    built = f"SM {', '.join(plan.compute_capabilities)}{model} with {RUNTIMES[plan.runtime].title} {plan.version}"
+    found = f"SM {gpu.compute_capability} ({gpu.name}) with {RUNTIMES[here.runtime].title} {here.version}"
     rebuild = f"rebuild: dflash-trt build --plans-for {quoted(directory)}"
     for name, expected in plan.made_from.items():
-        if (found := sha256.get(name)) != expected:
+        if (actual := sha256.get(name)) != expected:
             raise EngineError(
-                f"{directory / plan.file}: built from {name}: expected sha256 {expected}, found {found}", hint=rebuild
+                f"{directory / plan.file}: built from {name}: expected sha256 {expected}, found {actual}", hint=rebuild
             )
-    if not is_served(plan, gpu, tensorrt):
-        raise EngineError(f"{directory / plan.file}: built for {built}: expected it here, found {here}", hint=rebuild)
-    if plan.needs_plugin and plan.plugin_sha256 != plugin_sha256:
+    if not is_served(plan, here):
+        raise EngineError(f"{directory / plan.file}: built for {built}: expected it here, found {found}", hint=rebuild)
+    if plan.needs_plugin and plan.plugin_sha256 != here.plugin_sha256:
         raise EngineError(
-            f"{directory / plan.file}: expected the plugin library it was built with, sha256 {plan.plugin_sha256},"
-            f" found {plugin_sha256}",
+            f"{directory / plan.file}: expected the plugin it was built with, host code sha256 {plan.plugin_sha256},"
+            f" found {here.plugin_sha256}",
             hint=rebuild,
         )
-
-
-def check_precision(
-    algorithms: Collection[str], hardware_compatibility: Compatibility, compute_capability: tuple[int, int] | None
-) -> None:
-    """Raises BuildError for weights or a cache that no kernel of the asked-for GPUs reads."""
-    for kind, lowest in LOWEST_SM.items():
-        needing = sorted(algorithm for algorithm in algorithms if kind in algorithm)
-        if not needing:
-            continue
-        if hardware_compatibility == "ampere_plus":
-            raise BuildError(
-                f"hardware_compatibility: expected none or same_compute_capability with {needing[0]},"
-                " found ampere_plus, whose plans must run on SM 8.0",
-                hint="give --hardware-compatibility same_compute_capability or none, or build --recipe bf16",
-            )
-        if compute_capability is not None and compute_capability < lowest:
-            needed, here = (".".join(map(str, version)) for version in (lowest, compute_capability))
-            recipes = "fp8 or bf16" if kind == "FP4" and compute_capability >= LOWEST_SM["FP8"] else "bf16"
-            raise BuildError(
-                f"{needing[0]}: expected a GPU of SM {needed} or newer, found SM {here}",
-                hint=f"build --recipe {recipes}",
-            )
 
 
 def check_limits(spec: PartialDraftSpec, max_batch_size: int, max_seq_len: int) -> None:
@@ -170,18 +206,18 @@ def _attributes(spec: PartialDraftSpec) -> _C.KVInjectionAttributes:
     )
 
 
-def is_served(plan: Plan, gpu: Gpu, tensorrt: str) -> bool:
+def is_served(plan: Plan, here: Here) -> bool:
     """Whether `plan` runs on this GPU with this TensorRT."""
-    built, here = _numbers(plan.tensorrt), _numbers(tensorrt)
-    is_version_served = built == here or (plan.version_compatible and built[0] == here[0] and built <= here)
+    built, version, gpu = _numbers(plan.version), _numbers(here.version), here.gpu
+    is_version_served = built == version or (plan.version_compatible and built[0] == version[0] and built <= version)
     match plan.hardware_compatibility:
         case "none":
-            is_gpu_served = (plan.gpu, plan.compute_capability) == (gpu.name, gpu.compute_capability)
+            is_gpu_served = plan.gpu in (None, gpu.name) and gpu.compute_capability in plan.compute_capabilities
         case "same_compute_capability":
-            is_gpu_served = plan.compute_capability == gpu.compute_capability
+            is_gpu_served = gpu.compute_capability in plan.compute_capabilities
         case "ampere_plus":
-            is_gpu_served = _numbers(gpu.compute_capability) >= (8, 0)
-    return is_gpu_served and is_version_served
+            is_gpu_served = gpu.sm >= (8, 0)
+    return plan.runtime == here.runtime and is_gpu_served and is_version_served
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -191,18 +227,26 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def profiles(graph: str, options: PlanOptions) -> tuple[Profile, ...]:
     """The profiles of a graph, by rising size; B and T are fixed in each, because shorter calls are padded."""
+    thin = few if options.runtime == "tensorrt_rtx" else list
     if graph == "context":
-        return tuple({"T": Range(min=T, opt=T, max=T)} for T in row_buckets(options.max_num_tokens))
+        return tuple({"T": Range(min=T, opt=T, max=T)} for T in thin(row_buckets(options.max_num_tokens)))
     slots = options.max_batch_size + 1  # TensorRT-LLM's context arena has one more, for padding
     # Only the plugin reads the page table, so there is nothing to tune.
     table = {axis: Range(min=1, opt=1, max=size) for axis, size in (("slots", slots), ("pages", MOST_PAGES))}
-    return tuple({"B": Range(min=B, opt=B, max=B), **table} for B in graph_batch_sizes(options.max_batch_size))
+    return tuple({"B": Range(min=B, opt=B, max=B), **table} for B in thin(graph_batch_sizes(options.max_batch_size)))
 
 
 def row_buckets(largest: int) -> list[int]:
     """16, 64, 256, 512, 1024, ... and the largest."""
     doubling = (COARSE_ROWS << i for i in range(largest.bit_length()))
     return sorted({rows for rows in (SMALLEST_ROWS, 4 * SMALLEST_ROWS, *doubling) if rows < largest} | {largest})
+
+
+def few(sizes: list[int]) -> list[int]:
+    """At most RTX_PROFILES of `sizes`, in about equal ratios, the smallest and the largest among them."""
+    growth = (sizes[-1] / sizes[0]) ** (1 / (RTX_PROFILES - 1))
+    wanted = [sizes[0] * growth**step for step in range(RTX_PROFILES)]
+    return sorted({min((abs(log(size / near)), size) for size in sizes)[1] for near in wanted})
 
 
 def shapes(graph: Graph, profile: Profile) -> dict[str, tuple[list[int], list[int], list[int]]]:

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from dflash_trt.engine.executor import AllReduce
-from dflash_trt.engine.manifest import Manifest, sha256
+from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plans import machine, tensorrt_api
+from dflash_trt.engine.plans.jit_cache import JitCache, jit_cache_file
 from dflash_trt.engine.plans.launcher import Launcher
-from dflash_trt.engine.plans.plan import Plan, check_plan
-from dflash_trt.engine.plans.tensorrt_api import plugin_library
+from dflash_trt.engine.plans.machine import Gpu
+from dflash_trt.engine.plans.plan import Here, Plan, check_plan
+from dflash_trt.engine.plans.tensorrt_api import RUNTIMES, host_code, plugin_library
 from dflash_trt.engine.recorded_executor import RecordedGraph, graph_tensors
 from dflash_trt.engine.signatures import num_segments, segment_name, stream_names
 from dflash_trt.errors import EngineError
@@ -44,7 +46,7 @@ class PlanRunner(RecordedGraph):
 
     def __init__(
         self, trt: Any, runtime: Any, file: Path, plan: Plan, *, axis: str, tensors: Mapping[str, Tensor],
-        cached: frozenset[str], launcher: Launcher, workspace: Workspace | None = None,
+        cached: frozenset[str], launcher: Launcher, gpu: Gpu, workspace: Workspace | None = None,
     ) -> None:  # fmt: skip
         """`tensors` are inputs and outputs by name, sized for the largest profile; those in `cached` have no `axis`.
 
@@ -53,23 +55,46 @@ class PlanRunner(RecordedGraph):
         """
         self._file = file
         self._trt = trt
+        self._title = f"{RUNTIMES[plan.runtime].title} {trt.__version__}"
         self._launcher = launcher
         self.tensors = tensors
         self._cached = cached
         self._engine = runtime.deserialize_cuda_engine(file.read_bytes())
         self._expect(self._engine is not None, "a plan that this TensorRT loads")
+        strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        self._jit_cache: JitCache | None = None
+        self._how: Any = strategy  # the argument of create_execution_context
+        if plan.runtime == "tensorrt_rtx":
+            self._how = self._engine.create_runtime_config()
+            self._how.set_execution_context_allocation_strategy(strategy)
+            self._jit_cache = self._configure(self._how, jit_cache_file(file, gpu))
         sizes = [profile[axis].max for profile in plan.profiles]
         self._memory = (workspace or Workspace()).of(self._engine.device_memory_size_v2, launcher.device)
         self._contexts = {rows: self._context(index, rows) for index, rows in enumerate(sizes)}
-        super().__init__(tensors, sizes, lambda rows: launcher.record(self._work(self._contexts[rows])))
+        super().__init__(tensors, sizes, self._record)
+        if self._jit_cache is not None:
+            self._jit_cache.save()
 
     def close(self) -> None:
         """Frees the plan and its contexts now."""
         super().close()
         self._contexts.clear()
 
+    def _configure(self, config: Any, file: Path) -> JitCache:
+        """Kernels for each profile's shapes before the first call: a graph captured after it would keep fallbacks.
+
+        TensorRT-RTX captures none of its own inside ours.
+        """
+        trt = self._trt
+        config.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
+        config.cuda_graph_strategy = trt.CudaGraphStrategy.DISABLED
+        runtime_cache = config.create_runtime_cache()
+        jit_cache = JitCache(runtime_cache, file)
+        self._expect(config.set_runtime_cache(runtime_cache), "a runtime cache")
+        return jit_cache
+
     def _context(self, profile: int, rows: int) -> Any:
-        context = self._engine.create_execution_context(self._trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+        context = self._engine.create_execution_context(self._how)
         self._expect(context is not None, "a plan whose calls fit this GPU's memory")
         try:
             chosen = context.set_optimization_profile_async(profile, self._launcher.handle)
@@ -84,16 +109,28 @@ class PlanRunner(RecordedGraph):
             self._expect(context.set_tensor_address(name, tensor.data_ptr()), f"tensor {name}")
         return context
 
+    def _record(self, rows: int) -> Callable[[], None]:
+        context = self._contexts[rows]
+        return self._launcher.record(self._work(context), self._check(context))
+
     def _work(self, context: Any) -> Callable[[], None]:
         def work() -> None:
             self._expect(context.execute_async_v3(self._launcher.handle), "a call that TensorRT queues")
 
         return work
 
+    def _check(self, context: Any) -> Callable[[], None]:
+        def check() -> None:
+            if self._jit_cache is not None:
+                stream = self._launcher.handle
+                self._expect(context.is_stream_capturable(stream), "a call that a CUDA graph can capture")
+
+        return check
+
     def _expect(self, is_right: bool, what: str) -> None:
         if not is_right:
             raise EngineError(
-                f"{self._file}: expected {what}, found it refused by TensorRT {self._trt.__version__} (messages above)",
+                f"{self._file}: expected {what}, found it refused by {self._title} (messages above)",
                 hint=f"rebuild: dflash-trt build --plans-for {quoted(self._file.parent)}",
             )
 
@@ -106,12 +143,14 @@ class PlanLoader:
         self._directory = directory
         self._manifest = manifest
         self._launcher = launcher
-        self._trt, gpu = tensorrt_api.load_tensorrt(), machine.gpu(launcher.device.index or 0)
         plans = manifest.plans.values()
+        runtime = next(iter(plans)).runtime
+        self._trt, self._gpu = tensorrt_api.load_tensorrt(runtime), machine.gpu(launcher.device.index or 0)
         library = plugin_library() if any(plan.needs_plugin for plan in plans) else None
-        library_sha256 = None if library is None else sha256(library)
+        plugin_sha256 = None if library is None else host_code(library)
+        here = Here(runtime=runtime, version=str(self._trt.__version__), gpu=self._gpu, plugin_sha256=plugin_sha256)
         for plan in plans:
-            check_plan(plan, directory, manifest.sha256, gpu, str(self._trt.__version__), library_sha256)
+            check_plan(plan, directory, manifest.sha256, here)
         if library is not None:
             plugin = manifest.plugin
             tensorrt_api.load_plugin(self._trt, library, plugin.name, plugin.version, plugin.namespace)
@@ -140,6 +179,7 @@ class PlanLoader:
             tensors=tensors,
             cached=frozenset(cached),
             launcher=self._launcher,
+            gpu=self._gpu,
             workspace=workspace,
         )
 

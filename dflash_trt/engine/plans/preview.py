@@ -32,8 +32,10 @@ def trtexec_commands(
 ) -> list[str]:
     """What `add_plans` would build of the engine of a draft that `num_ranks` ranks share, one shell line a plan.
 
-    The engine need not be there yet, nor TensorRT or a GPU.
+    The engine need not be there yet, nor TensorRT or a GPU. None for TensorRT-RTX, which has no trtexec.
     """
+    if options.runtime == "tensorrt_rtx":
+        return []
     parts = [engine / shard.directory for shard in shards(num_ranks)] or [engine]
     # An FP8 cache has the same axes.
     graphs = graph_signatures(shard_spec(spec, num_ranks), fp8_cache=False, is_shard=num_ranks > 1)

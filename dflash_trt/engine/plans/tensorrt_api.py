@@ -1,47 +1,86 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one door to the tensorrt module and our plugin's library.
+"""The one door to NVIDIA's two TensorRTs and our plugin's library.
 
-Written against the bindings 10.15.1 and 11.4.0, not yet run with libnvinfer.
+TensorRT builds plans on the GPU that runs them. TensorRT-RTX builds them on any machine, for a list of GPUs.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import re
+import sys
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from dflash_trt import _C
 from dflash_trt.errors import EngineError, MissingDependencyError
 
-# The oldest release whose bindings every call of ours was compared with (tests/contract). The graphs alone would allow
-# an older one: the ONNX parser of 10.10 reads them. B300 begins with 10.14.1.
-OLDEST = (10, 15)
+SAID = ("WARNING", "ERROR", "INTERNAL_ERROR")
+INT64_INPUT = "has Int64 binding."  # a warning of the parser: older ones took INT32 for it
+RuntimeName = Literal["tensorrt", "tensorrt_rtx"]
 VARIABLE = "DFLASH_TRT_PLUGIN"
+RTX_NAME = "libtensorrt_rtx.so"
 NAME = "libdflash_trt_plugins.so"
 BUILD = (
     "cmake -S plugins -B build/plugins -DDFLASH_CUDA=ON && cmake --build build/plugins, "
     f"then export {VARIABLE}=build/plugins/{NAME}"
 )
 WITH_KERNELS = "in the source directory: pip install --no-deps --editable . -C cmake.define.DFLASH_CUDA=ON"
-INSTALL = "on the GPU machine: pip install 'dflash-trt[tensorrt]'"
 
 
-def load_tensorrt() -> Any:
-    """The module. Raises MissingDependencyError where it is missing, broken or older than `OLDEST`."""
+class Runtime(NamedTuple):
+    """How one of the two is installed and found."""
+
+    title: str
+    package: str
+    module: str
+    oldest: tuple[int, int]
+    """Oldest release whose bindings every call of ours was compared with (tests/contract)."""
+    install: str
+
+
+# The graphs alone would allow an older TensorRT: the ONNX parser of 10.10 reads them. B300 begins with 10.14.1.
+RUNTIMES: dict[RuntimeName, Runtime] = {
+    "tensorrt": Runtime(
+        "TensorRT", "tensorrt", "tensorrt", (10, 15), "on the GPU machine: pip install 'dflash-trt[tensorrt]'"
+    ),
+    "tensorrt_rtx": Runtime(
+        "TensorRT-RTX", "tensorrt_rtx_cu13_bindings", "tensorrt_rtx_bindings", (1, 7), "pip install 'dflash-trt[rtx]'"
+    ),
+}
+
+
+def load_tensorrt(name: RuntimeName) -> Any:
+    """The module. Raises MissingDependencyError where it is missing, broken or older than we know."""
+    runtime = RUNTIMES[name]
+    expected = f"expected the package {runtime.package} {'.'.join(map(str, runtime.oldest))} or newer"
     try:
-        trt = importlib.import_module("tensorrt")
+        trt = importlib.import_module(runtime.module)
     except (ImportError, OSError) as error:
-        raise MissingDependencyError(
-            f"expected the package tensorrt {'.'.join(map(str, OLDEST))} or newer, found: {error}", hint=INSTALL
-        ) from None
-    if version_of(str(trt.__version__)) < OLDEST:
-        raise MissingDependencyError(
-            f"expected the package tensorrt {'.'.join(map(str, OLDEST))} or newer, found {trt.__version__}",
-            hint="pip install --upgrade 'dflash-trt[tensorrt]'",
-        )
+        raise MissingDependencyError(f"{expected}, found: {error}", hint=runtime.install) from None
+    if version_of(str(trt.__version__)) < runtime.oldest:
+        upgrade = runtime.install.replace("pip install", "pip install --upgrade")
+        raise MissingDependencyError(f"{expected}, found {trt.__version__}", hint=upgrade)
+    if name == "tensorrt_rtx":
+        _name_library()
     return trt
+
+
+def _name_library() -> None:
+    """Gives the loaded libtensorrt_rtx.so.1 the name libtensorrt_rtx.so as well.
+
+    The ONNX parser opens that name at the first plugin and ends the process where nothing has it; NVIDIA's wheel has
+    the other file alone. Ours is empty and needs the other (cpp/tensorrt_rtx), so that the loader finds it by name.
+    """
+    library = installed_library().with_name(RTX_NAME)
+    try:
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    except OSError as problem:
+        hint = "reinstall dflash-trt; in the source directory: pip install --no-deps --editable ."
+        raise MissingDependencyError(f"expected {library} to load, found: {problem}", hint=hint) from None
 
 
 def version_of(text: str) -> tuple[int, int]:
@@ -53,8 +92,26 @@ def version_of(text: str) -> tuple[int, int]:
 
 
 def make_logger(trt: Any) -> Any:
-    """Warnings and errors go to stderr, as TensorRT prints them."""
-    return trt.Logger(trt.Logger.WARNING)
+    """Warnings and errors go to stderr; the bindings' own logger prints warnings on stdout, which is for data.
+
+    The same for all calls, because TensorRT keeps the first of a process.
+    """
+    return _logger(trt.ILogger)
+
+
+@cache
+def _logger(base: Any) -> Any:
+    """An instance of a class of its own, because TensorRT must know the base class."""
+
+    class Log(base):  # type: ignore[misc]
+        def __init__(self) -> None:
+            base.__init__(self)  # pybind11 asks for it by name
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity.name in SAID and not message.endswith(INT64_INPUT):
+                print(f"TensorRT: {severity.name.lower()}: {message}", file=sys.stderr)
+
+    return Log()
 
 
 def load_plugin(trt: Any, library: Path, name: str, version: str, namespace: str) -> None:
@@ -71,22 +128,37 @@ def load_plugin(trt: Any, library: Path, name: str, version: str, namespace: str
         )
 
 
-def plugin_library() -> Path:
+def plugin_library(*, needs_kernels: bool = True) -> Path:
     """The library to load into TensorRT: the file that DFLASH_TRT_PLUGIN names, else the installed one.
 
-    Raises MissingDependencyError if it is missing, or the installed one has no kernels.
+    Building for other GPUs needs no kernels, running and timing do. Raises MissingDependencyError if it is missing, or
+    the installed one lacks them.
     """
     if named := os.environ.get(VARIABLE):
         return _named(Path(named))
     library = installed_library()
     if not library.is_file():
         raise MissingDependencyError(f"no plugin library at {library}", hint=BUILD)
-    if not _C.cuda_architectures():
+    if needs_kernels and not _C.cuda_architectures():
         raise MissingDependencyError(
             f"expected a plugin library with CUDA kernels, found {library}, whose build left them out",
             hint=f"{WITH_KERNELS} (needs nvcc; an editable install leaves the kernels out, because they take minutes)",
         )
     return library
+
+
+def host_code(library: Path) -> str:
+    """sha256 of the library's host code, on which plans depend: the same with kernels and without.
+
+    Raises MissingDependencyError for a library that is none of ours.
+    """
+    try:
+        symbol = ctypes.c_char.in_dll(ctypes.CDLL(str(library)), "dflash_host_code")
+    except (OSError, ValueError) as problem:
+        raise MissingDependencyError(
+            f"{library}: expected a plugin library of this version, found: {problem}", hint=BUILD
+        ) from None
+    return ctypes.string_at(ctypes.addressof(symbol)).decode()
 
 
 def installed_library() -> Path:

@@ -17,6 +17,7 @@ from dflash_trt.deploy.rules.memory_rules import POOL_FRACTION, worker_buffers
 from dflash_trt.deploy.schema import Runtime, load_schema
 from dflash_trt.deploy.sizes import TargetSizes, draft_sizes
 from dflash_trt.engine.plans.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
+from dflash_trt.engine.plans.plan_gpus import check_precision
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
 from dflash_trt.files.read import is_directory
@@ -101,6 +102,8 @@ def _memory_load(deployment: ResolvedDeployment, runtime: Runtime, target: Targe
     is_trtllm = runtime == "trtllm"
     is_engine, is_fp8 = is_trtllm and deployment.mode == "engine", deployment.kv_cache_dtype == "fp8"
     is_base = deployment.mode == "engine" and not is_engine  # other runtimes load the checkpoint as it was
+    if is_engine:
+        check_precision(set(deployment.algorithms.values()))  # a GPU that lacks one is the rules' matter
     return ServingLoad(
         gpus=deployment.gpus, draft=msgspec.structs.replace(deployment.draft_sizes, checkpoint=None),
         target=target_sizes_of(target), algorithms={} if is_base else deployment.algorithms,

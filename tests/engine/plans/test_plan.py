@@ -11,9 +11,12 @@ import pytest
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.engine.plans import machine
 from dflash_trt.engine.plans.machine import Gpu, gpu, visible_gpus
-from dflash_trt.engine.plans.plan import Compatibility, Plan, check_limits, check_plan, check_precision, is_served
+from dflash_trt.engine.plans.plan import Compatibility, Here, Plan, check_limits, check_plan, is_served
+from dflash_trt.engine.plans.plan_gpus import check_precision, parse_gpus
+from dflash_trt.engine.plans.tensorrt_api import RuntimeName
 from dflash_trt.errors import BuildError, EngineError, MissingDependencyError
 from tests.checkpoint.samples import refusal
+from tests.contract.machine import RTX_5090
 from tests.paths import FIXTURES
 
 # Signatures: cuda.h 13.0.
@@ -31,6 +34,7 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
   *value = attribute == 75 ? device : attribute == 76 ? 3 : -1;
   return 0;
 }
+int cuDriverGetVersion(int* version) { *version = 12090; return 0; }
 int cuDeviceGetUuid_v2(char* uuid, int device) { memset(uuid, device, 16); return 0; }
 """
 
@@ -51,6 +55,7 @@ def test_visible_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = Gpu(name="GPU of handle 10", compute_capability="10.3", uuid="0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a")
     assert visible_gpus()[0] == gpu() == first
     assert gpu(1).name == "GPU of handle 11"
+    assert machine.driver_version() == "12.9"
     message = refusal(lambda: gpu(2), MissingDependencyError)
     assert "expected GPU 2, found 2 that this process may use\nhint: look at CUDA_VISIBLE_DEVICES" in message
 
@@ -76,28 +81,56 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 B300 = Gpu(name="NVIDIA B300", compute_capability="10.3")
 GB300 = Gpu(name="NVIDIA GB300", compute_capability="10.3")
 H200 = Gpu(name="NVIDIA H200", compute_capability="9.0")
+L40S = Gpu(name="NVIDIA L40S", compute_capability="8.9")
+GB10 = Gpu(name="NVIDIA GB10", compute_capability="12.1")
 T4 = Gpu(name="Tesla T4", compute_capability="7.5")
 FILES = {"draft.onnx": "a", "model.safetensors": "b"}
 PLAN = Plan(
-    file="draft.plan", made_from=FILES, tensorrt="11.1.0.106", gpu="NVIDIA B300", compute_capability="10.3",
-    plugin_sha256="p", workspace_bytes=1, hardware_compatibility="none", version_compatible=False, profiles=(),
+    file="draft.plan", made_from=FILES, runtime="tensorrt", version="11.1.0.106", gpu="NVIDIA B300",
+    compute_capabilities=("10.3",), plugin_sha256="p", workspace_bytes=1, hardware_compatibility="none",
+    version_compatible=False, profiles=(),
 )  # fmt: skip
+RTX_PLAN = msgspec.structs.replace(
+    PLAN, runtime="tensorrt_rtx", version="1.7.1.116", gpu=None, compute_capabilities=("8.9", "12.0")
+)
 SPEC = read_draft(FIXTURES / "tiny-gpt-oss-dflash").spec
 DIRECTORY = Path("engine")
+
+
+def here(
+    gpu: Gpu = B300, version: str = PLAN.version, runtime: RuntimeName = "tensorrt", plugin: str | None = "p"
+) -> Here:
+    return Here(runtime=runtime, version=version, gpu=gpu, plugin_sha256=plugin)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("sm89", ("8.9",)), ("sm120,sm89", ("8.9", "12.0")), ("RTX 5090,rtx-pro-6000", ("12.0",)),
+     ("gb10,A100,l40s,rtx3090,rtx4090", ("8.0", "8.6", "8.9", "12.1"))],
+)  # fmt: skip
+def test_names_of_gpus(text: str, found: tuple[str, ...]) -> None:
+    assert parse_gpus(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "sm90", "h100", "portable", "sm89,,sm120", "12"])
+def test_gpus_that_tensorrt_rtx_does_not_serve(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected sm80 .* --backend tensorrt"):
+        parse_gpus(text)
 
 
 @pytest.mark.parametrize(
     ("algorithm", "sm", "words"),
     [("NVFP4", (10, 0), None), ("NVFP4", (12, 0), None), ("FP8", (8, 9), None),
      ("NVFP4", (9, 0), "NVFP4: expected a GPU of SM 10.0 or newer, found SM 9.0\nhint: build --recipe fp8 or bf16"),
-     ("W4A16_NVFP4", (8, 0), "expected a GPU of SM 10.0 or newer, found SM 8.0\nhint: build --recipe bf16"),
+     ("NVFP4", (8, 0), "expected a GPU of SM 10.0 or newer, found SM 8.0\nhint: build --recipe bf16"),
+     ("W4A16_NVFP4", (12, 0), "W4A16_NVFP4: expected weights that TensorRT multiplies as they are"),
      ("FP8", (8, 6), "FP8: expected a GPU of SM 8.9 or newer, found SM 8.6")],
 )  # fmt: skip
 def test_precisions(algorithm: str, sm: tuple[int, int], words: str | None) -> None:
     if words is None:
-        check_precision({algorithm}, "none", sm)
+        check_precision({algorithm}, [sm])
     else:
-        assert words in refusal(lambda: check_precision({algorithm}, "none", sm), BuildError)
+        assert words in refusal(lambda: check_precision({algorithm}, [sm]), BuildError)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +159,15 @@ def test_limits_of_the_plugin(facts: dict[str, int], batch: int, context: int, w
 )
 def test_gpus(compatibility: Compatibility, served: list[Gpu]) -> None:
     plan = msgspec.structs.replace(PLAN, hardware_compatibility=compatibility)
-    assert [gpu for gpu in (B300, GB300, H200, T4) if is_served(plan, gpu, PLAN.tensorrt)] == served
+    assert [gpu for gpu in (B300, GB300, H200, T4) if is_served(plan, here(gpu))] == served
+
+
+@pytest.mark.parametrize(("gpu", "is_right"), [(L40S, True), (RTX_5090, True), (B300, False), (GB10, False)])
+def test_gpus_of_a_list(gpu: Gpu, is_right: bool) -> None:
+    """Models of any name, with a compute capability of the list, under the same release."""
+    assert is_served(RTX_PLAN, here(gpu, "1.7.1.116", "tensorrt_rtx")) is is_right
+    assert not is_served(RTX_PLAN, here(gpu, "1.7.1.117", "tensorrt_rtx"))
+    assert not is_served(RTX_PLAN, here(gpu, "1.7.1.116"))
 
 
 @pytest.mark.parametrize(
@@ -135,24 +176,29 @@ def test_gpus(compatibility: Compatibility, served: list[Gpu]) -> None:
      ("11.4.0.1", False, True), ("11.0.0.200", False, False), ("12.0.0.1", False, False), ("10.15.1.29", False, False)],
 )  # fmt: skip
 def test_versions(version: str, exact: bool, compatible: bool) -> None:
-    assert is_served(PLAN, B300, version) is exact
+    assert is_served(PLAN, here(B300, version)) is exact
     portable = msgspec.structs.replace(PLAN, version_compatible=True)
-    assert is_served(portable, B300, version) is compatible
+    assert is_served(portable, here(B300, version)) is compatible
 
 
 @pytest.mark.parametrize("version", ["", "11", "²", "11.²", "9" * 5001, "11.1\n"])
 def test_what_is_no_version(version: str) -> None:
     document = msgspec.to_builtins(PLAN)
     assert msgspec.convert(document, Plan) == PLAN
-    with pytest.raises(msgspec.ValidationError, match=r"\$\.tensorrt"):
-        msgspec.convert(document | {"tensorrt": version}, Plan)
+    with pytest.raises(msgspec.ValidationError, match=r"\$\.version"):
+        msgspec.convert(document | {"version": version}, Plan)
 
 
 def test_the_refusal_names_both_machines() -> None:
-    message = refusal(lambda: check_plan(PLAN, DIRECTORY, FILES, H200, "11.4.0.106", "p"), EngineError)
+    message = refusal(lambda: check_plan(PLAN, DIRECTORY, FILES, here(H200, "11.4.0.106")), EngineError)
     assert message == (
         "engine/draft.plan: built for SM 10.3 (NVIDIA B300) with TensorRT 11.1.0.106: expected it here, found SM 9.0"
         " (NVIDIA H200) with TensorRT 11.4.0.106\nhint: rebuild: dflash-trt build --plans-for engine"
+    )
+    message = refusal(lambda: check_plan(RTX_PLAN, DIRECTORY, FILES, here(H200)), EngineError)
+    assert (
+        "built for SM 8.9, 12.0 with TensorRT-RTX 1.7.1.116: expected it here, found SM 9.0 (NVIDIA H200) with TensorRT"
+        in message
     )
 
 
@@ -160,17 +206,17 @@ def test_the_refusal_names_both_machines() -> None:
 @pytest.mark.parametrize("found", ["c", None])
 def test_the_refusal_names_the_file_that_changed(name: str, found: str | None) -> None:
     files = {key: value for key, value in (FILES | {name: found}).items() if value}
-    message = refusal(lambda: check_plan(PLAN, DIRECTORY, files, B300, PLAN.tensorrt, "p"), EngineError)  # type: ignore[arg-type]
+    message = refusal(lambda: check_plan(PLAN, DIRECTORY, files, here()), EngineError)  # type: ignore[arg-type]
     assert f"engine/draft.plan: built from {name}: expected sha256 {FILES[name]}, found {found}" in message
 
 
 def test_the_plugin_library_is_the_one_it_was_built_with() -> None:
-    check_plan(PLAN, DIRECTORY, FILES, B300, PLAN.tensorrt, "p")
-    message = refusal(lambda: check_plan(PLAN, DIRECTORY, FILES, B300, PLAN.tensorrt, "q"), EngineError)
-    assert "expected the plugin library it was built with, sha256 p, found q" in message
+    check_plan(PLAN, DIRECTORY, FILES, here())
+    message = refusal(lambda: check_plan(PLAN, DIRECTORY, FILES, here(plugin="q")), EngineError)
+    assert "expected the plugin it was built with, host code sha256 p, found q" in message
     for carried in (
         msgspec.structs.replace(PLAN, version_compatible=True),  # the plan holds the plugin
         msgspec.structs.replace(PLAN, plugin_sha256=None),  # and this one needs none
     ):
         assert not carried.needs_plugin
-        check_plan(carried, DIRECTORY, FILES, B300, PLAN.tensorrt, None)
+        check_plan(carried, DIRECTORY, FILES, here(plugin=None))

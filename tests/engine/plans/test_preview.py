@@ -20,9 +20,9 @@ from dflash_trt.engine.plans.preview import drafter_memory, trtexec_commands
 from dflash_trt.engine.plans.tensorrt_api import installed_library
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
 from dflash_trt.runtime.drafter.drafter import Drafter
+from tests.contract.host_runtime import VERSIONS
 from tests.contract.launcher import HostLauncher
 from tests.contract.machine import pretend
-from tests.contract.recorder import VERSIONS
 from tests.engines import build
 from tests.paths import FIXTURES
 
@@ -109,6 +109,16 @@ def test_profiles_of_both_graphs() -> None:
         "slots": Range(min=1, opt=1, max=3),
         "pages": Range(min=1, opt=1, max=8192),
     }
+
+
+def test_tensorrt_rtx_has_few_profiles() -> None:
+    """It compiles the kernels of each where a plan starts."""
+    rtx = PlanOptions(max_batch_size=64, max_num_tokens=2048, runtime="tensorrt_rtx")
+    assert [profile["B"].max for profile in profiles("draft", rtx)] == [1, 4, 16, 64]
+    assert [profile["T"].max for profile in profiles("context", rtx)] == [16, 64, 512, 2048]
+    assert [profile["B"].max for profile in profiles("draft", rtx.changed(max_batch_size=5))] == [1, 2, 4, 5]
+    assert [profile["B"].max for profile in profiles("draft", rtx.changed(max_batch_size=1))] == [1]
+    assert len(profiles("draft", PlanOptions(max_batch_size=64))) == 11
 
 
 OPTIONS = PlanOptions(max_batch_size=2, max_seq_len=64, max_num_tokens=100, hardware_compatibility="ampere_plus")

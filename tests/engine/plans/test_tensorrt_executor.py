@@ -10,19 +10,20 @@ import torch
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.engine.manifest import Manifest, read_manifest
-from dflash_trt.engine.plans import machine
+from dflash_trt.engine.plans import jit_cache, machine
 from dflash_trt.engine.plans.add_plans import add_plans
+from dflash_trt.engine.plans.machine import Gpu
 from dflash_trt.engine.plans.plan import PlanOptions
-from dflash_trt.errors import EngineError, MissingDependencyError, RequestError
+from dflash_trt.errors import BuildError, EngineError, MissingDependencyError, RequestError
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.session import open_session
 from tests.checkpoint.samples import refusal
+from tests.contract.host_runtime import RTX, VERSIONS, HostRuntime, offer_of
 from tests.contract.launcher import HostLauncher
-from tests.contract.machine import B300, pretend
-from tests.contract.recorder import VERSIONS, Recorder
+from tests.contract.machine import B300, H200, RTX_5090, another_plugin, pretend
 from tests.decoding import greedy
 from tests.engine.plans.test_preview import executor_of, planned_drafter
 from tests.engines import build
@@ -51,15 +52,25 @@ def built(recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "engine"
 
 
-@pytest.fixture(params=VERSIONS)
-def recorder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    return pretend(monkeypatch, tmp_path, request.param)
+@pytest.fixture(params=[VERSIONS[-1], RTX])
+def host(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostRuntime:
+    return pretend(monkeypatch, tmp_path, request.param, *gpu_for(request.param))
+
+
+def gpu_for(version: str) -> list[Gpu]:
+    return [RTX_5090] if version == RTX else [H200]
 
 
 @pytest.fixture
-def manifest(built: Path, recorder: Recorder) -> Manifest:
-    add_plans(built, OPTIONS)
+def manifest(built: Path, host: HostRuntime) -> Manifest:
+    for file in built.glob("*.jit"):
+        file.unlink()
+    add_plans(built, options_for(host))
     return read_manifest(built)
+
+
+def options_for(host: HostRuntime) -> PlanOptions:
+    return OPTIONS.changed(runtime="tensorrt_rtx") if host.__version__ == RTX else OPTIONS
 
 
 def drafters(built: Path, manifest: Manifest) -> tuple[Drafter, Drafter]:
@@ -99,12 +110,12 @@ def test_ragged_steps_as_onnx_runtime(built: Path, manifest: Manifest, random: C
 
 
 def test_proposals_of_a_draft_with_its_own_head(
-    tmp_path: Path, recorder: Recorder, random: Callable[..., torch.Tensor]
+    tmp_path: Path, host: HostRuntime, random: Callable[..., torch.Tensor]
 ) -> None:
     """One pass returns them, in parts where the batch is larger than a plan."""
     draft = featured_draft(DRAFT, tmp_path / "draft", {"draft_vocab_size": 1024})
     build_featured(draft, tmp_path / "engine", TARGET)
-    add_plans(tmp_path / "engine", OPTIONS)
+    add_plans(tmp_path / "engine", options_for(host))
     ours, theirs = drafters(tmp_path / "engine", read_manifest(tmp_path / "engine"))
     slots, blocks = [0, 1, 2, 0, 1, 2, 0], random(7, draft.spec.block_size, draft.spec.hidden_size)
     taps = random(6, draft.spec.target_hidden_size)
@@ -142,23 +153,79 @@ def test_a_prompt_begins_with_what_an_earlier_one_left(built: Path, manifest: Ma
     assert len(requests[0].steps) < 12
 
 
-def test_one_launch_a_call_and_everything_bound_once(built: Path, manifest: Manifest, recorder: Recorder) -> None:
+def test_one_launch_a_call_and_everything_bound_once(built: Path, manifest: Manifest, host: HostRuntime) -> None:
     launcher = HostLauncher()
     drafter = planned_drafter(built, manifest, launcher, num_slots=3)
     spec = manifest.draft
-    bound = len(recorder.arguments("IExecutionContext.set_tensor_address"))
+    bound = len(host.arguments("IExecutionContext.set_tensor_address"))
     profiles = [len(plan.profiles) for plan in manifest.plans.values()]
     assert profiles == [2, 4]  # T 16, 40; B 1, 2, 4, 5
+    for version in VERSIONS if host.__version__ in VERSIONS else ():  # no call that only the newest has
+        offer = offer_of(version)["classes"]
+        used = {tuple(name.split(".")) for name, _ in host.calls if "." in name}
+        assert all(method in {**offer[owner]["methods"], "__init__": 0} for owner, method in used)
     assert bound == 2 * 4 + 4 * 8
-    assert len(recorder.arguments("ICudaEngine.create_execution_context")) == sum(profiles)
-    memories = {arguments[0] for arguments in recorder.arguments("IExecutionContext.set_device_memory")}
+    assert len(host.arguments("ICudaEngine.create_execution_context")) == sum(profiles)
+    memories = {arguments[0] for arguments in host.arguments("IExecutionContext.set_device_memory")}
     assert len(memories) == 2  # contexts of a plan share their workspace
 
     drafter.inject([0], [17], torch.randn(17, spec.target_hidden_size))
     drafter.draft([0, 1], torch.randn(2, spec.block_size, spec.hidden_size))
     assert launcher.launches == 2
-    assert len(recorder.arguments("IExecutionContext.set_tensor_address")) == bound
-    assert {stream for (stream,) in recorder.arguments("IExecutionContext.execute_async_v3")} == {launcher.handle}
+    assert len(host.arguments("IExecutionContext.set_tensor_address")) == bound
+    assert {stream for (stream,) in host.arguments("IExecutionContext.execute_async_v3")} == {launcher.handle}
+
+
+def test_tensorrt_rtx_compiles_once(
+    built: Path, host: HostRuntime, manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Kernels stay beside the plans for the next start, for this GPU and driver, until a plan is built again."""
+    planned_drafter(built, manifest)
+    files = [f"{graph}.plan.nvidia-geforce-rtx-5090-13.0.jit" for graph in ("context", "draft")]
+    if host.__version__ != RTX:
+        assert not list(built.glob("*.jit"))
+        return
+    assert (
+        host.arguments("IRuntimeConfig.set_execution_context_allocation_strategy")
+        == [(host.ExecutionContextAllocationStrategy.USER_MANAGED,)] * 2
+    )
+    assert host.arguments("IRuntimeConfig.cuda_graph_strategy") == [(host.CudaGraphStrategy.DISABLED,)] * 2
+    eager = host.DynamicShapesKernelSpecializationStrategy.EAGER
+    assert host.arguments("IRuntimeConfig.dynamic_shapes_kernel_specialization_strategy") == [(eager,)] * 2
+    assert len(host.arguments("IExecutionContext.is_stream_capturable")) == 6
+    assert host.compiled == ["context.onnx", "draft.onnx"]
+    assert sorted(file.name for file in built.glob("*.jit")) == files
+    assert read_manifest(built) == manifest
+
+    again = pretend(monkeypatch, tmp_path, RTX, RTX_5090)
+    planned_drafter(built, manifest)
+    assert again.compiled == []
+    (built / files[1]).write_bytes(b"of another driver")
+    again = pretend(monkeypatch, tmp_path, RTX, RTX_5090)
+    planned_drafter(built, manifest)
+    assert again.compiled == ["draft.onnx"]
+    assert "draft.plan.nvidia-geforce-rtx-5090-13.0.jit: compiled for another GPU" in caplog.text
+    assert (built / files[1]).read_bytes() == b"kernels of draft.onnx"
+
+    add_plans(built, OPTIONS.changed(runtime="tensorrt_rtx", max_batch_size=4))
+    assert [file.name for file in built.glob("*.jit")] == files[:1]
+
+
+def test_a_cache_that_cannot_be_kept(
+    built: Path,
+    host: HostRuntime,
+    manifest: Manifest,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(*arguments: object, **others: object) -> None:
+        raise BuildError("engine: read-only file system")
+
+    monkeypatch.setattr(jit_cache, "new_file", refuse)
+    planned_drafter(built, manifest)
+    assert ("read-only file system; kernels are compiled at every start" in caplog.text) == (host.__version__ == RTX)
+    assert not list(built.glob("*.jit"))
 
 
 def test_padded_rows_read_no_context(built: Path, manifest: Manifest) -> None:
@@ -196,7 +263,7 @@ def test_a_full_slot(built: Path, manifest: Manifest) -> None:
 
 
 def test_without_a_gpu_tensorrt_is_not_called(
-    built: Path, manifest: Manifest, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    built: Path, manifest: Manifest, host: HostRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TensorRT's runtime would crash the process."""
 
@@ -204,9 +271,9 @@ def test_without_a_gpu_tensorrt_is_not_called(
         raise MissingDependencyError("expected an NVIDIA driver, found no libcuda.so.1")
 
     monkeypatch.setattr(machine, "gpu", no_gpu)
-    recorder.calls.clear()
+    host.calls.clear()
     refusal(lambda: planned_drafter(built, manifest), MissingDependencyError)
-    assert recorder.calls == []
+    assert host.calls == []
 
 
 def test_cache_and_slots_are_those_planned(built: Path, manifest: Manifest, recipe: str) -> None:
@@ -219,7 +286,7 @@ def test_cache_and_slots_are_those_planned(built: Path, manifest: Manifest, reci
     assert "--max-batch-size 7" in message
 
 
-def test_an_engine_without_plans(draft_dir: Path, tmp_path: Path, recorder: Recorder) -> None:
+def test_an_engine_without_plans(draft_dir: Path, tmp_path: Path, host: HostRuntime) -> None:
     manifest = build(draft_dir, tmp_path / "engine")
     message = refusal(lambda: planned_drafter(tmp_path / "engine", manifest), EngineError)
     assert "expected context.plan, found an engine for ONNX Runtime only" in message
@@ -227,32 +294,33 @@ def test_an_engine_without_plans(draft_dir: Path, tmp_path: Path, recorder: Reco
 
 
 def test_a_plan_of_another_machine(
-    built: Path, manifest: Manifest, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    built: Path, manifest: Manifest, host: HostRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    version = recorder.__version__
+    version = host.__version__
     pretend(monkeypatch, tmp_path, version, B300)
     message = refusal(lambda: planned_drafter(built, manifest), EngineError)
-    assert (
-        f"built for SM 9.0 (NVIDIA H200) with TensorRT {version}: expected it here, found SM 10.3 (NVIDIA B300)"
-        in message
-    )
-    pretend(monkeypatch, tmp_path, version)
-    (tmp_path / "libdflash_trt_plugins.so").write_bytes(b"another plugin")
+    ours = "SM 12.0 with TensorRT-RTX" if version == RTX else "SM 9.0 (NVIDIA H200) with TensorRT"
+    assert f"built for {ours} {version}: expected it here, found SM 10.3 (NVIDIA B300)" in message
+    pretend(monkeypatch, tmp_path, version, *gpu_for(version))
+    monkeypatch.setenv("DFLASH_TRT_PLUGIN", str(another_plugin(tmp_path)))
     message = refusal(lambda: planned_drafter(built, manifest), EngineError)
-    assert "draft.plan: expected the plugin library it was built with, sha256 " in message
+    assert "draft.plan: expected the plugin it was built with, host code sha256 " in message
 
 
 @pytest.mark.parametrize(
     "method",
     ["Runtime.deserialize_cuda_engine", "ICudaEngine.create_execution_context",
      "IExecutionContext.set_optimization_profile_async", "IExecutionContext.set_input_shape",
-     "IExecutionContext.set_tensor_address", "IExecutionContext.execute_async_v3"],
+     "IExecutionContext.set_tensor_address", "IExecutionContext.execute_async_v3",
+     "IExecutionContext.is_stream_capturable", "IRuntimeConfig.set_runtime_cache"],
 )  # fmt: skip
-def test_what_tensorrt_refuses(method: str, built: Path, manifest: Manifest, recorder: Recorder) -> None:
+def test_what_tensorrt_refuses(method: str, built: Path, manifest: Manifest, host: HostRuntime) -> None:
+    if host.__version__ != RTX and method.endswith(("capturable", "runtime_cache")):
+        return
     if method.endswith("profile_async"):
-        recorder.answers[method] = RuntimeError("Error in set optimization profile async.")
+        host.answers[method] = RuntimeError("Error in set optimization profile async.")
     else:
-        recorder.answers[method] = False if method.startswith("IExecutionContext") else None
+        host.answers[method] = False if method.startswith(("IExecutionContext", "IRuntimeConfig")) else None
     message = refusal(lambda: planned_drafter(built, manifest), EngineError)
     assert f"{built / 'context.plan'}: expected " in message
-    assert "found it refused by TensorRT" in message
+    assert f"found it refused by TensorRT{'-RTX' * (host.__version__ == RTX)} {host.__version__} (mess" in message

@@ -1,218 +1,209 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`build DIR --backend tensorrt`, on the oldest and the newest bindings' names: what is built, kept and refused."""
+"""Plans of an engine directory: what is built, kept and refused, by TensorRT-RTX's real builder and for TensorRT.
+
+TensorRT's own builder needs a GPU: in its place the same real builder is called as the oldest and the newest bindings
+allow.
+"""
 
 import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from dflash_trt.engine.engine_directory import carry_plans
-from dflash_trt.engine.manifest import Manifest, read_manifest, sha256
+from dflash_trt.engine.manifest import Manifest, read_manifest
+from dflash_trt.engine.plans import add_plans as module
+from dflash_trt.engine.plans import machine, tensorrt_api
 from dflash_trt.engine.plans.add_plans import add_plans
-from dflash_trt.engine.plans.compile import TimingCache
-from dflash_trt.engine.plans.plan import PlanOptions
+from dflash_trt.engine.plans.compile import TimingCache, build_plan
+from dflash_trt.engine.plans.plan import PlanOptions, Range
+from dflash_trt.engine.plans.plan_process import PlanJob, build_apart
+from dflash_trt.engine.plans.tensorrt_api import host_code, installed_library
 from dflash_trt.errors import BuildError, DFlashError, EngineError, MissingDependencyError
 from tests.checkpoint.samples import refusal
-from tests.contract.machine import B300, H200, pretend
-from tests.contract.recorder import VERSIONS, Recorder
+from tests.contract.checked import Checked
+from tests.contract.host_runtime import RTX, VERSIONS
+from tests.contract.machine import B300, H200, RTX_5090, another_plugin
+from tests.engine.plans.rtx import tensorrt_rtx
 from tests.engine.test_write import contents
 from tests.engines import build
 from tests.reference.synthetic import DraftSizes, write_random_draft
 
-SMALL = PlanOptions(max_batch_size=4, max_seq_len=64, max_num_tokens=100)
+TENSORRT = PlanOptions(max_batch_size=4, max_seq_len=64, max_num_tokens=100)
+SMALL = PlanOptions(
+    max_batch_size=1, max_seq_len=64, max_num_tokens=16, runtime="tensorrt_rtx", compute_capabilities=("8.9", "12.0")
+)
 PLANS = ["context.plan", "draft.plan"]
 PROFILE = "context.onnx: expected a profile that TensorRT takes, found one it refuses"
+NO_BUILD = {"Builder.build_serialized_network": memoryview(b"plan")}
 
 
-@pytest.fixture
-def draft_dir(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With heads that the plugin takes."""
-    return write_random_draft(tmp_path / "draft", dialect="gpt_oss", sizes=DraftSizes(head_dim=64))
+    sizes = DraftSizes(head_dim=64)
+    return write_random_draft(tmp_path_factory.mktemp("source") / "draft", dialect="gpt_oss", sizes=sizes)
 
 
 @pytest.fixture
-def engine(draft_dir: Path, tmp_path: Path) -> Path:
-    build(draft_dir, tmp_path / "engine")
+def engine(source: Path, tmp_path: Path) -> Path:
+    build(source, tmp_path / "engine")
     return tmp_path / "engine"
 
 
-@pytest.fixture(params=VERSIONS)
-def recorder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    return pretend(monkeypatch, tmp_path, request.param)
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Graphs that the real builder was given, here in this process, which saves a start for each."""
+    files = list[str]()
+
+    def build_apart(job: PlanJob) -> None:
+        files.append(job.graph.file)
+        plan = build_plan(
+            tensorrt_rtx(), Path(job.directory), job.graph, module.profiles(job.name, job.options), job.options,
+            compute_capabilities=job.compute_capabilities, plugin=None, timing_cache=None,
+        )  # fmt: skip
+        Path(job.output).write_bytes(plan)
+
+    monkeypatch.setenv("DFLASH_TRT_PLUGIN", str(installed_library()))
+    monkeypatch.setattr(module, "build_apart", build_apart)
+    return files
 
 
-def built_graphs(recorder: Recorder) -> list[str]:
-    return [Path(file).name for (file,) in recorder.arguments("OnnxParser.parse_from_file")]
+def taken(files: list[str]) -> list[str]:
+    """What was built since the last call."""
+    found = list(files)
+    files.clear()
+    return found
 
 
-def test_plans_join_the_directory(engine: Path, recorder: Recorder, tmp_path: Path) -> None:
+def test_plans_join_the_directory(engine: Path, built: list[str], tmp_path: Path) -> None:
     before = contents(engine)
+    (engine / "notes").mkdir()
+    (engine / "notes" / "README.md").write_text("of others")
+    (engine / "weights").symlink_to("model.safetensors")
     add_plans(engine, SMALL)
-    after = contents(engine)
-    assert sorted(after.keys() - before.keys()) == PLANS
-    assert all(after[name] == content for name, content in before.items() if name != "manifest.json")
+    assert (engine / "notes" / "README.md").read_text() == "of others"
+    assert (engine / "weights").readlink() == Path("model.safetensors")
+    assert sorted({file.name for file in engine.iterdir()} - before.keys() - {"notes", "weights"}) == PLANS
+    assert all((engine / name).read_bytes() == old for name, old in before.items() if name != "manifest.json")
     manifest = read_manifest(engine)
     plan = manifest.plans["draft"]
-    assert (plan.tensorrt, plan.gpu, plan.compute_capability) == (recorder.__version__, "NVIDIA H200", "9.0")
-    assert plan.plugin_sha256 == sha256(tmp_path / "libdflash_trt_plugins.so")
+    assert (plan.runtime, plan.version, plan.gpu) == ("tensorrt_rtx", RTX, None)
+    assert plan.compute_capabilities == ("8.9", "12.0")
+    assert plan.plugin_sha256 == host_code(installed_library())
     assert manifest.plans["context"].plugin_sha256 is None
     assert plan.made_from == {name: manifest.sha256[name] for name in ("draft.onnx", "model.safetensors")}
     assert manifest.plan_options == SMALL
     assert [sorted(plan.profiles[0]) for plan in manifest.plans.values()] == [["T"], ["B", "pages", "slots"]]
-    assert [profile["B"].max for profile in plan.profiles] == [1, 2, 4]
-    assert not any(file.stat().st_nlink > 1 for file in engine.iterdir())
+    assert not any(file.lstat().st_nlink > 1 for file in engine.iterdir() if file.is_file())
     assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".")] == []
 
-
-def test_a_plan_that_nobody_vouches_for(engine: Path, recorder: Recorder) -> None:
-    manifest = add_plans(engine, SMALL)
     hashes = {name: value for name, value in manifest.sha256.items() if name != "draft.plan"}
     (engine / "manifest.json").write_bytes(msgspec.structs.replace(manifest, sha256=hashes).encode())
     assert "missing key sha256.draft.plan" in refusal(lambda: read_manifest(engine), EngineError)
 
 
-def test_files_of_others_stay(engine: Path, recorder: Recorder) -> None:
-    (engine / "notes").mkdir()
-    (engine / "notes" / "README.md").write_text("mine")
-    (engine / "weights").symlink_to("model.safetensors")
-    add_plans(engine, SMALL)
-    assert (engine / "notes" / "README.md").read_text() == "mine"
-    assert (engine / "weights").readlink() == Path("model.safetensors")
-    assert sorted(file.name for file in engine.glob("*.plan")) == PLANS
-
-
-def test_how_a_plan_is_built(engine: Path, recorder: Recorder) -> None:
-    add_plans(engine, SMALL)
-    (flags,) = {flags for (flags,) in recorder.arguments("Builder.create_network")}
-    assert flags == 1 << recorder.NetworkDefinitionCreationFlag.STRONGLY_TYPED
-    assert recorder.arguments("IBuilderConfig.max_aux_streams") == [(0,), (0,)]
-    assert (
-        recorder.arguments("IBuilderConfig.set_memory_pool_limit")
-        == [(recorder.MemoryPoolType.WORKSPACE, SMALL.workspace_bytes)] * 2
-    )
-    assert (
-        recorder.arguments("IBuilderConfig.hardware_compatibility_level")
-        == [(recorder.HardwareCompatibilityLevel.NONE,)] * 2
-    )
-    assert recorder.arguments("IBuilderConfig.set_flag") == []
-    shapes = {arguments[0]: arguments[1:] for arguments in recorder.arguments("IOptimizationProfile.set_shape")}
-    spec = read_manifest(engine).draft
-    block = [4, spec.block_size, spec.hidden_size]
-    assert shapes["noise_embeds"] == (block, block, block)
-    assert shapes["context_pointers"] == ([len(spec.layers)],) * 3
-    assert shapes["page_table"] == ([1, 1], [1, 1], [5, 8192])
-    assert recorder.arguments("IPluginRegistry.load_library") == [(os.environ["DFLASH_TRT_PLUGIN"],)]
-
-
-def test_portable_plans_carry_the_plugin(engine: Path, recorder: Recorder) -> None:
-    add_plans(
-        engine,
-        msgspec.structs.replace(SMALL, version_compatible=True, hardware_compatibility="same_compute_capability"),
-    )
-    assert recorder.arguments("IBuilderConfig.set_flag") == [(recorder.BuilderFlag.VERSION_COMPATIBLE,)] * 2
-    assert recorder.arguments("IBuilderConfig.plugins_to_serialize") == [([os.environ["DFLASH_TRT_PLUGIN"]],)]
-    levels = recorder.arguments("IBuilderConfig.hardware_compatibility_level")
-    assert levels == [(recorder.HardwareCompatibilityLevel.SAME_COMPUTE_CAPABILITY,)] * 2
-
-
-def test_only_what_changed_is_built_again(engine: Path, recorder: Recorder, tmp_path: Path) -> None:
+def test_only_what_changed_is_built_again(
+    engine: Path, built: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     add_plans(engine, SMALL)
     first = contents(engine)
-    recorder.calls.clear()
+    assert taken(built) == ["context.onnx", "draft.onnx"]
     add_plans(engine)
-    assert built_graphs(recorder) == []
+    assert taken(built) == []
     assert contents(engine) == first
-
-    add_plans(engine, msgspec.structs.replace(SMALL, max_num_tokens=200))
-    assert built_graphs(recorder) == ["context.onnx"]
-    recorder.calls.clear()
-    add_plans(engine, msgspec.structs.replace(SMALL, max_num_tokens=200, max_batch_size=3))
-    assert built_graphs(recorder) == ["draft.onnx"]
-    recorder.calls.clear()
-    (tmp_path / "libdflash_trt_plugins.so").write_bytes(b"a newer plugin")
+    add_plans(engine, SMALL.changed(max_num_tokens=32))
+    assert taken(built) == ["context.onnx"]
+    monkeypatch.setenv("DFLASH_TRT_PLUGIN", str(another_plugin(tmp_path)))
     add_plans(engine)
-    assert built_graphs(recorder) == ["draft.onnx"]
-    read_manifest(engine)
+    assert taken(built) == ["draft.onnx"]
+    add_plans(engine, SMALL.changed(max_num_tokens=32, compute_capabilities=("12.0",)))
+    assert taken(built) == ["context.onnx", "draft.onnx"]
+    assert {plan.compute_capabilities for plan in read_manifest(engine).plans.values()} == {("12.0",)}
 
 
-def test_another_machine_builds_all_again(
-    engine: Path, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add_plans(engine, SMALL)
-    other = pretend(monkeypatch, tmp_path, recorder.__version__, B300)
-    manifest = add_plans(engine)
-    assert built_graphs(other) == ["context.onnx", "draft.onnx"]
-    assert {plan.gpu for plan in manifest.plans.values()} == {"NVIDIA B300"}
-
-
-def test_a_portable_plan_stays_on_a_machine_that_runs_it(
-    engine: Path, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add_plans(engine, msgspec.structs.replace(SMALL, hardware_compatibility="same_compute_capability"))
-    h100 = msgspec.structs.replace(H200, name="NVIDIA H100")
-    other = pretend(monkeypatch, tmp_path, recorder.__version__, h100)
-    manifest = add_plans(engine)
-    assert built_graphs(other) == []
-    assert {plan.gpu for plan in manifest.plans.values()} == {"NVIDIA H200"}
+def test_without_a_list_they_are_for_this_gpu(engine: Path, built: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    here = SMALL.changed(compute_capabilities=())
+    monkeypatch.setattr(machine, "gpu", lambda index=0: RTX_5090)
+    manifest = add_plans(engine, here)
+    assert {plan.compute_capabilities for plan in manifest.plans.values()} == {("12.0",)}
+    assert manifest.plan_options == here
+    monkeypatch.setattr(machine, "gpu", lambda index=0: H200)
+    message = refusal(lambda: add_plans(engine), BuildError)
+    assert "TensorRT-RTX: expected a GPU of SM 8.0, 8.6, 8.9, 12.0, 12.1, found SM 9.0" in message
+    assert "--backend tensorrt" in message
 
 
 @pytest.mark.parametrize(
-    ("method", "answer", "error", "words"),
+    ("changes", "option"),
     [
-        ("Builder.build_serialized_network", None, BuildError, "context.onnx: TensorRT VERSION built no plan"),
-        ("IBuilderConfig.add_optimization_profile", -1, BuildError, PROFILE),
-        ("IOptimizationProfile.set_shape", RuntimeError("Shape provided is inconsistent."), BuildError, PROFILE),
-        ("IPluginRegistry.load_library", None, EngineError,
-         "expected the plugin dflash_trt::DFlashKVInjectionAttention version 3"),
-        ("IBuilderConfig.set_timing_cache", False, BuildError,
-         "timing.cache: expected a timing cache of this GPU and TensorRT"),
+        ({"hardware_compatibility": "ampere_plus"}, "--hardware-compatibility: expected an option of TensorRT-RTX"),
+        ({"version_compatible": True}, "--version-compatible: expected an option of TensorRT-RTX"),
+        ({}, "--timing-cache: expected an option of TensorRT-RTX"),
     ],
-)  # fmt: skip
-def test_what_tensorrt_refuses(
-    method: str, answer: object, error: type[DFlashError], words: str, engine: Path, recorder: Recorder, tmp_path: Path
-) -> None:
-    recorder.answers[method] = answer
-    before = contents(engine)
-    message = refusal(lambda: add_plans(engine, SMALL, TimingCache(file=tmp_path / "timing.cache")), error)
-    assert words.replace("VERSION", recorder.__version__) in message
-    assert contents(engine).keys() == before.keys()
+)
+def test_what_only_tensorrt_has(changes: dict[str, Any], option: str, engine: Path, built: list[str]) -> None:
+    cache = None if changes else TimingCache(file=Path("t"))
+    message = refusal(lambda: add_plans(engine, SMALL.changed(**changes), cache), BuildError)
+    assert option in message
+    assert "--gpu" in message
+    assert read_manifest(engine).plan_options is None
+
+
+def test_what_only_tensorrt_rtx_has(engine: Path) -> None:
+    options = TENSORRT.changed(compute_capabilities=("12.0",))
+    assert "--gpu: expected an option of TensorRT, found one" in refusal(lambda: add_plans(engine, options), BuildError)
+    other = msgspec.structs.replace(TENSORRT, version_compatible=True).changed(runtime="tensorrt_rtx")
+    assert other == TENSORRT.changed(runtime="tensorrt_rtx")
+    assert not other.version_compatible
+
+
+def test_without_the_extra(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx_bindings", None)
+    message = refusal(lambda: add_plans(engine, SMALL), MissingDependencyError)
+    assert "expected the package tensorrt_rtx_cu13_bindings 1.7 or newer, found: " in message
+    assert "hint: pip install 'dflash-trt[rtx]'" in message
     assert read_manifest(engine).plan_options == SMALL  # kept for the next try
-    assert read_manifest(engine).plans == {}
 
 
-def test_a_layer_that_the_parser_refuses(engine: Path, recorder: Recorder) -> None:
-    recorder.parser_errors += [("layers.1.self_attn/MatMul", "MatMul", "no such GEMM"), ("", "", "and more")]
-    message = refusal(lambda: add_plans(engine, SMALL), BuildError)
-    assert "\n  layers.1.self_attn/MatMul (MatMul): no such GEMM\n  and more\nhint:" in message
+def test_a_process_of_its_own_says_why(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it refuses, and what ends it."""
+    monkeypatch.setenv("DFLASH_TRT_PLUGIN", str(installed_library()))
+    manifest = read_manifest(engine)
+    job = PlanJob(
+        directory=str(engine), name="draft", graph=manifest.graphs["draft"], options=SMALL, parent=os.getpid(),
+        compute_capabilities=("12.0",), output=str(tmp_path / "plan"),
+        plugin=(str(installed_library()), "DFlashKVInjectionAttention", "4", "dflash_trt"),
+    )  # fmt: skip
+    assert "expected the plugin dflash_trt::DFlashKVInjectionAttention version 4" in refusal(
+        lambda: build_apart(job), BuildError
+    )
+    orphan = msgspec.structs.replace(job, parent=1)
+    assert "draft.onnx: expected a plan, found that TensorRT-RTX ended its process with status 1" in refusal(
+        lambda: build_apart(orphan), BuildError
+    )
+    assert not (tmp_path / "plan").exists()
 
 
-def test_timing_cache(engine: Path, recorder: Recorder, tmp_path: Path) -> None:
-    file = tmp_path / "timing.cache"
-    add_plans(engine, SMALL, TimingCache(file=file))
-    assert file.read_bytes() == b"timings"
-    contents_given = [content for (content,) in recorder.arguments("IBuilderConfig.create_timing_cache")]
-    assert contents_given == [b"", b"timings"]  # the second plan profits from the first
-    assert {ignore for _, ignore in recorder.arguments("IBuilderConfig.set_timing_cache")} == {False}
-    assert sorted(tmp_path.glob(".timing*")) == []
+def test_without_the_name_that_the_parser_opens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An editable install from before it was there; the process would end without a word."""
+    tensorrt_rtx()
+    monkeypatch.setattr(tensorrt_api, "installed_library", lambda: tmp_path / "libdflash_trt_plugins.so")
+    message = refusal(lambda: tensorrt_api.load_tensorrt("tensorrt_rtx"), MissingDependencyError)
+    assert f"expected {tmp_path / 'libtensorrt_rtx.so'} to load, found: " in message
+    assert "hint: reinstall dflash-trt" in message
 
 
-def test_reproducible_builds_measure_nothing(engine: Path, recorder: Recorder, tmp_path: Path) -> None:
-    cache = TimingCache(file=tmp_path / "timing.cache", reproducible=True)
-    message = refusal(lambda: add_plans(engine, SMALL, cache), BuildError)
-    assert f"--reproducible: no timing cache at {cache.file}" in message
-    cache.file.write_bytes(b"old")
-    add_plans(engine, SMALL, cache)
-    flags = {flag for (flag,) in recorder.arguments("IBuilderConfig.set_flag")}
-    assert flags == {recorder.BuilderFlag.EDITABLE_TIMING_CACHE, recorder.BuilderFlag.ERROR_ON_TIMING_CACHE_MISS}
-    assert cache.file.read_bytes() == b"old"
-
-
-def test_plans_of_the_same_bytes_are_carried_over(
-    engine: Path, recorder: Recorder, draft_dir: Path, tmp_path: Path
-) -> None:
+def test_plans_of_the_same_bytes_are_carried_over(engine: Path, built: list[str], source: Path, tmp_path: Path) -> None:
     add_plans(engine, SMALL)
-    manifest = build(draft_dir, tmp_path / "again")
+    manifest = build(source, tmp_path / "again")
     carried = carry_plans(engine, tmp_path / "again", manifest)
     assert carried == read_manifest(engine)
     assert (tmp_path / "again" / "draft.plan").read_bytes() == (engine / "draft.plan").read_bytes()
@@ -224,30 +215,195 @@ def test_plans_of_the_same_bytes_are_carried_over(
     (tmp_path / "third").mkdir()
     assert carry_plans(engine, tmp_path / "third", changed).plans.keys() == {"context"}
     assert [file.name for file in (tmp_path / "third").iterdir()] == ["context.plan"]
-    assert carry_plans(draft_dir, tmp_path / "third", manifest) == manifest
+    assert carry_plans(source, tmp_path / "third", manifest) == manifest
     (engine / "context.plan").write_bytes(b"damaged")
     assert carry_plans(engine, tmp_path / "third", manifest) == manifest
 
 
-def test_tensorrt_that_is_too_old(engine: Path, recorder: Recorder) -> None:
-    recorder.__version__ = "10.14.1.48.post1"
-    message = refusal(lambda: add_plans(engine, SMALL), MissingDependencyError)
+@pytest.fixture(params=VERSIONS)
+def tensorrt(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Checked]:
+    """A machine with an H200 and this TensorRT."""
+    checked = Checked(request.param)
+    monkeypatch.setitem(sys.modules, "tensorrt", checked)
+    monkeypatch.setattr(machine, "gpu", lambda index=0: H200)
+    monkeypatch.setenv("DFLASH_TRT_PLUGIN", str(installed_library()))
+    return checked
+
+
+def parsed(tensorrt: Checked) -> list[str]:
+    """Graphs that TensorRT was given since the last call."""
+    files = [Path(file).name for (file,) in tensorrt.arguments("OnnxParser.parse_from_file")]
+    tensorrt.calls.clear()
+    return files
+
+
+def test_how_tensorrt_builds_a_plan(engine: Path, tensorrt: Checked) -> None:
+    """Every call is one that both bindings have, and ends in a plan."""
+    add_plans(engine, TENSORRT.changed(max_num_tokens=16))
+    (flags,) = {flags for (flags,) in tensorrt.arguments("Builder.create_network")}
+    assert flags == 1 << int(tensorrt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    assert tensorrt.arguments("IBuilderConfig.max_aux_streams") == [(0,), (0,)]
+    workspace = (tensorrt.MemoryPoolType.WORKSPACE, TENSORRT.workspace_bytes)
+    assert tensorrt.arguments("IBuilderConfig.set_memory_pool_limit") == [workspace] * 2
+    assert (
+        tensorrt.arguments("IBuilderConfig.hardware_compatibility_level")
+        == [(tensorrt.HardwareCompatibilityLevel.NONE,)] * 2
+    )
+    assert tensorrt.arguments("IBuilderConfig.set_flag") == []
+    shapes = {arguments[0]: arguments[1:] for arguments in tensorrt.arguments("IOptimizationProfile.set_shape")}
+    spec = read_manifest(engine).draft
+    block = [4, spec.block_size, spec.hidden_size]
+    assert shapes["noise_embeds"] == (block, block, block)
+    assert shapes["context_pointers"] == ([len(spec.layers)],) * 3
+    assert shapes["page_table"] == ([1, 1], [1, 1], [5, 8192])
+    plan = read_manifest(engine).plans["draft"]
+    assert (plan.runtime, plan.version, plan.gpu) == ("tensorrt", tensorrt.__version__, "NVIDIA H200")
+    assert plan.compute_capabilities == ("9.0",)
+    assert [profile["B"].max for profile in plan.profiles] == [1, 2, 4]
+
+
+def test_portable_plans_carry_the_plugin(engine: Path, tensorrt: Checked) -> None:
+    tensorrt.answers |= NO_BUILD
+    portable = TENSORRT.changed(version_compatible=True, hardware_compatibility="same_compute_capability")
+    add_plans(engine, portable)
+    assert tensorrt.arguments("IBuilderConfig.set_flag") == [(tensorrt.BuilderFlag.VERSION_COMPATIBLE,)] * 2
+    assert tensorrt.arguments("IBuilderConfig.plugins_to_serialize") == [([str(installed_library())],)]
+    levels = tensorrt.arguments("IBuilderConfig.hardware_compatibility_level")
+    assert levels == [(tensorrt.HardwareCompatibilityLevel.SAME_COMPUTE_CAPABILITY,)] * 2
+
+
+def test_another_machine_builds_all_again(engine: Path, tensorrt: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensorrt.answers |= NO_BUILD
+    add_plans(engine, TENSORRT)
+    parsed(tensorrt)
+    monkeypatch.setattr(machine, "gpu", lambda index=0: B300)
+    manifest = add_plans(engine)
+    assert parsed(tensorrt) == ["context.onnx", "draft.onnx"]
+    assert {plan.gpu for plan in manifest.plans.values()} == {"NVIDIA B300"}
+    add_plans(engine, TENSORRT.changed(hardware_compatibility="same_compute_capability"))
+    parsed(tensorrt)
+    monkeypatch.setattr(machine, "gpu", lambda index=0: msgspec.structs.replace(B300, name="NVIDIA GB300"))
+    manifest = add_plans(engine)
+    assert parsed(tensorrt) == []  # a portable plan stays on a machine that runs it
+    assert {plan.gpu for plan in manifest.plans.values()} == {"NVIDIA B300"}
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "error", "words"),
+    [
+        ("Builder.build_serialized_network", None, BuildError, "context.onnx: TensorRT VERSION built no plan"),
+        ("IBuilderConfig.add_optimization_profile", -1, BuildError, PROFILE),
+        ("IOptimizationProfile.set_shape", RuntimeError("Shape provided is inconsistent."), BuildError, PROFILE),
+        ("IPluginRegistry.get_creator", None, EngineError,
+         "expected the plugin dflash_trt::DFlashKVInjectionAttention version 3"),
+        ("IBuilderConfig.set_timing_cache", False, BuildError,
+         "timing.cache: expected a timing cache of this GPU and TensorRT"),
+    ],
+)  # fmt: skip
+def test_what_tensorrt_refuses(
+    method: str, answer: object, error: type[DFlashError], words: str, engine: Path, tensorrt: Checked, tmp_path: Path
+) -> None:
+    tensorrt.answers[method] = answer
+    before = contents(engine)
+    message = refusal(lambda: add_plans(engine, TENSORRT, TimingCache(file=tmp_path / "timing.cache")), error)
+    assert words.replace("VERSION", tensorrt.__version__) in message
+    assert contents(engine).keys() == before.keys()
+    assert read_manifest(engine).plan_options == TENSORRT  # kept for the next try
+    assert read_manifest(engine).plans == {}
+
+
+def test_the_real_builder_refuses_a_profile(engine: Path, tensorrt: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bindings raise where a smallest shape is larger than the best."""
+    monkeypatch.setattr(module, "profiles", lambda graph, options: ({"T": Range(min=9, opt=8, max=7)},))
+    assert PROFILE in refusal(lambda: add_plans(engine, TENSORRT), BuildError)
+
+
+def test_timing_cache(engine: Path, tensorrt: Checked, tmp_path: Path) -> None:
+    tensorrt.answers |= NO_BUILD
+    file = tmp_path / "timing.cache"
+    add_plans(engine, TENSORRT, TimingCache(file=file))
+    first, second = (content for (content,) in tensorrt.arguments("IBuilderConfig.create_timing_cache"))
+    assert first == b""
+    assert len(second) > 0  # the second plan profits from the first
+    assert {ignore for _, ignore in tensorrt.arguments("IBuilderConfig.set_timing_cache")} == {False}
+    assert sorted(tmp_path.glob(".timing*")) == []
+
+
+def test_reproducible_builds_measure_nothing(engine: Path, tensorrt: Checked, tmp_path: Path) -> None:
+    tensorrt.answers |= NO_BUILD
+    cache = TimingCache(file=tmp_path / "timing.cache", reproducible=True)
+    message = refusal(lambda: add_plans(engine, TENSORRT, cache), BuildError)
+    assert f"--reproducible: no timing cache at {cache.file}" in message
+    add_plans(engine, TENSORRT, TimingCache(file=cache.file))
+    before = cache.file.read_bytes()
+    add_plans(engine, TENSORRT.changed(workspace_bytes=2**20), cache)
+    flags = {flag for (flag,) in tensorrt.arguments("IBuilderConfig.set_flag")}
+    assert flags == {tensorrt.BuilderFlag.EDITABLE_TIMING_CACHE, tensorrt.BuilderFlag.ERROR_ON_TIMING_CACHE_MISS}
+    assert cache.file.read_bytes() == before
+
+
+def test_tensorrt_that_is_too_old(engine: Path, tensorrt: Checked) -> None:
+    tensorrt.__version__ = "10.14.1.48.post1"
+    message = refusal(lambda: add_plans(engine, TENSORRT), MissingDependencyError)
     assert "expected the package tensorrt 10.15 or newer, found 10.14.1.48.post1" in message
 
 
-def test_it_continues_on_another_machine_with_no_other_file(
-    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refusal(lambda: add_plans(engine, SMALL), MissingDependencyError)
+def test_it_continues_on_another_machine_with_no_other_file(engine: Path, built: list[str], tmp_path: Path) -> None:
+    refusal(lambda: add_plans(engine, SMALL.changed(compute_capabilities=())), MissingDependencyError)
     moved = engine.rename(tmp_path / "moved")
-    recorder = pretend(monkeypatch, tmp_path, VERSIONS[0])
-    manifest = add_plans(moved)
-    assert built_graphs(recorder) == ["context.onnx", "draft.onnx"]
+    manifest = add_plans(moved, SMALL)
+    assert taken(built) == ["context.onnx", "draft.onnx"]
     assert manifest == read_manifest(moved)
-    assert manifest.plan_options == SMALL
 
 
 def test_directories_without_plans_keep_their_bytes(engine: Path) -> None:
     manifest: Manifest = read_manifest(engine)
     assert b"plan" not in (engine / "manifest.json").read_bytes()
     assert manifest.encode() == (engine / "manifest.json").read_bytes()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from dflash_trt.engine.plans.add_plans import add_plans
+from tests.engine.plans.test_tensorrt_plans import SMALL
+
+step, kill_at = 0, int(sys.argv[2])
+
+def hook(event, values):
+    global step
+    if event in ("open", "os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree", "ctypes.dlopen"):
+        step += 1
+        if step == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(hook)
+add_plans(Path(sys.argv[1]), SMALL)
+print(step)
+"""
+
+
+@pytest.mark.full
+def test_killed_at_any_moment_it_is_whole(source: Path, tmp_path: Path) -> None:
+    """Old plans, new ones or none, every hash right; the next run ends as if nothing had been."""
+
+    def run(kill_at: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", KILLED, str(tmp_path / "engine"), str(kill_at)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    build(source, tmp_path / "engine")
+    before = contents(tmp_path / "engine")
+    steps = int(run(0).stdout)
+    after = contents(tmp_path / "engine")
+    states = set()
+    for kill_at in [*range(1, steps, steps // 6), *range(steps - 5, steps + 1)]:
+        shutil.rmtree(tmp_path / "engine")
+        (tmp_path / "engine").mkdir()
+        for name, content in before.items():
+            (tmp_path / "engine" / name).write_bytes(content)
+        assert run(kill_at).returncode == -signal.SIGKILL
+        states.add(len(read_manifest(tmp_path / "engine").plans))
+        assert run(0).returncode == 0
+        assert contents(tmp_path / "engine") == after
+        assert [entry.name for entry in tmp_path.iterdir()] == ["engine"]
+    assert states == {0, 2}

@@ -18,6 +18,7 @@ from dflash_trt.deploy.gpus import known_gpu
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.deploy.sizes import draft_sizes
+from dflash_trt.errors import BuildError
 from dflash_trt.observe.estimate.constants import constants, rates
 from dflash_trt.observe.estimate.drafter_pass import DrafterOnRanks, drafter_pass, drafters_on_ranks
 from dflash_trt.observe.estimate.experts import inclusion, measured_kernel, power_law, skew, touched
@@ -140,6 +141,13 @@ def test_formats_by_hand() -> None:
     load = StepLoad(batch=1, num_draft_tokens=SPEC.block_size - 1, context=8192)
     passes = [drafter_pass(SPEC, {}, RATES, load, fp8_context=fp8).bytes for fp8 in (False, True)]
     assert passes[0] - passes[1] == 8192 * SPEC.context_bytes_per_token(fp8=True)
+
+
+def test_a_recipe_without_plans_is_refused_in_engine_mode() -> None:
+    """In native mode a server reads its weights as they are."""
+    assert open_system(MOE, "trtllm", None, None, recipe="nvfp4-w4a16", mode="native")
+    with pytest.raises(BuildError, match="W4A16_NVFP4: expected weights that TensorRT multiplies as they are"):
+        open_system(ENGINE, "trtllm", None, None, recipe="nvfp4-w4a16")
 
 
 def test_weights_alone_convolutions_and_selectors_are_priced() -> None:

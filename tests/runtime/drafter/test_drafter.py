@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import onnx
 import pytest
 import torch
 
@@ -27,18 +26,17 @@ from dflash_trt.runtime.drafter.open import choose_executor, open_drafter
 from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
 from dflash_trt.runtime.kvcache.page_table import FIRST_PAGES
 from tests.checkpoint.samples import refusal
-from tests.contract.builder_model import problems
+from tests.contract.host_runtime import VERSIONS
 from tests.contract.machine import pretend
-from tests.contract.onnx_operators import RELEASES
-from tests.contract.recorder import VERSIONS
 from tests.engines import Graphs, build
 from tests.featured import build_featured, featured_draft
 from tests.paths import FIXTURES
 from tests.quantize.samples import unpacked_fp8, unpacked_nvfp4
 
 PLAN = Plan(
-    file="draft.plan", made_from={}, tensorrt=VERSIONS[0], gpu="NVIDIA H200", compute_capability="9.0",
-    plugin_sha256=None, workspace_bytes=1, hardware_compatibility="none", version_compatible=False, profiles=(),
+    file="draft.plan", made_from={}, runtime="tensorrt", version=VERSIONS[0], gpu="NVIDIA H200",
+    compute_capabilities=("9.0",), plugin_sha256=None, workspace_bytes=1, hardware_compatibility="none",
+    version_compatible=False, profiles=(),
 )  # fmt: skip
 
 
@@ -148,10 +146,6 @@ def test_proposals_are_the_argmax_of_hidden(algorithm: str | None, tmp_path: Pat
     best = (hidden.double() @ torch.from_numpy(weight).double().T).argmax(dim=-1)
     assert torch.equal(drafter.propose([1, 0], blocks), tokens[best])
     assert best.unique().numel() > 5
-
-    model = onnx.load(tmp_path / "engine" / "draft.onnx", load_external_data=False)
-    for release in RELEASES:
-        assert problems(model, release, tmp_path / "engine") == []
 
 
 NUM_SLOTS = 3

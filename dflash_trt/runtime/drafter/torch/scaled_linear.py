@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dflash_trt.engine.plans.plan import LOWEST_SM
+from dflash_trt.engine.plans.plan_gpus import LOWEST_SM
 from dflash_trt.runtime.drafter.torch.calls import Call
 from dflash_trt.runtime.drafter.torch.graph_program import Node, OnnxGraph, Pattern, packed_name
 from dflash_trt.runtime.drafter.torch.operators import quantize_fp4

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensorrt module as far as its names go: every attribute, argument and enum member must be in the real bindings.
+"""TensorRT's runtime on the host: every name, argument and enum member that is used must be in the real bindings.
 
-Plans are JSON that say what was built; a context executes its plan's graph with ONNX Runtime on the very addresses
-that were bound, so that a drafter on top of it computes.
+Plans are JSON that name a graph; a context executes it with ONNX Runtime on the very addresses that were bound, so that
+a drafter on top of it computes. Nothing here builds: that is for the real builder (test_rtx_plans.py).
 """
 
 # mypy: disable-error-code="call-arg"
@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import importlib
 import json
 from collections.abc import Callable
+from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -22,23 +24,48 @@ import onnx
 from onnx import TensorProto
 
 from dflash_trt.engine.graph.draft_graph import ATTENTION
+from dflash_trt.engine.plans.plan import PlanOptions, Profile, shapes
+from dflash_trt.engine.signatures import Graph
 from dflash_trt.runtime.drafter.onnxruntime.ort_session import model_session
+from tests.contract.read_bindings import describe
 
 DATA = Path(__file__).parent
 VERSIONS = ("10.15.1.29", "11.4.0.106")
+RTX = "1.7.1.116"
+PACKAGES = {RTX: "tensorrt_rtx_bindings"}
 
 
-class Recorder:
-    """A stand-in for `import tensorrt`; `calls` lists what was called, by dotted name, with its arguments."""
+@cache  # before a stand-in takes the module's place
+def offer_of(version: str) -> dict[str, Any]:
+    """What a version's bindings offer: read from the module where it is here, else from what was read before."""
+    if version in PACKAGES:
+        return describe(importlib.import_module(PACKAGES[version]))
+    offer: dict[str, Any] = json.loads((DATA / f"tensorrt-{version}.json").read_text())
+    return offer
+
+
+def plan_of(directory: Path, graph: Graph, profiles: tuple[Profile, ...], options: PlanOptions) -> bytes:
+    """A plan that this runtime executes; `options` play no part."""
+    bounds = [shapes(graph, profile) for profile in profiles]
+    return json.dumps({"onnx": str(directory.absolute() / graph.file), "profiles": bounds}).encode()
+
+
+class HostRuntime:
+    """A stand-in for `import tensorrt` on the machine that runs plans.
+
+    `calls` lists what was called, by dotted name, with its arguments.
+    """
 
     def __init__(self, version: str) -> None:
-        offer = json.loads((DATA / f"tensorrt-{version}.json").read_text())
+        offer = offer_of(version)
         self.__version__ = version
-        self.__spec__ = ModuleSpec("tensorrt", None)
+        self.__spec__ = ModuleSpec(PACKAGES.get(version, "tensorrt"), None)
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
-        self.parser_errors: list[tuple[str, str, str]] = []
         self.answers: dict[str, Any] = {}
         """What a dotted method returns, or raises where it is an exception, in the place of success."""
+        self.ILogger = type("ILogger", (), {})  # which is subclassed
+        self.compiled: list[str] = []
+        """Graphs whose kernels TensorRT-RTX compiled, not having them in its cache."""
         self.creators: set[tuple[str, ...]] = set()
         for name, members in offer["enums"].items():
             setattr(self, name, enum.IntEnum(name, members, start=0))
@@ -52,26 +79,26 @@ class Recorder:
         return [arguments for called, arguments in self.calls if called == name]
 
 
-def _make_class(recorder: Recorder, name: str, described: dict[str, Any]) -> type:
+def _make_class(host: HostRuntime, name: str, described: dict[str, Any]) -> type:
     attributes, writable = set(described["attributes"]), set(described["writable"])
 
     def get(self: Any, key: str) -> Any:
         if key in attributes | writable:
-            return BEHAVIOUR[f"{name}.{key}"](recorder, self)
-        raise AttributeError(f"TensorRT {recorder.__version__}: {name} has no {key!r}")
+            return BEHAVIOUR[f"{name}.{key}"](host, self)
+        raise AttributeError(f"TensorRT {host.__version__}: {name} has no {key!r}")
 
     def put(self: Any, key: str, value: object) -> None:
         if not key.startswith("_") and type(self) is cls:
             if key not in writable:
-                raise AttributeError(f"TensorRT {recorder.__version__}: {name}.{key} cannot be set")
-            recorder.calls.append((f"{name}.{key}", (value,)))
+                raise AttributeError(f"TensorRT {host.__version__}: {name}.{key} cannot be set")
+            host.calls.append((f"{name}.{key}", (value,)))
         object.__setattr__(self, key, value)
 
     constants = {key: key for key in attributes if key.isupper()}
     body: dict[str, Any] = {"__getattr__": get, "__setattr__": put, **constants}
     for method, overloads in described["methods"].items():
         dotted = f"{name}.{method}"
-        body[method] = _method(recorder, dotted, overloads, BEHAVIOUR.get(dotted))
+        body[method] = _method(host, dotted, overloads, BEHAVIOUR.get(dotted))
     body.setdefault("__init__", _refuse_construction)
     cls = type(name, (), body)
     return cls
@@ -81,28 +108,28 @@ def _refuse_construction(self: Any) -> None:
     raise TypeError(f"{type(self).__name__}: no constructor defined")
 
 
-def _method(recorder: Recorder, name: str, overloads: list[list[str]], behaviour: Any) -> Callable[..., Any]:
-    function = _function(recorder, name, overloads, behaviour, skip=1)
+def _method(host: HostRuntime, name: str, overloads: list[list[str]], behaviour: Any) -> Callable[..., Any]:
+    function = _function(host, name, overloads, behaviour, skip=1)
     return lambda self, *args, **kwargs: function(self, *args, **kwargs)
 
 
 def _function(
-    recorder: Recorder, name: str, overloads: list[list[str]], behaviour: Any, skip: int = 0
+    host: HostRuntime, name: str, overloads: list[list[str]], behaviour: Any, skip: int = 0
 ) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         given = args[skip:]
         if not any(_accepts(overload, len(given), set(kwargs)) for overload in overloads):
-            raise TypeError(f"TensorRT {recorder.__version__}: {name}{given}{kwargs}: none of {overloads}")
-        recorder.calls.append((name, (*given, *kwargs.values())))
-        if isinstance(answer := recorder.answers.get(name), Exception):
+            raise TypeError(f"TensorRT {host.__version__}: {name}{given}{kwargs}: none of {overloads}")
+        host.calls.append((name, (*given, *kwargs.values())))
+        if isinstance(answer := host.answers.get(name), Exception):
             raise answer
-        if name in recorder.answers:
+        if name in host.answers:
             return answer
         if behaviour is None:
             if name.endswith(".__init__"):
                 return None
-            raise NotImplementedError(f"{name}: the recorder has no behaviour for it")
-        return behaviour(recorder, *args, **kwargs)
+            raise NotImplementedError(f"{name}: the host has no behaviour for it")
+        return behaviour(host, *args, **kwargs)
 
     return call
 
@@ -117,52 +144,14 @@ def _accepts(overload: list[str], positional: int, keywords: set[str]) -> bool:
 # What the calls do. Objects that TensorRT hands out are made without their constructor, as by pybind11.
 
 
-def _make(recorder: Recorder, name: str, **state: Any) -> Any:
-    made = object.__new__(getattr(recorder, name))
+def _make(host: HostRuntime, name: str, **state: Any) -> Any:
+    made = object.__new__(getattr(host, name))
     for key, value in state.items():
         object.__setattr__(made, f"_{key}", value)
     return made
 
 
-class _HostMemory(bytes):
-    """Has the buffer interface, which a class made here could not have."""
-
-
-def _parse(recorder: Recorder, parser: Any, model: str) -> bool:
-    parser._network._file = model
-    return Path(model).is_file() and not recorder.parser_errors
-
-
-def _init_parser(recorder: Recorder, parser: Any, network: Any, logger: Any) -> None:
-    object.__setattr__(parser, "_network", network)
-
-
-def _build(recorder: Recorder, builder: Any, network: Any, config: Any) -> _HostMemory:
-    monitor = config.progress_monitor
-    monitor.phase_start("outer", None, 2)
-    monitor.phase_start("inner", "outer", 1)
-    assert monitor.step_complete("inner", 0)
-    monitor.phase_finish("inner")
-    monitor.phase_finish("outer")
-    return _HostMemory(json.dumps({"onnx": network._file, "profiles": config._profiles}).encode())
-
-
-def _add_profile(recorder: Recorder, config: Any, profile: Any) -> int:
-    config._profiles.append(profile._shapes)
-    return len(config._profiles) - 1
-
-
-def _set_shape(recorder: Recorder, profile: Any, name: str, *shapes: list[int]) -> None:
-    """Raises as pyInfer.cpp does where IOptimizationProfile::setDimensions returns false."""
-    smallest, best, largest = shapes
-    bounds = list(zip(smallest, best, largest, strict=False))
-    is_consistent = len(smallest) == len(best) == len(largest) and all(0 <= a <= b <= c for a, b, c in bounds)
-    if not is_consistent:
-        raise RuntimeError("Shape provided is inconsistent with other shapes.")
-    profile._shapes[name] = shapes
-
-
-def _deserialize(recorder: Recorder, runtime: Any, serialized: bytes) -> Any:
+def _deserialize(host: HostRuntime, runtime: Any, serialized: bytes) -> Any:
     plan = json.loads(serialized)
     file = Path(plan["onnx"])
     model = onnx.load(file, load_external_data=False)
@@ -172,7 +161,7 @@ def _deserialize(recorder: Recorder, runtime: Any, serialized: bytes) -> Any:
     context = _attention_attributes(file.parent)
     scales = {x: np.array([layer[f"{x}_scale"] for layer in context], dtype=np.float32) for x in "kv"}
     return _make(
-        recorder, "ICudaEngine", plan=plan, inputs=inputs, outputs=outputs, session=session, scales=scales,
+        host, "ICudaEngine", plan=plan, inputs=inputs, outputs=outputs, session=session, scales=scales,
         context=context,
     )  # fmt: skip
 
@@ -189,11 +178,31 @@ def _attention_attributes(directory: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda attributes: int(attributes["layer"]))
 
 
-def _create_context(recorder: Recorder, engine: Any, strategy: Any) -> Any:
-    return _make(recorder, "IExecutionContext", engine=engine, profile=None, shapes={}, addresses={})
+class _Kernels:
+    """What TensorRT-RTX compiled: the graphs whose contexts were made."""
+
+    def __init__(self) -> None:
+        self.content = b"kernels of"
 
 
-def _choose_profile(recorder: Recorder, context: Any, profile_index: int, stream_handle: int) -> bool:
+def _deserialize_cache(host: HostRuntime, cache: Any, blob: bytes) -> bool:
+    """False for another environment's, as the bindings say."""
+    if not blob.startswith(b"kernels of"):
+        return False
+    cache._kernels.content = blob
+    return True
+
+
+def _create_context(host: HostRuntime, engine: Any, strategy: Any) -> Any:
+    """`strategy` is a runtime configuration in TensorRT-RTX: compiles what its cache has not."""
+    cache = getattr(strategy, "_cache", None)
+    if cache is not None and (name := b" " + Path(engine._plan["onnx"]).name.encode()) not in cache._kernels.content:
+        cache._kernels.content += name
+        host.compiled.append(name.decode().strip())
+    return _make(host, "IExecutionContext", engine=engine, profile=None, shapes={}, addresses={})
+
+
+def _choose_profile(host: HostRuntime, context: Any, profile_index: int, stream_handle: int) -> bool:
     """Never False: the bindings raise where the C++ call returns it."""
     profiles = context._engine._plan["profiles"]
     if not 0 <= profile_index < len(profiles):
@@ -202,7 +211,7 @@ def _choose_profile(recorder: Recorder, context: Any, profile_index: int, stream
     return True
 
 
-def _set_input_shape(recorder: Recorder, context: Any, name: str, shape: tuple[int, ...]) -> bool:
+def _set_input_shape(host: HostRuntime, context: Any, name: str, shape: tuple[int, ...]) -> bool:
     smallest, _, largest = context._profile[name]
     context._shapes[name] = shape
     return len(shape) == len(smallest) and all(
@@ -210,7 +219,7 @@ def _set_input_shape(recorder: Recorder, context: Any, name: str, shape: tuple[i
     )
 
 
-def _set_address(recorder: Recorder, context: Any, name: str, memory: int) -> bool:
+def _set_address(host: HostRuntime, context: Any, name: str, memory: int) -> bool:
     context._addresses[name] = memory
     return name in context._engine._inputs | context._engine._outputs
 
@@ -222,7 +231,7 @@ BYTES = {
 }  # fmt: skip
 
 
-def _execute(recorder: Recorder, context: Any, stream_handle: int) -> bool:
+def _execute(host: HostRuntime, context: Any, stream_handle: int) -> bool:
     """Reads the bound inputs, computes in FLOAT, writes the bound outputs in their own dtype."""
     engine = context._engine
     feed = {}
@@ -271,57 +280,25 @@ def _write(address: int, dtype: int, value: Any) -> None:
     ctypes.memmove(address, content, len(content))
 
 
-def _inspect(recorder: Recorder, inspector: Any, *described_as: Any) -> str:
-    """A layer for each node, the dequantised inputs of a Gemm fused into it."""
-    nodes = onnx.load(Path(inspector._engine._plan["onnx"]), load_external_data=False).graph.node
-    made_by = {output: node for node in nodes for output in node.output}
-    layers = [
-        {"Name": node.name, "Inputs": [{"Format/Datatype": _datatype(name, made_by)} for name in node.input]}
-        for node in nodes
-    ]
-    return json.dumps({"Layers": layers})
-
-
-def _datatype(name: str, made_by: dict[str, Any]) -> str:
-    node = made_by.get(name)
-    while node is not None and node.op_type == "Cast":
-        node = made_by.get(node.input[0])
-    return f"Row major linear {'FP8' if node is not None and node.op_type == 'DequantizeLinear' else 'BF16'}"
-
-
 BEHAVIOUR: dict[str, Callable[..., Any]] = {
     "get_plugin_registry": lambda r: _make(r, "IPluginRegistry"),
     "IPluginRegistry.get_creator": lambda r, self, *key: object() if key in r.creators else None,
     "IPluginRegistry.load_library": lambda r, self, path: r.creators.add(
         ("DFlashKVInjectionAttention", "3", "dflash_trt")
     ),
-    "Builder.create_network": lambda r, self, flags=0: _make(r, "INetworkDefinition", file=None),
-    "Builder.create_builder_config": lambda r, self: _make(r, "IBuilderConfig", profiles=[]),
-    "Builder.create_optimization_profile": lambda r, self: _make(r, "IOptimizationProfile", shapes={}),
-    "Builder.build_serialized_network": _build,
-    "OnnxParser.__init__": _init_parser,
-    "OnnxParser.parse_from_file": _parse,
-    "OnnxParser.num_errors": lambda r, self: len(r.parser_errors),
-    "OnnxParser.get_error": lambda r, self, index: _make(r, "ParserError", about=r.parser_errors[index]),
-    "ParserError.node_name": lambda r, self: self._about[0],
-    "ParserError.node_operator": lambda r, self: self._about[1],
-    "ParserError.desc": lambda r, self: self._about[2],
-    "IOptimizationProfile.set_shape": _set_shape,
-    "IBuilderConfig.add_optimization_profile": _add_profile,
-    "IBuilderConfig.set_memory_pool_limit": lambda r, self, pool, size: None,
-    "IBuilderConfig.set_flag": lambda r, self, flag: None,
-    "IBuilderConfig.create_timing_cache": lambda r, self, content: _make(r, "ITimingCache", content=content),
-    "IBuilderConfig.set_timing_cache": lambda r, self, cache, ignore_mismatch: True,
-    "IBuilderConfig.get_timing_cache": lambda r, self: _make(r, "ITimingCache", content=b""),
-    "ITimingCache.serialize": lambda r, self: _HostMemory(b"timings"),
     "Runtime.deserialize_cuda_engine": _deserialize,
     "ICudaEngine.device_memory_size_v2": lambda r, self: 4096,
     "ICudaEngine.create_execution_context": _create_context,
-    "ICudaEngine.create_engine_inspector": lambda r, self: _make(r, "EngineInspector", engine=self),
-    "EngineInspector.get_engine_information": _inspect,
     "ICudaEngine.get_tensor_mode": lambda r, self, name: (
         r.TensorIOMode.INPUT if name in self._inputs else r.TensorIOMode.OUTPUT
     ),
+    "ICudaEngine.create_runtime_config": lambda r, self: _make(r, "IRuntimeConfig"),
+    "IRuntimeConfig.set_execution_context_allocation_strategy": lambda r, self, strategy: None,
+    "IRuntimeConfig.create_runtime_cache": lambda r, self: _make(r, "IRuntimeCache", kernels=_Kernels()),
+    "IRuntimeConfig.set_runtime_cache": lambda r, self, cache: object.__setattr__(self, "_cache", cache) or True,
+    "IRuntimeCache.deserialize": _deserialize_cache,
+    "IRuntimeCache.serialize": lambda r, self: self._kernels.content,
+    "IExecutionContext.is_stream_capturable": lambda r, self, stream: True,
     "IExecutionContext.set_optimization_profile_async": _choose_profile,
     "IExecutionContext.set_device_memory": lambda r, self, memory, size: None,
     "IExecutionContext.set_input_shape": _set_input_shape,

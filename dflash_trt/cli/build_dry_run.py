@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt build --dry-run`: settings, memory and trtexec's lines, without building."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from dflash_trt.cli.output import human_bytes, print_json, print_table
+from dflash_trt.deploy.deployment_file import load_deployment
+from dflash_trt.deploy.dry_run import as_text, dry_run
+from dflash_trt.deploy.memory import MAX_BATCH, MAX_TOKENS, GpuMemory
+from dflash_trt.deploy.resolve import ResolvedDeployment, plan_sizes, resolve
+from dflash_trt.engine.manifest import read_manifest, read_parts
+from dflash_trt.engine.plans.compile import TimingCache
+from dflash_trt.engine.plans.plan import PlanOptions, check_gpus, check_limits, check_options
+from dflash_trt.engine.plans.preview import drafter_memory, trtexec_commands
+from dflash_trt.errors import ConfigError
+
+
+def print_dry_run(
+    config: Path, output: Path, changes: dict[str, Any] | None, timing_cache: TimingCache | None, *,
+    target: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Prints what `config` resolves to; raises ConfigError, after printing, where TensorRT-LLM could not run it.
+
+    `changes` are the given fields of PlanOptions; None: plans are built in engine mode only.
+    """
+    file, name = load_deployment(config), config.stem
+    deployment = resolve(file, name, target=target)
+    report = dry_run(deployment)
+    has_plans = changes is not None or file.mode == "engine"
+    commands = _planned_commands(deployment, output, changes or {}, timing_cache) if has_plans else []
+    if as_json:
+        print_json("dry-run", msgspec.structs.asdict(report) | {"trtexec": commands})
+    else:
+        rows = [(setting.key, as_text(setting.value), setting.source) for setting in report.settings]
+        print_table(f"{name} (settings {report.digest})", ("setting", "value", "from"), rows)
+        if report.memory is not None:
+            _print_memory(deployment, report.memory)
+        for command in commands:  # one line each, whole, to be copied
+            click.echo(command)
+        for finding in report.findings:
+            click.echo(finding, err=True)
+    if errors := report.num_errors():
+        raise ConfigError(f"{name}: TensorRT-LLM cannot run this configuration: {errors} error(s)")
+
+
+def print_plan_dry_run(
+    engine: Path, changes: dict[str, Any], timing_cache: TimingCache | None, *, as_json: bool
+) -> None:
+    """Prints how the plans of an engine directory would be built, with `changes` of its PlanOptions."""
+    manifest = read_manifest(engine)
+    options = (manifest.plan_options or PlanOptions()).changed(**changes)
+    check_options(options, has_timing_cache=timing_cache is not None)
+    check_gpus(manifest.quantization.algorithms(), options)
+    check_limits(manifest.draft, options.max_batch_size, options.max_seq_len)
+    part, of_part = read_parts(engine, manifest)[0]
+    commands = trtexec_commands(engine, manifest.draft, manifest.num_ranks, options, timing_cache)
+    memory = drafter_memory(of_part, options, part)
+    if as_json:
+        print_json("plan-dry-run", {"options": options, "memory": memory, "trtexec": commands})
+        return
+    rows = [(field, as_text(value)) for field, value in msgspec.to_builtins(options).items()]
+    rows += [(f"memory.{field}", human_bytes(size)) for field, size in msgspec.to_builtins(memory).items()]
+    print_table(f"plans of {engine.name}", ("what", "value"), rows)
+    for command in commands:
+        click.echo(command)
+
+
+def _planned_commands(
+    deployment: ResolvedDeployment, output: Path, changes: dict[str, Any], timing_cache: TimingCache | None
+) -> list[str]:
+    """trtexec commands for the plans of `output`, which need not exist yet."""
+    options = plan_sizes(deployment).changed(**changes)
+    major, minor = deployment.gpus.gpu.compute_capability
+    served = msgspec.structs.replace(
+        options, compute_capabilities=options.compute_capabilities or (f"{major}.{minor}",)
+    )
+    check_gpus(set(deployment.algorithms.values()), served)
+    spec = deployment.draft_sizes.spec
+    check_limits(spec, options.max_batch_size, options.max_seq_len)
+    num_ranks = deployment.num_ranks if deployment.mode == "engine" else 1
+    return trtexec_commands(output, spec, num_ranks, options, timing_cache)
+
+
+def _print_memory(deployment: ResolvedDeployment, memory: GpuMemory) -> None:
+    gpu = deployment.gpus.gpu
+    rows = [(item.name, human_bytes(item.bytes), item.how) for item in memory.items]
+    rows += [("not counted", "?", what) for what in memory.unknown]
+    pool = f"{deployment.kv_cache_fraction:g} of the rest"
+    if memory.full_requests is not None:
+        pool += f": {memory.full_requests} requests of {deployment.max_seq_len} tokens"
+    rows.append(("cache pool", human_bytes(memory.pool_bytes), pool))
+    for name, largest, bound, other in (
+        ("max_batch_size", memory.largest_batch, MAX_BATCH, "max_seq_len"),
+        ("max_seq_len", memory.largest_context, MAX_TOKENS, "max_batch_size"),
+    ):
+        most = "any" if largest == bound else str(largest)
+        rows.append((f"largest {name}", most, f"that fits with this {other}"))
+    print_table(f"memory of each {gpu.title} ({human_bytes(memory.capacity_bytes)})", ("what", "size", "how"), rows)
