@@ -133,6 +133,8 @@ def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
         raise unrepresentable("speculators", "layers.sinks", "no sinks", [layer.sinks for layer in spec.layers])
     if spec.rope.partial_rotary_factor != 1:
         raise unrepresentable("speculators", "partial_rotary_factor", "1", spec.rope.partial_rotary_factor)
+    if spec.rope.interleaved:
+        raise unrepresentable("speculators", "rope.interleaved", "False", True)
     plain = msgspec.structs.replace(
         spec,
         model_type="qwen3",
