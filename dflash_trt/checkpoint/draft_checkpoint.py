@@ -12,6 +12,7 @@ import msgspec
 
 from dflash_trt.checkpoint.dialects import mimo, own
 from dflash_trt.checkpoint.dialects.dialect import Dialect
+from dflash_trt.checkpoint.dialects.keys import refuse_unread
 from dflash_trt.checkpoint.dialects.recognise import recognise
 from dflash_trt.checkpoint.draft_spec import D2T, HEAD, DraftSpec, PartialDraftSpec
 from dflash_trt.checkpoint.facts import Facts
@@ -75,8 +76,13 @@ def torch_dtype(dtypes: Iterable[str]) -> str:
 
 
 def read_spec(config: Facts, weights: dict[str, StoredTensor]) -> DraftSpec:
-    """The facts of a draft whose config.json is `config`, in a layout with canonical names."""
-    return recognise(config).read(config, weights)
+    """The facts of a draft whose config.json is `config`, of tensors by the names that they have in its dialect.
+
+    Raises CheckpointError also for a key that nothing reads and that is not known to change nothing.
+    """
+    spec = recognise(config).read(config, weights)
+    refuse_unread(config)
+    return spec
 
 
 def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
@@ -88,7 +94,7 @@ def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
     dialect = recognise(config)
     _refuse_pickles(directory)
     stored = dialect.load(directory)
-    spec = dialect.read(config, stored)
+    spec = read_spec(config, stored)
     weights = dialect.canonical(stored, spec)
     modules = [*spec.linear_modules(), *([HEAD] if spec.has_own_head else [])]
     quantization = read_quantization(config, modules, spec.attention_modules(), weights)
@@ -141,7 +147,7 @@ def for_pool(config: dict[str, object], num_layers: int) -> dict[str, object]:
 def as_checkpoint(config: Facts) -> Facts:
     """The draft's own facts, of a checkpoint or an engine directory."""
     if REPLACED not in config:
-        return config
+        return Facts(config.values(), config.file)  # with nothing read so far
     kept = {key: value for key, value in config.values().items() if key not in for_pool({}, 0)}
     return Facts(kept | config.section(REPLACED).values(), config.file)
 

@@ -114,6 +114,8 @@ def read_rope(config: Facts) -> Rope:
         if not section.agrees(config, PARTIAL):
             raise config.error(PARTIAL, f"the same value as in rope_parameters.{PARTIAL}")
         part = _read_part(section if PARTIAL in section else config)
+        if "rope_scaling" in config and _read_scaling(config.section("rope_scaling")) != _read_scaling(section):
+            raise config.error("rope_scaling", "what rope_parameters says, or null")
         return Rope(
             theta=_read_theta(section),
             scaling=_read_scaling(section),
@@ -123,6 +125,8 @@ def read_rope(config: Facts) -> Rope:
     scaling = None
     if "rope_scaling" in config:
         section = config.section("rope_scaling")
+        if not section.agrees(config, "rope_theta"):
+            raise config.error("rope_theta", "the same value as in rope_scaling.rope_theta")
         if PARTIAL in section and section.number(PARTIAL) != _read_part(config):
             raise section.error(PARTIAL, f"the same value as {PARTIAL} at the top level")
         scaling = _read_scaling(section)

@@ -47,21 +47,63 @@ def test_keys_may_be_nested(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"sample_from_anchor": False}, "sample_from_anchor: expected true"),
         ({"markov_head_type": "rnn"}, "markov_head_type: expected vanilla or gated"),
         ({"markov_rank": -1}, "markov_rank: expected an integer from 0"),
         ({"markov_rank": 0}, "enable_confidence_head: expected false, or true with confidence_head_with_markov"),
         ({"confidence_head_with_markov": False}, "enable_confidence_head: expected false, or true with"),
         ({"markov_rank": 13}, "tensor 'markov_head.markov_w1.weight': expected shape [96, 13], found [96, 12]"),
         ({"logit_scale": 0.5}, "logit_scale: expected 1"),
-        ({"layer_types": ["sliding_attention"] * 3, "sliding_window": 7}, "layer_types: expected 3 times full_att"),
-        ({"dflash_config": {"shift_label": True}}, "shift_label: expected only the keys block_size"),
+        (
+            {"sample_from_anchor": False, "query_zero_predicts_next": True},
+            "query_zero_predicts_next: expected what sample_from_anchor says, found true",
+        ),
+        ({"dflash_config": {"shift_label": True}}, "shift_label: expected false, which is what is computed"),
+        ({"dflash_config": {"attention_mode": "mla"}}, 'attention_mode: expected "gqa" or "mha", which is what'),
+        (
+            {"dspark_config": {"markov_rank": 3}, "dflash_config": {"markov_rank": 12}},
+            "dspark_config.markov_rank: expected the same value as in dflash_config.markov_rank, found 3",
+        ),
         ({"dflash_config": {"markov_rank": 3}}, "markov_rank: expected the same value as in dflash_config.markov_rank"),
     ],
 )
 def test_what_does_not_fit_dspark_is_named(changed: dict[str, object], message: str, tmp_path: Path) -> None:
     edit_config(write_dspark(tmp_path), **changed)
     assert message in refusal(lambda: read_draft(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"sample_from_anchor": False}, {"query_zero_predicts_next": False}, {"dspark_bonus_anchor": True},
+     {"dflash_config": {"sample_from_anchor": False}}, {"dspark_config": {"sample_from_anchor": False}}],
+    ids=str,
+)  # fmt: skip
+def test_row_0_may_propose_nothing(said: dict[str, object], tmp_path: Path) -> None:
+    """RedHat's drafts: a block of S rows behind the anchor, and S - 1 proposals."""
+    spec = read_draft(edit_config(write_dspark(tmp_path), **said)).spec
+    assert (spec.sample_from_anchor, spec.num_draft_tokens) == (False, spec.block_size - 1)
+    assert spec.is_dspark
+
+
+def test_windows_and_causality_are_dflashs(tmp_path: Path) -> None:
+    sliding = {"layer_types": ["sliding_attention", "full_attention", "full_attention"], "sliding_window": 7}
+    draft = edit_config(write_dspark(tmp_path), **sliding, use_sliding_window=True)
+    assert [(each.sliding_window, each.causal) for each in read_draft(draft).spec.layers] == [
+        (7, True), (None, False), (None, False)
+    ]  # fmt: skip
+    edit_config(draft, is_causal=True)
+    assert [each.causal for each in read_draft(draft).spec.layers] == [True] * 3
+
+
+def test_what_specforge_publishes(tmp_path: Path) -> None:
+    """Keys in dflash_config, weights of losses among them, under z-lab's architecture or its own."""
+    expected = read_draft(write_dspark(tmp_path)).spec
+    config = json.loads((tmp_path / "config.json").read_text())
+    moved = [key for key in config if "markov" in key or key in ("mask_token_id", "target_layer_ids", "num_anchors")]
+    section = {key: config[key] for key in moved} | {"projector_type": "dspark", "attention_mode": "gqa"}
+    section["confidence_head_alpha"] = 1.0
+    for architecture in ("DSparkDraftModel", "DFlashDraftModel"):
+        edit_config(tmp_path, architectures=[architecture], dflash_config=section)
+        assert read_draft(tmp_path).spec == expected
 
 
 @pytest.mark.parametrize("from_anchor", [True, False])

@@ -20,7 +20,6 @@ from dflash_trt.checkpoint.dialects.dialect import (
     has_architecture,
     section_keys,
     unrepresentable,
-    windows,
 )
 from dflash_trt.checkpoint.draft_spec import BlockConv, DraftSpec, SelectorSizes
 from dflash_trt.checkpoint.facts import Facts
@@ -45,8 +44,9 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
     """The facts of a DFlash2 draft."""
     if not set(config.texts("architectures")) & set(ARCHITECTURES):
         raise config.error("architectures", f"one of {', '.join(ARCHITECTURES)}, which have {', '.join(sorted(KEYS))}")
-    plain = config.values() | {"architectures": [zlab.ARCHITECTURE]}
-    spec = zlab.read_layout(Facts(plain, config.file), zlab.KEYS | KEYS, windows(config))
+    spec = zlab.read_layout(config.replaced(architectures=[zlab.ARCHITECTURE]), weights)
+    if spec.sample_from_anchor:
+        raise config.error("sample_from_anchor", "a DFlash2 draft, whose selector begins behind the anchor")
     return msgspec.structs.replace(spec, **read_additions(Places(config).of, spec.hidden_size, spec.vocab_size))
 
 

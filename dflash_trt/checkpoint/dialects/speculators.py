@@ -15,15 +15,16 @@ from dflash_trt.checkpoint.dialects import dflash2, dspark, zlab
 from dflash_trt.checkpoint.dialects.dialect import (
     MAX_BLOCK_SIZE,
     Dialect,
+    LayerType,
     Layout,
     Weights,
+    layer_types,
     layers,
     mask_token,
     read_backbone,
     refuse_unless,
     taps,
     unrepresentable,
-    windows,
     windows_of,
 )
 from dflash_trt.checkpoint.draft_spec import D2T, EMBEDDING, HEAD, DraftSpec
@@ -69,7 +70,7 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
         **read_backbone(backbone),
         model_type=backbone.text("model_type", choices=("qwen3",)),
         attention_bias=backbone.flag("attention_bias"),
-        layers=layers(windows(backbone), None if causal_where_sliding else False),
+        layers=layers(layer_types(backbone), None if causal_where_sliding else False),
         vocab_size=vocab_size,
         block_size=config.integer("block_size", minimum=2, maximum=MAX_BLOCK_SIZE),
         mask_token_id=mask_token(config, vocab_size),
@@ -138,7 +139,9 @@ def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
     plain = msgspec.structs.replace(
         spec,
         model_type="qwen3",
-        layers=layers([layer.sliding_window for layer in spec.layers], None),
+        layers=layers(
+            [LayerType(layer.sliding_window is not None, layer.sliding_window) for layer in spec.layers], None
+        ),
         own_embedding=False,
         draft_vocab_size=None,
         num_target_layers=None,

@@ -100,10 +100,10 @@ def dflash_shape(
     return DraftShape(
         name=name, num_layers=spec.num_layers, hidden_size=spec.hidden_size,
         num_key_value_heads=spec.num_key_value_heads, head_dim=spec.head_dim,
-        num_taps=len(spec.target_layer_ids), max_draft_tokens=spec.block_size - 1, gemms=_by_term(gemms),
+        num_taps=len(spec.target_layer_ids), max_draft_tokens=spec.num_draft_tokens, gemms=_by_term(gemms),
         num_convolutions=sum(term == "block convolutions" for term, _, _ in gemms),
         gathered_values=0 if selector is None else 2 * selector.top_k * selector.rank,
-        runs_whole_block=runs_whole_block,
+        runs_whole_block=runs_whole_block, first_proposing_row=spec.first_proposing_row,
     )  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def drafter_seconds(
     Raises ConfigError for an unknown GPU.
     """
     constants = rates(gpu, "trtllm")
-    load = StepLoad(batch=batch_size, num_draft_tokens=spec.block_size - 1, context=context_tokens / batch_size)
+    load = StepLoad(batch=batch_size, num_draft_tokens=spec.num_draft_tokens, context=context_tokens / batch_size)
 
     def seconds(algorithms: Mapping[str, str], fp8_context: bool) -> float:
         cost = drafter_pass(spec, algorithms, constants, load, fp8_context=fp8_context)
