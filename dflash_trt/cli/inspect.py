@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from dflash_trt.checkpoint.dialects.recognise import is_draft
+from dflash_trt.checkpoint.dialects.speculators import disagreement
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.facts import Facts
@@ -54,6 +55,8 @@ def inspect(path: str | None, catalogue: bool, target: str | None, as_json: bool
     document = _describe(path, target)
     if licence := document.get("licence"):
         click.echo(f"warning: {path}: its licence, {licence}, forbids commercial use", err=True)
+    if elsewhere := document.get("elsewhere"):
+        click.echo(f"warning: {path}: {elsewhere}", err=True)
     if usual_target := document.get("trained_for"):
         click.echo(f"warning: {path} was trained for {usual_target}, not for {target}", err=True)
     if as_json:
@@ -108,6 +111,8 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
     if draft is not None:
         if kind == "draft":  # an engine's manifest names its own
             document["quantization"] = quantization
+            if (elsewhere := disagreement(config, draft)) is not None:
+                document["elsewhere"] = elsewhere
         fp8 = quantization.fp8_kv_cache
         document["context_bytes_per_token"] = draft.context_bytes_per_token(fp8=fp8)
         if isinstance(facts, Manifest):
