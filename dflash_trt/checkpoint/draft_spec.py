@@ -244,7 +244,10 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         if (head := self.markov_head) is None:
             return {}
         V, r, width = self.vocab_size or 0, head.rank, self.hidden_size + head.rank
-        shapes: dict[str, Shape] = {f"{MARKOV}.markov_{w}.weight": (V, r) for w in ("w1", "w2")}
+        shapes: dict[str, Shape] = {
+            f"{MARKOV}.markov_w1.weight": (V, r),
+            f"{MARKOV}.markov_w2.weight": (self.draft_vocab_size or V, r),
+        }
         if head.is_gated:
             shapes |= {f"{MARKOV}.gate_proj.weight": (r, width), f"{MARKOV}.gate_proj.bias": (r,)}
         if head.confidence:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dflash_trt.checkpoint.dialects.keys import SECTION
-from dflash_trt.checkpoint.draft_spec import EMBEDDING, HEAD, DraftLayer, DraftSpec
+from dflash_trt.checkpoint.draft_spec import D2T, EMBEDDING, HEAD, DraftLayer, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.rope import read_rope
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
@@ -19,6 +19,7 @@ from dflash_trt.errors import CheckpointError
 
 # Far beyond any draft: a slip in config.json is refused before it fills the memory (layers, rotary tables).
 MAX_LAYERS, MAX_BLOCK_SIZE, MAX_POSITIONS = 1024, 1024, 2**24
+T2D = "t2d"
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 Weights = dict[str, StoredTensor]
@@ -192,6 +193,34 @@ def renamed(weights: Weights, new_name: Callable[[str], str]) -> Weights:
             raise CheckpointError(f"{tensor.file}: tensor {name!r}: expected no other {new!r}, found one besides")
         result[new] = msgspec.structs.replace(tensor, name=new)
     return result
+
+
+def without_t2d(weights: Weights, spec: DraftSpec) -> Weights:
+    """The tensors without t2d, which says the same as d2t; CheckpointError where it does not."""
+    left = dict(weights)
+    if spec.has_d2t and T2D in left and D2T in left:
+        _check_t2d(left.pop(T2D), left[D2T], spec)
+    return left
+
+
+def _check_t2d(t2d: StoredTensor, d2t: StoredTensor, spec: DraftSpec) -> None:
+    """Raises CheckpointError unless t2d marks the tokens that d2t names; d2t itself is checked with all tensors."""
+    if (t2d.dtype, t2d.shape) != ("BOOL", (spec.vocab_size,)):
+        raise CheckpointError(
+            f"{t2d.file}: tensor {T2D!r}: expected BOOL {[spec.vocab_size]}, found {t2d.dtype} {list(t2d.shape)}"
+        )
+    if (d2t.dtype, d2t.shape) != ("I64", (spec.draft_vocab_size,)):
+        return
+    import numpy as np
+
+    marked = np.memmap(t2d.file, "u1", mode="r", offset=t2d.offset, shape=t2d.shape)
+    offsets = np.memmap(d2t.file, "<i8", mode="r", offset=d2t.offset, shape=d2t.shape)
+    named = np.sort(offsets + np.arange(len(offsets)))
+    if not np.array_equal(np.flatnonzero(marked), named):
+        raise CheckpointError(
+            f"{t2d.file}: tensor {T2D!r}: expected the {len(named)} tokens that d2t names, found"
+            f" {int(np.count_nonzero(marked))}, and not just these"
+        )
 
 
 def windows_of(spec: DraftSpec) -> set[int]:

@@ -27,14 +27,12 @@ from dflash_trt.checkpoint.dialects.dialect import (
     taps,
     unrepresentable,
     windows_of,
+    without_t2d,
 )
-from dflash_trt.checkpoint.draft_spec import D2T, EMBEDDING, HEAD, DraftSpec
+from dflash_trt.checkpoint.draft_spec import EMBEDDING, HEAD, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.safetensors_file import StoredTensor
-from dflash_trt.errors import CheckpointError
 
 KEY = "speculators_model_type"
-T2D = "t2d"
 VERSION = "0.9.0"
 WORDS = {"own_embedding", "draft_vocab_size", "block_conv", "candidate_selector", "num_target_layers"}
 """Facts that z-lab's layout need not, or cannot, say and the library can."""
@@ -102,31 +100,9 @@ def disagreement(config: Facts, spec: DraftSpec) -> str | None:
 
 
 def canonical(weights: Weights, spec: DraftSpec) -> Weights:
-    """Without what only training reads, and without t2d, which says the same as d2t."""
+    """Without what only training reads."""
     left = {name: tensor for name, tensor in weights.items() if name not in TRAINING_ONLY}
-    if spec.has_d2t and T2D in left and D2T in left:
-        _check_t2d(left.pop(T2D), left[D2T], spec)
-    return left
-
-
-def _check_t2d(t2d: StoredTensor, d2t: StoredTensor, spec: DraftSpec) -> None:
-    """Raises CheckpointError unless t2d marks the tokens that d2t names; d2t itself is checked with all tensors."""
-    if (t2d.dtype, t2d.shape) != ("BOOL", (spec.vocab_size,)):
-        raise CheckpointError(
-            f"{t2d.file}: tensor {T2D!r}: expected BOOL {[spec.vocab_size]}, found {t2d.dtype} {list(t2d.shape)}"
-        )
-    if (d2t.dtype, d2t.shape) != ("I64", (spec.draft_vocab_size,)):
-        return
-    import numpy as np
-
-    marked = np.memmap(t2d.file, "u1", mode="r", offset=t2d.offset, shape=t2d.shape)
-    offsets = np.memmap(d2t.file, "<i8", mode="r", offset=d2t.offset, shape=d2t.shape)
-    named = np.sort(offsets + np.arange(len(offsets)))
-    if not np.array_equal(np.flatnonzero(marked), named):
-        raise CheckpointError(
-            f"{t2d.file}: tensor {T2D!r}: expected the {len(named)} tokens that d2t names, found"
-            f" {int(np.count_nonzero(marked))}, and not just these"
-        )
+    return without_t2d(left, spec)
 
 
 SPECULATORS = Dialect(name="speculators", recognises=recognises, read=read, is_canonical=False, canonical=canonical)

@@ -21,6 +21,7 @@ from dflash_trt.checkpoint.dialects.dialect import (
     section_keys,
     unrepresentable,
     windows_of,
+    without_t2d,
 )
 from dflash_trt.checkpoint.draft_spec import DraftLayer, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
@@ -116,8 +117,9 @@ def read_anchor(places: Places, *, default: bool) -> bool:
 
 
 def canonical(weights: Weights, spec: DraftSpec) -> Weights:
-    """With sinks by the name that gpt-oss gave them."""
-    return renamed(weights, lambda name: name.replace(".self_attn.attention_sink_bias", ".self_attn.sinks"))
+    """With sinks by the name that gpt-oss gave them, and without t2d."""
+    left = without_t2d(weights, spec)
+    return renamed(left, lambda name: name.replace(".self_attn.attention_sink_bias", ".self_attn.sinks"))
 
 
 def follow_rule(layers: Sequence[DraftLayer]) -> bool:
