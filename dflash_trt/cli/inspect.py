@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from dflash_trt.checkpoint.dialects.recognise import is_draft
+from dflash_trt.checkpoint.dialects.refused import inner_drafter
 from dflash_trt.checkpoint.dialects.speculators import disagreement
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
@@ -84,6 +85,7 @@ def _print_catalog(*, as_json: bool) -> None:
 def _describe(path: str, target: str | None) -> dict[str, object]:
     directory = configuration_directory(path)
     draft: DraftSpec | None = None
+    inner: str | None = None
     facts: Manifest | DraftSpec | TargetSpec
     config = Facts.load(directory / "config.json")
     if (directory / MANIFEST).is_file():
@@ -100,12 +102,15 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
             read_partner(target, path, config)  # says where they are swapped
         target_checkpoint = read_target(directory, config)
         kind, facts, weights = "target", target_checkpoint.spec, target_checkpoint.weights
+        inner = inner_drafter(config)
     document: dict[str, object] = {
         "kind": kind,
         "path": click.format_filename(path),
         "facts": facts,
         "tensors": _tensors(weights),
     }
+    if inner is not None:
+        document["holds"] = inner
     if licence := next((known.licence for known in catalog().drafts if known.draft == path), None):
         document["licence"] = licence
     if draft is not None:

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import BlockConv, DraftLayer, MarkovHead, SelectorSizes
@@ -144,6 +145,33 @@ def test_other_names_of_the_same(name: str, dflash2_dir: Path) -> None:
     assert read_draft(edit_config(dflash2_dir, architectures=[name])).spec.candidate_selector is not None
 
 
+def test_what_trainers_write_otherwise(dflash2_dir: Path) -> None:
+    """Model Optimizer repeats windows and projector, transformers adds .weight to codebooks, NeMo has another name."""
+    expected = read_draft(dflash2_dir)
+    section = {"projector_type": "dflash2", "use_swa": True, "swa_window_size": 9}
+    edit_config(dflash2_dir, **{f"dflash_config__{key}": value for key, value in section.items()})
+    edit_config(dflash2_dir, architectures=["Qwen3DFlash2DraftModel"])
+
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith("_codebook")]:
+            tensors[f"{name}.weight"] = tensors.pop(name)
+
+    found = read_draft(edit_tensors(dflash2_dir, rename))
+    assert (found.spec, found.weights.keys()) == (expected.spec, expected.weights.keys())
+
+
+def test_convolutions_without_a_selector(dflash2_dir: Path) -> None:
+    edit_config(dflash2_dir, "dflash_config__selector_top_k", dflash_config__selector_rank=0)
+
+    def drop(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.startswith("candidate_selector.")]:
+            del tensors[name]
+
+    spec = read_draft(edit_tensors(dflash2_dir, drop)).spec
+    assert spec.block_conv is not None
+    assert (spec.candidate_selector, spec.num_candidates, spec.kind) == (None, None, "DFlash2")
+
+
 @pytest.mark.parametrize("recipe", ["nvfp4", "fp8"])
 def test_no_recipe_touches_convolution_and_selector(recipe: str, dflash2_dir: Path) -> None:
     algorithms = load_recipe(recipe).algorithms(read_draft(dflash2_dir).spec.linear_modules())
@@ -157,7 +185,7 @@ def test_no_recipe_touches_convolution_and_selector(recipe: str, dflash2_dir: Pa
         ({"dflash_config__conv_group_size": 7}, "conv_group_size: expected a divisor of hidden_size 48, found 7"),
         ({"dflash_config__conv_kernel_size": 0}, "conv_kernel_size: expected an integer from 1 to 16, found 0"),
         ({"dflash_config__selector_top_k": 97}, "selector_top_k: expected an integer from 1 to 96, found 97"),
-        ({"dflash_config__selector_rank": None}, "selector_rank: expected an integer from 1 to 8192"),
+        ({"dflash_config__selector_rank": None}, "selector_rank: expected an integer from 0 to 8192"),
         ({"architectures": ["DFlashDraftModel"]}, "architectures: expected one of DFlash2DraftModel, "),
         ({"dflash_config__selector_rank": 13}, "predecessor_codebook': expected shape [96, 13], found [96, 12]"),
     ],

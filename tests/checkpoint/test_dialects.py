@@ -85,7 +85,7 @@ def test_speculators_sliding_layers_are_causal_unless_it_says_otherwise(tmp_path
 
 
 WRONG: list[tuple[str, object, str]] = [
-    ("speculators_model_type", "eagle3", "speculators_model_type: expected one of dflash"),
+    ("speculators_model_type", "dfly", "speculators_model_type: expected one of dflash"),
     ("aux_hidden_state_layer_ids", [0, 2, 3], "expected ids from 1 on"),
     ("aux_hidden_state_layer_ids", None, "expected a list of integers >= 0, found null"),
     ("mask_token_id", None, "mask_token_id: expected an integer from 0"),

@@ -26,7 +26,7 @@ from dflash_trt.checkpoint.facts import Facts
 
 ARCHITECTURES = (
     "DFlash2DraftModel", "MiniMaxDFlash2DraftModel", "DFlash2BeamDraftModel", "Qwen3DFlash2Model",
-    "DFlash2Qwen3ForCausalLM",
+    "DFlash2Qwen3ForCausalLM", "Qwen3DFlash2DraftModel",
 )  # fmt: skip
 """The names under which the same keys and tensors were published; the first is the one that is written."""
 CONV_KEYS = {"conv_kernel_size": "kernel_size", "conv_group_size": "group_size"}
@@ -57,11 +57,11 @@ def read_additions(of: Callable[[str], Facts], hidden_size: int, vocab_size: int
     if hidden_size % group_size:
         raise place.error("conv_group_size", f"a divisor of hidden_size {hidden_size}")
     most = min(MAX_TOP_K, vocab_size or MAX_TOP_K)
-    rank = of("selector_rank").integer("selector_rank", maximum=MAX_RANK)
-    top_k = of("selector_top_k").integer("selector_top_k", maximum=most)
+    rank = of("selector_rank").integer("selector_rank", minimum=0, maximum=MAX_RANK)  # 0: convolutions alone
+    top_k = of("selector_top_k").integer("selector_top_k", maximum=most) if rank else 0
     return {
         "block_conv": BlockConv(kernel_size=taps, group_size=group_size),
-        "candidate_selector": SelectorSizes(rank=rank, top_k=top_k),
+        "candidate_selector": SelectorSizes(rank=rank, top_k=top_k) if rank else None,
     }
 
 

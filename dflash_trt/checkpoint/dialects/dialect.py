@@ -76,10 +76,31 @@ class Places:
             "attention_bias": self.config.flag("attention_bias"),
             "vocab_size": vocab_size,
             "block_size": self.of("block_size").integer("block_size", minimum=2, maximum=MAX_BLOCK_SIZE),
-            "mask_token_id": mask_token(self.of("mask_token_id"), vocab_size),
+            "mask_token_id": self._mask_token(vocab_size),
             "target_layer_ids": taps(self.of("target_layer_ids")),
             "num_target_layers": count.optional("num_target_layers", count.integer),
         }
+
+    def _mask_token(self, vocab_size: int) -> int:
+        """`mask_token_id`, or else the id of the string `mask_token` in the tokenizer beside config.json."""
+        text, place = self.of("mask_token"), self.of("mask_token_id")
+        token = text.optional("mask_token", text.text)
+        if "mask_token_id" in place or token is None:
+            return mask_token(place, vocab_size)
+        ids = added_tokens(self.config.file.with_name("tokenizer.json"))
+        if token not in ids:
+            hint = "add mask_token_id, its id in the target's tokenizer, to config.json"
+            raise text.error("mask_token", "mask_token_id besides, or the token in a tokenizer.json", hint)
+        return mask_token(place.replaced(mask_token_id=ids[token]), vocab_size)
+
+
+def added_tokens(file: Path) -> dict[str, int]:
+    """Ids of the added tokens of a tokenizer.json by their text; none where there is no such file."""
+    if not file.is_file():
+        return {}
+    listed = Facts.load(file, what="a tokenizer").values().get("added_tokens")
+    tokens = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    return {each["content"]: each["id"] for each in tokens if isinstance(each.get("content"), str) and "id" in each}
 
 
 def has_architecture(config: Facts, *names: str) -> bool:

@@ -27,7 +27,6 @@ from dflash_trt.checkpoint.dialects.dialect import (
     taps,
     unrepresentable,
     windows_of,
-    without_t2d,
 )
 from dflash_trt.checkpoint.draft_spec import EMBEDDING, HEAD, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
@@ -101,8 +100,7 @@ def disagreement(config: Facts, spec: DraftSpec) -> str | None:
 
 def canonical(weights: Weights, spec: DraftSpec) -> Weights:
     """Without what only training reads."""
-    left = {name: tensor for name, tensor in weights.items() if name not in TRAINING_ONLY}
-    return without_t2d(left, spec)
+    return zlab.canonical({name: tensor for name, tensor in weights.items() if name not in TRAINING_ONLY}, spec)
 
 
 SPECULATORS = Dialect(name="speculators", recognises=recognises, read=read, is_canonical=False, canonical=canonical)

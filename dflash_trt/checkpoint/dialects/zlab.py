@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from dflash_trt.checkpoint.dialects.dialect import (
@@ -29,7 +30,11 @@ from dflash_trt.checkpoint.rope import spell_rope
 from dflash_trt.errors import CheckpointError
 
 ARCHITECTURE = "DFlashDraftModel"
+ARCHITECTURES = (ARCHITECTURE, "Qwen3DFlashDraftModel")
+"""The second is what NVIDIA NeMo AutoModel calls it."""
 MODEL_TYPES = ("qwen3", "gpt_oss")
+CODEBOOK = re.compile(r"^(candidate_selector\.\w+_codebook)\.weight$")
+"""What transformers saves where codebooks are embeddings."""
 ANCHOR = {"sample_from_anchor": False, "query_zero_predicts_next": False, "dspark_bonus_anchor": True}
 """Keys that say whether row 0 of a block predicts, and whether they say so by their opposite (vLLM 0.33)."""
 
@@ -52,7 +57,7 @@ OPTIONAL: dict[str, object] = {
 
 def recognises(config: Facts) -> bool:
     """Whether this is a DFlash draft at all: the last of the dialects to be asked."""
-    return has_architecture(config, ARCHITECTURE) or bool(section_keys(config, "dflash_config"))
+    return has_architecture(config, *ARCHITECTURES) or bool(section_keys(config, "dflash_config"))
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
@@ -66,7 +71,7 @@ def read_layout(config: Facts, weights: Weights, *, causal: bool | None = None, 
     Causality is `causal` where the dialect knows it, else is_causal, else dflash_config.causal (modelopt, JetSpec),
     else sliding layers are causal and full ones are not (dflash/model.py, August 2026).
     """
-    if ARCHITECTURE not in config.texts("architectures"):
+    if not set(config.texts("architectures")) & set(ARCHITECTURES):
         raise config.error("architectures", f"[{ARCHITECTURE!r}]")
     places = Places(config)
     facts = places.read_facts()
@@ -117,9 +122,12 @@ def read_anchor(places: Places, *, default: bool) -> bool:
 
 
 def canonical(weights: Weights, spec: DraftSpec) -> Weights:
-    """With sinks by the name that gpt-oss gave them, and without t2d."""
-    left = without_t2d(weights, spec)
-    return renamed(left, lambda name: name.replace(".self_attn.attention_sink_bias", ".self_attn.sinks"))
+    """With sinks by the name that gpt-oss gave them, codebooks by z-lab's, and without t2d."""
+
+    def name_of(name: str) -> str:
+        return CODEBOOK.sub(r"\1", name.replace(".self_attn.attention_sink_bias", ".self_attn.sinks"))
+
+    return renamed(without_t2d(weights, spec), name_of)
 
 
 def follow_rule(layers: Sequence[DraftLayer]) -> bool:
