@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
+from dflash_trt.checkpoint.draft_spec import MARKOV, PartialDraftSpec
 from dflash_trt.checkpoint.quantization import W4A16_NVFP4
 from dflash_trt.deploy.memory import ServingLoad
 from dflash_trt.deploy.sizes import BF16_BITS, WEIGHT_BITS, DraftSizes
@@ -96,6 +96,9 @@ def dflash_shape(
     for tensor, shape in spec.dflash2_shapes().items():
         if tensor.endswith("_projection.weight"):
             gemms["selector" if "hidden" in tensor else "block convolutions", tensor, ""] += math.prod(shape)
+    if spec.markov_head is not None:  # over the whole vocabulary, for each slot behind the one before
+        w2 = math.prod(spec.dspark_shapes()[f"{MARKOV}.markov_w2.weight"])
+        gemms |= {("selector", f"slot {slot}", ""): w2 for slot in range(spec.num_draft_tokens)}
     selector = spec.candidate_selector
     return DraftShape(
         name=name, num_layers=spec.num_layers, hidden_size=spec.hidden_size,
