@@ -107,7 +107,7 @@ def refuse_target(config: Facts) -> None:
     if (name := next((name for name in architectures(config) if name.endswith(TARGETS)), None)) is not None:
         raise CheckpointError(
             f"{config.file}: expected a DFlash draft, found a target ({cut(name)})",
-            hint="give it as --target; which drafts are known for it: dflash-trt inspect --catalog",
+            hint="give it as --target; drafts that are known for it: dflash-trt drafts TARGET",
         )
 
 
