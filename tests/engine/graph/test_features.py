@@ -174,6 +174,11 @@ TRUTH: dict[str, dict[str, Any]] = {
         "rotary": read_rotary({"rope_theta": 1000000}, 8),
     },
     "muse_glimmer": {"rules": rules_of((8, False), (None, False), (8, False))},
+    "anchor_first": {
+        "rules": rules_of((None, True), (None, False), (None, True)),
+        "rotary": replace(read_rotary({"rope_theta": 1000000}, D), interleaved=True),
+    },
+    "specforge": {"rules": rules_of(*[(None, True)] * 3)},
 }  # fmt: skip
 
 
