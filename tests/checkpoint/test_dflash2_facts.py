@@ -95,6 +95,19 @@ def test_windows_and_causality_are_dflashs(tmp_path: Path) -> None:
     assert [each.causal for each in read_draft(draft).spec.layers] == [True] * 3
 
 
+def test_heads_that_are_switched_off(tmp_path: Path) -> None:
+    """SpecForge's qwen3-8b-dspark-causal-noconf has keys of a confidence head without having one."""
+    draft = write_random_draft(tmp_path, dialect="qwen3", dspark="vanilla")
+    edit_config(draft, enable_confidence_head=False, confidence_head_with_markov=False)
+    edit_tensors(draft, lambda tensors: [tensors.pop(f"confidence_head.proj.{x}") for x in ("weight", "bias")])
+    assert read_draft(draft).spec.markov_head == MarkovHead(rank=MARKOV_RANK)
+    section = {"markov_head_type": "vanilla", "confidence_head_with_markov": False, "enable_confidence_head": False}
+    names = [f"markov_head.markov_{w}.weight" for w in ("w1", "w2")]
+    edit_config(draft, "markov_head_type", "confidence_head_with_markov", "enable_confidence_head", markov_rank=0)
+    edit_config(edit_tensors(draft, lambda tensors: [tensors.pop(n) for n in names]), dflash_config=section)
+    assert read_draft(draft).spec.markov_head is None
+
+
 def test_what_specforge_publishes(tmp_path: Path) -> None:
     """Keys in dflash_config, weights of losses among them, under z-lab's architecture or its own."""
     expected = read_draft(write_dspark(tmp_path)).spec

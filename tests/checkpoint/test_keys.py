@@ -20,7 +20,7 @@ INERT = {
     "shift_label": False, "norm_before_fc": False, "mlp_bias": False, "logit_scale": 1, "use_qk_norm": True,
     "attention_mode": "gqa", "projector_type": "dflash", "max_window_layers": 3, "norm_topk_prob": True,
     "confidence_head_alpha": 1.0, "selector_loss_alpha": 1.0, "num_anchors": 512, "attention_dropout": 0.1,
-    "router_aux_loss_coef": 0.9, "dpace_alpha": 0.5, "loss_decay_gamma": 4.0,
+    "router_aux_loss_coef": 0.9, "dpace_alpha": 0.5, "loss_decay_gamma": 4.0, "moe_router_logit_softcapping": 3.0,
 }  # fmt: skip
 
 

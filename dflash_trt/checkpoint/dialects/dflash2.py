@@ -58,10 +58,12 @@ def read_additions(of: Callable[[str], Facts], hidden_size: int, vocab_size: int
         raise place.error("conv_group_size", f"a divisor of hidden_size {hidden_size}")
     most = min(MAX_TOP_K, vocab_size or MAX_TOP_K)
     rank = of("selector_rank").integer("selector_rank", minimum=0, maximum=MAX_RANK)  # 0: convolutions alone
-    top_k = of("selector_top_k").integer("selector_top_k", maximum=most) if rank else 0
+    top_k = (place := of("selector_top_k")).optional("selector_top_k", lambda key: place.integer(key, maximum=most))
+    if rank and top_k is None:
+        raise place.error("selector_top_k", f"an integer from 1 to {most}")
     return {
         "block_conv": BlockConv(kernel_size=taps, group_size=group_size),
-        "candidate_selector": SelectorSizes(rank=rank, top_k=top_k) if rank else None,
+        "candidate_selector": SelectorSizes(rank=rank, top_k=top_k) if rank and top_k else None,
     }
 
 

@@ -65,9 +65,11 @@ def read_head(of: Callable[[str], Facts]) -> MarkovHead | None:
     """The heads, None for rank 0, read where `of` says that a key stands; CheckpointError for one that does not run."""
     rank = of("markov_rank").integer("markov_rank", minimum=0, maximum=MAX_RANK)
     confidence = (switch := of("enable_confidence_head")).flag("enable_confidence_head", default=False)
-    if confidence and not (rank and of(WITH_MARKOV).flag(WITH_MARKOV, default=False)):
+    with_markov = of(WITH_MARKOV).flag(WITH_MARKOV, default=False)
+    if confidence and not (rank and with_markov):
         raise switch.error("enable_confidence_head", f"false, or true with {WITH_MARKOV} and a markov_rank")
     if rank == 0:
+        of("markov_head_type").optional("markov_head_type", of("markov_head_type").text)
         return None
     kind = (place := of("markov_head_type")).text("markov_head_type", choices=("vanilla", "gated", "rnn"))
     if kind == "rnn":

@@ -23,8 +23,9 @@ SPEAKS = re.compile(
 """Parts of names that may be of what a draft computes."""
 TRAINING = re.compile(
     r"loss|anchors|^confidence_\w+_alpha$|^dpace_|dropout|_decay|schedule|warmup|learning_rate|^train_"
+    "|^moe_|router|expert"
 )
-"""Names of losses, schedules and what else only training reads."""
+"""Names of losses, schedules and what else only training reads; and of experts, whose tensors would not fit."""
 INERT = {
     "eagle_aux_hidden_state_layer_ids", "max_window_layers", "norm_topk_prob", "num_aux_layers", "pard_token",
     "sliding_window", "target_num_hidden_layers",
