@@ -31,11 +31,13 @@ def catalogue() -> str:
     lines = [
         "", "## Known checkpoints", "",
         "Facts were " + page.source + ".",
-        "`dflash-trt inspect --catalog` prints them with layers, sizes and taps, and `serve-config --list` the",
-        "deployments. S is the block size. GB are the weights in BF16, FP8 and NVFP4; fc and DFlash2's convolutions",
-        "and codebooks count as BF16 in each. Only Nemotron's drafts have an embedding of their own.", "",
+        "`dflash-trt drafts` prints them with layers, sizes and taps, `drafts TARGET` those of a target,",
+        "`serve-config --list` the deployments. S is the block size. GB are the weights in BF16, FP8 and NVFP4; fc and",
+        "DFlash2's convolutions and codebooks count as BF16 in each. Only Nemotron's drafts have an embedding of",
+        "their own.", "",
         *_markdown(("draft", "target", "S", "GB"), [_facts(draft) for draft in known]), "",
-        "Facts are not known of " + "; ".join(f"{draft.draft} (for {draft.target})" for draft in unknown) + ".", "",
+        "Sizes and taps of these are not known, as their config.json was not read:", "",
+        *_markdown(("draft", "target", "kind", "tau", "read"), [_named(draft) for draft in unknown]), "",
         "## Published speed-ups", "",
         "Speed-ups are over plain decoding, as published, each in its own setting. None was measured here.", "",
         *_markdown(("draft", "speed-up", "source"), _speedups(page)), "",
@@ -64,8 +66,12 @@ def _name(draft: KnownDraft) -> str:
     return draft.draft.partition("/")[2] or draft.draft
 
 
+def _named(draft: KnownDraft) -> tuple[str, ...]:
+    return (draft.draft, draft.target, draft.kind_name, draft.tau or "?", draft.read)
+
+
 def _facts(draft: KnownDraft) -> tuple[str, ...]:
-    """Columns of `inspect --catalog` to choose a draft by, the three sizes as one."""
+    """Columns of `drafts` to choose a draft by, the three sizes as one."""
     facts = dict(zip(COLUMNS, row(draft), strict=True))
     sizes = "/".join(facts[precision].removesuffix(" GB") for precision in ("BF16", "FP8", "NVFP4"))
     return (facts["draft"], facts["target"], facts["S"], sizes)

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from dflash_trt.checkpoint.dialects import dflash2, modelopt, speculators
-from dflash_trt.checkpoint.dialects.dialect import Layout
+from dflash_trt.checkpoint.dialects.dialect import T2D, Layout
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, head_token_ids, read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
@@ -106,7 +106,7 @@ def _t2d(draft: DraftCheckpoint) -> dict[str, np.ndarray[tuple[int], np.dtype[np
         return {}
     marked = np.zeros(draft.spec.vocab_size or 0, np.bool_)
     marked[token_ids] = True
-    return {speculators.T2D: marked}
+    return {T2D: marked}
 
 
 def _check(draft: DraftCheckpoint, written: DraftCheckpoint) -> None:

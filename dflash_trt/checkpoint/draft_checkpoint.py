@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,10 +13,20 @@ import msgspec
 
 from dflash_trt.checkpoint.dialects import mimo, own
 from dflash_trt.checkpoint.dialects.dialect import Dialect
-from dflash_trt.checkpoint.dialects.recognise import recognise
+from dflash_trt.checkpoint.dialects.keys import refuse_unread
+from dflash_trt.checkpoint.dialects.recognise import is_draft, recognise
+from dflash_trt.checkpoint.dialects.refused import refuse_stranger, refuse_target
 from dflash_trt.checkpoint.draft_spec import D2T, HEAD, DraftSpec, PartialDraftSpec
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.quantization import FP8, INT4, Quantization, expected_tensors, read_quantization, read_scale
+from dflash_trt.checkpoint.quantization import (
+    FP8,
+    INT4,
+    Quantization,
+    expected_tensors,
+    read_quantization,
+    read_scale,
+    refuse_foreign,
+)
 from dflash_trt.checkpoint.safetensors_file import StoredTensor, check_tensors
 from dflash_trt.errors import CheckpointError
 
@@ -24,6 +35,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TORCH_TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+TRAINING_STATE = re.compile("optim|(lr_?)?sched|train|rng_|random_states|scaler|sampler|dataloader|global_step")
+"""Beginnings of the names of pickles from which training goes on."""
 REPLACED = "dflash_trt_checkpoint"
 """Key of an engine's config.json that holds the values `for_pool` replaced."""
 
@@ -75,8 +88,13 @@ def torch_dtype(dtypes: Iterable[str]) -> str:
 
 
 def read_spec(config: Facts, weights: dict[str, StoredTensor]) -> DraftSpec:
-    """The facts of a draft whose config.json is `config`, in a layout with canonical names."""
-    return recognise(config).read(config, weights)
+    """The facts of a draft whose config.json is `config`, of tensors by the names that they have in its dialect.
+
+    Raises CheckpointError also for a key that nothing reads and that is not known to change nothing.
+    """
+    spec = recognise(config).read(config, weights)
+    refuse_unread(config)
+    return spec
 
 
 def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
@@ -85,10 +103,14 @@ def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
     Raises CheckpointError for facts that are missing, contradictory or not supported, and tensors that do not fit them.
     """
     config = as_checkpoint(config or Facts.load(directory / "config.json"))
+    refuse_stranger(config)
+    if not is_draft(config):
+        refuse_target(config)
     dialect = recognise(config)
+    refuse_foreign(config)
     _refuse_pickles(directory)
     stored = dialect.load(directory)
-    spec = dialect.read(config, stored)
+    spec = read_spec(config, stored)
     weights = dialect.canonical(stored, spec)
     modules = [*spec.linear_modules(), *([HEAD] if spec.has_own_head else [])]
     quantization = read_quantization(config, modules, spec.attention_modules(), weights)
@@ -111,8 +133,12 @@ def refuse_quantised(draft: DraftCheckpoint) -> None:
 
 
 def _refuse_pickles(directory: Path) -> None:
-    """Raises CheckpointError for a tensor outside of safetensors files; one of the same name takes its place."""
-    strays = sorted(path for path in directory.glob("*.pt") if not path.with_suffix(".safetensors").is_file())
+    """Raises CheckpointError for a tensor outside of safetensors files; one of the same name takes its place.
+
+    What trainers leave behind is none, and is not opened.
+    """
+    pickles = (path for path in directory.glob("*.pt") if not TRAINING_STATE.match(path.name))
+    strays = sorted(path for path in pickles if not path.with_suffix(".safetensors").is_file())
     if strays:
         raise CheckpointError(
             f"{directory}: expected all tensors in safetensors files, found"
@@ -141,7 +167,7 @@ def for_pool(config: dict[str, object], num_layers: int) -> dict[str, object]:
 def as_checkpoint(config: Facts) -> Facts:
     """The draft's own facts, of a checkpoint or an engine directory."""
     if REPLACED not in config:
-        return config
+        return Facts(config.values(), config.file)  # with nothing read so far
     kept = {key: value for key, value in config.values().items() if key not in for_pool({}, 0)}
     return Facts(kept | config.section(REPLACED).values(), config.file)
 

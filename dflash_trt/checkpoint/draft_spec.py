@@ -146,6 +146,15 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return self.sample_from_anchor or self.markov_head is not None
 
     @property
+    def kind(self) -> str:
+        """Name of what it is, for what does not take every kind."""
+        if self.markov_head is not None:
+            return "DSpark"
+        if self.sample_from_anchor:
+            return "anchor-first DFlash"
+        return "DFlash" if self.block_conv is None and self.candidate_selector is None else "DFlash2"
+
+    @property
     def num_candidates(self) -> int | None:
         """k, tokens of each slot that are scored behind those of the slot before; None without such scores."""
         if self.markov_head is not None:
@@ -235,7 +244,10 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         if (head := self.markov_head) is None:
             return {}
         V, r, width = self.vocab_size or 0, head.rank, self.hidden_size + head.rank
-        shapes: dict[str, Shape] = {f"{MARKOV}.markov_{w}.weight": (V, r) for w in ("w1", "w2")}
+        shapes: dict[str, Shape] = {
+            f"{MARKOV}.markov_w1.weight": (V, r),
+            f"{MARKOV}.markov_w2.weight": (self.draft_vocab_size or V, r),
+        }
         if head.is_gated:
             shapes |= {f"{MARKOV}.gate_proj.weight": (r, width), f"{MARKOV}.gate_proj.bias": (r,)}
         if head.confidence:

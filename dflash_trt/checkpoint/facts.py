@@ -18,12 +18,18 @@ T = TypeVar("T")
 
 
 class Facts:
-    """A JSON object of a file, read key by key; every error names file, key, expectation and finding."""
+    """A JSON object of a file, read key by key; every error names file, key, expectation and finding.
 
-    def __init__(self, values: dict[str, object], file: Path, scope: str = "") -> None:
+    It remembers which keys were read, together with its sections and with what `replaced` returns.
+    """
+
+    def __init__(
+        self, values: dict[str, object], file: Path, scope: str = "", *, was_read: set[str] | None = None
+    ) -> None:
         self._values = values
         self.file = file
         self._scope = scope
+        self._was_read = set[str]() if was_read is None else was_read
 
     @classmethod
     def load(cls, file: Path, *, what: str = "a JSON object", hint: str | None = None) -> Facts:
@@ -46,6 +52,19 @@ class Facts:
     def values(self) -> dict[str, object]:
         """A copy of the whole object, as it stands in the file."""
         return dict(self._values)
+
+    def replaced(self, **values: object) -> Facts:
+        """Facts of the file as if it had these values."""
+        return Facts(self._values | values, self.file, self._scope, was_read=self._was_read)
+
+    def unread(self) -> list[str]:
+        """The keys, sorted, of which no value has been read so far."""
+        return sorted(key for key in self.keys() if f"{self._scope}{key}" not in self._was_read)
+
+    def holds(self, key: str, value: object) -> bool:
+        """Whether just `value`, of its type, stands at `key`; it does not count as read."""
+        found = self._values.get(key)
+        return found == value and isinstance(found, bool) == isinstance(value, bool)
 
     def integer(self, key: str, *, minimum: int = 1, maximum: int = MAX_INTEGER) -> int:
         """The integer at `key`, from `minimum` to `maximum`."""
@@ -83,14 +102,16 @@ class Facts:
 
     def section(self, key: str) -> Facts:
         """The object at `key`."""
-        return Facts(self._read(key, (dict,), "an object"), self.file, f"{self._scope}{key}.")
+        return Facts(self._read(key, (dict,), "an object"), self.file, f"{self._scope}{key}.", was_read=self._was_read)
 
     def optional(self, key: str, read: Callable[[str], T]) -> T | None:
         """What `read`, one of the methods above, finds at `key`; None where there is no such key."""
         return read(key) if key in self else None
 
     def agrees(self, second: Facts, key: str) -> bool:
-        """Whether `key` does not stand in both with different values."""
+        """Whether `key` does not stand in both with different values; it counts as read in both."""
+        for place in (self, second):
+            place._was_read.add(f"{place._scope}{key}")
         return not (key in self and key in second) or self._values[key] == second._values[key]
 
     def error(self, key: str, expected: str, hint: str | None = None) -> CheckpointError:
@@ -110,6 +131,7 @@ class Facts:
         default: T | None = None,
     ) -> T:
         """The value at `key`, of one of `kinds` exactly (true is no integer) and within `fits`."""
+        self._was_read.add(f"{self._scope}{key}")
         value = self._values.get(key)
         if value is None and default is not None:
             return default

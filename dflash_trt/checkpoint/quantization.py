@@ -11,13 +11,14 @@ F32 in every layer. w = code * weight_scale * weight_scale_2.
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import msgspec
 
 from dflash_trt.checkpoint.draft_spec import D2T, Shape
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.safetensors_file import Expected, StoredTensor
-from dflash_trt.errors import CheckpointError
+from dflash_trt.errors import CheckpointError, cut
 
 # modelopt's names of the algorithms; INT4 weights have this one, however their scales were found.
 NVFP4, W4A16_NVFP4, FP8, INT4 = "NVFP4", "W4A16_NVFP4", "FP8", "W4A16_AWQ"
@@ -41,6 +42,37 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def algorithms(self) -> set[str]:
         """Algorithms of layers and context cache."""
         return {*self.modules.values(), *([FP8] if self.fp8_kv_cache else [])}
+
+
+SERVERS = {"compressed-tensors": "vLLM serves", "exl3": "exllamav3 serves", "gptq": "vLLM serves", "awq": "vLLM serves"}
+"""Who serves weights of other quantisers."""
+
+
+def refuse_foreign(config: Facts) -> None:
+    """Raises CheckpointError, with method and scheme, for a draft that another quantiser than modelopt has written."""
+    section = config.values().get("quantization_config")
+    if not isinstance(section, dict) or not isinstance(method := section.get("quant_method"), str):
+        return
+    if method != "modelopt":
+        found = " ".join([cut(method), *_scheme(section)])
+        raise CheckpointError(
+            f"{config.file}: quantization_config: expected BF16, or FP8 and NVFP4 of modelopt, found {found}",
+            hint=f"{SERVERS.get(method, 'its own quantiser names who serves')} this draft; for dflash-trt give the"
+            " checkpoint that it was quantised from, and a --recipe",
+        )
+
+
+def _scheme(section: dict[str, Any]) -> list[str]:
+    """What a quantisation says of itself, as far as it does: "pack-quantized", "int4, groups of 128"."""
+    words = [cut(section["format"])] if isinstance(section.get("format"), str) else []
+    groups = section.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
+    weights = first.get("weights") if isinstance(first, dict) else None
+    if isinstance(weights, dict) and isinstance(weights.get("num_bits"), int):
+        size = weights.get("group_size")
+        group = f", groups of {size}" if isinstance(size, int) and size > 0 else ""
+        words.append(f"({cut(str(weights.get('type')))}{weights['num_bits']}{group})")
+    return words
 
 
 def read_quantization(

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 
 PARTIAL = "partial_rotary_factor"
+NEOX = ("is_neox_style", "rope_is_neox_style")
+"""False: pairs lie side by side. The first is vLLM's key (0.33, qwen3_dflash.py), the second SGLang's."""
 
 
 class Yarn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="yarn"):
@@ -41,12 +43,14 @@ class Llama3(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Rope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Rotary embedding of a draft: rotate-half over the head, or over its first dimensions."""
+    """Rotary embedding of a draft, over the head or over its first dimensions."""
 
     theta: float
     scaling: Yarn | Llama3 | None
     partial_rotary_factor: float = 1
     """Which part of the head turns: its first int(head_dim * factor) dimensions, as in transformers."""
+    interleaved: bool = False
+    """Whether dimension 2i turns with 2i + 1 (GPT-J, GLM), and not with the one half a head further (NeoX)."""
 
     @property
     def attention_factor(self) -> float:
@@ -98,7 +102,11 @@ def _llama3(scaling: Llama3, inverse: NDArray[np.float64]) -> NDArray[np.float64
 
 
 def read_rope(config: Facts) -> Rope:
-    """Rope facts in both spellings: rope_theta + rope_scaling, and rope_parameters (transformers >= 5)."""
+    """Rope facts in both spellings: rope_theta + rope_scaling, and rope_parameters (transformers >= 5).
+
+    Raises CheckpointError where the two contradict each other.
+    """
+    interleaved = _read_interleaved(config)
     if "rope_parameters" in config:
         section = config.section("rope_parameters")
         if not section.agrees(config, "rope_theta"):
@@ -106,14 +114,32 @@ def read_rope(config: Facts) -> Rope:
         if not section.agrees(config, PARTIAL):
             raise config.error(PARTIAL, f"the same value as in rope_parameters.{PARTIAL}")
         part = _read_part(section if PARTIAL in section else config)
-        return Rope(theta=_read_theta(section), scaling=_read_scaling(section), partial_rotary_factor=part)
+        if "rope_scaling" in config and _read_scaling(config.section("rope_scaling")) != _read_scaling(section):
+            raise config.error("rope_scaling", "what rope_parameters says, or null")
+        return Rope(
+            theta=_read_theta(section),
+            scaling=_read_scaling(section),
+            partial_rotary_factor=part,
+            interleaved=interleaved,
+        )
     scaling = None
     if "rope_scaling" in config:
         section = config.section("rope_scaling")
+        if not section.agrees(config, "rope_theta"):
+            raise config.error("rope_theta", "the same value as in rope_scaling.rope_theta")
         if PARTIAL in section and section.number(PARTIAL) != _read_part(config):
             raise section.error(PARTIAL, f"the same value as {PARTIAL} at the top level")
         scaling = _read_scaling(section)
-    return Rope(theta=_read_theta(config), scaling=scaling, partial_rotary_factor=_read_part(config))
+    return Rope(
+        theta=_read_theta(config), scaling=scaling, partial_rotary_factor=_read_part(config), interleaved=interleaved
+    )
+
+
+def _read_interleaved(config: Facts) -> bool:
+    styles = {key: config.flag(key) for key in NEOX if key in config}
+    if len(set(styles.values())) > 1:
+        raise config.error(NEOX[1], f"the same value as {NEOX[0]}")
+    return False in styles.values()
 
 
 def spell_rope(rope: Rope) -> dict[str, object]:
@@ -123,7 +149,8 @@ def spell_rope(rope: Rope) -> dict[str, object]:
         kind = "yarn" if isinstance(rope.scaling, Yarn) else "llama3"
         scaling = {"rope_type": kind, **msgspec.structs.asdict(rope.scaling)}
     part = {PARTIAL: rope.partial_rotary_factor} if rope.partial_rotary_factor != 1 else {}
-    return {"rope_theta": rope.theta, "rope_scaling": scaling, **part}
+    style = {NEOX[0]: False} if rope.interleaved else {}
+    return {"rope_theta": rope.theta, "rope_scaling": scaling, **part, **style}
 
 
 def _read_part(section: Facts) -> float:

@@ -9,6 +9,10 @@ from pathlib import Path
 from dflash_trt.checkpoint.hub import fetch_configuration, fetch_weights
 from dflash_trt.errors import CheckpointError
 
+GGUF = ".gguf"
+GGUF_HINT = (
+    "llama.cpp serves it (--spec-type draft-dflash -md FILE); give dflash-trt the safetensors that it was made from"
+)
 REPOSITORY_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -56,9 +60,26 @@ def _local_directory(name: str) -> Path | None:
         if not name or not path.exists():
             return None
         if path.is_dir():
+            _refuse_by_content(path)
             return path
     except RuntimeError:  # ~NAME without such a user
         return None
     except OSError as error:
         raise CheckpointError(f"{name}: expected a checkpoint directory, found: {error.strerror}") from None
-    raise CheckpointError(f"{name}: expected a checkpoint directory, found a file")
+    raise CheckpointError(
+        f"{name}: expected a checkpoint directory, found a {'GGUF file' if name.endswith(GGUF) else 'file'}",
+        hint=GGUF_HINT if name.endswith(GGUF) else None,
+    )
+
+
+def _refuse_by_content(directory: Path) -> None:
+    """Raises CheckpointError for a directory without config.json that holds something else."""
+    if (directory / "config.json").exists():
+        return
+    if (directory / "adapter_config.json").exists():
+        raise CheckpointError(
+            f"{directory}: expected a draft or a target, found a LoRA adapter (adapter_config.json)",
+            hint="merge it into its model first (peft: merge_and_unload), and give that",
+        )
+    if files := sorted(path.name for path in directory.glob(f"*{GGUF}")):
+        raise CheckpointError(f"{directory}: expected safetensors files, found GGUF ({files[0]})", hint=GGUF_HINT)

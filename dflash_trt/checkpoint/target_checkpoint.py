@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.checkpoint.dialects.recognise import is_draft
+from dflash_trt.checkpoint.dialects.refused import refuse_stranger
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.facts import Facts
@@ -54,6 +55,7 @@ def read_target(directory: Path, config: Facts | None = None) -> TargetCheckpoin
     Raises CheckpointError for a draft, for a fact that is missing, and for an embedding table of another shape.
     """
     config = config or Facts.load(directory / "config.json")
+    refuse_stranger(config)
     if is_draft(config):
         hint = "give --target the model that the draft was trained for"
         raise CheckpointError(f"{directory}: expected a target, found a DFlash draft", hint=hint)

@@ -20,6 +20,7 @@ from dflash_trt.cli.capture import capture
 from dflash_trt.cli.chat import chat
 from dflash_trt.cli.convert import convert
 from dflash_trt.cli.doctor import doctor
+from dflash_trt.cli.drafts import drafts
 from dflash_trt.cli.dynamo import dynamo
 from dflash_trt.cli.estimate import estimate
 from dflash_trt.cli.failure import fail, fail_import, fail_interrupted, fail_usage, report_bug
@@ -48,8 +49,8 @@ def cli() -> None:
 
 
 for command in (
-    inspect, capture, quantize, search, recover, convert, build, generate, verify, chat, serve, dynamo, serve_config,
-    estimate, tune, bench, triton_repo, doctor,
+    drafts, inspect, capture, quantize, search, recover, convert, build, generate, verify, chat, serve, dynamo,
+    serve_config, estimate, tune, bench, triton_repo, doctor,
 ):  # fmt: skip
     cli.add_command(command)
 

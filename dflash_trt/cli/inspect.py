@@ -11,6 +11,8 @@ import click
 import msgspec
 
 from dflash_trt.checkpoint.dialects.recognise import is_draft
+from dflash_trt.checkpoint.dialects.refused import inner_drafter
+from dflash_trt.checkpoint.dialects.speculators import disagreement
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.facts import Facts
@@ -22,7 +24,7 @@ from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.cli.completion import CHECKPOINT, TARGET
 from dflash_trt.cli.options import json_option
 from dflash_trt.cli.output import human_bytes, print_json, print_table
-from dflash_trt.deploy.catalog import COLUMNS, catalog, entry, row, trained_for
+from dflash_trt.deploy.catalog import catalog, trained_for
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, read_parts
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.preview import drafter_memory
@@ -31,11 +33,10 @@ from dflash_trt.files.command import quoted
 
 
 @click.command(short_help="Show and check the facts of a checkpoint or an engine directory.")
-@click.argument("path", type=CHECKPOINT, required=False)
-@click.option("--catalog", "catalogue", is_flag=True, help="List all known drafts in place of PATH.")
+@click.argument("path", type=CHECKPOINT)
 @click.option("--target", type=TARGET, help="Target checkpoint that a draft or engine is checked against.")
 @json_option
-def inspect(path: str | None, catalogue: bool, target: str | None, as_json: bool) -> None:
+def inspect(path: str, target: str | None, as_json: bool) -> None:
     """Show and check the facts of PATH: a draft checkpoint, a target checkpoint or an engine directory.
 
     PATH and --target are directories or Hugging Face repository ids.
@@ -44,16 +45,11 @@ def inspect(path: str | None, catalogue: bool, target: str | None, as_json: bool
     Example:
       dflash-trt inspect z-lab/gpt-oss-120b-DFlash --target openai/gpt-oss-120b
     """
-    if catalogue:
-        if path is not None or target is not None:
-            raise click.UsageError("give PATH or --catalog, not both")
-        _print_catalog(as_json=as_json)
-        return
-    if path is None:
-        raise click.UsageError("expected PATH, or --catalog for all known drafts")
     document = _describe(path, target)
     if licence := document.get("licence"):
         click.echo(f"warning: {path}: its licence, {licence}, forbids commercial use", err=True)
+    if elsewhere := document.get("elsewhere"):
+        click.echo(f"warning: {path}: {elsewhere}", err=True)
     if usual_target := document.get("trained_for"):
         click.echo(f"warning: {path} was trained for {usual_target}, not for {target}", err=True)
     if as_json:
@@ -68,19 +64,10 @@ def inspect(path: str | None, catalogue: bool, target: str | None, as_json: bool
             click.echo(f"{document['path']} fits target {click.format_filename(target)}")
 
 
-def _print_catalog(*, as_json: bool) -> None:
-    known_drafts = catalog()
-    if as_json:
-        drafts = [entry(draft) for draft in known_drafts.drafts]
-        print_json("inspect", {"kind": "catalog", "catalog": {"source": known_drafts.source, "drafts": drafts}})
-        return
-    print_table("Known drafts", COLUMNS, [row(draft) for draft in known_drafts.drafts])
-    click.echo(f"Facts: {known_drafts.source}. Runtimes and speed-ups: docs/checkpoints.md, or --json.", err=True)
-
-
 def _describe(path: str, target: str | None) -> dict[str, object]:
     directory = configuration_directory(path)
     draft: DraftSpec | None = None
+    inner: str | None = None
     facts: Manifest | DraftSpec | TargetSpec
     config = Facts.load(directory / "config.json")
     if (directory / MANIFEST).is_file():
@@ -97,17 +84,22 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
             read_partner(target, path, config)  # says where they are swapped
         target_checkpoint = read_target(directory, config)
         kind, facts, weights = "target", target_checkpoint.spec, target_checkpoint.weights
+        inner = inner_drafter(config)
     document: dict[str, object] = {
         "kind": kind,
         "path": click.format_filename(path),
         "facts": facts,
         "tensors": _tensors(weights),
     }
+    if inner is not None:
+        document["holds"] = inner
     if licence := next((known.licence for known in catalog().drafts if known.draft == path), None):
         document["licence"] = licence
     if draft is not None:
         if kind == "draft":  # an engine's manifest names its own
             document["quantization"] = quantization
+            if (elsewhere := disagreement(config, draft)) is not None:
+                document["elsewhere"] = elsewhere
         fp8 = quantization.fp8_kv_cache
         document["context_bytes_per_token"] = draft.context_bytes_per_token(fp8=fp8)
         if isinstance(facts, Manifest):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The catalogue of known drafts: `dflash-trt inspect --catalog`, and docs/checkpoints.md (tools/catalog_page.py).
+"""The catalogue of known drafts: `dflash-trt drafts`, and docs/checkpoints.md (tools/catalog_page.py).
 
 Facts of a draft stand in checkpoints.json, which plans deployments, or beside it in catalog.json; the memory follows
 from them. What is not known is None, and said.
@@ -52,6 +52,14 @@ class KnownDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Facts of a draft that checkpoints.json lacks."""
     source: str | None = None
     """Source of `spec`, or the reason that there is none; None where checkpoints.json has both."""
+    read: str
+    """Date on which `source`, or the catalogue's, was read: a month, or a day."""
+    kind: str | None = None
+    """`DraftSpec.kind` of a draft whose facts are not known."""
+    mode: str | None = None
+    """Chat mode that it was trained for, where that is said."""
+    tau: str | None = None
+    """Published tau, and where."""
     licence: str | None = None
     """Licence that forbids commercial use; None for any other, or an unknown one."""
     deployments: tuple[str, ...]
@@ -63,6 +71,11 @@ class KnownDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Known facts of its architecture."""
         published = published_drafts().get(self.draft)
         return self.spec if published is None else published.spec
+
+    @property
+    def kind_name(self) -> str:
+        """What it is, by its facts where they are known."""
+        return self.kind or "?" if self.facts is None else self.facts.kind
 
     def weight_bytes(self) -> dict[str, int] | None:
         """Bytes of all weights by precision of the layers; None where the facts are not known."""
@@ -99,12 +112,24 @@ def trained_for(draft: str, target: str) -> str | None:
     return usual_target
 
 
+def drafts_for(target: str) -> tuple[KnownDraft, ...]:
+    """The known drafts of a target, or else of the one whose copy it is by its name (as of a quantised target)."""
+    known = catalog().drafts
+    if exact := tuple(draft for draft in known if draft.target.lower() == target.lower()):
+        return exact
+    name = target.rstrip("/").rpartition("/")[2].lower()
+    copies = {draft.target for draft in known if draft.target.rpartition("/")[2].lower() in name}
+    longest = max((each.rpartition("/")[2] for each in copies), key=len, default=None)
+    return tuple(draft for draft in known if draft.target in copies and draft.target.rpartition("/")[2] == longest)
+
+
 def entry(draft: KnownDraft) -> dict[str, object]:
     """One draft for JSON: facts, memory, and the facts of its family."""
     family = catalog().families[draft.family]
     return {
         **msgspec.structs.asdict(draft),
         "spec": draft.facts,
+        "kind": draft.kind_name,
         "weight_bytes": draft.weight_bytes(),
         **msgspec.structs.asdict(family),
     }
@@ -122,3 +147,27 @@ def row(draft: KnownDraft) -> tuple[str, ...]:
     taps = ", ".join(map(str, facts.target_layer_ids))
     numbers = (facts.num_layers, facts.hidden_size, heads, facts.block_size, taps)
     return (draft.draft, draft.target, *map(str, numbers), *(f"{size / 1e9:.2f} GB" for size in sizes.values()))
+
+
+CHOICE = ("draft", "kind", "S", "GB", "for", "published", "served by", "licence", "read")
+
+
+def choice(draft: KnownDraft) -> tuple[str, ...]:
+    """One draft of a target as a table row, to choose by: GB of weights in BF16, FP8 and NVFP4; "?" is not known."""
+    facts, sizes = draft.facts, draft.weight_bytes()
+    runtimes = catalog().families[draft.family].runtimes
+    served = [name for name, answer in runtimes.items() if answer.startswith(("yes", "anchor-first"))]
+    best = max(draft.speedups, key=lambda speedup: speedup.ratio, default=None)
+    published = [f"tau {draft.tau}"] if draft.tau else []
+    published += [f"{best.ratio} x ({best.setting})"] if best is not None else []
+    return (
+        draft.draft,
+        draft.kind_name,
+        "?" if facts is None else str(facts.block_size),
+        "?" if sizes is None else "/".join(f"{size / 1e9:.2f}" for size in sizes.values()),
+        draft.mode or "?",
+        "; ".join(published) or "?",
+        ", ".join(served) or "?",
+        draft.licence or "?",
+        draft.read,
+    )

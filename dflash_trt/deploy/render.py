@@ -11,6 +11,7 @@ import yaml
 from dflash_trt import __version__
 from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.draft_schedule import vllm_schedule
+from dflash_trt.deploy.dspark_methods import dspark_method
 from dflash_trt.deploy.flags import command_text
 from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.resolve import ResolvedDeployment
@@ -43,6 +44,8 @@ def server_arguments(
         arguments["tool_call_parser"] = parsers.tool[runtime]
     if method == "none":
         return arguments
+    if method == "dflash" and deployment.draft_sizes.spec.is_dspark:
+        return arguments | _dspark(deployment, runtime)
     return arguments | (_vllm_method(deployment, method) if is_vllm else _sglang_method(deployment, method))
 
 
@@ -117,6 +120,11 @@ def _sglang_method(deployment: ResolvedDeployment, method: Method) -> dict[str, 
         # SGLang counts the verify window, the last verified token included.
         "speculative_num_draft_tokens": deployment.num_draft_tokens + 1,
     }
+
+
+def _dspark(deployment: ResolvedDeployment, runtime: Runtime) -> dict[str, Any]:
+    K, name = deployment.num_draft_tokens, deployment.name
+    return dspark_method(deployment.draft_sizes, runtime, _draft(deployment), K, name)
 
 
 def _draft(deployment: ResolvedDeployment) -> str:

@@ -73,6 +73,8 @@ def ranks_of_drafter(
 
 
 UNQUANTIZED = "bf16"
+BLOCK = ("block_size", "block_size - 1")
+"""Proposals of a block, by the first row that proposes."""
 DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(DeploymentFile)}
 PURPOSES = {
     "latency": {"max_batch_size": 64, "max_num_tokens": 16384, "max_seq_len": 32768},
@@ -139,7 +141,7 @@ def resolve(
     Raises ConfigError for unknown GPUs and for a draft whose facts are neither here nor published, CheckpointError
     for directories that do not fit each other.
     """
-    sizes, partner = _draft_sizes(draft or file.draft, name), target_sizes(target or file.target)
+    sizes, partner = _draft_sizes(draft or file.draft, name, file), target_sizes(target or file.target)
     if sizes.checkpoint and partner and partner.checkpoint:  # only checkpoints that are here can be compared
         check_pair(sizes.checkpoint.spec, partner.checkpoint.spec, draft_name=sizes.name, target_name=partner.name)
     gpus = parse_gpus(file.gpus, f"{name}: gpus", file.gpu_facts or None)
@@ -157,7 +159,9 @@ def resolve(
 
     num_ranks, sources["num_ranks"] = ranks_of_drafter(file, name, gpus, sizes.spec, served)
     moe_backend, sources["moe_backend"] = _moe_backend(file.target, gpus)
-    num_draft_tokens = choose("num_draft_tokens", sizes.spec.num_draft_tokens, f"block_size - 1, {sizes.origin}")
+    num_draft_tokens = choose(
+        "num_draft_tokens", sizes.spec.num_draft_tokens, f"{BLOCK[sizes.spec.first_proposing_row]}, {sizes.origin}"
+    )
     lengths = choose("draft_schedule", {}, "num_draft_tokens for every batch")
     limits = {
         key: choose(key, default, f"default for {file.purpose}") for key, default in PURPOSES[file.purpose].items()
@@ -174,7 +178,7 @@ def resolve(
         "TRTLLM" if file.mode == "engine" or has_kernels else "VANILLA",
         f"{file.mode} mode on {gpus.gpu.sm}",
     )
-    is_paired = pairs_pools(attention, file.kv_cache_dtype, partner)
+    is_paired = pairs_pools(attention, file.kv_cache_dtype, partner) and not sizes.spec.is_dspark
     paired = "the drafter's pages go with the target's" if is_paired else "not known to reuse the drafter's pages"
     return ResolvedDeployment(
         **shared | {"target": target or file.target, "draft": served},
@@ -238,7 +242,7 @@ def directory_deployment(
     )
 
 
-def _draft_sizes(draft: str, name: str) -> DraftSizes:
+def _draft_sizes(draft: str, name: str, file: DeploymentFile) -> DraftSizes:
     sizes = draft_sizes(draft)
     if sizes is None:
         raise ConfigError(
@@ -247,11 +251,16 @@ def _draft_sizes(draft: str, name: str) -> DraftSizes:
             if REPOSITORY_ID.fullmatch(draft)
             else "check the path to the checkpoint",
         )
-    if sizes.spec.is_dspark:  # SGLang and TensorRT-LLM have an algorithm of its own for it, vLLM a method
+    if sizes.spec.is_dspark and file.mode == "engine":
         raise ConfigError(
-            f"{name}: draft: expected a DFlash or DFlash2 draft, found {draft}, a DSpark draft, for which no deployment"
-            " is written",
-            hint="serve it here (dflash-trt serve), or with vLLM's method dspark",
+            f"{name}: draft: expected a DFlash or DFlash2 draft in engine mode, found {sizes.spec.kind} {draft}",
+            hint="mode: native has the runtime's own drafter for it; or serve it here (dflash-trt serve)",
+        )
+    if sizes.spec.is_dspark and file.draft_schedule:
+        raise ConfigError(
+            f"{name}: draft_schedule: expected one draft length, which is all that is known of DSpark's methods, found"
+            f" {len(file.draft_schedule)}",
+            hint="remove draft_schedule",
         )
     return sizes
 

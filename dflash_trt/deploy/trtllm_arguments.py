@@ -8,6 +8,7 @@ from typing import Any
 
 from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.draft_schedule import trtllm_schedule
+from dflash_trt.deploy.dspark_methods import dspark_method
 from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.sizes import DraftSizes
@@ -54,7 +55,10 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
         arguments["moe_config"] = {"backend": deployment.moe_backend}
     if (reasoning := target_parsers(deployment.target).reasoning.get("trtllm")) is not None:
         arguments["reasoning_parser"] = reasoning
-    if method == "dflash":
+    spec, K, name = deployment.draft_sizes.spec, deployment.num_draft_tokens, deployment.name
+    if method == "dflash" and spec.is_dspark:
+        arguments |= dspark_method(deployment.draft_sizes, "trtllm", _draft(deployment), K, name)
+    elif method == "dflash":
         arguments["speculative_config"] = {
             "decoding_type": "DFlash",
             "speculative_model": _draft(deployment),

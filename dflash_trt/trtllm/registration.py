@@ -83,8 +83,8 @@ def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model:
     draft = manifest.draft
     if draft.is_dspark:
         raise EngineError(
-            f"{directory}: expected a DFlash or DFlash2 draft for engine mode, found a DSpark draft, whose block and"
-            " Markov head that worker does not know",
+            f"{directory}: expected a DFlash or DFlash2 draft for engine mode, found {draft.kind}, whose"
+            " block, or Markov head, that worker does not know",
             hint="decode with the engine here: dflash-trt generate",
         )
     if found := draft.own_vocabulary:

@@ -186,8 +186,37 @@ def write_dspark(path: Path) -> Path:
     return write_random_draft(path, dialect="qwen3", dspark="gated")
 
 
+def write_anchor_first(path: Path) -> Path:
+    """z-lab's layout with blocks whose first row proposes, interleaved RoPE and windows switched off."""
+    write_random_draft(path, dialect="qwen3", layer_types=MIXED, sliding_window=7)
+    said = {"query_zero_predicts_next": True, "is_neox_style": False, "use_sliding_window": False}
+    return respell(path, lambda config: config | said)
+
+
+def write_specforge(path: Path, *, rows: int = 40) -> Path:
+    """SpecForge's DSpark with a smaller vocabulary, its keys in dflash_config and a loss weight among them."""
+    write_random_draft(path, dialect="qwen3", dspark="vanilla")
+    add_random(path, {"lm_head.weight": (rows, 48), "markov_head.markov_w2.weight": (rows, 12)})
+    tokens = torch.randperm(96, generator=torch.Generator().manual_seed(5))[:rows].sort().values
+    edit_tensors(path, lambda tensors: tensors.update(d2t=tokens - torch.arange(rows)))
+
+    def change(config: Config) -> Config:
+        moved = ("mask_token_id", "target_layer_ids", "markov_rank", "markov_head_type", "enable_confidence_head")
+        section = {key: config.pop(key) for key in (*moved, "confidence_head_with_markov")}
+        section |= {"projector_type": "dspark", "attention_mode": "gqa", "confidence_head_alpha": 1.0}
+        del config["num_anchors"]
+        return config | {
+            "architectures": ["DSparkDraftModel"], "draft_vocab_size": rows, "dflash_config": section,
+            "auto_map": {"AutoModel": "dspark.DSparkDraftModel"}, "is_causal": True, "max_window_layers": 3,
+        }  # fmt: skip
+
+    return respell(path, change)
+
+
 WRITERS: dict[str, Callable[[Path], Path]] = {
     "dspark": write_dspark,
+    "anchor_first": write_anchor_first,
+    "specforge": write_specforge,
     "zlab": lambda path: write_random_draft(path, dialect="qwen3"),
     "modelopt": write_modelopt,
     "nemotron": write_nemotron,

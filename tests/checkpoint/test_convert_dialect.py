@@ -4,6 +4,7 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dflash_trt.checkpoint.convert_dialect import LAYOUTS, Verifier, convert_dialect
-from dflash_trt.checkpoint.dialects import own, zlab
+from dflash_trt.checkpoint.dialects import own, speculators, zlab
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.errors import BuildError, CheckpointError
@@ -31,6 +32,7 @@ from tests.checkpoint.samples import edit_config, refusal
 from tests.paths import FIXTURES
 from tests.reference.synthetic import write_random_draft
 
+SOME_SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
 VERIFIER = Verifier(name="owner/target", architectures=["Qwen3ForCausalLM"])
 
 
@@ -90,14 +92,52 @@ def test_ids_are_one_more_in_speculators(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("non_causal", [True, False])
 def test_windows_in_speculators(non_causal: bool, tmp_path: Path) -> None:
-    source = read_draft(write_speculators(tmp_path / "a", sliding_window_non_causal=non_causal))
+    directory = write_speculators(tmp_path / "a", sliding_window_non_causal=non_causal)
+    if not non_causal:
+        edit_config(directory, transformer_layer_config__layer_types=["sliding_attention"] * 3)
+    source = read_draft(directory)
     zlab = to(source, "zlab", tmp_path / "zlab")
     assert zlab.spec == source.spec
-    assert to(zlab, "speculators", tmp_path / "back").spec == source.spec
+    back = to(zlab, "speculators", tmp_path / "back")
+    assert back.spec == source.spec
+    assert speculators.disagreement(back.config, back.spec) is None
+
+
+VLLM_CAUSAL = """
+import ast, importlib.util, json, pathlib, sys, types
+root = pathlib.Path(importlib.util.find_spec("vllm").origin).parent  # nothing of it is imported: it needs a GPU's build
+algos = {"__name__": "algos"}
+exec((root / "transformers_utils/configs/speculators/algos.py").read_text(), algos)
+config = json.loads(pathlib.Path(sys.argv[1], "config.json").read_text())
+theirs = dict(config["transformer_layer_config"])
+algos["SUPPORTED_SPECULATORS_TYPES"][config["speculators_model_type"]](config_dict=config, pre_trained_config=theirs)
+tree = ast.parse((root / "model_executor/models/qwen3_dflash.py").read_text())
+rule = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "_dflash_layer_causal")
+scope = {"Qwen3Config": object, "_SLIDING_ATTENTION": "sliding_attention"}
+exec(compile(ast.Module([rule], []), "qwen3_dflash.py", "exec"), scope)
+layers = range(theirs["num_hidden_layers"])
+print(json.dumps([scope[rule.name](types.SimpleNamespace(**theirs), i) for i in layers]))
+"""
+WINDOWS = [(None, None), (["sliding_attention"] * 3, False), (["sliding_attention"] * 3, True), (SOME_SLIDING, False)]
+
+
+@pytest.mark.full
+@pytest.mark.skipif(find_spec("vllm") is None, reason="where PYTHONPATH has it: pip install --no-deps vllm==0.33.0")
+@pytest.mark.parametrize(("types", "is_causal"), WINDOWS)
+def test_vllm_computes_the_same_causality(types: list[str] | None, is_causal: bool | None, tmp_path: Path) -> None:
+    """By vLLM's own code: how it maps a Speculators config, and what it then reads of each layer."""
+    directory = write_random_draft(
+        tmp_path / "draft", dialect="qwen3", layer_types=types, sliding_window=9, is_causal=is_causal
+    )
+    written = to(directory, "speculators", tmp_path / "written")
+    process = subprocess.run(
+        [sys.executable, "-c", VLLM_CAUSAL, tmp_path / "written"], capture_output=True, text=True, check=True
+    )
+    assert json.loads(process.stdout) == [layer.causal for layer in written.spec.layers]
 
 
 def test_a_vocabulary_of_its_own_comes_back_with_t2d(tmp_path: Path) -> None:
-    directory = write_speculators_vocabulary(tmp_path / "draft")
+    directory = edit_config(write_speculators_vocabulary(tmp_path / "draft"), sliding_window_non_causal=True)
     to(directory, "speculators", tmp_path / "again")
     before, after = (load_file(path / "model.safetensors") for path in (directory, tmp_path / "again"))
     assert before.keys() == after.keys()
@@ -133,7 +173,12 @@ UNSAYABLE = [
     (write_speculators_vocabulary, "zlab", "own_embedding: expected False"),
     (write_speculators_vocabulary, "modelopt", "draft_vocab_size: expected None"),
     (write_speculators, "modelopt", "sliding_window: expected one value for all layers"),
-    (write_jetspec, "speculators", "causal: expected full layers that are not"),
+    (write_jetspec, "speculators", "causal: expected one value for all layers, true only if all slide"),
+    (
+        write_speculators,
+        "speculators",
+        "causal: expected one value for all layers, true only if all slide, which is what",
+    ),
 ]
 
 

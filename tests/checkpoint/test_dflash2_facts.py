@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import BlockConv, DraftLayer, MarkovHead, SelectorSizes
@@ -47,21 +48,76 @@ def test_keys_may_be_nested(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"sample_from_anchor": False}, "sample_from_anchor: expected true"),
         ({"markov_head_type": "rnn"}, "markov_head_type: expected vanilla or gated"),
         ({"markov_rank": -1}, "markov_rank: expected an integer from 0"),
         ({"markov_rank": 0}, "enable_confidence_head: expected false, or true with confidence_head_with_markov"),
         ({"confidence_head_with_markov": False}, "enable_confidence_head: expected false, or true with"),
         ({"markov_rank": 13}, "tensor 'markov_head.markov_w1.weight': expected shape [96, 13], found [96, 12]"),
         ({"logit_scale": 0.5}, "logit_scale: expected 1"),
-        ({"layer_types": ["sliding_attention"] * 3, "sliding_window": 7}, "layer_types: expected 3 times full_att"),
-        ({"dflash_config": {"shift_label": True}}, "shift_label: expected only the keys block_size"),
+        (
+            {"sample_from_anchor": False, "query_zero_predicts_next": True},
+            "query_zero_predicts_next: expected what sample_from_anchor says, found true",
+        ),
+        ({"dflash_config": {"shift_label": True}}, "shift_label: expected false, which is what is computed"),
+        ({"dflash_config": {"attention_mode": "mla"}}, 'attention_mode: expected "gqa" or "mha", which is what'),
+        (
+            {"dspark_config": {"markov_rank": 3}, "dflash_config": {"markov_rank": 12}},
+            "dspark_config.markov_rank: expected the same value as in dflash_config.markov_rank, found 3",
+        ),
         ({"dflash_config": {"markov_rank": 3}}, "markov_rank: expected the same value as in dflash_config.markov_rank"),
     ],
 )
 def test_what_does_not_fit_dspark_is_named(changed: dict[str, object], message: str, tmp_path: Path) -> None:
     edit_config(write_dspark(tmp_path), **changed)
     assert message in refusal(lambda: read_draft(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"sample_from_anchor": False}, {"query_zero_predicts_next": False}, {"dspark_bonus_anchor": True},
+     {"dflash_config": {"sample_from_anchor": False}}, {"dspark_config": {"sample_from_anchor": False}}],
+    ids=str,
+)  # fmt: skip
+def test_row_0_may_propose_nothing(said: dict[str, object], tmp_path: Path) -> None:
+    """RedHat's drafts: a block of S rows behind the anchor, and S - 1 proposals."""
+    spec = read_draft(edit_config(write_dspark(tmp_path), **said)).spec
+    assert (spec.sample_from_anchor, spec.num_draft_tokens) == (False, spec.block_size - 1)
+    assert spec.is_dspark
+
+
+def test_windows_and_causality_are_dflashs(tmp_path: Path) -> None:
+    sliding = {"layer_types": ["sliding_attention", "full_attention", "full_attention"], "sliding_window": 7}
+    draft = edit_config(write_dspark(tmp_path), **sliding, use_sliding_window=True)
+    assert [(each.sliding_window, each.causal) for each in read_draft(draft).spec.layers] == [
+        (7, True), (None, False), (None, False)
+    ]  # fmt: skip
+    edit_config(draft, is_causal=True)
+    assert [each.causal for each in read_draft(draft).spec.layers] == [True] * 3
+
+
+def test_heads_that_are_switched_off(tmp_path: Path) -> None:
+    """SpecForge's qwen3-8b-dspark-causal-noconf has keys of a confidence head without having one."""
+    draft = write_random_draft(tmp_path, dialect="qwen3", dspark="vanilla")
+    edit_config(draft, enable_confidence_head=False, confidence_head_with_markov=False)
+    edit_tensors(draft, lambda tensors: [tensors.pop(f"confidence_head.proj.{x}") for x in ("weight", "bias")])
+    assert read_draft(draft).spec.markov_head == MarkovHead(rank=MARKOV_RANK)
+    section = {"markov_head_type": "vanilla", "confidence_head_with_markov": False, "enable_confidence_head": False}
+    names = [f"markov_head.markov_{w}.weight" for w in ("w1", "w2")]
+    edit_config(draft, "markov_head_type", "confidence_head_with_markov", "enable_confidence_head", markov_rank=0)
+    edit_config(edit_tensors(draft, lambda tensors: [tensors.pop(n) for n in names]), dflash_config=section)
+    assert read_draft(draft).spec.markov_head is None
+
+
+def test_what_specforge_publishes(tmp_path: Path) -> None:
+    """Keys in dflash_config, weights of losses among them, under z-lab's architecture or its own."""
+    expected = read_draft(write_dspark(tmp_path)).spec
+    config = json.loads((tmp_path / "config.json").read_text())
+    moved = [key for key in config if "markov" in key or key in ("mask_token_id", "target_layer_ids", "num_anchors")]
+    section = {key: config[key] for key in moved} | {"projector_type": "dspark", "attention_mode": "gqa"}
+    section["confidence_head_alpha"] = 1.0
+    for architecture in ("DSparkDraftModel", "DFlashDraftModel"):
+        edit_config(tmp_path, architectures=[architecture], dflash_config=section)
+        assert read_draft(tmp_path).spec == expected
 
 
 @pytest.mark.parametrize("from_anchor", [True, False])
@@ -102,6 +158,33 @@ def test_other_names_of_the_same(name: str, dflash2_dir: Path) -> None:
     assert read_draft(edit_config(dflash2_dir, architectures=[name])).spec.candidate_selector is not None
 
 
+def test_what_trainers_write_otherwise(dflash2_dir: Path) -> None:
+    """Model Optimizer repeats windows and projector, transformers adds .weight to codebooks, NeMo has another name."""
+    expected = read_draft(dflash2_dir)
+    section = {"projector_type": "dflash2", "use_swa": True, "swa_window_size": 9}
+    edit_config(dflash2_dir, **{f"dflash_config__{key}": value for key, value in section.items()})
+    edit_config(dflash2_dir, architectures=["Qwen3DFlash2DraftModel"])
+
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith("_codebook")]:
+            tensors[f"{name}.weight"] = tensors.pop(name)
+
+    found = read_draft(edit_tensors(dflash2_dir, rename))
+    assert (found.spec, found.weights.keys()) == (expected.spec, expected.weights.keys())
+
+
+def test_convolutions_without_a_selector(dflash2_dir: Path) -> None:
+    edit_config(dflash2_dir, "dflash_config__selector_top_k", dflash_config__selector_rank=0)
+
+    def drop(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.startswith("candidate_selector.")]:
+            del tensors[name]
+
+    spec = read_draft(edit_tensors(dflash2_dir, drop)).spec
+    assert spec.block_conv is not None
+    assert (spec.candidate_selector, spec.num_candidates, spec.kind) == (None, None, "DFlash2")
+
+
 @pytest.mark.parametrize("recipe", ["nvfp4", "fp8"])
 def test_no_recipe_touches_convolution_and_selector(recipe: str, dflash2_dir: Path) -> None:
     algorithms = load_recipe(recipe).algorithms(read_draft(dflash2_dir).spec.linear_modules())
@@ -115,7 +198,7 @@ def test_no_recipe_touches_convolution_and_selector(recipe: str, dflash2_dir: Pa
         ({"dflash_config__conv_group_size": 7}, "conv_group_size: expected a divisor of hidden_size 48, found 7"),
         ({"dflash_config__conv_kernel_size": 0}, "conv_kernel_size: expected an integer from 1 to 16, found 0"),
         ({"dflash_config__selector_top_k": 97}, "selector_top_k: expected an integer from 1 to 96, found 97"),
-        ({"dflash_config__selector_rank": None}, "selector_rank: expected an integer from 1 to 8192"),
+        ({"dflash_config__selector_rank": None}, "selector_rank: expected an integer from 0 to 8192"),
         ({"architectures": ["DFlashDraftModel"]}, "architectures: expected one of DFlash2DraftModel, "),
         ({"dflash_config__selector_rank": 13}, "predecessor_codebook': expected shape [96, 13], found [96, 12]"),
     ],

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dflash_trt.checkpoint.dialects import mimo, own, zlab
+from dflash_trt.checkpoint.dialects import mimo, own, speculators, zlab
 from dflash_trt.checkpoint.dialects.recognise import DIALECTS, is_draft, recognise
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import DraftLayer
@@ -85,17 +85,38 @@ def test_speculators_sliding_layers_are_causal_unless_it_says_otherwise(tmp_path
 
 
 WRONG: list[tuple[str, object, str]] = [
-    ("speculators_model_type", "eagle3", "speculators_model_type: expected one of dflash"),
+    ("speculators_model_type", "dfly", "speculators_model_type: expected one of dflash"),
     ("aux_hidden_state_layer_ids", [0, 2, 3], "expected ids from 1 on"),
     ("aux_hidden_state_layer_ids", None, "expected a list of integers >= 0, found null"),
     ("mask_token_id", None, "mask_token_id: expected an integer from 0"),
     ("mask_token_id", 96, "mask_token_id: expected a token id below vocab_size 96, found 96"),
-    ("sample_from_anchor", True, "sample_from_anchor: expected false"),
+    ("is_causal", True, "config.json: is_causal: expected only keys that are computed"),
+    ("norm_before_fc", True, "config.json: norm_before_fc: expected false, which is what is computed"),
+    ("transformer_layer_config__is_neox", True, "transformer_layer_config.is_neox: expected only keys that are"),
+    ("transformer_layer_config__mlp_bias", True, "transformer_layer_config.mlp_bias: expected false"),
     ("draft_vocab_size", 97, "draft_vocab_size: expected at most transformer_layer_config.vocab_size 96, found 97"),
     ("target_hidden_size", 64, "tensor 'fc.weight': expected shape [48, 192], found [48, 144]"),
-    ("transformer_layer_config__model_type", "llama", "transformer_layer_config.model_type: expected one of qwen3"),
+    ("transformer_layer_config__model_type", "mistral", "transformer_layer_config.model_type: expected one of qwen3"),
     ("transformer_layer_config__sliding_window", None, "transformer_layer_config.sliding_window: expected an integer"),
 ]
+
+
+@pytest.mark.parametrize("non_causal", [True, False, None])
+@pytest.mark.parametrize("windows", [MIXED, ["full_attention"] * 3, ["sliding_attention"] * 3])
+def test_where_vllm_computes_something_else(windows: list[str], non_causal: bool | None, tmp_path: Path) -> None:
+    """It takes the key for all layers, and true where it is left out."""
+    directory = edit_config(write_speculators(tmp_path / "draft"), sliding_window_non_causal=non_causal)
+    edit_config(directory, transformer_layer_config__layer_types=windows)
+    draft = read_draft(directory)
+    theirs = non_causal is False
+    is_same = causal(directory) == [theirs] * 3
+    assert (speculators.disagreement(draft.config, draft.spec) is None) == is_same
+
+
+def test_speculators_first_row_may_propose_and_its_sizes_be_llamas(tmp_path: Path) -> None:
+    directory = edit_config(write_speculators(tmp_path / "draft"), sample_from_anchor=True)
+    spec = read_draft(edit_config(directory, transformer_layer_config__model_type="llama")).spec
+    assert (spec.model_type, spec.num_draft_tokens) == ("qwen3", spec.block_size)
 
 
 @pytest.mark.parametrize(("key", "value", "words"), WRONG)

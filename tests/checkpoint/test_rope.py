@@ -13,7 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.rope import Llama3, Rope, Yarn, read_rope
+from dflash_trt.checkpoint.rope import Llama3, Rope, Yarn, read_rope, spell_rope
 from tests.checkpoint.samples import edit_config, refusal
 
 EPSILON = 2.0**-23  # transformers computes in float32; the scaling factor magnifies its rounding
@@ -144,3 +144,13 @@ def test_a_part_of_the_head_turns() -> None:
     both = default | {"partial_rotary_factor": 0.5}
     words = "partial_rotary_factor: expected the same value as in rope_parameters.partial_rotary_factor, found 0.25"
     assert words in refusal(lambda: rope_of(rope_parameters=both, partial_rotary_factor=0.25))
+
+
+@pytest.mark.parametrize("key", ["is_neox_style", "rope_is_neox_style"])
+def test_pairs_may_lie_side_by_side(key: str) -> None:
+    assert rope_of(rope_theta=1e4, **{key: False}).interleaved
+    assert rope_of(rope_theta=1e4, **{key: True}) == rope_of(rope_theta=1e4)
+    words = "rope_is_neox_style: expected the same value as is_neox_style, found true"
+    assert words in refusal(lambda: rope_of(rope_theta=1e4, is_neox_style=False, rope_is_neox_style=True))
+    spelled = spell_rope(rope_of(rope_theta=1e4, **{key: False}))
+    assert rope_of(**spelled).interleaved

@@ -71,7 +71,7 @@ def test_the_user_can_mend_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["inspect"], "expected PATH, or --catalog"),
+        (["inspect"], "Missing argument 'PATH'"),
         (["inspect", "a", "b"], "Got unexpected extra argument (b)"),
         (["inspect", "a", "--jsn"], "--jsn"),
         (["frobnicate"], "No such command 'frobnicate'"),
@@ -108,7 +108,7 @@ def test_bug(error: Exception) -> None:
     ("arguments", "code", "words"),
     [
         (["inspect", "nowhere", "--json"], 1, "neither a checkpoint directory nor a Hugging Face repository id"),
-        (["inspect", "--json"], 2, "expected PATH, or --catalog"),
+        (["inspect", "--json"], 2, "Missing argument 'PATH'"),
         (["inspect", "--json", "--frob", "nowhere"], 2, "No such option"),
         (["verify", "e", "--target", "t", "--prompts", "p", "--json", "--max-tau-loss", "3%"], 2, "needs --reference"),
         (["frobnicate", "--json"], 2, "No such command 'frobnicate'"),

@@ -15,6 +15,7 @@ import pytest
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import read_manifest
+from tests.checkpoint.dialect_samples import FULL, write_speculators
 from tests.checkpoint.samples import edit_config
 from tests.cli.commands import run, run_here
 from tests.paths import FIXTURES
@@ -198,3 +199,14 @@ def test_a_licence_that_forbids_commercial_use_is_named(
     captured = capsys.readouterr()
     assert json.loads(captured.out)["licence"] == "CC BY-NC-ND 4.0"
     assert "its licence, CC BY-NC-ND 4.0, forbids commercial use" in captured.err
+
+
+def test_what_vllm_computes_otherwise_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A Speculators draft without sliding layers, and the key that makes all of them causal there."""
+    draft = edit_config(write_speculators(tmp_path / "draft"), transformer_layer_config__layer_types=[FULL] * 3)
+    run_here("inspect", draft)
+    printed = capsys.readouterr()
+    assert "warning: " in printed.err
+    assert "vLLM 0.33 computes all layers causal: sliding_window_non_causal, false, holds for full" in printed.err
+    run_here("inspect", edit_config(draft, sliding_window_non_causal=True))
+    assert "vLLM" not in capsys.readouterr().err

@@ -131,7 +131,8 @@ GOLDEN = REPOSITORY / "tests" / "golden" / "terminal.txt"
 COMMANDS = [
     ["inspect", "tests/fixtures/tiny-qwen3-dflash", "--target", "tests/fixtures/tiny-qwen3"],
     ["inspect", "tests/fixtures/tiny-qwen3", "--target", "tests/fixtures/tiny-qwen3-dflash"],
-    ["inspect", "--catalog"],
+    ["drafts"],
+    ["drafts", "Qwen/Qwen3-8B"],
     ["serve-config", "--list"],
     ["serve-config", "gpt-oss-120b.b300x8.latency", "--runtime", "trtllm"],
     ["tune", "gpt-oss-120b.b300x8.latency", "--slo", "500", "--tau", "4.7"],

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from dflash_trt.checkpoint.dialects.recognise import DIALECTS
-from dflash_trt.deploy.catalog import catalog, row, trained_for
+from dflash_trt.deploy.catalog import catalog, drafts_for, row, trained_for
 from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.deployment_file import Eagle3, deployment_path, load_deployment, shipped_deployments
 from dflash_trt.deploy.finding import ERROR, WARNING
@@ -69,11 +69,45 @@ def test_memory_follows_from_the_facts() -> None:
     assert row(known)[-3:] == ("1.57 GB", "0.83 GB", "0.50 GB")
 
 
-def test_inspect_shows_it() -> None:
-    document = json.loads(run("inspect", "--catalog", "--json").stdout)
-    assert len(document["catalog"]["drafts"]) == len(catalog().drafts)
-    both = run("inspect", "--catalog", "somewhere")
-    assert (both.returncode, "give PATH or --catalog" in both.stderr) == (2, True)
+def test_drafts_of_all_targets_and_of_one() -> None:
+    document = json.loads(run("drafts", "--json").stdout)
+    assert len(document["drafts"]) == len(catalog().drafts)
+    document = json.loads(run("drafts", "qwen/qwen3-8b", "--json").stdout)
+    kinds = {each["draft"]: each["kind"] for each in document["drafts"]}
+    assert kinds.keys() == {
+        "z-lab/Qwen3-8B-DFlash-b16", "deepseek-ai/dspark_qwen3_8b_block7", "deepseek-ai/dflash_qwen3_8b_block7"
+    }  # fmt: skip
+    assert kinds["deepseek-ai/dflash_qwen3_8b_block7"] == "anchor-first DFlash"
+    shown = run("drafts", "Qwen/Qwen3-8B")
+    assert "2.10/1.13/0.71" in shown.stdout
+    assert "without thinking" in shown.stdout
+    assert "next: dflash-trt inspect z-lab/Qwen3-8B-DFlash-b16 --target Qwen/Qwen3-8B" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("nvidia/Qwen3-8B-FP8", "Qwen/Qwen3-8B"),
+        ("/models/gpt-oss-120b", "openai/gpt-oss-120b"),
+        ("RedHatAI/GLM-5.3-Flash-FP8", "zai-org/GLM-5.3-Flash"),  # and not GLM-5.3
+    ],
+)
+def test_a_copy_of_a_target_has_its_drafts(target: str, expected: str) -> None:
+    assert {draft.target for draft in drafts_for(target)} == {expected}
+
+
+def test_a_target_without_a_known_draft() -> None:
+    shown = run("drafts", "meta-llama/Llama-4-Scout")
+    assert (shown.returncode, "expected a target of which a draft is known" in shown.stderr) == (1, True)
+
+
+def test_every_row_is_dated_and_says_what_it_is() -> None:
+    for draft in catalog().drafts:
+        assert re.fullmatch(r"2026-11(-\d\d)?", draft.read), draft.draft
+        assert draft.kind_name != "?", draft.draft
+        assert draft.facts is not None or "was not read" in (draft.source or "") or draft.read == "2026-11" or (
+            "incomplete" in (draft.source or "")
+        ), draft.draft  # fmt: skip
 
 
 @pytest.mark.parametrize(

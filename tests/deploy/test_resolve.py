@@ -337,7 +337,7 @@ def test_what_the_plugin_does_not_take_is_refused(sizes: dict[str, int]) -> None
         assert ("plugin-limits" in {f.rule for f in found(resolve(file, "x"))}) == is_refused
 
 
-def test_a_dspark_draft_is_refused(tmp_path: Path) -> None:
+def test_a_dspark_draft_is_refused_in_engine_mode(tmp_path: Path) -> None:
     draft = str(write_dspark(tmp_path / "draft"))
-    with pytest.raises(ConfigError, match=r"x: draft: expected a DFlash or DFlash2 draft, found .*, a DSpark draft"):
+    with pytest.raises(ConfigError, match=r"x: draft: expected a DFlash or DFlash2 draft in engine mode, found DSpark"):
         resolve(FILE, "x", draft=draft)

@@ -46,8 +46,10 @@ def test_what_convert_writes_loads_and_comes_back(tmp_path: Path) -> None:
 @pytest.mark.skipif(
     find_spec("speculators") is None, reason="in an environment of its own: pip install speculators==0.9.0"
 )
-@pytest.mark.parametrize(("head", "from_anchor"), [("vanilla", True), ("gated", False)])
-def test_what_it_saves_is_read(head: str, from_anchor: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("head", "from_anchor", "num_rows"), [("vanilla", True, 96), ("gated", False, 96), ("vanilla", False, 40)]
+)
+def test_what_it_saves_is_read(head: str, from_anchor: bool, num_rows: int, tmp_path: Path) -> None:
     from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
     from transformers import Qwen3Config
 
@@ -59,20 +61,27 @@ def test_what_it_saves_is_read(head: str, from_anchor: bool, tmp_path: Path) -> 
         num_key_value_heads=2, head_dim=16, tie_word_embeddings=False,
     )  # fmt: skip
     config = DSparkSpeculatorConfig(
-        transformer_layer_config=backbone, draft_vocab_size=96, block_size=6, aux_hidden_state_layer_ids=[2, 3, 4],
-        mask_token_id=95, markov_rank=12, markov_head_type=head, sample_from_anchor=from_anchor,
+        transformer_layer_config=backbone, draft_vocab_size=num_rows, block_size=6, mask_token_id=95,
+        aux_hidden_state_layer_ids=[2, 3, 4], markov_rank=12, markov_head_type=head, sample_from_anchor=from_anchor,
     )  # fmt: skip
     torch.manual_seed(0)
     model = DSparkDraftModel(config)
+    tokens = torch.randperm(96)[:num_rows].sort().values
+    if num_rows < 96:
+        marked = torch.zeros(96, dtype=torch.bool)
+        marked[tokens] = True
+        model.load_vocab_mappings(marked, tokens - torch.arange(num_rows))
+        torch.nn.init.normal_(model.lm_head.weight)  # not initialised in a smaller vocabulary
     model.save_pretrained(tmp_path / "draft")
     spec = read_draft(tmp_path / "draft").spec
     assert spec.markov_head == MarkovHead(rank=12, is_gated=head == "gated", confidence=True)
     assert (spec.sample_from_anchor, spec.target_layer_ids) == (from_anchor, (1, 2, 3))
     build(tmp_path / "draft", tmp_path / "engine")
     scorer = MarkovScorer.read(tmp_path / "engine", spec, torch.device("cpu"))
-    hidden, tokens = torch.randn(1, 5, 48), torch.randint(96, (1, 6))
+    hidden, rows = torch.randn(1, 5, 48), torch.randint(num_rows, (1, 6))
+    path = tokens[rows]
     with torch.inference_mode():
-        bias = model.markov_head.block_bias(prev_token_ids=tokens[:, :-1], hidden_states=hidden)
-        candidates = tokens[:, 1:, None]  # one in each slot, so that the path is known
-        lattice = scorer.lattice(hidden, tokens[:, 0], candidates, torch.zeros(1, 5, 1))
-    torch.testing.assert_close(lattice.scores[..., 0], bias.gather(2, candidates))
+        bias = model.markov_head.block_bias(prev_token_ids=path[:, :-1], hidden_states=hidden)
+        candidates = path[:, 1:, None]  # one in each slot, so that the path is known
+        lattice = scorer.lattice(hidden, path[:, 0], candidates, torch.zeros(1, 5, 1))
+    torch.testing.assert_close(lattice.scores[..., 0], bias.gather(2, rows[:, 1:, None]))

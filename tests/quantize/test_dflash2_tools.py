@@ -35,7 +35,7 @@ def test_calibration_sees_every_input(features: Path) -> None:
 @pytest.mark.parametrize("name", ["DFlash2", "DSpark"])
 def test_recover_names_it(name: str, features: Path, tmp_path: Path) -> None:
     draft = DRAFT if name == "DFlash2" else write_dspark(tmp_path / "draft")
-    with pytest.raises(CheckpointError, match=f"found a {name} draft, which `recover` does not train"):
+    with pytest.raises(CheckpointError, match=f"found {name}, which `recover` does not train"):
         run_here("recover", draft, "--recipe", "nvfp4-w4a16", "--features", features, "-o", tmp_path / "out")
 
 

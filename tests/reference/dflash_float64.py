@@ -54,10 +54,16 @@ class RotaryEmbedding:
     """[D/2], radians per position."""
     attention_factor: float
     """Multiplies cos and sin, so a score gets its square."""
+    interleaved: bool = False
+    """Whether pair i is (x[2i], x[2i + 1]) and not (x[i], x[i + D/2])."""
 
     def rotate(self, x: Array, positions: npt.NDArray[np.int64]) -> Array:
         """x [rows, heads, D] at positions [rows] -> x * cos + rotate_half(x) * sin."""
         half = positions[:, None].astype(np.float64) * self.inverse_frequencies  # [rows, D/2]
+        if self.interleaved:  # a pair is a complex number that is multiplied by e^(i angle)
+            pairs = x[..., 0::2] + 1j * x[..., 1::2]
+            turned = pairs * (self.attention_factor * np.exp(1j * half))[:, None]
+            return np.stack([turned.real, turned.imag], axis=-1).reshape(x.shape)
         angles = np.concatenate([half, half], axis=-1)[:, None, :]  # [rows, 1, D]
         cos = np.cos(angles) * self.attention_factor
         sin = np.sin(angles) * self.attention_factor

@@ -56,6 +56,18 @@ def test_causality_sources() -> None:
     assert read_attention_rules({"num_hidden_layers": 1}) == [AttentionRule(causal=False, window=None)]
 
 
+def test_interleaved_pairs_are_those_of_glm() -> None:
+    from transformers.models.glm.modeling_glm import apply_rotary_pos_emb
+
+    frequencies = 1e4 ** (-np.arange(8) / 8.0)
+    rotary = RotaryEmbedding(inverse_frequencies=frequencies, attention_factor=1.3, interleaved=True)
+    x, positions = np.random.default_rng(0).normal(size=(5, 2, 16)), np.arange(40, 45)
+    angles = torch.from_numpy(np.tile(positions[:, None] * frequencies, 2))  # [rows, D]
+    heads = torch.from_numpy(x)
+    theirs, _ = apply_rotary_pos_emb(heads, heads, 1.3 * angles.cos(), 1.3 * angles.sin())
+    np.testing.assert_allclose(rotary.rotate(x, positions), theirs.numpy(), rtol=0, atol=1e-13)
+
+
 @pytest.mark.parametrize("truncate", [False, True])
 @pytest.mark.parametrize("head_dim", [16, 64, 128])
 def test_yarn_equals_transformers(head_dim: int, truncate: bool) -> None:

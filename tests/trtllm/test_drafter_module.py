@@ -312,7 +312,7 @@ def test_drafts_that_the_worker_cannot_serve_are_refused(tmp_path: Path) -> None
     build(tmp_path / "fp8-draft", tmp_path / "fp8", target)
     for engine, message in (
         ("head", "found embed_tokens and lm_head"),
-        ("dspark", "found a DSpark draft, whose block and Markov head that worker does not"),
+        ("dspark", "found DSpark, whose block, or Markov head, that worker does not"),
         ("fp8", "BF16 context cache for engine mode, found FP8"),
     ):
         spec_config = SimpleNamespace(attention_backend="VANILLA", speculative_model=str(tmp_path / engine))

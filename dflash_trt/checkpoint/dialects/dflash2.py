@@ -20,14 +20,13 @@ from dflash_trt.checkpoint.dialects.dialect import (
     has_architecture,
     section_keys,
     unrepresentable,
-    windows,
 )
 from dflash_trt.checkpoint.draft_spec import BlockConv, DraftSpec, SelectorSizes
 from dflash_trt.checkpoint.facts import Facts
 
 ARCHITECTURES = (
     "DFlash2DraftModel", "MiniMaxDFlash2DraftModel", "DFlash2BeamDraftModel", "Qwen3DFlash2Model",
-    "DFlash2Qwen3ForCausalLM",
+    "DFlash2Qwen3ForCausalLM", "Qwen3DFlash2DraftModel",
 )  # fmt: skip
 """The names under which the same keys and tensors were published; the first is the one that is written."""
 CONV_KEYS = {"conv_kernel_size": "kernel_size", "conv_group_size": "group_size"}
@@ -45,8 +44,9 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
     """The facts of a DFlash2 draft."""
     if not set(config.texts("architectures")) & set(ARCHITECTURES):
         raise config.error("architectures", f"one of {', '.join(ARCHITECTURES)}, which have {', '.join(sorted(KEYS))}")
-    plain = config.values() | {"architectures": [zlab.ARCHITECTURE]}
-    spec = zlab.read_layout(Facts(plain, config.file), zlab.KEYS | KEYS, windows(config))
+    spec = zlab.read_layout(config.replaced(architectures=[zlab.ARCHITECTURE]), weights)
+    if spec.sample_from_anchor:
+        raise config.error("sample_from_anchor", "a DFlash2 draft, whose selector begins behind the anchor")
     return msgspec.structs.replace(spec, **read_additions(Places(config).of, spec.hidden_size, spec.vocab_size))
 
 
@@ -57,11 +57,13 @@ def read_additions(of: Callable[[str], Facts], hidden_size: int, vocab_size: int
     if hidden_size % group_size:
         raise place.error("conv_group_size", f"a divisor of hidden_size {hidden_size}")
     most = min(MAX_TOP_K, vocab_size or MAX_TOP_K)
-    rank = of("selector_rank").integer("selector_rank", maximum=MAX_RANK)
-    top_k = of("selector_top_k").integer("selector_top_k", maximum=most)
+    rank = of("selector_rank").integer("selector_rank", minimum=0, maximum=MAX_RANK)  # 0: convolutions alone
+    top_k = (place := of("selector_top_k")).optional("selector_top_k", lambda key: place.integer(key, maximum=most))
+    if rank and top_k is None:
+        raise place.error("selector_top_k", f"an integer from 1 to {most}")
     return {
         "block_conv": BlockConv(kernel_size=taps, group_size=group_size),
-        "candidate_selector": SelectorSizes(rank=rank, top_k=top_k),
+        "candidate_selector": SelectorSizes(rank=rank, top_k=top_k) if rank and top_k else None,
     }
 
 

@@ -7,7 +7,8 @@ As a chain its drafts are those of a causal DFlash draft; without causal_head a 
 from __future__ import annotations
 
 from dflash_trt.checkpoint.dialects import zlab
-from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, section_keys, windows
+from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, section_keys
+from dflash_trt.checkpoint.dialects.keys import SECTION
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 
@@ -16,18 +17,18 @@ KEY = "causal_head"
 
 def recognises(config: Facts) -> bool:
     """Whether dflash_config has causal_head."""
-    return KEY in section_keys(config, "dflash_config")
+    return KEY in section_keys(config, SECTION)
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
     """z-lab's facts; causal_head is the causality of every layer, and nothing may say otherwise."""
-    dflash, layer_windows = config.section("dflash_config"), windows(config)
+    dflash = config.section(SECTION)
     causal = dflash.flag(KEY)
     for place in (dflash, config):
         for key in ("causal", "is_causal"):
             if key in place and place.flag(key) != causal:
                 raise place.error(key, f"{str(causal).lower()}, as dflash_config.{KEY} says")
-    return zlab.read_layout(config, zlab.KEYS | {KEY}, layer_windows, causal=causal)
+    return zlab.read_layout(config, weights, causal=causal)
 
 
 JETSPEC = Dialect(name="jetspec", recognises=recognises, read=read, is_canonical=True)

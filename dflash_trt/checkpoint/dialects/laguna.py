@@ -12,12 +12,11 @@ import re
 import msgspec
 
 from dflash_trt.checkpoint.dialects import zlab
-from dflash_trt.checkpoint.dialects.dialect import Dialect, Places, Weights, has_architecture, layers, windows
+from dflash_trt.checkpoint.dialects.dialect import Dialect, Places, Weights, has_architecture, layer_types, layers
 from dflash_trt.checkpoint.draft_spec import DraftSpec, GateWidth
 from dflash_trt.checkpoint.facts import Facts
 
 ARCHITECTURE = "DFlashLagunaForCausalLM"
-KEYS = frozenset({"block_size", "causal", "is_causal", "mask_token_id", "num_target_layers", "target_layer_ids"})
 GATES: dict[str, GateWidth] = {"per-head": "per_head", "per-element": "per_element"}
 FUSED = re.compile(r"(layers\.\d+\.self_attn\.)qkv_proj\.(weight|bias)")
 
@@ -29,7 +28,7 @@ def recognises(config: Facts) -> bool:
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
     """The facts of a Laguna draft."""
-    places = Places(config, KEYS)
+    places = Places(config)
     facts = places.read_facts()
     if config.optional("num_experts", lambda key: config.integer(key, minimum=0)):
         raise config.error("num_experts", "0 (a dense MLP)")
@@ -41,7 +40,7 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
     return DraftSpec(
         **facts,
         model_type=config.text("model_type", choices=("laguna",)),
-        layers=layers(windows(config), zlab.read_causality(places)),
+        layers=layers(layer_types(config), zlab.read_causality(places)),
         input_embedding_scale=1,
         tap_norms=True,
         context_input_layernorm=True,

@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.checkpoint.dialects import zlab
-from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, layers, section_keys, windows
+from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, layer_types, layers, section_keys
+from dflash_trt.checkpoint.dialects.keys import SECTION
 from dflash_trt.checkpoint.draft_spec import MASK_EMBEDDING, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.safetensors_file import read_tensors
@@ -20,7 +21,6 @@ from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError
 
 SCALE = "attention_value_scale"
-KEYS = frozenset({SCALE, "num_anchors"})  # how many anchors a training sample had
 SLIDING_SINKS, FULL_SINKS = "add_swa_attention_sink_bias", "add_full_attention_sink_bias"
 PICKLED_MASK, MASK_FILE = "mask_embedding.pt", "mask_embedding.safetensors"
 CONVERSION = (
@@ -32,15 +32,15 @@ CONVERSION = (
 
 def recognises(config: Facts) -> bool:
     """Whether it has a factor on V, or MiMo's words for sinks."""
-    return bool(section_keys(config, "dflash_config") & KEYS) or bool(config.keys() & {SLIDING_SINKS, FULL_SINKS})
+    return SCALE in section_keys(config, SECTION) or bool(config.keys() & {SLIDING_SINKS, FULL_SINKS})
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
     """z-lab's facts and MiMo's; the configuration has no model_type, its modelling code builds Qwen3's layers."""
-    dflash, layer_windows = config.section("dflash_config"), windows(config)
+    dflash, types = config.section(SECTION), layer_types(config)
     if "model_type" not in config:
-        config = Facts(config.values() | {"model_type": "qwen3"}, config.file)
-    spec = zlab.read_layout(config, zlab.KEYS | KEYS, layer_windows)
+        config = config.replaced(model_type="qwen3")
+    spec = zlab.read_layout(config, weights)
     if config.optional("v_head_dim", config.integer) not in (None, spec.head_dim):
         raise config.error("v_head_dim", f"head_dim {spec.head_dim}")
     tap_width = config.optional("target_hidden_size", config.integer)
@@ -48,10 +48,10 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
     said = "attention_sink_bias" in dflash and dflash.flag("attention_sink_bias")
     if said != (on_sliding or on_full):
         raise dflash.error("attention_sink_bias", f"what {SLIDING_SINKS} and {FULL_SINKS} say of sinks")
-    sinks = [on_full if window is None else on_sliding for window in layer_windows]
+    sinks = [on_sliding if each.slides else on_full for each in types]
     return msgspec.structs.replace(
         spec,
-        layers=layers(layer_windows, spec.layers[0].causal if "is_causal" in config else None, sinks),
+        layers=layers(types, spec.layers[0].causal if "is_causal" in config else None, sinks),
         value_scale=dflash.number(SCALE, default=1),
         tap_hidden_size=None if tap_width == spec.hidden_size else tap_width,
         mask_embedding=True,

@@ -18,7 +18,6 @@ from dflash_trt.checkpoint.dialects.dialect import (
     renamed,
     section_keys,
     unrepresentable,
-    windows,
 )
 from dflash_trt.checkpoint.draft_spec import DraftLayer, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
@@ -33,21 +32,11 @@ def recognises(config: Facts) -> bool:
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
-    """z-lab's facts, one window for all layers where use_swa says so, and whose embedding and head these are."""
-    dflash, layer_windows = config.section("dflash_config"), windows(config)
-    if dflash.flag("use_swa", default=False):
-        layer_windows = [dflash.integer("swa_window_size")] * len(layer_windows)
-    spec = zlab.read_layout(config, zlab.KEYS | WINDOW_KEYS, layer_windows)
+    """z-lab's facts, and a word for the causality that must not contradict them."""
+    spec = zlab.read_layout(config, weights)
     if "dflash_query_causal" in config and config.flag("dflash_query_causal") != spec.layers[0].causal:
         raise config.error("dflash_query_causal", f"{str(spec.layers[0].causal).lower()}, the causality of the layers")
-    has_head = config.flag("has_lm_head", default=False)
-    vocab_size = config.integer("vocab_size")
-    rows = config.optional("draft_vocab_size", config.integer) or vocab_size
-    if rows > vocab_size or (rows < vocab_size and not has_head):
-        raise config.error("draft_vocab_size", f"vocab_size {vocab_size}, or less with has_lm_head")
-    return msgspec.structs.replace(
-        spec, own_embedding=config.flag("has_embed_tokens", default=False), draft_vocab_size=rows if has_head else None
-    )
+    return spec
 
 
 MODELOPT = Dialect(name="modelopt", recognises=recognises, read=read, is_canonical=True, canonical=zlab.canonical)

@@ -12,11 +12,11 @@ from dflash_trt.checkpoint.dialects.dialect import (
     Dialect,
     Weights,
     has_architecture,
+    layer_types,
     layers,
     read_backbone,
     renamed,
     taps,
-    windows,
 )
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.facts import Facts
@@ -34,7 +34,10 @@ def recognises(config: Facts) -> bool:
 def read(config: Facts, weights: Weights) -> DraftSpec:
     """The facts of a Muse-Glimmer draft. Its file does not say the size of the target's vocabulary."""
     config.text("model_type", choices=(MODEL_TYPE,))
-    inclusive = [None if window is None else window + 1 for window in windows(config)]
+    types = layer_types(config)
+    inclusive = [each if each.window is None else each._replace(window=each.window + 1) for each in types]
+    if config.flag("is_causal", default=False):
+        raise config.error("is_causal", "false, as transformers computes it")
     return DraftSpec(
         **read_backbone(config),
         model_type=MODEL_TYPE,

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from dflash_trt.checkpoint.dialects import dflash2, zlab
-from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, has_architecture, windows
+from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, has_architecture
 from dflash_trt.checkpoint.draft_spec import BIASED, DraftLayer, DraftSpec
 from dflash_trt.checkpoint.facts import MAX_INTEGER, Facts
 from dflash_trt.errors import CheckpointError
@@ -33,10 +33,10 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
     """z-lab's facts, and those of the section."""
     section = config.section(SECTION)
     is_unknown = section.flag(UNKNOWN, default=False)
-    plain = config.values() | {"architectures": [zlab.ARCHITECTURE], "model_type": "qwen3"}
+    plain = config.replaced(architectures=[zlab.ARCHITECTURE], model_type="qwen3")
     if is_unknown:
-        plain["vocab_size"] = MAX_INTEGER
-    zlabs = zlab.read_layout(Facts(plain, config.file), zlab.KEYS, windows(config))
+        plain = plain.replaced(vocab_size=MAX_INTEGER)
+    zlabs = zlab.read_layout(plain, {})
     facts = {name: fact for name, fact in section.values().items() if name != UNKNOWN}
     if unknown := sorted(facts.keys() - set(FACTS)):
         raise section.error(unknown[0], f"only the facts {', '.join(FACTS)}")

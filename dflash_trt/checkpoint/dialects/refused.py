@@ -9,7 +9,10 @@ from typing import NoReturn
 from dflash_trt.checkpoint.dialects import dspark
 from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, section_keys
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.errors import CheckpointError
+from dflash_trt.errors import CheckpointError, cut
+
+TARGETS = ("ForCausalLM", "ForConditionalGeneration")
+"""Ends of the names of architectures that generate text by themselves."""
 
 
 def refusal(name: str, recognises: Callable[[Facts], bool], what: str, hint: str) -> Dialect:
@@ -26,8 +29,7 @@ def named(name: str, *sizes: str) -> Callable[[Facts], bool]:
 
     def recognises(config: Facts) -> bool:
         values, section = config.values(), dflash_config(config)
-        architectures = values.get("architectures")
-        names = [a for a in architectures if isinstance(a, str)] if isinstance(architectures, list) else []
+        names = architectures(config)
         keys = config.keys() | section_keys(config, "dflash_config")
         return (
             any(name in architecture.lower() for architecture in names)
@@ -38,6 +40,12 @@ def named(name: str, *sizes: str) -> Callable[[Facts], bool]:
     return recognises
 
 
+def architectures(config: Facts) -> list[str]:
+    """The names at `architectures`; none where something else stands there."""
+    found = config.values().get("architectures")
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+
+
 def dflash_config(config: Facts) -> dict[str, object]:
     """The object `dflash_config`; empty where it is missing or not an object."""
     section = config.values().get("dflash_config")
@@ -45,10 +53,62 @@ def dflash_config(config: Facts) -> dict[str, object]:
 
 
 def is_other_dspark(config: Facts) -> bool:
-    """Whether it is a DSpark draft that neither `dspark` nor `speculators` reads."""
+    """Whether it is a DSpark draft that neither `dspark` nor `speculators` reads, and no target that holds one."""
     is_dspark = named("dspark", "markov_rank", "confidence_head", "enable_confidence_head")
     is_read = dspark.recognises(config) or config.values().get("speculators_model_type") == "dspark"
-    return is_dspark(config) and not is_read
+    return is_dspark(config) and not is_read and inner_drafter(config) is None
+
+
+def inner_drafter(config: Facts) -> str | None:
+    """The drafter within a target's own weights (DeepSeek-V4's dspark_* keys), and what serves it; None without."""
+    is_target = any(name.endswith(TARGETS) and "dspark" not in name.lower() for name in architectures(config))
+    if not (is_target and any(key.startswith("dspark_") for key in sorted(config.keys()))):
+        return None
+    return (
+        "a DSpark drafter within its own weights: vLLM 0.33 (method dspark, without a model), SGLang (DSPARK) and"
+        " TensorRT-LLM (decoding_type DSpark) serve it; it has no draft checkpoint for dflash-trt"
+    )
+
+
+STRANGERS: dict[str, tuple[tuple[str, ...], str]] = {
+    "an EAGLE head": (
+        ("eagle",),
+        "TensorRT-LLM (decoding_type Eagle3), vLLM (method eagle3) and SGLang (EAGLE3) serve it; in a deployment file"
+        " it stands at eagle3, to be compared with",
+    ),
+    "an MTP head": (
+        ("mtp", "nextn"),
+        "TensorRT-LLM (decoding_type MTP), vLLM (method mtp) and SGLang (NEXTN) serve it from its target's checkpoint",
+    ),
+    "a Medusa head": (("medusa",), "vLLM (method medusa) serves it"),
+}
+"""Drafters of other kinds: words in their architecture or Speculators' type, and who serves them."""
+
+
+def stranger(config: Facts) -> tuple[str, str] | None:
+    """What a config.json is of that is neither a draft of DFlash's family nor a target, and who takes it."""
+    words = [*architectures(config), str(config.values().get("speculators_model_type"))]
+    for name, (signs, hint) in STRANGERS.items():
+        if any(sign in word.lower() for sign in signs for word in words):
+            return f"{name} ({cut(words[0])})", hint
+    return None
+
+
+def refuse_stranger(config: Facts) -> None:
+    """Raises CheckpointError for the head of another method of drafting."""
+    if (found := stranger(config)) is not None:
+        raise CheckpointError(
+            f"{config.file}: expected a draft of DFlash's family, or a target, found {found[0]}", hint=found[1]
+        )
+
+
+def refuse_target(config: Facts) -> None:
+    """Raises CheckpointError for a target where a draft is asked for."""
+    if (name := next((name for name in architectures(config) if name.endswith(TARGETS)), None)) is not None:
+        raise CheckpointError(
+            f"{config.file}: expected a DFlash draft, found a target ({cut(name)})",
+            hint="give it as --target; drafts that are known for it: dflash-trt drafts TARGET",
+        )
 
 
 REFUSED = (

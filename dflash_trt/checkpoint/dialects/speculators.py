@@ -2,7 +2,8 @@
 """vLLM's Speculators library (github.com/vllm-project/speculators 0.9, speculators/models/dflash).
 
 The backbone's facts stand in transformer_layer_config, a Qwen3Config; tap i of z-lab is i + 1 here. Sliding layers are
-causal unless sliding_window_non_causal says otherwise (create_anchor_block_mask_mod), which is true for dflash2.
+causal unless sliding_window_non_causal says otherwise (create_anchor_block_mask_mod), which is true for dflash2. vLLM
+0.33 takes the key for all layers, full ones included, and leaves it out for dspark (update_dflash in algos.py).
 """
 
 from __future__ import annotations
@@ -15,24 +16,22 @@ from dflash_trt.checkpoint.dialects import dflash2, dspark, zlab
 from dflash_trt.checkpoint.dialects.dialect import (
     MAX_BLOCK_SIZE,
     Dialect,
+    LayerType,
     Layout,
     Weights,
+    layer_types,
     layers,
     mask_token,
     read_backbone,
     refuse_unless,
     taps,
     unrepresentable,
-    windows,
     windows_of,
 )
-from dflash_trt.checkpoint.draft_spec import D2T, EMBEDDING, HEAD, DraftSpec
+from dflash_trt.checkpoint.draft_spec import EMBEDDING, HEAD, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.safetensors_file import StoredTensor
-from dflash_trt.errors import CheckpointError
 
 KEY = "speculators_model_type"
-T2D = "t2d"
 VERSION = "0.9.0"
 WORDS = {"own_embedding", "draft_vocab_size", "block_conv", "candidate_selector", "num_target_layers"}
 """Facts that z-lab's layout need not, or cannot, say and the library can."""
@@ -54,22 +53,21 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
     backbone = config.section("transformer_layer_config")
     # Left out, it is true for speculators' own DSpark and false for vLLM 0.33.
     from_anchor = config.flag("sample_from_anchor", default=None if is_dspark else False)
-    if from_anchor and not is_dspark:
-        raise config.error(
-            "sample_from_anchor", "false (a draft that also predicts from the block's first slot is DSpark's)"
-        )
+    if from_anchor and is_dflash2:
+        raise config.error("sample_from_anchor", "false in a DFlash2 draft, whose selector begins behind the anchor")
     vocab_size, rows = backbone.integer("vocab_size"), config.integer("draft_vocab_size")
     if rows > vocab_size:
         raise config.error("draft_vocab_size", f"at most transformer_layer_config.vocab_size {vocab_size}")
     tap_width = config.optional("target_hidden_size", config.integer)
     causal_where_sliding = not config.flag("sliding_window_non_causal", default=is_dflash2)
-    if algorithm != "dflash" and rows != vocab_size:
+    if is_dflash2 and rows != vocab_size:
         raise config.error("draft_vocab_size", f"transformer_layer_config.vocab_size {vocab_size}")
+    backbone.text("model_type", choices=("qwen3", "llama"))  # of the sizes: its layers are Qwen3's in any case
     spec = DraftSpec(
         **read_backbone(backbone),
-        model_type=backbone.text("model_type", choices=("qwen3",)),
+        model_type="qwen3",
         attention_bias=backbone.flag("attention_bias"),
-        layers=layers(windows(backbone), None if causal_where_sliding else False),
+        layers=layers(layer_types(backbone), None if causal_where_sliding else False),
         vocab_size=vocab_size,
         block_size=config.integer("block_size", minimum=2, maximum=MAX_BLOCK_SIZE),
         mask_token_id=mask_token(config, vocab_size),
@@ -87,32 +85,22 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
     return msgspec.structs.replace(spec, **dflash2.read_additions(lambda _: config, spec.hidden_size, vocab_size))
 
 
+def disagreement(config: Facts, spec: DraftSpec) -> str | None:
+    """Why vLLM 0.33 computes something else of a Speculators draft, if it does."""
+    if config.values().get(KEY) not in ("dflash", "dflash2"):
+        return None
+    theirs = config.holds("sliding_window_non_causal", value=False)
+    if all(layer.causal == theirs for layer in spec.layers):
+        return None
+    return (
+        f"vLLM 0.33 computes all layers {'causal' if theirs else 'not causal'}: sliding_window_non_causal, "
+        f"{'false' if theirs else 'true where it is left out'}, holds for full layers, too, and drafts get worse"
+    )
+
+
 def canonical(weights: Weights, spec: DraftSpec) -> Weights:
-    """Without what only training reads, and without t2d, which says the same as d2t."""
-    left = {name: tensor for name, tensor in weights.items() if name not in TRAINING_ONLY}
-    if spec.has_d2t and T2D in left and D2T in left:
-        _check_t2d(left.pop(T2D), left[D2T], spec)
-    return left
-
-
-def _check_t2d(t2d: StoredTensor, d2t: StoredTensor, spec: DraftSpec) -> None:
-    """Raises CheckpointError unless t2d marks the tokens that d2t names; d2t itself is checked with all tensors."""
-    if (t2d.dtype, t2d.shape) != ("BOOL", (spec.vocab_size,)):
-        raise CheckpointError(
-            f"{t2d.file}: tensor {T2D!r}: expected BOOL {[spec.vocab_size]}, found {t2d.dtype} {list(t2d.shape)}"
-        )
-    if (d2t.dtype, d2t.shape) != ("I64", (spec.draft_vocab_size,)):
-        return
-    import numpy as np
-
-    marked = np.memmap(t2d.file, "u1", mode="r", offset=t2d.offset, shape=t2d.shape)
-    offsets = np.memmap(d2t.file, "<i8", mode="r", offset=d2t.offset, shape=d2t.shape)
-    named = np.sort(offsets + np.arange(len(offsets)))
-    if not np.array_equal(np.flatnonzero(marked), named):
-        raise CheckpointError(
-            f"{t2d.file}: tensor {T2D!r}: expected the {len(named)} tokens that d2t names, found"
-            f" {int(np.count_nonzero(marked))}, and not just these"
-        )
+    """Without what only training reads."""
+    return zlab.canonical({name: tensor for name, tensor in weights.items() if name not in TRAINING_ONLY}, spec)
 
 
 SPECULATORS = Dialect(name="speculators", recognises=recognises, read=read, is_canonical=False, canonical=canonical)
@@ -125,18 +113,22 @@ def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
         raise unrepresentable(
             "speculators", "sliding_window", "one window for all sliding layers", sorted(windows_of(spec))
         )
-    sliding = {layer.causal for layer in spec.layers if layer.sliding_window is not None}
-    if len(sliding) > 1 or any(layer.causal for layer in spec.layers if layer.sliding_window is None):
+    causal = {layer.causal for layer in spec.layers}
+    if len(causal) > 1 or any(layer.causal for layer in spec.layers if layer.sliding_window is None):
         found = [layer.causal for layer in spec.layers]
-        raise unrepresentable("speculators", "causal", "full layers that are not, and sliding ones that agree", found)
+        raise unrepresentable("speculators", "causal", "one value for all layers, true only if all slide", found)
     if any(layer.sinks for layer in spec.layers):
         raise unrepresentable("speculators", "layers.sinks", "no sinks", [layer.sinks for layer in spec.layers])
     if spec.rope.partial_rotary_factor != 1:
         raise unrepresentable("speculators", "partial_rotary_factor", "1", spec.rope.partial_rotary_factor)
+    if spec.rope.interleaved:
+        raise unrepresentable("speculators", "rope.interleaved", "False", True)
     plain = msgspec.structs.replace(
         spec,
         model_type="qwen3",
-        layers=layers([layer.sliding_window for layer in spec.layers], None),
+        layers=layers(
+            [LayerType(layer.sliding_window is not None, layer.sliding_window) for layer in spec.layers], None
+        ),
         own_embedding=False,
         draft_vocab_size=None,
         num_target_layers=None,
@@ -159,7 +151,7 @@ def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
         "mask_token_id": spec.mask_token_id,
         **count,
         "sample_from_anchor": False,
-        "sliding_window_non_causal": sliding == {False},
+        "sliding_window_non_causal": causal == {False},
         **more,
         "speculators_model_type": algorithm,
         "speculators_version": VERSION,

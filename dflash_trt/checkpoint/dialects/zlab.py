@@ -3,22 +3,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from dflash_trt.checkpoint.dialects.dialect import (
     FULL,
     SLIDING,
     Dialect,
+    LayerType,
     Places,
     Weights,
     has_architecture,
+    layer_types,
     layers,
+    own_vocabulary,
     refuse_unless,
     renamed,
     section_keys,
     unrepresentable,
-    windows,
     windows_of,
+    without_t2d,
 )
 from dflash_trt.checkpoint.draft_spec import DraftLayer, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
@@ -26,13 +30,13 @@ from dflash_trt.checkpoint.rope import spell_rope
 from dflash_trt.errors import CheckpointError
 
 ARCHITECTURE = "DFlashDraftModel"
+ARCHITECTURES = (ARCHITECTURE, "Qwen3DFlashDraftModel")
+"""The second is what NVIDIA NeMo AutoModel calls it."""
 MODEL_TYPES = ("qwen3", "gpt_oss")
-KEYS = frozenset(
-    {
-        "attention_sink_bias", "block_size", "causal", "final_logit_softcapping", "input_embedding_scale", "is_causal",
-        "mask_token_id", "num_target_layers", "output_multiplier", "sample_from_anchor", "target_layer_ids",
-    }
-)  # fmt: skip
+CODEBOOK = re.compile(r"^(candidate_selector\.\w+_codebook)\.weight$")
+"""What transformers saves where codebooks are embeddings."""
+ANCHOR = {"sample_from_anchor": False, "query_zero_predicts_next": False, "dspark_bonus_anchor": True}
+"""Keys that say whether row 0 of a block predicts, and whether they say so by their opposite (vLLM 0.33)."""
 
 SAME_KEYS = (
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias",
@@ -53,34 +57,33 @@ OPTIONAL: dict[str, object] = {
 
 def recognises(config: Facts) -> bool:
     """Whether this is a DFlash draft at all: the last of the dialects to be asked."""
-    return has_architecture(config, ARCHITECTURE) or bool(section_keys(config, "dflash_config"))
+    return has_architecture(config, *ARCHITECTURES) or bool(section_keys(config, "dflash_config"))
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
     """The facts of a checkpoint in z-lab's layout."""
-    return read_layout(config, KEYS, windows(config))
+    return read_layout(config, weights)
 
 
-def read_layout(
-    config: Facts, known_keys: frozenset[str], windows: Sequence[int | None], *, causal: bool | None = None
-) -> DraftSpec:
-    """The facts of z-lab's layout: dflash_config has no keys but `known_keys`, and `windows` says what layers see.
+def read_layout(config: Facts, weights: Weights, *, causal: bool | None = None, from_anchor: bool = False) -> DraftSpec:
+    """The facts of z-lab's layout; `from_anchor` is the layout of blocks where no key of ANCHOR says it.
 
     Causality is `causal` where the dialect knows it, else is_causal, else dflash_config.causal (modelopt, JetSpec),
     else sliding layers are causal and full ones are not (dflash/model.py, August 2026).
     """
-    if ARCHITECTURE not in config.texts("architectures"):
+    if not set(config.texts("architectures")) & set(ARCHITECTURES):
         raise config.error("architectures", f"[{ARCHITECTURE!r}]")
-    places = Places(config, known_keys)
-    if (place := places.of("sample_from_anchor")).flag("sample_from_anchor", default=False):
-        raise place.error("sample_from_anchor", "false (a draft that predicts from the block's first slot is DSpark's)")
+    places = Places(config)
+    facts = places.read_facts()
     causal = read_causality(places) if causal is None else causal
     has_sinks = places.of("attention_sink_bias").flag("attention_sink_bias", default=False)
     cap = places.of("final_logit_softcapping")
     return DraftSpec(
-        **places.read_facts(),
+        **facts,
+        **own_vocabulary(config, weights, facts["vocab_size"]),
         model_type=config.text("model_type", choices=MODEL_TYPES),
-        layers=layers(windows, causal, has_sinks),
+        layers=layers(read_types(places), causal, has_sinks),
+        sample_from_anchor=read_anchor(places, default=from_anchor),
         input_embedding_scale=places.of("input_embedding_scale").number("input_embedding_scale", default=1),
         output_multiplier=places.of("output_multiplier").number("output_multiplier", default=1),
         final_logit_softcapping=cap.optional("final_logit_softcapping", cap.number),
@@ -89,14 +92,42 @@ def read_layout(
 
 def read_causality(places: Places) -> bool | None:
     """What is_causal, or else dflash_config.causal, says of every layer; None where both are silent."""
-    if "is_causal" in (place := places.of("is_causal")):
-        return place.flag("is_causal")
-    return places.dflash.optional("causal", places.dflash.flag)
+    place, otherwise = places.of("is_causal"), places.dflash.optional("causal", places.dflash.flag)
+    return place.flag("is_causal") if "is_causal" in place else otherwise
+
+
+def read_types(places: Places) -> list[LayerType]:
+    """Types of the layers; modelopt's use_swa gives windows to all where layer_types knows of none (vLLM 0.33)."""
+    types, dflash = layer_types(places.config), places.dflash
+    size = dflash.optional("swa_window_size", dflash.integer)
+    if not dflash.flag("use_swa", default=False):
+        return types
+    if not (sliding := {each.window for each in types if each.slides}):
+        return [LayerType(slides=False, window=dflash.integer("swa_window_size")) for _ in types]
+    if size is not None and sliding != {size}:
+        raise dflash.error("swa_window_size", "sliding_window, which the sliding layers have")
+    return types
+
+
+def read_anchor(places: Places, *, default: bool) -> bool:
+    """Whether row j of a block predicts the token behind its own position, so that S rows propose S tokens."""
+    said: dict[str, bool] = {}
+    for key, is_opposite in ANCHOR.items():
+        if key in (place := places.of(key)):
+            said[key] = place.flag(key) != is_opposite
+    if len(set(said.values())) > 1:
+        key = next(key for key, value in said.items() if value != next(iter(said.values())))
+        raise places.of(key).error(key, f"what {next(iter(said))} says")
+    return next(iter(said.values()), default)
 
 
 def canonical(weights: Weights, spec: DraftSpec) -> Weights:
-    """With sinks by the name that gpt-oss gave them."""
-    return renamed(weights, lambda name: name.replace(".self_attn.attention_sink_bias", ".self_attn.sinks"))
+    """With sinks by the name that gpt-oss gave them, codebooks by z-lab's, and without t2d."""
+
+    def name_of(name: str) -> str:
+        return CODEBOOK.sub(r"\1", name.replace(".self_attn.attention_sink_bias", ".self_attn.sinks"))
+
+    return renamed(without_t2d(weights, spec), name_of)
 
 
 def follow_rule(layers: Sequence[DraftLayer]) -> bool:

@@ -84,7 +84,7 @@ def check_num_draft_tokens(config: CheckedConfig, found: int | None) -> Iterator
         return
     if found is None:
         return
-    most = draft.spec.block_size if window else draft.spec.num_draft_tokens
+    most = draft.spec.num_draft_tokens + window
     block = f"block_size {draft.spec.block_size} of {draft.name}"
     if found > most:
         first = "" if window else ", whose first slot is the last verified token"

@@ -53,11 +53,12 @@ def rms_norm(g: GraphBuilder, x: str, name: str, eps: float) -> str:
 def rotary_order(spec: DraftSpec) -> NDArray[np.int64]:
     """The dimensions [D] of a head in the order in which rotate-half over all of it turns the right pairs.
 
-    Where only the first R turn: [0, R/2), half of the rest, [R/2, R), the other half, where angles are 0
-    (`rotary_rows`).
+    Of the first R, which turn, one of each pair, half of the rest, the others of the pairs, the other half: angles of
+    the rest are 0 (`rotary_rows`). Pairs are (i, i + R/2), or interleaved (2i, 2i + 1).
     """
     D, R = spec.head_dim, spec.rope.rotary_dim(spec.head_dim)
-    first, second, third, last = np.split(np.arange(D), [R // 2, R, (R + D) // 2])
+    turning, third, last = np.split(np.arange(D), [R, (R + D) // 2])
+    first, second = turning.reshape(-1, 2).T if spec.rope.interleaved else np.split(turning, 2)
     return np.concatenate([first, third, second, last])
 
 

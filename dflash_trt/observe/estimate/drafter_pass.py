@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
+from dflash_trt.checkpoint.draft_spec import MARKOV, PartialDraftSpec
 from dflash_trt.deploy.gpus import known_gpu
 from dflash_trt.deploy.memory import ServingLoad
 from dflash_trt.deploy.sizes import BF16_BITS, WEIGHT_BITS, DraftSizes
@@ -97,14 +97,17 @@ def dflash_shape(
     for tensor, shape in spec.dflash2_shapes().items():
         if tensor.endswith("_projection.weight"):
             gemms["selector" if "hidden" in tensor else "block convolutions", tensor, ""] += math.prod(shape)
+    if spec.markov_head is not None:  # over the whole vocabulary, for each slot behind the one before
+        w2 = math.prod(spec.dspark_shapes()[f"{MARKOV}.markov_w2.weight"])
+        gemms |= {("selector", f"slot {slot}", ""): w2 for slot in range(spec.num_draft_tokens)}
     selector = spec.candidate_selector
     return DraftShape(
         name=name, num_layers=spec.num_layers, hidden_size=spec.hidden_size,
         num_key_value_heads=spec.num_key_value_heads, head_dim=spec.head_dim,
-        num_taps=len(spec.target_layer_ids), max_draft_tokens=spec.block_size - 1, gemms=_by_term(gemms),
+        num_taps=len(spec.target_layer_ids), max_draft_tokens=spec.num_draft_tokens, gemms=_by_term(gemms),
         num_convolutions=sum(term == "block convolutions" for term, _, _ in gemms),
         gathered_values=0 if selector is None else 2 * selector.top_k * selector.rank,
-        runs_whole_block=runs_whole_block,
+        runs_whole_block=runs_whole_block, first_proposing_row=spec.first_proposing_row,
     )  # fmt: skip
 
 
@@ -140,7 +143,7 @@ def drafter_seconds(
     Raises ConfigError for an unknown GPU.
     """
     constants = rates(known_gpu(gpu, "--gpu"), "trtllm")
-    load = StepLoad(batch=batch_size, num_draft_tokens=spec.block_size - 1, context=context_tokens / batch_size)
+    load = StepLoad(batch=batch_size, num_draft_tokens=spec.num_draft_tokens, context=context_tokens / batch_size)
 
     def seconds(algorithms: Mapping[str, str], fp8_context: bool) -> float:
         cost = drafter_pass(spec, algorithms, constants, load, fp8_context=fp8_context)

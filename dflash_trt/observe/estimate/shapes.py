@@ -173,7 +173,7 @@ class DraftShape(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     num_taps: int
     max_draft_tokens: int
-    """K at most: block_size - 1, or the longest chain that is considered."""
+    """K at most: the block's proposals, or the longest chain that is considered."""
     gemms: dict[str, tuple[Gemm, ...]]
     """By the term of a step that they are, all layers together; those of convolutions and selector whole on a rank."""
     head_rows: int = 0
@@ -182,6 +182,8 @@ class DraftShape(msgspec.Struct, frozen=True, kw_only=True):
     """Block convolutions of DFlash2, each with two sides."""
     gathered_values: int = 0
     """Values gathered from DFlash2's codebooks per draft token: two rows per candidate."""
+    first_proposing_row: int = 1
+    """Rows of a block that propose nothing."""
     is_chain: bool = False
     runs_whole_block: bool = False
     """Whether every pass computes the whole block, however few drafts are verified (engine mode)."""

@@ -204,7 +204,7 @@ def drafter_terms(
     # A chain passes its layer once for each draft, and reads it as often.
     passes = load.num_draft_tokens if draft.is_chain else 1
     block = draft.max_draft_tokens if draft.runs_whole_block else load.num_draft_tokens
-    rows = load.batch * (1 if draft.is_chain else block + 1)
+    rows = load.batch * (1 if draft.is_chain else block + draft.first_proposing_row)
     drafted = load.batch * (1 if draft.is_chain else load.num_draft_tokens)
     verified = load.batch * (load.num_draft_tokens + 1) + load.prompt_tokens  # all become context
     layers = draft.num_layers * passes

@@ -19,7 +19,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from dflash_trt.checkpoint.draft_spec import CONFIDENCE, MARKOV, DraftSpec
+from dflash_trt.checkpoint.draft_spec import CONFIDENCE, D2T, MARKOV, DraftSpec
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.runtime.drafter.candidate_selector import Candidates, CandidateScorer, CandidateSelector, table_rows
 
@@ -28,8 +28,14 @@ class MarkovScorer(CandidateScorer):
     """The heads of an engine directory; their tables are read row by row."""
 
     def __init__(self, spec: DraftSpec, tensors: dict[str, Tensor]) -> None:
-        """`tensors` are those of `DraftSpec.dspark_shapes`, any floats."""
+        """`tensors` are those of `DraftSpec.dspark_shapes`, any floats, and d2t of a draft that has it."""
         super().__init__(spec)
+        self._rows: Tensor | None = None
+        """The rows [V] of markov_w2, by the target's token id, where they are those of a smaller head."""
+        if (d2t := tensors.pop(D2T, None)) is not None:
+            rows = torch.arange(len(d2t), device=d2t.device)
+            self._rows = torch.zeros(spec.vocab_size or 0, dtype=torch.int64, device=d2t.device)
+            self._rows[rows + d2t] = rows
         self._w1 = tensors.pop(f"{MARKOV}.markov_w1.weight")
         self._w2 = tensors.pop(f"{MARKOV}.markov_w2.weight")
         self._linear = {name: tensor.float() for name, tensor in tensors.items()}
@@ -38,7 +44,8 @@ class MarkovScorer(CandidateScorer):
     def read(cls, engine: Path, spec: DraftSpec, device: torch.device) -> MarkovScorer:
         """The heads of the directory `engine`. On a CPU the tables stay in the file."""
         with safe_open(engine / SINGLE, framework="pt", device=str(device)) as tensors:
-            return cls(spec, {name: tensors.get_tensor(name) for name in spec.dspark_shapes()})
+            names = [*spec.dspark_shapes(), *([D2T] if spec.has_d2t else [])]
+            return cls(spec, {name: tensors.get_tensor(name) for name in names})
 
     def lattice(self, hidden: Tensor, anchors: Tensor, ids: Tensor, logits: Tensor) -> Candidates:
         """The lattice, with the survival of its paths where there is a confidence head."""
@@ -51,7 +58,7 @@ class MarkovScorer(CandidateScorer):
         rows = table_rows(self._w1, before)
         if f"{MARKOV}.gate_proj.weight" in self._linear:
             rows = rows * self._sigmoid(f"{MARKOV}.gate_proj", hidden[:, :, None], rows)
-        return rows @ table_rows(self._w2, ids).mT
+        return rows @ table_rows(self._w2, ids if self._rows is None else self._rows[ids]).mT
 
     def _survival(self, hidden: Tensor, anchors: Tensor, path: Tensor) -> Tensor:
         """[B, K], never rising, of token ids [B, K] behind `anchors`."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -67,6 +68,14 @@ def partial(dialect: str, scaling: Any, theta: float, factor: float) -> Case:
     return Case(f"partial rotary {dims} {dialect}", {"rope": rope}, reference, dialect)
 
 
+def interleaved(dialect: str, scaling: Any, theta: float, factor: float) -> Case:
+    case = partial(dialect, scaling, theta, factor)
+    rope = msgspec.structs.replace(case.facts["rope"], interleaved=True)
+    rotary = replace(case.reference["rotary"], interleaved=True)
+    reference = case.reference | {"rotary": rotary}
+    return Case(f"interleaved rotary {int(D * factor)} {dialect}", {"rope": rope}, reference, dialect)
+
+
 CASES = [
     Case("biases of q and v, fc and MLP", {"biases": ("fc", "q_proj", "v_proj", "up_proj", "down_proj")}),
     Case("biases of q, k and v", {"biases": ("q_proj", "k_proj", "v_proj")}),
@@ -83,6 +92,8 @@ CASES = [
     Case("YaRN, truncated", {"rope": Rope(theta=1e4, scaling=Yarn(**YARN | {"truncate": True}, attention_factor=1.25))},
          {"rotary": yarn(YARN | {"truncate": True, "attention_factor": 1.25}, 1e4, D)}),
     partial("qwen3", None, 1e6, 0.5),
+    interleaved("qwen3", None, 1e6, 1),
+    interleaved("gpt_oss", Yarn(**YARN, attention_factor=0.1 * math.log(32) + 1), 150000.0, 0.5),
     partial("gpt_oss", Yarn(**YARN, attention_factor=0.1 * math.log(32) + 1), 150000.0, 0.25),
     Case("Laguna", {"attention_gate": "per_head", "layers": LAYERS, **LAGUNA},
          {"gate": N, "rules": rules(LAYERS), **LAGUNA}),
@@ -109,7 +120,7 @@ def build_case(case: Case, directory: Path) -> Built:
     return Built(Graphs(directory / "engine"), reference, replace(plain, tensors=known))
 
 
-QUICK = ("biases of q and v, fc and MLP", "partial rotary 4 gpt_oss", "Laguna", "MiMo")
+QUICK = ("biases of q and v, fc and MLP", "interleaved rotary 8 gpt_oss", "Laguna", "MiMo")
 PARAMETERS = [pytest.param(c, id=c.name, marks=() if c.name in QUICK else pytest.mark.full) for c in CASES]
 
 
@@ -163,6 +174,11 @@ TRUTH: dict[str, dict[str, Any]] = {
         "rotary": read_rotary({"rope_theta": 1000000}, 8),
     },
     "muse_glimmer": {"rules": rules_of((8, False), (None, False), (8, False))},
+    "anchor_first": {
+        "rules": rules_of((None, True), (None, False), (None, True)),
+        "rotary": replace(read_rotary({"rope_theta": 1000000}, D), interleaved=True),
+    },
+    "specforge": {"rules": rules_of(*[(None, True)] * 3)},
 }  # fmt: skip
 
 

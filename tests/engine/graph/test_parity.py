@@ -87,8 +87,9 @@ def assert_close(actual: np.ndarray, expected: np.ndarray) -> None:
 def order_of(reference: ReferenceDrafter) -> list[int]:
     """Order of a head's dimensions in the context cache: those that turn first, in two halves."""
     D, R = reference.head_dim, reference.rotary_dim or reference.head_dim
-    parts = np.split(np.arange(D), [R // 2, R, R + (D - R) // 2])
-    return [int(i) for part in (0, 2, 1, 3) for i in parts[part]]
+    pairs = [(2 * i, 2 * i + 1) if reference.rotary.interleaved else (i, i + R // 2) for i in range(R // 2)]
+    pairs += [(i, i + (D - R) // 2) for i in range(R, (R + D) // 2)]
+    return [first for first, _ in pairs] + [second for _, second in pairs]
 
 
 def compare_context(graphs: Graphs, reference: ReferenceDrafter, begin: int) -> None:

@@ -45,6 +45,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "MiMo": {"layers": LAYERS, "value_scale": 0.707, "biases": ("q_proj", "v_proj", "fc"), "mask_embedding": True},
     "gate an element": {"attention_gate": "per_element"},
     "partial rotary": {"rope": Rope(theta=1e4, scaling=None, partial_rotary_factor=0.5)},
+    "interleaved rotary": {"rope": Rope(theta=1e4, scaling=None, interleaved=True)},
 }
 
 

@@ -64,14 +64,13 @@ def recover_checkpoint(
     It learns from `features`, a file that `capture` wrote; only the linear layers' weights are trained. The scales of
     activations come from `ranges`, or from the bounds of the given weights. `threads` 0 lets the draft's size decide
     for the training and takes all for packing. Goes on with a state that an interrupted run left. Raises as
-    `quantize_checkpoint` and `open_features` do, and CheckpointError for a DFlash2 or DSpark draft or a state of
+    `quantize_checkpoint` and `open_features` do, and CheckpointError for another kind than DFlash, or a state of
     something else.
     """
     spec = draft.spec
-    if spec.block_conv is not None or spec.candidate_selector is not None or spec.is_dspark:
-        name = "DSpark" if spec.is_dspark else "DFlash2"
+    if spec.kind != "DFlash":
         raise CheckpointError(
-            f"{draft.directory}: expected a DFlash draft, found a {name} draft, which `recover` does not train",
+            f"{draft.directory}: expected a DFlash draft, found {spec.kind}, which `recover` does not train",
             hint="quantise it without training: dflash-trt quantize",
         )
     algorithms = recipe.algorithms(draft.spec.linear_modules())

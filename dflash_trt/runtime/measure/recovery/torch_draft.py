@@ -66,7 +66,7 @@ class TorchDraft:
         for attention in self._spec.attention_modules():
             k = self._norm(self._heads(projected[f"{attention}.k_proj"]), f"{attention}.k_norm")
             v = self._heads(projected[f"{attention}.v_proj"]) * self._spec.value_scale
-            context.k.append(self._cached(_rotate(k, *rotary), attention, "k"))
+            context.k.append(self._cached(self._rotate(k, rotary), attention, "k"))
             context.v.append(self._cached(v, attention, "v"))
         return context
 
@@ -108,8 +108,8 @@ class TorchDraft:
         visible: torch.Tensor,
     ) -> torch.Tensor:
         q, k, v = map(self._heads, self._linear(h, [f"{attention}.{x}_proj" for x in "qkv"]))
-        q = _rotate(self._norm(q, f"{attention}.q_norm"), *rotary)
-        k = _rotate(self._norm(k, f"{attention}.k_norm"), *rotary)
+        q = self._rotate(self._norm(q, f"{attention}.q_norm"), rotary)
+        k = self._rotate(self._norm(k, f"{attention}.k_norm"), rotary)
         k, v = torch.cat([context[0], k]), torch.cat([context[1], v * self._spec.value_scale])
         mixed = _mix(q, k, v, visible, self._vectors.get(f"{attention}.sinks"))
         if self._spec.attention_gate is not None:
@@ -148,6 +148,17 @@ class TorchDraft:
         factor = self._spec.rope.attention_factor
         return (angles.cos() * factor).float(), (angles.sin() * factor).float()
 
+    def _rotate(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Turns the first dimensions of x [rows, heads, D] by cos, sin [rows, 1, rotary_dim/2]."""
+        cos, sin = rotary
+        turning, still = x.tensor_split([2 * cos.shape[-1]], dim=-1)
+        is_paired = self._spec.rope.interleaved
+        first, second = turning.reshape(*x.shape[:2], -1, 2).unbind(-1) if is_paired else turning.chunk(2, dim=-1)
+        turned = first * cos - second * sin, second * cos + first * sin
+        return torch.cat(
+            [torch.stack(turned, dim=-1).flatten(-2) if is_paired else torch.cat(turned, dim=-1), still], -1
+        )
+
     def _visible(self, layer: int, anchors: torch.Tensor, positions: torch.Tensor, num_context: int) -> torch.Tensor:
         """[B*S, T + B*S]: what each row of each block sees of the context and of all blocks' rows."""
         S, rule = self._spec.block_size, self._spec.layers[layer]
@@ -174,10 +185,3 @@ def _mix(
         mask = torch.cat([logits, sinks[:, None, None].expand(-1, len(visible), 1)], dim=-1)[None]
     mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
     return mixed[0].transpose(0, 1).flatten(1)
-
-
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate-half of the first dimensions of x [rows, heads, D] by cos, sin [rows, 1, rotary_dim/2]."""
-    turning, still = x.tensor_split([2 * cos.shape[-1]], dim=-1)
-    first, second = turning.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin, still], dim=-1)
