@@ -40,3 +40,8 @@ def judged(findings: Iterable[Finding], accepted: Mapping[str, str], *, is_stric
             finding = msgspec.structs.replace(finding, severity=ERROR)
         verdicts.append(finding)
     return verdicts
+
+
+def numbered(findings: Iterable[Finding], number: int) -> list[Finding]:
+    """Findings of one of several servers in a file, counted from 1."""
+    return [msgspec.structs.replace(each, key=f"server {number}: {each.key}") for each in findings]

@@ -9,8 +9,8 @@ from tests.deploy.broken.case import REMOVED, SPEC, Case
 CASES = {
     # Keys that are unknown, missing, of a wrong type or out of range.
     "unknown key": Case("unknown-key", {"max_batch_siz": 8}, "write max_batch_size"),
-    "unknown key like no other": Case("unknown-key", {"zzz": 8}, "remove it", severity=WARNING),
-    "unknown key like no other, keys of that release": Case("unknown-key", {"zzz": 8}, "remove it",
+    "unknown key like no other": Case("unknown-key", {"zzz": 8}, "look it up", severity=WARNING),
+    "unknown key like no other, keys of that release": Case("unknown-key", {"zzz": 8}, "look it up",
         version="1.3.0rc27"),
     "unknown nested key": Case("unknown-key", {f"{SPEC}.block_size": 10}, "DFlashDecodingConfig"),
     "key of another release": Case("unknown-key", {f"{SPEC}.context_recompute_tail": 64}, "tensorrt_llm 1.3.0rc27",
@@ -148,7 +148,7 @@ CASES = {
         runtime="vllm", severity=WARNING),
     "sglang: more tokens than positions": Case("context-length", {"context_length": 131073}, "set it to 131072",
         runtime="sglang", severity=WARNING),
-    "vllm: unknown key": Case("unknown-key", {"max_num_seq": 3}, "write max_num_seqs", runtime="vllm"),
+    "vllm: unknown key": Case("unknown-key", {"max_num_seqz": 3}, "write max_num_seqs", runtime="vllm"),
     "vllm: unknown speculative key": Case("unknown-key", {f"{SPEC}.num_speculative_token": 3},
         "write num_speculative_tokens", runtime="vllm"),
     "vllm: draft longer than the block": Case("draft-length", {f"{SPEC}.num_speculative_tokens": 10},
