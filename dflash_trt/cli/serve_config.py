@@ -185,7 +185,7 @@ def _report(file: Path, runtime: Runtime, version: str, findings: Sequence[Findi
             click.echo(printable(str(finding)))
         if not counts[ERROR]:
             plural = "" if counts[WARNING] == 1 else "s"
-            found = f"{counts[WARNING]} warning{plural}" if counts[WARNING] else "no findings"
+            found = f"{counts[WARNING]} warning{plural}" if counts[WARNING] else "nothing wrong in what was checked"
             others = [f"; {counts[severity]} {severity}" for severity in (ACCEPTED, UNCHECKED) if counts[severity]]
             click.echo(f"{file}: {found} against {release}{''.join(others)}")
     _refuse(findings, f"{file}: expected a configuration for {release}")

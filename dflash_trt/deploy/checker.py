@@ -15,6 +15,7 @@ from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.rules import sglang_rules, trtllm_rules, vllm_rules
 from dflash_trt.deploy.rules.checked_config import CheckedConfig
+from dflash_trt.deploy.rules.choice_rules import BLOCKS, METHOD_KEYS, choices, parsers, unchecked_method
 from dflash_trt.deploy.rules.target_rules import context_length, remote_code
 from dflash_trt.deploy.schema import Schema, runtime_keys
 from dflash_trt.deploy.schema_check import check_schema, coerce
@@ -40,7 +41,8 @@ def check(config: CheckedConfig) -> list[Finding]:
     findings = [*config.reading, *coerced]
     findings += check_schema(config.schema, document)
     rules = RULES[config.schema.runtime]
-    for rule in (remote_code, context_length, *rules.RULES, *(rules.DFLASH_RULES if rules.is_dflash(config) else ())):
+    dflash_rules = rules.DFLASH_RULES if rules.is_dflash(config) else ()
+    for rule in (unchecked_method, remote_code, context_length, *rules.RULES, *dflash_rules, choices, parsers):
         findings += rule(config)
     return findings
 
@@ -59,6 +61,7 @@ def deployment_config(deployment: ResolvedDeployment, schema: Schema, document: 
         algorithms={} if is_base else deployment.algorithms,
         mode="engine" if is_engine else "native",
         num_ranks=deployment.num_ranks if is_engine else 1,
+        reuses_prefixes=deployment.asks_for_prefix_reuse,
     )
 
 
@@ -89,7 +92,8 @@ def _named_config(
     target = target or next((str(document[key]) for key in MODEL_KEYS if isinstance(document.get(key), str)), None)
     sizes: DraftSizes | None = None
     ranks: int | None = None
-    if isinstance(named, str):
+    method = str(schema.setting(document, METHOD_KEYS[schema.runtime]) or "").lower()
+    if isinstance(named, str) and (draft or method in BLOCKS):
         sizes = draft_sizes(named) or _original(named)
         ranks = read_num_ranks(Path(named)) if is_directory(named) else None
     return CheckedConfig(

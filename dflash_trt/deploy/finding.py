@@ -13,13 +13,14 @@ WARNING: Literal["warning"] = "warning"
 ACCEPTED: Literal["accepted"] = "accepted"
 """A warning that the deployment file accepts."""
 UNCHECKED: Literal["not checked"] = "not checked"
+Severity = Literal["error", "warning", "accepted", "not checked"]
 
 
 class Finding(msgspec.Struct, frozen=True):
     """One problem and its fix."""
 
     rule: str
-    severity: Literal["error", "warning", "accepted", "not checked"]
+    severity: Severity
     key: str
     """Dotted path, or another subject."""
     problem: str
