@@ -122,6 +122,10 @@ class ServedBackend(Backend, Protocol):
         """Most tokens of a prompt and its answer together."""
 
     @property
+    def unscaled_length(self) -> int | None:
+        """Tokens up to which the draft's RoPE is not scaled; None where it never is."""
+
+    @property
     def is_alive(self) -> bool:
         """Whether it takes requests: not after `close`, nor after a failure."""
 

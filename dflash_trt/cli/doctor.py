@@ -28,9 +28,8 @@ def examine_endpoint(
     url: str, as_json: bool, *, model: str | None, api_key_file: Path | None, baseline: Path | None,
     expect_tau: float | None, long_tokens: int | None, no_load: bool, seconds: float | None,
 ) -> None:  # fmt: skip
-    """Prints the diagnosis; raises EndpointError where something is wrong."""
+    """Prints the diagnosis; raises EndpointError where something is wrong, or could not be measured."""
     from dflash_trt.observe.diagnosis.diagnosis import SECONDS, diagnose, read_baseline
-    from dflash_trt.observe.diagnosis.probes import LONG_TOKENS
     from dflash_trt.observe.endpoints.client import Client, read_api_key
 
     healthy = None if baseline is None else read_baseline(baseline)
@@ -38,32 +37,32 @@ def examine_endpoint(
     client = Client(url, api_key=read_api_key(api_key_file), deadline_seconds=seconds + GRACE_SECONDS)
     with client, progress_line(f"asking {url}, for at most {seconds:.0f} s"):
         diagnosis = diagnose(
-            client, model=model, baseline=healthy, expected_tau=expect_tau, long_tokens=long_tokens or LONG_TOKENS,
+            client, model=model, baseline=healthy, expected_tau=expect_tau, long_tokens=long_tokens,
             has_load=not no_load, seconds=seconds,
         )  # fmt: skip
     if as_json:
         print_json("doctor-endpoint", msgspec.to_builtins(diagnosis))
     else:
         _print(diagnosis)
-    if diagnosis.findings:
-        names = "; ".join(finding.name for finding in diagnosis.findings)
+    if found := [*diagnosis.findings, *diagnosis.unmeasured]:
+        names = "; ".join(finding.name for finding in found)
         raise EndpointError(f"{diagnosis.url}: {names}", hint="fix the first finding, then ask again")
 
 
 def _print(diagnosis: Diagnosis) -> None:
-    from dflash_trt.observe.diagnosis.diagnosis import finding_lines, tables
+    from dflash_trt.observe.diagnosis.diagnosis import checks_table, conclusion, finding_lines, tables
 
-    print_tables(tables(diagnosis))
+    print_tables([*tables(diagnosis), checks_table(diagnosis)])
     click.echo(f"acceptance: {printable(diagnosis.acceptance)}")
     if diagnosis.foreign_tokens:
         click.echo(
             f"{diagnosis.foreign_tokens} tokens of other clients are in these figures: ask while no other client does"
         )
-    for word, findings in (("worth knowing", diagnosis.notes), ("WRONG", diagnosis.findings)):
+    listed = (("worth knowing", diagnosis.notes), ("NOT MEASURED", diagnosis.unmeasured), ("WRONG", diagnosis.findings))
+    for word, findings in listed:
         for finding in findings:
             click.echo("\n".join(finding_lines(word, finding)))
-    if not diagnosis.findings:
-        click.echo("\nnothing is wrong")
+    click.echo(f"\n{conclusion(diagnosis)}")
 
 
 PIP = re.compile(r"pip install 'dflash-trt\[(\w+)\]'")
@@ -76,7 +75,9 @@ PIP = re.compile(r"pip install 'dflash-trt\[(\w+)\]'")
 @click.option("--api-key-file", type=PATH, help="With URL: a file with the server's API key.")
 @click.option("--baseline", type=PATH, help="With URL: the --json of a healthy server.")
 @click.option("--expect-tau", type=click.FloatRange(min=1), help="With URL: expected tau of drafting passes.")
-@click.option("--long-tokens", type=click.IntRange(min=512), help="With URL: length of long prompts.  [default: 6000]")
+@click.option(
+    "--long-tokens", type=click.IntRange(min=512), help="With URL: length of long prompts.  [default: at most 6000]"
+)
 @click.option("--no-load", is_flag=True, help="With URL: never ask more than one request at a time.")
 @click.option("--seconds", type=click.FloatRange(min=1), help="With URL: stop asking after this long.  [default: 110]")
 @json_option

@@ -14,14 +14,14 @@ from msgspec import to_builtins
 from dflash_trt.cli.completion import DEPLOYMENT
 from dflash_trt.cli.options import PATH, gpu_facts_option, refuse_given, source_options
 from dflash_trt.cli.output import print_json, print_table
-from dflash_trt.deploy.checker import check, deployment_config, file_config, read_document
+from dflash_trt.deploy.checker import check, deployment_config, file_configs
 from dflash_trt.deploy.cluster.cluster_server import cluster_server
 from dflash_trt.deploy.cluster.dynamo_graph import RUNTIMES as DYNAMO
 from dflash_trt.deploy.cluster.dynamo_graph import SERVICE_PORT, dynamo_graph, dynamo_image
 from dflash_trt.deploy.cluster.kubernetes import kubernetes_manifests
 from dflash_trt.deploy.cluster.slurm import sbatch_script
 from dflash_trt.deploy.deployment_file import METHODS, Method, deployment_path, load_deployment, shipped_deployments
-from dflash_trt.deploy.finding import ACCEPTED, ERROR, UNCHECKED, WARNING, Finding, judged
+from dflash_trt.deploy.finding import ACCEPTED, ERROR, UNCHECKED, WARNING, Finding, judged, numbered
 from dflash_trt.deploy.gpus import GpuFacts, parse_gpus
 from dflash_trt.deploy.memory import drafter_in_words
 from dflash_trt.deploy.parsers import missing_parsers
@@ -109,12 +109,12 @@ def serve_config(
         refuse_given(("port",), f"has no use here: Dynamo's operator sets the frontend's, {SERVICE_PORT}")
     deployment = None if source is None else read_deployment(source, target, draft, gpus, gpu_facts)
     if file is not None:
-        if deployment is not None:
-            config = deployment_config(deployment, schema, read_document(file, schema))
-        else:
-            known_gpus = None if gpus is None else parse_gpus(gpus, "--gpus", gpu_facts)
-            config = file_config(file, schema, gpus=known_gpus, target=target, draft=draft)
-        findings = [*check(config), *check_with_package(schema, config.document)]
+        known_gpus = None if gpus is None or deployment else parse_gpus(gpus, "--gpus", gpu_facts)
+        configs = file_configs(file, schema, deployment=deployment, gpus=known_gpus, target=target, draft=draft)
+        findings: list[Finding] = []
+        for number, config in enumerate(configs, 1):
+            found = [*check(config), *check_with_package(schema, config.document)]
+            findings += found if len(configs) == 1 else numbered(found, number)
         accepted = {} if deployment is None else deployment.accepted_warnings
         _report(file, runtime, schema.version, judged(findings, accepted, is_strict=is_strict), as_json)
         return
@@ -214,7 +214,7 @@ def _report(file: Path, runtime: Runtime, version: str, findings: Sequence[Findi
             click.echo(printable(str(finding)))
         if not counts[ERROR]:
             plural = "" if counts[WARNING] == 1 else "s"
-            found = f"{counts[WARNING]} warning{plural}" if counts[WARNING] else "no findings"
+            found = f"{counts[WARNING]} warning{plural}" if counts[WARNING] else "nothing wrong in what was checked"
             others = [f"; {counts[severity]} {severity}" for severity in (ACCEPTED, UNCHECKED) if counts[severity]]
             click.echo(f"{file}: {found} against {release}{''.join(others)}")
     _refuse(findings, f"{file}: expected a configuration for {release}")

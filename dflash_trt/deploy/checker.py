@@ -9,17 +9,20 @@ from typing import Any
 import msgspec
 
 from dflash_trt.deploy.finding import Finding
-from dflash_trt.deploy.flags import is_command, normalize, parse_command
+from dflash_trt.deploy.flags import normalize, parse_arguments
 from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.rules import sglang_rules, trtllm_rules, vllm_rules
 from dflash_trt.deploy.rules.checked_config import CheckedConfig
+from dflash_trt.deploy.rules.choice_rules import BLOCKS, METHOD_KEYS, choices, parsers, unchecked_method
 from dflash_trt.deploy.rules.target_rules import context_length, remote_code
 from dflash_trt.deploy.schema import Schema, runtime_keys
 from dflash_trt.deploy.schema_check import check_schema, coerce
+from dflash_trt.deploy.script import servers
 from dflash_trt.deploy.sizes import DraftSizes, draft_sizes, target_sizes
 from dflash_trt.deploy.trtllm_arguments import converted_draft
+from dflash_trt.deploy.trtllm_command import trtllm_document
 from dflash_trt.engine.manifest import read_num_ranks
 from dflash_trt.errors import ConfigError, shown
 from dflash_trt.files.command import quoted
@@ -27,16 +30,19 @@ from dflash_trt.files.read import is_directory, read_text
 from dflash_trt.files.strict_yaml import MAX_BYTES, yaml_document
 
 RULES = {"trtllm": trtllm_rules, "vllm": vllm_rules, "sglang": sglang_rules}
+MODEL_KEYS = ("model_tag", "model_path", "model")
 DEPLOYMENT_KEYS = {"target", "draft"}  # no runtime has both on its top level
 
 
 def check(config: CheckedConfig) -> list[Finding]:
     """Every finding, the schema's first."""
-    document, findings = coerce(config.schema, config.document)
+    document, coerced = coerce(config.schema, config.document)
     config = msgspec.structs.replace(config, document=document)
+    findings = [*config.reading, *coerced]
     findings += check_schema(config.schema, document)
     rules = RULES[config.schema.runtime]
-    for rule in (remote_code, context_length, *rules.RULES, *(rules.DFLASH_RULES if rules.is_dflash(config) else ())):
+    dflash_rules = rules.DFLASH_RULES if rules.is_dflash(config) else ()
+    for rule in (unchecked_method, remote_code, context_length, *rules.RULES, *dflash_rules, choices, parsers):
         findings += rule(config)
     return findings
 
@@ -55,22 +61,39 @@ def deployment_config(deployment: ResolvedDeployment, schema: Schema, document: 
         algorithms={} if is_base else deployment.algorithms,
         mode="engine" if is_engine else "native",
         num_ranks=deployment.num_ranks if is_engine else 1,
+        reuses_prefixes=deployment.asks_for_prefix_reuse,
     )
 
 
-def file_config(
-    file: Path, schema: Schema, *, gpus: Gpus | None, target: str | None, draft: str | None
-) -> CheckedConfig:
-    """The arguments in `file`, with the models and GPUs that it or the user names.
+def file_configs(
+    file: Path, schema: Schema, *, deployment: ResolvedDeployment | None = None, gpus: Gpus | None = None,
+    target: str | None = None, draft: str | None = None,
+) -> list[CheckedConfig]:  # fmt: skip
+    """Each server's arguments in a YAML file or a script, with the models and GPUs of a deployment, or that are named.
 
-    Raises ConfigError when the file is neither a YAML mapping nor a command line, CheckpointError when it names a
-    directory that is no draft.
+    Raises ConfigError when the file is neither a YAML mapping nor starts a server of the runtime, CheckpointError when
+    it names a directory that is no draft.
     """
-    document = read_document(file, schema)
+    configs = []
+    for document, reading in _read(file, schema):
+        if deployment is not None:
+            config = deployment_config(deployment, schema, document)
+        else:
+            config = _named_config(document, schema, gpus=gpus, target=target, draft=draft)
+        configs.append(msgspec.structs.replace(config, reading=reading))
+    return configs
+
+
+def _named_config(
+    document: dict[str, Any], schema: Schema, *, gpus: Gpus | None, target: str | None, draft: str | None
+) -> CheckedConfig:
+    """`document` with the models and GPUs that it or the user names."""
     named = draft or schema.setting(document, runtime_keys()[schema.runtime].draft)
+    target = target or next((str(document[key]) for key in MODEL_KEYS if isinstance(document.get(key), str)), None)
     sizes: DraftSizes | None = None
     ranks: int | None = None
-    if isinstance(named, str):
+    method = str(schema.setting(document, METHOD_KEYS[schema.runtime]) or "").lower()
+    if isinstance(named, str) and (draft or method in BLOCKS):
         sizes = draft_sizes(named) or _original(named)
         ranks = read_num_ranks(Path(named)) if is_directory(named) else None
     return CheckedConfig(
@@ -92,17 +115,33 @@ def _original(name: str) -> DraftSizes | None:
     return next((sizes for sizes in published if sizes and converted_draft(sizes) == name), None)
 
 
-def read_document(file: Path, schema: Schema) -> dict[str, Any]:
-    """The arguments in a YAML file, or in a file with the command line of vLLM or SGLang."""
+def _read(file: Path, schema: Schema) -> list[tuple[dict[str, Any], list[Finding]]]:
+    """The arguments of each server in a file, and what reading them found."""
     text = read_text(file, ConfigError, limit=MAX_BYTES)
-    if schema.runtime != "trtllm" and is_command(text, schema.runtime):
-        try:
-            return parse_command(text, schema)
-        except ValueError as problem:  # an open quote
-            raise ConfigError(f"{file}: expected a command line, found: {problem}") from None
+    try:
+        found = servers(text)
+    except ValueError:  # an open quote: an apostrophe in YAML
+        found = []
+    if not found:
+        return [(_read_yaml(text, file, schema), [])]
+    ours = [server for server in found if server.runtime == schema.runtime]
+    if not ours:
+        raise ConfigError(
+            f"{file}: expected a server of {schema.runtime}, found one of {found[0].runtime}",
+            hint=f"dflash-trt serve-config --check {quoted(file)} --runtime {found[0].runtime}",
+        )
+    if schema.runtime == "trtllm":
+        return [trtllm_document(server, file) for server in ours]
+    return [parse_arguments(server.words, schema) for server in ours]
+
+
+def _read_yaml(text: str, file: Path, schema: Schema) -> dict[str, Any]:
     document = yaml_document(text, file, ConfigError)
     if not isinstance(document, dict):
-        raise ConfigError(f"{file}: expected a mapping of {schema.runtime}'s arguments, found {shown(document)}")
+        raise ConfigError(
+            f"{file}: expected a mapping of {schema.runtime}'s arguments, or a command that starts it, found"
+            f" {shown(document)}"
+        )
     if document.keys() >= DEPLOYMENT_KEYS:
         raise ConfigError(
             f"{file}: expected a configuration of {schema.runtime}, found a deployment, from which one is written",

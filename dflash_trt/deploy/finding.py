@@ -13,13 +13,14 @@ WARNING: Literal["warning"] = "warning"
 ACCEPTED: Literal["accepted"] = "accepted"
 """A warning that the deployment file accepts."""
 UNCHECKED: Literal["not checked"] = "not checked"
+Severity = Literal["error", "warning", "accepted", "not checked"]
 
 
 class Finding(msgspec.Struct, frozen=True):
     """One problem and its fix."""
 
     rule: str
-    severity: Literal["error", "warning", "accepted", "not checked"]
+    severity: Severity
     key: str
     """Dotted path, or another subject."""
     problem: str
@@ -40,3 +41,8 @@ def judged(findings: Iterable[Finding], accepted: Mapping[str, str], *, is_stric
             finding = msgspec.structs.replace(finding, severity=ERROR)
         verdicts.append(finding)
     return verdicts
+
+
+def numbered(findings: Iterable[Finding], number: int) -> list[Finding]:
+    """Findings of one of several servers in a file, counted from 1."""
+    return [msgspec.structs.replace(each, key=f"server {number}: {each.key}") for each in findings]

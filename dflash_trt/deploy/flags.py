@@ -1,33 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command lines of vLLM and SGLang: arguments to text, and text back to arguments."""
+"""Command lines of vLLM and SGLang: arguments to text, and words back to arguments as their parsers read them."""
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
+from contextlib import suppress
 from typing import Any
 
+from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
 from dflash_trt.deploy.schema import Schema
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import argument, command_line
 from dflash_trt.files.json_file import json_document
 
-# Commands that start a server; the first of each is written.
-PROGRAMS = {
-    "vllm": (["vllm", "serve"],),
-    "sglang": (
-        ["python", "-m", "sglang.launch_server"],
-        ["python3", "-m", "sglang.launch_server"],
-        ["sglang", "serve"],
-    ),
-}
+COMMANDS = {"vllm": ("vllm", "serve"), "sglang": ("python", "-m", "sglang.launch_server")}
+"""What is written."""
 POSITIONAL = {"vllm": "model_tag"}
+MAX_SHORT = 3  # letters of names with one dash, in vLLM
 NEGATABLE = {"vllm"}  # every switch has a --no- form; SGLang's have none
 
 
 def command_text(runtime: str, arguments: dict[str, Any]) -> str:
     """The command, one argument a line; ConfigError for a value that it would not take as one."""
-    lines = [command_line([*PROGRAMS[runtime][0], *(argument(arguments[key], key) for key in _positional(runtime))])]
+    lines = [command_line([*COMMANDS[runtime], *(argument(arguments[key], key) for key in _positional(runtime))])]
     for key, value in arguments.items():
         if key not in _positional(runtime) and (text := _flag(runtime, key, value)):
             lines.append(text)
@@ -53,32 +50,6 @@ def _flag(runtime: str, key: str, value: object) -> str:
     return command_line([name, argument(text, key)])
 
 
-def is_command(text: str, runtime: str) -> bool:
-    """Whether a file holds a command line of `runtime` rather than a YAML mapping."""
-    first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
-    return any(first.split()[: len(program)] == program for program in PROGRAMS[runtime])
-
-
-def parse_command(text: str, schema: Schema) -> dict[str, Any]:
-    """The arguments of a command line by name; values that the schema calls numbers or mappings are read as such."""
-    words = shlex.split(text.replace("\\\n", " "), comments=True)
-    program = next(p for p in PROGRAMS[schema.runtime] if words[: len(p)] == p)
-    words = words[len(program) :]
-    start = next((i for i, word in enumerate(words) if _is_flag(word)), len(words))
-    arguments: dict[str, Any] = {key: words[0] for key in _positional(schema.runtime) if start > 0}
-    while start < len(words):
-        flag, is_joined, joined = words[start].partition("=")
-        end = next((i for i in range(start + 1, len(words)) if _is_flag(words[i])), len(words))
-        name, value = _read_flag(flag, [joined] if is_joined else words[start + 1 : end], schema)
-        arguments[name] = value
-        start = end
-    return arguments
-
-
-def _is_flag(word: str) -> bool:
-    return word.startswith("-") and not word[1:2].isdigit()
-
-
 def normalize(document: dict[str, Any], schema: Schema) -> dict[str, Any]:
     """Names as in Python, and the first of several: `max-model-len` is max_model_len."""
     names = schema.names()
@@ -86,23 +57,132 @@ def normalize(document: dict[str, Any], schema: Schema) -> dict[str, Any]:
     return {names.get(keys[key], keys[key]): value for key, value in document.items()}
 
 
-def _read_flag(flag: str, values: list[str], schema: Schema) -> tuple[str, Any]:
-    names = schema.names()
-    key = flag.lstrip("-").replace("-", "_")
-    name = names.get(key, key)
-    if not values:
-        is_negated = key not in names and key.startswith("no_") and key[3:] in names
-        return (names[key[3:]], False) if is_negated else (name, True)
+def parse_arguments(words: list[str], schema: Schema) -> tuple[dict[str, Any], list[Finding]]:
+    """Arguments by name, read as argparse and vLLM's parser do, and findings for what is not what it seems.
+
+    A unique prefix stands for a flag, `--no-x` for x false, `--config.key value` for a key of a JSON argument. Numbers,
+    mappings and lists are read as the schema calls for them.
+    """
+    arguments: dict[str, Any] = {}
+    findings: list[Finding] = []
+    positional: list[str] = []
+    start = 0
+    while start < len(words):
+        end = next((i for i in range(start + 1, len(words)) if _is_flag(words[i])), len(words))
+        if not _is_flag(words[start]):
+            positional += words[start:end]
+        elif words[start] != "--":
+            flag, is_joined, joined = words[start].partition("=")
+            values = [joined] if is_joined else words[start + 1 : end]
+            positional += _read_flag(flag, values, schema, arguments, findings)
+            positional += words[start + 1 : end] if is_joined else []
+        start = end
+    for key, word in zip(_positional(schema.runtime), positional, strict=False):
+        arguments = {key: word, **arguments}
+    for word in positional[len(_positional(schema.runtime)) :]:
+        found = Finding("unknown-key", ERROR, word, "expected a flag or its value, found a word that is neither",
+                        "quote values of several words")  # fmt: skip
+        findings.append(found)
+    return arguments, findings
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and not word[1:2].isdigit()
+
+
+def _read_flag(
+    flag: str, values: list[str], schema: Schema, arguments: dict[str, Any], findings: list[Finding]
+) -> list[str]:
+    """Adds one argument; the words behind it that are not its own."""
+    level = re.fullmatch("-O([0-9]+)", flag)
+    if level is not None:
+        arguments["optimization_level"] = int(level[1])
+        return values
+    outer, *inner = flag.lstrip("-").split(".")
+    name, is_negated = _name(outer.replace("-", "_"), schema, findings, is_long=flag.startswith("--"))
+    if not name:
+        return values[1:]
     described = schema.properties().get(name, {})
     types = described.get("type", [])
-    if len(values) > 1 or ("array" in types and "string" not in types):
-        return name, [_read_value(value, described.get("items", {})) for value in values]
-    return name, _read_value(values[0], described)
+    if values and "$" in values[0] and types and "string" not in types:
+        problem = f"{values[0]} is known only to the shell that runs it"
+        findings.append(Finding("variable", UNCHECKED, name, problem, "write its value, or set it in the script"))
+        return values[1:]
+    if inner:
+        _set_inner(arguments, [name, *(part.replace("-", "_") for part in inner)], values)
+        return values[1:]
+    if is_negated or ("boolean" in types and not _is_boolean(values[:1])):
+        arguments[name] = not is_negated
+        return values
+    if not values:
+        arguments[name] = True
+        return []
+    is_known = name in schema.properties()
+    is_list = "array" in types and ("string" not in types or len(values) > 1)
+    if is_list or (len(values) > 1 and not is_known):
+        arguments[name] = [_read_value(value, described.get("items", {})) for value in values]
+        return []
+    arguments[name] = _read_value(values[0], described)
+    return values[1:]
+
+
+def _is_boolean(values: list[str]) -> bool:
+    return [value.lower() for value in values] in (["true"], ["false"])
+
+
+def _set_inner(arguments: dict[str, Any], path: list[str], values: list[str]) -> None:
+    """`--speculative-config.method dflash`; a `+` behind the last key adds to a list."""
+    *outer, last = path
+    place = arguments
+    for key in outer:
+        inner = place.setdefault(key, {})
+        place = inner if isinstance(inner, dict) else place.setdefault(f"{key}.", {})
+    value = _read_value(values[0], {"type": "object"}) if values else True
+    if last.endswith("+"):
+        added = value if isinstance(value, list) else str(value).split(",") if values else [value]
+        place[last[:-1]] = [*(place.get(last[:-1]) or []), *added]
+    else:
+        place[last] = value
+
+
+def _name(key: str, schema: Schema, findings: list[Finding], *, is_long: bool) -> tuple[str, bool]:
+    """Name of a flag, and whether it is negated; a unique prefix as argparse reads it, else the flag itself."""
+    names = schema.names()
+    is_short = schema.runtime == "vllm" and len(key) <= MAX_SHORT and names.get(key, key) != key
+    if key in names and not (is_short and is_long):
+        return names[key], False
+    can_negate = schema.runtime in NEGATABLE
+    if can_negate and key.startswith("no_") and key[3:] in names:
+        return names[key[3:]], True
+    if is_short:
+        problem = f"expected -{key}, found --{key}, which the runtime does not know"
+        findings.append(Finding("unknown-key", ERROR, key, problem, f"write -{key}"))
+        return "", False
+    options = {
+        name: (target, False) for name, target in names.items() if name.startswith(key) and len(name) > MAX_SHORT
+    }
+    if can_negate and key.startswith("no_"):
+        options |= {name: (target, True) for name, target in names.items() if name.startswith(key[3:])}
+    meant = set(options.values())
+    if len(meant) == 1 and is_long:
+        rest = min(options, key=len)[len(key) :]
+        if rest.startswith("_") and rest.count("_") > 1:  # more than a -size or -path: perhaps another argument
+            problem = f"expected a whole name, found a beginning that the runtime reads as {min(options, key=len)}"
+            findings.append(Finding("abbreviated", WARNING, key, problem, "write the argument that is meant"))
+        return meant.pop()
+    if len(meant) > 1 and is_long:
+        listed = ", ".join(sorted(target for target, _ in meant)[:4])
+        problem = f"expected one argument, found the beginning of several ({listed}), which the runtime refuses"
+        findings.append(Finding("ambiguous", ERROR, key, problem, "write the whole name"))
+        return "", False
+    return key, False
 
 
 def _read_value(text: str, described: dict[str, Any]) -> Any:
     if "type" not in described or "string" in described["type"]:
         return text
+    with suppress(ValueError):
+        return float(text) if text[:1] == "." and described["type"] == "number" else int(text)
     try:
         return json_document(text.encode(), "value", ConfigError)
     except ConfigError:  # then it is a word, and the schema says whether that is one of its choices

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
-from dflash_trt.deploy.flags import PROGRAMS, command_text
+from dflash_trt.deploy.flags import COMMANDS, command_text
 from dflash_trt.deploy.schema import Schema
 
 PLACEHOLDER = "model"  # the model is named on trtllm-serve's command line; its presence is not checked here
@@ -91,7 +91,7 @@ def main(runtime: str, command: list[str]) -> None:
     Exits with 0 where it is taken and with NOT_IMPORTED where the runtime does not import here; otherwise the last line
     on stderr says why it is refused. Loads the runtime, starts nothing.
     """
-    words = command[len(PROGRAMS[runtime][0]) :]
+    words = command[len(COMMANDS[runtime]) :]
     try:
         {"vllm": _vllm, "sglang": _sglang}[runtime](words)
     except (ImportError, OSError) as problem:

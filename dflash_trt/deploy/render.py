@@ -9,6 +9,7 @@ import msgspec
 import yaml
 
 from dflash_trt import __version__
+from dflash_trt.deploy.choices import chosen
 from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.draft_schedule import vllm_schedule
 from dflash_trt.deploy.dspark_methods import dspark_method
@@ -16,7 +17,7 @@ from dflash_trt.deploy.flags import command_text
 from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.schema import Runtime
-from dflash_trt.deploy.trtllm_arguments import STREAM_INTERVALS, trtllm_arguments, trtllm_command
+from dflash_trt.deploy.trtllm_arguments import STREAM_INTERVALS, circumstances, trtllm_arguments, trtllm_command
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import command_line, plain
 
@@ -50,22 +51,17 @@ def server_arguments(
 
 
 def _vllm(deployment: ResolvedDeployment) -> dict[str, Any]:
-    arguments: dict[str, Any] = {
+    return {
         "tensor_parallel_size": deployment.tensor_parallel,
         "enable_expert_parallel": deployment.expert_parallel > 1,
         "max_model_len": deployment.max_seq_len,
         "max_num_seqs": deployment.max_batch_size,
         "max_num_batched_tokens": deployment.max_num_tokens,
-        "max_cudagraph_capture_size": deployment.max_batch_size * (1 + deployment.num_draft_tokens),
         "kv_cache_dtype": deployment.kv_cache_dtype,
-        "enable_prefix_caching": deployment.asks_for_prefix_reuse,
         "enable_chunked_prefill": True,
         "stream_interval": STREAM_INTERVALS[deployment.purpose],
+        **chosen("vllm", circumstances(deployment)),
     }
-    cache = None if deployment.target_sizes is None else deployment.target_sizes.cache
-    if cache and cache.num_sliding_layers and cache.num_full_layers:  # else an assertion ends it: see rules/vllm_rules
-        arguments["disable_hybrid_kv_cache_manager"] = True
-    return arguments
 
 
 def _vllm_method(deployment: ResolvedDeployment, method: Method) -> dict[str, Any]:
@@ -91,10 +87,9 @@ def _sglang(deployment: ResolvedDeployment) -> dict[str, Any]:
         "context_length": deployment.max_seq_len,
         "max_running_requests": deployment.max_batch_size,
         "chunked_prefill_size": deployment.max_num_tokens,
-        "cuda_graph_max_bs_decode": deployment.max_batch_size,
         "kv_cache_dtype": CACHE_DTYPES[deployment.kv_cache_dtype],
-        "disable_radix_cache": not deployment.asks_for_prefix_reuse,
         "stream_interval": STREAM_INTERVALS[deployment.purpose],
+        **chosen("sglang", circumstances(deployment)),
     }
 
 

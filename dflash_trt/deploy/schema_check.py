@@ -8,12 +8,11 @@ conversion is a warning, because other readers do not convert. A property with `
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from dflash_trt.deploy.finding import ERROR, WARNING, Finding
 from dflash_trt.deploy.schema import PACKAGES, Schema, validator_class
-from dflash_trt.files.strict_yaml import nearest
 
 # pydantic's lax mode (2.14).
 TRUE, FALSE = ("true", "t", "yes", "y", "on", "1"), ("false", "f", "no", "n", "off", "0")
@@ -139,15 +138,16 @@ def _findings(schema: Schema, error: Any, path: Path) -> Iterator[tuple[Path, Fi
 
 
 def _unknown_key(schema: Schema, definition: dict[str, Any], key: str, name: str) -> Finding:
-    near = nearest(name, definition["properties"])
+    near = _slip(name, definition["properties"])
     source = definition["x-source"]["version"]
     elsewhere = source != schema.version
     read = f", whose keys were read at {source}" if elsewhere else ""
     # A word like no other may be a key that came with the release; a slip of the pen resembles one.
     severity = WARNING if elsewhere and near is None else ERROR
-    release = f"{PACKAGES[schema.runtime]} {schema.version}{read}"
-    problem = f"unknown key of {definition['title']} ({release})"
-    return Finding("unknown-key", severity, key, problem, _write(near, "remove it"))
+    problem = (
+        f"not known to this schema: no key of {definition['title']} ({PACKAGES[schema.runtime]} {schema.version}{read})"
+    )
+    return Finding("unknown-key", severity, key, problem, _write(near, "look it up in the documents of your release"))
 
 
 def _unknown_value(described: dict[str, Any], key: str, value: object) -> Finding:
@@ -164,8 +164,29 @@ def _unknown_value(described: dict[str, Any], key: str, value: object) -> Findin
 
 
 def _nearest_word(value: str, words: list[str]) -> str | None:
-    """Word that differs in case only, else the most similar one."""
-    return next((word for word in words if word.lower() == value.lower()), None) or nearest(value, words)
+    """Word that differs in case only, else by one letter."""
+    return next((word for word in words if word.lower() == value.lower()), None) or _slip(value, words)
+
+
+def _slip(word: str, valid: Iterable[str]) -> str | None:
+    """The only valid word that one letter more, less, another or two exchanged make of `word`: no other feature's."""
+    near = [each for each in valid if _is_slip(word, each)]
+    return near[0] if len(near) == 1 else None
+
+
+def _is_slip(word: str, valid: str) -> bool:
+    start = _num_alike(word, valid)
+    left, right = word[start:], valid[start:]
+    end = _num_alike(left[::-1], right[::-1])
+    left, right = left[: len(left) - end], right[: len(right) - end]
+    return max(len(left), len(right)) <= 1 or (len(left) == 2 and left == right[::-1])
+
+
+def _num_alike(left: str, right: str) -> int:
+    """Number of leading letters that both have."""
+    return next(
+        (i for i, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]), min(len(left), len(right))
+    )
 
 
 def _position(document: dict[str, Any], path: Path) -> list[int]:

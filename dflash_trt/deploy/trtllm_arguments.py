@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.deploy.choices import Circumstances, chosen
 from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.draft_schedule import trtllm_schedule
 from dflash_trt.deploy.dspark_methods import dspark_method
@@ -32,12 +33,10 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
         "max_batch_size": deployment.max_batch_size,
         "max_num_tokens": deployment.max_num_tokens,
         "max_seq_len": deployment.max_seq_len,
-        "enable_chunked_prefill": True,
         "stream_interval": STREAM_INTERVALS[deployment.purpose],
         "num_postprocess_workers": POSTPROCESS_WORKERS,
         "cuda_graph_config": {
             "enable_padding": not _pads_into_the_pool(deployment, method),
-            "max_batch_size": deployment.max_batch_size,
         },
         "kv_cache_config": {
             "dtype": deployment.kv_cache_dtype,
@@ -45,6 +44,11 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
             "enable_block_reuse": deployment.prefix_reuse,
         },
     }
+    of_drafts: dict[str, Any] = {}
+    for key, value in chosen("trtllm", circumstances(deployment, method)).items():
+        outer, _, inner = key.partition(".")
+        place = of_drafts if outer == "speculative_config" else arguments[outer] if inner else arguments
+        place[inner or outer] = value
     if deployment.prefix_reuse and deployment.draft_attention == "TRTLLM":
         arguments["kv_cache_config"]["use_kv_cache_manager_v2"] = True  # V1 pairs no pools
     if deployment.enable_attention_dp:
@@ -65,6 +69,7 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
             "max_draft_len": deployment.num_draft_tokens,
             "attention_backend": deployment.draft_attention,
             **_draft_facts(deployment),
+            **of_drafts,
             **_sampling(deployment),
         }
         if deployment.draft_schedule:
@@ -76,6 +81,7 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
             "decoding_type": "Eagle3",
             "speculative_model": eagle3.model,
             "max_draft_len": eagle3.num_draft_tokens,
+            **of_drafts,
             **_sampling(deployment),
         }
     return arguments
@@ -112,9 +118,19 @@ def _place(draft: str) -> str:
 
 
 def _sampling(deployment: ResolvedDeployment) -> dict[str, Any]:
-    """Settings of the one-model sampler; without enable_penalty it refuses penalties (spec_sampler_base.py)."""
-    rejection = {"use_rejection_sampling": True} if deployment.use_rejection_sampling else {}
-    return {"enable_penalty": True, **rejection}
+    """Settings of the one-model sampler."""
+    return {"use_rejection_sampling": True} if deployment.use_rejection_sampling else {}
+
+
+def circumstances(deployment: ResolvedDeployment, method: Method = "dflash") -> Circumstances:
+    """What choices depend on; those of vLLM and SGLang are the same for all methods, which then can be compared."""
+    cache = None if deployment.target_sizes is None else deployment.target_sizes.cache
+    return Circumstances(
+        method=None if method == "none" else method, reuses_prefixes=deployment.asks_for_prefix_reuse,
+        mixes_windows=bool(cache and cache.num_sliding_layers and cache.num_full_layers),
+        max_batch_size=deployment.max_batch_size,
+        decode_tokens=deployment.max_batch_size * (1 + deployment.num_draft_tokens),
+    )  # fmt: skip
 
 
 def _draft_facts(deployment: ResolvedDeployment) -> dict[str, Any]:

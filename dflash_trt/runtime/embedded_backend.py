@@ -139,6 +139,12 @@ class EmbeddedBackend:
         """Tokens that a prompt and its answer may have together."""
         return self.session.max_length
 
+    @property
+    def unscaled_length(self) -> int | None:
+        """Tokens up to which the draft's RoPE is not scaled; None where it never is."""
+        scaling = self.session.manifest.draft.rope.scaling
+        return None if scaling is None else scaling.original_max_position_embeddings
+
     def encode_chat(self, messages: Messages) -> list[int]:
         """Token ids of a conversation in the target's chat template."""
         return self.session.encode_chat(messages)

@@ -21,6 +21,7 @@ from dflash_trt.engine.plans.machine import Gpu
 from dflash_trt.errors import ConfigError, EndpointError, MissingDependencyError
 from dflash_trt.observe.diagnosis.diagnosis import SCHEMA, Diagnosis
 from dflash_trt.observe.diagnosis.judge import EndpointFinding, low_acceptance
+from dflash_trt.observe.diagnosis.verdict import Check
 from tests.checkpoint.samples import refusal
 from tests.cli.commands import run, run_here, run_process
 from tests.engines import build
@@ -152,6 +153,7 @@ def diagnosis(*findings: EndpointFinding) -> Diagnosis:
     return Diagnosis(
         url="http://h", runtime="vllm", version="0.32.0", model="m", is_chat=True, acceptance="counters", seconds=61.4,
         groups=[group("short prompts"), group("thinking on", count=0)], speeds=[], findings=list(findings), notes=[],
+        unmeasured=[], checks=[Check(name="acceptance", verdict="WRONG" if findings else "fine", figure="tau 2.93")],
     )  # fmt: skip
 
 
@@ -200,7 +202,7 @@ def test_a_healthy_server(result: Callable[[Diagnosis], None], capsys: pytest.Ca
     shares = " ".join(f"{share * 100:.0f}" for share in group("short prompts").shares_by_position)
     assert f"│ {shares} " in output
     assert "not asked" in output
-    assert output.endswith("\nnothing is wrong\n")
+    assert output.endswith("\nnothing wrong in 1 of 1 checks\n")
     result(msgspec.structs.replace(diagnosis(), foreign_tokens=64))
     run_here("doctor", "http://h")
     assert "\n64 tokens of other clients are in these figures" in capsys.readouterr().out
@@ -214,7 +216,7 @@ def test_a_finding_is_exit_1_and_says_what_to_change(
         run_here("doctor", "http://h")
     output = capsys.readouterr().out
     assert "\nWRONG: acceptance near zero\n  tau of drafting passes 1.0" in output
-    assert "likely causes, in this order:\n  1. K or V of the draft's context is scaled wrongly" in output
+    assert "likely causes, in this order:\n  1. the block is read in the other layout" in output
     assert "\n     see     https://github.com/vllm-project/vllm/issues/40727\n" in output
     assert '\n     change  "kv_cache_dtype": "auto" in --speculative-config' in output
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.deploy.checker import check, deployment_config, file_config
+from dflash_trt.deploy.checker import check, deployment_config, file_configs
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING
 from dflash_trt.deploy.schema import Runtime, load_schema
 from dflash_trt.deploy.schema_check import check_schema
@@ -132,9 +132,9 @@ def test_engine_mode_needs_a_release_that_it_knows() -> None:
 def test_what_cannot_be_checked_is_said(tmp_path: Path) -> None:
     file = tmp_path / "config"
     file.write_text(yaml.safe_dump(changed("trtllm", {f"{SPEC}.speculative_model": "someone/draft"})))
-    found = check(file_config(file, load_schema("trtllm", None), gpus=None, target=None, draft=None))
+    found = check(file_configs(file, load_schema("trtllm", None), gpus=None, target=None, draft=None)[0])
     assert {f.rule for f in found if f.severity == UNCHECKED} == {"draft-length", "memory"}
     document = changed("trtllm", {f"{SPEC}.attention_backend": "TRTLLM"})
     file.write_text(yaml.safe_dump(document))
-    found = check(file_config(file, load_schema("trtllm", None), gpus=None, target=None, draft=None))
+    found = check(file_configs(file, load_schema("trtllm", None), gpus=None, target=None, draft=None)[0])
     assert "draft-attention" in {f.rule for f in found if f.severity == UNCHECKED}

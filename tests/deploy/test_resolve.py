@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from dflash_trt.checkpoint.target_cache import RecurrentState
-from dflash_trt.deploy.checker import check, deployment_config, file_config
+from dflash_trt.deploy.checker import check, deployment_config, file_configs
 from dflash_trt.deploy.deployment_file import DeploymentFile, load_deployment
 from dflash_trt.deploy.draft_schedule import read_schedule, trtllm_schedule, vllm_schedule
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, Finding
@@ -272,7 +272,7 @@ def test_a_file_that_serves_an_engine_directory_is_checked_in_engine_mode(tmp_pa
     file = tmp_path / "serve.yaml"
     file.write_text(yaml.safe_dump(render(deployment, "trtllm", "dflash", host="127.0.0.1", port=1).arguments))
     schema, gpus = load_schema("trtllm", None), parse_gpus("b300x1", "gpus")
-    config = file_config(file, schema, gpus=gpus, target=str(target), draft=None)
+    config = file_configs(file, schema, gpus=gpus, target=str(target), draft=None)[0]
     assert config.mode == "engine"
     assert [f.rule for f in check(config)] == ["prefix-reuse"]  # which names what only the log says
 
@@ -324,7 +324,9 @@ def test_an_engine_of_other_ranks_is_refused(tmp_path: Path, monkeypatch: pytest
     ):
         (tmp_path / "serve.yaml").write_text(yaml.safe_dump(arguments | changes))
         gpus = parse_gpus("b300x8", "gpus")
-        config = file_config(tmp_path / "serve.yaml", load_schema("trtllm", None), gpus=gpus, target=target, draft=None)
+        config = file_configs(
+            tmp_path / "serve.yaml", load_schema("trtllm", None), gpus=gpus, target=target, draft=None
+        )[0]
         (refused,) = [f for f in check(config) if f.rule == "engine-ranks"]
         assert message in str(refused)
 

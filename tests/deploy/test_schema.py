@@ -24,12 +24,13 @@ from hypothesis import strategies as st
 
 from dflash_trt.deploy import real_classes
 from dflash_trt.deploy.checker import check
-from dflash_trt.deploy.flags import command_text, is_command, normalize, parse_command
+from dflash_trt.deploy.flags import command_text, parse_arguments
 from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.real_classes import check_trtllm, check_with_package, installed_version
 from dflash_trt.deploy.rules.checked_config import CheckedConfig
 from dflash_trt.deploy.schema import Runtime, Schema, load_schema, schemas, validator_class, versions
 from dflash_trt.deploy.schema_check import BOUNDS, WORDS, check_schema, coerce
+from dflash_trt.deploy.script import servers
 from dflash_trt.deploy.sizes import draft_sizes, target_sizes
 from dflash_trt.errors import ConfigError
 from tests.deploy.deployments import SERVED, rendered
@@ -179,43 +180,11 @@ def test_the_errors_of_the_real_class_become_findings(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(("name", "runtime"), [served for served in SERVED if served[1] != "trtllm"])
 def test_round_trip(name: str, runtime: Runtime) -> None:
     arguments = rendered(name, runtime).arguments
-    parsed = parse_command(command_text(runtime, arguments), load_schema(runtime, None))
+    (server,) = servers(command_text(runtime, arguments))
+    parsed, findings = parse_arguments(server.words, load_schema(runtime, None))
+    assert (server.runtime, findings) == (runtime, [])
     given = {key: value for key, value in arguments.items() if runtime == "vllm" or value is not False}
     assert parsed == given
-
-
-def test_command_lines_of_others() -> None:
-    schema = load_schema("vllm", None)
-    text = (
-        "# mine\nvllm serve some/model --max-num-seqs=8 --max_model_len 4096 --enforce-eager \\\n"
-        '  --no-enable-prefix-caching --speculative-config \'{"method": "dflash"}\' # end\n'
-    )
-    assert parse_command(text, schema) == {
-        "model_tag": "some/model", "max_num_seqs": 8, "max_model_len": 4096, "enforce_eager": True,
-        "enable_prefix_caching": False, "speculative_config": {"method": "dflash"},
-    }  # fmt: skip
-    schema = load_schema("sglang", None)
-    text = "python -m sglang.launch_server --model-path 123 --tp-size two --cuda-graph-bs-decode 1 2 4 --unknown 7"
-    assert parse_command(text, schema) == {
-        "model_path": "123", "tp_size": "two", "cuda_graph_bs_decode": [1, 2, 4], "unknown": "7",
-    }  # fmt: skip
-    text = 'vllm serve m -tp 8 -sc \'{"method": "dflash"}\' --data-parallel-size -1'
-    assert parse_command(text, load_schema("vllm", None)) == {
-        "model_tag": "m", "tensor_parallel_size": 8, "speculative_config": {"method": "dflash"},
-        "data_parallel_size": -1,
-    }  # fmt: skip
-    text = "sglang serve --model m --tensor-parallel-size 8"
-    assert parse_command(text, load_schema("sglang", None)) == {"model_path": "m", "tp_size": 8}
-
-
-def test_what_is_a_command() -> None:
-    assert is_command("# head\n\nvllm serve x\n", "vllm")
-    assert is_command("python3 -m sglang.launch_server", "sglang")
-    assert not is_command("vllm serve x\n", "sglang")
-    assert not is_command("max-num-seqs: 3\n", "vllm")
-    assert not is_command("", "vllm")
-    assert normalize({"max-num-seqs": 1, "zzz": 2}, load_schema("vllm", None)) == {"max_num_seqs": 1, "zzz": 2}
-    assert normalize({"tensor-parallel-size": 2}, load_schema("sglang", None)) == {"tp_size": 2}
 
 
 SCHEMA = load_schema("trtllm")

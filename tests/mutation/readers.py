@@ -96,7 +96,7 @@ def ask(directory: Path, rng: Random) -> None:
 
 def read_diagnosis(directory: Path, rng: Random) -> None:
     baseline = read_baseline(directory / "healthy.json")
-    if (short := baseline.group("short prompts")) is not None:
+    for short in (each for each in baseline.groups if each.samples):
         judge.low_acceptance("vllm", group("short prompts", 0.5), short, None)
         judge.low_acceptance("vllm", short, group("short prompts", 0.5), 3.0)
 

@@ -14,7 +14,7 @@ import tritonclient.grpc.model_config_pb2 as schema
 import yaml
 from google.protobuf import text_format
 
-from dflash_trt.deploy.checker import check, file_config
+from dflash_trt.deploy.checker import check, file_configs
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.errors import BuildError, CheckpointError, ConfigError, EngineError
 from dflash_trt.llm import LLM, SamplingParams
@@ -72,7 +72,7 @@ def test_model_yaml_is_what_trtllm_serve_gets(name: str, method: str, tmp_path: 
     assert document == rendered(name, "trtllm", method).arguments  # type: ignore[arg-type]
     assert config["runtime"] == "trtllm"
     file = tmp_path / "models" / "tensorrt_llm" / "1" / "model.yaml"
-    findings = check(file_config(file, load_schema("trtllm", None), gpus=None, target=None, draft=None))
+    findings = check(file_configs(file, load_schema("trtllm", None), gpus=None, target=None, draft=None)[0])
     assert [finding for finding in findings if finding.severity == "error"] == []
 
 

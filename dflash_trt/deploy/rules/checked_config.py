@@ -30,6 +30,10 @@ class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
     mode: Literal["native", "engine"]
     num_ranks: int = 1
     """In engine mode, ranks that share the drafter."""
+    reuses_prefixes: bool = False
+    """Whether the deployment asks for a prefix cache."""
+    reading: list[Finding] = []
+    """What reading the arguments found."""
 
     def setting(self, path: str) -> Any:
         """The value at a dotted path, or the release's default."""

@@ -59,22 +59,6 @@ def context_projection(config: CheckedConfig) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def hybrid_cache(config: CheckedConfig) -> Iterator[Finding]:
-    """Targets with sliding and full layers: vLLM divides them into groups, and wants its drafter in one."""
-    cache = None if config.target is None else config.target.cache
-    if cache is None or not (cache.num_sliding_layers and cache.num_full_layers):
-        return
-    rule = config.schema.rules["hybrid_cache"]
-    if config.setting(rule["key"]) is not True:
-        yield warning(
-            "hybrid-cache", rule["key"],
-            f"true: with a target of sliding and full layers, vLLM {' and '.join(rule['failed'])} ended on a CPU with"
-            f" {rule['message']!r}", "false",
-            f"add --disable-hybrid-kv-cache-manager, which made {rule['helped']} run; later releases and GPUs are"
-            " not known",
-        )  # fmt: skip
-
-
 RULES: tuple[Rule, ...] = (
     lambda config: check_required(config, _method(config) or "", f"{SPEC}."),
     renamed,
@@ -85,7 +69,6 @@ RULES: tuple[Rule, ...] = (
 DFLASH_RULES: tuple[Rule, ...] = (
     lambda config: check_num_draft_tokens(config, config.number(f"{SPEC}.num_speculative_tokens")),
     context_projection,
-    hybrid_cache,
     check_memory,
 )
 """Rules for configurations that decode with DFlash."""

@@ -12,10 +12,11 @@ import msgspec
 
 from dflash_trt.errors import ConfigError, EndpointError, printable
 from dflash_trt.files.json_file import read_json
-from dflash_trt.observe.diagnosis import judge, probes
+from dflash_trt.observe.diagnosis import probes
 from dflash_trt.observe.diagnosis.judge import EndpointFinding
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
 from dflash_trt.observe.diagnosis.probes import Prober, Speed, chats
+from dflash_trt.observe.diagnosis.verdict import NO_LOAD, NOT_MEASURED, Check, Probed, judged, speeds_missing
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import ServerKind, identify
 from dflash_trt.observe.endpoints.observed_acceptance import MetricsPage
@@ -24,7 +25,7 @@ from dflash_trt.observe.pages.page_templates import Table
 SHOWN_POSITIONS = 16
 
 SECONDS = 110.0
-SCHEMA = "dflash-trt/doctor-endpoint/2"
+SCHEMA = "dflash-trt/doctor-endpoint/3"
 HITS = (  # vLLM's present names, and those of 0.10
     ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),
     ("vllm:gpu_prefix_cache_queries_total", "vllm:gpu_prefix_cache_hits_total"),
@@ -50,17 +51,17 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     speeds: list[Speed]
     findings: list[EndpointFinding]
     """What is wrong."""
+    unmeasured: list[EndpointFinding]
+    """What could not be measured, or not judged, and can be once something is changed."""
+    checks: list[Check]
+    """Every question that was asked, and what came of it."""
     notes: list[EndpointFinding]
     """What is worth knowing."""
-
-    def group(self, name: str) -> ProbeGroup | None:
-        """One that has samples."""
-        return next((group for group in self.groups if group.name == name and group.samples), None)
 
 
 def diagnose(
     client: Client, *, model: str | None = None, baseline: Diagnosis | None = None, expected_tau: float | None = None,
-    long_tokens: int = probes.LONG_TOKENS, has_load: bool = True, seconds: float = SECONDS,
+    long_tokens: int | None = None, has_load: bool = True, seconds: float = SECONDS,
 ) -> Diagnosis:  # fmt: skip
     """Diagnoses within `seconds`; raises EndpointError if nothing answers or `baseline` used another API."""
     began = time.monotonic()
@@ -70,40 +71,33 @@ def diagnose(
         api = {True: "chats", False: "completions"}
         raise EndpointError(f"baseline: expected one of {api[is_chat]}, found {api[baseline.is_chat]}")
     prober = Prober(client, runtime, is_chat=is_chat, seconds=seconds - (time.monotonic() - began))
-    kind = runtime.kind
+    probed, hits = _probed(client, prober, long_tokens, has_load=has_load)
+    healthy = {} if baseline is None else {group.name: group for group in baseline.groups if group.samples}
+    verdict = judged(runtime, probed, healthy, expected_tau, hits)
+    return Diagnosis(
+        url=client.url, runtime=runtime.kind, version=runtime.version, model=runtime.model, is_chat=is_chat,
+        acceptance=prober.how, foreign_tokens=prober.foreign_tokens, seconds=time.monotonic() - began,
+        groups=probed.groups, speeds=probed.speeds, **msgspec.structs.asdict(verdict),
+    )  # fmt: skip
 
+
+def _probed(client: Client, prober: Prober, long_tokens: int | None, *, has_load: bool) -> tuple[Probed, int | None]:
+    """Asks everything; also the tokens that the prefix cache brought."""
     short = probes.short(prober)
-    seed_1, seed_2 = probes.sampled(prober)
+    served = probes.served(prober)
+    seeds = probes.sampled(prober)
     before = _prefix_hits(client)
-    first, again = probes.prefixes(prober, short)
+    prefixes = probes.prefixes(prober, short)
     hits = _grown(before, _prefix_hits(client))
     long = probes.long(prober, short, long_tokens)
-    plain = probes.plain(prober)
-    foreign = probes.foreign(prober)
-    thinking = probes.thinking(prober)
-    speeds = probes.speeds(prober, len(short.shares_by_position)) if has_load else []
-
-    groups = [short, seed_1, seed_2, first, again, long, plain, foreign, *thinking]
-
-    def healthy(group: ProbeGroup) -> ProbeGroup | None:
-        return None if baseline is None else baseline.group(group.name)
-
-    findings = judge.not_seen(kind, short, prober.unreadable)
-    findings += judge.low_acceptance(kind, short, healthy(short), expected_tau)
-    if not findings:  # what follows compares with the short prompts, or would say the same again
-        findings += judge.long_contexts(kind, short, long, healthy(long))
-        findings += judge.repeated_prefixes(kind, first, again)
-    if not findings:
-        findings += judge.sampled_acceptance(kind, seed_1, healthy(seed_1))
-    findings += judge.temperature(kind, seed_1, seed_2)
-    findings += judge.lossless(kind, short, plain)
-    findings += judge.load(kind, speeds)
-    return Diagnosis(
-        url=client.url, runtime=kind, version=runtime.version, model=runtime.model, is_chat=is_chat,
-        acceptance=prober.how, foreign_tokens=prober.foreign_tokens, seconds=time.monotonic() - began,
-        groups=groups, speeds=speeds, findings=findings,
-        notes=judge.notes(kind, short, seed_1, foreign, thinking) + judge.prefix_hits(kind, again, hits),
-    )  # fmt: skip
+    plain, foreign, thinking = probes.plain(prober), probes.foreign(prober), probes.thinking(prober)
+    lengths = probes.draft_lengths(prober, len(short.shares_by_position))
+    speeds, why_not = probes.speeds(prober, lengths) if has_load else ([], NO_LOAD)
+    return Probed(
+        short=short, served=served, seeds=seeds, prefixes=prefixes, long=long, plain=plain, foreign=foreign,
+        thinking=thinking, speeds=speeds, speeds_missing=speeds_missing(speeds, lengths, why_not),
+        unreadable=prober.unreadable, how=prober.how,
+    ), hits  # fmt: skip
 
 
 def _prefix_hits(client: Client) -> tuple[int, int] | None:
@@ -131,6 +125,8 @@ def read_baseline(file: Path) -> Diagnosis:
         raise ConfigError(
             f"{file}: expected the diagnosis of a healthy server, found: {baseline.findings[0].name}", hint=HINT
         )
+    if not any(group.tau_of_drafting_passes for group in baseline.groups[:1]):
+        raise ConfigError(f"{file}: expected a diagnosis with acceptance, found one without", hint=HINT)
     return baseline
 
 
@@ -151,6 +147,23 @@ def tables(diagnosis: Diagnosis) -> Iterator[Table]:
         )
         of_speeds = ("requests at a time", "drafts a step", "tokens/s of all")
         yield Table(title="speed, one figure a round", columns=of_speeds, rows=rows)
+
+
+def checks_table(diagnosis: Diagnosis) -> Table:
+    """The verdict: each check, and what came of it."""
+    rows = tuple((check.name, check.verdict, printable(check.figure)) for check in diagnosis.checks)
+    return Table(title="verdict", columns=("check", "verdict", "measured"), rows=rows)
+
+
+def conclusion(diagnosis: Diagnosis) -> str:
+    """The last line: what was found wrong, if anything, in what was measured."""
+    missing = [check.name for check in diagnosis.checks if check.verdict == NOT_MEASURED]
+    measured = len(diagnosis.checks) - len(missing)
+    found = len(diagnosis.findings)
+    wrong = f"{found} thing{'s' if found > 1 else ''} wrong" if found else "nothing wrong"
+    return f"{wrong} in {measured} of {len(diagnosis.checks)} checks" + (
+        f"; not measured: {', '.join(missing)}" if missing else ""
+    )
 
 
 def finding_lines(word: str, finding: EndpointFinding) -> Iterator[str]:

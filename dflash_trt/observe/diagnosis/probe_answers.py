@@ -52,6 +52,8 @@ class ProbeGroup(msgspec.Struct, frozen=True, kw_only=True):
     samples: list[ProbeAnswer] = []
     why_not: str = ""
     """Why there are no samples, or not all."""
+    is_left_out: bool = False
+    """Whether nothing is amiss in that: this server cannot be asked, or need not be."""
 
     @property
     def acceptance(self) -> Acceptance:

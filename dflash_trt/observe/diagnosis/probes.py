@@ -35,7 +35,10 @@ NUM_THINKING = 6
 BATCH = 16
 ROUNDS = 5
 LOAD_TOKENS = 32
+MIN_LONG = 512
 OUT_OF_TIME = "the diagnosis ran out of time"
+REFUSED = "the server refuses it"
+NO_PLAIN = "this runtime decodes no single request without drafts"
 
 
 class OutOfTimeError(Exception):
@@ -91,11 +94,13 @@ class Prober:
 
     def _body(self, question: ProbePrompt, max_tokens: int, fields: dict[str, object]) -> dict[str, object]:
         body: dict[str, object] = {"model": self.runtime.model, "max_tokens": max_tokens, "temperature": 0}
+        if self.runtime.kind == "dflash-trt" and self.runtime.num_draft_tokens:
+            body["draft_length"] = self.runtime.num_draft_tokens  # the draft is judged, not the policy
         if self.is_chat:
             body["messages"] = [{"role": "user", "content": question.chat}]
         else:
             body["prompt"] = question.text
-        return body | fields
+        return {key: value for key, value in (body | fields).items() if value is not None}
 
     def _answer(self, body: dict[str, object]) -> Answer:
         try:
@@ -160,7 +165,7 @@ def group(name: str, ask: Iterable[Callable[[], ProbeAnswer]]) -> ProbeGroup:
     except EndpointError as error:
         if error.status not in (400, 422):
             raise
-        return ProbeGroup(name=name, samples=samples, why_not=f"the server refuses it: {error}")
+        return ProbeGroup(name=name, samples=samples, why_not=f"{REFUSED}: {error}")
     return ProbeGroup(name=name, samples=samples)
 
 
@@ -169,10 +174,18 @@ def short(prober: Prober) -> ProbeGroup:
     return _greedy(prober, "short prompts", prompts().short, SHORT_TOKENS)
 
 
+def served(prober: Prober) -> ProbeGroup:
+    """The first of the same with as many drafts as the server chooses, where requests may ask for more."""
+    if prober.runtime.kind != "dflash-trt":
+        return ProbeGroup(name="as served", why_not="the short prompts are", is_left_out=True)
+    some = dict(list(prompts().short.items())[:NUM_PAIRED])
+    return _greedy(prober, "as served", some, SHORT_TOKENS, draft_length=None)
+
+
 def plain(prober: Prober) -> ProbeGroup:
     """The first of the same without drafts, where a request may say so."""
     if prober.runtime.kind != "dflash-trt":
-        return ProbeGroup(name="plain decoding", why_not="this runtime decodes no single request without drafts")
+        return ProbeGroup(name="plain decoding", why_not=NO_PLAIN, is_left_out=True)
     some = dict(list(prompts().short.items())[:NUM_PAIRED])
     return _greedy(prober, "plain decoding", some, SHORT_TOKENS, draft_length=0)
 
@@ -195,13 +208,29 @@ def prefixes(prober: Prober, reference: ProbeGroup) -> tuple[ProbeGroup, ProbeGr
     return first, _greedy(prober, "the same again", questions, TOKENS)
 
 
-def long(prober: Prober, reference: ProbeGroup, num_tokens: int) -> ProbeGroup:
-    """Prompts of about `num_tokens`, or of what the model has room for."""
-    room = (prober.runtime.max_model_len or num_tokens + TOKENS) - 4 * TOKENS
-    wanted = min(num_tokens, room)
-    if wanted < 512:
-        return ProbeGroup(name="long prompts", why_not=f"the model has room for {prober.runtime.max_model_len} tokens")
-    characters = int(wanted * _characters_per_token(prober, reference))
+def long(prober: Prober, reference: ProbeGroup, num_tokens: int | None) -> ProbeGroup:
+    """Prompts of `num_tokens`, or of LONG_TOKENS where model and draft have positions for as many.
+
+    Positions beyond those that RoPE scaling begins with are asked for only where `num_tokens` says so: what a model was
+    trained on is not known there.
+    """
+    room = prober.runtime.max_model_len or (num_tokens or LONG_TOKENS) + 4 * TOKENS
+    unscaled = room if num_tokens else prober.runtime.unscaled_length or room
+    wanted = min(num_tokens or LONG_TOKENS, room - 4 * TOKENS, unscaled - TOKENS)
+    if wanted < MIN_LONG:
+        name = "RoPE scaling begins at" if unscaled < room else "the model has room for"
+        why_not = f"{name} {min(room, unscaled)} tokens: --long-tokens asks for more"
+        return ProbeGroup(name="long prompts", why_not=why_not, is_left_out=True)
+    found = _long(prober, reference, wanted)
+    while (
+        not (found.samples or num_tokens) and found.why_not.startswith(REFUSED) and (wanted := wanted // 2) >= MIN_LONG
+    ):
+        found = _long(prober, reference, wanted)  # a server need not say how long prompts may be
+    return found
+
+
+def _long(prober: Prober, reference: ProbeGroup, num_tokens: int) -> ProbeGroup:
+    characters = int(num_tokens * _characters_per_token(prober, reference))
     passages = [passage(index, NUM_LONG, characters) for index in range(NUM_LONG)]
     # Another release of this package has other passages: their names say so when two diagnoses are compared.
     questions = {f"long-{index}-{crc32(prompt.text.encode()):08x}": prompt for index, prompt in enumerate(passages)}
@@ -231,31 +260,34 @@ def thinking(prober: Prober) -> tuple[ProbeGroup, ProbeGroup]:
     return on, off
 
 
-def speeds(prober: Prober, num_draft_tokens: int) -> list[Speed]:
-    """One request and sixteen at a time; where a request may say so, with fewer drafts and with none, in turns whose
-    order changes."""
-    lengths: list[int | None] = [None]
-    if prober.runtime.kind == "dflash-trt":
-        lengths += [0, max(1, num_draft_tokens // 2)]
+def draft_lengths(prober: Prober, num_draft_tokens: int) -> list[int | None]:
+    """Lengths whose speeds can be asked for; None: the server's choice."""
+    return [None, 0, max(1, num_draft_tokens // 2)] if prober.runtime.kind == "dflash-trt" else [None]
+
+
+def speeds(prober: Prober, lengths: list[int | None]) -> tuple[list[Speed], str]:
+    """One request and sixteen at a time, with each length in turns whose order changes; also why some are missing."""
     questions = list(prompts().short.values())
     measured: dict[tuple[int, int | None], list[float]] = {}
+    why_not = ""
     try:
         for concurrency in (1, BATCH):
             for turn in range(ROUNDS + 1):
                 for length in lengths if turn % 2 else lengths[::-1]:
-                    fields: dict[str, object] = {} if length is None else {"draft_length": length}
-                    tokens, seconds = prober.ask_together(questions[:concurrency], max_tokens=LOAD_TOKENS, **fields)
+                    asked = questions[:concurrency]
+                    tokens, seconds = prober.ask_together(asked, max_tokens=LOAD_TOKENS, draft_length=length)
                     if turn > 0:  # the first warms up: graphs are captured, draft lengths found
                         measured.setdefault((concurrency, length), []).append(tokens / seconds)
     except OutOfTimeError:
-        pass
+        why_not = OUT_OF_TIME
     except EndpointError as error:
         if error.status != 429:
             raise
+        why_not = f"the server refuses {BATCH} requests at a time"
     return [
         Speed(concurrency=concurrency, draft_length=length, tokens_per_second=rates)
         for (concurrency, length), rates in measured.items()
-    ]
+    ], why_not
 
 
 def _characters_per_token(prober: Prober, reference: ProbeGroup) -> float:

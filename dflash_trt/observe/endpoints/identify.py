@@ -25,7 +25,7 @@ OWNERS: dict[str, ServerKind] = {
 METRICS: dict[bytes, ServerKind] = {
     b"vllm:": "vllm", b"sglang:": "sglang", b"trtllm_": "tensorrt-llm", b"nv_inference_": "triton",
 }  # fmt: skip
-VERSION_PATHS: dict[ServerKind, tuple[str, ...]] = {
+ABOUT_PATHS: dict[ServerKind, tuple[str, ...]] = {
     "dflash-trt": ("/version",),
     "vllm": ("/version",),
     "tensorrt-llm": ("/version",),
@@ -45,6 +45,12 @@ class Runtime:
     """The name that requests must give."""
     max_model_len: int | None
     """Tokens of prompt and answer, where it says so."""
+    unscaled_length: int | None = None
+    """Tokens up to which the draft's RoPE is not scaled, where it says so."""
+    num_draft_tokens: int | None = None
+    """Most drafts of a step, where it says so (SGLang counts the last verified token, too)."""
+    target: str = ""
+    """Path or repository id that the model was loaded from, where it says so; else its name."""
 
 
 def identify(client: Client, *, model: str | None = None) -> Runtime:
@@ -61,13 +67,19 @@ def identify(client: Client, *, model: str | None = None) -> Runtime:
         raise
     card = _chosen(_cards(document, f"{client.url}/v1/models"), model, client.url)
     kind = OWNERS.get(str(card.get("owned_by"))) or _kind_by_metrics(client)
-    length = card.get("max_model_len")
+    length, unscaled, drafts = (_count(card, name) for name in ("max_model_len", "unscaled_length", "num_spec_tokens"))
+    about = _about(client, kind)
+    window, version = _count(about, "speculative_num_draft_tokens"), about.get("version")
     return Runtime(
-        kind=kind,
-        version=_version(client, kind),
-        model=str(card["id"]),
-        max_model_len=length if isinstance(length, int) else None,
-    )
+        kind=kind, version=version if isinstance(version, str) else None, model=str(card["id"]),
+        target=str(card.get("root") or about.get("model_path") or card["id"]), max_model_len=length,
+        unscaled_length=unscaled, num_draft_tokens=window - 1 if window else drafts,
+    )  # fmt: skip
+
+
+def _count(card: dict[str, object], name: str) -> int | None:
+    value = card.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _cards(document: dict[str, object], where: str) -> list[dict[str, object]]:
@@ -104,10 +116,11 @@ def _is_triton(client: Client) -> bool:
     return False
 
 
-def _version(client: Client, kind: ServerKind) -> str | None:
-    for path in VERSION_PATHS[kind]:
+def _about(client: Client, kind: ServerKind) -> dict[str, object]:
+    """What the server says of its version and, SGLang's, of its arguments."""
+    for path in ABOUT_PATHS[kind]:
         with suppress(EndpointError):
-            version = client.get_object(path).get("version")
-            if isinstance(version, str):
-                return version
-    return None
+            about = client.get_object(path)
+            if isinstance(about.get("version"), str):
+                return about
+    return {}

@@ -163,6 +163,7 @@ class Endpoints:
         model = {
             "id": self._model, "object": "model", "created": self._created, "owned_by": "dflash-trt",
             "max_model_len": self._backend.max_length, "num_spec_tokens": self._backend.num_draft_tokens,
+            "unscaled_length": self._backend.unscaled_length,
         }  # fmt: skip
         return JSONResponse({"object": "list", "data": [model]})
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from dflash_trt.deploy.checker import check, file_config
+from dflash_trt.deploy.checker import check, file_configs
 from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.render import command_text
@@ -40,7 +40,7 @@ def checked(tmp_path: Path, document: dict[str, Any], case: Case, draft: str | N
     is_trtllm = case.runtime == "trtllm"
     file.write_text(yaml.safe_dump(document) if is_trtllm else command_text(case.runtime, document))
     gpus = parse_gpus(case.gpus, "--gpus")
-    return check(file_config(file, schema, gpus=gpus, target="openai/gpt-oss-120b", draft=draft))
+    return check(file_configs(file, schema, gpus=gpus, target="openai/gpt-oss-120b", draft=draft)[0])
 
 
 REMOVED = object()

@@ -70,6 +70,11 @@ def first_k_norm_for_all(weights: Weights) -> None:
         weights[name] = weights["layers.0.self_attn.k_norm.weight"].clone()
 
 
+def reverse_fc(weights: Weights) -> None:
+    """Rows of fc in the other order: every context row is another's."""
+    weights["fc.weight"] = weights["fc.weight"].flip(0)
+
+
 def shift_taps(llm: LLM) -> None:
     """Each tap is what goes into its layer, and not what comes out of it."""
     target = pair(llm)._target

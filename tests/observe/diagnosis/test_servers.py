@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import get_args
+from typing import Literal, get_args
 
 import pytest
 
@@ -107,13 +107,14 @@ def test_nothing_is_accepted(name: str) -> None:
     short = ProbeGroup(name="short", samples=[NO_DRAFTS] * 4) if name == "no drafts" else group("short", 0.02)
     (finding,) = judge.low_acceptance("vllm", short, None, None)
     assert finding.name == name
-    assert finding.causes[0].name in ("no drafter", "scales")
+    assert finding.causes[0].name in ("no drafter", "layout")
 
 
 def test_what_is_not_published_is_not_judged() -> None:
     short = ProbeGroup(name="short", samples=[UNPUBLISHED] * 16)
     assert short.tau_of_drafting_passes is None
     assert judge.low_acceptance("unknown", short, short, 4.0) == []
+    assert said(judge.not_seen("unknown", short, "", "nothing")) == [("acceptance not measured", "unpublished")]
     assert judge.long_contexts("unknown", short, short, None) == []
     assert judge.repeated_prefixes("unknown", short, short) == []
     assert judge.notes("unknown", short, short, short, (short, short)) == []
@@ -209,7 +210,10 @@ def baseline(engine: Path) -> Diagnosis:
     return ask(engine)
 
 
-def ask(engine: Path, plant: Callable[[LLM], None] | None = None, baseline: Diagnosis | None = None) -> Diagnosis:
+def ask(
+    engine: Path, plant: Callable[[LLM], None] | None = None, baseline: Diagnosis | None = None, *,
+    draft_length: int | Literal["auto"] = 7,
+) -> Diagnosis:  # fmt: skip
     """Without the probe that measures time: tests share their machine.
 
     In completions, of which the draft was trained, not in chats.
@@ -217,7 +221,7 @@ def ask(engine: Path, plant: Callable[[LLM], None] | None = None, baseline: Diag
     with TemporaryDirectory() as folder:
         target = without_template(faults.TARGET.name, Path(folder))
         # Steps are compared, and `auto` makes those depend on time.
-        with LLM(engine, target, max_batch_size=16, draft_length=7) as llm:
+        with LLM(engine, target, max_batch_size=16, draft_length=draft_length) as llm:
             return _asked(llm, plant, baseline)
 
 
@@ -229,6 +233,7 @@ def _asked(llm: LLM, plant: Callable[[LLM], None] | None, baseline: Diagnosis | 
 
 
 def found(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    assert {finding.name for finding in diagnosis.unmeasured} <= {"acceptance not judged"}  # no baseline, no speeds
     return [(finding.name, finding.causes[0].name) for finding in diagnosis.findings]
 
 
@@ -237,7 +242,7 @@ def test_a_healthy_server_has_no_findings(engine: Path, baseline: Diagnosis) -> 
     assert found(baseline) == []
     again = ask(engine, baseline=baseline)
     assert found(again) == []
-    assert [len(group.samples) for group in again.groups] == [16, 6, 6, 8, 8, 8, 6, 6, 0, 0]
+    assert [len(group.samples) for group in again.groups] == [16, 6, 6, 6, 8, 8, 8, 6, 6, 0, 0]
 
 
 @pytest.mark.full
@@ -247,7 +252,7 @@ def test_window_ignored(tmp_path: Path, baseline: Diagnosis, monkeypatch: pytest
     sick = faults.engine(tmp_path, window=None)
     diagnosis = ask(sick, baseline=baseline)
     assert found(diagnosis) == [("acceptance collapses at long contexts", "window")]
-    short, long = diagnosis.groups[0], diagnosis.groups[5]
+    short, long = diagnosis.groups[0], diagnosis.groups[6]
     assert judge.long_contexts("dflash-trt", short, long, None) == diagnosis.findings  # the baseline was not needed
 
 
@@ -255,6 +260,13 @@ def test_window_ignored(tmp_path: Path, baseline: Diagnosis, monkeypatch: pytest
 def test_first_k_norm_for_all_layers(tmp_path: Path, baseline: Diagnosis) -> None:
     sick = faults.engine(tmp_path, edit=faults.first_k_norm_for_all)
     assert found(ask(sick, baseline=baseline)) == [("acceptance below the baseline", "k_norm")]
+
+
+@pytest.mark.full
+def test_a_policy_that_stops_drafting_hides_no_fault(tmp_path: Path) -> None:
+    sick = faults.engine(tmp_path, window=None, edit=faults.reverse_fc)
+    diagnosis = ask(sick, draft_length="auto")
+    assert [name for name, _ in found(diagnosis)] == ["acceptance low"]
 
 
 @pytest.mark.full
@@ -341,7 +353,7 @@ def test_silent_servers_and_slow_metrics(capsys: pytest.CaptureFixture[str]) -> 
             run_here("doctor", url, "--seconds", "1")
     with hostile(slow_path="/metrics") as url, pytest.raises(EndpointError, match="too few answers"):
         run_here("doctor", url, "--seconds", "1")
-    assert "nothing is wrong" not in capsys.readouterr().out
+    assert "nothing wrong in 0 of 6 checks" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -351,6 +363,6 @@ def test_metrics_that_are_no_page_are_a_finding(page: bytes, capsys: pytest.Capt
     with hostile(pages={"/metrics": page}) as url, pytest.raises(EndpointError, match="metrics cannot be read"):
         run_here("doctor", url, "--no-load")
     output = capsys.readouterr().out
-    assert "WRONG: metrics cannot be read\n  its metrics cannot be read: " in output
+    assert "NOT MEASURED: metrics cannot be read\n  its metrics cannot be read: " in output
     assert "expected Prometheus's text format" in output
-    assert "nothing is wrong" not in output
+    assert "nothing wrong in 0 of 6 checks" in output

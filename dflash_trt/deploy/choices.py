@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings that are written for every deployment of a kind, each with its reason: one table for writer and checker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from dflash_trt.deploy.finding import UNCHECKED, WARNING, Severity
+from dflash_trt.deploy.schema import Runtime
+
+
+class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
+    """What choices depend on; None for what is not known."""
+
+    method: str | None = "dflash"
+    """dflash, eagle3 or another's own name; None for plain decoding."""
+    reuses_prefixes: bool = False
+    """Whether the deployment asks for a prefix cache."""
+    mixes_windows: bool = False
+    """Whether the target has sliding and full layers."""
+    max_batch_size: int | None = None
+    decode_tokens: int | None = None
+    """Tokens of a step in which every request verifies all drafts."""
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting."""
+
+    rule: str
+    key: str
+    wanted: Callable[[Circumstances], Any]
+    """None where there is nothing to choose."""
+    why: str
+    """What another value does, and the source."""
+    severity: Severity = WARNING
+    is_least: bool = False
+    """Whether more is as good; what is not set is then the runtime's to choose."""
+    is_default: bool = False
+    """Whether it is the runtime's default, which is not written."""
+    unset: str = ""
+    """What the runtime does where its default is none."""
+
+
+def _if(method: str, value: object) -> Callable[[Circumstances], Any]:
+    return lambda circumstances: value if circumstances.method == method else None
+
+
+CHOICES: dict[Runtime, tuple[Choice, ...]] = {
+    "trtllm": (
+        Choice(rule="metrics", key="return_perf_metrics", wanted=lambda _: True,
+               why="/prometheus/metrics is a 404: neither doctor nor an alert sees acceptance"
+               " (tensorrt_llm/metrics/collector.py)"),
+        Choice(rule="chunked-prefill", key="enable_chunked_prefill", wanted=lambda _: True,
+               why="prompts longer than max_num_tokens are refused"),
+        Choice(rule="cuda-graphs", key="cuda_graph_config.max_batch_size", wanted=lambda c: c.max_batch_size,
+               is_least=True, why="larger batches run outside CUDA graphs"),
+        Choice(rule="penalties", key="speculative_config.enable_penalty",
+               wanted=lambda c: True if c.method in ("dflash", "eagle3") else None,
+               why="requests with penalties are refused (spec_sampler_base.py)"),
+    ),
+    "vllm": (
+        Choice(rule="prefix-reuse", key="enable_prefix_caching",
+               wanted=lambda c: c.reuses_prefixes if c.method == "dflash" else None, unset="on by default",
+               why="tokens that a hit spares the target bring the drafter no hidden states, and acceptance falls"
+               " (vllm#47930, vllm#51250)"),
+        Choice(rule="hybrid-cache", key="disable_hybrid_kv_cache_manager",
+               wanted=lambda c: True if c.method == "dflash" and c.mixes_windows else None,
+               why="with a target of sliding and full layers, vLLM 0.32.0 and 0.33.0 ended on a CPU with 'All drafting"
+               " layers should belong to the same kv cache group'; it made 0.32.0 run, later releases and GPUs are not"
+               " known"),
+        Choice(rule="metrics", key="disable_log_stats", wanted=lambda _: False, is_default=True,
+               why="/metrics has no counts: neither doctor nor an alert sees acceptance"),
+        Choice(rule="cuda-graphs", key="max_cudagraph_capture_size", wanted=lambda c: c.decode_tokens, is_least=True,
+               why="full batches, of 1 + K tokens a request, run outside CUDA graphs"),
+    ),
+    "sglang": (
+        Choice(rule="metrics", key="enable_metrics", wanted=lambda _: True,
+               why="/metrics is a 404: neither doctor nor an alert sees acceptance"),
+        Choice(rule="prefix-reuse", key="disable_radix_cache", severity=UNCHECKED,
+               wanted=lambda c: not c.reuses_prefixes if c.method == "dflash" else None,
+               why="whether a hit brings the drafter its hidden states is not known"),
+        Choice(rule="cuda-graphs", key="cuda_graph_max_bs_decode", wanted=lambda c: c.max_batch_size, is_least=True,
+               why="larger batches run outside CUDA graphs"),
+    ),
+}  # fmt: skip
+
+
+def chosen(runtime: Runtime, circumstances: Circumstances) -> dict[str, Any]:
+    """Every value that is written, by dotted key."""
+    values = {choice.key: choice.wanted(circumstances) for choice in CHOICES[runtime] if not choice.is_default}
+    return {key: value for key, value in values.items() if value is not None}

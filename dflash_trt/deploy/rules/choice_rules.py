@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules for all runtimes: choices that the writer makes, and methods that have no rules of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dflash_trt.deploy.choices import CHOICES, Choice, Circumstances
+from dflash_trt.deploy.finding import Finding
+from dflash_trt.deploy.flags import flag_words
+from dflash_trt.deploy.parsers import target_parsers
+from dflash_trt.deploy.rules.checked_config import CheckedConfig, check_num_draft_tokens, unchecked, warning
+from dflash_trt.deploy.schema import Runtime, runtime_keys
+
+METHOD_KEYS: dict[Runtime, str] = {
+    "trtllm": "speculative_config.decoding_type",
+    "vllm": "speculative_config.method",
+    "sglang": "speculative_algorithm",
+}
+BLOCKS = ("dflash", "dspark")
+"""Methods whose draft is one of ours to read."""
+
+
+def method(config: CheckedConfig) -> str | None:
+    """Method of speculative decoding in small letters; None for plain decoding."""
+    found = config.setting(METHOD_KEYS[config.schema.runtime])
+    if found is None and config.schema.runtime == "vllm" and config.document.get("speculative_config"):
+        return "left to vLLM"
+    return str(found).lower() if found else None
+
+
+def unchecked_method(config: CheckedConfig) -> Iterator[Finding]:
+    """What is not looked at of a method other than DFlash, and the one fact that a draft's config alone decides."""
+    name, runtime = method(config), config.schema.runtime
+    if name is None or name == "dflash":
+        return
+    yield unchecked(
+        "method", METHOD_KEYS[runtime], f"the method {name}: its keys were compared with the schema, and no more",
+        "look up what it needs of model, draft and memory",
+    )  # fmt: skip
+    if name == "dspark":
+        yield from check_num_draft_tokens(config, config.number(runtime_keys()[runtime].num_draft_tokens))
+
+
+def choices(config: CheckedConfig) -> Iterator[Finding]:
+    """Settings of which the writer of configurations takes another."""
+    circumstances = _circumstances(config)
+    for choice in CHOICES[config.schema.runtime]:
+        wanted = choice.wanted(circumstances)
+        if wanted is not None:
+            yield from _compared(config, choice, wanted)
+
+
+def _compared(config: CheckedConfig, choice: Choice, wanted: object) -> Iterator[Finding]:
+    found = config.setting(choice.key)
+    if choice.is_least:
+        is_fine = (
+            not config.is_set(choice.key)
+            or not isinstance(found, int)
+            or not isinstance(wanted, int)
+            or found >= wanted
+        )
+    else:
+        is_fine = found == wanted or (found is None and not choice.unset)
+    if is_fine:
+        return
+    shown = _text(found) if config.is_set(choice.key) else choice.unset or f"{_text(found)} (its default)"
+    expected = f"{'at least ' if choice.is_least else ''}{_text(wanted)}"
+    yield Finding(
+        choice.rule, choice.severity, choice.key, f"expected {expected}, found {shown}: {choice.why}",
+        _fix(config.schema.runtime, choice.key, wanted),
+    )  # fmt: skip
+
+
+def _fix(runtime: Runtime, key: str, wanted: object) -> str:
+    flags = [] if runtime == "trtllm" else flag_words(runtime, {key: wanted})
+    return f"write {' '.join(flags)}" if flags else f"set it to {_text(wanted)}"
+
+
+def _circumstances(config: CheckedConfig) -> Circumstances:
+    keys = runtime_keys()[config.schema.runtime]
+    cache = None if config.target is None else config.target.cache
+    batch, drafts = config.number(keys.max_batch_size), config.number(keys.num_draft_tokens)
+    window = None if drafts is None else drafts + (not keys.counts_window)
+    return Circumstances(
+        method=method(config), reuses_prefixes=config.reuses_prefixes,
+        mixes_windows=bool(cache and cache.num_sliding_layers and cache.num_full_layers), max_batch_size=batch,
+        decode_tokens=batch * window if batch and window else None,
+    )  # fmt: skip
+
+
+def parsers(config: CheckedConfig) -> Iterator[Finding]:
+    """Parsers without which answers of the target are raw text: thoughts and tool calls among them."""
+    runtime = config.schema.runtime
+    known = target_parsers(config.target_name or "")
+    names = {"reasoning_parser": known.reasoning.get(runtime), "tool_call_parser": known.tool.get(runtime)}
+    for key, name in names.items():
+        found = config.document.get(key)
+        if name is None or found == name or key not in config.schema.properties():
+            continue
+        yield warning("parsers", key, f"{name} for {config.target_name}", found or "none", f"set it to {name}")
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)

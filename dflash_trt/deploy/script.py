@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands of a shell script that start a server: behind assignments, launchers and containers, as words.
+
+What a shell does with quotes, comments, continued lines, here-documents, separators and simple variables is done; what
+only a running shell knows, such as $(nproc), stays as it is written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+PROGRAMS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "vllm": (
+        ("vllm", "serve"),
+        ("-m", "vllm.entrypoints.openai.api_server"),
+        ("-m", "vllm.entrypoints.cli.main", "serve"),
+    ),
+    "sglang": (("-m", "sglang.launch_server"), ("sglang", "serve")),
+    "trtllm": (("trtllm-serve", "serve"), ("trtllm-serve",)),
+}
+"""Words that start a server of each runtime."""
+IMAGES = {"vllm": re.compile(r"\S*vllm[^/\s]*(?::\S+|@\S+)?")}
+"""Container images whose arguments are those of a server."""
+LAUNCHERS = {
+    "docker", "podman", "nerdctl", "sudo", "srun", "env", "exec", "nohup", "time", "timeout", "uv", "uvx", "numactl",
+    "nice", "taskset", "setsid", "stdbuf", "mpirun", "mpiexec", "torchrun", "singularity", "apptainer", "enroot",
+    "conda", "poetry", "pixi", "bash", "sh", "python", "python3", "trtllm-llmapi-launch",
+}  # fmt: skip
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^}]*))?\})")
+HERE = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
+SEPARATORS = ";&|\n"
+
+
+class Server(msgspec.Struct, frozen=True):
+    """A command of a script that starts a server."""
+
+    runtime: str
+    words: list[str]
+    """Arguments, with the variables that the script sets."""
+    files: dict[str, str]
+    """Texts that the script has written before, by file name."""
+
+
+def servers(text: str) -> list[Server]:
+    """Every server that a script starts; ValueError for an open quote."""
+    found = []
+    variables: dict[str, str] = {}
+    files: dict[str, str] = {}
+    for words, documents in _statements(text):
+        filled = [_filled(word, variables) for word in words]
+        for document in documents:
+            files[_target(filled)] = _filled(document, variables)
+        if filled[0] in ("export", "declare", "local", "readonly"):
+            filled = filled[1:]
+        while filled and (assigned := ASSIGNMENT.fullmatch(filled[0])):
+            variables[assigned[1]], filled = assigned[2], filled[1:]
+        found += [Server(runtime, arguments, dict(files)) for runtime, arguments in _started(filled)]
+    return found
+
+
+def _target(words: list[str]) -> str:
+    """File that a command with a here-document writes; empty where it is none."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word in (">", ">>", "tee"):
+            return following
+        if word.startswith(">"):
+            return word.lstrip(">")
+    return ""
+
+
+def _started(words: list[str]) -> Iterator[tuple[str, list[str]]]:
+    if not words:
+        return
+    name = words[0].rpartition("/")[2]
+    starts = range(len(words)) if name in LAUNCHERS or name.startswith("python") else range(1)
+    for start in starts:
+        for runtime, programs in PROGRAMS.items():
+            for program in programs:
+                base = (words[start].rpartition("/")[2], *words[start + 1 : start + len(program)])
+                if base[: len(program)] == program:
+                    yield runtime, words[start + len(program) :]
+                    return
+    if name in ("bash", "sh", "docker", "podman", "srun", "sudo", "singularity", "apptainer"):
+        for index, word in enumerate(words[1:], 1):  # bash -c 'COMMAND'
+            if words[index - 1].endswith("c") and words[index - 1].startswith("-") and " " in word:
+                yield from ((server.runtime, server.words) for server in servers(word))
+                return
+    if name in ("docker", "podman", "nerdctl") and "run" in words:
+        image = next((i for i, word in enumerate(words) if i > 1 and _is_image(words, i)), None)
+        if image is not None:
+            yield "vllm", words[image + 1 :]
+
+
+def _is_image(words: list[str], index: int) -> bool:
+    """Whether a word is vLLM's image, and no value of a flag before it."""
+    before = words[index - 1]
+    is_value = before.startswith("-") and "=" not in before and before in VALUED
+    return not is_value and not words[index].startswith("-") and IMAGES["vllm"].fullmatch(words[index]) is not None
+
+
+VALUED = {"-v", "--volume", "-e", "--env", "--name", "--mount", "-w", "--workdir", "--network", "--hostname", "--label"}
+"""Flags of `docker run` whose value may look like an image."""
+
+
+def _filled(word: str, variables: dict[str, str]) -> str:
+    """`word` with the variables that the script sets, or a default that it names."""
+
+    def value(match: re.Match[str]) -> str:
+        return variables.get(match[1] or match[2], match[3] if match[3] is not None else match[0])
+
+    return VARIABLE.sub(value, word)
+
+
+def _statements(text: str) -> Iterator[tuple[list[str], list[str]]]:
+    """Words of each simple command, and its here-documents."""
+    words: list[str] = []
+    word: str | None = None
+    ends: list[str] = []  # words that end here-documents of this line
+    position = 0
+    while position < len(text):
+        char, following = text[position], text[position + 1 : position + 2]
+        if char == "\\":
+            word = word if following == "\n" else (word or "") + following
+            position += 2
+        elif char in "'\"":
+            position, quoted = _quoted(text, position)
+            word = (word or "") + quoted
+        elif char == "<" and (here := HERE.match(text, position)) is not None:
+            ends.append(here[2])
+            position = here.end()
+        elif char == "#" and word is None:
+            position = _line_end(text, position)
+        elif char == "$" and following in ("{", "("):
+            end = text.find("}" if following == "{" else ")", position) % (len(text) + 1)
+            word, position = (word or "") + text[position : end + 1], end + 1
+        elif char in SEPARATORS or char.isspace():
+            words += [] if word is None else [word]
+            word = None
+            position += 1
+            if char in SEPARATORS:
+                documents = []
+                while char == "\n" and ends:
+                    position, document = _here_document(text, position, ends.pop(0))
+                    documents.append(document)
+                if words:
+                    yield words, documents
+                words = []
+        else:
+            word = (word or "") + char
+            position += 1
+    if words := words + ([] if word is None else [word]):
+        yield words, []
+
+
+def _quoted(text: str, begin: int) -> tuple[int, str]:
+    """Position behind a quoted part, and what it stands for; ValueError where it does not end."""
+    mark, position, value = text[begin], begin + 1, ""
+    while position < len(text):
+        char = text[position]
+        if char == mark:
+            return position + 1, value
+        if char == "\\" and mark == '"' and text[position + 1 : position + 2] in ('"', "\\", "$", "`", "\n"):
+            value += text[position + 1].replace("\n", "")
+            position += 2
+            continue
+        value += char
+        position += 1
+    line = text.count("\n", 0, begin) + 1
+    raise ValueError(f"no closing quotation for the {mark} of line {line}")
+
+
+def _line_end(text: str, position: int) -> int:
+    end = text.find("\n", position)
+    return len(text) if end < 0 else end
+
+
+def _here_document(text: str, begin: int, word: str) -> tuple[int, str]:
+    """Position behind a here-document that `word` ends, and its text."""
+    position = begin
+    while position < len(text):
+        end = _line_end(text, position)
+        if text[position:end].strip() == word:
+            return min(end + 1, len(text)), text[begin:position]
+        position = end + 1
+    return len(text), text[begin:]

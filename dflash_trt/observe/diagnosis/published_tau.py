@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Published acceptance lengths of targets with their DFlash drafts: what a server may be compared with."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from dflash_trt.errors import ConfigError
+from dflash_trt.files.json_file import read_json
+from dflash_trt.observe.endpoints.identify import Runtime
+
+PRECISION = re.compile(r"(?:[-_.](?:fp8|nvfp4|mxfp4|awq|gptq|bf16|int[48]|w4a16|w8a8|dynamic|block))*", re.IGNORECASE)
+"""What follows a model's name in that of a quantised copy."""
+
+
+class PublishedTau(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Range of tau of one pair at one draft length."""
+
+    target: str
+    num_draft_tokens: int
+    lowest: float
+    prompts: str
+    """Prompts of the lowest figure."""
+    highest: float
+    source: str
+
+
+class _Published(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    note: str
+    pairs: tuple[PublishedTau, ...]
+
+
+@cache
+def published_taus() -> tuple[PublishedTau, ...]:
+    """The package's data."""
+    file = Path(__file__).with_name("published_tau.json")
+    return read_json(file, _Published, ConfigError, what="the package's data").pairs
+
+
+def published_tau(runtime: Runtime, draft_length: float | None) -> PublishedTau | None:
+    """The figure of the server's target, by name, at the longest published draft that the server's are as long as."""
+    if draft_length is None:
+        return None
+    names = [name.rpartition("/")[2].lower() for name in (runtime.target, runtime.model)]
+    fitting = [
+        entry for entry in published_taus()
+        if entry.num_draft_tokens <= draft_length + 0.5 and any(_is_copy(name, entry.target) for name in names)
+    ]  # fmt: skip
+    return max(fitting, key=lambda entry: entry.num_draft_tokens, default=None)
+
+
+def _is_copy(name: str, target: str) -> bool:
+    base = target.rpartition("/")[2].lower()
+    return name.startswith(base) and PRECISION.fullmatch(name[len(base) :]) is not None

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever the writer of configurations chooses, the checker checks: each written value, with its opposite in place."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from dflash_trt.deploy.checker import check, deployment_config
+from dflash_trt.deploy.choices import CHOICES, Circumstances, chosen
+from dflash_trt.deploy.finding import ERROR, WARNING
+from dflash_trt.deploy.schema import Runtime, load_schema
+from tests.deploy.deployments import RUNTIMES, rendered, resolved
+
+NAME = "gpt-oss-120b.h200x8.latency"
+OWN = {
+    "trtllm": {
+        "tensor_parallel_size", "moe_expert_parallel_size", "enable_attention_dp", "max_batch_size", "max_num_tokens",
+        "max_seq_len", "stream_interval", "num_postprocess_workers", "kv_cache_config.dtype",
+        "kv_cache_config.free_gpu_memory_fraction", "moe_config.backend", "cuda_graph_config.enable_padding",
+        "speculative_config.speculative_model",
+    },
+    "vllm": {
+        "model_tag", "host", "port", "tensor_parallel_size", "enable_expert_parallel", "max_model_len", "max_num_seqs",
+        "max_num_batched_tokens", "kv_cache_dtype", "enable_chunked_prefill", "stream_interval",
+        "enable_auto_tool_choice", "speculative_config.model",
+    },
+    "sglang": {
+        "model_path", "host", "port", "tp_size", "ep_size", "context_length", "max_running_requests",
+        "chunked_prefill_size", "kv_cache_dtype", "stream_interval", "speculative_draft_model_path",
+    },
+}  # fmt: skip
+"""Settings that a deployment or its user decides: others are no mistake."""
+
+
+def leaves(document: dict[str, Any], outer: str = "") -> dict[str, Any]:
+    """Values by dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in document.items():
+        found |= leaves(value, f"{outer}{key}.") if isinstance(value, dict) else {f"{outer}{key}": value}
+    return found
+
+
+def opposite(value: Any) -> Any:
+    """Another value of the type."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value // 2 or 1
+    return [9999] if isinstance(value, list) else "other"
+
+
+def found(runtime: Runtime, key: str, value: Any) -> set[str]:
+    """Rules of findings about a good configuration with one other value, that the good one does not have."""
+    deployment, schema = resolved(NAME), load_schema(runtime)
+    good = rendered(NAME, runtime).arguments
+    changed = copy.deepcopy(good)
+    *outer, last = key.split(".")
+    place = changed
+    for each in outer:
+        place = place[each]
+    place[last] = value
+    before, after = (check(deployment_config(deployment, schema, document)) for document in (good, changed))
+    new = {(finding.rule, finding.key) for finding in after} - {(finding.rule, finding.key) for finding in before}
+    return {rule for rule, _ in new}
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_every_written_value_is_checked_or_the_users_own(runtime: Runtime) -> None:
+    written = leaves(rendered(NAME, runtime).arguments)
+    unchecked = {
+        key for key, value in written.items() if key not in OWN[runtime] and not found(runtime, key, opposite(value))
+    }
+    assert unchecked == set()
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_every_choice_is_written_and_its_opposite_found(runtime: Runtime) -> None:
+    written = leaves(rendered(NAME, runtime).arguments)
+    circumstances = Circumstances(mixes_windows=True, max_batch_size=64, decode_tokens=640)
+    values = chosen(runtime, circumstances)
+    assert values.items() <= written.items()
+    for choice in CHOICES[runtime]:
+        wanted = choice.wanted(circumstances)
+        assert choice.rule in found(runtime, choice.key, opposite(wanted)), choice.key
+        assert choice.why
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_what_is_written_has_no_finding_of_its_own_choices(runtime: Runtime) -> None:
+    for method in ("dflash", "eagle3", "none"):
+        config = deployment_config(resolved(NAME), load_schema(runtime), rendered(NAME, runtime, method).arguments)
+        rules = {f.rule for f in check(config) if f.severity in (ERROR, WARNING)}
+        assert rules.isdisjoint({choice.rule for choice in CHOICES[runtime]} | {"parsers"})

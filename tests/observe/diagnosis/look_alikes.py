@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers on loopback that publish acceptance as vLLM, SGLang or TensorRT-LLM do, and accept drafts at given rates."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+HEALTHY = tuple(0.87**position for position in range(1, 16))
+"""Shares of passes that accept each of 15 drafts: tau 6.9, as of Qwen3-8B with its draft."""
+LONG = 4000  # characters of a long prompt
+OWNERS = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "tensorrt_llm"}
+
+
+class LookAlike:
+    """What a server counts; the shares of accepted drafts may differ at long contexts and on prompts known already."""
+
+    def __init__(
+        self, kind: str, rates: Sequence[float], *, model: str, long: Sequence[float] | None = None,
+        again: Sequence[float] | None = None, publishes: bool = True, seed: int = 0,
+    ) -> None:  # fmt: skip
+        self.kind, self.model, self.publishes = kind, model, publishes
+        self._rates, self._long, self._again = rates, long or rates, again or rates
+        self._random, self._seen = random.Random(seed), set[str]()
+        self._requests = self._passes = self._tokens = 0
+        self._positions = [0] * len(rates)
+
+    def answer(self, body: dict[str, object]) -> str:
+        """The stream of one answer; texts depend on prompt and seed."""
+        prompt = json.dumps(body["messages"])
+        rates = self._long if len(prompt) > LONG else self._again if prompt in self._seen else self._rates
+        if len(prompt) > 1000:
+            self._seen.add(prompt)
+        tokens, emitted = int(str(body["max_tokens"])), 1
+        while emitted < tokens and rates:
+            share = self._random.random()
+            accepted = sum(share < rate for rate in rates)
+            self._passes += 1
+            for position in range(accepted):
+                self._positions[position] += 1
+            emitted += accepted + 1
+        self._requests += 1
+        self._tokens += tokens if self.kind != "sglang" else max(emitted, tokens)
+        text = f"{hash(prompt)} {body.get('seed')}"
+        usage = {"prompt_tokens": len(prompt) // 3, "completion_tokens": tokens}
+        choice = {"index": 0, "delta": {"content": text}, "finish_reason": "length"}
+        events = (json.dumps({"choices": [choice]}), json.dumps({"choices": [], "usage": usage}), "[DONE]")
+        return "".join(f"data: {event}\n\n" for event in events)
+
+    def page(self, path: str) -> str | None:
+        """A GET; None: 404."""
+        length = {"max_model_len": 32768} if self.kind == "vllm" else {}
+        card = {"id": self.model, "object": "model", "owned_by": OWNERS[self.kind], **length}
+        about = {"version": "1", "speculative_num_draft_tokens": len(self._rates) + 1, "model_path": self.model}
+        pages = {"/v1/models": json.dumps({"data": [card]}), "/version": '{"version": "1"}'}
+        if self.kind == "sglang":
+            pages["/server_info"] = json.dumps(about)
+        if self.kind == "tensorrt-llm":
+            pages["/metrics"] = "[]"
+        if self.publishes:
+            pages["/prometheus/metrics" if self.kind == "tensorrt-llm" else "/metrics"] = self._metrics()
+        return pages.get(path)
+
+    def _metrics(self) -> str:
+        accepted, drafted, count = sum(self._positions), self._passes * len(self._positions), enumerate(self._positions)
+        if self.kind == "vllm":
+            name = "vllm:spec_decode_num"
+            lines = [f"{name}_drafts_total {self._passes}", f"{name}_draft_tokens_total {drafted}"]
+            lines += [f"{name}_accepted_tokens_total {accepted}", f"vllm:generation_tokens_total {self._tokens}"]
+            lines += [f'{name}_accepted_tokens_per_pos_total{{position="{i}"}} {n}' for i, n in count]
+        elif self.kind == "sglang":
+            lines = [f"sglang:generation_tokens_total {self._tokens}", f"sglang:num_requests_total {self._requests}"]
+            lines += [f"sglang:spec_verify_calls_total {self._passes}"]
+        else:
+            lines = [f"trtllm_generation_tokens_total {self._tokens}"]
+            for i, n in count:
+                position = f'_tokens_total{{token_position="{i}"}}'
+                lines += [f"trtllm_spec_decode_drafted{position} {self._passes}"]
+                lines += [f"trtllm_spec_decode_accepted{position} {n}"]
+        return "\n".join(lines) + "\n"
+
+
+@contextmanager
+def running(server: LookAlike) -> Iterator[str]:
+    """Serves on loopback; gives the URL."""
+    lock = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        wbufsize = -1  # head and body in one packet
+
+        def do_GET(self) -> None:
+            with lock:
+                self._send(server.page(self.path))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            with lock:
+                self._send(server.answer(body))
+
+        def _send(self, text: str | None) -> None:
+            content = (text or "").encode()
+            self.send_response(404 if text is None else 200)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{http.server_address[1]}"
+        finally:
+            http.shutdown()

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verdicts of `doctor URL`: servers that publish as the runtimes do, healthy, with one fault, or silent.
+
+Nothing that was not measured is called fine, and a healthy server hears nothing, in twenty runs of each runtime.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from importlib import import_module
+from typing import Any
+
+import msgspec
+import pytest
+
+from dflash_trt.observe.diagnosis import judge
+from dflash_trt.observe.diagnosis.diagnosis import Diagnosis, conclusion, diagnose
+from dflash_trt.observe.diagnosis.judge import cause_entries
+from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer, ProbeGroup
+from dflash_trt.observe.diagnosis.probes import NO_PLAIN, OUT_OF_TIME, Speed
+from dflash_trt.observe.diagnosis.published_tau import published_tau
+from dflash_trt.observe.diagnosis.verdict import NO_LOAD, Probed, Verdict, judged
+from dflash_trt.observe.endpoints.client import Client
+from dflash_trt.observe.endpoints.identify import Runtime
+from dflash_trt.observe.endpoints.observed_acceptance import drafting
+from tests.observe.diagnosis.look_alikes import HEALTHY, LookAlike, running
+from tests.observe.diagnosis.samples import group
+from tests.paths import REPOSITORY
+
+PAIR = "Qwen/Qwen3-8B"
+KINDS = ("vllm", "sglang", "tensorrt-llm")
+BLOCK_TOO_LONG = (0.181, 0.067, 0.039, 0.014, 0.009, 0, 0)  # vllm#41834: 7 drafts of a block of 5
+HALF = (0.75, 0.5, 0.32, 0.2, 0.12, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02, 0.01, 0.01, 0.01, 0.01)  # llama.cpp#25792
+OTHER_LAYOUT = (0.01,) * 7  # sglang#40144
+
+
+def ask(kind: str, rates: Sequence[float], model: str = PAIR, **faults: Any) -> Diagnosis:
+    with running(LookAlike(kind, rates, model=model, **faults)) as url, Client(url) as client:
+        return diagnose(client, has_load=False)
+
+
+def names(diagnosis: Diagnosis | Verdict) -> tuple[list[str], list[str]]:
+    return [f.name for f in diagnosis.findings], [f.name for f in diagnosis.unmeasured]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_healthy_server_is_compared_with_its_published_figure(kind: str) -> None:
+    found = ask(kind, HEALTHY)
+    assert names(found) == ([], [])
+    (acceptance, *_) = found.checks
+    assert acceptance.verdict == "fine"
+    assert "against the published 5.17 (GPQA, thinking) to 8.01 for 15 drafts with Qwen/Qwen3-8B" in acceptance.figure
+    assert conclusion(found) == "nothing wrong in 4 of 6 checks; not measured: lossless, speed"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_acceptance_that_is_not_published_is_a_finding(kind: str) -> None:
+    found = ask(kind, HEALTHY, publishes=False)
+    assert names(found) == ([], ["acceptance not measured"])
+    line = {"vllm": "--speculative-config", "sglang": "--enable-metrics", "tensorrt-llm": "return_perf_metrics: true"}
+    assert line[kind] in found.unmeasured[0].causes[0].setting
+    assert [check.verdict for check in found.checks[:3]] == ["not measured"] * 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "rates", "model", "name", "likeliest"),
+    [
+        ("vllm", BLOCK_TOO_LONG, "m", "acceptance low", "block"),
+        ("sglang", BLOCK_TOO_LONG, "m", "acceptance low", "template"),  # it publishes no positions
+        ("tensorrt-llm", HALF, PAIR, "acceptance below what is published", "template"),
+        ("vllm", OTHER_LAYOUT, "m", "acceptance near zero", "layout"),
+    ],
+)
+def test_low_acceptance_is_wrong(kind: str, rates: Sequence[float], model: str, name: str, likeliest: str) -> None:
+    found = ask(kind, rates, model)
+    assert names(found) == ([name], [])
+    causes = [cause.name for cause in found.findings[0].causes]
+    assert causes[0] == likeliest
+    assert {"layout", "pairing", "block", "projections", "cache"} <= set(causes)
+
+
+def test_without_a_figure_to_compare_with_nothing_is_judged() -> None:
+    found = ask("vllm", HALF, "m")
+    assert names(found) == ([], ["acceptance not judged"])
+    assert "other targets with 15 drafts have 2.93 to 8.43" in found.unmeasured[0].figure
+    assert [cause.name for cause in found.unmeasured[0].causes][:2] == ["reference", "template"]
+
+
+def test_faults_that_only_some_prompts_show() -> None:
+    collapsed = (0.05, *[0.0] * 14)
+    assert names(ask("vllm", HEALTHY, long=collapsed)) == (["acceptance collapses at long contexts"], [])
+    assert names(ask("vllm", HEALTHY, again=collapsed)) == (["acceptance falls on a repeated prefix"], [])
+
+
+def test_published_figures_are_found_by_name_and_length() -> None:
+    def found(model: str, length: float | None, target: str = "") -> float | None:
+        runtime = Runtime(kind="vllm", version=None, model=model, max_model_len=None, target=target)
+        published = published_tau(runtime, length)
+        return None if published is None else published.lowest
+
+    assert found("openai/gpt-oss-120b", 9) == found("x", 9.4, "/models/gpt-oss-120b") == 3.7
+    assert [found("gpt-oss-120b", length) for length in (2, 3, 5, 7, 15)] == [None, 2.7, 3.3, 3.3, 3.7]
+    assert found("Qwen/Qwen3-8B-FP8", 15) == 5.17
+    assert found("Qwen/Qwen3-8B-Base", 15) is found("Qwen/Qwen3-80B", 15) is found("Qwen/Qwen3-8B", None) is None
+
+
+RUNTIMES = {
+    kind: Runtime(kind=kind, version=None, model="m", max_model_len=None, num_draft_tokens=7, target=PAIR)
+    for kind in ("dflash-trt", "vllm")
+}  # fmt: skip
+EMPTY = ProbeGroup(name="none", is_left_out=True, why_not="left out")
+RATES = [100.0, 110.0, 105.0, 100.0, 105.0]
+
+
+def speeds(drafted: float) -> list[Speed]:
+    measured = {None: [drafted * rate for rate in RATES], 0: RATES, 3: [drafted * rate for rate in RATES]}
+    return [
+        Speed(concurrency=count, draft_length=length, tokens_per_second=rates)
+        for count in (1, 16)
+        for length, rates in measured.items()
+    ]  # fmt: skip
+
+
+def probed(**changed: Any) -> Probed:
+    """What probes bring of a healthy server of ours."""
+    groups = {
+        "short": group("short prompts"), "served": group("as served", count=6),
+        "long": group("long prompts", count=8, input_tokens=5000),
+        "seeds": (group("seed 1", count=6, text="x"), group("seed 2", count=6, text="y")),
+        "prefixes": (group("new prefixes", count=8), group("the same again", count=8)),
+        "plain": group("plain decoding", count=6), "foreign": EMPTY, "thinking": (EMPTY, EMPTY),
+        "speeds": speeds(1.5), "speeds_missing": "", "unreadable": "", "how": "counters",
+    }  # fmt: skip
+    return Probed(**(groups | changed))
+
+
+def verdict(kind: str = "dflash-trt", expected_tau: float | None = None, **changed: Any) -> Verdict:
+    return judged(RUNTIMES[kind], probed(**changed), {}, expected_tau, None)
+
+
+IDLE = ProbeGroup(
+    name="idle",
+    samples=[
+        ProbeAnswer(prompt=f"p{i}", text=str(i), output_tokens=48, seconds=1.0, acceptance=drafting(0, 0, 0))
+        for i in range(8)
+    ],
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "wrong", "missing"),
+    [
+        ({}, [], []),
+        ({"served": IDLE}, ["drafting stopped"], []),
+        ({"served": IDLE, "speeds": speeds(0.9)}, [], []),  # plain decoding is faster: the policy is right
+        ({"short": IDLE, "served": IDLE, "plain": EMPTY}, ["no drafts"], []),
+        ({"long": IDLE}, ["no drafts at long contexts"], []),
+        ({"speeds": speeds(0.5)}, ["slower than plain decoding"] * 2, []),
+        ({"speeds": [], "speeds_missing": OUT_OF_TIME}, [], ["acceptance not judged", "speed not measured"]),
+        ({"speeds": [], "speeds_missing": NO_LOAD}, [], ["acceptance not judged"]),
+        ({"long": ProbeGroup(name="long", why_not=OUT_OF_TIME)}, [], ["long contexts not measured"]),
+        ({"plain": ProbeGroup(name="plain", why_not=OUT_OF_TIME)}, [], ["lossless not measured"]),
+        ({"prefixes": (EMPTY, group("again", count=2))}, [], ["repeated prefixes not measured"]),
+        ({"seeds": (EMPTY, EMPTY)}, [], ["temperature not measured"]),
+        ({"unreadable": "no page"}, [], ["metrics cannot be read"]),
+        ({"short": group("short prompts", count=2)}, [], ["too few answers"]),
+        ({"plain": group("plain", count=6, text="other")}, ["text differs from plain decoding"], []),
+    ],
+)
+def test_each_check_is_fine_wrong_or_not_measured(
+    changed: dict[str, Any], wrong: list[str], missing: list[str]
+) -> None:
+    found = verdict(**changed)
+    assert names(found) == (wrong, missing)
+    by_verdict = {check.verdict for check in found.checks}
+    assert ("WRONG" in by_verdict) == bool(wrong)
+    assert all(check.figure for check in found.checks)
+    if missing:
+        assert "not measured" in by_verdict
+
+
+def test_speeds_that_scatter_are_no_ground() -> None:
+    noisy = [
+        Speed(concurrency=s.concurrency, draft_length=s.draft_length, tokens_per_second=[20.0, 150.0, 30.0, 99.0, 25.0])
+        if s.draft_length is None else s for s in speeds(1.0)
+    ]  # fmt: skip
+    found = verdict(speeds=noisy)
+    assert names(found) == ([], [])
+    speed, acceptance = found.checks[-1], found.checks[0]
+    assert (speed.verdict, "too noisy" in speed.figure) == ("not measured", True)
+    assert "against the poorest healthy uses' 1.90" in acceptance.figure
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_twenty_healthy_runs_of_each_runtime(seed: int) -> None:
+    """Requests as `SHARES` make them, scattered: no finding, no note of a fault, whatever reference there is."""
+    generator = random.Random(seed)
+
+    def drawn(name: str, count: int, **fields: int) -> ProbeGroup:
+        drawn = [group(name, generator.gauss(1, 0.15), count=1, text=str(i), **fields) for i in range(count)]
+        return ProbeGroup(name=name, samples=[
+            msgspec.structs.replace(each.samples[0], prompt=str(i)) for i, each in enumerate(drawn)
+        ])  # fmt: skip
+
+    for kind, more in (("dflash-trt", {}), ("vllm", {"speeds": [], "speeds_missing": NO_PLAIN, "plain": EMPTY})):
+        groups = {
+            "short": drawn("short prompts", 16),
+            "served": drawn("as served", 6),
+            "long": drawn("long", 8, input_tokens=5000),
+        }
+        pairs = {"prefixes": (drawn("first", 8), drawn("again", 8))}
+        found = verdict(kind, 2.5 if kind == "vllm" else None, **groups, **pairs, **more)
+        assert names(found) == ([], [])
+
+
+def test_every_cause_is_named_by_some_fault() -> None:
+    """Figures as each fault brings them; a cause that nothing names would be dead text."""
+    short, kind = group("short"), "dflash-trt"
+    low = group("short", 0.3)
+    found = [
+        *judge.low_acceptance(kind, group("short", 0.02), None, None), *judge.low_acceptance(kind, IDLE, None, None),
+        *judge.low_acceptance(kind, low, None, None), *judge.low_acceptance(kind, low, None, 2.9),
+        *judge.not_judged(kind, short, 7), *judge.not_seen(kind, short, "no page", ""),
+        *judge.not_seen(kind, ProbeGroup(name="s"), "", ""), *judge.not_seen(kind, ProbeGroup(name="s", samples=[
+            msgspec.structs.replace(s, acceptance=None, tau_of_drafting_passes=None) for s in short.samples]), "", "h"),
+        *judge.no_drafts(kind, IDLE, "drafting stopped", "stopped"),
+        *judge.long_contexts(kind, short, group("long", 0.02, count=8), None),
+        *judge.repeated_prefixes(kind, short, group("again", 0.3)),
+        *judge.temperature(kind, short, short), *judge.lossless(kind, short, group("plain", text="other")),
+        *judge.load(kind, speeds(0.5)), *judge.prefix_hits(kind, short, 0),
+        *judge.notes(kind, short, group("one", 0.05), group("two", 0.2), (short, group("off", 0.1))),
+    ]  # fmt: skip
+    assert {cause.name for finding in found for cause in finding.causes} == cause_entries().keys()
+
+
+GOLDEN = REPOSITORY / "tests" / "golden" / "doctor"
+TEXTS: dict[str, dict[str, Any]] = {
+    "healthy": {}, "stopped": {"served": IDLE}, "low": {"short": group("short prompts", 0.4)},
+    "not-judged": {"kind": "vllm", "speeds": [], "speeds_missing": NO_PLAIN, "plain": EMPTY, "served": EMPTY},
+    "not-measured": {"kind": "vllm", "unreadable": "its metrics cannot be read: expected a page, found <html>",
+                     "speeds": [], "speeds_missing": NO_LOAD},
+}  # fmt: skip
+
+
+def printed(name: str) -> str:
+    """What `doctor URL` prints of a made-up diagnosis, on a screen of 200 columns."""
+    kind, found = TEXTS[name].get("kind", "dflash-trt"), verdict(**TEXTS[name])
+    groups = probed(**{key: value for key, value in TEXTS[name].items() if key != "kind"})
+    diagnosis = Diagnosis(
+        url="http://h", runtime=kind, version="1", model="m", is_chat=True, acceptance="counters", seconds=9.0,
+        groups=groups.groups, speeds=groups.speeds, **msgspec.structs.asdict(found),
+    )  # fmt: skip
+    output = io.StringIO()
+    with redirect_stdout(output):
+        import_module("dflash_trt.cli.doctor")._print(diagnosis)
+    return "".join(f"{line.rstrip()}\n" for line in output.getvalue().splitlines())
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_texts_are_frozen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a wanted change: COLUMNS=200 python -m tests.observe.diagnosis.test_verdict"""
+    monkeypatch.setenv("COLUMNS", "200")
+    assert printed(name) == (GOLDEN / f"{name}.txt").read_text()
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for each in TEXTS:
+        (GOLDEN / f"{each}.txt").write_text(printed(each))
