@@ -140,8 +140,8 @@ void print_packed_weights() {
   std::vector<uint8_t> fp8(kN * kK), nvfp4(kN * kK / 2), block_scales(kN * kK / 16);
   dflash::pack_fp8(weights, 1.0f / 448, {fp8.data(), kN, kK}, 1);
   dflash::pack_nvfp4(weights, 1.0f / 2688, {nvfp4.data(), kN, kK / 2}, {block_scales.data(), kN, kK / 16}, 1);
-  const auto print = [&](const char* name, WeightFormat format, const void* codes, float scale, int64_t K = kK,
-                         int64_t N = kN) {
+  const auto print = [&](const char* name, WeightFormat format, const void* codes, float scale, int64_t K,
+                         int64_t N) {
     const size_t bytes = N * dflash::row_bytes(format, K) / (format == WeightFormat::kInt4 ? 2 : 1);
     std::vector<uint8_t> unaligned(bytes + 1);  // codes stand at any address
     std::memcpy(unaligned.data() + 1, codes, bytes);
@@ -159,11 +159,11 @@ void print_packed_weights() {
                                                      0, N);
     close(name, out);
   };
-  print("weight_f32", WeightFormat::kFloat, weight.data(), 1);
-  print("weight_f16", WeightFormat::kFloat16, bits.data(), 1);  // also those of finite float16
-  print("weight_bf16", WeightFormat::kBfloat16, bits.data(), 1);
-  print("weight_fp8", WeightFormat::kFp8, fp8.data(), 1.0f / 448);
-  print("weight_nvfp4", WeightFormat::kNvfp4, nvfp4.data(), 1.0f / 2688);
+  print("weight_f32", WeightFormat::kFloat, weight.data(), 1, kK, kN);
+  print("weight_f16", WeightFormat::kFloat16, bits.data(), 1, kK, kN);  // also those of finite float16
+  print("weight_bf16", WeightFormat::kBfloat16, bits.data(), 1, kK, kN);
+  print("weight_fp8", WeightFormat::kFp8, fp8.data(), 1.0f / 448, kK, kN);
+  print("weight_nvfp4", WeightFormat::kNvfp4, nvfp4.data(), 1.0f / 2688, kK, kN);
   std::vector<float> int4_scales((kN - 1) * 3);
   dflash::pack_int4({weights.data, weights.type, kN - 1, 96}, {nvfp4.data(), (kN - 1) / 2, 96},
                     {int4_scales.data(), kN - 1, 3}, 1);
