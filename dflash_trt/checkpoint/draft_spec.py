@@ -62,6 +62,11 @@ class MarkovHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Whether that row is multiplied by sigmoid(gate_proj([hidden; row])) first."""
     confidence: bool = False
     """Whether confidence_head.proj of [hidden; row] says how likely the slot's token is accepted."""
+    num_rows: Positive | None = None
+    """V' of a draft trained with a smaller vocabulary, whose rows those of markov_w2 are; None for all of the target's.
+
+    A head that `build` trims leaves markov_w2 whole.
+    """
 
 
 class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -246,7 +251,7 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         V, r, width = self.vocab_size or 0, head.rank, self.hidden_size + head.rank
         shapes: dict[str, Shape] = {
             f"{MARKOV}.markov_w1.weight": (V, r),
-            f"{MARKOV}.markov_w2.weight": (self.draft_vocab_size or V, r),
+            f"{MARKOV}.markov_w2.weight": (head.num_rows or V, r),
         }
         if head.is_gated:
             shapes |= {f"{MARKOV}.gate_proj.weight": (r, width), f"{MARKOV}.gate_proj.bias": (r,)}

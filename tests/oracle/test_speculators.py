@@ -74,7 +74,9 @@ def test_what_it_saves_is_read(head: str, from_anchor: bool, num_rows: int, tmp_
         torch.nn.init.normal_(model.lm_head.weight)  # not initialised in a smaller vocabulary
     model.save_pretrained(tmp_path / "draft")
     spec = read_draft(tmp_path / "draft").spec
-    assert spec.markov_head == MarkovHead(rank=12, is_gated=head == "gated", confidence=True)
+    assert spec.markov_head == MarkovHead(
+        rank=12, is_gated=head == "gated", confidence=True, num_rows=num_rows if num_rows < 96 else None
+    )
     assert (spec.sample_from_anchor, spec.target_layer_ids) == (from_anchor, (1, 2, 3))
     build(tmp_path / "draft", tmp_path / "engine")
     scorer = MarkovScorer.read(tmp_path / "engine", spec, torch.device("cpu"))

@@ -45,7 +45,14 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
     plain = config.replaced(architectures=[zlab.ARCHITECTURE], dflash_config=_section(config))
     config.text("model_type", choices=("qwen3",))
     spec = zlab.read_layout(plain, weights, from_anchor=True)
-    return msgspec.structs.replace(spec, markov_head=read_head(Places(plain).of))
+    return with_head(spec, read_head(Places(plain).of))
+
+
+def with_head(spec: DraftSpec, head: MarkovHead | None) -> DraftSpec:
+    """`spec` with a Markov head, whose rows are those of its own smaller vocabulary where it has one."""
+    if head is not None and spec.has_d2t:
+        head = msgspec.structs.replace(head, num_rows=spec.draft_vocab_size)
+    return msgspec.structs.replace(spec, markov_head=head)
 
 
 def _section(config: Facts) -> dict[str, object]:

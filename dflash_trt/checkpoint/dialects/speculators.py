@@ -77,9 +77,10 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
         tap_hidden_size=None if tap_width == backbone.integer("hidden_size") else tap_width,
         own_embedding=EMBEDDING in weights,
         sample_from_anchor=from_anchor,
-        markov_head=dspark.read_head(lambda _: config) if is_dspark else None,
         draft_vocab_size=rows if rows != vocab_size or f"{HEAD}.weight" in weights else None,
     )
+    if is_dspark:
+        return dspark.with_head(spec, dspark.read_head(lambda _: config))
     if not is_dflash2:
         return spec
     return msgspec.structs.replace(spec, **dflash2.read_additions(lambda _: config, spec.hidden_size, vocab_size))

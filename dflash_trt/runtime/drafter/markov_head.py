@@ -30,14 +30,15 @@ class MarkovScorer(CandidateScorer):
     def __init__(self, spec: DraftSpec, tensors: dict[str, Tensor]) -> None:
         """`tensors` are those of `DraftSpec.dspark_shapes`, any floats, and d2t of a draft that has it."""
         super().__init__(spec)
+        self._w1 = tensors.pop(f"{MARKOV}.markov_w1.weight")
+        self._w2 = tensors.pop(f"{MARKOV}.markov_w2.weight")
         self._rows: Tensor | None = None
-        """The rows [V] of markov_w2, by the target's token id, where they are those of a smaller head."""
-        if (d2t := tensors.pop(D2T, None)) is not None:
+        """The rows [V] of markov_w2, by the target's token id, where it has only those of a smaller vocabulary."""
+        d2t = tensors.pop(D2T, None)
+        if d2t is not None and spec.markov_head is not None and spec.markov_head.num_rows is not None:
             rows = torch.arange(len(d2t), device=d2t.device)
             self._rows = torch.zeros(spec.vocab_size or 0, dtype=torch.int64, device=d2t.device)
             self._rows[rows + d2t] = rows
-        self._w1 = tensors.pop(f"{MARKOV}.markov_w1.weight")
-        self._w2 = tensors.pop(f"{MARKOV}.markov_w2.weight")
         self._linear = {name: tensor.float() for name, tensor in tensors.items()}
 
     @classmethod
