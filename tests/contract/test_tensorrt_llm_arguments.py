@@ -29,7 +29,7 @@ class StrictBaseModel(BaseModel):
 from enum import Enum
 from typing import Annotated, Literal, Optional, Union
 import a_package_that_is_not_here.deep as missing
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 from strenum import StrEnum
 from tensorrt_llm.bindings.internal.batch_manager import LinearCacheType
 from ..bindings.executor import KvCacheConfig as _KvCacheConfig, SchedulerConfig as _SchedulerConfig
@@ -70,7 +70,12 @@ class Eagle3DecodingConfig(StrictBaseModel):
     max_draft_len: PositiveInt
     enable_penalty: bool = False
 
-Speculative = Annotated[Union[DFlashDecodingConfig, Eagle3DecodingConfig], Field(discriminator="decoding_type")]
+class NGramDecodingConfig(StrictBaseModel):
+    model_config = ConfigDict(extra="allow")
+    decoding_type: Literal["NGram"] = "NGram"
+
+Methods = Union[DFlashDecodingConfig, Eagle3DecodingConfig, NGramDecodingConfig]
+Speculative = Annotated[Methods, Field(discriminator="decoding_type")]
 
 class TorchLlmArgs(StrictBaseModel):
     model: str
@@ -87,6 +92,7 @@ class TorchLlmArgs(StrictBaseModel):
     max_seq_len: Optional[int] = None
     enable_chunked_prefill: bool = False
     stream_interval: PositiveInt = 1
+    return_perf_metrics: bool = False
     num_postprocess_workers: int = 0
     cuda_graph_config: Optional[dict] = None
     kv_cache_config: KvCacheConfig = KvCacheConfig()

@@ -26,7 +26,7 @@ from tests.paths import FIXTURES, REPOSITORY
 
 PAIRS = {"tiny-gpt-oss-dflash": "tiny-gpt-oss", "tiny-qwen3-dflash": "tiny-qwen3"}
 DFLASH2 = "tiny-qwen3-dflash2"
-RECIPES = ("bf16", "fp8", "nvfp4", "nvfp4-native", "mixed-nvfp4-fp8")
+RECIPES = ("bf16", "fp8", "int4-w4a16", "nvfp4", "nvfp4-native", "mixed-nvfp4-fp8")
 GOLDEN = REPOSITORY / "tests" / "golden" / "plan_layers.json"
 Engines = Callable[[str, str], Path]
 SIZES = PlanOptions(max_batch_size=1, max_seq_len=2048, max_num_tokens=16, runtime="tensorrt_rtx")
