@@ -32,6 +32,7 @@ from dflash_trt.cli.search import search
 from dflash_trt.cli.serve import serve
 from dflash_trt.cli.serve_config import serve_config
 from dflash_trt.cli.triton_repo import triton_repo
+from dflash_trt.cli.try_ import try_
 from dflash_trt.cli.tune import tune
 from dflash_trt.cli.verify import verify
 from dflash_trt.errors import DFlashError
@@ -50,7 +51,7 @@ def cli() -> None:
 
 for command in (
     drafts, inspect, capture, quantize, search, recover, convert, build, generate, verify, chat, serve, dynamo,
-    serve_config, estimate, tune, bench, triton_repo, doctor,
+    serve_config, estimate, tune, bench, triton_repo, doctor, try_,
 ):  # fmt: skip
     cli.add_command(command)
 

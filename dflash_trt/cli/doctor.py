@@ -43,13 +43,14 @@ def examine_endpoint(
     if as_json:
         print_json("doctor-endpoint", msgspec.to_builtins(diagnosis))
     else:
-        _print(diagnosis)
+        print_diagnosis(diagnosis)
     if found := [*diagnosis.findings, *diagnosis.unmeasured]:
         names = "; ".join(finding.name for finding in found)
         raise EndpointError(f"{diagnosis.url}: {names}", hint="fix the first finding, then ask again")
 
 
-def _print(diagnosis: Diagnosis) -> None:
+def print_diagnosis(diagnosis: Diagnosis) -> None:
+    """Tables of the probes and checks, then every finding."""
     from dflash_trt.observe.diagnosis.diagnosis import checks_table, conclusion, finding_lines, tables
 
     print_tables([*tables(diagnosis), checks_table(diagnosis)])

@@ -40,7 +40,10 @@ PACKAGES = {
     "ai-dynamo-runtime": (("dynamo",), f"in an environment of its own: {DYNAMO}"),
     "tensorrt": (("TensorRT plans",), "on the GPU machine: pip install 'dflash-trt[tensorrt]'"),
     "tensorrt_rtx_cu13_bindings": (("build --gpu",), "pip install 'dflash-trt[rtx]'"),
-    "tensorrt_llm": (("serving with TensorRT-LLM",), "in an environment of its own: pip install 'dflash-trt[trtllm]'"),
+    "tensorrt_llm": (
+        ("serving with TensorRT-LLM",),
+        "in an environment of its own, from a clone: pip install '.[trtllm]'",
+    ),
 }
 TOOLS = {
     "c++": (("installing from source",), "apt-get install g++"),

@@ -118,6 +118,11 @@ def _script(head: str, steps: list[Step]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def commands_for_draft(deployment: ResolvedDeployment, source: str, runtime: Runtime, method: Method) -> list[str]:
+    """Commands that convert or build the draft which the server reads; none where it is here, or is downloaded."""
+    return [command for command in _weights(deployment, source, runtime, method) if not command.startswith(DOWNLOAD)]
+
+
 def _weights(deployment: ResolvedDeployment, source: str, runtime: Runtime, method: Method) -> Iterator[str]:
     """Commands that bring or make what the server reads and is not here."""
     if not Path(deployment.target).is_dir():
@@ -127,13 +132,16 @@ def _weights(deployment: ResolvedDeployment, source: str, runtime: Runtime, meth
     if method != "dflash":
         return
     draft = deployment.draft if runtime == "trtllm" or deployment.mode == "native" else deployment.checkpoint
+    if Path(draft).is_dir():
+        return
     if draft != deployment.checkpoint:  # quantised, or an engine
         yield command_line(["dflash-trt", "build", source])
         if deployment.mode == "engine":
             yield command_line(["dflash-trt", "build", "--plans-for", draft])
     elif runtime == "trtllm" and (converted := converted_draft(deployment.draft_sizes)) is not None:
-        yield command_line(["dflash-trt", "quantize", draft, "--recipe", "bf16", "-o", converted])
-    elif not Path(draft).is_dir():
+        if not Path(converted).is_dir():
+            yield command_line(["dflash-trt", "quantize", draft, "--recipe", "bf16", "-o", converted])
+    else:
         yield f"{DOWNLOAD} {command_line([draft])}"
 
 

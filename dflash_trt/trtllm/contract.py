@@ -34,7 +34,7 @@ def import_tensorrt_llm(asked_by: str) -> Any:
         raise MissingDependencyError(
             f"{asked_by}: expected {PACKAGE}, found: {problem}",
             # As NVIDIA's installation guide of 1.3.0rc24 has it.
-            hint="in an environment of its own: pip install 'dflash-trt[trtllm]'",
+            hint="in an environment of its own, from a clone: pip install '.[trtllm]'",
         ) from None
 
 

@@ -147,6 +147,42 @@ def test_it_ends_with_who_started_it(number: signal.Signals) -> None:
     await_end(child)
 
 
+# Its daemon has left its session and lost its parent.
+DAEMON = """
+import sys
+from dflash_trt.observe.bench.child_process import child_process
+script = "(setsid sh -c 'echo $$ >&3; exec sleep 600' &) ; wait; exec sleep 600"
+with child_process(["/bin/sh", "-c", f"exec 3>{sys.argv[1]}; {script}"], sys.stderr.fileno()) as process:
+    print(process.pid, flush=True)
+    process.wait()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_daemons_of_it_end_too(number: signal.Signals, tmp_path: Path) -> None:
+    file = tmp_path / "daemon"
+    starter = subprocess.Popen([sys.executable, "-c", DAEMON, str(file)], stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    child = int(starter.stdout.readline())
+    deadline = time.monotonic() + PATIENCE
+    while not (file.exists() and file.read_text().strip()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    daemon = int(file.read_text())
+    assert is_running(daemon)
+    assert os.getsid(daemon) != os.getsid(child)
+    os.kill(starter.pid, number)
+    starter.wait(PATIENCE)
+    await_end(child)
+    await_end(daemon)
+
+
+def test_a_program_that_is_not_there_says_so(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log, child_process(["/no/such"], log.fileno()) as process:
+        assert process.wait(PATIENCE) == 127
+    assert (tmp_path / "log").read_text() == "/no/such: No such file or directory\n"
+
+
 SETTINGS = RequestSettings(template="chat", temperature=0.0, max_tokens=64)
 LOAD = AiperfLoad(
     url="http://h:1", model="m",

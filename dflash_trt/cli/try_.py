@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt try`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from dflash_trt.cli.completion import DEPLOYMENT, DRAFT, TARGET
+from dflash_trt.cli.doctor import print_diagnosis
+from dflash_trt.cli.options import json_option
+from dflash_trt.cli.output import print_json
+from dflash_trt.cli.serve_config import read_deployment
+from dflash_trt.deploy.deployment_file import Method, deployment_path
+from dflash_trt.deploy.schema import PACKAGES, Runtime
+from dflash_trt.errors import ConfigError, EndpointError, printable
+from dflash_trt.runtime.progress_display import LINE_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dflash_trt.observe.trial.comparison import Comparison
+    from dflash_trt.observe.trial.trial_server import TrialServer, Waiting
+
+NAMES: dict[Method, str] = {"none": "the plain server", "dflash": "the server with DFlash"}
+
+
+@click.command("try", short_help="Start a deployment or engine here, plain and with DFlash, and say how it does.")
+@click.argument("source", type=DEPLOYMENT, metavar="DEPLOYMENT|ENGINE")
+@click.option(
+    "--runtime", type=click.Choice(list(PACKAGES)), help="Of a deployment. Default: the first that is installed here."
+)
+@click.option("--target", type=TARGET, help="Target, in place of what DEPLOYMENT or ENGINE names.")
+@click.option("--draft", type=DRAFT, help="Draft that is here, in place of what DEPLOYMENT names.")
+@click.option("--seconds", type=click.FloatRange(min=10), default=110.0, show_default=True,
+              help="Time for the questions to each server, and for doctor's.")  # fmt: skip
+@json_option
+def try_(
+    source: str, runtime: Runtime | None, target: str | None, draft: str | None, seconds: float, as_json: bool
+) -> None:
+    """Start what is installed, wait, ask, run doctor, compare DFlash with plain decoding, and stop everything.
+
+    DEPLOYMENT runs in trtllm-serve, vLLM or SGLang, ENGINE in `dflash-trt serve`. One verdict is printed; the exit code
+    is 1 where doctor finds something wrong. No process is left, also where this one is killed. With trtllm-serve, vLLM
+    and SGLang not yet run on a GPU.
+
+    \b
+    Example:
+      dflash-trt try demo
+      dflash-trt try gpt-oss-20b.h100x1.latency --runtime vllm
+    """
+    from dflash_trt.observe.trial.comparison import picture, verdict
+
+    server_of = _servers(source, runtime, target, draft)
+    comparison = _compare(server_of, seconds)
+    line = verdict(comparison, Path(source).name)
+    if as_json:
+        document = msgspec.to_builtins(comparison) | {"ratio": comparison.ratio, "verdict": comparison.outcome}
+        print_json("try", document)
+    else:
+        print_diagnosis(comparison.diagnosis)
+        click.echo(f"\n{picture(comparison)}\n\n{printable(line)}")
+    if findings := comparison.found_by_doctor:
+        raise EndpointError(f"{source}: {findings[0].name}", hint="change what doctor says, then try again")
+
+
+def _servers(
+    source: str, runtime: Runtime | None, target: str | None, draft: str | None
+) -> Callable[[Method], TrialServer]:
+    """How each method's server is started."""
+    from dflash_trt.observe.trial.trial_server import chosen_runtime, deployment_server, engine_server
+
+    if deployment_path(source) is not None:
+        deployment = read_deployment(source, target, draft, None, None)
+        chosen = chosen_runtime(deployment, runtime, source)
+        return lambda method: deployment_server(deployment, chosen, method, source)
+    if runtime is not None or draft is not None:
+        raise click.UsageError("--runtime and --draft are for a deployment; an engine is served here")
+    if not Path(source).is_dir():
+        raise ConfigError(
+            f"{source}: expected an engine directory or a deployment, found neither",
+            hint="`make demo` builds the engine `demo`; dflash-trt serve-config --list shows deployments",
+        )
+    return lambda method: engine_server(Path(source), target, method)
+
+
+def _compare(server_of: Callable[[Method], TrialServer], seconds: float) -> Comparison:
+    from dflash_trt.observe.diagnosis.diagnosis import diagnose
+    from dflash_trt.observe.endpoints.client import Client
+    from dflash_trt.observe.trial.comparison import Comparison, ask
+
+    servers = {method: server_of(method) for method in NAMES}  # what is missing is said before anything starts
+    with _running(servers["none"], "none") as url:
+        plain = ask(url, seconds)
+    with _running(servers["dflash"], "dflash") as url:
+        dflash = ask(url, seconds)
+        _say("asking doctor")
+        with Client(url, deadline_seconds=seconds + 2) as client:
+            diagnosis = diagnose(client, seconds=seconds)
+    return Comparison(plain=plain, dflash=dflash, diagnosis=diagnosis)
+
+
+@contextmanager
+def _running(server: TrialServer, method: Method) -> Iterator[str]:
+    name = NAMES[method]
+    _say(f"starting {name}")
+    began = time.monotonic()
+    with _progress(name) as waiting, server.running(waiting) as url:
+        _say(f"{name} answers after {time.monotonic() - began:.0f} s; asking it")
+        yield url
+    _say(f"{name} is stopped")
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Waiting]:
+    """A line that stays where stderr is a terminal, else one now and then, with the server's last words."""
+    if not sys.stderr.isatty():
+        yield partial(_line, name, [0.0])
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    with Console(stderr=True).status(f"loading {name}") as status:
+        yield lambda seconds, last: status.update(f"loading {name}, {seconds:.0f} s: {escape(printable(last))[:80]}")
+
+
+def _line(name: str, said: list[float], seconds: float, last: str) -> None:
+    if seconds - said[0] >= LINE_SECONDS:
+        said[0] = seconds
+        _say(f"loading {name}, {seconds:.0f} s: {printable(last)[:80]}")
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
