@@ -65,6 +65,32 @@ def test_deploy(tmp_path: Path) -> None:
     assert {"serve.yaml", "kubernetes.yaml", "config.pbtxt"} <= written
 
 
+@pytest.mark.full
+def test_walkthrough_up_to_the_gpu(tmp_path: Path) -> None:
+    """Each command as it stands, with a fixture pair for what is downloaded; doctor may find what a small draft has."""
+    text, step, _ = (REPOSITORY / "docs" / "walkthrough.md").read_text().partition("## 5. Serve, on the GPU machine")
+    assert step
+    draft, target = FIXTURES / "tiny-gpt-oss-dflash", FIXTURES / "tiny-gpt-oss"
+    script = "".join(FENCE.findall(text))
+    for words, fitting in {
+        "make demo": f"dflash-trt build {draft} --target {target} -o demo",
+        "dflash-trt try demo": "dflash-trt try demo || [[ $? == 1 ]]",
+        "z-lab/gpt-oss-120b-DFlash": str(draft),
+        "openai/gpt-oss-120b": str(target),
+    }.items():
+        assert words in script
+        script = script.replace(words, fitting)
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "demo works" in done.stdout
+    assert "serve.yaml: no findings" in done.stdout
+    assert "trtllm-serve openai/gpt-oss-120b" in (tmp_path / "steps.sh").read_text()
+
+
 DOCUMENTS = [
     *(REPOSITORY / file for file in ("README.md", "CHANGELOG.md", "benchmarks/RESULTS.md", "plugins/README.md")),
     REPOSITORY / ".github" / "CONTRIBUTING.md",
