@@ -189,7 +189,7 @@ def test_operands_stand_where_the_instruction_wants_them(wrapper: Wrapper, ptx: 
     assert found == list(wrapper.expected), body
 
 
-ARCHITECTURES = ("90a", "100f", "120a", "90-virtual")
+ARCHITECTURES = ("80", "86", "89", "90a", "100f", "120f", "90-virtual")
 MACHINE_CODE = ARCHITECTURES[:-1]
 HEAD_DIMS = (64, 96, 128, 256)
 WARPS = {64: 6, 96: 4, 128: 4, 256: 4}  # of an attention CTA; two of them are to share an SM
@@ -309,16 +309,23 @@ def test_the_kernel_of_sm_90a_neither_warns_nor_spills(head_dim: int, rows: int,
 
 
 @pytest.mark.parametrize(
-    ("capability", "runs"), [((9, 0), True), ((10, 0), True), ((10, 3), True), ((12, 0), True), ((8, 9), False)]
-)
+    ("capability", "runs"),
+    [
+        ((7, 5), False), ((8, 0), True), ((8, 6), True), ((8, 7), True), ((8, 9), True), ((9, 0), True),
+        ((10, 0), True), ((10, 3), True), ((12, 0), True), ((12, 1), True),
+    ],
+)  # fmt: skip
 def test_the_gpus_that_the_architectures_are_for(capability: tuple[int, int], runs: bool) -> None:
-    """DGX B300 is 10.3, H100 and H200 are 9.0; nothing is left to compile at run time."""
+    """A100 is 8.0, L40S 8.9, H100 and H200 are 9.0, DGX B300 is 10.3, RTX 5090 12.0, DGX Spark 12.1; nothing is left to
+    compile at run time.
+    """
     assert runs_on(MACHINE_CODE, *capability) == runs
     assert not runs_on(("103a",), 10, 0)
+    assert not runs_on(("89",), 8, 6)
 
 
 def test_later_gpus_run_what_their_driver_compiles() -> None:
-    for capability in ((11, 0), (12, 1), (13, 0)):
+    for capability in ((11, 0), (13, 0)):
         assert not runs_on(MACHINE_CODE, *capability)
         assert runs_on(ARCHITECTURES, *capability)
-    assert not runs_on(ARCHITECTURES, 8, 9)
+    assert not runs_on(ARCHITECTURES, 7, 5)

@@ -17,8 +17,9 @@ namespace {
 
 // Facts of the current GPU that the launch depends on.
 struct Gpu {
-  int sms, sm_bytes, reserved_bytes;  // shared memory of an SM, and what the driver reserves of it for each CTA
-  int major, minor;                   // compute capability
+  int sms;
+  int sm_bytes, reserved_bytes, cta_bytes;  // shared memory: of an SM; reserved for each CTA; at most of a CTA
+  int major, minor;                         // compute capability
 };
 
 cudaError_t query_device(Gpu& gpu) {
@@ -30,6 +31,7 @@ cudaError_t query_device(Gpu& gpu) {
   get(gpu.sms, cudaDevAttrMultiProcessorCount);
   get(gpu.sm_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
   get(gpu.reserved_bytes, cudaDevAttrReservedSharedMemoryPerBlock);
+  get(gpu.cta_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   get(gpu.major, cudaDevAttrComputeCapabilityMajor);
   get(gpu.minor, cudaDevAttrComputeCapabilityMinor);
   return error;
@@ -48,7 +50,9 @@ cudaError_t launch_both(Launch attention, Launch combine, const Params& p, const
 }
 
 cudaError_t launch_mma(const Params& p, const Gpu& gpu) {
-  const LaunchConfig config = make_launch_config(p, resident_ctas(gpu, make_launch_config(p, 1).shared_bytes));
+  const int limit = shared_limit(gpu.sm_bytes, gpu.reserved_bytes, gpu.cta_bytes);
+  const int ctas = resident_ctas(gpu, make_launch_config(p, 1, limit).shared_bytes);
+  const LaunchConfig config = make_launch_config(p, ctas, limit);
   switch (p.head_dim) {
     case 64:
       return launch_both(launch_head_dim<64>, launch_combine<64>, p, config);
