@@ -9,7 +9,7 @@ from dataclasses import fields
 import torch
 
 from dflash_trt import _C
-from tests.plugins.cases import Case
+from tests.plugins.cases import FP8, Case
 from tests.plugins.tensors import Guarded, Tensors, attributes, inputs, output
 
 BUILD = "pip install -e . -C cmake.define.DFLASH_CUDA=ON"
@@ -40,6 +40,11 @@ def runs_on(compiled: Sequence[str], major: int, minor: int) -> bool:
         or not families.isdisjoint(compiled)
         or min(ptx, default=1 << 30) <= 10 * major + minor
     )
+
+
+def takes(case: Case, capability: tuple[int, int]) -> bool:
+    """Whether such a GPU has the number format of the case's cache."""
+    return case.cache_dtype is not FP8 or capability >= (8, 9)
 
 
 def moved(tensors: Tensors, device: str) -> Tensors:

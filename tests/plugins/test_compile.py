@@ -48,9 +48,16 @@ def test_a_call_reads_the_output_of_the_call_in_front() -> None:
         assert_close(reference(CHAIN, chained), *expect(CHAIN, other))
 
 
-@pytest.mark.parametrize(("capability", "kernels"), [((9, 0), {"best", "mma", "wgmma"}), ((10, 3), {"best"})])
-def test_the_sanitizer_sees_every_kernel_of_the_gpu(capability: tuple[int, int], kernels: set[str]) -> None:
-    assert {kernel for _, _, kernel in calls(capability)} == kernels
+@pytest.mark.parametrize(
+    ("capability", "kernels", "caches"),
+    [((9, 0), {"best", "mma", "wgmma"}, 3), ((10, 3), {"best"}, 3), ((8, 0), {"best"}, 2)],
+)
+def test_the_sanitizer_sees_every_kernel_of_the_gpu(
+    capability: tuple[int, int], kernels: set[str], caches: int
+) -> None:
+    made = calls(capability)
+    assert {kernel for _, _, kernel in made} == kernels
+    assert len({case.cache_dtype for case, _, _ in made}) == caches
 
 
 @dataclass(frozen=True)

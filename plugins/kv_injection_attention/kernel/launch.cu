@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kv_injection_attention/kernel.h"
+#include "kv_injection_attention/kernel/architecture.h"
 #include "kv_injection_attention/kernel/wgmma_launch_config.h"
 
 namespace dflash::kv_injection {
@@ -20,6 +21,8 @@ struct Gpu {
   int sms;
   int sm_bytes, reserved_bytes, cta_bytes;  // shared memory: of an SM; reserved for each CTA; at most of a CTA
   int major, minor;                         // compute capability
+
+  int compute_capability() const { return 10 * major + minor; }
 };
 
 cudaError_t query_device(Gpu& gpu) {
@@ -40,6 +43,14 @@ cudaError_t query_device(Gpu& gpu) {
 // CTAs that the GPU holds at once, at most two an SM, each with `shared_bytes` of shared memory.
 int resident_ctas(const Gpu& gpu, int shared_bytes) {
   return gpu.sms * std::clamp(gpu.sm_bytes / (shared_bytes + gpu.reserved_bytes), 1, 2);
+}
+
+// What the call needs and the GPU does not have, or nullptr.
+const char* lacking(const Params& p, const Gpu& gpu) {
+  if (p.cache_dtype == DType::kF8E4M3 && gpu.compute_capability() < kFirstFp8) {
+    return "expected a GPU of compute capability 8.9 or newer for an FP8 cache, found an older one";
+  }
+  return gpu.cta_bytes < kSharedBudget ? "expected a GPU with 99 KB of shared memory for a CTA, found less" : nullptr;
 }
 
 using Launch = cudaError_t(const Params&, const LaunchConfig&);
@@ -80,10 +91,7 @@ bool has_wgmma(const Params&, const Gpu&) { return false; }
 cudaError_t launch_wgmma(const Params&, const Gpu&) { return cudaErrorNotSupported; }
 #endif
 
-cudaError_t launch_kernel(const Params& p, Kernel kernel) {
-  Gpu gpu{};
-  const cudaError_t error = query_device(gpu);
-  if (error != cudaSuccess) return error;
+cudaError_t launch_kernel(const Params& p, const Gpu& gpu, Kernel kernel) {
   const bool wgmma_available = has_wgmma(p, gpu);
   if (kernel == Kernel::kWgmma) return wgmma_available ? launch_wgmma(p, gpu) : cudaErrorNotSupported;
   return wgmma_available && kernel == Kernel::kBest && wgmma_pays(p) ? launch_wgmma(p, gpu) : launch_mma(p, gpu);
@@ -91,9 +99,22 @@ cudaError_t launch_kernel(const Params& p, Kernel kernel) {
 
 }  // namespace
 
+int32_t compute_capability() {
+  Gpu gpu{};
+  if (query_device(gpu) == cudaSuccess) return gpu.compute_capability();
+  cudaGetLastError();
+  return 0;
+}
+
 const char* launch(const Params& p, Kernel kernel) {
   if (p.batch == 0) return nullptr;
-  const cudaError_t error = launch_kernel(p, kernel);
+  Gpu gpu{};
+  cudaError_t error = query_device(gpu);
+  if (error == cudaSuccess) {
+    const char* lacks = lacking(p, gpu);
+    if (lacks != nullptr) return lacks;
+    error = launch_kernel(p, gpu, kernel);
+  }
   if (error == cudaSuccess) return nullptr;
   cudaGetLastError();  // reported here, so not left behind for whoever asks next
   return cudaGetErrorString(error);
