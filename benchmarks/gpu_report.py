@@ -56,7 +56,7 @@ NVCC_WHEELS = {
     12: ("cuda-nvcc", "cuda-runtime", "cuda-cccl"),
 }
 NVCC_SUFFIXES = {13: "==13.0.*", 12: "-cu12==12.9.*"}
-FIRST_KERNELS = 9.0
+FIRST_KERNELS = 8.0
 """The compute capability that the kernels begin with."""
 PYTHON, PIP = (sys.executable,), (sys.executable, "-m", "pip", "install")
 CLI = (sys.executable, "-m", "dflash_trt")
@@ -145,7 +145,7 @@ def is_online() -> bool:
 
 
 def compile_kernels(gpu: Gpu | None, *, online: bool = True) -> Step:
-    """For the GPU at hand only: a family such as 100f needs CUDA 12.9, which an H100 does not.
+    """For the GPU at hand only: a family such as 100f needs CUDA 12.9, which older GPUs do not.
 
     Without network by cmake, with the nanobind that is there, where pip would fetch its own.
     """
@@ -155,7 +155,8 @@ def compile_kernels(gpu: Gpu | None, *, online: bool = True) -> Step:
         lacks = f"a GPU of SM {FIRST_KERNELS} or newer for the kernels; this one is of SM {capability}"
     elif nvcc is None:
         lacks = "nvcc: its wheel brought none; install the CUDA toolkit: https://developer.nvidia.com/cuda-downloads"
-    defines = ("DFLASH_CUDA=ON", f"DFLASH_CUDA_ARCHITECTURES={capability.replace('.', '')}a")
+    architecture = capability.replace(".", "") + ("a" if float(capability) >= 9 else "")
+    defines = ("DFLASH_CUDA=ON", f"DFLASH_CUDA_ARCHITECTURES={architecture}")
     words = [word for define in defines for word in ("-C", f"cmake.define.{define}")]
     command = (*PIP, "--no-deps", "--editable", ".", *words)
     return Step(

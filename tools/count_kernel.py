@@ -68,7 +68,7 @@ GPUS = (
     ),
     Gpu(name="B200", architecture="100f", sms=148, ghz=1.965, terabytes=8.0, shared_bytes=228 << 10, mma=1024),
     Gpu(name="B300", architecture="100f", sms=148, ghz=1.92, terabytes=8.0, shared_bytes=228 << 10, mma=1024, mufu=32),
-    Gpu(name="RTX PRO 6000", architecture="120a", sms=188, ghz=2.6, terabytes=1.79, shared_bytes=100 << 10, mma=512),
+    Gpu(name="RTX PRO 6000", architecture="120f", sms=188, ghz=2.6, terabytes=1.79, shared_bytes=100 << 10, mma=512),
 )
 DRAFTERS = {
     "gpt-oss": GPT_OSS,
@@ -318,7 +318,7 @@ def ceiling_row(counted: Count, gpu: Gpu) -> list[str]:
 
 @click.command()
 @click.option("--drafter", "drafters", multiple=True, type=click.Choice(list(DRAFTERS)), help="Default: all.")
-@click.option("--arch", "architectures", multiple=True, default=("90a", "100f", "120a"), help="Default: all.")
+@click.option("--arch", "architectures", multiple=True, default=("90a", "100f", "120f"), help="Default: all.")
 @click.option(
     "--cache",
     "caches",

@@ -17,13 +17,20 @@ from dflash_trt.deploy.render import Rendered, render
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.schema import PACKAGES, Runtime
 from dflash_trt.deploy.trtllm_arguments import converted_draft, is_engine_mode
+from dflash_trt.errors import BuildError
 from dflash_trt.files.command import command_line, quoted
+from dflash_trt.files.read import open_file
 from dflash_trt.files.write import OutputKind
 
+
+def _is_ours(file: Path) -> bool:
+    with open_file(file, BuildError) as stream:
+        return b"# dflash-trt " in b"".join(stream.read(4096).splitlines(True)[:2])
+
+
 CONFIGURATION = OutputKind(
-    name="a configuration that dflash-trt wrote", form="file", option="-o FILE",
-    recognizes=lambda file: "# dflash-trt " in "".join(file.read_text(errors="replace").splitlines(True)[:2]),
-)  # fmt: skip
+    name="a configuration that dflash-trt wrote", recognizes=_is_ours, form="file", option="-o FILE"
+)
 DOWNLOAD = "hf download"
 OWN_IMAGE = "dflash-trt:trtllm"
 """Image of docs/deploy/trtllm.Dockerfile, which engine mode needs."""

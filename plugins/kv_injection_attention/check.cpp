@@ -7,6 +7,7 @@
 
 #include "common/text.h"
 #include "kv_injection_attention/kernel.h"
+#include "kv_injection_attention/kernel/architecture.h"
 
 namespace dflash::kv_injection {
 namespace {
@@ -116,6 +117,13 @@ Problem check_params(const Params& p) {
   if (p.sinks != nullptr) checks.tensor("sinks", p.sinks, alignof(float));
   checks.tensor("out", p.out, kAlignment);
   return checks.result();
+}
+
+Problem check_gpu(bool fp8_cache, int32_t compute_capability) {
+  if (!fp8_cache || compute_capability == 0 || compute_capability >= kFirstFp8) return std::nullopt;
+  return text("fp8_cache: expected a GPU of compute capability ", kFirstFp8 / 10, ".", kFirstFp8 % 10,
+              " or newer, found ", compute_capability / 10, ".", compute_capability % 10,
+              "; to build for another GPU, hide this one: CUDA_VISIBLE_DEVICES=");
 }
 
 Problem check_layout(const Params& p, const int64_t* layout) {

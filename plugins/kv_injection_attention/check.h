@@ -21,6 +21,9 @@ Problem check_sizes(const Params& params);
 // check_sizes, and that every tensor is there and aligned. Reads no pointer: they may be the device's.
 Problem check_params(const Params& params);
 
+// What a cache needs of the GPU; `compute_capability` is 10 * major + minor, 0 if it is not known.
+Problem check_gpu(bool fp8_cache, int32_t compute_capability);
+
 // The values of context_layout, where the host has them.
 Problem check_layout(const Params& params, const int64_t* layout);
 

@@ -17,8 +17,12 @@ enum class Kernel {
   kWgmma,  // wgmma_attention.cuh: GPUs of compute capability 9.0, calls that wgmma_fits()
 };
 
+// The current GPU's compute capability, as architecture.h counts it; 0 without a GPU, its driver or kernels.
+int32_t compute_capability();
+
 // Starts the attention on params.stream and returns at once: no allocation, no synchronisation, capturable.
-// `params` has passed check_params and check_workspace. Gives nullptr, or CUDA's text of what went wrong.
+// `params` has passed check_params and check_workspace. Gives nullptr, or what the GPU lacks, or CUDA's text of what
+// went wrong.
 const char* launch(const Params& params, Kernel kernel = Kernel::kBest);
 
 }  // namespace dflash::kv_injection

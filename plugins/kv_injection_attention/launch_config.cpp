@@ -26,17 +26,18 @@ void set_rows(const Params& p, int32_t row_groups, LaunchConfig& config) {
   config.stages_at = round_up(config.block_at + 2 * config.block_rows * row_bytes(D, 2), kRowsAlignment);
 }
 
-// Teams of warps that find room for their stages.
+// Teams of warps that find room for their stages. Rows are laid out alike for every GPU, and so is the workspace.
 void set_teams(const Params& p, LaunchConfig& config) {
   const int32_t D = p.head_dim;
   const int32_t bytes = element_bytes(p);
   config.stage_bytes = 2 * step_keys(D, bytes) * row_bytes(D, bytes);
   const int32_t team_bytes = num_stages(D, bytes) * config.stage_bytes;
-  for (int32_t row_groups = kMaxRowGroups; config.teams == 0; --row_groups) {
-    set_rows(p, row_groups, config);
-    config.teams =
-        std::min({kMaxTeams, max_warps(D) / config.row_groups, (kSharedBudget - config.stages_at) / team_bytes});
-  }
+  const auto teams_in = [&](int32_t shared) {
+    return std::min({kMaxTeams, max_warps(D) / config.row_groups, (shared - config.stages_at) / team_bytes});
+  };
+  int32_t row_groups = kMaxRowGroups;
+  for (set_rows(p, row_groups, config); teams_in(kSharedBudget) == 0;) set_rows(p, --row_groups, config);
+  config.teams = teams_in(config.shared_limit);
   // At the end the teams' results reuse this memory (see merge.cuh).
   const int32_t values = warp_tiles(D) * (D / 2 + 4);
   const int32_t results =
@@ -64,8 +65,9 @@ void set_ranges(const Params& p, int32_t ctas, LaunchConfig& config) {
   }
 }
 
-LaunchConfig make_launch_config(const Params& p, int32_t ctas) {
+LaunchConfig make_launch_config(const Params& p, int32_t ctas, int32_t shared_limit) {
   LaunchConfig config{};
+  config.shared_limit = shared_limit;
   set_teams(p, config);
   set_ranges(p, ctas, config);
   return config;

@@ -10,6 +10,7 @@ static const char* without_cuda() {
          "cmake -S plugins -B build/plugins -DDFLASH_CUDA=ON && cmake --build build/plugins";
 }
 
+int32_t compute_capability() { return 0; }
 const char* launch(const Params&, Kernel) { return without_cuda(); }
 const char* launch_append(const AppendParams&) { return without_cuda(); }
 

@@ -83,6 +83,7 @@ bool AttentionPlugin::supportsFormatCombination(int32_t position, const DynamicP
     const PluginTensorDesc& tensor = tensors[position].desc;
     if (tensor.format != nvinfer1::TensorFormat::kLINEAR) return false;
     if (position == num_inputs) return tensor.type == tensors[kQkv].desc.type;
+    if (position == kContextPointers) refuse(check_gpu(attributes_.fp8_cache != 0, compute_capability()));
     return is_type_supported(position, tensors);
   });
 }

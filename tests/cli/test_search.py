@@ -111,7 +111,7 @@ def test_the_fastest_recipe(features: dict[str, Path], tmp_path: Path, monkeypat
     assert [line.split()[:4] for line in text.splitlines() if "held out" in line and "pass" in line] == [
         ["#", "bytes", "pass", "loss"]
     ]
-    with pytest.raises(ConfigError, match=r"expected a GPU whose rates are known \(.*\), found 'b30'"):
+    with pytest.raises(ConfigError, match=r"--gpu: expected a GPU \(.*\), found 'b30'"):
         search(features[NAME], tmp_path / "other.yaml", *options, "b30")
 
 

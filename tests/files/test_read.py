@@ -33,6 +33,11 @@ EXCEPTIONS = {
     ("checkpoint/quantization.py", "open"): "four bytes at an offset of a header that was read",
     ("checkpoint/safetensors_writer.py", "open"): "copies tensors of a header that was read, and writes",
     ("engine/plans/plan_loader.py", "read_bytes"): "a plan of gigabytes, whose hash is checked already",
+    (
+        "engine/plans/plan_process.py",
+        "msgspec.json.decode",
+    ): "a job and its refusal, from one process of ours to another",
+    ("observe/bench/supervisor.py", "read_text"): "/proc/self/task, in a script that imports nothing of ours",
     ("engine/manifest.py", "open"): "hashes what the manifest names, block by block",
     ("runtime/server/limits.py", "msgspec.json.decode"): "a request's bounded body; fields are refused by name",
     ("cli/failure.py", "os.open"): "the null device, in the place of a stdout that failed",

@@ -9,7 +9,7 @@ import torch
 
 from dflash_trt import _C
 from dflash_trt.runtime.drafter.torch_executor import runs_on
-from tests.plugins.cases import Case
+from tests.plugins.cases import FP8, Case
 from tests.plugins.tensors import Guarded, Tensors, attributes, inputs, output
 
 BUILD = "pip install -e . -C cmake.define.DFLASH_CUDA=ON"
@@ -27,6 +27,11 @@ def why_no_launch() -> str | None:
         name = torch.cuda.get_device_name()
         return f"the kernels were compiled for {compiled}, and {name} has compute capability {capability}"
     return None
+
+
+def takes(case: Case, capability: tuple[int, int]) -> bool:
+    """Whether such a GPU has the number format of the case's cache."""
+    return case.cache_dtype is not FP8 or capability >= (8, 9)
 
 
 def moved(tensors: Tensors, device: str) -> Tensors:

@@ -55,6 +55,14 @@ def test_both_kernels_of_sm_90a(case: Case, kernel: str) -> None:
     assert_close(Launch(case, moved(tensors, "cuda"), kernel=kernel).run(), *expect(case, tensors, kernel))
 
 
+def test_an_fp8_cache_is_refused_by_gpus_without_fp8() -> None:
+    (case,) = (case for case in CASES if case.name == "fp8-everything")
+    if torch.cuda.get_device_capability() >= (8, 9):
+        pytest.skip("needs a GPU of compute capability 8.0 to 8.7")
+    with pytest.raises(RuntimeError, match=r"8\.9 or newer for an FP8 cache"):
+        Launch(case, draw(case, "cuda")).run()
+
+
 @pytest.mark.parametrize("case", LONG, ids=named)
 def test_long_contexts_against_float64(case: Case) -> None:
     """The reference would take minutes."""

@@ -14,7 +14,7 @@ import sys
 import pytest
 import torch
 
-from tests.gpu.launches import Launch, moved
+from tests.gpu.launches import Launch, moved, takes
 from tests.gpu.test_append import append
 from tests.paths import REPOSITORY
 from tests.plugins.cases import CORNER, FEATURES, MANY_ROWS_FP8, OUT_OF_RANGE, Case
@@ -56,10 +56,11 @@ def calls(capability: tuple[int, int]) -> list[tuple[Case, Tensors, str]]:
     bad = [(name, values[2]) for name, values in BAD.items()]
     many_rows = [(case, kernel) for case in MANY_ROWS_FP8 for kernel in ("mma", "wgmma")]
     return [
-        *((case, draw(case), "best") for case in CASES),
-        *((case, out_of_range(draw(case), *value), "best") for case in OUT_OF_RANGE for value in bad),
+        *((case, draw(case), "best") for case in CASES if takes(case, capability)),
+        *((case, out_of_range(draw(case), *value), "best")
+          for case in OUT_OF_RANGE if takes(case, capability) for value in bad),
         *((case, draw(case), kernel) for case, kernel in many_rows if capability == (9, 0)),
-    ]
+    ]  # fmt: skip
 
 
 def main(tool: str) -> None:

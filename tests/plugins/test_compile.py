@@ -54,9 +54,16 @@ def test_a_call_reads_the_output_of_the_call_in_front() -> None:
         assert_close(reference(CHAIN, chained), *expect(CHAIN, other))
 
 
-@pytest.mark.parametrize(("capability", "kernels"), [((9, 0), {"best", "mma", "wgmma"}), ((10, 3), {"best"})])
-def test_the_sanitizer_sees_every_kernel_of_the_gpu(capability: tuple[int, int], kernels: set[str]) -> None:
-    assert {kernel for _, _, kernel in calls(capability)} == kernels
+@pytest.mark.parametrize(
+    ("capability", "kernels", "caches"),
+    [((9, 0), {"best", "mma", "wgmma"}, 3), ((10, 3), {"best"}, 3), ((8, 0), {"best"}, 2)],
+)
+def test_the_sanitizer_sees_every_kernel_of_the_gpu(
+    capability: tuple[int, int], kernels: set[str], caches: int
+) -> None:
+    made = calls(capability)
+    assert {kernel for _, _, kernel in made} == kernels
+    assert len({case.cache_dtype for case, _, _ in made}) == caches
 
 
 @dataclass(frozen=True)
@@ -195,7 +202,7 @@ def test_operands_stand_where_the_instruction_wants_them(wrapper: Wrapper, ptx: 
     assert found == list(wrapper.expected), body
 
 
-ARCHITECTURES = ("90a", "100f", "120a", "90-virtual")
+ARCHITECTURES = ("80", "86", "89", "90a", "100f", "120f", "90-virtual")
 MACHINE_CODE = ARCHITECTURES[:-1]
 HEAD_DIMS = (64, 96, 128, 256)
 WARPS = {64: 6, 96: 4, 128: 4, 256: 4}  # of an attention CTA; two of them are to share an SM
@@ -335,16 +342,23 @@ def test_stamps_do_not_make_the_kernel_spill(drafter: str, cache: str, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("capability", "runs"), [((9, 0), True), ((10, 0), True), ((10, 3), True), ((12, 0), True), ((8, 9), False)]
-)
+    ("capability", "runs"),
+    [
+        ((7, 5), False), ((8, 0), True), ((8, 6), True), ((8, 7), True), ((8, 9), True), ((9, 0), True),
+        ((10, 0), True), ((10, 3), True), ((12, 0), True), ((12, 1), True),
+    ],
+)  # fmt: skip
 def test_the_gpus_that_the_architectures_are_for(capability: tuple[int, int], runs: bool) -> None:
-    """DGX B300 is 10.3, H100 and H200 are 9.0; nothing is left to compile at run time."""
+    """A100 is 8.0, L40S 8.9, H100 and H200 are 9.0, DGX B300 is 10.3, RTX 5090 12.0, DGX Spark 12.1; nothing is left to
+    compile at run time.
+    """
     assert runs_on(MACHINE_CODE, *capability) == runs
     assert not runs_on(("103a",), 10, 0)
+    assert not runs_on(("89",), 8, 6)
 
 
 def test_later_gpus_run_what_their_driver_compiles() -> None:
-    for capability in ((11, 0), (12, 1), (13, 0)):
+    for capability in ((11, 0), (13, 0)):
         assert not runs_on(MACHINE_CODE, *capability)
         assert runs_on(ARCHITECTURES, *capability)
-    assert not runs_on(ARCHITECTURES, 8, 9)
+    assert not runs_on(ARCHITECTURES, 7, 5)

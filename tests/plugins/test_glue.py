@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from dflash_trt.engine.plans.tensorrt_api import installed_library
 from tests.plugins import abi
 from tests.plugins.abi import Creator, Plugin, Value, attribute, desc, dynamic
 from tests.plugins.cases import Case, Pages
+from tests.plugins.kernel.emulation import PLUGINS, compiler
 from tests.plugins.tensors import attributes, draw, inputs
 
 ATTRIBUTES = {
@@ -171,6 +174,27 @@ def test_dtypes(plugin: Plugin) -> None:
             assert not accepted(plugin, changed), (position, other)
         assert not accepted(plugin, TYPES, layout=abi.CHW2, at=position), position
     assert not accepted(plugin, [*TYPES[:-1], abi.HALF, abi.BF16])  # sinks
+
+
+@pytest.mark.full  # the library's build takes long
+def test_an_fp8_cache_is_refused_where_the_gpu_converts_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    library = tmp_path / "libany_gpu.so"
+    sources = [path for path in PLUGINS.rglob("*.cpp") if path.name != "no_cuda.cpp"]
+    sources.append(Path(__file__).parent / "kernel" / "any_gpu.cpp")
+    command = [compiler(), "-std=c++20", "-O0", "-fPIC", "-shared", f"-I{PLUGINS}", *map(str, sources)]
+    subprocess.run([*command, "-o", str(library)], check=True)
+    fp8 = make(Creator(library), [*FIELDS[:-1], attribute("fp8_cache", 1)])
+    for gpu, accepts in (("80", False), ("86", False), ("89", True), ("90", True), ("121", True), ("0", True)):
+        monkeypatch.setenv("DFLASH_TEST_GPU", gpu)
+        assert accepted(fp8, TYPES) == accepts
+        assert accepted(make(Creator(library)), TYPES)
+    told = (
+        "[dflash_trt] supportsFormatCombination: fp8_cache: expected a GPU of compute capability 8.9 or newer,"
+        " found 8.{}; to build for another GPU, hide this one: CUDA_VISIBLE_DEVICES=\n"
+    )
+    assert capfd.readouterr().err == told.format(0) + told.format(6)
 
 
 def test_a_profile_that_fits_and_its_workspace(plugin: Plugin, capfd: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from tests.plugins.cases import CORNER, F16, FAR, FAR_PAGES, FEATURES, OUT_OF_RANGE, PAGED, PLANE, REGULAR, Case
 from tests.plugins.kernel import emulation
-from tests.plugins.kernel.emulation import EmulationError, build_kernel, check, once
+from tests.plugins.kernel.emulation import A100, ADA, EmulationError, Gpu, build_kernel, check, once
 from tests.plugins.kernel.oracle import expect
 from tests.plugins.tensors import BAD, draw
 
@@ -103,6 +103,49 @@ def test_a_request_out_of_range_is_nan_and_leaves_the_others_alone(
     name: str, value: int, case: Case, program: Program, tmp_path: Path
 ) -> None:
     emulation.check_out_of_range(program(case), tmp_path / "call", case, name, value, ctas=FEW)
+
+
+# Of other GPUs: 163 KB of shared memory for a CTA, or FP8 caches without early starts.
+OLDER = {
+    "D64-bf16": A100, "D128-bf16": A100, "D256-bf16": A100, "D96-f16": A100, "window7-causal-sinks": A100,
+    "N8-G1-S16": A100, "pages-16-V1-bf16": A100, "D64-bf16-fp8": ADA, "D128-bf16-fp8": ADA, "pages-32-V2-fp8": ADA,
+}  # fmt: skip
+
+
+def build_older(case: Case, gpu: Gpu) -> Path:
+    return once(
+        f"emulated_sm_{gpu.architecture}_head_dim_{case.D}",
+        lambda path: build_kernel(path, case.D, formats=emulation.ALL_FORMATS, gpu=gpu),
+    )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", sorted(OLDER))
+def test_gpus_without_dependent_launch(name: str, tmp_path: Path) -> None:
+    case, gpu = CASES[name], OLDER[name]
+    config = check(build_older(case, gpu), tmp_path / "call", case, ctas=FEW).config
+    assert config is not None
+    assert config.shared_bytes <= gpu.shared_bytes
+
+
+@pytest.mark.full
+def test_a_cta_of_163_kb_has_more_teams(tmp_path: Path) -> None:
+    case = CASES["D64-bf16"]
+    results = [
+        check(build_older(case, gpu), tmp_path / str(gpu.architecture), case, ctas=FEW).config for gpu in (A100, ADA)
+    ]
+    teams = [config.teams for config in results if config is not None]
+    assert teams == [4, 2]
+
+
+@pytest.mark.full
+def test_what_an_older_gpu_lacks_is_noticed(tmp_path: Path) -> None:
+    """Code of SM 8.x is not started early, and that of 8.0 never with an FP8 cache."""
+    with pytest.raises(EmulationError, match="converts E4M3 on sm_80"):
+        check(build_older(CASES["D64-bf16-fp8"], A100), tmp_path / "fp8", CASES["D64-bf16-fp8"], ctas=FEW)
+    early = build_kernel(tmp_path / "early", 64, formats=emulation.BF16_BLOCKS, gpu=replace(ADA, starts_early=True))
+    with pytest.raises(EmulationError, match="before the grid before"):
+        check(early, tmp_path / "call", CASES["D64-bf16"], ctas=FEW)
 
 
 @pytest.fixture

@@ -137,10 +137,10 @@ def check_kernels(device: torch.device) -> None:
 def runs_on(compiled: Sequence[str], major: int, minor: int) -> bool:
     """Whether a GPU runs kernels of these architectures.
 
-    90a runs on that GPU only, a family such as 100f on 10.0 and later 10.x, and PTX such as 90-virtual, which the
-    driver compiles, on that GPU and all that came later.
+    90a runs on that GPU only, one such as 80 and a family such as 100f on later GPUs of the same major version, too, and
+    PTX such as 90-virtual, which the driver compiles, on that GPU and all that came later.
     """
-    families = {f"{major}{older}f" for older in range(minor + 1)}
+    families = {f"{major}{older}{suffix}" for older in range(minor + 1) for suffix in ("", "f")}
     ptx = [int(name.removesuffix("-virtual")) for name in compiled if name.endswith("-virtual")]
     return (
         f"{major}{minor}a" in compiled

@@ -109,12 +109,11 @@ class Attention {
   // Block slot j is visible to slot s if |s - j| < window, and if causal j <= s.
   template <int kTiles>
   DFLASH_DEVICE void attend_block(State<D, kTiles>& state) {
-    // Read again, not kept: registers are scarce while the context is read.
-    const Queries<D, kTiles> queries(shared_memory() + warp_row() * kStride, worker_.lane());
     const int window = min(window_of(p_.sliding_window), kMaxBlock);
 #pragma unroll 1
     for (int begin = worker_.team * kMmaKeys; begin < p_.block; begin += config_.teams * kMmaKeys) {
       Block<D, kTiles, kTiles, Score, T, false> block(worker_.lane());
+      const Queries<D, kTiles> queries(shared_memory() + warp_row() * kStride, worker_.lane());
       block.multiply_keys(queries, block_keys() + begin * kStride, nullptr);
       block.mask([&](int t, int half) { return slot(t, half) - window + 1 - begin; },
                  [&](int t, int half) {

@@ -11,7 +11,7 @@ namespace dflash::kv_injection {
 template <int D, class T>
 cudaError_t launch_attention(const Params& p, const LaunchConfig& config) {
   const bool fp8 = p.cache_dtype == DType::kF8E4M3;
-  return start_attention(fp8 ? attention<D, T, true> : attention<D, T, false>, p, config, kSharedBudget);
+  return start_attention(fp8 ? attention<D, T, true> : attention<D, T, false>, p, config, config.shared_limit);
 }
 
 template <int D>

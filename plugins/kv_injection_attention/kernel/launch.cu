@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kv_injection_attention/kernel.h"
+#include "kv_injection_attention/kernel/architecture.h"
 #include "kv_injection_attention/kernel/wgmma_launch_config.h"
 
 namespace dflash::kv_injection {
@@ -17,8 +18,11 @@ namespace {
 
 // Facts of the current GPU that the launch depends on.
 struct Gpu {
-  int sms, sm_bytes, reserved_bytes;  // shared memory of an SM, and what the driver reserves of it for each CTA
-  int major, minor;                   // compute capability
+  int sms;
+  int sm_bytes, reserved_bytes, cta_bytes;  // shared memory: of an SM; reserved for each CTA; at most of a CTA
+  int major, minor;                         // compute capability
+
+  int compute_capability() const { return 10 * major + minor; }
 };
 
 cudaError_t query_device(Gpu& gpu) {
@@ -30,6 +34,7 @@ cudaError_t query_device(Gpu& gpu) {
   get(gpu.sms, cudaDevAttrMultiProcessorCount);
   get(gpu.sm_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
   get(gpu.reserved_bytes, cudaDevAttrReservedSharedMemoryPerBlock);
+  get(gpu.cta_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   get(gpu.major, cudaDevAttrComputeCapabilityMajor);
   get(gpu.minor, cudaDevAttrComputeCapabilityMinor);
   return error;
@@ -40,6 +45,14 @@ int resident_ctas(const Gpu& gpu, int shared_bytes) {
   return gpu.sms * std::clamp(gpu.sm_bytes / (shared_bytes + gpu.reserved_bytes), 1, 2);
 }
 
+// What the call needs and the GPU does not have, or nullptr.
+const char* lacking(const Params& p, const Gpu& gpu) {
+  if (p.cache_dtype == DType::kF8E4M3 && gpu.compute_capability() < kFirstFp8) {
+    return "expected a GPU of compute capability 8.9 or newer for an FP8 cache, found an older one";
+  }
+  return gpu.cta_bytes < kSharedBudget ? "expected a GPU with 99 KB of shared memory for a CTA, found less" : nullptr;
+}
+
 using Launch = cudaError_t(const Params&, const LaunchConfig&);
 
 cudaError_t launch_both(Launch attention, Launch combine, const Params& p, const LaunchConfig& config) {
@@ -48,7 +61,9 @@ cudaError_t launch_both(Launch attention, Launch combine, const Params& p, const
 }
 
 cudaError_t launch_mma(const Params& p, const Gpu& gpu) {
-  const LaunchConfig config = make_launch_config(p, resident_ctas(gpu, make_launch_config(p, 1).shared_bytes));
+  const int limit = shared_limit(gpu.sm_bytes, gpu.reserved_bytes, gpu.cta_bytes);
+  const int ctas = resident_ctas(gpu, make_launch_config(p, 1, limit).shared_bytes);
+  const LaunchConfig config = make_launch_config(p, ctas, limit);
   switch (p.head_dim) {
     case 64:
       return launch_both(launch_head_dim<64>, launch_combine<64>, p, config);
@@ -76,10 +91,7 @@ bool has_wgmma(const Params&, const Gpu&) { return false; }
 cudaError_t launch_wgmma(const Params&, const Gpu&) { return cudaErrorNotSupported; }
 #endif
 
-cudaError_t launch_kernel(const Params& p, Kernel kernel) {
-  Gpu gpu{};
-  const cudaError_t error = query_device(gpu);
-  if (error != cudaSuccess) return error;
+cudaError_t launch_kernel(const Params& p, const Gpu& gpu, Kernel kernel) {
   const bool wgmma_available = has_wgmma(p, gpu);
   if (kernel == Kernel::kWgmma) return wgmma_available ? launch_wgmma(p, gpu) : cudaErrorNotSupported;
   return wgmma_available && kernel == Kernel::kBest && wgmma_pays(p) ? launch_wgmma(p, gpu) : launch_mma(p, gpu);
@@ -87,9 +99,22 @@ cudaError_t launch_kernel(const Params& p, Kernel kernel) {
 
 }  // namespace
 
+int32_t compute_capability() {
+  Gpu gpu{};
+  if (query_device(gpu) == cudaSuccess) return gpu.compute_capability();
+  cudaGetLastError();
+  return 0;
+}
+
 const char* launch(const Params& p, Kernel kernel) {
   if (p.batch == 0) return nullptr;
-  const cudaError_t error = launch_kernel(p, kernel);
+  Gpu gpu{};
+  cudaError_t error = query_device(gpu);
+  if (error == cudaSuccess) {
+    const char* lacks = lacking(p, gpu);
+    if (lacks != nullptr) return lacks;
+    error = launch_kernel(p, gpu, kernel);
+  }
   if (error == cudaSuccess) return nullptr;
   cudaGetLastError();  // reported here, so not left behind for whoever asks next
   return cudaGetErrorString(error);

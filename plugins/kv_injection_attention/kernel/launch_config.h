@@ -31,7 +31,8 @@ inline constexpr int kStartBytes = 200 << 10;
 inline constexpr int kCombineBytes = 160 << 10;
 // Partial results of a row that a warp adds up one after another, at most while there are warps.
 inline constexpr int kPartialsAWarp = 8;
-// All the shared memory of a CTA on sm_120, and half of an sm_90's or sm_100's: two CTAs hide each other's waits.
+// All the shared memory of a CTA of SM 8.6, 8.9 and 12.x, and half of an SM of 9.0 or 10.x, where two CTAs hide each
+// other's waits. A CTA's rows find room in it everywhere.
 inline constexpr int kSharedBudget = 99 * 1024;
 // Bounds the workspace: two CTAs on each of 160 SMs.
 inline constexpr int kMaxCtas = 320;
@@ -110,6 +111,7 @@ struct LaunchConfig {
   int32_t stages_at;      // offset of the stages: [teams][num_stages()][K | V]
   int32_t stage_bytes;    // of one step of one team
   int32_t shared_bytes;   // of a CTA
+  int32_t shared_limit;   // which no CTA of the GPU exceeds
   int32_t combine_warps;  // that share a row when partial results are combined
   float query_factor;     // of sm_90a's kernel: products of queries and the context's keys become scores of log2
   float key_factor;       // and those of the block's keys, which have no k_scale
@@ -120,8 +122,15 @@ struct Grid {
   int32_t threads, shared_bytes;  // of a CTA
 };
 
-// The launch for a GPU that holds `ctas` CTAs at once. `params` has passed check_sizes and is not empty.
-LaunchConfig make_launch_config(const Params& params, int32_t ctas);
+// Shared memory that a CTA may take on a GPU with `sm_bytes` in an SM, of which the driver reserves some for each CTA,
+// and at most `cta_bytes` in a CTA: on SM 8.0 all of its 163 KB, because an SM has no room for two of kSharedBudget.
+constexpr int32_t shared_limit(int32_t sm_bytes, int32_t reserved_bytes, int32_t cta_bytes) {
+  return sm_bytes >= 2 * (kSharedBudget + reserved_bytes) ? kSharedBudget : cta_bytes;
+}
+
+// The launch for a GPU that holds `ctas` CTAs at once, each with at most `shared_limit` bytes of shared memory, which
+// are not less than kSharedBudget. `params` has passed check_sizes and is not empty.
+LaunchConfig make_launch_config(const Params& params, int32_t ctas, int32_t shared_limit = kSharedBudget);
 
 // Cuts the context into ranges; the rows of `config` are laid out already.
 void set_ranges(const Params& params, int32_t ctas, LaunchConfig& config);

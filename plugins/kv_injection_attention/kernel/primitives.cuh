@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "kv_injection_attention/kernel/architecture.h"
+
 namespace dflash::kv_injection {
 
 // Tags of the two 16-bit formats; a word holds a pair, the first in its low half.
@@ -54,9 +56,14 @@ DFLASH_DEVICE void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Lets the next grid of the stream start where it asked for that; it still waits for this grid's results.
-DFLASH_DEVICE void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
-DFLASH_DEVICE void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// Lets the next grid of the stream start where it asked for that; it still waits for this grid's results. Grids without
+// these instructions start one after the other (start.cuh).
+DFLASH_DEVICE void griddepcontrol_launch_dependents() {
+  if constexpr (kArchitecture >= kFirstDependentLaunch) asm volatile("griddepcontrol.launch_dependents;");
+}
+DFLASH_DEVICE void griddepcontrol_wait() {
+  if constexpr (kArchitecture >= kFirstDependentLaunch) asm volatile("griddepcontrol.wait;" ::: "memory");
+}
 
 // ---- Lanes of a warp; all 32 take part
 
@@ -182,12 +189,16 @@ DFLASH_DEVICE float low_half_to_float(F16, uint32_t pair) {
 }
 DFLASH_DEVICE float high_half_to_float(F16, uint32_t pair) { return low_half_to_float(F16{}, pair >> 16); }
 
-// Four E4M3 bytes as two F16 pairs, exactly.
+// Four E4M3 bytes as two F16 pairs, exactly; from kFirstFp8 on.
 DFLASH_DEVICE void cvt_f16x2_e4m3x2(uint32_t& low, uint32_t& high, uint32_t bytes) {
-  asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\n"
-      "cvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
-      : "=r"(low), "=r"(high)
-      : "r"(bytes));
+  if constexpr (kArchitecture >= kFirstFp8) {
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
+        : "=r"(low), "=r"(high)
+        : "r"(bytes));
+  } else {
+    __trap();
+  }
 }
 
 // Byte i of the result is byte (selector >> 4 i) & 7 of high:low.

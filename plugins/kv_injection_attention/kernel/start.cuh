@@ -4,13 +4,18 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kv_injection_attention/kernel/architecture.h"
 #include "kv_injection_attention/kernel/launch_config.h"
 
 namespace dflash::kv_injection {
 
-// The kernel may start before the one before it on the stream has ended, for whose results it waits on the device.
+// A kernel that waits on the device for the results of the one before it on the stream may start before that has ended.
+// Whether it does is a fact of the code that the driver chose for this GPU, of which PTX may be older than the GPU.
 template <class... Arguments>
 cudaError_t start(void (*kernel)(Arguments...), const Grid& grid, void* stream, const Arguments&... arguments) {
+  cudaFuncAttributes code{};
+  const cudaError_t error = cudaFuncGetAttributes(&code, reinterpret_cast<const void*>(kernel));
+  if (error != cudaSuccess) return error;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -20,7 +25,7 @@ cudaError_t start(void (*kernel)(Arguments...), const Grid& grid, void* stream, 
   config.dynamicSmemBytes = static_cast<size_t>(grid.shared_bytes);
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.numAttrs = code.ptxVersion >= kFirstDependentLaunch ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 

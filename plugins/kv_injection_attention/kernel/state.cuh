@@ -84,7 +84,7 @@ class Queries {
 
  private:
   // The largest number that registers hold beside the outputs without spilling.
-  static constexpr int kRegisterTiles = D <= 96 ? D / 32 : 2;
+  static constexpr int kRegisterTiles = D <= 96 ? D / 32 : kArchitecture == 80 ? 1 : 2;
 
   template <int kFirst>
   DFLASH_DEVICE void read(uint32_t (&a)[kFirst][2][4], int i) const {

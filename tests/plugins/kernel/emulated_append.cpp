@@ -75,7 +75,7 @@ int main(int, char** arguments) {
   p.k_cache = map(directory + "k_cache");
   p.v_cache = map(directory + "v_cache");
 
-  emulator::Stream stream(static_cast<uint32_t>(std::atoi(arguments[2])));
+  emulator::Stream stream(static_cast<uint32_t>(std::atoi(arguments[2])), DFLASH_EARLY);
   stream.launch(1, 1, 32, 0, [&] {
     if (kv::tid_x() > 0) return;
     for (auto& [of, input] : inputs) input.produce();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // emulated_call DIRECTORY CTAS SEED: one call of both kernels, emulated.
 //
-// Compiled for DFLASH_HEAD_DIM; if DFLASH_WGMMA_ROWS is not 0, with the attention of sm_90a for that many rows; for the
+// Compiled for DFLASH_ARCHITECTURE, on whose GPUs a CTA has at most DFLASH_SHARED bytes of shared memory, and which starts
+// kernels early if DFLASH_EARLY is 1. Compiled for DFLASH_HEAD_DIM; if DFLASH_WGMMA_ROWS is not 0, with the attention of sm_90a for that many rows; for the
 // blocks and caches that DFLASH_FORMATS names: 0 all, 1 BF16 blocks, 2 BF16 blocks and FP8 caches.
 //
 // DIRECTORY/params has a line "name value" for each number of Params, DIRECTORY/<tensor> the bytes of each tensor.
@@ -164,7 +165,7 @@ void attend(const kv::Params& p, const kv::LaunchConfig& config) {
 
 template <int D, int kRows, class T, bool kFp8>
 void run(Call& call, const kv::Params& p, const kv::LaunchConfig& config, uint32_t seed) {
-  emulator::Stream stream(seed);
+  emulator::Stream stream(seed, DFLASH_EARLY);
   const auto launch = [&](const kv::Grid& grid, std::function<void()> kernel) {
     stream.launch(grid.x, grid.y, grid.threads, grid.shared_bytes, std::move(kernel));
   };
@@ -199,7 +200,7 @@ int main(int, char** arguments) {
   if (p.batch == 0) return call.produce(), call.finish(p), 0;
   const int ctas = std::atoi(arguments[2]);
   const kv::LaunchConfig config =
-      DFLASH_WGMMA_ROWS > 0 ? kv::make_wgmma_launch_config(p, ctas) : kv::make_launch_config(p, ctas);
+      DFLASH_WGMMA_ROWS > 0 ? kv::make_wgmma_launch_config(p, ctas) : kv::make_launch_config(p, ctas, DFLASH_SHARED);
   const auto seed = static_cast<uint32_t>(std::atoi(arguments[3]));
   std::cout << config.row_tiles << " " << config.tile_rows << " " << config.row_groups << " " << config.teams << " "
             << config.ranges << " " << config.shared_bytes << "\n";

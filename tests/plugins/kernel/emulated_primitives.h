@@ -41,7 +41,9 @@ inline Shared shared_memory() { return 0; }
 inline void syncthreads() { cta().barrier(0, cta().threads()); }
 inline void bar_sync(int id, int threads) { cta().barrier(id, threads); }
 inline void griddepcontrol_launch_dependents() {}
-inline void griddepcontrol_wait() { cta().wait_for_previous_grid(); }
+inline void griddepcontrol_wait() {
+  if (kArchitecture >= kFirstDependentLaunch) cta().wait_for_previous_grid();
+}
 
 // ---- Lanes
 
@@ -202,6 +204,7 @@ float high_half_to_float(Format, uint32_t pair) {
   return decode(Format{}, pair >> 16);
 }
 inline void cvt_f16x2_e4m3x2(uint32_t& low, uint32_t& high, uint32_t bytes) {
+  if (kArchitecture < kFirstFp8) emulator::fail("converts E4M3 on sm_%d", kArchitecture);
   cta().touch_registers();
   const auto value = [bytes](int i) { return emulator::decode_e4m3(bytes >> (8 * i) & 0xff); };
   low = cvt_rn_x2(F16{}, value(0), value(1));

@@ -52,9 +52,28 @@ class EmulationError(Exception):
     """What the emulator or a sanitizer stopped the program for."""
 
 
-def build(program: Path, sources: list[Path], *defines: str, plugins: Path = PLUGINS) -> Path:
+@dataclass(frozen=True)
+class Gpu:
+    """What the kernel finds on a GPU, beside its size."""
+
+    architecture: int  # 10 * major + minor
+    shared_bytes: int  # of a CTA, at most
+    starts_early: bool  # grids, before the one before has ended
+
+    @property
+    def defines(self) -> list[str]:
+        values = {"ARCHITECTURE": self.architecture, "SHARED": self.shared_bytes, "EARLY": int(self.starts_early)}
+        return [f"-DDFLASH_{name}={value}" for name, value in values.items()]
+
+
+HOPPER = Gpu(90, 99 << 10, starts_early=True)  # where two CTAs share an SM; Blackwell is alike
+A100 = Gpu(80, 163 << 10, starts_early=False)
+ADA = Gpu(89, 99 << 10, starts_early=False)
+
+
+def build(program: Path, sources: list[Path], *defines: str, plugins: Path = PLUGINS, gpu: Gpu = HOPPER) -> Path:
     """The sources as `program`, with address and undefined-behaviour sanitizers."""
-    compile_with(f"-I{HERE}", f"-I{plugins}", *defines, *map(str, sources), "-o", str(program))
+    compile_with(f"-I{HERE}", f"-I{plugins}", *gpu.defines, *defines, *map(str, sources), "-o", str(program))
     return program
 
 
@@ -100,15 +119,16 @@ def config_sources(plugins: Path = PLUGINS) -> list[Path]:
 
 
 def build_kernel(
-    program: Path, head_dim: int, wgmma_rows: int = 0, plugins: Path = PLUGINS, formats: int = ALL_FORMATS
-) -> Path:
+    program: Path, head_dim: int, wgmma_rows: int = 0, plugins: Path = PLUGINS, formats: int = ALL_FORMATS,
+    gpu: Gpu = HOPPER,
+) -> Path:  # fmt: skip
     """The program that `call` runs; with `wgmma_rows`, of the attention of sm_90a for that many rows.
 
     The fewer `formats`, the sooner it is compiled.
     """
     sources = [HERE / "emulated_call.cpp", *emulator(), *config_sources(plugins)]
     defines = [f"-DDFLASH_HEAD_DIM={head_dim}", f"-DDFLASH_WGMMA_ROWS={wgmma_rows}", f"-DDFLASH_FORMATS={formats}"]
-    return build(program, sources, *defines, plugins=plugins)
+    return build(program, sources, *defines, plugins=plugins, gpu=gpu)
 
 
 @dataclass(frozen=True)

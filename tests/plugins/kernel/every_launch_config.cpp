@@ -35,17 +35,18 @@ void check_wgmma(const kv::Params& p, int sms) {
   expect(config.ranges == 1 || used <= kv::workspace_size(p), "too little workspace");
 }
 
-void check(const kv::Params& p, int ctas) {
-  const kv::LaunchConfig config = kv::make_launch_config(p, ctas);
+// On a GPU that holds `ctas` CTAs, each with at most `shared` bytes of shared memory.
+void check(const kv::Params& p, int ctas, int shared) {
+  const kv::LaunchConfig config = kv::make_launch_config(p, ctas, shared);
   const kv::Grid attention = kv::attention_grid(p, config);
   const int warp_rows = 16 * kv::warp_tiles(p.head_dim), columns = kv::columns(p, config);
   const auto expect = [&](bool holds, const char* what) {
     if (holds) return;
-    std::printf("D %d, S %d, N/G %d, G %d, B %d, window %d, %s, %d CTAs: %s\n", p.head_dim, p.block, config.group,
-                p.num_kv_heads, p.batch, p.sliding_window, p.cache_dtype == kv::DType::kF8E4M3 ? "FP8" : "16 bits",
-                ctas, what);
+    std::printf("D %d, S %d, N/G %d, G %d, B %d, window %d, %s, %d CTAs of %d bytes: %s\n", p.head_dim, p.block,
+                config.group, p.num_kv_heads, p.batch, p.sliding_window,
+                p.cache_dtype == kv::DType::kF8E4M3 ? "FP8" : "16 bits", ctas, shared, what);
   };
-  expect(config.shared_bytes <= kv::kSharedBudget, "too much shared memory");
+  expect(config.shared_bytes <= shared && config.shared_limit == shared, "too much shared memory");
   expect(config.stages_at + config.teams * kv::num_stages(p.head_dim, p.cache_dtype == kv::DType::kF8E4M3 ? 1 : 2) *
                                 config.stage_bytes <=
              config.shared_bytes,
@@ -97,6 +98,19 @@ void check_banks() {
   }
 }
 
+// Shared memory in KB of an SM and of a CTA by compute capability (CUDA C++ Programming Guide 13.0, 17.1), of which 1 is
+// reserved for each CTA.
+void check_shared_limits() {
+  constexpr struct {
+    const char* sm;
+    int sm_kb, cta_kb, limit_kb;
+  } kGpus[] = {{"8.0, 8.7", 164, 163, 163}, {"8.6, 8.9, 12.x", 100, 99, 99}, {"9.0, 10.x", 228, 227, 99}};
+  for (const auto& gpu : kGpus) {
+    const int limit = kv::shared_limit(gpu.sm_kb << 10, 1 << 10, gpu.cta_kb << 10);
+    if (limit != gpu.limit_kb << 10) std::printf("SM %s: CTAs of %d bytes\n", gpu.sm, limit);
+  }
+}
+
 // A drafter sharded over eight GPUs has one kv head on each, and still fills the GPU at a context of 4,096.
 void check_sharded_drafter(kv::Params p) {
   p.batch = 1, p.block = 10, p.head_dim = 64, p.num_heads = 8, p.num_kv_heads = 1, p.max_pages = 1;
@@ -113,9 +127,11 @@ int main() {
   p.max_pages = 79;
   p.block_dtype = kv::DType::kBF16;
   check_sharded_drafter(p);
+  check_shared_limits();
   check_banks<64>(), check_banks<96>(), check_banks<128>(), check_banks<192>(), check_banks<256>(), check_banks<512>();
   const auto try_sizes = [&] {
-    for (const int ctas : {1, 114, 188, 264, 320}) check(p, ctas);
+    for (const int ctas : {1, 114, 188, 264, 320}) check(p, ctas, kv::kSharedBudget);
+    check(p, 108, 163 << 10);  // an A100
     for (const int sms : {1, 132}) check_wgmma(p, sms);
   };
   const auto try_heads = [&](int group) {

@@ -27,6 +27,7 @@ void Stream::run() {
 
 void Stream::start_ctas() {
   for (size_t i = 0; i < grids_.size(); ++i) {
+    if (!starts_early_ && is_early(i)) return;
     Grid& grid = grids_[i];
     while (!grid.waiting.empty() && grid.resident.size() < kResident) {
       const int at = grid.waiting.front();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A stream whose grids all may start early, as programmatic dependent launch lets them: CTAs of all of them take turns.
+// A stream whose grids may start early, as programmatic dependent launch lets them: CTAs of all of them take turns. Or
+// each starts when the one before has ended, as where there is no such launch.
 //
-// This is more than a GPU does, where a grid's CTAs start once all of the one before have asked for it. Order on the
+// The first is more than a GPU does, where a grid's CTAs start once all of the one before have asked for it. Order on the
 // stream is kept by griddepcontrol_wait() alone, which holds a thread until every CTA of the grid before its own,
 // and of that grid only, has ended.
 #pragma once
@@ -20,7 +21,7 @@ namespace emulator {
 class Stream {
  public:
   // `seed` picks CTAs and threads: 0 the latest grid first, 1 the earliest and in descending order, others at random.
-  explicit Stream(uint32_t seed) : seed_(seed), random_(seed) {}
+  Stream(uint32_t seed, bool starts_early) : seed_(seed), starts_early_(starts_early), random_(seed) {}
   void launch(int x, int y, int threads, int shared_bytes, std::function<void()> kernel);
   // Until all grids have ended.
   void run();
@@ -41,6 +42,7 @@ class Stream {
 
   static constexpr size_t kResident = 2;  // CTAs of a grid at a time
   uint32_t seed_;
+  bool starts_early_;
   std::mt19937 random_;
   std::deque<Grid> grids_;
 };
