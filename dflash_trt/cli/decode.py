@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from dflash_trt.api.acceptance import NEAR_ZERO_TAU
 from dflash_trt.api.backend import Backend, run
 from dflash_trt.api.chat_template import encode
 from dflash_trt.api.completion import Completion
@@ -36,6 +37,7 @@ COUNTS = {
     "tau_of_drafting_passes": "tau_of_drafting_passes",
 }
 """Acceptance in the document of `generate --json`: its names, and Acceptance's."""
+SLOWER = 0.95  # of plain decoding's speed: two runs of one differ by less
 SECONDS = 5.0
 """A comparison that took less is timed again: one run of a tenth of a second says little on a busy machine."""
 
@@ -150,6 +152,19 @@ def _print_costs(drafted: Sequence[Completion], plain: Sequence[Completion]) -> 
     for answer, plain_answer in zip(drafted, plain, strict=bool(plain)):
         title = "identical tokens" if answer.token_ids == plain_answer.token_ids else "TOKENS DIFFER"
         print_table(title, columns, [_row("plain", plain_answer, plain_answer), _row("DFlash", answer, plain_answer)])
+        for remark in remarks(answer, plain_answer):
+            click.echo(remark, err=True)
+
+
+def remarks(answer: Completion, plain: Completion) -> Iterator[str]:
+    """What is wrong with an answer beside plain decoding's, and where to look."""
+    if answer.token_ids != plain.token_ids:
+        yield "WRONG: the tokens differ from plain decoding's; dflash-trt verify finds the first that does"
+    if (ratio := plain.seconds / answer.seconds) < SLOWER:
+        why = "its drafts cost more than they bring here"
+        if answer.tau is not None and answer.tau < NEAR_ZERO_TAU:
+            why = "nearly every draft is rejected: dflash-trt verify, and dflash-trt inspect with --target"
+        yield f"slower: {1 / ratio:.1f} times plain decoding's time; {why}"
 
 
 def _row(name: str, answer: Completion, plain: Completion) -> tuple[str, ...]:

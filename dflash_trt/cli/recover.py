@@ -28,6 +28,7 @@ from dflash_trt.cli.options import (
     target_option,
 )
 from dflash_trt.cli.output import resumable
+from dflash_trt.errors import VerificationError
 from dflash_trt.runtime.measure.recovery.settings import Settings
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def recover(
     """Train DRAFT as --recipe will quantise it, on the target's own answers, then write the quantised copy.
 
     After an interruption the same command continues. The same seed gives the same bytes on the same machine
-    with the same number of threads.
+    with the same number of threads. Exits with 1 when the loss on held-out sequences did not fall.
 
     \b
     Example:
@@ -90,8 +91,17 @@ def recover(
         from dflash_trt.observe.plots.loss_plot import draw
 
         draw(progress, loaded.name, plot)
-    click.echo(f"{describe(summary)}\nnext: {build_command(output, target)}", err=True)
+    click.echo(describe(summary), err=True)
     click.echo(output)
+    before, after = progress.held_out[0][1], progress.held_out[-1][1]
+    if after >= before:
+        raise VerificationError(
+            f"{output}: expected a lower loss on held-out sequences than {before:.3f}, found {after:.3f}: the training"
+            " made it no better",
+            hint=f"more --steps, more answers in {features.name} or a lower --learning-rate; without training:"
+            f" dflash-trt quantize {draft} -o DIR --recipe {recipe}",
+        )
+    click.echo(f"next: {build_command(output, target)}", err=True)
 
 
 def _describe(progress: Progress) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 import msgspec
 
+from dflash_trt.api.acceptance import POOREST_TAU
 from dflash_trt.cli.options import (
     FILE,
     PATH,
@@ -74,7 +75,8 @@ def verify(
     With --features nothing but the drafter runs: on captured answers the steps are those of decoding, and the tokens
     are the target's own.
 
-    Exits with 1 when a token differs from plain greedy decoding, or when --max-tau-loss is exceeded.
+    Exits with 1 when a token differs from plain greedy decoding, when nearly every draft is rejected (tau below 1.25),
+    or when --max-tau-loss is exceeded.
 
     \b
     Example:
@@ -127,7 +129,7 @@ def verify(
         _warn_of_few(report.comparison.tau_loss.num_prompts)
     if failure is not None:
         raise failure
-    click.echo(f"next: dflash-trt serve {engine}", err=True)
+    click.echo(_verdict(report, engine), err=True)
 
 
 def _verify_features(
@@ -136,11 +138,11 @@ def _verify_features(
 ) -> None:  # fmt: skip
     """Prints what replaying captured answers came to; VerificationError where too much of tau is lost."""
     from dflash_trt.runtime.measure.replay import verify_features
-    from dflash_trt.runtime.measure.verification_report import find_loss
+    from dflash_trt.runtime.measure.verification_report import find_loss, find_useless
 
     report = verify_features(engine, features, reference, progress_bar, device=device, executor=executor)
     loss = None if report.comparison is None else report.comparison.tau_loss
-    failure = None if max_tau_loss is None else find_loss(loss, max_tau_loss)
+    failure = (None if max_tau_loss is None else find_loss(loss, max_tau_loss)) or find_useless(report.engine)
     _print_verdict(report, print_replay_report, failure, max_tau_loss, as_json=as_json)
     _warn_of_few(len(report.engine.prompts))
     if failure is not None:
@@ -156,6 +158,17 @@ def _print_verdict(
         print_json("verify", {**verdict, **msgspec.structs.asdict(report)})
     else:
         print_tables(report)
+
+
+def _verdict(report: VerificationReport, engine: Path) -> str:
+    """What an engine without a failure is good for, and the step that fits it."""
+    found = report.engine
+    assert found.tau is not None, "find_useless refuses it"
+    verdict = f"verdict: the tokens of plain decoding; tau {found.tau:.2f} in {found.steps} verify passes"
+    if found.tau < POOREST_TAU:
+        verdict += f", below the poorest published use of DFlash ({POOREST_TAU})"
+        return f"{verdict}\nnext: dflash-trt verify {engine} --reference BF16_ENGINE, and prompts of its use"
+    return f"{verdict}\nnext: dflash-trt serve {engine}"
 
 
 def _progress(prompts: list[TokenPrompt]) -> Iterator[TokenPrompt]:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from dflash_trt.api import backend
+from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.api.completion import Completion
 from dflash_trt.cli import decode
 from dflash_trt.engine.manifest import sha256
@@ -101,6 +102,31 @@ def test_the_drafter_in_torch(engine: Path) -> None:
     ours, theirs = (json.loads(output)["requests"][0] for output in outputs)
     assert ours["token_ids"] == theirs["token_ids"]
     assert abs(ours["steps"] - theirs["steps"]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("ids", "accepted", "seconds", "expected"),
+    [
+        ([1, 2], 30, 1.0, []),
+        ([1, 2], 30, 2.05, []),  # two runs of one differ as much
+        ([1, 2], 30, 4.0, ["slower: 2.0 times plain decoding's time; its drafts cost more than they bring here"]),
+        ([1, 2], 1, 4.0, ["slower: 2.0 times plain decoding's time; nearly every draft is rejected"]),
+        ([1, 3], 30, 1.0, ["WRONG: the tokens differ from plain decoding's"]),
+    ],
+)
+def test_a_slow_or_wrong_answer_is_remarked_upon(
+    ids: list[int], accepted: int, seconds: float, expected: list[str]
+) -> None:
+    def answer(token_ids: list[int], seconds: float, accepted: int) -> Completion:
+        counts = Acceptance(passes=20, drafting_passes=20, emitted=20 + accepted, proposed=140, accepted=accepted)
+        return Completion(
+            token_ids=token_ids, text="", finish_reason="length", stop_reason=None, logprobs=None,
+            cumulative_logprob=None, seed=None, acceptance=counts, arrived=0.0, queue_seconds=0.0, ttft_seconds=None,
+            itl_seconds=None, seconds=seconds,
+        )  # fmt: skip
+
+    found = list(decode.remarks(answer(ids, seconds, accepted), answer([1, 2], 2.0, 0)))
+    assert [remark.partition(": dflash-trt")[0].partition("; dflash-trt")[0] for remark in found] == expected
 
 
 def test_baseline_prints_both_texts_and_a_table(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:

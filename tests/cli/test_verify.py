@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,29 @@ def test_an_engine_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert (document["reference"], document["comparison"], document["max_tau_loss"]) == (None, None, None)
     assert "warning" not in captured.err
     assert plot.is_file()
+    tau = document["engine"]["tau"]
+    verdict, following = captured.err.splitlines()[-2:]
+    assert (
+        verdict
+        == f"verdict: the tokens of plain decoding; tau {tau:.2f} in {document['engine']['steps']} verify passes"
+    )
+    assert following == f"next: dflash-trt serve {place / 'engine'}"
+
+
+def test_lossless_is_not_all(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter of no use fails without a gate; one of little use is not sent on to serve."""
+    monkeypatch.setattr("dflash_trt.runtime.measure.verification_report.NEAR_ZERO_TAU", 9)
+    with pytest.raises(VerificationError, match=r"tau: expected at least 9, found .*: nearly every draft is rejected"):
+        verify(place, "damaged", "--json")
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["passed"] is False
+    assert "next: " not in captured.err
+    monkeypatch.undo()
+    monkeypatch.setattr(import_module("dflash_trt.cli.verify"), "POOREST_TAU", 9)
+    verify(place, "engine")
+    verdict, following = capsys.readouterr().err.splitlines()[-2:]
+    assert verdict.endswith("below the poorest published use of DFlash (9)")
+    assert "serve" not in following
 
 
 def test_a_target_in_bfloat16(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,11 +359,12 @@ def test_sampled_answers(engines: Path, tmp_path: Path, capsys: pytest.CaptureFi
     options = ("--max-prompts", 2, "--max-tokens", 16, "--temperature", 0.5)
     file = capture(REPLAYED, tmp_path / "f.safetensors", *options)
     capsys.readouterr()
-    replay(engines / "damaged", file, "--reference", engines / "engine", "--json")
+    with pytest.raises(VerificationError, match=r"nearly every draft is rejected|no prompt has a verify pass"):
+        replay(engines / "damaged", file, "--reference", engines / "engine", "--json")
     found = replayed(capsys)
     assert found["text_temperature"] == 0.5
     assert 1 <= found["engine"]["tau"] < found["reference"]["tau"]
-    replay(engines / "damaged", file)
+    replay(engines / "engine", file)
     assert "2 captured answers sampled at temperature 0.5, replayed" in " ".join(capsys.readouterr().out.split())
 
 

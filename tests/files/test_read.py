@@ -36,7 +36,7 @@ EXCEPTIONS = {
     (
         "engine/plans/plan_process.py",
         "msgspec.json.decode",
-    ): "a job and its refusal, from one process of ours to another",
+    ): "a job and its refusal, between processes of ours",
     ("observe/bench/supervisor.py", "read_text"): "/proc/self/task, in a script that imports nothing of ours",
     ("engine/manifest.py", "open"): "hashes what the manifest names, block by block",
     ("runtime/server/limits.py", "msgspec.json.decode"): "a request's bounded body; fields are refused by name",

@@ -12,6 +12,7 @@ from statistics import fmean
 
 import msgspec
 
+from dflash_trt.api.acceptance import NEAR_ZERO_TAU, POOREST_TAU
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
 from dflash_trt.observe.diagnosis.noise import (
@@ -27,9 +28,8 @@ from dflash_trt.observe.diagnosis.probes import BATCH, Speed
 from dflash_trt.observe.diagnosis.published_tau import PublishedTau, published_taus
 from dflash_trt.observe.endpoints.identify import ServerKind
 
-NEAR_ZERO = 0.25
-"""Accepted drafts a pass: documented failures show 0.02 to 0.16 (tau 1.02 to 1.16), the poorest healthy uses 0.9."""
-POOREST, POOREST_SHARE = 0.9, 0.4
+NEAR_ZERO = NEAR_ZERO_TAU - 1
+POOREST, POOREST_SHARE = POOREST_TAU - 1, 0.4
 """Accepted drafts a pass of the poorest healthy uses, and of each draft where there are only one or two."""
 PUBLISHED = 0.75
 """Share of a pair's lowest published acceptance, on others' prompts, below which a server's is too low."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from dflash_trt.api.acceptance import PositionAcceptance, Step, acceptance_by_position
+from dflash_trt.api.acceptance import NEAR_ZERO_TAU, PositionAcceptance, Step, acceptance_by_position
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec
 from dflash_trt.engine.graph.draft_graph import output_name
@@ -138,14 +138,30 @@ class VerificationReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_failure(report: VerificationReport, max_tau_loss: float | None) -> VerificationError | None:
-    """Error if a prompt's tokens differ or mean tau loses more than `max_tau_loss`, else None."""
+    """Error if a prompt's tokens differ, mean tau loses more than `max_tau_loss` or is next to nothing, else None."""
     hint = (AGREED if report.is_batch_invariant else NEAR_TIES) if report.target_dtype == "bfloat16" else None
     for name, engine in (("engine", report.engine), ("reference", report.reference)):
         if engine is not None and not engine.identical:
             return VerificationError(f"{name}: {_describe_differences(engine.prompts)}", hint=hint)
-    if max_tau_loss is None:
+    measured = None if report.comparison is None else report.comparison.tau_loss
+    lost = None if max_tau_loss is None else find_loss(measured, max_tau_loss)
+    return lost or find_useless(report.engine)
+
+
+MIN_STEPS = 20
+"""Verify passes below which a low tau says little."""
+
+
+def find_useless(engine: EngineFigures) -> VerificationError | None:
+    """Error if nearly every draft is rejected, or none was verified."""
+    if engine.tau is None:
+        return VerificationError("tau: not measured, no prompt has a verify pass", hint="give longer answers")
+    if engine.steps < MIN_STEPS or engine.tau >= NEAR_ZERO_TAU:
         return None
-    return find_loss(None if report.comparison is None else report.comparison.tau_loss, max_tau_loss)
+    return VerificationError(
+        f"tau: expected at least {NEAR_ZERO_TAU}, found {engine.tau:.2f}: nearly every draft is rejected",
+        hint="wrong tensors or another target's draft: dflash-trt inspect ENGINE; build it from the published one",
+    )
 
 
 def find_loss(measured: TauLoss | None, max_tau_loss: float) -> VerificationError | None:

@@ -255,7 +255,7 @@ def printed(name: str) -> str:
     )  # fmt: skip
     output = io.StringIO()
     with redirect_stdout(output):
-        import_module("dflash_trt.cli.doctor")._print(diagnosis)
+        import_module("dflash_trt.cli.doctor").print_diagnosis(diagnosis)
     return "".join(f"{line.rstrip()}\n" for line in output.getvalue().splitlines())
 
 

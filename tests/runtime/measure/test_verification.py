@@ -135,7 +135,14 @@ def test_an_engine_beside_itself(pair: Pair) -> None:
     error = report.comparison.error
     assert error.hidden == 0
     assert all((layer.output, layer.k, layer.v) == (0, 0, 0) for layer in error.layers)
-    assert find_failure(report, 0.0) is None
+    useful = msgspec.structs.replace(report, engine=msgspec.structs.replace(report.engine, tau=1.25))
+    assert find_failure(useful, 0.0) is None
+    # The pair was never trained: lossless, and of no use.
+    assert "found 1.19: nearly every draft is rejected" in str(find_failure(report, 0.0))
+    few = msgspec.structs.replace(report, engine=msgspec.structs.replace(report.engine, steps=19))
+    assert find_failure(few, 0.0) is None
+    unknown = msgspec.structs.replace(report, engine=msgspec.structs.replace(report.engine, tau=None))
+    assert "tau: not measured" in str(find_failure(unknown, None))
 
 
 def test_an_engine_alone(pair: Pair) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from dflash_trt import _C
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.errors import CheckpointError
+from dflash_trt.errors import CheckpointError, VerificationError
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.quantize.scales import scale_of
 from dflash_trt.runtime.measure.recovery.fake_quantization import quantised_input, quantised_rows, quantised_weight
@@ -238,15 +238,20 @@ def test_a_loss_that_is_no_number_is_refused(tmp_path: Path, features: dict[str,
 
 
 def test_command(tmp_path: Path, features: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    run_here(
-        "recover", DRAFT, "-o", tmp_path / "q", "--recipe", "nvfp4", "--features", features["tiny-gpt-oss"],
-        "--steps", 1, "--distillation", 0.5, "--plot", tmp_path / "loss.png",
-    )  # fmt: skip
+    """One step at the full learning rate makes it worse, which is no success; what was written stays."""
+    with pytest.raises(VerificationError, match=r"expected a lower loss on held-out sequences than 0\.583") as error:
+        run_here(
+            "recover", DRAFT, "-o", tmp_path / "q", "--recipe", "nvfp4", "--features", features["tiny-gpt-oss"],
+            "--steps", 1, "--distillation", 0.5, "--plot", tmp_path / "loss.png",
+        )  # fmt: skip
+    assert "dflash-trt quantize" in str(error.value.hint)
     printed = capsys.readouterr()
     assert printed.out == f"{tmp_path / 'q'}\n"
     assert "training: 0/1\n" in printed.err, "no terminal: a line at once"
     assert "1 steps: loss on held-out sequences" in printed.err
     assert "15 linear layers: 14 NVFP4, 1 dense" in printed.err
+    assert "next: " not in printed.err
+    assert (tmp_path / "q" / "config.json").is_file()
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
