@@ -251,7 +251,7 @@ def test_without_tensorrt_llm(target: Path | str, config: Path, prompts: Path) -
     result = run("verify", config, "--target", target, "--prompts", prompts)
     assert result.returncode == 1
     assert result.stderr.startswith("error: a deployment file: expected tensorrt_llm, found: No module named")
-    assert "pip install 'dflash-trt[trtllm]'" in result.stderr
+    assert "pip install '.[trtllm]'" in result.stderr
     with pytest.raises(MissingDependencyError):
         generate(resolved("qwen3-8b.h200x1.latency"), "dflash", [[1]], GREEDY)
 

@@ -168,7 +168,7 @@ def test_its_releases_are_those_that_were_read() -> None:
 def test_without_the_package() -> None:
     with pytest.raises(MissingDependencyError, match="expected tensorrt_llm, found") as refused:
         register()
-    assert "pip install 'dflash-trt[trtllm]'" in str(refused.value.hint)
+    assert "pip install '.[trtllm]'" in str(refused.value.hint)
 
 
 def test_the_known_package_gets_our_builder(install: Install) -> None:
