@@ -236,6 +236,11 @@ def repeated_prefixes(kind: ServerKind, first: ProbeGroup, again: ProbeGroup) ->
     return [finding(kind, "acceptance falls on a repeated prefix", figure, "prefix")]
 
 
+def is_drawn(first: ProbeGroup, second: ProbeGroup) -> bool:
+    """Whether an answer differs between two seeds, however short it is."""
+    return any(left != right for left, right in _text_pairs(second, first))
+
+
 def temperature(kind: ServerKind, first: ProbeGroup, second: ProbeGroup) -> list[EndpointFinding]:
     """Temperature 1 that is greedy."""
     pairs = _text_pairs(second, first)

@@ -116,7 +116,7 @@ def judged(
         missing = spoiled or _without_figures(drawn)
         checks.add("acceptance when sampling", found, missing, _figure(drawn), is_left_out=bool(spoiled))
     pairs = f"{len(probed.seeds[1].samples)} prompts, two seeds: the answers differ"
-    checks.add("temperature", judge.temperature(kind, *probed.seeds), _too_short(probed.seeds[1]), pairs)
+    checks.add("temperature", judge.temperature(kind, *probed.seeds), _too_short(*probed.seeds), pairs)
     found, plain = judge.lossless(kind, short, probed.plain), probed.plain
     same = f"{len(plain.samples)} greedy answers are plain decoding's"
     checks.add("lossless", found, _too_few(plain), same, is_left_out=plain.is_left_out)
@@ -175,8 +175,10 @@ def _too_few(group: ProbeGroup) -> str:
     return "" if len(group.samples) >= MIN_SAMPLES else group.why_not or "too few answers"
 
 
-def _too_short(drawn: ProbeGroup) -> str:
+def _too_short(first: ProbeGroup, drawn: ProbeGroup) -> str:
     """Why drawn answers cannot be told from greedy ones; empty where they can."""
+    if judge.is_drawn(first, drawn):
+        return ""
     shortest = min((sample.output_tokens for sample in drawn.samples), default=0)
     return _too_few(drawn) or ("" if shortest >= judge.MIN_DRAWN else f"answers of {shortest} tokens are too short")
 
