@@ -52,6 +52,7 @@ def test_build_and_generate(tmp_path: Path) -> None:
     assert re.findall(r"# tau (\S+):", example("build_and_generate.py", cwd=tmp_path))[1] > "1.00"
 
 
+@pytest.mark.full
 def test_verify_with_a_loss_budget(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join((FIXTURES / "prompts.jsonl").read_text().splitlines(keepends=True)[:3]))

@@ -162,6 +162,7 @@ def size(hub: FakeHub) -> int:
     return sum((hub.directory / shard).stat().st_size for shard in SHARDS)
 
 
+@pytest.mark.full
 def test_headers_do_for_all_but_loading(hub: FakeHub, command: Command, tmp_path: Path) -> None:
     described = command("inspect", TARGET, "--json")
     assert described.returncode == 0, described.stderr

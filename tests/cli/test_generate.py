@@ -278,6 +278,7 @@ def test_chat_needs_a_template(engine: Path, tmp_path: Path, monkeypatch: pytest
     assert "chat: expected a tokenizer with a chat template, found none" in message
 
 
+@pytest.mark.full
 def test_libraries_say_nothing_and_record_nothing(engine: Path, tmp_path: Path) -> None:
     """At a terminal neither transformers' bars nor its warnings, one line of ours; no telemetry of onnxruntime."""
     leader, follower = os.openpty()

@@ -49,9 +49,9 @@ def assert_oracle_is_right(
 @pytest.mark.parametrize(("dialect", "seed"), PAIRS)
 def test_oracle_equals_definition(tmp_path: Path, dialect: Dialect, seed: int) -> None:
     target_dir, draft_dir = write_random_pair(tmp_path, dialect=dialect, seed=seed)
-    run = assert_oracle_is_right(target_dir, draft_dir, PROMPT, 60, [])
-    assert len(run.output_ids) == 60
-    assert run.steps < 0.8 * 59, "a pair that accepts nothing shows nothing"
+    run = assert_oracle_is_right(target_dir, draft_dir, PROMPT, 40, [])
+    assert len(run.output_ids) == 40
+    assert run.steps < 0.8 * 39, "a pair that accepts nothing shows nothing"
 
 
 @pytest.mark.full

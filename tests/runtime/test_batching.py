@@ -70,11 +70,11 @@ def watched(decoder: Decoder, workload: Workload) -> WatchedRunner:
 def cases() -> list[object]:
     """A few lengths on each pair, and the rest of the product under `full`."""
     quick = {
-        "random-qwen3": {"0", "5", "auto"},
-        "random-gpt-oss": {"5"},
+        "random-qwen3": {"0", "5"},
+        "random-gpt-oss": {"auto"},
         "sequential-gpt-oss": {"5"},
         "tiny-qwen3": {"7"},
-        "tiny-gpt-oss": {"1:7,3:3,6:0"},
+        "tiny-gpt-oss": set(),
     }
     found = []
     for name in WORKLOADS:
@@ -111,7 +111,7 @@ def test_greedy_output_is_that_of_plain_decoding_alone(
     assert most_waiting >= 1, "the budget kept nobody waiting"
 
 
-@pytest.mark.parametrize(("name", "length"), [("random-qwen3", 0), ("tiny-qwen3", 7), ("tiny-gpt-oss", 3)])
+@pytest.mark.parametrize(("name", "length"), [("random-qwen3", 0), ("tiny-gpt-oss", 7)])
 def test_steps_are_those_of_decoding_alone(workloads: Callable[[str], Workload], name: str, length: int) -> None:
     """What the drafter proposes to one request does not depend on the others; a trained one depends on its own."""
     workload = workloads(name)
@@ -337,7 +337,7 @@ def test_a_decoder_that_nobody_has_any_more_gives_way(workload: Workload) -> Non
     assert request.token_ids == job.expected
 
 
-@pytest.mark.parametrize("length", [pytest.param(0, marks=pytest.mark.full), 3])
+@pytest.mark.parametrize("length", [pytest.param(0, marks=pytest.mark.full), pytest.param(3, marks=pytest.mark.full)])
 def test_a_step_leaves_little_to_the_garbage_collector(workload: Workload, length: int) -> None:
     """The process has 390,000 objects, and goes through all when a quarter as many new ones have been kept."""
     decoder = workload.decoder(length)

@@ -284,6 +284,7 @@ def test_fixtures_equal_the_oracle(name: str, sessions: dict[str, Session]) -> N
         assert ours.committed == oracle.committed
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", PAIRS)
 def test_fixture_acceptance_is_worth_looking_at(name: str) -> None:
     """tau >= 3.5 over 128 new tokens at the trained block size, mean over all held-out prompts."""

@@ -43,7 +43,7 @@ GRAMMARS = {
 PROMPTS = ["def parse(", "class Config:\n    ", "import json\n", '{"name": '] * 2
 
 
-@pytest.fixture(scope="module", params=["tiny-qwen3", "tiny-gpt-oss"])
+@pytest.fixture(scope="module", params=["tiny-qwen3", pytest.param("tiny-gpt-oss", marks=pytest.mark.full)])
 def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Session:
     engine = tmp_path_factory.mktemp("guided") / "engine"
     build(FIXTURES / f"{request.param}-dflash", engine, FIXTURES / request.param)
@@ -156,6 +156,7 @@ def probabilities(session: Session, prompt: list[int], options: Sequence[str]) -
     return extend([], "")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("session", ["tiny-qwen3", pytest.param("tiny-gpt-oss", marks=pytest.mark.full)], indirect=True)
 def test_sampled_texts_have_the_targets_distribution(session: Session) -> None:
     options, number = ["self.a", "None", "not a", "self.b"], 400

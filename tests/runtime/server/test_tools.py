@@ -249,8 +249,7 @@ def test_pieces_change_nothing(tokenizer: PreTrainedTokenizerBase) -> None:
         assert len({str(parse(tokenizer, ids, size, has_tools=True)) for size in (1, 2, 5, 1000)}) == 1, ids
 
 
-@pytest.mark.parametrize("choice", ["required", NAMED], ids=str)
-@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize(("choice", "parallel"), [("required", True), (NAMED, False)], ids=str)
 def test_a_demanded_call(live: Live, choice: Any, parallel: bool) -> None:
     create = live.openai().chat.completions.create
     settings = {**SETTINGS, "tool_choice": choice, "parallel_tool_calls": parallel}
