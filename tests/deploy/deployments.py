@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,16 +24,19 @@ NAMES = sorted(path.stem for path in BUILD_CONFIGS.glob("*.yaml"))
 RUNTIMES: tuple[Runtime, ...] = ("trtllm", "vllm", "sglang")
 
 
+@cache
 def resolved(name: str) -> ResolvedDeployment:
     """The deployment build_configs/NAME.yaml."""
     return resolve(load_deployment(BUILD_CONFIGS / f"{name}.yaml"), name)
 
 
+@cache
 def rendered(name: str, runtime: Runtime, method: Method = "dflash") -> Rendered:
     """What serve-config prints for it."""
     return render(resolved(name), runtime, method, host="127.0.0.1", port=8000)
 
 
+@cache
 def findings(name: str, runtime: Runtime, method: Method = "dflash", version: str | None = None) -> list[Finding]:
     """What a check of that finds."""
     schema = load_schema(runtime, version)

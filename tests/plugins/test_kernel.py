@@ -67,7 +67,9 @@ def test_against_float64(case: Case, ctas: int, program: Program, tmp_path: Path
 
 
 @pytest.mark.parametrize("case", [UNEVEN, ALIKE, MANY], ids=lambda case: case.name)
-@pytest.mark.parametrize("ctas", [1, pytest.param(5, marks=pytest.mark.full), 12, pytest.param(H200, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "ctas", [1, pytest.param(5, marks=pytest.mark.full), 12, pytest.param(H200, marks=pytest.mark.full)]
+)
 def test_a_gpu_of_any_size(ctas: int, case: Case, program: Program, tmp_path: Path) -> None:
     """However the context is cut into ranges, and however many requests a range cuts."""
     config = check(program(case), tmp_path / "call", case, ctas=ctas).config
@@ -75,7 +77,9 @@ def test_a_gpu_of_any_size(ctas: int, case: Case, program: Program, tmp_path: Pa
     assert config.ranges == ctas
 
 
-@pytest.mark.parametrize("case", [pytest.param(MANY_ALIKE, marks=pytest.mark.full), MANY_UNEVEN], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [pytest.param(MANY_ALIKE, marks=pytest.mark.full), MANY_UNEVEN], ids=lambda case: case.name
+)
 def test_more_requests_than_lanes(case: Case, program: Program, tmp_path: Path) -> None:
     check(program(case), tmp_path / "call", case)
 

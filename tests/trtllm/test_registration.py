@@ -60,8 +60,9 @@ def test_all_ranks_propose_the_same_tokens(tmp_path: Path, num_ranks: int) -> No
         assert len(drafts) > 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["pooled", "shared"])
-@pytest.mark.parametrize("num_ranks", [2, pytest.param(8, marks=pytest.mark.full)])
+@pytest.mark.parametrize("num_ranks", [2, 8])
 def test_ranks_with_their_own_pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, num_ranks: int) -> None:
     """Pages lie elsewhere on each; with all heads or their share, ranks propose what one with a dense cache does."""
     open_setup(tmp_path / "engine", monkeypatch, *([num_ranks] if how == "shared" else []))
