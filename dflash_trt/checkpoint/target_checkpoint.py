@@ -19,6 +19,15 @@ from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError
 
+STREAMS = ("hc_mult", "hc_count", "altup_num_inputs")
+"""Keys that say how many residual streams a target has: DeepSeek V4, GLM-5.3 and HY 4; Qwen4-Exp; Gemma 3n."""
+EMBEDDINGS = (
+    *("embed_tokens.weight", "embeddings.weight", "word_embeddings.weight", "wte.weight", "embed_in.weight"),
+    *("tok_embeddings.weight", "tokens_embed.weight", "embed.weight"),
+)
+"""Names of input embeddings in checkpoints; a test asks every causal language model that transformers has."""
+AVERAGED = ("deepseek_v4", "glm5_next")
+"""Targets of whose streams a tap of one stream's width is the mean: vLLM 0.33 (both), SGLang 0.5.23 (GLM-5.3)."""
 MAX_LAYERS = 4096  # far beyond any target: transformers makes them one by one
 
 
@@ -32,11 +41,13 @@ class PartialTargetSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     max_position_embeddings: int | None = None
 
 
-class TargetSpec(PartialTargetSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The facts of a target model that its drafter depends on: narrows what may be unknown, adds nothing."""
+class TargetSpec(PartialTargetSpec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The facts of a target model that its drafter depends on; narrows what may be unknown."""
 
     model_type: str
     max_position_embeddings: int
+    num_residual_streams: int = 1
+    """Residual streams of `hidden_size` each that run beside each other from layer to layer."""
 
 
 class TargetCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,23 +77,34 @@ def read_target(directory: Path, config: Facts | None = None) -> TargetCheckpoin
         num_hidden_layers=text.integer("num_hidden_layers", maximum=MAX_LAYERS),
         vocab_size=text.integer("vocab_size"),
         max_position_embeddings=text.integer("max_position_embeddings"),
+        num_residual_streams=next((n for key in STREAMS if (n := text.optional(key, text.integer))), 1),
     )
     if (weights := read_headers(directory)) is None:
         weights = read_weights(directory)
-    _check_embedding(directory, spec, weights)
+    input_embedding(directory, spec, weights)
     return TargetCheckpoint(directory=directory, spec=spec, config=text, weights=weights)
 
 
-def _check_embedding(directory: Path, spec: TargetSpec, weights: dict[str, StoredTensor]) -> None:
-    tables = [tensor for name, tensor in weights.items() if name.endswith("embed_tokens.weight")]
+def input_embedding(directory: Path, spec: TargetSpec, weights: dict[str, StoredTensor]) -> StoredTensor:
+    """The table [V, H] that the target looks its tokens up in, by the names that transformers' models give it.
+
+    Raises CheckpointError where none has such a name, several could be it, or it has another shape.
+    """
+    shape = spec.vocab_size, spec.hidden_size
+    named = [
+        found for name in EMBEDDINGS if (found := [t for own, t in weights.items() if f".{own}".endswith(f".{name}")])
+    ]
+    tables = named[0] if named else []
+    if len(tables) > 1:  # of an audio or vision model, too
+        tables = [table for table in tables if table.shape == shape] or tables
     if len(tables) != 1:
-        found = ", ".join(tensor.name for tensor in tables) or "none"
-        raise CheckpointError(f"{directory}: expected one tensor named *embed_tokens.weight, found {found}")
-    table, shape = tables[0], (spec.vocab_size, spec.hidden_size)
-    if table.shape != shape:
+        names, known = ", ".join(table.name for table in tables), ", ".join(f"*{name}" for name in EMBEDDINGS)
+        raise CheckpointError(f"{directory}: expected one input embedding, named {known}; found {names or 'none'}")
+    if tables[0].shape != shape:
         raise CheckpointError(
-            f"{table.file}: tensor {table.name!r}: expected shape {list(shape)}, found {list(table.shape)}"
+            f"{tables[0].file}: tensor {tables[0].name!r}: expected shape {list(shape)}, found {list(tables[0].shape)}"
         )
+    return tables[0]
 
 
 def check_pair(draft: DraftSpec, target: TargetSpec, *, draft_name: str, target_name: str) -> None:
@@ -97,8 +119,7 @@ def check_pair(draft: DraftSpec, target: TargetSpec, *, draft_name: str, target_
 
     if draft.model_type == "gpt_oss" != target.model_type:
         raise refuse("model_type", target.model_type, draft.model_type)
-    if (draft.tap_hidden_size or draft.hidden_size) != target.hidden_size:
-        raise refuse("hidden_size", target.hidden_size, draft.tap_hidden_size or draft.hidden_size)
+    _check_taps(draft.tap_hidden_size or draft.hidden_size, target, refuse)
     borrows = not draft.own_embedding or draft.draft_vocab_size is None
     if draft.hidden_size != target.hidden_size and borrows:
         raise refuse("hidden_size, as embedding and lm_head are the target's", target.hidden_size, draft.hidden_size)
@@ -110,6 +131,20 @@ def check_pair(draft: DraftSpec, target: TargetSpec, *, draft_name: str, target_
         raise refuse("num_target_layers", target.num_hidden_layers, draft.num_target_layers)
     if max(draft.target_layer_ids) >= target.num_hidden_layers:
         raise refuse("target_layer_ids", f"layers 0 to {target.num_hidden_layers - 1}", list(draft.target_layer_ids))
+
+
+def _check_taps(width: int, target: TargetSpec, refuse: Callable[[str, object, object], CheckpointError]) -> None:
+    """Raises CheckpointError where a tap of `width` values is not what the target's layers give, or may be anything."""
+    streams = target.num_residual_streams
+    if streams == 1 or width not in (target.hidden_size, streams * target.hidden_size):
+        if width != target.hidden_size:
+            raise refuse("hidden_size", target.hidden_size, width)
+    elif width == target.hidden_size and target.model_type not in AVERAGED:
+        raise refuse(
+            f"width of a tap of {target.model_type}'s {streams} residual streams",
+            f"all of them ({streams * target.hidden_size}): which one, or which mean, is not known",
+            width,
+        )
 
 
 def read_pair(

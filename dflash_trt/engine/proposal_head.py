@@ -21,7 +21,7 @@ from dflash_trt.checkpoint.mapped import as_float32, map_tensor
 from dflash_trt.checkpoint.quantization import BLOCK, FP8, NVFP4
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter
-from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
+from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, input_embedding
 from dflash_trt.errors import BuildError, CheckpointError
 from dflash_trt.quantize.convert import UnwrittenDraft, pack, tensor_layout, with_claims
 from dflash_trt.quantize.scales import naming, scale_of
@@ -96,7 +96,7 @@ def _target_head(target: TargetCheckpoint) -> StoredTensor:
     if biases := [name for name in target.weights if name.endswith("lm_head.bias")]:
         raise CheckpointError(f"{target.directory}: expected an lm_head without bias, found {biases[0]!r}")
     heads = [tensor for name, tensor in target.weights.items() if name.endswith("lm_head.weight")]
-    heads = heads or [tensor for name, tensor in target.weights.items() if name.endswith("embed_tokens.weight")]
+    heads = heads or [input_embedding(target.directory, target.spec, target.weights)]
     if len(heads) != 1:
         raise CheckpointError(f"{target.directory}: expected one tensor named *lm_head.weight, found {len(heads)}")
     head, shape = heads[0], (target.spec.vocab_size, target.spec.hidden_size)

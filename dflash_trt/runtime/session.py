@@ -233,7 +233,7 @@ def load_session(
         checkpoint.directory, checkpoint.spec, taps, dtype=dtype, num_ranks=num_ranks,
         device="cpu" if sharded else device, **sharded,  # transformers puts shards where they belong
     )  # fmt: skip
-    target = make_target(model, taps, max_batch_size, accelerate)
+    target = make_target(model, taps, max_batch_size, accelerate, tap_hidden_size=manifest.draft.tap_hidden_size)
     if model.dtype == torch.bfloat16 and not target.is_batch_invariant:
         LOG.warning(
             "%s in bfloat16: here a block rounds otherwise than one token a pass, so near-ties may fall another way"

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -15,6 +16,7 @@ from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength
+from dflash_trt.runtime.drafter.proposals import Draw, Proposals
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.model_runner import LocalRunner
 from dflash_trt.runtime.request import Request
@@ -132,3 +134,44 @@ def drive(
     assert not pending
     slots = decoder.slots
     assert (slots.free_slots, slots.free_tokens) == (slots.num_slots, slots.num_tokens)
+
+
+class PartlyRight(LocalRunner):
+    """Proposes a random number of tokens of the answer, a wrong one, and then what the drafter does."""
+
+    def __init__(
+        self, workload: Workload, rng: random.Random, *, num_slots: int = NUM_SLOTS, prefill_chunk: int = 7,
+        prefix_caching: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(workload.session.target, workload.session.drafter)
+        self._rng, self._vocab_size = rng, workload.session.manifest.target.vocab_size
+        self.requests = [workload.request(job) for job in workload.jobs]
+        self._answers = {id(r): job.expected for r, job in zip(self.requests, workload.jobs, strict=True)}
+        slots, length = (
+            SlotPool(num_slots, 10**6, prefix_caching=prefix_caching),
+            FixedLength(workload.num_draft_tokens),
+        )
+        self.decoder = Decoder(self, slots, length, prefill_chunk=prefill_chunk)
+
+    def draft(
+        self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int, draws: Sequence[Draw | None] = ()
+    ) -> list[Proposals]:
+        proposals = super().draft(slots, anchors, num_tokens)
+        for (row, *_), slot in zip(proposals, slots, strict=True):
+            request = self.decoder.running[slot]
+            rest = self._answers[id(request)][len(request.token_ids) :]
+            count = min(len(rest), self._rng.randint(0, len(row)))
+            row[:count] = rest[:count]
+            if count < min(len(row), len(rest)):
+                row[count] = (rest[count] + 1) % self._vocab_size
+        return proposals
+
+
+def check_drafted(workload: Workload, seed: int, *, at_once: bool, **options: Any) -> None:
+    """Tokens of requests whose blocks are accepted whole, in part and not at all."""
+    rng = random.Random(seed)
+    pair = PartlyRight(workload, rng, **options)
+    drive(pair.decoder, pair.requests, None if at_once else rng)
+    assert [request.token_ids for request in pair.requests] == [job.expected for job in workload.jobs]
+    steps = [step for request in pair.requests for step in request.steps]
+    assert any(0 < step.accepted < step.proposed for step in steps), "no block was accepted in part"

@@ -226,7 +226,12 @@ def capture_features(
     encoded = [
         prompt.token_ids for prompt in tokenize(prompts, load_tokenizer(target.directory), check, chat=options.chat)
     ]
-    taps = draft.spec.target_layer_ids
+    taps, width = draft.spec.target_layer_ids, draft.spec.tap_hidden_size
+    if width not in (None, target.spec.hidden_size):
+        raise CheckpointError(
+            f"{options.target_name}: expected taps of {target.spec.hidden_size} values to capture, found a draft that"
+            f" reads {width}, all residual streams"
+        )
     model = load_model(target.directory, target.spec, taps, dtype=options.dtype, device=device)
     running = make_target(model, taps, BATCH_SIZE, accelerate)
     stop_ids = stop_token_ids(model)

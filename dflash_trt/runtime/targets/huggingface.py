@@ -30,7 +30,7 @@ from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.hub import fetch_weights, read_headers
 from dflash_trt.checkpoint.refusing import refusing
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
-from dflash_trt.checkpoint.target_checkpoint import TargetSpec
+from dflash_trt.checkpoint.target_checkpoint import EMBEDDINGS, TargetSpec
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError, EngineError
 from dflash_trt.files.read import read_text
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 PACKED_SUFFIX, SCALES_SUFFIX = "_blocks", "_scales"
 """Tensors of gpt-oss's MXFP4 experts: two 4-bit codes a byte, which transformers unpacks, and their scales."""
-EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
+HEAD = "lm_head.weight"
 EXPERTS, SECOND_MATRICES = ".experts.", ("down_proj", ".w2.")
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -256,14 +256,16 @@ def make_target(
     target_layer_ids: Sequence[int],
     num_slots: int,
     accelerate: Callable[[PreTrainedModel], Acceleration] | None = None,
+    *,
+    tap_hidden_size: int | None = None,
 ) -> HuggingFaceTarget:
     """The fastest target that runs `model` for `num_slots` sequences and returns the taps `target_layer_ids`.
 
-    `accelerate` replaces layers of a packed one.
+    `accelerate` replaces layers of a packed one; `tap_hidden_size` is as for `HuggingFaceTarget`.
     """
     if (num_devices := len(set(getattr(model, "hf_device_map", {}).values()))) > 1:
         LOG.warning("%s: requests run one after the other, on %d devices in turn", model.name_or_path, num_devices)
-        return SequentialTarget(model, target_layer_ids, num_slots)
+        return SequentialTarget(model, target_layer_ids, num_slots, tap_hidden_size)
     copy_mapped_weights(model)
     if not can_pack(model):
         LOG.warning(
@@ -271,7 +273,7 @@ def make_target(
             model.name_or_path,
             model.config.model_type,
         )
-        return SequentialTarget(model, target_layer_ids, num_slots)
+        return SequentialTarget(model, target_layer_ids, num_slots, tap_hidden_size)
     return PackedTarget(model, target_layer_ids, num_slots, accelerate(model) if accelerate else TORCH_OPERATORS)
 
 

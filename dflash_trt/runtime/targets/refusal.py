@@ -10,8 +10,6 @@ from dflash_trt.checkpoint.facts import Facts
 
 NOT_RUN = {
     "kimi_k2": "a model that transformers has code for; this one's is its checkpoint's own, which is never run",
-    "kimi_linear": "a model whose tokens transformers can take back; it does not restore this one's convolutions",
-    "minimax": "a model whose tokens transformers can take back; this one has a cache of its own, without a crop",
     "modelopt": "weights that transformers reads; it knows no ModelOpt checkpoint",
     "compressed-tensors": "weights that transformers reads; it needs the package compressed-tensors for these",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -22,14 +23,29 @@ class HuggingFaceTarget(Target):
     is_batch_invariant = False
     """Whether a token's numbers were found to be the same, to the bit, whatever else is in its pass; asked in BF16."""
 
-    def __init__(self, model: PreTrainedModel, target_layer_ids: Sequence[int]) -> None:
+    def __init__(
+        self, model: PreTrainedModel, target_layer_ids: Sequence[int], tap_hidden_size: int | None = None
+    ) -> None:
+        """`tap_hidden_size` is the width of a tap, by default the model's hidden size: several residual streams of a
+        target are averaged to that, as vLLM 0.33 and SGLang 0.5.23 do, or laid side by side where it is as wide."""
         self.model = model
+        self.target_layer_ids = list(target_layer_ids)
+        config = model.config.get_text_config()
+        self.tap_hidden_size = tap_hidden_size or int(config.hidden_size)
+        self.vocab_size = int(config.vocab_size)
         self._device, self._dtype = model.device, model.dtype  # asked of the model, each walks its parameters
         self._embedding = model.get_input_embeddings()
         self._embed_scale = float(getattr(self._embedding, "embed_scale", 1.0))  # Gemma's table multiplies by sqrt(H)
         self._lm_head = model.get_output_embeddings()
         # hidden_states[0] are the embeddings: decoder layer i's output stands at i + 1 (trap 1).
         self._taps = [layer + 1 for layer in target_layer_ids]
+        accepted = signature(model.forward).parameters
+        self._cache_argument = "cache" if "cache" in accepted else "past_key_values"  # transformers 5.24, and before
+        forwards = (model.forward, *([decoder.forward] if (decoder := model.get_decoder()) is not None else []))
+        self._takes_positions = any("position_ids" in signature(forward).parameters for forward in forwards)
+        """Bamba, for one, counts from 0 in each pass without them."""
+        self._cache_after: Any = None
+        """The cache that the last pass returned."""
         self._catcher: Taps | None = None
         """Source of taps instead of hidden_states, where the model's layers are known."""
 
@@ -72,12 +88,19 @@ class HuggingFaceTarget(Target):
             logits_to_keep=0 if keeps_all else torch.tensor(logits_rows, dtype=torch.int64, device=device),  # 0: all
             **inputs,
         )
+        self._cache_after = getattr(output, self._cache_argument, None)
         logits = output.logits[0].to(device).float()  # of the last layers' GPU, where a target is spread
         if not with_taps:
             return Verified(logits=logits)
         if self._catcher is not None:
             return Verified(logits=logits, tapped=self._catcher.take())
-        return Verified(logits=logits, tapped=[output.hidden_states[tap].to(device) for tap in self._taps])
+        return Verified(logits=logits, tapped=[self._tap(output.hidden_states[tap].to(device)) for tap in self._taps])
+
+    def _tap(self, hidden: Tensor) -> Tensor:
+        """hidden [1, R, W], or [1, R, streams, H] -> [1, R, tap_hidden_size]."""
+        if hidden.dim() < 4:
+            return hidden
+        return hidden.mean(2) if self.tap_hidden_size == hidden.shape[-1] else hidden.flatten(2)
 
 
 Forward = Callable[..., Tensor | tuple[Tensor, ...]]
