@@ -47,7 +47,7 @@ from dflash_trt.runtime.kvcache.slots import SlotPool  # noqa: E402
 from dflash_trt.runtime.model_runner import NO_SLOT, LocalRunner  # noqa: E402
 from dflash_trt.runtime.session import Session, open_session  # noqa: E402
 from dflash_trt.runtime.targets import packed_target  # noqa: E402
-from dflash_trt.runtime.targets.packed_target import GatheredPass  # noqa: E402
+from dflash_trt.runtime.targets.gathered_pass import GatheredPass  # noqa: E402
 from dflash_trt.runtime.targets.target import side_by_side  # noqa: E402
 from tests import decoding  # noqa: E402
 from tests.engines import build  # noqa: E402

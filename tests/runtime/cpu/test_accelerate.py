@@ -21,7 +21,8 @@ from dflash_trt.runtime.cpu.accelerate import accelerate, fuse_norms, normed, sl
 from dflash_trt.runtime.cpu.grouped_experts import experts, group_experts
 from dflash_trt.runtime.cpu.paged_attention import PagedPass
 from dflash_trt.runtime.session import open_session, run
-from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, GatheredPass
+from dflash_trt.runtime.targets.gathered_pass import GatheredPass
+from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS
 from tests.decoding import greedy
 from tests.engines import trained_engine
 from tests.fixtures_data import prompts

@@ -16,9 +16,10 @@ from dflash_trt.runtime.cpu.accelerate import accelerate
 from dflash_trt.runtime.cpu.paged_attention import PagedPass
 from dflash_trt.runtime.kvcache import slot_cache
 from dflash_trt.runtime.kvcache.page_table import FIRST_PAGES
+from dflash_trt.runtime.targets.gathered_pass import GatheredPass
 from dflash_trt.runtime.targets.huggingface import PACKED_MODEL_TYPES, can_pack, make_target
 from dflash_trt.runtime.targets.packed_pass import Pass
-from dflash_trt.runtime.targets.packed_target import Acceleration, GatheredPass, PackedTarget, padded_size
+from dflash_trt.runtime.targets.packed_target import Acceleration, PackedTarget, padded_size
 from dflash_trt.runtime.targets.sequential_target import SequentialTarget
 from dflash_trt.runtime.targets.target import Segment
 from tests.runtime.targets.families import (
