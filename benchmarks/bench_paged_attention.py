@@ -25,7 +25,7 @@ from dflash_trt.files.processor import cpu_model  # noqa: E402
 from dflash_trt.runtime.cpu.paged_attention import PagedPass  # noqa: E402
 from dflash_trt.runtime.kvcache.slot_cache import SlotCache  # noqa: E402
 from dflash_trt.runtime.targets.gathered_pass import GatheredPass  # noqa: E402
-from dflash_trt.runtime.targets.packed_pass import AttentionRule, Pass  # noqa: E402
+from dflash_trt.runtime.targets.packed_pass import AttentionRule, RaggedPass  # noqa: E402
 from dflash_trt.runtime.targets.target import Segment  # noqa: E402
 
 SHAPES = {"tiny-qwen3": (8, 4, 32), "tiny-gpt-oss": (8, 2, 16), "qwen3-0.6b": (16, 8, 128), "gpt-oss-120b": (64, 8, 64)}
@@ -59,7 +59,12 @@ def main(rounds: int) -> None:
 
 @torch.inference_mode()
 def layers_of(
-    pass_type: type[Pass], requests: int, tokens: int, context: int, heads: tuple[int, int, int], dtype: torch.dtype
+    pass_type: type[RaggedPass],
+    requests: int,
+    tokens: int,
+    context: int,
+    heads: tuple[int, int, int],
+    dtype: torch.dtype,
 ) -> Callable[[], None]:
     """A pass of LAYERS layers over sequences that hold `context` tokens, to be run again and again."""
     query_heads, kv_heads, head_dim = heads

@@ -17,6 +17,7 @@ from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.drafter.torch.graph_program import Program
 from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
 from dflash_trt.runtime.session import Session, open_session, run
+from dflash_trt.runtime.targets.packed_target import PackedTarget
 from tests.decoding import greedy
 from tests.engines import trained_engine
 from tests.fixtures_data import PAIRS, prompts
@@ -78,6 +79,16 @@ def test_the_drafter_is_graphs(session: Session, monkeypatch: pytest.MonkeyPatch
     assert list(executor._draft.sizes) == [1, 2, 4, 8]
     monkeypatch.setattr(Program, "run", None)
     assert [completion.token_ids for completion in decode(session, asked[:3], 3)] == texts[:3]
+
+
+def test_the_target_is_graphs(session: Session, asked: Any, texts: Any) -> None:
+    """Decoding passes replay; prompts are launched."""
+    assert [completion.token_ids for completion in decode(session, asked[:3], 3)] == texts[:3]
+    assert isinstance(session.target, PackedTarget)
+    recorded = session.target._recorded
+    assert recorded is not None
+    assert recorded._works
+    assert {size.num_segments for size, _ in recorded._recordings} >= {1, 4}
 
 
 def test_a_prompt_begins_with_what_an_earlier_one_left(session: Session, asked: Any) -> None:

@@ -14,12 +14,12 @@ from torch import Tensor
 from dflash_trt._C import TOKENS_PER_PAGE, VALUE_ALIGNMENT, PassRows
 from dflash_trt.engine import signatures
 from dflash_trt.runtime.cpu.kernel_call import openmp_team
-from dflash_trt.runtime.targets.packed_pass import AttentionRule, Pass
+from dflash_trt.runtime.targets.packed_pass import AttentionRule, RaggedPass
 
 IS_BF16 = {torch.float32: False, torch.bfloat16: True}
 
 
-class PagedPass(Pass):
+class PagedPass(RaggedPass):
     """Pass over K [G, pages, D, 32] and V [G, pages, 32, E], whose rows are padded to a multiple of VALUE_ALIGNMENT."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:

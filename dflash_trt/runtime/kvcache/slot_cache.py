@@ -19,6 +19,8 @@ class SlotCache:
         self.table = PageTable(num_slots)
         self._device = device
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self.num_moves = 0
+        """How often a layer went to another address, because it had to grow."""
 
     @property
     def bytes_per_token(self) -> int:
@@ -30,15 +32,25 @@ class SlotCache:
         self, index: int, num_heads: int, k_page: tuple[int, int], v_page: tuple[int, int], dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         """K and V of a layer, [G, pages, *page] each, with room for all pages of the table."""
-        num_pages = self.table.num_pages
         if index not in self._layers:
-            shapes = ((num_heads, max(FIRST_PAGES, num_pages), *page) for page in (k_page, v_page))
+            shapes = ((num_heads, max(FIRST_PAGES, self.table.num_pages), *page) for page in (k_page, v_page))
             k, v = (zeros(shape, dtype, self._device) for shape in shapes)
             self._layers[index] = k, v
-        elif num_pages > self._layers[index][0].shape[1]:
+        else:
+            self._grow(index)
+        return self._layers[index]
+
+    def make_room(self) -> None:
+        """Makes room in every layer for all pages of the table."""
+        for index in self._layers:
+            self._grow(index)
+
+    def _grow(self, index: int) -> None:
+        num_pages = self.table.num_pages
+        if num_pages > self._layers[index][0].shape[1]:
             k, v = (grown(cache, 1, num_pages, self.table.written) for cache in self._layers[index])
             self._layers[index] = k, v
-        return self._layers[index]
+            self.num_moves += 1
 
     @torch.inference_mode()
     def clear(self, pages: Sequence[int]) -> None:

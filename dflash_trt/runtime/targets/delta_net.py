@@ -23,7 +23,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_recurrent_gated_delta_rule,
 )
 
-from dflash_trt.runtime.targets.packed_pass import Group, Pass
+from dflash_trt.runtime.targets.packed_pass import Group, RaggedPass
 
 CLASS_NAMES = ("Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet")
 CHUNK = 64
@@ -94,7 +94,7 @@ class DeltaNetLayer:
         _, self.states[slots] = self._recur(inputs, states, decay, beta)
         self.tails[slots] = torch.stack([row[:, n : n + width] for row, n in zip(inputs, counts, strict=True)])
 
-    def _forward(self, hidden_states: Tensor, *, slot_pass: Pass, **_: object) -> Tensor:
+    def _forward(self, hidden_states: Tensor, *, slot_pass: RaggedPass, **_: object) -> Tensor:
         """hidden_states [1, R, H] of a pass -> [1, R, H]; as the module's own forward, segment by segment."""
         mixed, z, beta, decay = self._project(hidden_states)
         rows = [self._append(group, mixed, decay, beta) for group in slot_pass.groups]

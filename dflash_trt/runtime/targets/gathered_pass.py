@@ -16,11 +16,11 @@ from torch import Tensor
 
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.kvcache.slot_cache import SlotCache
-from dflash_trt.runtime.targets.packed_pass import AttentionRule, Group, Pass
+from dflash_trt.runtime.targets.packed_pass import AttentionRule, Group, RaggedPass
 from dflash_trt.runtime.targets.target import Segment
 
 
-class _Reading(NamedTuple):
+class Reading(NamedTuple):
     """Pages and mask with which a group reads a layer's cache."""
 
     pages: Tensor
@@ -34,33 +34,38 @@ class _Reading(NamedTuple):
         return rows[:, :, : self.mask.shape[-1]]
 
 
-class GatheredPass(Pass):
+def attention_mask(visible: Tensor, heads_per_group: int, dtype: torch.dtype) -> Tensor:
+    """What is added to scores: visible [B, n, C] -> [1, B, N/G * n, C]."""
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
+    return mask.repeat(1, heads_per_group, 1)[None]
+
+
+def store_rows(cache: SlotCache, layer: int, key: Tensor, value: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Writes key [G, R, D] and value [G, R, E] to `rows` [R] of a layer's cache; its whole K and V."""
+    pages = (TOKENS_PER_PAGE, key.shape[-1]), (TOKENS_PER_PAGE, value.shape[-1])
+    k, v = cache.layer(layer, len(key), *pages, key.dtype)
+    k.view(len(k), -1, k.shape[-1]).index_copy_(1, rows, key)
+    v.view(len(v), -1, v.shape[-1]).index_copy_(1, rows, value)
+    return k, v
+
+
+class GatheredPass(RaggedPass):
     """Pass over K and V [G, pages, TOKENS_PER_PAGE, D] that copies the pages of a group together."""
 
     reads_hidden_rows = True
 
     def __init__(self, segments: Sequence[Segment], cache: SlotCache, device: torch.device) -> None:
         super().__init__(segments, cache, device)
-        self._readings: dict[tuple[Group, int | None, int, torch.dtype], _Reading] = {}
+        self._readings: dict[tuple[Group, int | None, int, torch.dtype], Reading] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
-        k_cache, v_cache = self._store(layer, key, value)
+        k_cache, v_cache = store_rows(self._cache, layer, key, value, self._rows)
         num_kv_heads = len(k_cache)
         mixed = []
         for group in self.groups:
             reading = self._reading(group, rule.window, len(query) // num_kv_heads, query.dtype)
-            q = _by_kv_head(query[:, group.rows], group, num_kv_heads)
-            rows = _attend(q, reading.of(k_cache), reading.of(v_cache), reading.mask, rule, group.num_tokens)
-            mixed.append(_by_row(rows, group))
+            mixed.append(attend_rows(query[:, group.rows], k_cache, v_cache, reading, rule, group.num_tokens))
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
-
-    def _store(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes the new rows; the layer's whole K and V."""
-        pages = (TOKENS_PER_PAGE, key.shape[-1]), (TOKENS_PER_PAGE, value.shape[-1])
-        k, v = self._cache.layer(layer, len(key), *pages, key.dtype)
-        k.view(len(k), -1, k.shape[-1]).index_copy_(1, self._rows, key)
-        v.view(len(v), -1, v.shape[-1]).index_copy_(1, self._rows, value)
-        return k, v
 
     @cached_property
     def _rows(self) -> Tensor:
@@ -68,7 +73,7 @@ class GatheredPass(Pass):
         rows = (self._table.rows(slot, n) for slot, n in zip(self._slots, self._counts, strict=True))
         return torch.tensor([row for own in rows for row in own], device=self._device)
 
-    def _reading(self, group: Group, window: int | None, heads_per_group: int, dtype: torch.dtype) -> _Reading:
+    def _reading(self, group: Group, window: int | None, heads_per_group: int, dtype: torch.dtype) -> Reading:
         """Pages and mask for `group` in a layer with this `window`."""
         key = (group, window, heads_per_group, dtype)
         if key not in self._readings:
@@ -76,9 +81,8 @@ class GatheredPass(Pass):
             rows = torch.arange(first_page * TOKENS_PER_PAGE, group.end, device=group.positions.device)
             distance = group.positions[:, :, None] - rows  # [B, n, C]
             visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
-            mask = torch.zeros(visible.shape, dtype=dtype, device=rows.device).masked_fill_(~visible, -torch.inf)
             pages = torch.tensor(self._pages(group, first_page), device=self._device)
-            self._readings[key] = _Reading(pages, mask.repeat(1, heads_per_group, 1)[None])
+            self._readings[key] = Reading(pages, attention_mask(visible, heads_per_group, dtype))
         return self._readings[key]
 
     def _pages(self, group: Group, first_page: int) -> list[int]:
@@ -93,15 +97,18 @@ class GatheredPass(Pass):
         return pages
 
 
-def _by_kv_head(query: Tensor, group: Group, num_groups: int) -> Tensor:
-    """[N, B*n, D] -> [G, B, N/G * n, D]: heads that share K and V are rows."""
-    heads = query.reshape(num_groups, -1, group.num_segments, group.num_tokens, query.shape[-1])
-    return heads.transpose(1, 2).reshape(num_groups, group.num_segments, -1, query.shape[-1])
+def attend_rows(
+    query: Tensor, k_cache: Tensor, v_cache: Tensor, reading: Reading, rule: AttentionRule, num_tokens: int
+) -> Tensor:
+    """query [N, B*n, D] over the rows that `reading` takes of K and V [G, pages, TOKENS_PER_PAGE, D] -> [B*n, N, D].
 
-
-def _by_row(mixed: Tensor, group: Group) -> Tensor:
-    """[G, B, N/G * n, D] -> [B*n, N, D]."""
-    rows = mixed.reshape(len(mixed), group.num_segments, -1, group.num_tokens, mixed.shape[-1])
+    Heads that share K and V are rows of one product.
+    """
+    num_groups, num_segments, head_dim = len(k_cache), reading.mask.shape[1], query.shape[-1]
+    heads = query.reshape(num_groups, -1, num_segments, num_tokens, head_dim).transpose(1, 2)
+    q = heads.reshape(num_groups, num_segments, -1, head_dim)
+    mixed = _attend(q, reading.of(k_cache), reading.of(v_cache), reading.mask, rule, num_tokens)
+    rows = mixed.reshape(num_groups, num_segments, -1, num_tokens, mixed.shape[-1])
     return rows.permute(1, 3, 0, 2, 4).flatten(2, 3).flatten(0, 1)
 
 

@@ -32,6 +32,7 @@ from dflash_trt.checkpoint.refusing import refusing
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.checkpoint.target_checkpoint import EMBEDDINGS, TargetSpec
 from dflash_trt.checkpoint.weights import read_weights
+from dflash_trt.engine.plans.launcher import CudaLauncher
 from dflash_trt.errors import CheckpointError, EngineError
 from dflash_trt.files.read import read_text
 from dflash_trt.runtime.targets.dtype import target_dtype
@@ -274,7 +275,9 @@ def make_target(
             model.config.model_type,
         )
         return SequentialTarget(model, target_layer_ids, num_slots, tap_hidden_size)
-    return PackedTarget(model, target_layer_ids, num_slots, accelerate(model) if accelerate else TORCH_OPERATORS)
+    acceleration = accelerate(model) if accelerate else TORCH_OPERATORS
+    launcher = CudaLauncher(model.device) if model.device.type == "cuda" else None
+    return PackedTarget(model, target_layer_ids, num_slots, acceleration, launcher)
 
 
 def copy_mapped_weights(model: PreTrainedModel) -> None:

@@ -55,7 +55,21 @@ class AttentionRule(NamedTuple):
 
 
 class Pass:
-    """The segments of one pass, for every layer alike; how attention is computed over them is the subclass's."""
+    """What attention asks of a pass, for every layer alike; how it is computed is the subclass's."""
+
+    positions: Tensor
+    """[R]"""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
+        """query [N, R, D], key [G, R, D], value [G, R, E] -> [R, N, E]; keys and values go into the cache.
+
+        Each token sees its own sequence up to itself.
+        """
+        raise NotImplementedError
+
+
+class RaggedPass(Pass):
+    """Pass over segments of any lengths."""
 
     reads_hidden_rows: ClassVar[bool] = False
     """Whether masked rows still take part as 0 * value, so that they must not be NaN."""
@@ -68,14 +82,6 @@ class Pass:
         self._begins = [cache.table.lengths[slot] for slot in self._slots]
         spans = (range(begin, begin + n) for begin, n in zip(self._begins, self._counts, strict=True))
         self.positions = torch.from_numpy(np.array([*chain.from_iterable(spans)])).to(device)
-        """[R]"""
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
-        """query [N, R, D], key [G, R, D], value [G, R, E] -> [R, N, E]; keys and values go into the cache.
-
-        Each token sees its own sequence up to itself.
-        """
-        raise NotImplementedError
 
     def padded_positions(self, num_rows: int) -> Tensor:
         """Positions of the rows, padded with zeros to `num_rows`."""

@@ -23,10 +23,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from dflash_trt.checkpoint.refusing import refusing
+from dflash_trt.engine.plans.launcher import Launcher
 from dflash_trt.runtime.kvcache.slot_cache import SlotCache
 from dflash_trt.runtime.targets.delta_net import DeltaNets
 from dflash_trt.runtime.targets.gathered_pass import GatheredPass
-from dflash_trt.runtime.targets.packed_pass import IMPLEMENTATION, Pass
+from dflash_trt.runtime.targets.packed_pass import IMPLEMENTATION, RaggedPass
+from dflash_trt.runtime.targets.recorded_pass import RecordedPasses, StaticPass
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget, Taps
 from dflash_trt.runtime.targets.target import Segment, Target, Verified
 
@@ -38,7 +40,7 @@ PROBE_TOKENS = 8
 class Acceleration:
     """Attention and padding of a target; by default torch's operators and transformers' layers, on any device."""
 
-    pass_type: type[Pass] = GatheredPass
+    pass_type: type[RaggedPass] = GatheredPass
     """Class that computes attention."""
     pads_rows: bool = True
     """Whether passes in BF16 are filled up to a few numbers of rows, on which the kernels of linear layers agree."""
@@ -56,8 +58,12 @@ class PackedTarget(HuggingFaceTarget):
         target_layer_ids: Sequence[int],
         num_slots: int,
         acceleration: Acceleration = TORCH_OPERATORS,
+        launcher: Launcher | None = None,
     ) -> None:
-        """Replaces the model's attention; CheckpointError where its configuration keeps it from computing a token."""
+        """Replaces the model's attention; CheckpointError where its configuration keeps it from computing a token.
+
+        With a `launcher`, decoding passes are recorded, unless there is recurrent state, which Python updates.
+        """
         super().__init__(model, target_layer_ids)
         self._catcher = Taps(model, target_layer_ids)
         model.set_attn_implementation(IMPLEMENTATION)
@@ -66,10 +72,13 @@ class PackedTarget(HuggingFaceTarget):
         self._cache = SlotCache(num_slots, model.device)
         self._delta_nets = DeltaNets(model, num_slots)
         self._table = self._cache.table
+        self._recorded: RecordedPasses | None = None
         with refusing(model.name_or_path, "a model that computes a token"):
             for token_ids in ([0], [0, 0]):
                 self.verify([Segment(slot=0, token_ids=token_ids, num_logits=0)], with_taps=False)
         self.release(0)
+        if launcher is not None and not self._delta_nets.bytes_per_slot:
+            self._recorded = RecordedPasses(self._run_static, self._cache, launcher, model.name_or_path)
         self.is_batch_invariant = model.dtype == torch.bfloat16 and self._agrees()
         self.cache_bytes_per_token = self._cache.bytes_per_token
         self.cache_bytes_per_slot = self._delta_nets.bytes_per_slot
@@ -81,6 +90,21 @@ class PackedTarget(HuggingFaceTarget):
         self._delta_nets.apply_rollbacks()
         for segment in segments:
             self._clear(self._table.cover(segment.slot, len(segment.token_ids)))
+        verified = None if self._recorded is None else self._recorded.verify(segments, with_taps=with_taps)
+        if verified is None:
+            verified = self._launch(segments, with_taps=with_taps)
+        for segment in segments:
+            self._table.lengths[segment.slot] += len(segment.token_ids)
+            self._delta_nets.appended(segment.slot, len(segment.token_ids))
+        return verified
+
+    def _run_static(self, current: StaticPass, with_taps: bool) -> Verified:
+        """The model's forward call over a pass of fixed sizes."""
+        inputs = {"position_ids": current.positions[None], "use_cache": False, "slot_pass": current}
+        return self._run(current.token_ids[None], 0, with_taps=with_taps, **inputs)
+
+    def _launch(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
+        """The pass in any sizes, kernel by kernel."""
         current = self._pass_type(segments, self._cache, self._device)
         token_ids: list[int] = []
         logits_rows: list[int] = []
@@ -99,9 +123,6 @@ class PackedTarget(HuggingFaceTarget):
             use_cache=False,
             slot_pass=current,
         )
-        for segment in segments:
-            self._table.lengths[segment.slot] += len(segment.token_ids)
-            self._delta_nets.appended(segment.slot, len(segment.token_ids))
         if not self._pads:
             return verified
         return Verified(logits=verified.logits[:num_logits], tapped=[tap[:, :num_rows] for tap in verified.tapped])

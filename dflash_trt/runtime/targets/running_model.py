@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -80,21 +81,29 @@ class HuggingFaceTarget(Target):
         """One forward call over `token_ids`, logits behind the rows `logits_rows`."""
         device = self._device
         keeps_all = list(logits_rows) == list(range(len(token_ids)))
+        kept = 0 if keeps_all else torch.tensor(logits_rows, dtype=torch.int64, device=device)
+        verified = self._run(torch.from_numpy(np.array([token_ids])).to(device), kept, with_taps=with_taps, **inputs)
+        return replace(verified, logits=verified.logits.float())
+
+    def _run(self, token_ids: Tensor, logits_to_keep: int | Tensor, *, with_taps: bool, **inputs: Any) -> Verified:
+        """One forward call over token_ids [1, R]: logits in the model's type, behind some rows, or behind all for 0."""
         if self._catcher is not None:
             self._catcher.start(with_taps)
         output = self.model(
-            torch.from_numpy(np.array([token_ids])).to(device),
+            token_ids,
             output_hidden_states=with_taps and self._catcher is None,
-            logits_to_keep=0 if keeps_all else torch.tensor(logits_rows, dtype=torch.int64, device=device),  # 0: all
+            logits_to_keep=logits_to_keep,
             **inputs,
         )
         self._cache_after = getattr(output, self._cache_argument, None)
-        logits = output.logits[0].to(device).float()  # of the last layers' GPU, where a target is spread
+        logits = output.logits[0].to(self._device)  # of the last layers' GPU, where a target is spread
         if not with_taps:
             return Verified(logits=logits)
         if self._catcher is not None:
             return Verified(logits=logits, tapped=self._catcher.take())
-        return Verified(logits=logits, tapped=[self._tap(output.hidden_states[tap].to(device)) for tap in self._taps])
+        return Verified(
+            logits=logits, tapped=[self._tap(output.hidden_states[tap].to(self._device)) for tap in self._taps]
+        )
 
     def _tap(self, hidden: Tensor) -> Tensor:
         """hidden [1, R, W], or [1, R, streams, H] -> [1, R, tap_hidden_size]."""

@@ -18,7 +18,7 @@ from dflash_trt.runtime.kvcache import slot_cache
 from dflash_trt.runtime.kvcache.page_table import FIRST_PAGES
 from dflash_trt.runtime.targets.gathered_pass import GatheredPass
 from dflash_trt.runtime.targets.huggingface import PACKED_MODEL_TYPES, can_pack, make_target
-from dflash_trt.runtime.targets.packed_pass import Pass
+from dflash_trt.runtime.targets.packed_pass import RaggedPass
 from dflash_trt.runtime.targets.packed_target import Acceleration, PackedTarget, padded_size
 from dflash_trt.runtime.targets.sequential_target import SequentialTarget
 from dflash_trt.runtime.targets.target import Segment
@@ -113,7 +113,7 @@ def test_one_long_sequence_takes_room_for_itself_alone() -> None:
 
 
 @pytest.mark.parametrize("pass_type", [PagedPass, GatheredPass])
-def test_reserved_pages_need_no_room_before_they_are_written(pass_type: type[Pass]) -> None:
+def test_reserved_pages_need_no_room_before_they_are_written(pass_type: type[RaggedPass]) -> None:
     model = random_model("qwen3", num_hidden_layers=1)
     target = PackedTarget(model, (), NUM_SLOTS, Acceleration(pass_type=pass_type))
     target.reserve(0, range(2 * FIRST_PAGES), 0)
@@ -124,7 +124,7 @@ def test_reserved_pages_need_no_room_before_they_are_written(pass_type: type[Pas
 
 @torch.inference_mode()
 @pytest.mark.parametrize("pass_type", [PagedPass, GatheredPass])
-def test_a_neighbours_nan_is_nobody_elses(pass_type: type[Pass]) -> None:
+def test_a_neighbours_nan_is_nobody_elses(pass_type: type[RaggedPass]) -> None:
     """Where hidden rows are read, its page is zeros when it is used again, and a shorter sequence is filled up with a
     page of its own."""
     target = PackedTarget(random_model("qwen3"), TAPS, NUM_SLOTS, Acceleration(pass_type=pass_type))

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoding passes that are recorded once for each size, against the models' own attention over whole sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from dflash_trt.engine.plans.launcher import CudaLauncher, EagerLauncher, Launcher
+from dflash_trt.runtime.kvcache import slot_cache
+from dflash_trt.runtime.targets import recorded_pass
+from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, PackedTarget
+from dflash_trt.runtime.targets.recorded_pass import PassSize, RecordedPasses, StaticPass
+from dflash_trt.runtime.targets.target import Segment
+from tests.contract.cuda_graphs import stand_in
+from tests.runtime.targets.families import (
+    NUM_SLOTS,
+    PACKED,
+    TAPS,
+    Turn,
+    computed,
+    family_model,
+    random_history,
+    recomputed,
+    relative_error,
+)
+
+TOLERANCE = 1e-4
+RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+FAMILIES = [name for name in PACKED if name not in RECURRENT]
+DIFFERENT = ("gemma2", "gemma4-small", "gpt_oss", "deepseek_v3")
+"""Softcap; shared K and V; sinks, windows and experts; K wider than V."""
+
+
+@pytest.fixture(autouse=True)
+def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that it grows, and recordings with it."""
+    monkeypatch.setattr(slot_cache, "FIRST_PAGES", 1)
+    monkeypatch.setattr(recorded_pass, "MIN_PAGES", 1)
+
+
+def decoding(turns: Sequence[Turn]) -> list[Turn]:
+    """The history with logits of every token in all passes but each third."""
+
+    def whole(turn: Turn) -> Turn:
+        segments = [msgspec.structs.replace(s, num_logits=len(s.token_ids)) for s in turn.segments]
+        return Turn(segments=segments, taken_back=turn.taken_back, released=turn.released)
+
+    return [turn if index % 3 == 2 else whole(turn) for index, turn in enumerate(turns)]
+
+
+def history(seed: int) -> list[Turn]:
+    """Up to pages and windows behind the first one."""
+    return decoding(random_history(seed, num_turns=20, longest=40))
+
+
+def target_of(model: PreTrainedModel, launcher: Launcher) -> PackedTarget:
+    return PackedTarget(model, TAPS, NUM_SLOTS, TORCH_OPERATORS, launcher)
+
+
+def recordings(target: PackedTarget) -> RecordedPasses:
+    assert target._recorded is not None
+    return target._recorded
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in DIFFERENT else pytest.mark.full) for name in FAMILIES]
+)
+def test_a_recorded_pass_is_the_models_own(name: str) -> None:
+    model, turns = family_model(name), history(seed=4)
+    expected = recomputed(model, turns)
+    target = target_of(model, EagerLauncher())
+    assert relative_error(computed(target, turns), expected) < TOLERANCE
+    assert {size.num_pages for size, _ in recordings(target)._recordings}  == {1, 4}, "several sizes of context"
+
+
+@pytest.mark.parametrize("name", ["gemma2", pytest.param("qwen2-window", marks=pytest.mark.full)])
+def test_replays_compute_what_the_model_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph replays operators on addresses: no Python of ours chooses anything but what goes in."""
+    model, turns = family_model(name), history(seed=2)
+    expected = recomputed(model, turns)
+    graphs = stand_in(monkeypatch)
+    target = target_of(model, CudaLauncher(torch.device("cpu")))
+    assert relative_error(computed(target, turns), expected) < TOLERANCE
+    assert sum(graph.replays for graph in graphs) > len(graphs), "some sizes came again"
+
+
+def test_caches_that_move_are_recorded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt makes them grow, in a pass that is not recorded."""
+    model = family_model("gemma2")
+    step = Turn(segments=[Segment(slot=0, token_ids=[5], num_logits=1)], taken_back=[0], released=[])
+    prompt = Turn(segments=[Segment(slot=1, token_ids=[7] * 200, num_logits=1)], taken_back=[0], released=[])
+    turns = [step, step, prompt, step, step]
+    expected = recomputed(model, turns)
+    graphs = stand_in(monkeypatch)
+    target = target_of(model, CudaLauncher(torch.device("cpu")))
+    assert relative_error(computed(target, turns), expected) < TOLERANCE
+    assert (len(graphs), sum(graph.replays for graph in graphs)) == (2, 4)
+
+
+def another_slots_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    fill = StaticPass.fill
+
+    def mixed_up(current: StaticPass, segments: Sequence, table: object) -> list[int]:  # type: ignore[type-arg]
+        own = fill(current, segments, table)  # type: ignore[arg-type]
+        current._page_ids.copy_(current._page_ids.roll(1, 0))
+        return own
+
+    monkeypatch.setattr(StaticPass, "fill", mixed_up)
+
+
+def positions_of_the_last_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    fill = StaticPass.fill
+
+    def stale(current: StaticPass, segments: Sequence, table: object) -> list[int]:  # type: ignore[type-arg]
+        before = current.positions.clone()
+        own = fill(current, segments, table)  # type: ignore[arg-type]
+        if before.any():
+            current.positions.copy_(before)
+        return own
+
+    monkeypatch.setattr(StaticPass, "fill", stale)
+
+
+def masks_of_the_first_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StaticPass, "begin", lambda current: None)
+
+
+@pytest.mark.parametrize("fault", [another_slots_pages, positions_of_the_last_pass, masks_of_the_first_pass])
+def test_a_fault_shows(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, turns = family_model("gemma2"), history(seed=2)
+    expected = recomputed(model, turns)
+    fault(monkeypatch)
+    assert relative_error(computed(target_of(model, EagerLauncher()), turns), expected) > 100 * TOLERANCE
+
+
+def test_a_model_that_waits_for_the_gpu_is_launched_as_before(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said once, and every pass is right."""
+
+    class Waiting(EagerLauncher):
+        def record(self, work: Callable[[], None], check: Callable[[], None] | None = None) -> Callable[[], None]:
+            raise RuntimeError("called a synchronizing CUDA operation\nand more")
+
+    model, turns = family_model("gemma2"), history(seed=2)
+    expected = recomputed(model, turns)
+    target = target_of(model, Waiting())
+    assert relative_error(computed(target, turns), expected) < TOLERANCE
+    (said,) = caplog.messages
+    assert said.endswith("they cannot be recorded as a CUDA graph: called a synchronizing CUDA operation")
+
+
+def test_recurrent_state_is_not_recorded() -> None:
+    assert target_of(family_model("qwen3_5"), EagerLauncher())._recorded is None
+
+
+def test_sizes_are_powers_of_two() -> None:
+    target = target_of(family_model("gemma2"), EagerLauncher())
+    segments = history(seed=2)[0].segments
+    size = PassSize.of(segments, target._table)
+    assert all(np.log2(number).is_integer() for number in size)
+    assert size.num_segments >= len(segments)
