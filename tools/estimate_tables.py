@@ -21,6 +21,7 @@ from dflash_trt.observe.estimate.inputs import draft_shape, eagle3_shape, target
 from dflash_trt.observe.estimate.shapes import System
 from dflash_trt.observe.estimate.step import StepModel
 from dflash_trt.observe.plots.curves import frontier
+from tools import measured_passes
 from tools.published_points import PublishedPoint, Quantity, published_points
 
 UNITS: dict[Quantity, str] = {
@@ -40,7 +41,7 @@ def system_of(published: PublishedPoint) -> System:
     )
     return System(
         target=target,
-        draft=None if published.draft is None else draft_shape(published.draft, published.algorithm),
+        draft=None if published.draft is None else draft_shape(published.draft, published.algorithm, published.runtime),
         eagle3=eagle3_shape(target),
         gpu=known_gpu(published.gpu),
         gpu_memory_bytes=0,
@@ -121,7 +122,11 @@ def _number(value: float) -> str:
 
 def replace_tables(page: str) -> str:
     """`page` with the present table and list between their marks."""
-    for name, text in (("table", table()), ("not predicted", _list()), ("ends", ends())):
+    texts = {
+        "table": table(), "not predicted": _list(), "ends": ends(), "passes": measured_passes.table(),
+        "backends": measured_passes.counts(),
+    }  # fmt: skip
+    for name, text in texts.items():
         begin, end = (mark.format(name=name) for mark in MARKS)
         assert begin in page
         assert end in page

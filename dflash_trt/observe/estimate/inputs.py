@@ -24,7 +24,7 @@ from dflash_trt.files.read import is_directory
 from dflash_trt.files.strict_yaml import closest
 from dflash_trt.observe.estimate.constants import DATA, constants
 from dflash_trt.observe.estimate.curve import AcceptanceProfile, from_tau, read_acceptance, read_routing
-from dflash_trt.observe.estimate.drafter_pass import dflash_shape
+from dflash_trt.observe.estimate.drafter_pass import backend_of, dflash_shape
 from dflash_trt.observe.estimate.experts import inclusion
 from dflash_trt.observe.estimate.shapes import DraftShape, Gemm, Method, System, TargetShape
 from dflash_trt.observe.estimate.target_config import read_target_shape
@@ -85,9 +85,10 @@ def system(deployment: ResolvedDeployment, runtime: Runtime, target_directory: s
             hint="add the rate of NVLink or PCIe in one direction",
         )
     load = _memory_load(deployment, runtime, target)
+    backend = backend_of(runtime, is_plan=load.workspace_bytes > 0)
     return System(
         target=target,
-        draft=dflash_shape(draft.spec, load.algorithms, name=draft.name, runs_whole_block=load.workspace_bytes > 0),
+        draft=dflash_shape(draft.spec, load.algorithms, name=draft.name, backend=backend),
         eagle3=eagle3_shape(target), gpu=gpus.gpu, gpu_memory_bytes=gpus.gpu.memory_bytes, num_gpus=gpus.count,
         tensor_parallel=deployment.tensor_parallel, expert_parallel=deployment.expert_parallel,
         drafter_ranks=load.num_ranks, runtime=runtime, attention_dp=load.attention_dp,
@@ -134,14 +135,14 @@ def target_sizes_of(target: TargetShape) -> TargetSizes:
     )
 
 
-def draft_shape(name: str, algorithm: str = "") -> DraftShape:
+def draft_shape(name: str, algorithm: str = "", backend: str | None = None) -> DraftShape:
     """A draft by directory or repository id, every linear layer but fc quantised by `algorithm`."""
     sizes = draft_sizes(name)
     if sizes is None:
         names = ", ".join(sorted(published_drafts()))
         raise ConfigError(f"estimate: expected a draft whose facts are published ({names}), found {name!r}")
     modules = [module for module in sizes.spec.linear_shapes() if module != "fc"]
-    return dflash_shape(sizes.spec, dict.fromkeys(modules, algorithm), name=name)
+    return dflash_shape(sizes.spec, dict.fromkeys(modules, algorithm), name=name, backend=backend)
 
 
 def eagle3_shape(target: TargetShape) -> DraftShape:
