@@ -67,7 +67,7 @@ def estimate(
         shown = msgspec.structs.replace(result, system=msgspec.structs.replace(system, memory=None))
         print_json("estimate", {"replicas": replicas, **msgspec.structs.asdict(shown)})
     else:
-        click.echo(f"{result.name}: {tables.title(result)}\n{tables.verdict(result, replicas)}")
+        click.echo(f"{tables.verdict(result, replicas)}\n{result.name}: {tables.title(result)}")
         click.echo("\n".join(filter(None, (tables.lead(result), tables.caution(result)))) + "\n")
         print_tables(tables.tables(result))
         given = f"--tau {tau}" if acceptance is None else f"--acceptance {quoted(acceptance)}"

@@ -66,6 +66,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     host_speculative_seconds: float
     host_request_seconds: float
     host_speculative_request_seconds: float
+    attention_dp_wait: float
+    """Time of a step over that of its ranks, where each keeps the attention of its own requests."""
     host_prompt_seconds: float
     """Admission of one request, paid by the step that ends its prompt."""
 

@@ -89,6 +89,9 @@ class StepModel:
             ranks = system.ranks_of_drafter(method)
             kv_bytes = system.draft_kv_bytes if method == "dflash" else system.kv_bytes
             terms += drafter_terms(draft, load, self.rates, head, ranks=ranks, kv_bytes=kv_bytes)
+        if self.system.attention_dp:
+            busy = sum(term.seconds for term in terms)
+            terms.append(Term("waiting for other ranks", "communication", (self.rates.attention_dp_wait - 1) * busy))
         terms.append(Term("host", "host", self._host(load, is_speculative=draft is not None)))
         return StepCost(tuple(term for term in terms if term.seconds))
 
