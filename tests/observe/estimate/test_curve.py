@@ -27,11 +27,13 @@ from dflash_trt.observe.estimate.curve import (
     read_acceptance,
     read_routing,
 )
+from dflash_trt.observe.estimate.inputs import open_system
 from dflash_trt.observe.estimate.report import CACHES, batch_limit, memory_items
 from dflash_trt.observe.estimate.shapes import METHODS, Method
 from dflash_trt.observe.estimate.step import StepLoad
 from tests.cli.commands import run
-from tests.deploy.deployments import BUILD_CONFIGS
+from tests.deploy.deployments import BUILD_CONFIGS, resolved
+from tests.deploy.deployments import NAMES as SHIPPED
 from tests.observe.estimate.systems import B300, DENSE, ENGINE, MOE, NAMES, model_of, system_of
 from tests.paths import FIXTURES, REPOSITORY
 
@@ -284,6 +286,13 @@ def test_memory_is_that_of_the_deployment() -> None:
     assert batch_limit(system, "dflash", 8192).batch > batch_limit(older, "dflash", 8192).batch
     plain = {item.name for item in memory_items(system, "none", 1, 1000)}
     assert plain == {"target weights", "runtime", "activations", CACHES}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_deployment_holds_its_longest_request(name: str) -> None:
+    runtime = (resolved(name).runtimes or ("trtllm",))[0]
+    system = open_system(name, runtime, None, None)[1]
+    assert batch_limit(system, "dflash", system.max_seq_len).batch >= 1
 
 
 def test_batch_limit_and_where_it_comes_from() -> None:
