@@ -70,6 +70,7 @@ def tune(
     print_tables(tuning_tables(tuning, source))
     for line in tuning_lines(tuning, runtime, tuned.num_gpus):
         click.echo(line)
+    click.echo(f"{tuned.validation} (docs/estimate.md)")
     if output is None:
         click.echo("next: the same with -o FILE.yaml writes the deployment file", err=True)
     else:

@@ -76,8 +76,9 @@ def system(deployment: ResolvedDeployment, runtime: Runtime, target_directory: s
     gpus = deployment.gpus
     if gpus.nodes > 1:
         raise ConfigError(
-            f"{deployment.name}: expected GPUs of one node, whose links are known, found {gpus}",
-            hint="estimate one node, and multiply by the replicas",
+            f"{deployment.name}: expected GPUs of one node, found {gpus}: what the network between nodes takes for an"
+            " all-reduce is not among the constants",
+            hint="estimate a deployment of one node; --replicas counts servers",
         )
     if gpus.count > 1 and not gpus.gpu.link_bandwidth:
         raise ConfigError(

@@ -6,7 +6,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.constants import Band, rates
+from dflash_trt.observe.estimate.inputs import open_system
 from dflash_trt.observe.estimate.step import StepLoad, StepModel
 from dflash_trt.observe.estimate.validation import DATA, held_out, is_validated, mark, of_system, summary
 from tests.cli.commands import run
@@ -53,6 +55,11 @@ def test_what_waits_for_other_ranks_costs_only_where_attention_is_divided_by_req
         )
         host = next(term.seconds for term in once.terms if term.name == "host")
         assert twice.seconds - host == pytest.approx(factor * (once.seconds - host))
+
+
+def test_nodes_that_one_model_is_divided_among_are_refused() -> None:
+    with pytest.raises(ConfigError, match="expected GPUs of one node, found b300x16"):
+        open_system(MOE, "trtllm", None, None, gpus="b300x16", tensor_parallel=16)
 
 
 def test_rows_that_nothing_validates_say_so() -> None:
