@@ -174,6 +174,12 @@ def read_deployment(config: str) -> DeploymentFile:
     return load_deployment(path)
 
 
+def default_runtime(config: str) -> Runtime:
+    """TensorRT-LLM, where the deployment that CONFIG names is for it; else the first that it is for."""
+    runtimes = read_deployment(config).runtimes
+    return runtimes[0] if runtimes and "trtllm" not in runtimes else "trtllm"
+
+
 def open_system(
     config: str, runtime: Runtime, target: str | None, draft: str | None, **changes: object
 ) -> tuple[ResolvedDeployment, System]:
@@ -183,9 +189,15 @@ def open_system(
     return deployment, system(deployment, runtime, target)
 
 
-def published_tau(of: System) -> str | None:
-    """What the draft's card or paper reports, in words."""
-    taus = read_json(DATA / "published_taus.json", dict[str, str], ConfigError, what="the package's data")
+class PublishedTau(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    tau: float
+    """Tokens per pass of a whole block, in the middle of what is reported."""
+    reported: str
+
+
+def published_tau(of: System) -> PublishedTau | None:
+    """What the draft's card or paper reports."""
+    taus = read_json(DATA / "published_taus.json", dict[str, PublishedTau], ConfigError, what="the package's data")
     return None if of.draft is None else taus.get(of.draft.name)
 
 

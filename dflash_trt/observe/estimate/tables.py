@@ -99,9 +99,12 @@ def rate_table(result: Estimate) -> Table:
         factor = f"{dflash / plain:.1f}x" if plain else "plain ends before" if dflash else ""
         rates = (f"{rate:,.0f}" if rate else "-" for rate in ratio.gpu_rates.values())
         rows.append((f"{ratio.user_rate:,.0f}", *rates, factor))
-    named = (f"{_title(curve.method, result.system)}, tokens/s/GPU" for curve in result.curves)
+    named = (f"{TITLES[curve.method]}, tokens/s/GPU" for curve in result.curves)
     columns = ("tokens/s/user", *named, "DFlash / plain")
-    return Table(title="throughput per GPU at a given speed", columns=columns, rows=tuple(rows), num_text_columns=0)
+    unknown = [TITLES[curve.method] for curve in result.curves if not is_validated(result.system, curve.method)]
+    said = f"; not validated: {', '.join(unknown)}" if unknown else ""
+    title = f"throughput per GPU at a given speed{said}"
+    return Table(title=title, columns=columns, rows=tuple(rows), num_text_columns=0)
 
 
 def step_table(account: Account, system: System) -> Table:

@@ -27,7 +27,7 @@ from dflash_trt.observe.estimate.curve import (
     read_acceptance,
     read_routing,
 )
-from dflash_trt.observe.estimate.inputs import open_system
+from dflash_trt.observe.estimate.inputs import default_runtime, open_system
 from dflash_trt.observe.estimate.report import CACHES, batch_limit, memory_items
 from dflash_trt.observe.estimate.shapes import METHODS, Method
 from dflash_trt.observe.estimate.step import StepLoad
@@ -107,7 +107,6 @@ def test_a_config_json_is_enough_of_a_target(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ([], 2, "its card reports 3.7 (MT-Bench) to 5.4 (Math500) for 9 drafts"),
         (
             ["--tau", "4", "--acceptance", "x.json"],
             2,
@@ -286,6 +285,20 @@ def test_memory_is_that_of_the_deployment() -> None:
     assert batch_limit(system, "dflash", 8192).batch > batch_limit(older, "dflash", 8192).batch
     plain = {item.name for item in memory_items(system, "none", 1, 1000)}
     assert plain == {"target weights", "runtime", "activations", CACHES}
+
+
+def test_a_tau_is_taken_from_the_card_and_said_or_asked_for() -> None:
+    lead = run("estimate", CONFIG).stdout.splitlines()[2]
+    assert "tau 4.7 at 9 drafts" in lead
+    assert "taken from its card, which reports 3.7 (MT-Bench) to 5.4 (Math500) for 9 drafts" in lead
+    unknown = run("estimate", "gpt-oss-20b.h100x1.latency")
+    assert (unknown.returncode, "give one of --acceptance" in unknown.stderr) == (2, True)
+
+
+def test_a_deployment_is_predicted_for_a_runtime_that_it_is_for() -> None:
+    assert default_runtime("qwen3-8b.rtx5090x1.latency") == "vllm"
+    assert default_runtime(CONFIG) == "trtllm"
+    assert "TP 1, EP 1, vllm;" in run("estimate", "qwen3-8b.rtx5090x1.latency").stdout
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 
@@ -78,6 +80,7 @@ def test_rows_that_nothing_validates_say_so() -> None:
 
 def test_they_are_printed() -> None:
     said = run("estimate", ENGINE, "--tau", "4.7").stdout
+    assert "throughput per GPU at a given speed; not validated: plain\n" in re.sub(" +\n", "\n", said)
     assert "layers (not validated)" in said
     assert "plain (not validated): memory allows" in said
     assert "DFlash: memory allows" in said
