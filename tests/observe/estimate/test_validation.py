@@ -71,6 +71,8 @@ def test_rows_that_nothing_validates_say_so() -> None:
     assert mark(systems[LATENT], "target", "latent projections")
     assert not mark(systems[HYBRID], "target", "delta nets, state")
     assert is_validated(systems[MOE], "dflash")
+    assert not is_validated(systems[ENGINE], "dflash")
+    assert "EAGLE-3 1 of 1, none with the drafter in TensorRT plans" in summary(systems[ENGINE])
     assert not is_validated(systems[DENSE], "dflash")
     assert of_system(systems[DENSE]) == []
     assert "none was like this (dense; h200), so what follows is not validated" in summary(systems[DENSE])
@@ -80,7 +82,8 @@ def test_rows_that_nothing_validates_say_so() -> None:
 
 def test_they_are_printed() -> None:
     said = run("estimate", ENGINE, "--tau", "4.7").stdout
-    assert "throughput per GPU at a given speed; not validated: plain\n" in re.sub(" +\n", "\n", said)
+    assert "throughput per GPU at a given speed; not validated: plain, DFlash\n" in re.sub(" +\n", "\n", said)
     assert "layers (not validated)" in said
     assert "plain (not validated): memory allows" in said
-    assert "DFlash: memory allows" in said
+    assert "DFlash (not validated): memory allows" in said, "no server with our plans has been measured"
+    assert "EAGLE-3: memory allows" in said
