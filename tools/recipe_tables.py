@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import msgspec
@@ -55,10 +55,16 @@ def heads(ranks: int = 1) -> dict[str, Head]:
     }
 
 
+@cache
+def _algorithms(recipe: str) -> dict[str, str]:
+    """By module of the draft."""
+    return dict(load_recipe(recipe).algorithms(published_drafts()[DRAFT].spec.linear_modules()))
+
+
 def cost(setting: Setting) -> StepCost:
     """A pass of the drafter."""
     spec = published_drafts()[DRAFT].spec
-    algorithms = load_recipe(setting.recipe).algorithms(spec.linear_modules())
+    algorithms = _algorithms(setting.recipe)
     load = StepLoad(batch=setting.batch, num_draft_tokens=spec.block_size - 1, context=CONTEXT_TOKENS)
     backend = RUNTIME if W4A16_NVFP4 in algorithms.values() else PLAN  # no plan has it
     return drafter_pass(spec, algorithms, rates(known_gpu(setting.gpu), RUNTIME), load, setting.head, backend=backend)

@@ -91,8 +91,13 @@ def written(text: str, tmp_path: Path) -> ResolvedDeployment:
     ("name", "tau", "slo"),
     [
         ("qwen3-8b.rtx5090x1.latency", 6.5, 150), ("gpt-oss-20b.gb10x1.latency", 3.5, 50),
-        ("qwen3.6-35b-a3b.gb10x1.latency", 5.0, 40), ("qwen3-8b.l40sx1.latency", 6.5, 100),
-        ("qwen3.6-27b.rtxpro6000x1.latency", 5.0, 60), ("gpt-oss-120b.rtxpro6000x1.latency", 4.7, 100),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in (
+                ("qwen3.6-35b-a3b.gb10x1.latency", 5.0, 40), ("qwen3-8b.l40sx1.latency", 6.5, 100),
+                ("qwen3.6-27b.rtxpro6000x1.latency", 5.0, 60), ("gpt-oss-120b.rtxpro6000x1.latency", 4.7, 100),
+            )
+        ),
     ],
 )  # fmt: skip
 def test_users_get_the_speed_of_the_file(name: str, tau: float, slo: float, tmp_path: Path) -> None:
