@@ -74,7 +74,7 @@ def estimate(
         print_json("estimate", {"replicas": replicas, **msgspec.structs.asdict(shown)})
     else:
         click.echo(f"{tables.verdict(result, replicas)}\n{result.name}: {tables.title(result)}")
-        click.echo("\n".join(filter(None, (tables.lead(result), tables.caution(result)))) + "\n")
+        click.echo("\n".join(filter(None, (tables.lead(result), tables.caution(system)))) + "\n")
         print_tables(tables.tables(result))
         given = f"--tau {tau}" if acceptance is None else f"--acceptance {quoted(acceptance)}"
         click.echo(f"next: dflash-trt tune {quoted(Path(config))} --slo TOKENS_PER_SECOND {given}", err=True)
