@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions beside published measurements, and the table of them in benchmarks/RESULTS.md (run as a module).
+"""Predictions beside published measurements: the tables of benchmarks/RESULTS.md, and how many held out are near.
 
-Points are marked by what they were used for. calibration: a constant was fitted to it. open: compared while the terms
-were chosen. held out: looked at after all constants stood.
+Points are listed by what they were used for. calibration: a constant was fitted to it. open: compared while the terms
+were chosen. held out: looked at after all constants stood; `estimate` tells of those (data/held_out.json).
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.deploy.gpus import known_gpu
-from dflash_trt.observe.estimate.constants import Band, Rates, constants, vary
+from dflash_trt.observe.estimate.constants import DATA, Band, Rates, constants, vary
 from dflash_trt.observe.estimate.constants import rates as rates_of
 from dflash_trt.observe.estimate.curve import AcceptanceProfile, Traffic, from_tau, point, points, rate_at
 from dflash_trt.observe.estimate.inputs import draft_shape, eagle3_shape, target_shape
-from dflash_trt.observe.estimate.shapes import System
+from dflash_trt.observe.estimate.shapes import Method, System
 from dflash_trt.observe.estimate.step import StepModel
+from dflash_trt.observe.estimate.validation import AIM, HeldOut, kind_of
 from dflash_trt.observe.plots.curves import frontier
+from tools import measured_passes
 from tools.published_points import PublishedPoint, Quantity, published_points
 
 UNITS: dict[Quantity, str] = {
     "ratio": "x plain", "user": "tokens/s/user", "total": "tokens/s", "gpu": "tokens/s/GPU",
     "gpu-best": "tokens/s/GPU", "pareto": "x plain, per GPU", "pareto-eagle3": "x EAGLE-3, per GPU",
 }  # fmt: skip
-AIM = 0.25
 MAX_BATCH = 1024
 MARKS = "<!-- {name}: begin -->", "<!-- {name}: end -->"
 PAGE = Path(__file__).parents[1] / "benchmarks" / "RESULTS.md"
@@ -40,7 +41,7 @@ def system_of(published: PublishedPoint) -> System:
     )
     return System(
         target=target,
-        draft=None if published.draft is None else draft_shape(published.draft, published.algorithm),
+        draft=None if published.draft is None else draft_shape(published.draft, published.algorithm, published.runtime),
         eagle3=eagle3_shape(target),
         gpu=known_gpu(published.gpu),
         gpu_memory_bytes=0,
@@ -63,10 +64,26 @@ def predict(published: PublishedPoint, rates: Rates) -> float:
         return _pareto(published, model, acceptance, traffic)
     if published.quantity == "gpu-best":
         return max(p.gpu_rate for p in points(model, published.method, acceptance, traffic, 4 * MAX_BATCH))
+    if published.num_requests:
+        return _run_rate(published, model, acceptance, traffic)
     at = point(model, published.method, acceptance, traffic, published.batch, published.num_draft_tokens)
     if published.quantity == "ratio":
         return at.user_rate / point(model, "none", None, traffic, published.batch, 0).user_rate
     return {"user": at.user_rate, "total": at.user_rate * at.batch, "gpu": at.gpu_rate}[published.quantity]
+
+
+def _run_rate(
+    published: PublishedPoint, model: StepModel, acceptance: AcceptanceProfile | None, traffic: Traffic
+) -> float:
+    """Tokens/s/GPU of a run whose requests all wait at its start: they begin and end in waves, the last one smaller."""
+    waves, rest = divmod(published.num_requests, published.batch)
+
+    def seconds(batch: int) -> float:
+        at = point(model, published.method, acceptance, traffic, batch, published.num_draft_tokens)
+        return traffic.output_tokens / at.user_rate
+
+    total = waves * seconds(published.batch) + (seconds(rest) if rest else 0.0)
+    return published.num_requests * traffic.output_tokens / total / model.system.num_gpus
 
 
 def _pareto(
@@ -89,23 +106,33 @@ def predict_with_band(published: PublishedPoint) -> Band:
 
 
 def error_of(published: PublishedPoint, value: float) -> float:
-    """Predicted over published, minus 1; 0 where a published lower bound holds."""
-    return 0.0 if published.bound and value >= published.published else value / published.published - 1
+    """Predicted over published, minus 1; 0 where a published bound holds."""
+    holds = {"": False, "at least": value >= published.published, "at most": value <= published.published}
+    return 0.0 if holds[published.bound] else value / published.published - 1
 
 
-def table() -> str:
-    """The table of benchmarks/RESULTS.md, in Markdown, and the counts below it."""
+Compared = list[tuple[PublishedPoint, Band]]
+
+
+def compared() -> Compared:
+    """Every point with its prediction."""
+    return [(published, predict_with_band(published)) for published in published_points().points]
+
+
+def table(points: Compared, *, held_out: bool) -> str:
+    """The points that were held out, or all others, in Markdown, and the count below them."""
     lines = [
         "| point | published | predicted | range | error | used for | source; what is missing |",
         "|---|---|---|---|---|---|---|",
     ]
     within: dict[str, list[bool]] = {}
-    for published in published_points().points:
-        band = predict_with_band(published)
+    for published, band in points:
+        if (published.use == "held out") != held_out:
+            continue
         error = error_of(published, band.value)
         within.setdefault(published.use, []).append(abs(error) <= AIM)
         note = published.source + (f". **Missing**: {published.missing}" if published.missing else "")
-        bound = "> " if published.bound else ""
+        bound = {"": "", "at least": "> ", "at most": "< "}[published.bound]
         lines.append(
             f"| {published.id} | {bound}{_number(published.published)} {UNITS[published.quantity]} |"
             f" {_number(band.value)} | {_number(band.low)} - {_number(band.high)} |"
@@ -115,18 +142,49 @@ def table() -> str:
     return "\n".join([*lines, "", f"Within {AIM:.0%}: {', '.join(counts)}."])
 
 
+def held_out(points: Compared) -> list[HeldOut]:
+    """How many that were held out came near, by kind of target, GPU and method."""
+    near: dict[tuple[str, str, Method], list[bool]] = {}
+    for published, band in points:
+        if published.use == "held out":
+            key = (kind_of(target_shape(published.target)), published.gpu, published.method)
+            near.setdefault(key, []).append(abs(error_of(published, band.value)) <= AIM)
+    return [
+        HeldOut(kind=kind, gpu=gpu, method=method, within=sum(held), of=len(held))
+        for (kind, gpu, method), held in sorted(near.items())
+    ]
+
+
+def counts(points: Compared) -> str:
+    """The held out by kind of target and GPU, in Markdown."""
+    lines = ["| target | GPU | method | within 25 % |", "|---|---|---|---|"]
+    lines += [f"| {e.kind} | {e.gpu} | {e.method} | {e.within} of {e.of} |" for e in held_out(points)]
+    return "\n".join(lines)
+
+
 def _number(value: float) -> str:
     return f"{value:.2f}" if value < 20 else f"{value:,.0f}"
 
 
-def replace_tables(page: str) -> str:
-    """`page` with the present table and list between their marks."""
-    for name, text in (("table", table()), ("not predicted", _list()), ("ends", ends())):
+def replace_tables(page: str, points: Compared) -> str:
+    """`page` with the present tables and list between their marks."""
+    texts = {
+        "held out": table(points, held_out=True), "table": table(points, held_out=False), "counts": counts(points),
+        "not predicted": _list(), "ends": ends(), "passes": measured_passes.table(),
+        "backends": measured_passes.counts(),
+    }  # fmt: skip
+    for name, text in texts.items():
         begin, end = (mark.format(name=name) for mark in MARKS)
         assert begin in page
         assert end in page
         page = re.sub(f"{begin}.*{end}", f"{begin}\n{text}\n{end}".replace("\\", r"\\"), page, flags=re.DOTALL)
     return page
+
+
+def held_out_file(points: Compared) -> str:
+    """The text of data/held_out.json, a row a line."""
+    rows = ",\n".join(f" {msgspec.json.encode(each).decode()}" for each in held_out(points))
+    return f"[\n{rows}\n]\n"
 
 
 def ends() -> str:
@@ -152,11 +210,11 @@ def _list() -> str:
 
 
 def main() -> None:
-    """Rewrites the table of benchmarks/RESULTS.md, or prints it where there is no checkout."""
-    if PAGE.is_file():
-        PAGE.write_text(replace_tables(PAGE.read_text()))
-    else:
-        sys.stdout.write(f"{table()}\n\n{_list()}\n")
+    """Rewrites the tables of benchmarks/RESULTS.md and data/held_out.json; prints how near the held out came."""
+    points = compared()
+    PAGE.write_text(replace_tables(PAGE.read_text(), points))
+    (DATA / "held_out.json").write_text(held_out_file(points))
+    sys.stdout.write(f"{counts(points)}\n\n{table(points, held_out=True).splitlines()[-1]}\n")
 
 
 if __name__ == "__main__":

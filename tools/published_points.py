@@ -44,7 +44,9 @@ class PublishedPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Quantisation of the drafter's layers."""
     user_rate: float = 0
     """Tokens/s of a user, for pareto quantities."""
-    bound: Literal["", "at least"] = ""
+    bound: Literal["", "at least", "at most"] = ""
+    num_requests: int = 0
+    """Requests of the run, all there at its start; 0: a steady state was measured."""
     missing: str = ""
     """The term that the model lacks, where the error is large."""
 

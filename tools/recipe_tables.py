@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import msgspec
 
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
-from dflash_trt.checkpoint.quantization import FP8, NVFP4
+from dflash_trt.checkpoint.quantization import FP8, NVFP4, W4A16_NVFP4
 from dflash_trt.deploy.gpus import known_gpu
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.sizes import WEIGHT_BITS
 from dflash_trt.observe.estimate.constants import rates
-from dflash_trt.observe.estimate.drafter_pass import drafter_pass
+from dflash_trt.observe.estimate.drafter_pass import PLAN, drafter_pass
 from dflash_trt.observe.estimate.inputs import target_shape
 from dflash_trt.observe.estimate.step import Head, StepCost, StepLoad
 from dflash_trt.quantize.recipe import load_recipe, recipe_names
@@ -55,12 +55,19 @@ def heads(ranks: int = 1) -> dict[str, Head]:
     }
 
 
+@cache
+def _algorithms(recipe: str) -> dict[str, str]:
+    """By module of the draft."""
+    return dict(load_recipe(recipe).algorithms(published_drafts()[DRAFT].spec.linear_modules()))
+
+
 def cost(setting: Setting) -> StepCost:
     """A pass of the drafter."""
     spec = published_drafts()[DRAFT].spec
-    algorithms = load_recipe(setting.recipe).algorithms(spec.linear_modules())
+    algorithms = _algorithms(setting.recipe)
     load = StepLoad(batch=setting.batch, num_draft_tokens=spec.block_size - 1, context=CONTEXT_TOKENS)
-    return drafter_pass(spec, algorithms, rates(known_gpu(setting.gpu), RUNTIME), load, setting.head)
+    backend = RUNTIME if W4A16_NVFP4 in algorithms.values() else PLAN  # no plan has it
+    return drafter_pass(spec, algorithms, rates(known_gpu(setting.gpu), RUNTIME), load, setting.head, backend=backend)
 
 
 def weight_bytes(recipe: str) -> float:

@@ -32,7 +32,7 @@ from dflash_trt.observe.plots.picture import save_picture
 )  # fmt: skip
 def estimate(
     config: str, acceptance: Path | None, tau: float | None, eagle3_tau: float | None, prompt_tokens: int,
-    output_tokens: int, runtime: Runtime, routing: str, batch: int, replicas: int, target: str | None,
+    output_tokens: int, runtime: Runtime | None, routing: str, batch: int, replicas: int, target: str | None,
     draft: str | None, as_json: bool, plot: Path | None, html: Path | None,
 ) -> None:  # fmt: skip
     """Predict a deployment's performance: one step term by term, throughput per GPU against the speed of a user for
@@ -55,9 +55,15 @@ def estimate(
     if html is not None:
         import jinja2  # noqa: F401 - a missing package fails before the work, not after it
         import matplotlib  # noqa: F401
-    deployment, system = inputs.open_system(config, runtime, target, draft)
-    check_one_acceptance(acceptance, tau, inputs.published_tau(system))
+    deployment, system = inputs.open_system(config, runtime or inputs.default_runtime(config), target, draft)
+    published = inputs.published_tau(system) if acceptance is None and tau is None else None
+    if published is None:
+        check_one_acceptance(acceptance, tau)
+    else:
+        tau = published.tau
     acceptances, source = inputs.open_acceptances(system, acceptance, tau, eagle3_tau)
+    if published is not None:
+        source += f" (taken from its card, which reports {published.reported}: give --tau or --acceptance)"
     traffic = Traffic(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
     result = predict(
         deployment.name, system, traffic, acceptances, source=source, batch=batch,
@@ -67,8 +73,8 @@ def estimate(
         shown = msgspec.structs.replace(result, system=msgspec.structs.replace(system, memory=None))
         print_json("estimate", {"replicas": replicas, **msgspec.structs.asdict(shown)})
     else:
-        click.echo(f"{result.name}: {tables.title(result)}\n{tables.verdict(result, replicas)}")
-        click.echo("\n".join(filter(None, (tables.lead(result), tables.caution(result)))) + "\n")
+        click.echo(f"{tables.verdict(result, replicas)}\n{result.name}: {tables.title(result)}")
+        click.echo("\n".join(filter(None, (tables.lead(result), tables.caution(system)))) + "\n")
         print_tables(tables.tables(result))
         given = f"--tau {tau}" if acceptance is None else f"--acceptance {quoted(acceptance)}"
         click.echo(f"next: dflash-trt tune {quoted(Path(config))} --slo TOKENS_PER_SECOND {given}", err=True)
@@ -80,8 +86,7 @@ def estimate(
         tables.write_page(result, html)
 
 
-def check_one_acceptance(acceptance: Path | None, tau: float | None, published: str | None) -> None:
+def check_one_acceptance(acceptance: Path | None, tau: float | None) -> None:
     """Usage error unless exactly one source is given."""
     if (acceptance is None) == (tau is None):
-        hint = f"; its card reports {published}" if published else ""
-        raise click.UsageError(f"give one of --acceptance VERIFY.json (from verify --json) and --tau X{hint}")
+        raise click.UsageError("give one of --acceptance VERIFY.json (from verify --json) and --tau X")

@@ -154,12 +154,13 @@ deployment_options = options(
     click.option("--tau", type=float, help="Tokens per verify pass with the whole block, in place of --acceptance."),
     click.option("--prompt-tokens", type=click.IntRange(1), default=1024, show_default=True),
     click.option("--output-tokens", type=click.IntRange(1), default=1024, show_default=True),
-    click.option("--runtime", type=click.Choice(["trtllm", "vllm", "sglang"]), default="trtllm", show_default=True),
+    click.option("--runtime", type=click.Choice(["trtllm", "vllm", "sglang"]),
+                 help="Default: trtllm, or what the deployment is for."),
     click.option(
         "--target", type=TARGET, help="Target directory, in place of the deployment's; only its config.json is read."
     ),
     click.option("--draft", type=DRAFT, help="Draft checkpoint that is here, in place of the deployment's."),
-)
+)  # fmt: skip
 """Options of the load that `estimate` and `tune` predict."""
 
 _RUNTIME_SETTINGS: dict[str, dict[str, Any]] = {

@@ -37,7 +37,7 @@ TUNED_FILE = OutputKind(name="a deployment file", recognizes=lambda file: False,
     json_option,
 )
 def tune(
-    config: str, output: Path | None, as_json: bool, prompt_tokens: int, output_tokens: int, runtime: Runtime,
+    config: str, output: Path | None, as_json: bool, prompt_tokens: int, output_tokens: int, runtime: Runtime | None,
     **settings: Any,
 ) -> None:  # fmt: skip
     """Find the settings with the most throughput per GPU that give each user --slo tokens/s: ranks, batch, draft
@@ -51,12 +51,14 @@ def tune(
       dflash-trt tune gpt-oss-120b.b300x8.latency --slo 500 --tau 4.7 -o tuned.yaml
     """
     from dflash_trt.observe.estimate.curve import Traffic
+    from dflash_trt.observe.estimate.inputs import default_runtime
     from dflash_trt.observe.estimate.tuned_deployment import tune_deployment, tuning_lines, tuning_tables
 
     if output is not None and output.exists():  # people edit deployment files, so none is replaced
         raise ConfigError(f"{output} exists already", hint="remove it, or choose another name")
     check_output_file("--output", output, ".yaml", TUNED_FILE)
-    check_one_acceptance(settings["acceptance"], settings["tau"], None)
+    check_one_acceptance(settings["acceptance"], settings["tau"])
+    runtime = runtime or default_runtime(config)
     traffic = Traffic(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
     tuned = tune_deployment(config, traffic, runtime=runtime, **settings)
     tuning, source, text = tuned.tuning, tuned.acceptance_source, tuned.text
@@ -70,6 +72,7 @@ def tune(
     print_tables(tuning_tables(tuning, source))
     for line in tuning_lines(tuning, runtime, tuned.num_gpus):
         click.echo(line)
+    click.echo(f"{tuned.validation} (docs/estimate.md)")
     if output is None:
         click.echo("next: the same with -o FILE.yaml writes the deployment file", err=True)
     else:

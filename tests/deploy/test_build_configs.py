@@ -225,9 +225,9 @@ def test_a_runtime_that_cannot_serve_a_deployment() -> None:
     """
     expected = {(name, "trtllm") for name in NAMES if name.startswith("gemma-4-")}
     expected |= {("gpt-oss-120b.b200x2.throughput", runtime) for runtime in ("vllm", "sglang")}
-    blackwell = ("qwen3-8b.rtx5090x1", "qwen3-8b.rtxpro6000x1", "qwen3-8b.gb10x1", "gpt-oss-20b.rtx5090x1")
-    expected |= {(f"{name}.latency", runtime) for name in blackwell for runtime in ("trtllm", "sglang")}
-    expected |= {("qwen3-8b.l40sx1.latency", "trtllm")}
+    sm = {name: resolved(name).gpus.gpu.compute_capability for name in NAMES}
+    expected |= {(name, runtime) for name in NAMES if sm[name] >= (12, 0) for runtime in ("trtllm", "sglang")}
+    expected |= {(name, "trtllm") for name in NAMES if sm[name] == (8, 9)}
     assert {(name, runtime) for name in NAMES for runtime in RUNTIMES} - set(SERVED) == expected
     with pytest.raises(ConfigError, match="runtimes: expected vllm or sglang, found trtllm"):
         rendered("gemma-4-31b.h200x1.latency", "trtllm")

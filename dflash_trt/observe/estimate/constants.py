@@ -52,6 +52,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     window_bandwidth_efficiency: float
     small_kernel_seconds: float
     small_kernels_per_layer: float
+    """For the target, and EAGLE-3's layer; a DFlash drafter's are counted (backends.py)."""
     allreduce_seconds: float
     link_efficiency: float
     moe_kernel_seconds: float
@@ -65,6 +66,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     host_speculative_seconds: float
     host_request_seconds: float
     host_speculative_request_seconds: float
+    attention_dp_wait: float
+    """Time of a step over that of its ranks, where each keeps the attention of its own requests."""
     host_prompt_seconds: float
     """Admission of one request, paid by the step that ends its prompt."""
 

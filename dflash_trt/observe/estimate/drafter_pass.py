@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one pass of a drafter costs, layer by layer and format by format: what a recipe or a head changes of a step.
 
-Layers that share a GEMM but no format are several GEMMs; weights-only formats compute in BF16. Quantising activations
-costs nothing here: fused, as TensorRT does it.
+Layers that share a GEMM but no format are several GEMMs; weights-only formats compute in BF16. What lies between GEMMs
+and attention, quantising activations too, costs what the backend makes of it (backends.py).
 
 A drafter that is whole on every GPU, and one whose heads and MLPs the GPUs share: time and memory of both.
 
@@ -23,6 +23,7 @@ from dflash_trt.checkpoint.draft_spec import MARKOV, PartialDraftSpec
 from dflash_trt.deploy.gpus import known_gpu
 from dflash_trt.deploy.memory import ServingLoad
 from dflash_trt.deploy.sizes import BF16_BITS, WEIGHT_BITS, DraftSizes
+from dflash_trt.observe.estimate.backends import SmallKernels, backends, small_kernels
 from dflash_trt.observe.estimate.constants import Rates, rates
 from dflash_trt.observe.estimate.shapes import DraftShape, Gemm
 from dflash_trt.observe.estimate.step import Head, StepCost, StepLoad, drafter_terms
@@ -60,7 +61,7 @@ def drafters_on_ranks(load: ServingLoad, context: float) -> list[DrafterOnRanks]
 
 def _reckon(load: ServingLoad, draft: DraftSizes, context: float, ranks: int) -> DrafterOnRanks:
     gpu_rates = rates(load.gpus.gpu, "trtllm")
-    shape = dflash_shape(draft.spec, load.algorithms, runs_whole_block=load.workspace_bytes > 0)
+    shape = dflash_shape(draft.spec, load.algorithms, backend=backend_of("trtllm", is_plan=load.workspace_bytes > 0))
     kv_bytes = 1 if load.is_fp8_context else 2
 
     def seconds(batch: int) -> float:
@@ -82,10 +83,18 @@ FUSED = re.compile(r"(layers\.\d+)\.(?:self_attn\.[qkv]|mlp\.(?:gate|up))_proj")
 CONTEXT = re.compile(r"layers\.\d+\.self_attn\.[kv]_proj")
 
 
+PLAN = "plan"
+
+
+def backend_of(runtime: str, *, is_plan: bool) -> str:
+    """What runs a drafter under a runtime: plans of ours, or the runtime's own layers."""
+    return PLAN if is_plan else runtime
+
+
 def dflash_shape(
-    spec: PartialDraftSpec, algorithms: Mapping[str, str], *, name: str = "", runs_whole_block: bool = False
+    spec: PartialDraftSpec, algorithms: Mapping[str, str], *, name: str = "", backend: str | None = None
 ) -> DraftShape:
-    """What a step must know of a draft, `algorithms` by quantised module."""
+    """What a step must know of a draft, `algorithms` by quantised module; no `backend` has no small kernels."""
     gemms: Counter[tuple[str, str, str]] = Counter()  # parameters, by term, what they share a GEMM in, and algorithm
     for module, shape in spec.linear_shapes().items():
         algorithm, params = algorithms.get(module, ""), math.prod(shape)
@@ -101,13 +110,17 @@ def dflash_shape(
         w2 = math.prod(spec.dspark_shapes()[f"{MARKOV}.markov_w2.weight"])
         gemms |= {("selector", f"slot {slot}", ""): w2 for slot in range(spec.num_draft_tokens)}
     selector = spec.candidate_selector
+    runs = None if backend is None else backends()[backend]
+    quantized = [(modules, algorithm) for term, modules, algorithm in gemms if term == "layers"]
     return DraftShape(
         name=name, num_layers=spec.num_layers, hidden_size=spec.hidden_size,
         num_key_value_heads=spec.num_key_value_heads, head_dim=spec.head_dim,
         num_taps=len(spec.target_layer_ids), max_draft_tokens=spec.num_draft_tokens, gemms=_by_term(gemms),
         num_convolutions=sum(term == "block convolutions" for term, _, _ in gemms),
         gathered_values=0 if selector is None else 2 * selector.top_k * selector.rank,
-        runs_whole_block=runs_whole_block, first_proposing_row=spec.first_proposing_row,
+        runs_whole_block=runs is not None and runs.has_our_kernel, first_proposing_row=spec.first_proposing_row,
+        has_our_kernel=runs is not None and runs.has_our_kernel,
+        small_kernels=SmallKernels() if runs is None else small_kernels(runs, spec, quantized),
     )  # fmt: skip
 
 
@@ -128,10 +141,11 @@ def _by_term(gemms: Counter[tuple[str, str, str]]) -> dict[str, tuple[Gemm, ...]
 
 def drafter_pass(
     spec: PartialDraftSpec, algorithms: Mapping[str, str], rates: Rates, load: StepLoad, head: Head | None = None,
-    *, fp8_context: bool = False,
+    *, fp8_context: bool = False, backend: str = PLAN,
 ) -> StepCost:  # fmt: skip
     """The account of one pass on one GPU, `algorithms` by quantised module; without a `head` its term is left out."""
-    terms = drafter_terms(dflash_shape(spec, algorithms), load, rates, head, kv_bytes=1 if fp8_context else 2)
+    shape = dflash_shape(spec, algorithms, backend=backend)
+    terms = drafter_terms(shape, load, rates, head, kv_bytes=1 if fp8_context else 2)
     return StepCost(tuple(term for term in terms if term.seconds))
 
 

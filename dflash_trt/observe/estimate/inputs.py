@@ -24,7 +24,7 @@ from dflash_trt.files.read import is_directory
 from dflash_trt.files.strict_yaml import closest
 from dflash_trt.observe.estimate.constants import DATA, constants
 from dflash_trt.observe.estimate.curve import AcceptanceProfile, from_tau, read_acceptance, read_routing
-from dflash_trt.observe.estimate.drafter_pass import dflash_shape
+from dflash_trt.observe.estimate.drafter_pass import backend_of, dflash_shape
 from dflash_trt.observe.estimate.experts import inclusion
 from dflash_trt.observe.estimate.shapes import DraftShape, Gemm, Method, System, TargetShape
 from dflash_trt.observe.estimate.target_config import read_target_shape
@@ -76,8 +76,9 @@ def system(deployment: ResolvedDeployment, runtime: Runtime, target_directory: s
     gpus = deployment.gpus
     if gpus.nodes > 1:
         raise ConfigError(
-            f"{deployment.name}: expected GPUs of one node, whose links are known, found {gpus}",
-            hint="estimate one node, and multiply by the replicas",
+            f"{deployment.name}: expected GPUs of one node, found {gpus}: what the network between nodes takes for an"
+            " all-reduce is not among the constants",
+            hint="estimate a deployment of one node; --replicas counts servers",
         )
     if gpus.count > 1 and not gpus.gpu.link_bandwidth:
         raise ConfigError(
@@ -85,9 +86,10 @@ def system(deployment: ResolvedDeployment, runtime: Runtime, target_directory: s
             hint="add the rate of NVLink or PCIe in one direction",
         )
     load = _memory_load(deployment, runtime, target)
+    backend = backend_of(runtime, is_plan=load.workspace_bytes > 0)
     return System(
         target=target,
-        draft=dflash_shape(draft.spec, load.algorithms, name=draft.name, runs_whole_block=load.workspace_bytes > 0),
+        draft=dflash_shape(draft.spec, load.algorithms, name=draft.name, backend=backend),
         eagle3=eagle3_shape(target), gpu=gpus.gpu, gpu_memory_bytes=gpus.gpu.memory_bytes, num_gpus=gpus.count,
         tensor_parallel=deployment.tensor_parallel, expert_parallel=deployment.expert_parallel,
         drafter_ranks=load.num_ranks, runtime=runtime, attention_dp=load.attention_dp,
@@ -134,14 +136,14 @@ def target_sizes_of(target: TargetShape) -> TargetSizes:
     )
 
 
-def draft_shape(name: str, algorithm: str = "") -> DraftShape:
+def draft_shape(name: str, algorithm: str = "", backend: str | None = None) -> DraftShape:
     """A draft by directory or repository id, every linear layer but fc quantised by `algorithm`."""
     sizes = draft_sizes(name)
     if sizes is None:
         names = ", ".join(sorted(published_drafts()))
         raise ConfigError(f"estimate: expected a draft whose facts are published ({names}), found {name!r}")
     modules = [module for module in sizes.spec.linear_shapes() if module != "fc"]
-    return dflash_shape(sizes.spec, dict.fromkeys(modules, algorithm), name=name)
+    return dflash_shape(sizes.spec, dict.fromkeys(modules, algorithm), name=name, backend=backend)
 
 
 def eagle3_shape(target: TargetShape) -> DraftShape:
@@ -172,6 +174,12 @@ def read_deployment(config: str) -> DeploymentFile:
     return load_deployment(path)
 
 
+def default_runtime(config: str) -> Runtime:
+    """TensorRT-LLM, where the deployment that CONFIG names is for it; else the first that it is for."""
+    runtimes = read_deployment(config).runtimes
+    return runtimes[0] if runtimes and "trtllm" not in runtimes else "trtllm"
+
+
 def open_system(
     config: str, runtime: Runtime, target: str | None, draft: str | None, **changes: object
 ) -> tuple[ResolvedDeployment, System]:
@@ -181,9 +189,15 @@ def open_system(
     return deployment, system(deployment, runtime, target)
 
 
-def published_tau(of: System) -> str | None:
-    """What the draft's card or paper reports, in words."""
-    taus = read_json(DATA / "published_taus.json", dict[str, str], ConfigError, what="the package's data")
+class PublishedTau(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    tau: float
+    """Tokens per pass of a whole block, in the middle of what is reported."""
+    reported: str
+
+
+def published_tau(of: System) -> PublishedTau | None:
+    """What the draft's card or paper reports."""
+    taus = read_json(DATA / "published_taus.json", dict[str, PublishedTau], ConfigError, what="the package's data")
     return None if of.draft is None else taus.get(of.draft.name)
 
 

@@ -156,11 +156,15 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def headline_rates(fronts: Mapping[Method, Sequence[OperatingPoint]]) -> list[float]:
-    """Round speeds of a user, tokens a second, evenly spaced up to the fastest that any method reaches."""
+    """Round speeds of a user, tokens a second, evenly spaced up to the fastest that any method reaches.
+
+    Before them, plain decoding's fastest, where it is slower than the first.
+    """
     fastest = max(point.user_rate for front in fronts.values() for point in front)
     unit = 10 ** math.floor(math.log10(fastest / MAX_HEADLINES))
     step = next(unit * n for n in (1, 2, 5, 10) if fastest / (unit * n) <= MAX_HEADLINES)
-    return [step * n for n in range(1, int(fastest / step) + 1)]
+    plain = math.floor(max((point.user_rate for point in fronts.get("none", ())), default=0.0))
+    return [*([float(plain)] if 0 < plain < step else []), *(step * n for n in range(1, int(fastest / step) + 1))]
 
 
 def estimate(

@@ -11,6 +11,7 @@ from dflash_trt.checkpoint.target_cache import TargetCache
 from dflash_trt.deploy import memory
 from dflash_trt.deploy.gpus import GpuSpec
 from dflash_trt.deploy.sizes import BF16_BITS
+from dflash_trt.observe.estimate.backends import SmallKernels
 
 Method = Literal["none", "eagle3", "dflash"]
 METHODS: tuple[Method, ...] = ("none", "eagle3", "dflash")
@@ -187,6 +188,10 @@ class DraftShape(msgspec.Struct, frozen=True, kw_only=True):
     is_chain: bool = False
     runs_whole_block: bool = False
     """Whether every pass computes the whole block, however few drafts are verified (engine mode)."""
+    has_our_kernel: bool = False
+    """Whether its attention is this project's kernel, which was measured."""
+    small_kernels: SmallKernels = SmallKernels()
+    """Kernels of a pass beside GEMMs and attention; a chain's are counted as the target's are."""
 
 
 class System(msgspec.Struct, frozen=True, kw_only=True):

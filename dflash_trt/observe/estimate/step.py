@@ -13,6 +13,7 @@ import msgspec
 
 from dflash_trt.deploy.sizes import BF16_BITS
 from dflash_trt.observe.estimate.attention import kernel_seconds
+from dflash_trt.observe.estimate.backends import ROW_MULTIPLE
 from dflash_trt.observe.estimate.constants import Rates
 from dflash_trt.observe.estimate.experts import expert_seconds, power_law, skew, touched
 from dflash_trt.observe.estimate.shapes import DraftShape, Gemm, Method, System, TargetShape
@@ -88,6 +89,9 @@ class StepModel:
             ranks = system.ranks_of_drafter(method)
             kv_bytes = system.draft_kv_bytes if method == "dflash" else system.kv_bytes
             terms += drafter_terms(draft, load, self.rates, head, ranks=ranks, kv_bytes=kv_bytes)
+        if self.system.attention_dp:
+            busy = sum(term.seconds for term in terms)
+            terms.append(Term("waiting for other ranks", "communication", (self.rates.attention_dp_wait - 1) * busy))
         terms.append(Term("host", "host", self._host(load, is_speculative=draft is not None)))
         return StepCost(tuple(term for term in terms if term.seconds))
 
@@ -219,7 +223,7 @@ def drafter_terms(
         return Term(name, "drafter", gemms.seconds + seconds + num_bytes / rates.read_rate, gemms.bytes + num_bytes)
 
     attention = term("attention, context", seconds=layers * rates.attention_seconds, num_bytes=context)
-    if draft.runs_whole_block:  # our kernel, which was measured
+    if draft.has_our_kernel:
         call = kernel_seconds(heads, draft.head_dim, kv_bytes, load.batch, load.context, rates.memory_bandwidth)
         attention = Term(attention.name, "drafter", layers * call, context)
     terms = [
@@ -227,7 +231,7 @@ def drafter_terms(
         term("context K and V", verified, ranks),
         term("layers", rows, ranks, passes),
         attention,
-        _small(rates, "norms, RoPE and cache writes", "drafter", layers),
+        _elementwise(rates, draft, passes, rows, ranks),
         term("block convolutions", rows, seconds=2 * draft.num_convolutions * rates.small_kernel_seconds),
         term("selector", drafted, num_bytes=gathered),
         _allreduce(rates, "drafter's all-reduces", 2 * layers, rows * draft.hidden_size, ranks),
@@ -254,6 +258,17 @@ def linear(rates: Rates, name: str, part: str, gemms: Iterable[Gemm], tokens: fl
 
 def _small(rates: Rates, name: str, part: str, layers: float) -> Term:
     return Term(name, part, layers * rates.small_kernels_per_layer * rates.small_kernel_seconds)
+
+
+def _elementwise(rates: Rates, draft: DraftShape, passes: int, rows: float, ranks: int) -> Term:
+    """A drafter's kernels beside GEMMs and attention: the backend's, each with what it reads and writes."""
+    if draft.is_chain:
+        return _small(rates, "elementwise kernels", "drafter", draft.num_layers * passes)
+    kernels = draft.small_kernels
+    count = kernels.count + (kernels.count_unless_16 if rows % ROW_MULTIPLE else 0)
+    moved = rows * (kernels.hidden_values + kernels.shared_values / ranks) * ACTIVATION_BYTES
+    fixed = count * rates.small_kernel_seconds + kernels.scalar_seconds
+    return Term("elementwise kernels", "drafter", fixed + moved / rates.read_rate)
 
 
 def _allreduce(rates: Rates, name: str, count: float, elements: float, ranks: int) -> Term:

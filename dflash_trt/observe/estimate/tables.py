@@ -10,12 +10,13 @@ from dflash_trt.errors import human_bytes
 from dflash_trt.files.write import new_file
 from dflash_trt.observe.estimate.constants import Band, rates
 from dflash_trt.observe.estimate.report import Account, Estimate, MethodCurve
+from dflash_trt.observe.estimate.shapes import Method, System
+from dflash_trt.observe.estimate.validation import NOT_VALIDATED, is_validated, mark, summary
 from dflash_trt.observe.pages.page_templates import PAGE, Table, render
 from dflash_trt.observe.plots.curves import NARROW, STYLES, TITLES, Plot, PlotCurve, PlotPoint, svg
 
 FP8_BITS = 8
 MAX_INFLUENCES = 6
-HELD_OUT = "Of 35 published speeds that were held out, 28 lay within 25 % of what was predicted"
 
 
 def title(result: Estimate) -> str:
@@ -24,7 +25,7 @@ def title(result: Estimate) -> str:
 
 
 def verdict(result: Estimate, replicas: int = 1) -> str:
-    """Speed of one user, gain of drafts, most throughput, and how far such figures have been off."""
+    """Speed of one user, gain of drafts, most throughput."""
     plain, dflash = ((curve.points[0].user_rate if curve.points else None)
                      for curve in (result.curve("none"), result.curve("dflash")))  # fmt: skip
     if dflash is None:
@@ -37,19 +38,26 @@ def verdict(result: Estimate, replicas: int = 1) -> str:
         servers = f" {replicas} servers on {num_gpus} GPUs: {most * num_gpus:,.0f} tokens/s at most, evenly divided."
     return (
         f"DFlash: one user gets {dflash.value:,.0f} tokens/s ({dflash.low:,.0f} to {dflash.high:,.0f} over constants'"
-        f" ranges){ratio}; a GPU at most {most:,.0f} tokens/s.{servers}\n{HELD_OUT} (docs/estimate.md)."
+        f" ranges){ratio}; a GPU at most {most:,.0f} tokens/s.{servers}"
     )
 
 
-def caution(result: Estimate) -> str:
-    """A warning where predictions are known to be too high for no modelled reason; "" elsewhere."""
-    has_fp4 = rates(result.system.gpu, result.system.runtime).fp4_flops > 0
-    if has_fp4 or result.system.target.expert_bits >= FP8_BITS:
-        return ""
-    return (
-        "Caution: for four-bit experts on GPUs without FP4 (Hopper), TensorRT-LLM publishes 1.1 to 1.5 times less"
-        " throughput at saturation than predicted, and 1.8 to 2.8 times less with attention data parallelism."
-    )
+def caution(system: System) -> str:
+    """Warnings where predictions are known to be too high; "" elsewhere."""
+    said = []
+    has_fp4 = rates(system.gpu, system.runtime).fp4_flops > 0
+    if not has_fp4 and system.target.expert_bits < FP8_BITS:
+        said.append(
+            "for four-bit experts on GPUs without FP4 (Hopper), TensorRT-LLM publishes 1.1 to 1.5 times less"
+            " throughput at saturation than predicted, and 1.7 to 2.4 times less with attention data parallelism. The"
+            " ranges hold what it publishes."
+        )
+    if system.runtime == "vllm" and system.target.num_linear_layers:
+        said.append(
+            "of a target with delta nets vLLM prepares each layer's cache anew in every step once it drafts: on an"
+            " H100 Qwen3.5-4B got 1.2x plain decoding where 3.7x is predicted (vLLM #49730)."
+        )
+    return "\n".join(f"Caution: {each}" for each in said)
 
 
 def lead(result: Estimate) -> str:
@@ -59,6 +67,7 @@ def lead(result: Estimate) -> str:
         f"TP {system.tensor_parallel}, EP {system.expert_parallel}, {system.runtime}; {traffic.prompt_tokens} prompt"
         f" and {traffic.output_tokens} output tokens; DFlash: {result.acceptance_source}; EAGLE-3: an assumed shape."
         " Predicted from sizes and published kernel times; bands follow from the ranges of the constants."
+        f" {summary(system)} (docs/estimate.md)."
     )
 
 
@@ -80,8 +89,8 @@ def plot(result: Estimate) -> Plot:
 def tables(result: Estimate) -> Iterator[Table]:
     """All, in the order in which they are read."""
     yield rate_table(result)
-    yield from (step_table(account) for account in result.accounts)
-    yield from (curve_table(curve, result.system.max_batch_size) for curve in result.curves)
+    yield from (step_table(account, result.system) for account in result.accounts)
+    yield from (curve_table(curve, result.system) for curve in result.curves)
     yield memory_table(result)
     if result.drafters:
         yield drafter_table(result)
@@ -96,18 +105,23 @@ def rate_table(result: Estimate) -> Table:
         factor = f"{dflash / plain:.1f}x" if plain else "plain ends before" if dflash else ""
         rates = (f"{rate:,.0f}" if rate else "-" for rate in ratio.gpu_rates.values())
         rows.append((f"{ratio.user_rate:,.0f}", *rates, factor))
-    columns = ("tokens/s/user", *(f"{TITLES[curve.method]}, tokens/s/GPU" for curve in result.curves), "DFlash / plain")
-    return Table(title="throughput per GPU at a given speed", columns=columns, rows=tuple(rows), num_text_columns=0)
+    named = (f"{TITLES[curve.method]}, tokens/s/GPU" for curve in result.curves)
+    columns = ("tokens/s/user", *named, "DFlash / plain")
+    unknown = [TITLES[curve.method] for curve in result.curves if not is_validated(result.system, curve.method)]
+    said = f"; not validated: {', '.join(unknown)}" if unknown else ""
+    title = f"throughput per GPU at a given speed{said}"
+    return Table(title=title, columns=columns, rows=tuple(rows), num_text_columns=0)
 
 
-def step_table(account: Account) -> Table:
+def step_table(account: Account, system: System) -> Table:
     at, total = account.point, sum(term.seconds for term in account.terms)
     experts = f", {account.experts_touched:.0f} experts a layer" if account.experts_touched else ""
     sums = ("all", "", total, sum(term.bytes for term in account.terms))
     rows = tuple(
-        (part, name, f"{seconds * 1e6:,.0f}", f"{seconds / total:.0%}", human_bytes(round(read)) if read else "")
+        (part, name + mark(system, part, name), f"{seconds * 1e6:,.0f}", f"{seconds / total:.0%}",
+         human_bytes(round(read)) if read else "")
         for part, name, seconds, read in [*((t.part, t.name, t.seconds, t.bytes) for t in account.terms), sums]
-    )
+    )  # fmt: skip
     return Table(
         title=f"one step, {TITLES[at.method]}: batch {at.batch}, {at.num_draft_tokens} drafts, tau {at.tau:.2f}"
         f"{experts}",
@@ -115,7 +129,7 @@ def step_table(account: Account) -> Table:
     )  # fmt: skip
 
 
-def curve_table(curve: MethodCurve, configured: int) -> Table:
+def curve_table(curve: MethodCurve, system: System) -> Table:
     """Powers of two of the batch; --json has all."""
     rows = tuple(
         (str(p.batch), str(p.num_draft_tokens), f"{p.tau:.2f}", f"{p.step_seconds * 1e3:.2f}",
@@ -124,7 +138,8 @@ def curve_table(curve: MethodCurve, configured: int) -> Table:
     )  # fmt: skip
     limit = f"batch {curve.limit.batch:,} ({curve.limit.reason})"
     return Table(
-        title=f"{TITLES[curve.method]}: memory allows {limit}, the deployment sets {configured}", rows=rows,
+        title=f"{_title(curve.method, system)}: memory allows {limit}, the deployment sets {system.max_batch_size}",
+        rows=rows,
         columns=("batch", "drafts", "tau", "step, ms", "tokens/s/user", "tokens/s/GPU"), num_text_columns=0,
     )  # fmt: skip
 
@@ -161,6 +176,10 @@ def influence_table(result: Estimate) -> Table:
     )  # fmt: skip
 
 
+def _title(method: Method, system: System) -> str:
+    return TITLES[method] + ("" if is_validated(system, method) else NOT_VALIDATED)
+
+
 def _band(band: Band) -> str:
     return f"{band.value:,.0f} ({band.low:,.0f}-{band.high:,.0f})"
 
@@ -175,8 +194,8 @@ def page(result: Estimate) -> str:
     """The page as text; the same estimate gives the same bytes."""
     picture = plot(result)
     return render(
-        "estimate.j2", "html", name=result.name, title=title(result), lead=lead(result),
-        caution=caution(result),
+        "estimate.j2", "html", name=result.name, title=title(result), verdict=verdict(result), lead=lead(result),
+        caution=caution(result.system),
         picture={"alt": picture.description, "wide": svg(picture), "narrow": svg(picture, NARROW)},
         tables=list(tables(result)),
     )  # fmt: skip

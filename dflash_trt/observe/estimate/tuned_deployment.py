@@ -17,6 +17,7 @@ from dflash_trt.observe.estimate.curve import Traffic
 from dflash_trt.observe.estimate.inputs import open_acceptances, open_system, read_deployment
 from dflash_trt.observe.estimate.measured_points import measured_points
 from dflash_trt.observe.estimate.tuning import Candidate, Fleet, Tuning, tune
+from dflash_trt.observe.estimate.validation import summary
 from dflash_trt.observe.pages.page_templates import Table
 
 NO_MARGIN = 0.05
@@ -31,6 +32,8 @@ class TunedDeployment(msgspec.Struct, frozen=True, kw_only=True):
     """GPUs of the deployment, or of all servers."""
     text: str
     """Text of the tuned deployment file."""
+    validation: str
+    """How near such predictions have been to what was published."""
 
 
 def tune_deployment(
@@ -74,7 +77,9 @@ def tune_deployment(
         )
     num_gpus = system.num_gpus if fleet is None else tuning.best.tensor_parallel * tuning.replicas
     text = _text(file, tuning)
-    return TunedDeployment(tuning=tuning, acceptance_source=source, num_gpus=num_gpus, text=text)
+    return TunedDeployment(
+        tuning=tuning, acceptance_source=source, num_gpus=num_gpus, text=text, validation=summary(system)
+    )
 
 
 def _text(file: DeploymentFile, tuning: Tuning) -> str:

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels beside GEMMs and attention: as TensorRT's builder and our own executor have them, and as a GPU took them."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflash_trt.deploy.published import published_drafts
+from dflash_trt.observe.estimate.backends import SmallKernels, backends
+from dflash_trt.observe.estimate.drafter_pass import PLAN, dflash_shape
+from dflash_trt.quantize.recipe import load_recipe
+from dflash_trt.runtime.drafter.torch.calls import VIEWS, fused
+from dflash_trt.runtime.drafter.torch.graph_program import OnnxGraph, Program
+from dflash_trt.runtime.drafter.torch.stored_weights import StoredWeights
+from tests.engines import trained_engine
+from tools.measured_passes import MeasuredPass, measured_passes, predict
+from tools.recipe_tables import DRAFT
+
+
+@pytest.mark.parametrize("measured", measured_passes().microseconds, ids=str)
+def test_a_pass_as_an_h100_took_it(measured: MeasuredPass) -> None:
+    assert predict(measured, measured_passes().backend) == pytest.approx(measured.microseconds, rel=0.1)
+    assert predict(measured, PLAN) < predict(measured, "torch") < 0.97 * measured.microseconds
+
+
+@pytest.mark.parametrize(
+    ("draft", "recipe", "layers"),
+    [
+        (DRAFT, "bf16", 66), (DRAFT, "fp8", 82), (DRAFT, "mixed-nvfp4-fp8", 114), (DRAFT, "nvfp4-native", 114),
+        (DRAFT, "nvfp4", 138), (DRAFT, "int4-w4a16", 66), ("z-lab/Qwen3-8B-DFlash-b16", "bf16", 42),
+        ("z-lab/Qwen3-8B-DFlash-b16", "fp8", 47), ("z-lab/Qwen3-8B-DFlash-b16", "nvfp4", 82),
+    ],
+)  # fmt: skip
+def test_a_plan_has_the_layers_that_the_builder_left(draft: str, recipe: str, layers: int) -> None:
+    """TensorRT-RTX 1.7.1's list, GEMMs and attention among them: five of each draft layer."""
+    spec = published_drafts()[draft].spec
+    shape = dflash_shape(spec, load_recipe(recipe).algorithms(spec.linear_modules()), backend=PLAN)
+    assert shape.small_kernels.count + 5 * spec.num_layers == layers
+
+
+def test_the_executor_has_the_runs_that_it_compiles() -> None:
+    """Each run of elementwise calls is a kernel: of the gpt-oss fixture, whose projections have biases, in BF16."""
+    engine = trained_engine("tiny-gpt-oss")
+    graph = OnnxGraph(engine, "draft.onnx", StoredWeights(engine, "cpu"))
+    program = Program(graph, ("hidden",))
+    calls = fused(program.calls, program.outputs)
+    names = [getattr(call.operator, "__name__", "compiled") for call in calls if call.operator not in VIEWS]
+    num_layers = names.count("attend")
+    assert names.count("gemm") == 4 * num_layers
+    torch = backends()["torch"]
+    # RoPE shares the first run, whose shapes make two kernels of it; the copy of the output is no call.
+    assert names.count("compiled") == num_layers * sum(each.count for each in torch.layer) + torch.once - 2
+    assert len(names) == names.count("compiled") + 5 * num_layers
+
+
+def test_ranks_share_what_heads_and_channels_move() -> None:
+    spec = published_drafts()[DRAFT].spec
+    kernels = dflash_shape(spec, {}, backend="sglang").small_kernels
+    qkv = (spec.num_attention_heads + 2 * spec.num_key_value_heads) * spec.head_dim
+    assert kernels.hidden_values == spec.num_layers * 2 * 4 * spec.hidden_size
+    assert kernels.shared_values == spec.num_layers * (4 * qkv + 3 * spec.intermediate_size)
+    assert dflash_shape(spec, {}).small_kernels == SmallKernels()
