@@ -61,7 +61,7 @@ def deployment_config(deployment: ResolvedDeployment, schema: Schema, document: 
         algorithms={} if is_base else deployment.algorithms,
         mode="engine" if is_engine else "native",
         num_ranks=deployment.num_ranks if is_engine else 1,
-        reuses_prefixes=deployment.asks_for_prefix_reuse,
+        reuses_prefixes=deployment.asked_prefix_reuse,
     )
 
 

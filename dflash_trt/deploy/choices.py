@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from dflash_trt.deploy.finding import UNCHECKED, WARNING, Severity
+from dflash_trt.deploy.finding import WARNING, Severity
 from dflash_trt.deploy.schema import Runtime
 
 
@@ -17,10 +17,8 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
 
     method: str | None = "dflash"
     """dflash, eagle3 or another's own name; None for plain decoding."""
-    reuses_prefixes: bool = False
-    """Whether the deployment asks for a prefix cache."""
-    mixes_windows: bool = False
-    """Whether the target has sliding and full layers."""
+    reuses_prefixes: bool | None = None
+    """Whether the deployment asks for a prefix cache, or for none."""
     max_batch_size: int | None = None
     decode_tokens: int | None = None
     """Tokens of a step in which every request verifies all drafts."""
@@ -48,6 +46,12 @@ def _if(method: str, value: object) -> Callable[[Circumstances], Any]:
     return lambda circumstances: value if circumstances.method == method else None
 
 
+def _reuse(circumstances: Circumstances, *, default: bool) -> bool | None:
+    """Reuse of prefixes as the deployment asks for it; with DFlash `default`, else the runtime's own choice."""
+    asked = circumstances.reuses_prefixes
+    return default if asked is None and circumstances.method == "dflash" else asked
+
+
 CHOICES: dict[Runtime, tuple[Choice, ...]] = {
     "trtllm": (
         Choice(rule="metrics", key="return_perf_metrics", wanted=lambda _: True,
@@ -63,14 +67,15 @@ CHOICES: dict[Runtime, tuple[Choice, ...]] = {
     ),
     "vllm": (
         Choice(rule="prefix-reuse", key="enable_prefix_caching",
-               wanted=lambda c: c.reuses_prefixes if c.method == "dflash" else None, unset="on by default",
+               wanted=lambda c: _reuse(c, default=False),
+               unset="on by default",
                why="tokens that a hit spares the target bring the drafter no hidden states, and acceptance falls"
                " (vllm#47930, vllm#51250)"),
         Choice(rule="hybrid-cache", key="disable_hybrid_kv_cache_manager",
-               wanted=lambda c: True if c.method == "dflash" and c.mixes_windows else None,
-               why="with a target of sliding and full layers, vLLM 0.32.0 and 0.33.0 ended on a CPU with 'All drafting"
-               " layers should belong to the same kv cache group'; it made 0.32.0 run, later releases and GPUs are not"
-               " known"),
+               wanted=_if("dflash", value=False), is_default=True,
+               why="gpt-oss-120b then keeps 1.69 times the KV bytes of a token (20b 1.33), and Gemma 4 does not start"
+               " ('same window size'): counted with vLLM 0.33.0's own v1/core/kv_cache_planning.py. It spares the V1"
+               " runner an assertion, and CUDA decodes DFlash with V2 (config/vllm.py); a CPU without Triton has V1"),
         Choice(rule="metrics", key="disable_log_stats", wanted=lambda _: False, is_default=True,
                why="/metrics has no counts: neither doctor nor an alert sees acceptance"),
         Choice(rule="cuda-graphs", key="max_cudagraph_capture_size", wanted=lambda c: c.decode_tokens, is_least=True,
@@ -79,9 +84,10 @@ CHOICES: dict[Runtime, tuple[Choice, ...]] = {
     "sglang": (
         Choice(rule="metrics", key="enable_metrics", wanted=lambda _: True,
                why="/metrics is a 404: neither doctor nor an alert sees acceptance"),
-        Choice(rule="prefix-reuse", key="disable_radix_cache", severity=UNCHECKED,
-               wanted=lambda c: not c.reuses_prefixes if c.method == "dflash" else None,
-               why="whether a hit brings the drafter its hidden states is not known"),
+        Choice(rule="prefix-reuse", key="disable_radix_cache",
+               wanted=lambda c: None if (reuse := _reuse(c, default=True)) is None else not reuse,
+               why="the drafter's rows lie in the slots of the target's, so that a hit has both (dflash_worker_v2.py of"
+               " SGLang 0.5.23, alloc_memory_pool and the prefill); without it each prompt is computed whole"),
         Choice(rule="cuda-graphs", key="cuda_graph_max_bs_decode", wanted=lambda c: c.max_batch_size, is_least=True,
                why="larger batches run outside CUDA graphs"),
     ),

@@ -31,10 +31,10 @@ DFlash was served there with triton_attn (z-lab/dflash#129)."""
 def server_arguments(
     deployment: ResolvedDeployment, runtime: Runtime, method: Method, host: str, port: int
 ) -> dict[str, Any]:
-    """Arguments of the runtime; methods differ only in what selects and describes the draft."""
+    """Arguments of the runtime; methods differ in what drafts need."""
     is_vllm = runtime == "vllm"
     model = {"model_tag" if is_vllm else "model_path": deployment.target}
-    arguments = model | {"host": host, "port": port} | (_vllm(deployment) if is_vllm else _sglang(deployment))
+    arguments = model | {"host": host, "port": port} | (_vllm if is_vllm else _sglang)(deployment, method)
     if deployment.trust_remote_code:
         arguments["trust_remote_code"] = True
     parsers = target_parsers(deployment.target)
@@ -50,7 +50,7 @@ def server_arguments(
     return arguments | (_vllm_method(deployment, method) if is_vllm else _sglang_method(deployment, method))
 
 
-def _vllm(deployment: ResolvedDeployment) -> dict[str, Any]:
+def _vllm(deployment: ResolvedDeployment, method: Method) -> dict[str, Any]:
     return {
         "tensor_parallel_size": deployment.tensor_parallel,
         "enable_expert_parallel": deployment.expert_parallel > 1,
@@ -60,7 +60,7 @@ def _vllm(deployment: ResolvedDeployment) -> dict[str, Any]:
         "kv_cache_dtype": deployment.kv_cache_dtype,
         "enable_chunked_prefill": True,
         "stream_interval": STREAM_INTERVALS[deployment.purpose],
-        **chosen("vllm", circumstances(deployment)),
+        **chosen("vllm", circumstances(deployment, method)),
     }
 
 
@@ -80,7 +80,7 @@ def _vllm_method(deployment: ResolvedDeployment, method: Method) -> dict[str, An
     return arguments
 
 
-def _sglang(deployment: ResolvedDeployment) -> dict[str, Any]:
+def _sglang(deployment: ResolvedDeployment, method: Method) -> dict[str, Any]:
     return {
         "tp_size": deployment.tensor_parallel,
         "ep_size": deployment.expert_parallel,
@@ -89,7 +89,7 @@ def _sglang(deployment: ResolvedDeployment) -> dict[str, Any]:
         "chunked_prefill_size": deployment.max_num_tokens,
         "kv_cache_dtype": CACHE_DTYPES[deployment.kv_cache_dtype],
         "stream_interval": STREAM_INTERVALS[deployment.purpose],
-        **chosen("sglang", circumstances(deployment)),
+        **chosen("sglang", circumstances(deployment, method)),
     }
 
 
@@ -138,7 +138,7 @@ class Rendered(msgspec.Struct, frozen=True):
 
 
 def render(deployment: ResolvedDeployment, runtime: Runtime, method: Method, *, host: str, port: int) -> Rendered:
-    """Render deterministically; methods differ only in the settings that select them.
+    """Render deterministically; methods differ in what drafts need.
 
     Raises ConfigError for a runtime that cannot serve the deployment.
     """

@@ -13,7 +13,7 @@ from dflash_trt.checkpoint.draft_shares import not_shared
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.source import REPOSITORY_ID
 from dflash_trt.checkpoint.target_checkpoint import check_pair
-from dflash_trt.deploy.deployment_file import DeploymentFile, Eagle3, SharedSettings
+from dflash_trt.deploy.deployment_file import DeploymentFile, Eagle3, Method, SharedSettings
 from dflash_trt.deploy.draft_schedule import Schedule, read_schedule
 from dflash_trt.deploy.gpus import GpuFacts, Gpus, parse_gpus
 from dflash_trt.deploy.published import published_targets
@@ -105,7 +105,7 @@ class ResolvedDeployment(SharedSettings, frozen=True, kw_only=True):
     """K by batch; empty where it is num_draft_tokens for all."""
     draft_attention: str
     prefix_reuse: bool
-    """Prefix reuse in TensorRT-LLM; other runtimes follow `asks_for_prefix_reuse`."""
+    """Prefix reuse of TensorRT-LLM with DFlash; `reuses_prefixes` has the other cases."""
     moe_backend: str | None
     draft_sizes: DraftSizes
     target_sizes: TargetSizes | None
@@ -119,9 +119,21 @@ class ResolvedDeployment(SharedSettings, frozen=True, kw_only=True):
     """Source of each setting."""
 
     @property
-    def asks_for_prefix_reuse(self) -> bool:
-        """Whether the file asks for it; otherwise only TensorRT-LLM's paired pools allow it."""
-        return self.prefix_reuse and self.sources["prefix_reuse"] == "file"
+    def asked_prefix_reuse(self) -> bool | None:
+        """Prefix reuse as the file says it; None where it does not."""
+        return self.prefix_reuse if self.sources["prefix_reuse"] == "file" else None
+
+    def reuses_prefixes(self, runtime: Runtime, method: Method) -> bool:
+        """Whether the server reuses cached prefixes: as the file says, else where hits cost no drafts.
+
+        Plain decoding keeps its cache, as users have it. vLLM's hits leave a DFlash drafter without hidden states
+        (vllm#47930, open); SGLang's and TensorRT-LLM's paired pools have the drafter's rows, too.
+        """
+        if self.asked_prefix_reuse is not None:
+            return self.asked_prefix_reuse
+        if method == "none" or (method == "eagle3" and runtime != "trtllm"):
+            return True
+        return {"trtllm": self.prefix_reuse, "vllm": False, "sglang": True}[runtime]
 
     def eagle3_drafter(self) -> Eagle3:
         """Drafter of `--method eagle3`; ConfigError where the file names none."""

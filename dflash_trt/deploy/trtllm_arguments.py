@@ -25,7 +25,7 @@ ATTENTION_DP = {"enable_balance": True, "batching_wait_iters": 50, "timeout_iter
 
 
 def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str, Any]:
-    """The arguments of `tensorrt_llm.LLM`, the model's name aside; methods differ in speculative_config alone."""
+    """The arguments of `tensorrt_llm.LLM`, the model's name aside; methods differ in what drafts need."""
     arguments: dict[str, Any] = {
         "tensor_parallel_size": deployment.tensor_parallel,
         "moe_expert_parallel_size": deployment.expert_parallel,
@@ -41,7 +41,7 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
         "kv_cache_config": {
             "dtype": deployment.kv_cache_dtype,
             "free_gpu_memory_fraction": deployment.kv_cache_fraction,
-            "enable_block_reuse": deployment.prefix_reuse,
+            "enable_block_reuse": deployment.reuses_prefixes("trtllm", method),
         },
     }
     of_drafts: dict[str, Any] = {}
@@ -122,12 +122,10 @@ def _sampling(deployment: ResolvedDeployment) -> dict[str, Any]:
     return {"use_rejection_sampling": True} if deployment.use_rejection_sampling else {}
 
 
-def circumstances(deployment: ResolvedDeployment, method: Method = "dflash") -> Circumstances:
-    """What choices depend on; those of vLLM and SGLang are the same for all methods, which then can be compared."""
-    cache = None if deployment.target_sizes is None else deployment.target_sizes.cache
+def circumstances(deployment: ResolvedDeployment, method: Method) -> Circumstances:
+    """What choices depend on."""
     return Circumstances(
-        method=None if method == "none" else method, reuses_prefixes=deployment.asks_for_prefix_reuse,
-        mixes_windows=bool(cache and cache.num_sliding_layers and cache.num_full_layers),
+        method=None if method == "none" else method, reuses_prefixes=deployment.asked_prefix_reuse,
         max_batch_size=deployment.max_batch_size,
         decode_tokens=deployment.max_batch_size * (1 + deployment.num_draft_tokens),
     )  # fmt: skip

@@ -118,7 +118,7 @@ def cluster_server(
         nodes=max(1, ranks // per_node),
         replicas=replicas,
         is_engine_mode=engine_mode,
-        reuses_prefixes=deployment.prefix_reuse if runtime == "trtllm" else deployment.asks_for_prefix_reuse,
+        reuses_prefixes=deployment.reuses_prefixes(runtime, method),
     )
 
 

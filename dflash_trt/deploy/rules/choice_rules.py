@@ -79,12 +79,10 @@ def _fix(runtime: Runtime, key: str, wanted: object) -> str:
 
 def _circumstances(config: CheckedConfig) -> Circumstances:
     keys = runtime_keys()[config.schema.runtime]
-    cache = None if config.target is None else config.target.cache
     batch, drafts = config.number(keys.max_batch_size), config.number(keys.num_draft_tokens)
     window = None if drafts is None else drafts + (not keys.counts_window)
     return Circumstances(
-        method=method(config), reuses_prefixes=config.reuses_prefixes,
-        mixes_windows=bool(cache and cache.num_sliding_layers and cache.num_full_layers), max_batch_size=batch,
+        method=method(config), reuses_prefixes=config.reuses_prefixes, max_batch_size=batch,
         decode_tokens=batch * window if batch and window else None,
     )  # fmt: skip
 
