@@ -121,7 +121,7 @@ def serve_config(
     if deployment is None:
         raise click.UsageError("give SOURCE to write a configuration, or --check FILE to check one")
     rendered = render(deployment, runtime, method, host="0.0.0.0" if in_pod else host, port=port)  # noqa: S104
-    config = deployment_config(deployment, schema, rendered.arguments)
+    config = deployment_config(deployment, schema, rendered.arguments, rendered.environment)
     refuse_errors(str(source), runtime, judged(check(config), deployment.accepted_warnings, is_strict=is_strict))
     if is_dynamo or launcher is not None:
         if is_dynamo:

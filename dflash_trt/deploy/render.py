@@ -9,7 +9,7 @@ import msgspec
 import yaml
 
 from dflash_trt import __version__
-from dflash_trt.deploy.choices import chosen
+from dflash_trt.deploy.choices import chosen, chosen_environment
 from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.draft_schedule import vllm_schedule
 from dflash_trt.deploy.dspark_methods import dspark_method
@@ -131,6 +131,8 @@ class Rendered(msgspec.Struct, frozen=True):
 
     arguments: dict[str, Any]
     """Arguments by name, for checks."""
+    environment: dict[str, str]
+    """Variables that the command sets."""
     text: str
     """For stdout: YAML, or a command line."""
     start: str
@@ -156,6 +158,7 @@ def render(deployment: ResolvedDeployment, runtime: Runtime, method: Method, *, 
     if runtime == "trtllm":
         arguments = trtllm_arguments(deployment, method)
         text = head + yaml.safe_dump(arguments, sort_keys=False, default_flow_style=False, width=120)
-        return Rendered(arguments, text, command_line(trtllm_command(deployment, method, host, port)))
+        return Rendered(arguments, {}, text, command_line(trtllm_command(deployment, method, host, port)))
     arguments = server_arguments(deployment, runtime, method, host, port)
-    return Rendered(arguments, head + command_text(runtime, arguments), "sh FILE")
+    environment = chosen_environment(runtime, circumstances(deployment, method))
+    return Rendered(arguments, environment, head + command_text(runtime, arguments, environment), "sh FILE")

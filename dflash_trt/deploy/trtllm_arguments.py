@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.deploy.cache_groups import vllm_cache_layout
 from dflash_trt.deploy.choices import Circumstances, chosen
 from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.draft_schedule import trtllm_schedule
@@ -126,6 +127,7 @@ def circumstances(deployment: ResolvedDeployment, method: Method) -> Circumstanc
     """What choices depend on."""
     return Circumstances(
         method=None if method == "none" else method, reuses_prefixes=deployment.asked_prefix_reuse,
+        cache_layout=vllm_cache_layout(deployment.checkpoint, deployment.tensor_parallel),
         max_batch_size=deployment.max_batch_size,
         decode_tokens=deployment.max_batch_size * (1 + deployment.num_draft_tokens),
     )  # fmt: skip

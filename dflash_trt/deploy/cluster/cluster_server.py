@@ -45,6 +45,8 @@ class ClusterServer(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     arguments: dict[str, Any]
     """Arguments of the runtime, by name."""
+    environment: dict[str, str]
+    """Variables that `words` set."""
     words: list[str]
     """The command in a container, which reads CONFIG where there is one."""
     config: str | None
@@ -109,6 +111,7 @@ def cluster_server(
         runtime=runtime,
         target=argument(deployment.target, "target"),
         arguments=rendered.arguments,
+        environment=rendered.environment,
         words=words,
         config=rendered.text if runtime == "trtllm" else None,
         image=IMAGES[runtime].format(version) if image is None else image,
