@@ -11,9 +11,11 @@ from pathlib import Path
 import click
 from msgspec import to_builtins
 
-from dflash_trt.cli.completion import DEPLOYMENT
+from dflash_trt.checkpoint.source import REPOSITORY_ID
+from dflash_trt.cli.completion import SOURCE
 from dflash_trt.cli.options import PATH, gpu_facts_option, refuse_given, source_options
 from dflash_trt.cli.output import print_json, print_table
+from dflash_trt.deploy.catalog import known_deployments, known_pair
 from dflash_trt.deploy.checker import check, deployment_config, file_configs
 from dflash_trt.deploy.cluster.cluster_server import cluster_server
 from dflash_trt.deploy.cluster.dynamo_graph import RUNTIMES as DYNAMO
@@ -27,7 +29,7 @@ from dflash_trt.deploy.memory import drafter_in_words
 from dflash_trt.deploy.parsers import missing_parsers
 from dflash_trt.deploy.real_classes import check_with_package
 from dflash_trt.deploy.render import render
-from dflash_trt.deploy.resolve import ResolvedDeployment, directory_deployment, resolve
+from dflash_trt.deploy.resolve import ResolvedDeployment, draft_deployment, resolve
 from dflash_trt.deploy.rules.memory_rules import document_load
 from dflash_trt.deploy.schema import PACKAGES, Runtime, load_schema
 from dflash_trt.deploy.steps import CONFIGURATION, cluster_steps, server_steps
@@ -39,7 +41,7 @@ LAUNCHERS = ("slurm", "kubernetes")
 
 
 @click.command("serve-config", short_help="Write or check a configuration for trtllm-serve, vLLM or SGLang.")
-@click.argument("source", type=DEPLOYMENT, required=False)
+@click.argument("source", type=SOURCE, required=False)
 @click.option(
     "--runtime",
     "runtime_name",
@@ -58,7 +60,7 @@ LAUNCHERS = ("slurm", "kubernetes")
 @click.option("--check", "file", type=PATH, help="Check this file instead of writing one.")
 @click.option("--version", help="Release of the runtime; the newest that is known unless given.")
 @source_options
-@click.option("--gpus", help="GPUs, for a SOURCE directory or --check: b300x8.")
+@click.option("--gpus", help="GPUs, for a SOURCE that is no deployment, or --check: b300x8.")
 @gpu_facts_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address that the server binds.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True,
@@ -75,7 +77,8 @@ def serve_config(
     """Write the configuration of SOURCE for a runtime to stdout: YAML for trtllm, a command line for the others.
 
     SOURCE is a deployment, by its file or by a name that --list shows, or with --target and --gpus an engine
-    directory or draft checkpoint. The command that starts the server goes to stderr; with -o, stdout has all steps
+    directory or draft checkpoint; --target is not needed for a draft or target that `dflash-trt drafts` knows. The
+    command that starts the server goes to stderr; with -o, stdout has all steps
     to an answer, as a shell script. With --check, report every problem of an existing FILE; SOURCE then says what it
     is deployed on.
 
@@ -163,25 +166,34 @@ def _print_or_write(text: str, output: Path | None, steps: Callable[..., str]) -
 def read_deployment(
     source: str, target: str | None, draft: str | None, gpus: str | None, gpu_facts: GpuFacts | None
 ) -> ResolvedDeployment:
-    """The deployment of a SOURCE: a file, the name of a shipped one, or a directory."""
+    """The deployment of a SOURCE: a file, the name of a shipped one, a directory, or a repository of the catalogue."""
     if (path := deployment_path(source)) is not None:
         if gpus is not None or gpu_facts is not None:
             raise click.UsageError("--gpus is for a SOURCE directory; a deployment file names its own")
         return resolve(load_deployment(path), path.stem, draft=draft, target=target)
-    directory = Path(source)
-    if not directory.is_dir():
-        raise ConfigError(
-            f"{source}: neither a deployment's file (.yaml) or name, nor a directory",
-            hint="dflash-trt serve-config --list",
-        )
+    is_here, named, asked = Path(source).is_dir(), source, target
+    if not is_here:
+        pair = known_pair(source)
+        if pair is None and not REPOSITORY_ID.fullmatch(source):
+            raise ConfigError(
+                f"{source}: neither a deployment's file (.yaml) or name, nor a directory or repository id",
+                hint="dflash-trt serve-config --list",
+            )
+        if pair is not None:
+            known, usual = pair
+            named, target = known.draft, target or usual
+            if draft is not None and source != named:  # SOURCE is a target
+                named, draft = draft, None
     if target is None or gpus is None:
-        raise click.UsageError("a SOURCE directory needs --target and --gpus; a deployment file says them itself")
+        deployments = "" if is_here else ", ".join(known_deployments(source))
+        raise click.UsageError(
+            "a SOURCE that is no deployment needs --gpus and, unless `dflash-trt drafts` knows it, --target"
+            + (f"; deployments of it: {deployments}" if deployments else "")
+        )
     if draft is not None:
         raise click.UsageError("--draft is for a deployment file; SOURCE is the draft here")
-    return resolve(
-        directory_deployment(directory, target=target, gpus=gpus, gpu_facts=gpu_facts),
-        directory.resolve().name,
-    )
+    file = draft_deployment(named, target=target, gpus=gpus, gpu_facts=gpu_facts)
+    return resolve(file, Path(source).resolve().name if is_here else Path(named).name, target=asked)
 
 
 def _print_list(as_json: bool) -> None:

@@ -11,7 +11,6 @@ import msgspec
 
 from dflash_trt.checkpoint.draft_shares import not_shared
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
-from dflash_trt.checkpoint.source import REPOSITORY_ID
 from dflash_trt.checkpoint.target_checkpoint import check_pair
 from dflash_trt.deploy.deployment_file import DeploymentFile, Eagle3, Method, SharedSettings
 from dflash_trt.deploy.draft_schedule import Schedule, read_schedule
@@ -153,7 +152,8 @@ def resolve(
     Raises ConfigError for unknown GPUs and for a draft whose facts are neither here nor published, CheckpointError
     for directories that do not fit each other.
     """
-    sizes, partner = _draft_sizes(draft or file.draft, name, file), target_sizes(target or file.target)
+    sizes = _draft_sizes(draft or file.draft, name, file)
+    partner = target_sizes(target or file.target, fetches=target is not None)
     if sizes.checkpoint and partner and partner.checkpoint:  # only checkpoints that are here can be compared
         check_pair(sizes.checkpoint.spec, partner.checkpoint.spec, draft_name=sizes.name, target_name=partner.name)
     gpus = parse_gpus(file.gpus, f"{name}: gpus", file.gpu_facts or None)
@@ -239,29 +239,25 @@ def plan_sizes(deployment: ResolvedDeployment) -> PlanOptions:
     )
 
 
-def directory_deployment(
-    directory: Path, *, target: str, gpus: str, gpu_facts: GpuFacts | None = None
-) -> DeploymentFile:
-    """The deployment of a checkpoint or an engine directory with every setting left to its default."""
+def draft_deployment(draft: str, *, target: str, gpus: str, gpu_facts: GpuFacts | None = None) -> DeploymentFile:
+    """The deployment of a checkpoint, by directory or repository id, or an engine, every setting its default."""
     return DeploymentFile(
-        description=f"{directory.name} on {gpus}",
+        description=f"{Path(draft).name} on {gpus}",
         target=target,
-        draft=str(directory),
+        draft=draft,
         gpus=gpus,
         gpu_facts=gpu_facts or msgspec.UNSET,
         purpose="latency",
-        mode="native" if read_num_ranks(directory) is None else "engine",
+        mode="native" if read_num_ranks(Path(draft)) is None else "engine",
     )
 
 
 def _draft_sizes(draft: str, name: str, file: DeploymentFile) -> DraftSizes:
-    sizes = draft_sizes(draft)
+    sizes = draft_sizes(draft, fetches=True)
     if sizes is None:
         raise ConfigError(
-            f"{name}: draft: expected a directory, or a checkpoint whose facts are published, found {draft!r}",
-            hint=f"hf download {draft} --local-dir DIR, then give --draft DIR"
-            if REPOSITORY_ID.fullmatch(draft)
-            else "check the path to the checkpoint",
+            f"{name}: draft: expected a directory or a Hugging Face repository id, found {draft!r}",
+            hint="check the path to the checkpoint",
         )
     if sizes.spec.is_dspark and file.mode == "engine":
         raise ConfigError(
