@@ -29,7 +29,7 @@ from dflash_trt.deploy.memory import drafter_in_words
 from dflash_trt.deploy.parsers import missing_parsers
 from dflash_trt.deploy.real_classes import check_with_package
 from dflash_trt.deploy.render import render
-from dflash_trt.deploy.resolve import ResolvedDeployment, draft_deployment, resolve
+from dflash_trt.deploy.resolve import ResolvedDeployment, draft_deployment, resolve, with_settings
 from dflash_trt.deploy.rules.memory_rules import document_load
 from dflash_trt.deploy.schema import PACKAGES, Runtime, load_schema
 from dflash_trt.deploy.steps import CONFIGURATION, cluster_steps, server_steps
@@ -65,6 +65,8 @@ LAUNCHERS = ("slurm", "kubernetes")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address that the server binds.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True,
               help="Port that the server binds.")  # fmt: skip
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True,
+              help="Argument of the runtime, over what is written; may be repeated.")  # fmt: skip
 @click.option("--list", "is_list", is_flag=True, help="Print the deployments that come with dflash-trt, and stop.")
 @click.option("--strict", "is_strict", is_flag=True, help="Refuse warnings, too, except those that SOURCE accepts.")
 @click.option("--json", "as_json", is_flag=True, help="Print --list or the findings of --check as one JSON document.")
@@ -72,7 +74,7 @@ def serve_config(
     source: str | None, runtime_name: str | None, output: Path | None, launcher: str | None, image: str | None,
     models: str | None, replicas: int | None, method: Method, file: Path | None, version: str | None,
     target: str | None, draft: str | None, gpus: str | None, gpu_facts: GpuFacts | None, host: str, port: int,
-    is_list: bool, is_strict: bool, as_json: bool,
+    settings: tuple[str, ...], is_list: bool, is_strict: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write the configuration of SOURCE for a runtime to stdout: YAML for trtllm, a command line for the others.
 
@@ -112,6 +114,7 @@ def serve_config(
         refuse_given(("port",), f"has no use here: Dynamo's operator sets the frontend's, {SERVICE_PORT}")
     deployment = None if source is None else read_deployment(source, target, draft, gpus, gpu_facts)
     if file is not None:
+        refuse_given(("settings",), "is for a configuration that is written")
         known_gpus = None if gpus is None or deployment else parse_gpus(gpus, "--gpus", gpu_facts)
         configs = file_configs(file, schema, deployment=deployment, gpus=known_gpus, target=target, draft=draft)
         findings: list[Finding] = []
@@ -123,6 +126,7 @@ def serve_config(
         return
     if deployment is None:
         raise click.UsageError("give SOURCE to write a configuration, or --check FILE to check one")
+    deployment = with_settings(deployment, runtime, settings)
     rendered = render(deployment, runtime, method, host="0.0.0.0" if in_pod else host, port=port)  # noqa: S104
     config = deployment_config(deployment, schema, rendered.arguments, rendered.environment)
     refuse_errors(str(source), runtime, judged(check(config), deployment.accepted_warnings, is_strict=is_strict))

@@ -16,6 +16,7 @@ from dflash_trt.deploy.dspark_methods import dspark_method
 from dflash_trt.deploy.flags import command_text
 from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.resolve import ResolvedDeployment
+from dflash_trt.deploy.runtime_arguments import merged
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.deploy.trtllm_arguments import STREAM_INTERVALS, circumstances, trtllm_arguments, trtllm_command
 from dflash_trt.errors import ConfigError
@@ -159,6 +160,7 @@ def render(deployment: ResolvedDeployment, runtime: Runtime, method: Method, *, 
         arguments = trtllm_arguments(deployment, method)
         text = head + yaml.safe_dump(arguments, sort_keys=False, default_flow_style=False, width=120)
         return Rendered(arguments, {}, text, command_line(trtllm_command(deployment, method, host, port)))
-    arguments = server_arguments(deployment, runtime, method, host, port)
+    more = deployment.runtime_arguments.of(runtime, method, deployment.name)
+    arguments = merged(server_arguments(deployment, runtime, method, host, port), more)
     environment = chosen_environment(runtime, circumstances(deployment, method))
     return Rendered(arguments, environment, head + command_text(runtime, arguments, environment), "sh FILE")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from dflash_trt.deploy.deployment_file import DeploymentFile, Eagle3, Method, Sh
 from dflash_trt.deploy.draft_schedule import Schedule, read_schedule
 from dflash_trt.deploy.gpus import GpuFacts, Gpus, parse_gpus
 from dflash_trt.deploy.published import published_targets
+from dflash_trt.deploy.runtime_arguments import RuntimeArguments, with_pairs
 from dflash_trt.deploy.schema import PACKAGES, Runtime
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes, draft_sizes, target_sizes
 from dflash_trt.engine.manifest import read_num_ranks
@@ -112,6 +114,8 @@ class ResolvedDeployment(SharedSettings, frozen=True, kw_only=True):
     """Quantisation algorithm by linear layer of the served drafter."""
     runtimes: tuple[Runtime, ...]
     """Runtimes that can serve it."""
+    runtime_arguments: RuntimeArguments
+    """Arguments over those that are written."""
     accepted_warnings: dict[str, str]
     """Reason by rule."""
     sources: dict[str, str]
@@ -208,12 +212,22 @@ def resolve(
         prefix_reuse=choose("prefix_reuse", is_paired, paired),
         moe_backend=moe_backend,
         runtimes=_runtimes(file, name),
+        runtime_arguments=file.runtime_arguments or RuntimeArguments(),
         accepted_warnings=file.accepted_warnings or {},
         draft_sizes=sizes,
         target_sizes=partner,
         algorithms=sizes.quantized or load_recipe(file.recipe).algorithms(sizes.spec.linear_modules()),
         sources=sources,
     )
+
+
+def with_settings(deployment: ResolvedDeployment, runtime: Runtime, settings: Sequence[str]) -> ResolvedDeployment:
+    """The deployment with KEY=VALUE arguments of a runtime over those of its file, and a digest of their own."""
+    if not settings:
+        return deployment
+    more = with_pairs(deployment.runtime_arguments, runtime, settings)
+    digest = hashlib.sha256("\n".join((deployment.digest, *settings)).encode()).hexdigest()[:12]
+    return msgspec.structs.replace(deployment, runtime_arguments=more, digest=digest)
 
 
 def pairs_pools(draft_attention: str, kv_cache_dtype: str, target: TargetSizes | None) -> bool:

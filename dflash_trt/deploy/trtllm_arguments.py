@@ -13,6 +13,7 @@ from dflash_trt.deploy.draft_schedule import trtllm_schedule
 from dflash_trt.deploy.dspark_methods import dspark_method
 from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.resolve import ResolvedDeployment
+from dflash_trt.deploy.runtime_arguments import merged
 from dflash_trt.deploy.sizes import DraftSizes
 from dflash_trt.files.command import argument
 
@@ -85,7 +86,7 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
             **of_drafts,
             **_sampling(deployment),
         }
-    return arguments
+    return merged(arguments, deployment.runtime_arguments.of("trtllm", method, deployment.name))
 
 
 def _pads_into_the_pool(deployment: ResolvedDeployment, method: Method) -> bool:
