@@ -18,8 +18,10 @@ from dflash_trt.checkpoint.source import checkpoint_directory
 from dflash_trt.checkpoint.target_checkpoint import read_pair
 from dflash_trt.cli.completion import DRAFT, RECIPE, TARGET
 from dflash_trt.cli.output import human_bytes
+from dflash_trt.deploy.catalog import next_commands
 from dflash_trt.deploy.deployment_file import refuse_deployment
 from dflash_trt.deploy.gpus import FACTS_EXAMPLE, parse_gpu_facts
+from dflash_trt.errors import EngineError
 from dflash_trt.files.command import quoted
 from dflash_trt.files.write import OutputKind, check_replaceable
 from dflash_trt.observe.plots.picture import PICTURE
@@ -37,10 +39,12 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class EnginePath(click.Path):
-    """An engine directory, and no deployment, which runs in another server."""
+    """An engine directory, and no deployment, which runs in another server, or repository that has yet to be built."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
         refuse_deployment(value)
+        if not Path(value).exists() and (commands := next_commands(str(value))):
+            raise EngineError(f"expected an engine directory, found the repository {value}", hint=commands)
         return super().convert(value, parameter, context)
 
 
@@ -116,9 +120,9 @@ engine_target_option = click.option(
     help="Target checkpoint: directory or Hugging Face repository id. Default: what the engine or deployment names.",
 )
 source_options = options(
-    click.option("--target", type=TARGET, help="Target: directory, or for a SOURCE directory also a repository id."),
+    click.option("--target", type=TARGET, help="Target, in place of what SOURCE names: directory or repository id."),
     click.option("--draft", type=DRAFT,
-                 help="Draft checkpoint or engine directory that is here, in place of what SOURCE names."),
+                 help="Draft, in place of what SOURCE names: checkpoint or engine directory, or repository id."),
 )  # fmt: skip
 gpu_facts_option = click.option(
     "--gpu-facts", metavar=FACTS_EXAMPLE,
@@ -157,9 +161,11 @@ deployment_options = options(
     click.option("--runtime", type=click.Choice(["trtllm", "vllm", "sglang"]),
                  help="Default: trtllm, or what the deployment is for."),
     click.option(
-        "--target", type=TARGET, help="Target directory, in place of the deployment's; only its config.json is read."
+        "--target",
+        type=TARGET,
+        help="Target, in place of the deployment's: directory or repository id; only its config.json is read.",
     ),
-    click.option("--draft", type=DRAFT, help="Draft checkpoint that is here, in place of the deployment's."),
+    click.option("--draft", type=DRAFT, help="Draft, in place of the deployment's: directory or repository id."),
 )  # fmt: skip
 """Options of the load that `estimate` and `tune` predict."""
 

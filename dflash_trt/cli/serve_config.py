@@ -11,9 +11,11 @@ from pathlib import Path
 import click
 from msgspec import to_builtins
 
-from dflash_trt.cli.completion import DEPLOYMENT
+from dflash_trt.checkpoint.source import REPOSITORY_ID
+from dflash_trt.cli.completion import SOURCE
 from dflash_trt.cli.options import PATH, gpu_facts_option, refuse_given, source_options
 from dflash_trt.cli.output import print_json, print_table
+from dflash_trt.deploy.catalog import known_deployments, known_pair
 from dflash_trt.deploy.checker import check, deployment_config, file_configs
 from dflash_trt.deploy.cluster.cluster_server import cluster_server
 from dflash_trt.deploy.cluster.dynamo_graph import RUNTIMES as DYNAMO
@@ -27,7 +29,7 @@ from dflash_trt.deploy.memory import drafter_in_words
 from dflash_trt.deploy.parsers import missing_parsers
 from dflash_trt.deploy.real_classes import check_with_package
 from dflash_trt.deploy.render import render
-from dflash_trt.deploy.resolve import ResolvedDeployment, directory_deployment, resolve
+from dflash_trt.deploy.resolve import ResolvedDeployment, draft_deployment, resolve, with_settings
 from dflash_trt.deploy.rules.memory_rules import document_load
 from dflash_trt.deploy.schema import PACKAGES, Runtime, load_schema
 from dflash_trt.deploy.steps import CONFIGURATION, cluster_steps, server_steps
@@ -39,7 +41,7 @@ LAUNCHERS = ("slurm", "kubernetes")
 
 
 @click.command("serve-config", short_help="Write or check a configuration for trtllm-serve, vLLM or SGLang.")
-@click.argument("source", type=DEPLOYMENT, required=False)
+@click.argument("source", type=SOURCE, required=False)
 @click.option(
     "--runtime",
     "runtime_name",
@@ -58,11 +60,13 @@ LAUNCHERS = ("slurm", "kubernetes")
 @click.option("--check", "file", type=PATH, help="Check this file instead of writing one.")
 @click.option("--version", help="Release of the runtime; the newest that is known unless given.")
 @source_options
-@click.option("--gpus", help="GPUs, for a SOURCE directory or --check: b300x8.")
+@click.option("--gpus", help="GPUs, for a SOURCE that is no deployment, or --check: b300x8.")
 @gpu_facts_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address that the server binds.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True,
               help="Port that the server binds.")  # fmt: skip
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True,
+              help="Argument of the runtime, over what is written; may be repeated.")  # fmt: skip
 @click.option("--list", "is_list", is_flag=True, help="Print the deployments that come with dflash-trt, and stop.")
 @click.option("--strict", "is_strict", is_flag=True, help="Refuse warnings, too, except those that SOURCE accepts.")
 @click.option("--json", "as_json", is_flag=True, help="Print --list or the findings of --check as one JSON document.")
@@ -70,12 +74,13 @@ def serve_config(
     source: str | None, runtime_name: str | None, output: Path | None, launcher: str | None, image: str | None,
     models: str | None, replicas: int | None, method: Method, file: Path | None, version: str | None,
     target: str | None, draft: str | None, gpus: str | None, gpu_facts: GpuFacts | None, host: str, port: int,
-    is_list: bool, is_strict: bool, as_json: bool,
+    settings: tuple[str, ...], is_list: bool, is_strict: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write the configuration of SOURCE for a runtime to stdout: YAML for trtllm, a command line for the others.
 
     SOURCE is a deployment, by its file or by a name that --list shows, or with --target and --gpus an engine
-    directory or draft checkpoint. The command that starts the server goes to stderr; with -o, stdout has all steps
+    directory or draft checkpoint; --target is not needed for a draft or target that `dflash-trt drafts` knows. The
+    command that starts the server goes to stderr; with -o, stdout has all steps
     to an answer, as a shell script. With --check, report every problem of an existing FILE; SOURCE then says what it
     is deployed on.
 
@@ -109,6 +114,7 @@ def serve_config(
         refuse_given(("port",), f"has no use here: Dynamo's operator sets the frontend's, {SERVICE_PORT}")
     deployment = None if source is None else read_deployment(source, target, draft, gpus, gpu_facts)
     if file is not None:
+        refuse_given(("settings",), "is for a configuration that is written")
         known_gpus = None if gpus is None or deployment else parse_gpus(gpus, "--gpus", gpu_facts)
         configs = file_configs(file, schema, deployment=deployment, gpus=known_gpus, target=target, draft=draft)
         findings: list[Finding] = []
@@ -120,8 +126,9 @@ def serve_config(
         return
     if deployment is None:
         raise click.UsageError("give SOURCE to write a configuration, or --check FILE to check one")
+    deployment = with_settings(deployment, runtime, settings)
     rendered = render(deployment, runtime, method, host="0.0.0.0" if in_pod else host, port=port)  # noqa: S104
-    config = deployment_config(deployment, schema, rendered.arguments)
+    config = deployment_config(deployment, schema, rendered.arguments, rendered.environment)
     refuse_errors(str(source), runtime, judged(check(config), deployment.accepted_warnings, is_strict=is_strict))
     if is_dynamo or launcher is not None:
         if is_dynamo:
@@ -163,25 +170,34 @@ def _print_or_write(text: str, output: Path | None, steps: Callable[..., str]) -
 def read_deployment(
     source: str, target: str | None, draft: str | None, gpus: str | None, gpu_facts: GpuFacts | None
 ) -> ResolvedDeployment:
-    """The deployment of a SOURCE: a file, the name of a shipped one, or a directory."""
+    """The deployment of a SOURCE: a file, the name of a shipped one, a directory, or a repository of the catalogue."""
     if (path := deployment_path(source)) is not None:
         if gpus is not None or gpu_facts is not None:
             raise click.UsageError("--gpus is for a SOURCE directory; a deployment file names its own")
         return resolve(load_deployment(path), path.stem, draft=draft, target=target)
-    directory = Path(source)
-    if not directory.is_dir():
-        raise ConfigError(
-            f"{source}: neither a deployment's file (.yaml) or name, nor a directory",
-            hint="dflash-trt serve-config --list",
-        )
+    is_here, named, asked = Path(source).is_dir(), source, target
+    if not is_here:
+        pair = known_pair(source)
+        if pair is None and not REPOSITORY_ID.fullmatch(source):
+            raise ConfigError(
+                f"{source}: neither a deployment's file (.yaml) or name, nor a directory or repository id",
+                hint="dflash-trt serve-config --list",
+            )
+        if pair is not None:
+            known, usual = pair
+            named, target = known.draft, target or usual
+            if draft is not None and source != named:  # SOURCE is a target
+                named, draft = draft, None
     if target is None or gpus is None:
-        raise click.UsageError("a SOURCE directory needs --target and --gpus; a deployment file says them itself")
+        deployments = "" if is_here else ", ".join(known_deployments(source))
+        raise click.UsageError(
+            "a SOURCE that is no deployment needs --gpus and, unless `dflash-trt drafts` knows it, --target"
+            + (f"; deployments of it: {deployments}" if deployments else "")
+        )
     if draft is not None:
         raise click.UsageError("--draft is for a deployment file; SOURCE is the draft here")
-    return resolve(
-        directory_deployment(directory, target=target, gpus=gpus, gpu_facts=gpu_facts),
-        directory.resolve().name,
-    )
+    file = draft_deployment(named, target=target, gpus=gpus, gpu_facts=gpu_facts)
+    return resolve(file, Path(source).resolve().name if is_here else Path(named).name, target=asked)
 
 
 def _print_list(as_json: bool) -> None:

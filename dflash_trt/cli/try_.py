@@ -19,6 +19,7 @@ from dflash_trt.cli.doctor import print_diagnosis
 from dflash_trt.cli.options import json_option
 from dflash_trt.cli.output import print_json
 from dflash_trt.cli.serve_config import read_deployment
+from dflash_trt.deploy.catalog import next_commands
 from dflash_trt.deploy.deployment_file import Method, deployment_path
 from dflash_trt.deploy.schema import PACKAGES, Runtime
 from dflash_trt.errors import ConfigError, EndpointError, printable
@@ -39,7 +40,7 @@ NAMES: dict[Method, str] = {"none": "the plain server", "dflash": "the server wi
     "--runtime", type=click.Choice(list(PACKAGES)), help="Of a deployment. Default: the first that is installed here."
 )
 @click.option("--target", type=TARGET, help="Target, in place of what DEPLOYMENT or ENGINE names.")
-@click.option("--draft", type=DRAFT, help="Draft that is here, in place of what DEPLOYMENT names.")
+@click.option("--draft", type=DRAFT, help="Draft, in place of what DEPLOYMENT names.")
 @click.option("--seconds", type=click.FloatRange(min=10), default=110.0, show_default=True,
               help="Time for the questions to each server, and for doctor's.")  # fmt: skip
 @json_option
@@ -87,7 +88,8 @@ def _servers(
     if not Path(source).is_dir():
         raise ConfigError(
             f"{source}: expected an engine directory or a deployment, found neither",
-            hint="`make demo` builds the engine `demo`; dflash-trt serve-config --list shows deployments",
+            hint=next_commands(source)
+            or "`make demo` builds the engine `demo`; dflash-trt serve-config --list shows deployments",
         )
     return lambda method: engine_server(Path(source), target, method)
 

@@ -123,6 +123,30 @@ def drafts_for(target: str) -> tuple[KnownDraft, ...]:
     return tuple(draft for draft in known if draft.target in copies and draft.target.rpartition("/")[2] == longest)
 
 
+def known_pair(name: str) -> tuple[KnownDraft, str] | None:
+    """A draft and its target, where a repository id is that of one of both; a target's first draft of known facts."""
+    if (draft := next((known for known in catalog().drafts if known.draft == name), None)) is not None:
+        return draft, draft.target
+    found = next((known for known in drafts_for(name) if known.facts is not None), None)
+    return None if found is None else (found, name)
+
+
+def known_deployments(name: str) -> list[str]:
+    """Shipped deployments of a draft or target by repository id."""
+    pair = known_pair(name)
+    return [] if pair is None else [file.removesuffix(".yaml") for file in pair[0].deployments]
+
+
+def next_commands(name: str) -> str | None:
+    """Hint for a repository id where an engine is expected; None where it is not in the catalogue."""
+    if (pair := known_pair(name)) is None:
+        return None
+    commands = [f"here: dflash-trt build {pair[0].draft} --target {pair[1]} -o engine"]
+    if deployments := known_deployments(name):
+        commands.append(f"on a GPU machine: dflash-trt serve-config {deployments[0]} --runtime RUNTIME -o FILE")
+    return "; ".join(commands)
+
+
 def entry(draft: KnownDraft) -> dict[str, object]:
     """One draft for JSON: facts, memory, and the facts of its family."""
     family = catalog().families[draft.family]

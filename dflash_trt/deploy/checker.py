@@ -47,7 +47,9 @@ def check(config: CheckedConfig) -> list[Finding]:
     return findings
 
 
-def deployment_config(deployment: ResolvedDeployment, schema: Schema, document: dict[str, Any]) -> CheckedConfig:
+def deployment_config(
+    deployment: ResolvedDeployment, schema: Schema, document: dict[str, Any], environment: dict[str, str] | None = None
+) -> CheckedConfig:
     """`document` with the models and GPUs that a deployment states; only TensorRT-LLM knows engine mode."""
     is_engine = deployment.mode == "engine" and schema.runtime == "trtllm"
     is_base = deployment.mode == "engine" and not is_engine
@@ -61,7 +63,9 @@ def deployment_config(deployment: ResolvedDeployment, schema: Schema, document: 
         algorithms={} if is_base else deployment.algorithms,
         mode="engine" if is_engine else "native",
         num_ranks=deployment.num_ranks if is_engine else 1,
-        reuses_prefixes=deployment.asks_for_prefix_reuse,
+        reuses_prefixes=deployment.asked_prefix_reuse,
+        draft_name=deployment.checkpoint,
+        environment=environment or {},
     )
 
 
@@ -75,12 +79,12 @@ def file_configs(
     it names a directory that is no draft.
     """
     configs = []
-    for document, reading in _read(file, schema):
+    for document, reading, environment in _read(file, schema):
         if deployment is not None:
             config = deployment_config(deployment, schema, document)
         else:
             config = _named_config(document, schema, gpus=gpus, target=target, draft=draft)
-        configs.append(msgspec.structs.replace(config, reading=reading))
+        configs.append(msgspec.structs.replace(config, reading=reading, environment=environment))
     return configs
 
 
@@ -106,6 +110,7 @@ def _named_config(
         algorithms={} if sizes is None else sizes.quantized,
         mode="native" if ranks is None else "engine",
         num_ranks=ranks or 1,
+        draft_name=None if sizes is None else sizes.name,
     )
 
 
@@ -115,15 +120,15 @@ def _original(name: str) -> DraftSizes | None:
     return next((sizes for sizes in published if sizes and converted_draft(sizes) == name), None)
 
 
-def _read(file: Path, schema: Schema) -> list[tuple[dict[str, Any], list[Finding]]]:
-    """The arguments of each server in a file, and what reading them found."""
+def _read(file: Path, schema: Schema) -> list[tuple[dict[str, Any], list[Finding], dict[str, str]]]:
+    """The arguments of each server in a file, what reading them found, and its environment."""
     text = read_text(file, ConfigError, limit=MAX_BYTES)
     try:
         found = servers(text)
     except ValueError:  # an open quote: an apostrophe in YAML
         found = []
     if not found:
-        return [(_read_yaml(text, file, schema), [])]
+        return [(_read_yaml(text, file, schema), [], {})]
     ours = [server for server in found if server.runtime == schema.runtime]
     if not ours:
         raise ConfigError(
@@ -131,8 +136,8 @@ def _read(file: Path, schema: Schema) -> list[tuple[dict[str, Any], list[Finding
             hint=f"dflash-trt serve-config --check {quoted(file)} --runtime {found[0].runtime}",
         )
     if schema.runtime == "trtllm":
-        return [trtllm_document(server, file) for server in ours]
-    return [parse_arguments(server.words, schema) for server in ours]
+        return [(*trtllm_document(server, file), server.environment) for server in ours]
+    return [(*parse_arguments(server.words, schema), server.environment) for server in ours]
 
 
 def _read_yaml(text: str, file: Path, schema: Schema) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from dflash_trt.deploy.finding import UNCHECKED, WARNING, Severity
 from dflash_trt.deploy.schema import Runtime
 
 
@@ -17,10 +16,10 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
 
     method: str | None = "dflash"
     """dflash, eagle3 or another's own name; None for plain decoding."""
-    reuses_prefixes: bool = False
-    """Whether the deployment asks for a prefix cache."""
-    mixes_windows: bool = False
-    """Whether the target has sliding and full layers."""
+    reuses_prefixes: bool | None = None
+    """Whether the deployment asks for a prefix cache, or for none."""
+    cache_layout: str | None = None
+    """Cache layout that spares vLLM a group for each layer."""
     max_batch_size: int | None = None
     decode_tokens: int | None = None
     """Tokens of a step in which every request verifies all drafts."""
@@ -35,7 +34,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """None where there is nothing to choose."""
     why: str
     """What another value does, and the source."""
-    severity: Severity = WARNING
+    is_environment: bool = False
+    """Whether it is a variable of the environment."""
     is_least: bool = False
     """Whether more is as good; what is not set is then the runtime's to choose."""
     is_default: bool = False
@@ -46,6 +46,12 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 def _if(method: str, value: object) -> Callable[[Circumstances], Any]:
     return lambda circumstances: value if circumstances.method == method else None
+
+
+def _reuse(circumstances: Circumstances, *, default: bool) -> bool | None:
+    """Reuse of prefixes as the deployment asks for it; with DFlash `default`, else the runtime's own choice."""
+    asked = circumstances.reuses_prefixes
+    return default if asked is None and circumstances.method == "dflash" else asked
 
 
 CHOICES: dict[Runtime, tuple[Choice, ...]] = {
@@ -63,14 +69,20 @@ CHOICES: dict[Runtime, tuple[Choice, ...]] = {
     ),
     "vllm": (
         Choice(rule="prefix-reuse", key="enable_prefix_caching",
-               wanted=lambda c: c.reuses_prefixes if c.method == "dflash" else None, unset="on by default",
+               wanted=lambda c: _reuse(c, default=False),
+               unset="on by default",
                why="tokens that a hit spares the target bring the drafter no hidden states, and acceptance falls"
                " (vllm#47930, vllm#51250)"),
         Choice(rule="hybrid-cache", key="disable_hybrid_kv_cache_manager",
-               wanted=lambda c: True if c.method == "dflash" and c.mixes_windows else None,
-               why="with a target of sliding and full layers, vLLM 0.32.0 and 0.33.0 ended on a CPU with 'All drafting"
-               " layers should belong to the same kv cache group'; it made 0.32.0 run, later releases and GPUs are not"
-               " known"),
+               wanted=_if("dflash", value=False), is_default=True,
+               why="gpt-oss-120b then keeps 1.69 times the KV bytes of a token (20b 1.33), and Gemma 4 does not start"
+               " ('same window size'): counted with vLLM 0.33.0's own v1/core/kv_cache_planning.py. It spares the V1"
+               " runner an assertion, and CUDA decodes DFlash with V2 (config/vllm.py); a CPU without Triton has V1"),
+        Choice(rule="cache-groups", key="VLLM_KV_CACHE_LAYOUT", is_environment=True,
+               wanted=lambda c: c.cache_layout if c.method == "dflash" else None, unset="none",
+               why="each layer is then a KV cache group, whose metadata every step builds: 46 of Qwen3.6-35B-A3B and"
+               " draft, 5 with this layout (v1/core/kv_cache_planning.py of vLLM 0.33.0). Fewer groups brought 102 % on"
+               " an H200 (vllm#51742, open)"),
         Choice(rule="metrics", key="disable_log_stats", wanted=lambda _: False, is_default=True,
                why="/metrics has no counts: neither doctor nor an alert sees acceptance"),
         Choice(rule="cuda-graphs", key="max_cudagraph_capture_size", wanted=lambda c: c.decode_tokens, is_least=True,
@@ -79,9 +91,10 @@ CHOICES: dict[Runtime, tuple[Choice, ...]] = {
     "sglang": (
         Choice(rule="metrics", key="enable_metrics", wanted=lambda _: True,
                why="/metrics is a 404: neither doctor nor an alert sees acceptance"),
-        Choice(rule="prefix-reuse", key="disable_radix_cache", severity=UNCHECKED,
-               wanted=lambda c: not c.reuses_prefixes if c.method == "dflash" else None,
-               why="whether a hit brings the drafter its hidden states is not known"),
+        Choice(rule="prefix-reuse", key="disable_radix_cache",
+               wanted=lambda c: None if (reuse := _reuse(c, default=True)) is None else not reuse,
+               why="the drafter's rows lie in the slots of the target's, so that a hit has both (dflash_worker_v2.py of"
+               " SGLang 0.5.23, alloc_memory_pool and the prefill); without it each prompt is computed whole"),
         Choice(rule="cuda-graphs", key="cuda_graph_max_bs_decode", wanted=lambda c: c.max_batch_size, is_least=True,
                why="larger batches run outside CUDA graphs"),
     ),
@@ -89,6 +102,16 @@ CHOICES: dict[Runtime, tuple[Choice, ...]] = {
 
 
 def chosen(runtime: Runtime, circumstances: Circumstances) -> dict[str, Any]:
-    """Every value that is written, by dotted key."""
-    values = {choice.key: choice.wanted(circumstances) for choice in CHOICES[runtime] if not choice.is_default}
+    """Every argument that is written, by dotted key."""
+    return _chosen(runtime, circumstances, is_environment=False)
+
+
+def chosen_environment(runtime: Runtime, circumstances: Circumstances) -> dict[str, str]:
+    """Every variable that is set."""
+    return _chosen(runtime, circumstances, is_environment=True)
+
+
+def _chosen(runtime: Runtime, circumstances: Circumstances, *, is_environment: bool) -> dict[str, Any]:
+    written = (c for c in CHOICES[runtime] if not c.is_default and c.is_environment == is_environment)
+    values = {choice.key: choice.wanted(circumstances) for choice in written}
     return {key: value for key, value in values.items() if value is not None}

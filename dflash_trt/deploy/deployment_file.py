@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from dflash_trt.deploy.gpus import GpuFacts
+from dflash_trt.deploy.runtime_arguments import RuntimeArguments
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.errors import ConfigError, EngineError
 from dflash_trt.files.command import quoted
@@ -91,6 +92,8 @@ class DeploymentFile(SharedSettings, frozen=True, kw_only=True, forbid_unknown_f
     default only where TensorRT-LLM reuses its pages with the target's (`resolve.pairs_pools`)."""
     runtimes: Annotated[tuple[Runtime, ...], msgspec.Meta(min_length=1)] | None = None
     """Runtimes that can serve it; all by default."""
+    runtime_arguments: RuntimeArguments | msgspec.UnsetType = msgspec.UNSET
+    """Arguments of runtimes that no other key stands for; they win."""
     accepted_warnings: dict[str, str] | None = None
     """Rules whose warnings `serve-config --strict` lets pass, each with the reason."""
 

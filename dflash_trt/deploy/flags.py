@@ -22,9 +22,14 @@ MAX_SHORT = 3  # letters of names with one dash, in vLLM
 NEGATABLE = {"vllm"}  # every switch has a --no- form; SGLang's have none
 
 
-def command_text(runtime: str, arguments: dict[str, Any]) -> str:
-    """The command, one argument a line; ConfigError for a value that it would not take as one."""
-    lines = [command_line([*COMMANDS[runtime], *(argument(arguments[key], key) for key in _positional(runtime))])]
+def command_text(runtime: str, arguments: dict[str, Any], environment: dict[str, str] | None = None) -> str:
+    """The command, one argument a line; ConfigError for a value that it would not take as one.
+
+    env sets the variables, so that the command is one also where no shell runs it.
+    """
+    variables = [f"{name}={value}" for name, value in (environment or {}).items()]
+    command = (*(["env", *variables] if variables else []), *COMMANDS[runtime])
+    lines = [command_line([*command, *(argument(arguments[key], key) for key in _positional(runtime))])]
     for key, value in arguments.items():
         if key not in _positional(runtime) and (text := _flag(runtime, key, value)):
             lines.append(text)

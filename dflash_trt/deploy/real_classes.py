@@ -101,19 +101,25 @@ def main(runtime: str, command: list[str]) -> None:
 
 def _vllm(words: list[str]) -> None:
     """Run what `vllm serve` runs before it starts: its parser, then the engine's arguments."""
-    parser = import_module("vllm.utils.argparse_utils").FlexibleArgumentParser(prog="vllm")
-    serve = import_module("vllm.entrypoints.cli.serve").ServeSubcommand()
-    serve.subparser_init(parser.add_subparsers())
-    arguments = parser.parse_args(["serve", *words])
+    arguments = runtime_parser("vllm").parse_args(["serve", *words])
     arguments.model = arguments.model_tag
     import_module("vllm.engine.arg_utils").AsyncEngineArgs.from_cli_args(arguments)
 
 
 def _sglang(words: list[str]) -> None:
     """Run SGLang's parser alone: its later checks need a GPU."""
-    parser = argparse.ArgumentParser(prog="sglang serve")
-    import_module("sglang.srt.server_args").ServerArgs.add_cli_args(parser)
-    parser.parse_args(words)
+    runtime_parser("sglang").parse_args(words)
+
+
+def runtime_parser(runtime: str) -> Any:
+    """The runtime's own argument parser; vLLM's reads words that begin with `serve`."""
+    if runtime == "vllm":
+        parser = import_module("vllm.utils.argparse_utils").FlexibleArgumentParser(prog="vllm")
+        import_module("vllm.entrypoints.cli.serve").ServeSubcommand().subparser_init(parser.add_subparsers())
+    else:
+        parser = argparse.ArgumentParser(prog="sglang serve")
+        import_module("sglang.srt.server_args").ServerArgs.add_cli_args(parser)
+    return parser
 
 
 if __name__ == "__main__":

@@ -9,13 +9,14 @@ import msgspec
 import yaml
 
 from dflash_trt import __version__
-from dflash_trt.deploy.choices import chosen
+from dflash_trt.deploy.choices import chosen, chosen_environment
 from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.draft_schedule import vllm_schedule
 from dflash_trt.deploy.dspark_methods import dspark_method
 from dflash_trt.deploy.flags import command_text
 from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.resolve import ResolvedDeployment
+from dflash_trt.deploy.runtime_arguments import merged
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.deploy.trtllm_arguments import STREAM_INTERVALS, circumstances, trtllm_arguments, trtllm_command
 from dflash_trt.errors import ConfigError
@@ -31,10 +32,10 @@ DFlash was served there with triton_attn (z-lab/dflash#129)."""
 def server_arguments(
     deployment: ResolvedDeployment, runtime: Runtime, method: Method, host: str, port: int
 ) -> dict[str, Any]:
-    """Arguments of the runtime; methods differ only in what selects and describes the draft."""
+    """Arguments of the runtime; methods differ in what drafts need."""
     is_vllm = runtime == "vllm"
     model = {"model_tag" if is_vllm else "model_path": deployment.target}
-    arguments = model | {"host": host, "port": port} | (_vllm(deployment) if is_vllm else _sglang(deployment))
+    arguments = model | {"host": host, "port": port} | (_vllm if is_vllm else _sglang)(deployment, method)
     if deployment.trust_remote_code:
         arguments["trust_remote_code"] = True
     parsers = target_parsers(deployment.target)
@@ -50,7 +51,7 @@ def server_arguments(
     return arguments | (_vllm_method(deployment, method) if is_vllm else _sglang_method(deployment, method))
 
 
-def _vllm(deployment: ResolvedDeployment) -> dict[str, Any]:
+def _vllm(deployment: ResolvedDeployment, method: Method) -> dict[str, Any]:
     return {
         "tensor_parallel_size": deployment.tensor_parallel,
         "enable_expert_parallel": deployment.expert_parallel > 1,
@@ -60,7 +61,7 @@ def _vllm(deployment: ResolvedDeployment) -> dict[str, Any]:
         "kv_cache_dtype": deployment.kv_cache_dtype,
         "enable_chunked_prefill": True,
         "stream_interval": STREAM_INTERVALS[deployment.purpose],
-        **chosen("vllm", circumstances(deployment)),
+        **chosen("vllm", circumstances(deployment, method)),
     }
 
 
@@ -80,7 +81,7 @@ def _vllm_method(deployment: ResolvedDeployment, method: Method) -> dict[str, An
     return arguments
 
 
-def _sglang(deployment: ResolvedDeployment) -> dict[str, Any]:
+def _sglang(deployment: ResolvedDeployment, method: Method) -> dict[str, Any]:
     return {
         "tp_size": deployment.tensor_parallel,
         "ep_size": deployment.expert_parallel,
@@ -89,7 +90,7 @@ def _sglang(deployment: ResolvedDeployment) -> dict[str, Any]:
         "chunked_prefill_size": deployment.max_num_tokens,
         "kv_cache_dtype": CACHE_DTYPES[deployment.kv_cache_dtype],
         "stream_interval": STREAM_INTERVALS[deployment.purpose],
-        **chosen("sglang", circumstances(deployment)),
+        **chosen("sglang", circumstances(deployment, method)),
     }
 
 
@@ -131,6 +132,8 @@ class Rendered(msgspec.Struct, frozen=True):
 
     arguments: dict[str, Any]
     """Arguments by name, for checks."""
+    environment: dict[str, str]
+    """Variables that the command sets."""
     text: str
     """For stdout: YAML, or a command line."""
     start: str
@@ -138,7 +141,7 @@ class Rendered(msgspec.Struct, frozen=True):
 
 
 def render(deployment: ResolvedDeployment, runtime: Runtime, method: Method, *, host: str, port: int) -> Rendered:
-    """Render deterministically; methods differ only in the settings that select them.
+    """Render deterministically; methods differ in what drafts need.
 
     Raises ConfigError for a runtime that cannot serve the deployment.
     """
@@ -156,6 +159,8 @@ def render(deployment: ResolvedDeployment, runtime: Runtime, method: Method, *, 
     if runtime == "trtllm":
         arguments = trtllm_arguments(deployment, method)
         text = head + yaml.safe_dump(arguments, sort_keys=False, default_flow_style=False, width=120)
-        return Rendered(arguments, text, command_line(trtllm_command(deployment, method, host, port)))
-    arguments = server_arguments(deployment, runtime, method, host, port)
-    return Rendered(arguments, head + command_text(runtime, arguments), "sh FILE")
+        return Rendered(arguments, {}, text, command_line(trtllm_command(deployment, method, host, port)))
+    more = deployment.runtime_arguments.of(runtime, method, deployment.name)
+    arguments = merged(server_arguments(deployment, runtime, method, host, port), more)
+    environment = chosen_environment(runtime, circumstances(deployment, method))
+    return Rendered(arguments, environment, head + command_text(runtime, arguments, environment), "sh FILE")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import msgspec
 
 from dflash_trt.checkpoint.draft_shares import not_shared
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
-from dflash_trt.checkpoint.source import REPOSITORY_ID
 from dflash_trt.checkpoint.target_checkpoint import check_pair
-from dflash_trt.deploy.deployment_file import DeploymentFile, Eagle3, SharedSettings
+from dflash_trt.deploy.deployment_file import DeploymentFile, Eagle3, Method, SharedSettings
 from dflash_trt.deploy.draft_schedule import Schedule, read_schedule
 from dflash_trt.deploy.gpus import GpuFacts, Gpus, parse_gpus
 from dflash_trt.deploy.published import published_targets
+from dflash_trt.deploy.runtime_arguments import RuntimeArguments, with_pairs
 from dflash_trt.deploy.schema import PACKAGES, Runtime
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes, draft_sizes, target_sizes
 from dflash_trt.engine.manifest import read_num_ranks
@@ -105,7 +106,7 @@ class ResolvedDeployment(SharedSettings, frozen=True, kw_only=True):
     """K by batch; empty where it is num_draft_tokens for all."""
     draft_attention: str
     prefix_reuse: bool
-    """Prefix reuse in TensorRT-LLM; other runtimes follow `asks_for_prefix_reuse`."""
+    """Prefix reuse of TensorRT-LLM with DFlash; `reuses_prefixes` has the other cases."""
     moe_backend: str | None
     draft_sizes: DraftSizes
     target_sizes: TargetSizes | None
@@ -113,15 +114,29 @@ class ResolvedDeployment(SharedSettings, frozen=True, kw_only=True):
     """Quantisation algorithm by linear layer of the served drafter."""
     runtimes: tuple[Runtime, ...]
     """Runtimes that can serve it."""
+    runtime_arguments: RuntimeArguments
+    """Arguments over those that are written."""
     accepted_warnings: dict[str, str]
     """Reason by rule."""
     sources: dict[str, str]
     """Source of each setting."""
 
     @property
-    def asks_for_prefix_reuse(self) -> bool:
-        """Whether the file asks for it; otherwise only TensorRT-LLM's paired pools allow it."""
-        return self.prefix_reuse and self.sources["prefix_reuse"] == "file"
+    def asked_prefix_reuse(self) -> bool | None:
+        """Prefix reuse as the file says it; None where it does not."""
+        return self.prefix_reuse if self.sources["prefix_reuse"] == "file" else None
+
+    def reuses_prefixes(self, runtime: Runtime, method: Method) -> bool:
+        """Whether the server reuses cached prefixes: as the file says, else where hits cost no drafts.
+
+        Plain decoding keeps its cache, as users have it. vLLM's hits leave a DFlash drafter without hidden states
+        (vllm#47930, open); SGLang's and TensorRT-LLM's paired pools have the drafter's rows, too.
+        """
+        if self.asked_prefix_reuse is not None:
+            return self.asked_prefix_reuse
+        if method == "none" or (method == "eagle3" and runtime != "trtllm"):
+            return True
+        return {"trtllm": self.prefix_reuse, "vllm": False, "sglang": True}[runtime]
 
     def eagle3_drafter(self) -> Eagle3:
         """Drafter of `--method eagle3`; ConfigError where the file names none."""
@@ -141,7 +156,8 @@ def resolve(
     Raises ConfigError for unknown GPUs and for a draft whose facts are neither here nor published, CheckpointError
     for directories that do not fit each other.
     """
-    sizes, partner = _draft_sizes(draft or file.draft, name, file), target_sizes(target or file.target)
+    sizes = _draft_sizes(draft or file.draft, name, file)
+    partner = target_sizes(target or file.target, fetches=target is not None)
     if sizes.checkpoint and partner and partner.checkpoint:  # only checkpoints that are here can be compared
         check_pair(sizes.checkpoint.spec, partner.checkpoint.spec, draft_name=sizes.name, target_name=partner.name)
     gpus = parse_gpus(file.gpus, f"{name}: gpus", file.gpu_facts or None)
@@ -196,12 +212,22 @@ def resolve(
         prefix_reuse=choose("prefix_reuse", is_paired, paired),
         moe_backend=moe_backend,
         runtimes=_runtimes(file, name),
+        runtime_arguments=file.runtime_arguments or RuntimeArguments(),
         accepted_warnings=file.accepted_warnings or {},
         draft_sizes=sizes,
         target_sizes=partner,
         algorithms=sizes.quantized or load_recipe(file.recipe).algorithms(sizes.spec.linear_modules()),
         sources=sources,
     )
+
+
+def with_settings(deployment: ResolvedDeployment, runtime: Runtime, settings: Sequence[str]) -> ResolvedDeployment:
+    """The deployment with KEY=VALUE arguments of a runtime over those of its file, and a digest of their own."""
+    if not settings:
+        return deployment
+    more = with_pairs(deployment.runtime_arguments, runtime, settings)
+    digest = hashlib.sha256("\n".join((deployment.digest, *settings)).encode()).hexdigest()[:12]
+    return msgspec.structs.replace(deployment, runtime_arguments=more, digest=digest)
 
 
 def pairs_pools(draft_attention: str, kv_cache_dtype: str, target: TargetSizes | None) -> bool:
@@ -227,29 +253,25 @@ def plan_sizes(deployment: ResolvedDeployment) -> PlanOptions:
     )
 
 
-def directory_deployment(
-    directory: Path, *, target: str, gpus: str, gpu_facts: GpuFacts | None = None
-) -> DeploymentFile:
-    """The deployment of a checkpoint or an engine directory with every setting left to its default."""
+def draft_deployment(draft: str, *, target: str, gpus: str, gpu_facts: GpuFacts | None = None) -> DeploymentFile:
+    """The deployment of a checkpoint, by directory or repository id, or an engine, every setting its default."""
     return DeploymentFile(
-        description=f"{directory.name} on {gpus}",
+        description=f"{Path(draft).name} on {gpus}",
         target=target,
-        draft=str(directory),
+        draft=draft,
         gpus=gpus,
         gpu_facts=gpu_facts or msgspec.UNSET,
         purpose="latency",
-        mode="native" if read_num_ranks(directory) is None else "engine",
+        mode="native" if read_num_ranks(Path(draft)) is None else "engine",
     )
 
 
 def _draft_sizes(draft: str, name: str, file: DeploymentFile) -> DraftSizes:
-    sizes = draft_sizes(draft)
+    sizes = draft_sizes(draft, fetches=True)
     if sizes is None:
         raise ConfigError(
-            f"{name}: draft: expected a directory, or a checkpoint whose facts are published, found {draft!r}",
-            hint=f"hf download {draft} --local-dir DIR, then give --draft DIR"
-            if REPOSITORY_ID.fullmatch(draft)
-            else "check the path to the checkpoint",
+            f"{name}: draft: expected a directory or a Hugging Face repository id, found {draft!r}",
+            hint="check the path to the checkpoint",
         )
     if sizes.spec.is_dspark and file.mode == "engine":
         raise ConfigError(

@@ -43,6 +43,8 @@ class Server(msgspec.Struct, frozen=True):
     """Arguments, with the variables that the script sets."""
     files: dict[str, str]
     """Texts that the script has written before, by file name."""
+    environment: dict[str, str]
+    """Variables that the script, env or a container sets."""
 
 
 def servers(text: str) -> list[Server]:
@@ -58,8 +60,15 @@ def servers(text: str) -> list[Server]:
             filled = filled[1:]
         while filled and (assigned := ASSIGNMENT.fullmatch(filled[0])):
             variables[assigned[1]], filled = assigned[2], filled[1:]
-        found += [Server(runtime, arguments, dict(files)) for runtime, arguments in _started(filled)]
+        for runtime, arguments, environment in _started(filled):
+            found.append(Server(runtime, arguments, dict(files), variables | environment))
     return found
+
+
+def _assigned(words: list[str]) -> dict[str, str]:
+    """Variables that the words before a program set: of env, or of a container's --env."""
+    matches = (ASSIGNMENT.fullmatch(word.removeprefix("--env=")) for word in words)
+    return {match[1]: match[2] for match in matches if match is not None}
 
 
 def _target(words: list[str]) -> str:
@@ -72,7 +81,8 @@ def _target(words: list[str]) -> str:
     return ""
 
 
-def _started(words: list[str]) -> Iterator[tuple[str, list[str]]]:
+def _started(words: list[str]) -> Iterator[tuple[str, list[str], dict[str, str]]]:
+    """Runtime, arguments and variables of each server that a simple command starts."""
     if not words:
         return
     name = words[0].rpartition("/")[2]
@@ -82,17 +92,18 @@ def _started(words: list[str]) -> Iterator[tuple[str, list[str]]]:
             for program in programs:
                 base = (words[start].rpartition("/")[2], *words[start + 1 : start + len(program)])
                 if base[: len(program)] == program:
-                    yield runtime, words[start + len(program) :]
+                    yield runtime, words[start + len(program) :], _assigned(words[:start])
                     return
     if name in ("bash", "sh", "docker", "podman", "srun", "sudo", "singularity", "apptainer"):
         for index, word in enumerate(words[1:], 1):  # bash -c 'COMMAND'
             if words[index - 1].endswith("c") and words[index - 1].startswith("-") and " " in word:
-                yield from ((server.runtime, server.words) for server in servers(word))
+                outer = _assigned(words[:index])
+                yield from ((server.runtime, server.words, outer | server.environment) for server in servers(word))
                 return
     if name in ("docker", "podman", "nerdctl") and "run" in words:
         image = next((i for i, word in enumerate(words) if i > 1 and _is_image(words, i)), None)
         if image is not None:
-            yield "vllm", words[image + 1 :]
+            yield "vllm", words[image + 1 :], _assigned(words[:image])
 
 
 def _is_image(words: list[str], index: int) -> bool:

@@ -11,6 +11,7 @@ import msgspec
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import HEAD, PartialDraftSpec
 from dflash_trt.checkpoint.quantization import FP8, INT4, NVFP4, W4A16_NVFP4
+from dflash_trt.checkpoint.source import REPOSITORY_ID, configuration_directory
 from dflash_trt.checkpoint.target_cache import TargetCache, read_target_cache
 from dflash_trt.checkpoint.target_checkpoint import PartialTargetSpec, TargetCheckpoint, read_target
 from dflash_trt.deploy.published import PublishedTarget, published_drafts, published_targets
@@ -89,27 +90,36 @@ class TargetSizes(msgspec.Struct, frozen=True, kw_only=True):
         return self.expert_bytes // ranks + self.dense_bytes // (1 if attention_dp else ranks)
 
 
-def draft_sizes(name: str) -> DraftSizes | None:
+def draft_sizes(name: str, *, fetches: bool = False) -> DraftSizes | None:
     """Read a draft's sizes from the directory `name`, else from published facts; None for an unknown repository id.
 
-    Raises CheckpointError for a directory that is no draft.
+    With `fetches`, an unknown repository's configuration and headers are fetched, unless the hub's cache has them.
+    Raises CheckpointError for a checkpoint that is no draft, or cannot be fetched.
     """
-    if is_directory(name):
-        checkpoint = read_draft(Path(name))
-        return DraftSizes(name=name, spec=checkpoint.spec, checkpoint=checkpoint)
     published = published_drafts().get(name)
+    if (directory := checkpoint_place(name, fetches=fetches and published is None)) is not None:
+        checkpoint = read_draft(directory)
+        return DraftSizes(name=name, spec=checkpoint.spec, checkpoint=checkpoint)
     return None if published is None else DraftSizes(name=name, spec=published.spec)
 
 
-def target_sizes(name: str) -> TargetSizes | None:
+def target_sizes(name: str, *, fetches: bool = False) -> TargetSizes | None:
     """Read a target's sizes from the directory `name`, else from published facts; None where neither has its weights.
 
-    Raises CheckpointError for a directory that is no causal language model.
+    `fetches` as for `draft_sizes`. Raises CheckpointError for a checkpoint that is no causal language model, or cannot
+    be fetched.
     """
-    if is_directory(name):
-        return _read_target_sizes(name)
     published = published_targets().get(name)
+    if (directory := checkpoint_place(name, fetches=fetches and published is None)) is not None:
+        return _read_target_sizes(name, directory)
     return None if published is None else _published_sizes(published)
+
+
+def checkpoint_place(name: str, *, fetches: bool) -> Path | None:
+    """The directory that a name stands for; None for a repository id unless `fetches`, which brings its small files."""
+    if is_directory(name):
+        return Path(name)
+    return configuration_directory(name) if fetches and REPOSITORY_ID.fullmatch(name) else None
 
 
 def _published_sizes(published: PublishedTarget) -> TargetSizes:
@@ -128,8 +138,8 @@ def _published_sizes(published: PublishedTarget) -> TargetSizes:
     )
 
 
-def _read_target_sizes(name: str) -> TargetSizes:
-    checkpoint = read_target(Path(name))
+def _read_target_sizes(name: str, directory: Path) -> TargetSizes:
+    checkpoint = read_target(directory)
     expert_bytes = sum(tensor.num_bytes for key, tensor in checkpoint.weights.items() if ".experts." in key)
     return TargetSizes(
         name=name,

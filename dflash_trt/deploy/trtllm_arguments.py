@@ -6,12 +6,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.deploy.cache_groups import vllm_cache_layout
 from dflash_trt.deploy.choices import Circumstances, chosen
 from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.draft_schedule import trtllm_schedule
 from dflash_trt.deploy.dspark_methods import dspark_method
 from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.resolve import ResolvedDeployment
+from dflash_trt.deploy.runtime_arguments import merged
 from dflash_trt.deploy.sizes import DraftSizes
 from dflash_trt.files.command import argument
 
@@ -25,7 +27,7 @@ ATTENTION_DP = {"enable_balance": True, "batching_wait_iters": 50, "timeout_iter
 
 
 def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str, Any]:
-    """The arguments of `tensorrt_llm.LLM`, the model's name aside; methods differ in speculative_config alone."""
+    """The arguments of `tensorrt_llm.LLM`, the model's name aside; methods differ in what drafts need."""
     arguments: dict[str, Any] = {
         "tensor_parallel_size": deployment.tensor_parallel,
         "moe_expert_parallel_size": deployment.expert_parallel,
@@ -41,7 +43,7 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
         "kv_cache_config": {
             "dtype": deployment.kv_cache_dtype,
             "free_gpu_memory_fraction": deployment.kv_cache_fraction,
-            "enable_block_reuse": deployment.prefix_reuse,
+            "enable_block_reuse": deployment.reuses_prefixes("trtllm", method),
         },
     }
     of_drafts: dict[str, Any] = {}
@@ -84,7 +86,7 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
             **of_drafts,
             **_sampling(deployment),
         }
-    return arguments
+    return merged(arguments, deployment.runtime_arguments.of("trtllm", method, deployment.name))
 
 
 def _pads_into_the_pool(deployment: ResolvedDeployment, method: Method) -> bool:
@@ -122,12 +124,11 @@ def _sampling(deployment: ResolvedDeployment) -> dict[str, Any]:
     return {"use_rejection_sampling": True} if deployment.use_rejection_sampling else {}
 
 
-def circumstances(deployment: ResolvedDeployment, method: Method = "dflash") -> Circumstances:
-    """What choices depend on; those of vLLM and SGLang are the same for all methods, which then can be compared."""
-    cache = None if deployment.target_sizes is None else deployment.target_sizes.cache
+def circumstances(deployment: ResolvedDeployment, method: Method) -> Circumstances:
+    """What choices depend on."""
     return Circumstances(
-        method=None if method == "none" else method, reuses_prefixes=deployment.asks_for_prefix_reuse,
-        mixes_windows=bool(cache and cache.num_sliding_layers and cache.num_full_layers),
+        method=None if method == "none" else method, reuses_prefixes=deployment.asked_prefix_reuse,
+        cache_layout=vllm_cache_layout(deployment.checkpoint, deployment.tensor_parallel),
         max_batch_size=deployment.max_batch_size,
         decode_tokens=deployment.max_batch_size * (1 + deployment.num_draft_tokens),
     )  # fmt: skip

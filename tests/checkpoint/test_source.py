@@ -163,6 +163,19 @@ def size(hub: FakeHub) -> int:
 
 
 @pytest.mark.full
+def test_a_deployment_is_written_from_a_repositorys_headers(hub: FakeHub, command: Command) -> None:
+    """The repository's name stands in the text, and nothing else differs from that of a directory."""
+    described = ("--gpus", "h100x1", "--runtime", "vllm")
+    by_id = command("serve-config", DRAFT, "--target", TARGET, *described)
+    assert by_id.returncode == 0, by_id.stderr
+    by_directory = command("serve-config", DRAFT, "--target", hub.directory, *described)
+    texts = [said.stdout.partition("\n")[2] for said in (by_id, by_directory)]  # below the settings' hash
+    assert texts[0] == texts[1].replace(str(hub.directory), TARGET)
+    assert "give --target" not in by_id.stderr
+    assert all(hub.sent.get(shard, 0) < (hub.directory / shard).stat().st_size for shard in SHARDS)
+
+
+@pytest.mark.full
 def test_headers_do_for_all_but_loading(hub: FakeHub, command: Command, tmp_path: Path) -> None:
     described = command("inspect", TARGET, "--json")
     assert described.returncode == 0, described.stderr

@@ -2,7 +2,7 @@
 """Every use of the drafter in a TensorRT-LLM, read from its files, against those that our drafter implements.
 
 `generations.json` has what was read in NVIDIA/TensorRT-LLM, below tensorrt_llm/_torch: speculative/dflash.py at the
-commits of its generations (864a4300 by name only) and at 00679c66c3e3, which is like 414ba69f without FA4,
+commits of its generations (864a4300, a branch's, by name only) and at 00679c66c3e3, which is like 414ba69f without FA4,
 speculative/interface.py (SpecWorkerBase) at 00b6d5a25c30, models/modeling_dflash.py at 009d8fa431bd,
 models/checkpoints/base_weight_mapper.py at 0c8de69a1ca6, models/modeling_utils.py and models/modeling_speculative.py
 of the same months. No release's wheel has been read.
@@ -310,6 +310,46 @@ class ContractData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def contract_data() -> ContractData:
     """The facts that were read of TensorRT-LLM."""
     return read_json(Path(__file__).parent / "generations.json", ContractData, ConfigError, what="the contract")
+
+
+NEEDED = {
+    "speculative/dflash.py": "the worker",
+    "speculative/interface.py": "its base, and the name of its method",
+    "models/modeling_utils.py": "the registry of drafters",
+    "models/modeling_dflash.py": "the drafter that ours stands in for, and its builder",
+    "models/modeling_speculative.py": "what builds and loads a drafter",
+    "models/checkpoints/base_weight_mapper.py": "what loads its weights",
+}
+"""Files below tensorrt_llm/_torch that the reading needs, and what of them is compared."""
+
+
+def missing_files(directory: Path) -> list[str]:
+    """Needed files that are not in the package in `directory`, one line each."""
+    files = ((f"_torch/{name}", what) for name, what in NEEDED.items())
+    return [f"{directory.name}/{name}: {what}" for name, what in files if not (directory / name).is_file()]
+
+
+def target_specific(directory: Path) -> list[str]:
+    """One line for each target with a worker or a drafter of its own, which `read_package` does not judge.
+
+    Targets of _torch/_experimental/modeling_v2 replace the worker that TensorRT-LLM has built, and `_build_draft_model`
+    builds a drafter past the registry.
+    """
+    source, lines = PackageSource(directory), []
+    known = [use for group in contract_data().uses.values() for use in group]
+    for file in sorted(directory.joinpath("_torch").rglob("*.py")):
+        module = ".".join((PACKAGE, *file.relative_to(directory).with_suffix("").parts))
+        text = file.read_bytes()
+        tree = source.module(module) if b"(DFlashWorker" in text or b"_build_draft_model" in text else None
+        for node in ast.walk(tree) if tree else ():
+            if isinstance(node, ast.ClassDef) and "DFlashWorker" in map(ast.unparse, node.bases):
+                uses = DrafterUses(source, f"{PACKAGE}._torch")
+                uses.read_class(module, node.name)
+                new = sorted(use for use in uses.found if not any(_covers(each, use) for each in known))
+                lines.append(f"{module}.{node.name}: a worker that asks the drafter for {', '.join(new) or 'no more'}")
+            elif isinstance(node, FUNCTIONS) and node.name == "_build_draft_model":
+                lines.append(f"{module}._build_draft_model({', '.join(parameters(node))}): builds a drafter of its own")
+    return lines
 
 
 class PackageReading(msgspec.Struct, frozen=True):

@@ -5,6 +5,8 @@ DIR is a checkout of NVIDIA/TensorRT-LLM or an installed package; neither CUDA n
 Prints what its worker, loader and weight mapper do with a drafter that ours was not written for, every shipped
 configuration that its pydantic classes refuse, the keys that the release and our schema do not share, and the
 deliberately broken configurations on which its verdict and the linter's differ. Exits with 1 for the first two kinds.
+A DIR of single files is enough: those that are missing are named with what is not compared then, which also exits
+with 1.
 
 Its modules are imported one by one, and what they miss is replaced by names without sense: pydantic classes need only
 the types of their own fields. Packages' `__init__` files do not run; a module that raises becomes such a name itself,
@@ -32,7 +34,7 @@ from dflash_trt.deploy.real_classes import check_trtllm
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.schema import Schema, load_schema, versions
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
-from tests.contract.drafter_contract import read_package
+from tests.contract.drafter_contract import missing_files, read_package, target_specific
 from tests.deploy.broken.case import changed
 from tests.deploy.broken.cases import CASES
 from tests.deploy.deployments import resolved
@@ -89,6 +91,8 @@ class BareImport(MetaPathFinder, Loader):
         """`package` is the directory of the package, `needed` the module whose own errors are to be seen."""
         self._root, self._directory, self._needed = package.name, package, needed
         self._missing: set[str] = set()
+        self.absent: set[str] = set()
+        """Modules of the package that were asked for and have neither a file nor a directory, by name."""
         self.replaced: dict[str, str] = {}
         """Why a module was replaced, by name."""
 
@@ -103,6 +107,8 @@ class BareImport(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         name, file = module.__name__, self._file(module.__name__)
         if not file.is_file():  # a package, compiled bindings, or a package that is not installed
+            if name.startswith(f"{self._root}.") and not file.with_suffix("").is_dir():
+                self.absent.add(name)
             module.__dict__["__getattr__"] = _attributes(name)
             return
         code = compile(file.read_text(), file, "exec")
@@ -154,6 +160,7 @@ expected the directory of a TensorRT-LLM, found none
   git clone --depth 1 --branch v1.4.0rc1 https://github.com/NVIDIA/TensorRT-LLM DIR   (GIT_LFS_SKIP_SMUDGE=1 is enough)
   make contract TENSORRT_LLM=DIR"""
 ARGUMENTS = "tensorrt_llm.llmapi.llm_args"
+ARGUMENTS_FILE, WORKER_FILE = "llmapi/llm_args.py", "_torch/speculative/dflash.py"
 # Rules that repeat what the classes check; the others know models and GPUs, of which the classes know nothing.
 OF_THE_CLASSES = {
     "unknown-key", "wrong-type", "out-of-range", "unknown-value", "missing-key", "disk-cache", "cuda-graphs",
@@ -162,32 +169,49 @@ OF_THE_CLASSES = {
 
 
 def main(directory: str | None) -> int:
-    """Prints the differences; 1 where engine mode would stop or a configuration of ours is refused."""
+    """Prints the differences; 1 where engine mode would stop, a configuration is refused, or files are missing."""
     package = None if not directory else find_package(Path(directory))
     if package is None:
         print(USAGE if not directory else USAGE.replace("none", f"no {ARGUMENTS} in {directory}"), file=sys.stderr)
         return 2
     release = release_of(package)
     schema = load_schema("trtllm", release if release in versions("trtllm") else None)
-    module, finder = import_bare(package, ARGUMENTS)
     print(f"TensorRT-LLM {release} in {package}, compared with the schema of {schema.version}")
-    engine = read_package(package)
-    _print(f"engine mode, with the worker of {engine.generation.commit[:12]}: differences", list(engine.differences))
+    missing = missing_files(package)
+    has_arguments = (package / ARGUMENTS_FILE).is_file()
+    if not has_arguments:
+        missing.append(f"{package.name}/{ARGUMENTS_FILE}: the arguments that serve-config writes")
+    _print("files that are needed and not here", missing)
+    differences: tuple[str, ...] = ()
+    if (package / WORKER_FILE).is_file():
+        engine = read_package(package)
+        differences = engine.differences
+        _print(f"engine mode, with the worker of {engine.generation.commit[:12]}: differences", list(differences))
+    _print("targets with a worker or drafter of their own, which engine mode does not serve", target_specific(package))
+    refused = check_arguments(package, schema) if has_arguments else []
+    return 1 if refused or differences or missing else 0
+
+
+def check_arguments(package: Path, schema: Schema) -> list[str]:
+    """Prints what its classes say of configurations and keys; the configurations that they refuse."""
+    module, finder = import_bare(package, ARGUMENTS)
     _print(
         "modules that could not be imported here and were replaced", [f"{k}: {v}" for k, v in finder.replaced.items()]
     )
+    _print("modules that are not here, compiled ones among them, and were replaced", sorted(finder.absent))
     written = dict(configurations())
     refused = [f"{name}: {line}" for name, document in written.items() for line in refusals(module, document)]
     _print(f"of {len(written)} written configurations, refused", refused)
     _print("keys that are not the same", list(differing_keys(module, schema)))
     _print(f"of {len(CASES)} broken configurations, judged differently", list(differing_verdicts(module, schema)))
-    return 1 if refused or engine.differences else 0
+    return refused
 
 
 def find_package(directory: Path) -> Path | None:
     """The directory of the package in a checkout, in site-packages, or `directory` itself."""
     candidates = (directory, directory / "tensorrt_llm")
-    return next((path.resolve() for path in candidates if (path / "llmapi" / "llm_args.py").is_file()), None)
+    files = (ARGUMENTS_FILE, WORKER_FILE)
+    return next((path.resolve() for path in candidates if any((path / file).is_file() for file in files)), None)
 
 
 def release_of(package: Path) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.drafter_contract import NEEDED
 from tests.paths import REPOSITORY
 from tests.trtllm.fake_package import WORKER, write_package
 
@@ -165,6 +166,50 @@ def test_a_worker_that_asks_the_drafter_for_more(tmp_path: Path) -> None:
     assert result.returncode == 1
     differences = section(result.stdout, "engine mode, with the worker of 8d62b3e5f164")
     assert differences == ["  TensorRT-LLM uses rope_table of the drafter, which engine mode does not implement"]
+
+
+TARGET = """
+from tensorrt_llm._torch.speculative.dflash import DFlashWorker
+
+class OneTargetsWorker(DFlashWorker):
+    def _more(self, draft_model):
+        return draft_model.mask_token_embedding, draft_model.a_kernel_of_its_own
+
+class OneTarget:
+    def _build_draft_model(self, draft_config):
+        return None
+"""
+
+
+def test_workers_and_drafters_of_single_targets_are_named(tmp_path: Path) -> None:
+    """They are no difference: only TRTLLM_MODELING_V2 selects them."""
+    place = "_torch/_experimental/modeling_v2/models/one/targets/one__sm_100__tp1/spec_worker"
+    result = contract(package(tmp_path, **{place: TARGET}))
+    assert result.returncode == 0, result.stdout
+    module = f"tensorrt_llm.{place.replace('/', '.')}"
+    assert section(result.stdout, "targets with a worker") == [
+        f"  {module}.OneTargetsWorker: a worker that asks the drafter for a_kernel_of_its_own",
+        f"  {module}._build_draft_model(self, draft_config): builds a drafter of its own",
+    ]
+
+
+def test_a_tree_of_single_files_is_judged_as_far_as_it_goes(tmp_path: Path) -> None:
+    whole = package(tmp_path / "whole") / "tensorrt_llm"
+    single = tmp_path / "single" / "tensorrt_llm"
+    for name in (WORKER, "_torch/speculative/interface.py", "_torch/models/modeling_speculative.py"):
+        (single / name).parent.mkdir(parents=True, exist_ok=True)
+        (single / name).write_text((whole / name).read_text())
+    result = contract(single.parent)
+    assert result.returncode == 1
+    missing = section(result.stdout, "files that are needed and not here")
+    assert [line.split(":")[0].strip() for line in missing] == [
+        "tensorrt_llm/_torch/models/modeling_utils.py", "tensorrt_llm/_torch/models/modeling_dflash.py",
+        "tensorrt_llm/_torch/models/checkpoints/base_weight_mapper.py", "tensorrt_llm/llmapi/llm_args.py",
+    ]  # fmt: skip
+    assert "engine mode, with the worker of 8d62b3e5f164" in result.stdout
+    assert "written configurations, refused" not in result.stdout
+    page = (REPOSITORY / "docs" / "engine_mode.md").read_text()
+    assert all(f"`{name}`" in page for name in ("llmapi/llm_args.py", *(f"_torch/{name}" for name in NEEDED)))
 
 
 def test_without_a_directory_it_says_how(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ def rendered(name: str, runtime: Runtime, method: Method = "dflash") -> Rendered
 @cache
 def findings(name: str, runtime: Runtime, method: Method = "dflash", version: str | None = None) -> list[Finding]:
     """What a check of that finds."""
-    schema = load_schema(runtime, version)
-    return check(deployment_config(resolved(name), schema, rendered(name, runtime, method).arguments))
+    schema, written = load_schema(runtime, version), rendered(name, runtime, method)
+    return check(deployment_config(resolved(name), schema, written.arguments, written.environment))
 
 
 SERVED = [(name, runtime) for name in NAMES for runtime in resolved(name).runtimes]

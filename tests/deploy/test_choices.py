@@ -79,10 +79,10 @@ def test_every_written_value_is_checked_or_the_users_own(runtime: Runtime) -> No
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_every_choice_is_written_and_its_opposite_found(runtime: Runtime) -> None:
     written = leaves(rendered(NAME, runtime).arguments)
-    circumstances = Circumstances(mixes_windows=True, max_batch_size=64, decode_tokens=640)
+    circumstances = Circumstances(max_batch_size=64, decode_tokens=640)
     values = chosen(runtime, circumstances)
     assert values.items() <= written.items()
-    for choice in CHOICES[runtime]:
+    for choice in (each for each in CHOICES[runtime] if not each.is_environment):  # those: test_cache_groups.py
         wanted = choice.wanted(circumstances)
         assert choice.rule in found(runtime, choice.key, opposite(wanted)), choice.key
         assert choice.why

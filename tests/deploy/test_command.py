@@ -165,9 +165,9 @@ def test_dry_run_says_where_every_value_came_from(capsys: pytest.CaptureFixture[
 def test_a_draft_that_is_neither_here_nor_published(tmp_path: Path) -> None:
     config = tmp_path / "mine.yaml"
     config.write_text("description: x\ntarget: a/b\ndraft: someone/draft\ngpus: b300x8\npurpose: latency\n")
-    with pytest.raises(ConfigError, match="draft: expected a directory, or a checkpoint whose facts are") as caught:
+    with pytest.raises(CheckpointError, match="someone/draft: no files in the Hugging Face cache") as fetched:
         run_here("serve-config", config, "--runtime", "vllm")
-    assert caught.value.hint == "hf download someone/draft --local-dir DIR, then give --draft DIR"
+    assert fetched.value.hint == "on a machine with network: hf download someone/draft"
     with pytest.raises(ConfigError) as caught:
         run_here("serve-config", config, "--runtime", "vllm", "--draft", tmp_path / "no-such-directory")
     assert caught.value.hint == "check the path to the checkpoint"

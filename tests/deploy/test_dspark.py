@@ -10,7 +10,7 @@ import pytest
 from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.finding import ERROR
 from dflash_trt.deploy.render import render
-from dflash_trt.deploy.resolve import directory_deployment, resolve
+from dflash_trt.deploy.resolve import draft_deployment, resolve
 from dflash_trt.deploy.schema import Runtime, load_schema
 from dflash_trt.errors import ConfigError
 from tests.checkpoint.samples import edit_config
@@ -30,7 +30,7 @@ WORDS: list[tuple[Runtime, str, dict[str, Any]]] = [
 
 def arguments(draft: Path, runtime: Runtime, **facts: object) -> dict[str, Any]:
     """What serve-config writes, without an error by the release's schema and the rules."""
-    file = directory_deployment(draft, target=str(FIXTURES / "tiny-qwen3"), gpus="b200x1")
+    file = draft_deployment(str(draft), target=str(FIXTURES / "tiny-qwen3"), gpus="b200x1")
     deployment = resolve(msgspec.structs.replace(file, **facts), "x")
     written = render(deployment, runtime, "dflash", host="127.0.0.1", port=8000).arguments
     found = check(deployment_config(deployment, load_schema(runtime, None), written))

@@ -198,15 +198,29 @@ def test_the_files_own_words_win() -> None:
     ],
 )
 def test_prefixes_are_reused_where_the_pools_are_paired(changes: dict[str, Any], reused: bool) -> None:
-    """In TensorRT-LLM; other runtimes do what the file asks for."""
+    """In TensorRT-LLM; other runtimes do what the file asks for, else what their drafters bear."""
     deployment = resolve(changed(**changes), "x")
     cache = render(deployment, "trtllm", "dflash", host="127.0.0.1", port=1).arguments["kv_cache_config"]
     assert cache["enable_block_reuse"] == reused
     assert cache.get("use_kv_cache_manager_v2", False) == (reused and deployment.draft_attention == "TRTLLM")
-    other = render(deployment, "vllm", "dflash", host="127.0.0.1", port=1).arguments
-    assert other["enable_prefix_caching"] == changes.get("prefix_reuse", False)
+    vllm, sglang = (render(deployment, runtime, "dflash", host="::1", port=1).arguments for runtime in RUNTIMES[1:])
+    assert vllm["enable_prefix_caching"] == changes.get("prefix_reuse", False)
+    assert sglang["disable_radix_cache"] == (not changes.get("prefix_reuse", True))
     rules = [f.severity for f in found(deployment) if f.rule == "prefix-reuse"]
     assert rules == ([] if not reused else [UNCHECKED] if not changes else [ERROR])
+
+
+@pytest.mark.parametrize("asked", [None, False, True])
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_plain_decoding_keeps_the_cache_that_users_have(runtime: Runtime, asked: bool | None) -> None:
+    deployment = resolve(changed(**{} if asked is None else {"prefix_reuse": asked}), "x")
+    plain = render(deployment, runtime, "none", host="127.0.0.1", port=1).arguments
+    off = {
+        "trtllm": not plain.get("kv_cache_config", {}).get("enable_block_reuse"),
+        "vllm": plain.get("enable_prefix_caching") is False,
+        "sglang": plain.get("disable_radix_cache") is True,
+    }
+    assert off[runtime] == (asked is False)
 
 
 def test_pools_of_a_target_with_recurrent_states_are_not_paired(tmp_path: Path) -> None:

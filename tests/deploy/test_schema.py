@@ -11,6 +11,8 @@ import dataclasses
 import json
 import math
 import re
+import subprocess
+import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -24,6 +26,7 @@ from hypothesis import strategies as st
 
 from dflash_trt.deploy import real_classes
 from dflash_trt.deploy.checker import check
+from dflash_trt.deploy.deployment_file import METHODS
 from dflash_trt.deploy.flags import command_text, parse_arguments
 from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.real_classes import check_trtllm, check_with_package, installed_version
@@ -33,7 +36,7 @@ from dflash_trt.deploy.schema_check import BOUNDS, WORDS, check_schema, coerce
 from dflash_trt.deploy.script import servers
 from dflash_trt.deploy.sizes import draft_sizes, target_sizes
 from dflash_trt.errors import ConfigError
-from tests.deploy.deployments import SERVED, rendered
+from tests.deploy.deployments import SERVED, rendered, resolved
 
 
 def needs(runtime: str) -> pytest.MarkDecorator:
@@ -197,6 +200,36 @@ SCALARS = (
     | st.sampled_from(["64", "64.0", " 64 ", "1_000", "0x10", "", "6e1", "+6", "0.8", "1.", "yes", "Off", " true "])
     | st.just("9" * 5001)
 )  # fmt: skip
+
+
+READ_ALL = """
+import json, sys
+from dflash_trt.deploy.real_classes import runtime_parser
+if sys.argv[1] == "vllm":  # its parser asks which machine it is on, and ends on one without a GPU
+    from vllm import platforms
+    from vllm.platforms.cpu import CpuPlatform
+    platforms._current_platform = CpuPlatform()
+parser = runtime_parser(sys.argv[1])
+for name, words in json.load(sys.stdin).items():
+    print(name, file=sys.stderr)
+    parser.parse_args(words)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("runtime", [pytest.param(name, marks=needs(name)) for name in ("vllm", "sglang")])
+def test_the_runtimes_own_parser_takes_every_shipped_command(runtime: Runtime) -> None:
+    """In one process, because importing a runtime takes longest: the last name on stderr is that of what is refused."""
+    commands = {}
+    for name in (name for name, served in SERVED if served == runtime):
+        for method in METHODS if resolved(name).eagle3 else ("dflash", "none"):
+            (server,) = servers(rendered(name, runtime, method).text)
+            commands[f"{name} {method}"] = [*(["serve"] if runtime == "vllm" else []), *server.words]
+    result = subprocess.run(
+        [sys.executable, "-c", READ_ALL, runtime], input=json.dumps(commands), capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-2000:]
 
 
 def agrees(key: str, value: Any) -> None:

@@ -45,6 +45,8 @@ class ClusterServer(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     arguments: dict[str, Any]
     """Arguments of the runtime, by name."""
+    environment: dict[str, str]
+    """Variables that `words` set."""
     words: list[str]
     """The command in a container, which reads CONFIG where there is one."""
     config: str | None
@@ -109,6 +111,7 @@ def cluster_server(
         runtime=runtime,
         target=argument(deployment.target, "target"),
         arguments=rendered.arguments,
+        environment=rendered.environment,
         words=words,
         config=rendered.text if runtime == "trtllm" else None,
         image=IMAGES[runtime].format(version) if image is None else image,
@@ -118,7 +121,7 @@ def cluster_server(
         nodes=max(1, ranks // per_node),
         replicas=replicas,
         is_engine_mode=engine_mode,
-        reuses_prefixes=deployment.prefix_reuse if runtime == "trtllm" else deployment.asks_for_prefix_reuse,
+        reuses_prefixes=deployment.reuses_prefixes(runtime, method),
     )
 
 

@@ -86,6 +86,7 @@ def dynamo_graph(server: ClusterServer) -> str:
     worker = pod_spec(server, "main", _worker_command(server), _worker_arguments(server))
     worker["volumes"] = [volume for volume in worker["volumes"] if volume["name"] != "shm"]  # the operator's own
     main = worker["containers"][0]
+    main["env"] += [{"name": name, "value": value} for name, value in server.environment.items()]
     main["volumeMounts"] = [mount for mount in main["volumeMounts"] if mount["name"] != "shm"]
     component: Manifest = {"name": WORKER, "type": "worker", "replicas": server.replicas, "sharedMemorySize": "32Gi"}
     if server.nodes > 1:

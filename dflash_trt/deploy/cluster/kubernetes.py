@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from dflash_trt.deploy.cluster.cluster_server import CONFIG, NO_IMAGE, ClusterServer
+from dflash_trt.deploy.cluster.node_command import node_command
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import command_line
 
@@ -64,7 +65,9 @@ def to_yaml(server: ClusterServer, place: str, manifests: list[Manifest]) -> str
     needs = ["the PersistentVolumeClaim models, with the weights, on every node"]
     if "PodMonitor" in kinds:
         needs.append("the Prometheus operator; without it, remove the PodMonitor")
-    if "LeaderWorkerSet" in kinds:
+    if "LeaderWorkerSet" in kinds and server.runtime != "trtllm":
+        needs.append("LeaderWorkerSet")
+    elif "LeaderWorkerSet" in kinds:
         keys = "--from-file=id_ed25519 --from-file=authorized_keys=id_ed25519.pub"
         needs.append("LeaderWorkerSet, and sshd in the image")
         needs.append(f"a key pair: kubectl create secret generic {server.name}-ssh {keys}")
@@ -137,14 +140,37 @@ def _deployment(server: ClusterServer, labels: dict[str, str]) -> Manifest:
 
 
 def _leader_worker_set(server: ClusterServer, labels: dict[str, str]) -> Manifest:
-    """A group of pods per server: mpirun on the leader reaches the others' sshd by the names of the group.
+    """A group of pods for each server; LeaderWorkerSet tells each its index, and the leader's address."""
+    leader, worker = _mpi_pods(server) if server.runtime == "trtllm" else _node_pods(server)
+    return {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": "LeaderWorkerSet",
+        "metadata": {"name": server.name},
+        "spec": {
+            "replicas": server.replicas,
+            "leaderWorkerTemplate": {
+                "size": server.nodes,
+                "restartPolicy": "RecreateGroupOnPodRestart",
+                "leaderTemplate": {"metadata": {"labels": labels}, "spec": leader},
+                "workerTemplate": {"spec": worker},
+            },
+        },
+    }
+
+
+def _node_pods(server: ClusterServer) -> tuple[Manifest, Manifest]:
+    """vLLM and SGLang: every pod runs one command, by its index."""
+    command = ["bash", "-c", node_command(server, rank="LWS_WORKER_INDEX", leader="LWS_LEADER_ADDRESS")]
+    return _serving(pod_spec(server, "server", command), server.port), pod_spec(server, "worker", command)
+
+
+def _mpi_pods(server: ClusterServer) -> tuple[Manifest, Manifest]:
+    """TensorRT-LLM: mpirun on the leader reaches the others' sshd by the names of the group.
 
     LWS_LEADER_ADDRESS is NAME-0.NAME.NAMESPACE, worker I of it NAME-0-I.NAME.NAMESPACE, names that Open MPI would cut
     at the first dot. What ssh starts has none of the image's environment: an absolute mpirun finds its own parts there,
     and paths are passed on. Host keys are made with their pods and are not checked; the Secret's key authenticates.
     """
-    if server.runtime != "trtllm":
-        raise ConfigError(f"--launcher kubernetes: expected --runtime trtllm for several nodes, found {server.runtime}")
     slots = server.gpus_per_node
     launch = f"""set -eu
 options=(-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR)
@@ -169,17 +195,4 @@ exec /usr/sbin/sshd -D -o StrictModes=no -o PasswordAuthentication=no
     for spec in (leader, worker):
         spec["containers"][0]["volumeMounts"].append({"name": "ssh", "mountPath": "/root/.ssh"})
         spec["volumes"].append({"name": "ssh", "secret": {"secretName": f"{server.name}-ssh", "defaultMode": 0o600}})
-    return {
-        "apiVersion": "leaderworkerset.x-k8s.io/v1",
-        "kind": "LeaderWorkerSet",
-        "metadata": {"name": server.name},
-        "spec": {
-            "replicas": server.replicas,
-            "leaderWorkerTemplate": {
-                "size": server.nodes,
-                "restartPolicy": "RecreateGroupOnPodRestart",
-                "leaderTemplate": {"metadata": {"labels": labels}, "spec": leader},
-                "workerTemplate": {"spec": worker},
-            },
-        },
-    }
+    return leader, worker

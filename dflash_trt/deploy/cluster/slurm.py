@@ -1,23 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An sbatch script: trtllm-serve on all ranks of a job, in containers of pyxis or as the nodes have it."""
+"""An sbatch script: a server on all nodes of a job, in containers of pyxis or as the nodes have it."""
 
 from __future__ import annotations
 
 from dflash_trt.deploy.cluster.cluster_server import CONFIG, NO_IMAGE, ClusterServer
+from dflash_trt.deploy.cluster.node_command import node_command
+from dflash_trt.deploy.schema import PACKAGES
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import command_line
 
 
 def sbatch_script(server: ClusterServer) -> str:
-    """One task is one rank; trtllm-llmapi-launch runs the command on rank 0, and workers on the others.
+    """TensorRT-LLM: a task is a rank; trtllm-llmapi-launch runs the command on rank 0, and workers on the others. vLLM
+    and SGLang: a task is a node, and starts the ranks of its GPUs.
 
-    Raises ConfigError for another runtime, for replicas, and for white space in the command, at which that launcher
-    splits it.
+    Raises ConfigError for replicas, and for white space in TensorRT-LLM's command, at which its launcher splits it.
     """
-    if server.runtime != "trtllm":
-        raise ConfigError(f"--launcher slurm: expected --runtime trtllm, found {server.runtime}")
     if server.replicas != 1:
         raise ConfigError("--replicas: expected 1 for a Slurm job, which is one server", hint="submit it several times")
+    return _ranks(server) if server.runtime == "trtllm" else _nodes(server)
+
+
+def _ranks(server: ClusterServer) -> str:
     if broken := [word for word in server.words if word.split() != [word]]:
         raise ConfigError(f"--launcher slurm: expected no white space in the command, found {broken[0]!r}")
     assert server.config is not None
@@ -31,18 +35,8 @@ def sbatch_script(server: ClusterServer) -> str:
   --container-mounts="{server.models}:{server.models},$config:{CONFIG}" \\
   --container-workdir={server.models} \\
 """
-    host = server.words[server.words.index("--host") + 1]
-    return f"""#!/bin/bash
-{server.head}
-# sbatch THIS_FILE, from a directory that every node sees. Needs {needs}, and Slurm built with PMIx.
-# Answers on {host}:{server.port} of the job's first node; serve-config --host says where else.
-#SBATCH --job-name={server.name}
-#SBATCH --nodes={server.nodes}
-#SBATCH --ntasks-per-node={server.gpus_per_node}
-#SBATCH --gpus-per-node={server.gpus_per_node}
-#SBATCH --output=%x-%j.log
-set -euo pipefail
-
+    where = f", from a directory that every node sees. Needs {needs}, and Slurm built with PMIx"
+    return f"""{_head(server, where, server.gpus_per_node)}
 config="$SLURM_SUBMIT_DIR/{server.name}-$SLURM_JOB_ID.yaml"
 if [[ $config == *[,:[:space:]]* ]]; then
   echo "error: expected a path without , : and spaces, at which it is split, found $SLURM_SUBMIT_DIR" >&2
@@ -57,6 +51,43 @@ export HF_HOME={server.models} HF_HUB_OFFLINE=1
 
 srun --mpi=pmix \\
 {place}  {command}
+"""
+
+
+def _nodes(server: ClusterServer) -> str:
+    if server.image == NO_IMAGE:
+        needs, place = f"{PACKAGES[server.runtime]} on every node", f"  --chdir={server.models} \\\n"
+    else:
+        needs = "pyxis"
+        place = f"""  --container-image={command_line([_enroot_image(server.image)])} \\
+  --container-mounts={server.models}:{server.models} \\
+  --container-workdir={server.models} \\
+"""
+    command = command_line(["bash", "-c", node_command(server, rank="SLURM_NODEID", leader="leader")])
+    return f"""{_head(server, f". Needs {needs}", 1)}
+# Weights are read from {server.models}, nothing is downloaded.
+export HF_HOME={server.models} HF_HUB_OFFLINE=1
+nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+export leader="${{nodes%%$'\\n'*}}"
+
+# shellcheck disable=SC2016 # each node fills in its own rank
+srun \\
+{place}  {command}
+"""
+
+
+def _head(server: ClusterServer, where: str, tasks: int) -> str:
+    host = server.words[server.words.index("--host") + 1]
+    return f"""#!/bin/bash
+{server.head}
+# sbatch THIS_FILE{where}.
+# Answers on {host}:{server.port} of the job's first node; serve-config --host says where else.
+#SBATCH --job-name={server.name}
+#SBATCH --nodes={server.nodes}
+#SBATCH --ntasks-per-node={tasks}
+#SBATCH --gpus-per-node={server.gpus_per_node}
+#SBATCH --output=%x-%j.log
+set -euo pipefail
 """
 
 

@@ -30,8 +30,12 @@ class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
     mode: Literal["native", "engine"]
     num_ranks: int = 1
     """In engine mode, ranks that share the drafter."""
-    reuses_prefixes: bool = False
-    """Whether the deployment asks for a prefix cache."""
+    reuses_prefixes: bool | None = None
+    """Whether the deployment asks for a prefix cache, or for none."""
+    environment: dict[str, str] = {}
+    """Variables that the command sets."""
+    draft_name: str | None = None
+    """Repository id of the draft, also where a directory has it."""
     reading: list[Finding] = []
     """What reading the arguments found."""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dflash_trt.deploy.cache_groups import vllm_cache_layout
 from dflash_trt.deploy.choices import CHOICES, Choice, Circumstances
-from dflash_trt.deploy.finding import Finding
+from dflash_trt.deploy.finding import WARNING, Finding
 from dflash_trt.deploy.flags import flag_words
 from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.rules.checked_config import CheckedConfig, check_num_draft_tokens, unchecked, warning
@@ -52,7 +53,7 @@ def choices(config: CheckedConfig) -> Iterator[Finding]:
 
 
 def _compared(config: CheckedConfig, choice: Choice, wanted: object) -> Iterator[Finding]:
-    found = config.setting(choice.key)
+    found = config.environment.get(choice.key) if choice.is_environment else config.setting(choice.key)
     if choice.is_least:
         is_fine = (
             not config.is_set(choice.key)
@@ -64,11 +65,12 @@ def _compared(config: CheckedConfig, choice: Choice, wanted: object) -> Iterator
         is_fine = found == wanted or (found is None and not choice.unset)
     if is_fine:
         return
-    shown = _text(found) if config.is_set(choice.key) else choice.unset or f"{_text(found)} (its default)"
+    is_set = choice.key in config.environment if choice.is_environment else config.is_set(choice.key)
+    shown = _text(found) if is_set else choice.unset or f"{_text(found)} (its default)"
     expected = f"{'at least ' if choice.is_least else ''}{_text(wanted)}"
     yield Finding(
-        choice.rule, choice.severity, choice.key, f"expected {expected}, found {shown}: {choice.why}",
-        _fix(config.schema.runtime, choice.key, wanted),
+        choice.rule, WARNING, choice.key, f"expected {expected}, found {shown}: {choice.why}",
+        f"export {choice.key}={wanted}" if choice.is_environment else _fix(config.schema.runtime, choice.key, wanted),
     )  # fmt: skip
 
 
@@ -79,12 +81,11 @@ def _fix(runtime: Runtime, key: str, wanted: object) -> str:
 
 def _circumstances(config: CheckedConfig) -> Circumstances:
     keys = runtime_keys()[config.schema.runtime]
-    cache = None if config.target is None else config.target.cache
     batch, drafts = config.number(keys.max_batch_size), config.number(keys.num_draft_tokens)
     window = None if drafts is None else drafts + (not keys.counts_window)
     return Circumstances(
         method=method(config), reuses_prefixes=config.reuses_prefixes,
-        mixes_windows=bool(cache and cache.num_sliding_layers and cache.num_full_layers), max_batch_size=batch,
+        cache_layout=vllm_cache_layout(config.draft_name, config.number(keys.ranks) or 1), max_batch_size=batch,
         decode_tokens=batch * window if batch and window else None,
     )  # fmt: skip
 

@@ -29,6 +29,8 @@ from dflash_trt.files.read import is_directory
 SPEC = "speculative_config"
 BACKEND = f"{SPEC}.attention_backend"
 PADDING = "cuda_graph_config.enable_padding"
+MODELING_V2 = "TRTLLM_MODELING_V2"
+"""Variable of the environment; off unless set."""
 
 
 def is_dflash(config: CheckedConfig) -> bool:
@@ -318,6 +320,19 @@ def removed(config: CheckedConfig) -> Iterator[Finding]:
             yield warning("removed-key", key, successor, "a key that the release drops", "remove it")
 
 
+def modeling_v2(config: CheckedConfig) -> Iterator[Finding]:
+    """Modelling code of single targets, which captures no taps for a drafter that it does not know."""
+    overrides = config.setting("env_overrides")
+    variables = config.environment | (overrides if isinstance(overrides, dict) else {})
+    found = str(variables.get(MODELING_V2) or "off").strip().lower()
+    if found != "off":
+        yield warning(
+            "modeling-v2", MODELING_V2,
+            "off: with it gpt-oss-120b on one GPU of SM 10.3 captures no taps and builds no drafter, so that nothing is"
+            " drafted (_torch/_experimental/modeling_v2/models/gpt_oss at 9cdbae60)", found, "leave it unset",
+        )  # fmt: skip
+
+
 RULES: tuple[Rule, ...] = (
     parallelism,
     cuda_graphs,
@@ -340,6 +355,7 @@ DFLASH_RULES: tuple[Rule, ...] = (
     taps,
     draft_place,
     target_family,
+    modeling_v2,
     check_memory,
 )
 """Rules for configurations that decode with DFlash."""

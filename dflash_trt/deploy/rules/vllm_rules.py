@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dflash_trt.deploy.cache_groups import hybrid_caches, vllm_cache_layout
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.rules.checked_config import (
     CheckedConfig,
@@ -15,6 +16,7 @@ from dflash_trt.deploy.rules.checked_config import (
     check_token_budget,
     error,
     quantized_context,
+    unchecked,
     warning,
 )
 from dflash_trt.deploy.rules.memory_rules import check_memory
@@ -59,6 +61,18 @@ def context_projection(config: CheckedConfig) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def cache_groups(config: CheckedConfig) -> Iterator[Finding]:
+    """Targets of which each layer is a KV cache group, whatever the layout."""
+    found = hybrid_caches().get(config.draft_name or "")
+    if found is not None and vllm_cache_layout(config.draft_name, config.number("tensor_parallel_size") or 1) is None:
+        yield unchecked(
+            "cache-groups", f"{SPEC}.model",
+            f"vLLM 0.33.0 makes each of {found.layers} layers a KV cache group, whose metadata every step builds"
+            " (vllm#49730, vllm#51742, open): pages of one size, so that no layout brings fewer",
+            "compare its speed with SGLang's",
+        )  # fmt: skip
+
+
 RULES: tuple[Rule, ...] = (
     lambda config: check_required(config, _method(config) or "", f"{SPEC}."),
     renamed,
@@ -69,6 +83,7 @@ RULES: tuple[Rule, ...] = (
 DFLASH_RULES: tuple[Rule, ...] = (
     lambda config: check_num_draft_tokens(config, config.number(f"{SPEC}.num_speculative_tokens")),
     context_projection,
+    cache_groups,
     check_memory,
 )
 """Rules for configurations that decode with DFlash."""

@@ -9,18 +9,18 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.checkpoint.target_checkpoint import PartialTargetSpec
+from dflash_trt.deploy.catalog import known_deployments
 from dflash_trt.deploy.deployment_file import DeploymentFile, deployment_path, load_deployment
 from dflash_trt.deploy.memory import ServingLoad
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
 from dflash_trt.deploy.rules.memory_rules import POOL_FRACTION, worker_buffers
 from dflash_trt.deploy.schema import Runtime, load_schema
-from dflash_trt.deploy.sizes import TargetSizes, draft_sizes
+from dflash_trt.deploy.sizes import TargetSizes, checkpoint_place, draft_sizes
 from dflash_trt.engine.plans.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
 from dflash_trt.engine.plans.plan_gpus import check_precision
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
-from dflash_trt.files.read import is_directory
 from dflash_trt.files.strict_yaml import closest
 from dflash_trt.observe.estimate.constants import DATA, constants
 from dflash_trt.observe.estimate.curve import AcceptanceProfile, from_tau, read_acceptance, read_routing
@@ -47,26 +47,30 @@ def known_targets() -> dict[str, TargetShape]:
     return {shape.target: shape for shape in data.targets}
 
 
-def target_shape(name: str) -> TargetShape:
-    """A target by directory or repository id; raises ConfigError, with the list, for one that is not known."""
-    if is_directory(name):
-        return read_target_shape(Path(name))
+def target_shape(name: str, *, fetches: bool = False) -> TargetShape:
+    """A target by directory or repository id; raises ConfigError, with the list, for one that is not known.
+
+    With `fetches`, an unknown repository's configuration is fetched, unless the hub's cache has it.
+    """
     shapes = known_targets()
+    if (directory := checkpoint_place(name, fetches=fetches and name not in shapes)) is not None:
+        return read_target_shape(directory)
     if name not in shapes:
         raise ConfigError(
             f"estimate: expected a target whose layers are known ({', '.join(sorted(shapes))}), or a directory, found"
             f" {name!r}{closest(name, shapes, 'target')}",
-            hint="give its directory with --target; only its config.json is read",
+            hint="give it with --target, as a directory or repository id; only its config.json is read",
         )
     return shapes[name]
 
 
-def system(deployment: ResolvedDeployment, runtime: Runtime, target_directory: str | None = None) -> System:
+def system(deployment: ResolvedDeployment, runtime: Runtime, named_target: str | None = None) -> System:
     """The system of a deployment under a runtime; raises ConfigError if target or draft do not fit.
 
-    `target_directory` replaces the deployment's target.
+    `named_target` replaces the deployment's target.
     """
-    target, draft = target_shape(target_directory or deployment.target), deployment.draft_sizes
+    target = target_shape(named_target or deployment.target, fetches=named_target is not None)
+    draft = deployment.draft_sizes
     taps, layers = draft.spec.target_layer_ids, draft.spec.num_target_layers
     if layers not in (None, target.num_layers) or max(taps) >= target.num_layers:
         raise ConfigError(
@@ -167,9 +171,10 @@ def eagle3_shape(target: TargetShape) -> DraftShape:
 
 def read_deployment(config: str) -> DeploymentFile:
     if (path := deployment_path(config)) is None:
+        names = known_deployments(config)
         raise ConfigError(
             f"{config} is neither a deployment file (.yaml) nor the name of a deployment",
-            hint="dflash-trt serve-config --list",
+            hint=f"one of them: {', '.join(names)}" if names else "dflash-trt serve-config --list",
         )
     return load_deployment(path)
 

@@ -76,7 +76,8 @@ def problems(documents: dict[str, dict[str, Any]], ranks: int) -> Iterator[str]:
         yield from _graph_problems(graph["metadata"]["name"], graph["spec"])
     if group := documents.get("LeaderWorkerSet"):
         script = group["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]["containers"][0]["command"][2]
-        yield from (f"LeaderWorkerSet: no {need} for mpirun" for need in MPI_NEEDS if need not in script)
+        needs = MPI_NEEDS if "trtllm-serve" in script else ("--nnodes 2", '--node-rank "$LWS_WORKER_INDEX"')
+        yield from (f"LeaderWorkerSet: no {need} for several nodes" for need in needs if need not in script)
         if group["metadata"]["name"] == documents["Service"]["metadata"]["name"]:
             yield "LeaderWorkerSet: the Service has the name of the one that its pods find each other by"
 
@@ -266,7 +267,7 @@ def test_each_rule_of_a_group_sees_its_fault(capsys: pytest.CaptureFixture[str])
     same = text.replace("two-nodes-leader", "two-nodes")
     assert any("LeaderWorkerSet: the Service" in problem for problem in problems(read(same), 16))
     for need in MPI_NEEDS:
-        assert f"LeaderWorkerSet: no {need} for mpirun" in problems(read(text.replace(need, "")), 16)
+        assert f"LeaderWorkerSet: no {need} for several nodes" in problems(read(text.replace(need, "")), 16)
 
 
 @pytest.mark.parametrize(
@@ -346,7 +347,6 @@ def test_long_names_are_cut_and_stay_apart(
         ((ENGINE, "--runtime", "dynamo-trtllm"), "--image: expected an image of Dynamo's with dflash-trt"),
         ((NATIVE, "--runtime", "dynamo-vllm"), "Dynamo 1.6.1's own has 0.31.0"),
         ((NATIVE, "--runtime", "dynamo-sglang"), "Dynamo 1.6.1's own has 0.5.21"),
-        ((NATIVE, "--runtime", "vllm", "--launcher", "slurm"), "expected --runtime trtllm, found vllm"),
         ((NATIVE, "--runtime", "trtllm", "--launcher", "slurm", "--replicas", "2"), "--replicas: expected 1"),
         ((NATIVE, "--runtime", "trtllm", *KUBERNETES, "--image", "-x"), "--image: expected a name such as"),
         ((NATIVE, "--runtime", "dynamo-trtllm", "--image", ""), "--image: expected a name such as"),
@@ -356,7 +356,6 @@ def test_long_names_are_cut_and_stay_apart(
         ((*HERE, "--runtime", "trtllm", *KUBERNETES), "target: expected a directory below --models /models"),
         ((*HERE, "--runtime", "trtllm", *KUBERNETES, "--models", f"{TARGET}"), "draft: expected a directory below"),
         (("two-nodes.yaml", "--runtime", "trtllm"), "expected GPUs of one node"),
-        (("two-nodes.yaml", "--runtime", "vllm", *KUBERNETES), "expected --runtime trtllm for several nodes"),
         ((NATIVE, "--runtime", "trtllm", "--image", "x"), "--image is for --launcher and dynamo runtimes"),
         ((NATIVE, "--runtime", "dynamo-trtllm", *KUBERNETES), "Dynamo's operator starts"),
         ((NATIVE, "--runtime", "dynamo-trtllm", "--port", "9000"), "--port has no use here: Dynamo's operator sets"),

@@ -76,7 +76,7 @@ def test_a_recorded_pass_is_the_models_own(name: str) -> None:
     expected = recomputed(model, turns)
     target = target_of(model, EagerLauncher())
     assert relative_error(computed(target, turns), expected) < TOLERANCE
-    assert {size.num_pages for size, _ in recordings(target)._recordings}  == {1, 4}, "several sizes of context"
+    assert {size.num_pages for size, _ in recordings(target)._recordings} == {1, 4}, "several sizes of context"
 
 
 @pytest.mark.parametrize("name", ["gemma2", pytest.param("qwen2-window", marks=pytest.mark.full)])

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of runtimes that no key stands for: written over the others, for the method that they fit, and checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dflash_trt.deploy.deployment_file import load_deployment
+from dflash_trt.deploy.resolve import resolve, with_settings
+from dflash_trt.deploy.schema import Runtime, load_schema
+from tests.cli.commands import run
+from tests.deploy.deployments import BUILD_CONFIGS, NAMES, RUNTIMES, rendered, resolved
+
+NAME = "qwen3-8b.h200x1.latency"
+ARGUMENTS = {
+    "vllm": ["--attention-backend FLASH_ATTN", "--max-num-seqs", "7", "--speculative-config.attention-backend TRITON"],
+    "sglang": ["--attention-backend fa3", "--speculative-draft-attention-backend fa4"],
+    "trtllm": {"max_batch_size": 7, "kv_cache_config": {"tokens_per_block": 64}},
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    document = yaml.safe_load((BUILD_CONFIGS / f"{NAME}.yaml").read_text())
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(document | {"runtime_arguments": ARGUMENTS}))
+    return path
+
+
+def test_they_win_and_those_of_drafts_are_for_drafts(file: Path) -> None:
+    vllm, plain = (run("serve-config", file, "--runtime", "vllm", "--method", m).stdout for m in ("dflash", "none"))
+    for text in (vllm, plain):
+        assert "--attention-backend FLASH_ATTN" in text
+        assert "--max-num-seqs 7 " in text
+    assert '"attention_backend": "TRITON"}' in vllm
+    assert "--speculative-config" not in plain
+    sglang = run("serve-config", file, "--runtime", "sglang", "--method", "none").stdout
+    assert "--attention-backend fa3" in sglang
+    assert "fa4" not in sglang
+    trtllm = yaml.safe_load(run("serve-config", file, "--runtime", "trtllm").stdout)
+    assert trtllm["max_batch_size"] == 7
+    assert trtllm["kv_cache_config"]["tokens_per_block"] == 64
+    assert trtllm["kv_cache_config"]["free_gpu_memory_fraction"] == 0.9
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_set_is_an_argument_of_the_file_and_changes_the_digest(runtime: Runtime, file: Path) -> None:
+    setting = {"trtllm": "kv_cache_config.tokens_per_block=32", "vllm": "max-num-seqs=5", "sglang": "page_size=64"}
+    ours = resolve(load_deployment(file), "mine")
+    assert with_settings(ours, runtime, []) == ours
+    text = run("serve-config", file, "--runtime", runtime, "--set", setting[runtime]).stdout
+    assert {"trtllm": "tokens_per_block: 32", "vllm": "--max-num-seqs 5 ", "sglang": "--page-size 64"}[runtime] in text
+    assert f"settings {ours.digest}" not in text
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("zzz=3", "zzz: not known to this schema"),
+        ("max_num_seqz=3", "write max_num_seqs"),
+        ("max_num_seqs=many", "max_num_seqs: expected an integer or null, found 'many'"),
+        ("model_tag=other", "expected arguments that nothing else decides, found model_tag"),
+        ("port=1", "expected arguments that nothing else decides, found port"),
+        ("max_num_seqs", "--set: expected KEY=VALUE, found 'max_num_seqs'"),
+        ("speculative_config.num_speculative_tokens=99", "expected at most 15"),
+    ],
+)
+def test_they_are_checked_like_the_rest(setting: str, said: str) -> None:
+    refused = run("serve-config", NAME, "--runtime", "vllm", "--set", setting)
+    assert refused.returncode == 1
+    assert said in refused.stderr
+    assert refused.stdout == ""
+
+
+def test_words_that_are_no_flags_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    document = yaml.safe_load((BUILD_CONFIGS / f"{NAME}.yaml").read_text())
+    path.write_text(yaml.safe_dump(document | {"runtime_arguments": {"sglang": ["attention-backend fa3"]}}))
+    refused = run("serve-config", path, "--runtime", "sglang")
+    assert refused.returncode == 1
+    assert "runtime_arguments.sglang: error: attention-backend: expected a flag" in refused.stderr
+
+
+def test_shipped_arguments_are_known_and_change_something() -> None:
+    shipped = {name: resolved(name).runtime_arguments for name in NAMES}
+    assert sum(bool(a.vllm or a.sglang or a.trtllm) for a in shipped.values()) >= 3
+    for name, arguments in shipped.items():
+        for runtime in resolved(name).runtimes:
+            found = arguments.of(runtime, "dflash", name)
+            assert found.keys() <= load_schema(runtime).properties().keys()
+            assert found.items() <= rendered(name, runtime).arguments.items() or "speculative_config" in found
