@@ -23,7 +23,7 @@ STREAMS = ("hc_mult", "hc_count", "altup_num_inputs")
 """Keys that say how many residual streams a target has: DeepSeek V4, GLM-5.3 and HY 4; Qwen4-Exp; Gemma 3n."""
 EMBEDDINGS = (
     *("embed_tokens.weight", "embeddings.weight", "word_embeddings.weight", "wte.weight", "embed_in.weight"),
-    *("tok_embeddings.weight", "tokens_embed.weight", "embed.weight"),
+    *("tok_embeddings.weight", "tokens_embed.weight", "embed.weight", "w.weight"),
 )
 """Names of input embeddings in checkpoints; a test asks every causal language model that transformers has."""
 AVERAGED = ("deepseek_v4", "glm5_next")

@@ -66,16 +66,17 @@ NOT_MADE = {
     "longcat_flash": "counts each of its layers twice in num_hidden_layers",
     "reformer": "its hashed attention has no cache", "xlnet": "permutes its input and has no cache",
     "xmod": "asks for a language with each request", "zamba2": "its default pattern has no small form",
-    **dict.fromkeys(("musicgen", "musicgen_melody", "whisper", "prophetnet", "plbart"), ENCODER_DECODER),
+    **dict.fromkeys(("musicgen", "musicgen_melody", "whisper", "prophetnet", "plbart", "trocr"), ENCODER_DECODER),
 }  # fmt: skip
 REFUSED = {
-    **dict.fromkeys(("falcon_mamba", "jamba", "mamba", "mamba2", "zamba", "recurrent_gemma", "moshi"), TOKEN_BY_TOKEN),
+    **dict.fromkeys(("falcon_mamba", "jamba", "mamba", "zamba", "recurrent_gemma", "moshi"), TOKEN_BY_TOKEN),
     "dory": "taps of token",  # of layers that run several times
+    "mamba2": "taps of token",  # its hidden_states are not its layers' outputs
     "gemma3n_text": "taps",  # four streams in a dimension before the batch
     "rwkv": "differ", "xlstm": "", "openai-gpt": "differ", "xlm": "differ",  # no cache that a decoder can hold
     "cpmant": "expected logits",  # writes a prompt of its own before each pass
     **dict.fromkeys(
-        ("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "trocr"), ""
+        ("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus"), ""
     ),
 }  # fmt: skip
 
