@@ -23,7 +23,7 @@ STREAMS = ("hc_mult", "hc_count", "altup_num_inputs")
 """Keys that say how many residual streams a target has: DeepSeek V4, GLM-5.3 and HY 4; Qwen4-Exp; Gemma 3n."""
 EMBEDDINGS = (
     *("embed_tokens.weight", "embeddings.weight", "word_embeddings.weight", "wte.weight", "embed_in.weight"),
-    *("tok_embeddings.weight", "tokens_embed.weight", "embed.weight"),
+    *("tok_embeddings.weight", "tokens_embed.weight", "embed.weight", "w.weight"),
 )
 """Names of input embeddings in checkpoints; a test asks every causal language model that transformers has."""
 AVERAGED = ("deepseek_v4", "glm5_next")
@@ -74,7 +74,7 @@ def read_target(directory: Path, config: Facts | None = None) -> TargetCheckpoin
     spec = TargetSpec(
         model_type=config.text("model_type"),
         hidden_size=text.integer("hidden_size"),
-        num_hidden_layers=text.integer("num_hidden_layers", maximum=MAX_LAYERS),
+        num_hidden_layers=_num_hidden_layers(text),
         vocab_size=text.integer("vocab_size"),
         max_position_embeddings=text.integer("max_position_embeddings"),
         num_residual_streams=next((n for key in STREAMS if (n := text.optional(key, text.integer))), 1),
@@ -83,6 +83,13 @@ def read_target(directory: Path, config: Facts | None = None) -> TargetCheckpoin
         weights = read_weights(directory)
     input_embedding(directory, spec, weights)
     return TargetCheckpoint(directory=directory, spec=spec, config=text, weights=weights)
+
+
+def _num_hidden_layers(text: Facts) -> int:
+    """Number of decoder layers; transformers 5 writes Nemotron-H's as one entry for each layer only."""
+    if "num_hidden_layers" not in text and "layers_block_type" in text:
+        return len(text.texts("layers_block_type"))
+    return text.integer("num_hidden_layers", maximum=MAX_LAYERS)
 
 
 def input_embedding(directory: Path, spec: TargetSpec, weights: dict[str, StoredTensor]) -> StoredTensor:

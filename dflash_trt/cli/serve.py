@@ -79,6 +79,7 @@ def serve(
         tracing = open_tracing(otlp_traces_endpoint)
         _say(f"loading {target or engine}")
         from dflash_trt.llm import LLM
+        from dflash_trt.runtime.embedded_backend import EmbeddedBackend
         from dflash_trt.runtime.server.endpoints import Endpoints
 
         with LLM(engine, target, **settings) as llm:
@@ -88,6 +89,8 @@ def serve(
             max_bytes = int(max_body_mib * 2**20)
             endpoints = Endpoints(llm.backend, name, max_waiting=max_waiting, max_body_bytes=max_bytes, tracing=tracing)
             set_up_logging()
+            if isinstance(llm.backend, EmbeddedBackend):
+                _say(llm.backend.session.target.summary)
             shown = f"[{host}]" if ":" in host else host
             _say(f"serving {name} on http://{shown}:{listening.getsockname()[1]}")
             is_loopback = ipaddress.ip_address(listening.getsockname()[0]).is_loopback

@@ -118,6 +118,7 @@ def verify(
     with progress_line(f"loading {pair.target_name}"):
         options = RuntimeOptions(max_batch_size=1, device=device, executor=executor, dtype=dtype)
         verification = Verification.open(pair, reference, options)
+    click.echo(verification.target_summary, err=True)
     report = verification.run(_progress(verification.tokenize(prompts, max_tokens, chat=chat)), max_tokens)
     failure = find_failure(report, max_tau_loss)
     _print_verdict(report, print_report, failure, max_tau_loss, as_json=as_json)

@@ -26,6 +26,7 @@ from dflash_trt.runtime.accept import NO_PROPOSALS, StepInput, accept_parts
 from dflash_trt.runtime.draft_length import DraftLength, StepRecord
 from dflash_trt.runtime.drafter.proposals import Proposals
 from dflash_trt.runtime.kvcache.slots import SlotPool
+from dflash_trt.runtime.proposal_choice import ProposalChoice
 from dflash_trt.runtime.request import Request
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Decoder:
         self._runner = runner
         self._prefixes = PrefixSharing(runner, slots, self.running)
         self._policy = policy
+        self._proposal_choice = ProposalChoice()
         self._prefill_chunk = prefill_chunk
         self._cache_owner = cache_owner or CacheOwner()
 
@@ -74,6 +76,8 @@ class Decoder:
         self._counts.passes += 1
         record = StepRecord.of(parts, accepted)
         for part, tokens in zip(parts, accepted, strict=True):
+            if tokens:
+                self._proposal_choice.observe(part.request, part.drafted, len(tokens) - 1)
             self._emit(part, tokens)
         self._prefixes.publish()
         self._policy.observe(record)
@@ -151,7 +155,8 @@ class Decoder:
         blocks: dict[int, Proposals] = {}
         if drafting:
             slots, anchors = [slot for slot, _ in drafting], [request.token_ids[-1] for _, request in drafting]
-            drafted = self._runner.draft(slots, anchors, max(limits), [request.draw for _, request in drafting])
+            draws = [self._proposal_choice.draw(request) for _, request in drafting]
+            drafted = self._runner.draft(slots, anchors, max(limits), draws)
             blocks = dict(zip(slots, drafted, strict=True))
         parts = []
         for (slot, request), limit in zip(decoding, limits, strict=True):

@@ -69,6 +69,11 @@ class Verification:
         )  # fmt: skip
         return cls(session, session.with_drafter(reference_manifest, drafter))
 
+    @property
+    def target_summary(self) -> str:
+        """How the target is computed, in one line."""
+        return self._session.target.summary
+
     def tokenize(self, prompts: Sequence[PromptLine], max_tokens: int, *, chat: bool = False) -> list[TokenPrompt]:
         """Token ids of all prompts, text in the chat template with `chat`; RequestError names what cannot be served."""
         return tokenize(

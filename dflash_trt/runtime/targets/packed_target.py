@@ -127,6 +127,10 @@ class PackedTarget(HuggingFaceTarget):
             return verified
         return Verified(logits=verified.logits[:num_logits], tapped=[tap[:, :num_rows] for tap in verified.tapped])
 
+    def _computed(self) -> str:
+        state = ", recurrent state replayed" if self._delta_nets.bytes_per_slot else ""
+        return f"all requests in one pass, {self._pass_type.__name__} attention, paged cache{state}"
+
     def _agrees(self) -> bool:
         """Whether rows are independent; pads passes if that makes them so."""
         is_invariant = agrees(self)

@@ -50,6 +50,16 @@ class HuggingFaceTarget(Target):
         self._catcher: Taps | None = None
         """Source of taps instead of hidden_states, where the model's layers are known."""
 
+    @property
+    def summary(self) -> str:
+        """One line: the model's family, dtype and device, and how its attention and caches are computed."""
+        dtype = str(self._dtype).removeprefix("torch.")
+        return f"target: {self.model.config.model_type} in {dtype} on {self._device}: {self._computed()}"
+
+    def _computed(self) -> str:
+        """Attention and cache, in words."""
+        raise NotImplementedError
+
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Rows [..., H] of the embedding table as they are stored: a draft says its own factor."""

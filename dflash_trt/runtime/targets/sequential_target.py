@@ -63,6 +63,10 @@ class SequentialTarget(HuggingFaceTarget):
         self._kind = self._find_cache()
         self.cache_bytes_per_slot, self.cache_bytes_per_token = self._measure_cache()
 
+    def _computed(self) -> str:
+        attention = self.model.config.get_text_config()._attn_implementation
+        return f"requests one after the other, transformers' {attention} attention, {self._kind.name} cache"
+
     @torch.inference_mode()
     def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
         """Appends the segments one after the other."""

@@ -57,7 +57,7 @@ class Process:
 
     def await_url(self) -> str:
         """Address where it serves, once it does."""
-        self.await_log(r"serving .* on http://\S+\n")
+        self.await_log(r"target: .* on cpu: (?s:.*)serving .* on http://\S+\n")
         (url,) = re.findall(r"serving .* on (http://\S+)\n", self.text)
         until(lambda: not refuses(url), lambda: self.text)
         return str(url)

@@ -45,6 +45,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
     "deepseek_v4": {"compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4}},
     "dory": {"n_input_layers": 1, "n_output_layers": 1},
+    "electra": {"embedding_size": 32}, "rembert": {"input_embedding_size": 32, "output_embedding_size": 32},
+    "hrm_text": {"initializer_range": 0.05},  # 32 recurrent layers, which at 0.3 turn 1e-6 into 1e-3
     "falcon_h1": {"mamba_d_ssm": 64},
     "gemma3n_text": {
         **{"num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"] * 2},

@@ -181,6 +181,16 @@ def test_a_gemma_that_looks_ahead_is_refused() -> None:
         make_target(model, TAPS, NUM_SLOTS)
 
 
+def test_one_line_says_how_a_target_is_computed() -> None:
+    packed = PackedTarget(family_model("qwen3_5"), TAPS, NUM_SLOTS).summary
+    assert packed == (
+        "target: qwen3_5_text in float32 on cpu: all requests in one pass, GatheredPass attention, paged cache,"
+        " recurrent state replayed"
+    )
+    sequential = SequentialTarget(family_model("qwen3_5"), TAPS, NUM_SLOTS).summary
+    assert sequential.endswith("one after the other, transformers' eager attention, copied cache")
+
+
 def test_embeddings_are_the_rows_of_the_table() -> None:
     """Gemma multiplies them on the way into its first layer; a draft says its own factor."""
     model = random_model("gemma4_text", **GEMMA_4)
