@@ -11,10 +11,11 @@ import msgspec
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import HEAD, PartialDraftSpec
 from dflash_trt.checkpoint.quantization import FP8, INT4, NVFP4, W4A16_NVFP4
+from dflash_trt.checkpoint.source import GGUF
 from dflash_trt.checkpoint.target_cache import TargetCache, read_target_cache
 from dflash_trt.checkpoint.target_checkpoint import PartialTargetSpec, TargetCheckpoint, read_target
 from dflash_trt.deploy.published import PublishedTarget, published_drafts, published_targets
-from dflash_trt.files.read import is_directory
+from dflash_trt.files.read import is_directory, is_file
 
 CHECKPOINT, PUBLISHED = "checkpoint", "published facts"
 BF16_BITS = 16.0
@@ -90,11 +91,11 @@ class TargetSizes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draft_sizes(name: str) -> DraftSizes | None:
-    """Read a draft's sizes from the directory `name`, else from published facts; None for an unknown repository id.
+    """Read a draft's sizes from the directory or GGUF file `name`, else from published facts; None where neither is.
 
-    Raises CheckpointError for a directory that is no draft.
+    Raises CheckpointError for a directory or GGUF file that is no draft.
     """
-    if is_directory(name):
+    if is_directory(name) or (name.endswith(GGUF) and is_file(name)):
         checkpoint = read_draft(Path(name))
         return DraftSizes(name=name, spec=checkpoint.spec, checkpoint=checkpoint)
     published = published_drafts().get(name)
