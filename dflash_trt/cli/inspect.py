@@ -95,6 +95,7 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
     if licence := next((known.licence for known in catalog().drafts if known.draft == path), None):
         document["licence"] = licence
     if draft is not None:
+        document["method"], document["num_draft_tokens"] = draft.kind, draft.num_draft_tokens
         if kind == "draft":  # an engine's manifest names its own
             document["quantization"] = quantization
             if checkpoint.stored_as is not None:
