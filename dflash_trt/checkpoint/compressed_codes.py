@@ -75,8 +75,8 @@ class WeightArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def check(self) -> None:
         """Raises ValueError for sizes of groups or blocks that are none."""
-        if any(size is not None and not 1 <= size <= MAX_BLOCK for size in self.block):
-            raise ValueError(f"expected groups or blocks of 1 to {MAX_BLOCK}, found {self.block}")
+        if wrong := [size for size in self.block if size is not None and not 1 <= size <= MAX_BLOCK]:
+            raise ValueError(f"sizes of groups and blocks are 1 to {MAX_BLOCK}, not {wrong[0]}")
 
     def __str__(self) -> str:
         """'int4, groups of 128, symmetric'."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from math import ceil, prod
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -51,7 +51,7 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What quantization_config says (QuantizationConfig); what changes weights besides must be empty."""
 
     config_groups: dict[str, Group]
-    quantization_status: Literal["compressed"]
+    quantization_status: str | None = None
     format: str = "dense"
     quant_method: str = COMPRESSED
     ignore: list[str] | None = None
@@ -95,8 +95,8 @@ def _read_claims(config: Facts) -> Claims:
         name = section.values().get("format")
         found = f"{COMPRESSED} {cut(name)}" if isinstance(name, str) else COMPRESSED
         raise CheckpointError(
-            f"{config.file}: {SECTION}: expected a scheme of compressed-tensors with 4 or 8 bits, found {found}"
-            f" ({error})",
+            f"{config.file}: {SECTION}: expected a scheme of compressed-tensors with 4 or 8 bits, found {found}:"
+            f" {error}",
             hint=HINT,
         ) from None
     for key in ("sparsity_config", "transform_config", "moe_sparsity_config"):
@@ -163,8 +163,6 @@ def _refusal(config: Facts, kind: str, expected: str, found: str) -> CheckpointE
 def _dense_weight(module: str, scheme: Scheme, own: Weights) -> DecodedTensor:
     """`module`.weight, decoded when it is read; `own` are all its tensors of weights and activations."""
     packed = own.get("weight_packed") or own["weight"]
-    if scheme.weights.symmetric:
-        own.pop("weight_zero_point", None)  # older releases stored zeros
     shape = _shape(module, scheme, own, packed)
     expected = _expected(scheme, shape, packed)
     for name, (dtypes, sizes) in expected.items():

@@ -120,6 +120,11 @@ def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
 
         stored, stored_as = read_compressed(config, stored)
         config = Facts({key: value for key, value in config.values().items() if key != SECTION}, config.file)
+    elif packed := [name for name in stored if name.endswith(".weight_packed")]:
+        raise CheckpointError(
+            f"{config.file}: missing {SECTION}, which says how {packed[0]!r} is packed",
+            hint="copy config.json again from the checkpoint that the weights came with",
+        )
     elif config.file == directory:
         stored_as = describe_gguf(stored)
     spec = read_spec(config, stored)

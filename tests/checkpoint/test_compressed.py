@@ -26,7 +26,7 @@ Q = "layers.0.self_attn.q_proj"
 
 @pytest.fixture
 def draft(tmp_path: Path) -> Path:
-    return write_random_draft(tmp_path / "draft", dialect="qwen3", sizes=SIZES)
+    return write_random_draft(tmp_path / "draft", dialect="qwen3", sizes=SIZES, layer_types=["full_attention"])
 
 
 def check_meant(draft: DraftCheckpoint, meant: Meant, *, rtol: float = 0, atol: float = 0) -> None:
@@ -49,7 +49,7 @@ def test_packed_integers(bits: int, symmetric: bool, draft: Path) -> None:
     assert read.spec == plain.spec
     assert not read.quantization.algorithms()
     scheme = f"int{bits}, groups of 16, {'symmetric' if symmetric else 'with zero points'}"
-    assert str(read.stored_as).startswith(f"compressed-tensors pack-quantized ({scheme}): 22 layers,")
+    assert str(read.stored_as).startswith(f"compressed-tensors pack-quantized ({scheme}): 8 layers,")
     assert all(map_tensor(read.weights[name]).tobytes() == before[name] for name in before.keys() - meant.keys())
 
 
@@ -102,6 +102,11 @@ def test_damaged_tensors(draft: Path) -> None:
     ]:
         original.write_bytes(content)
         assert words in replaced(name, value)
+    original.write_bytes(content)
+    write_packed(draft)
+    point = torch.zeros(8, 4, dtype=torch.int32)
+    surplus = edit_tensors(draft, lambda tensors: tensors.update({f"{Q}.weight_zero_point": point}))
+    assert "symmetric): expected no weight_zero_point, found" in refusal(lambda: read_draft(surplus))
     for name in ("weight_scale", "weight_zero_point", "weight_shape"):
         original.write_bytes(content)
         message = damaged(draft, lambda tensors: tensors.pop(f"{Q}.{name}"))  # noqa: B023
@@ -119,15 +124,15 @@ def test_scales_that_are_not_finite(draft: Path, tmp_path: Path) -> None:
 
 CLAIMS: list[tuple[dict[str, Any], str]] = [
     ({"num_bits": 3}, "expected a scheme of compressed-tensors with 4 or 8 bits, found compressed-tensors pack-q"),
-    ({"group_size": 0}, "expected groups or blocks of 1 to"),
-    ({"group_size": 2**40}, "expected groups or blocks of 1 to"),
-    ({"group_size": -7}, "expected groups or blocks of 1 to"),
+    ({"group_size": 0}, "sizes of groups and blocks are 1 to"),
+    ({"group_size": 2**40}, "sizes of groups and blocks are 1 to"),
+    ({"group_size": -7}, "sizes of groups and blocks are 1 to"),
     ({"group_size": 40}, "expected columns in whole groups, found 192 columns for groups of 40"),
     ({"group_size": 10**9}, "expected columns in whole groups"),
     ({"group_size": 32}, "expected BF16 or F16 or F32 [64, 6]"),
     ({"type": "float"}, "expected a type and width of this format, found float4, groups of 16"),
     ({"strategy": "block", "block_structure": "x"}, "expected a scheme"),
-    ({"strategy": "block", "block_structure": None}, "expected groups or blocks"),
+    ({"strategy": "block", "block_structure": None}, "sizes of groups and blocks"),
     ({"dynamic": True}, "expected a scheme"),
     ({"actorder": "group"}, "expected a scheme"),
     ({"rotation": 3}, "rotation"),
@@ -145,7 +150,6 @@ def test_claims_that_are_not_read(changed: dict[str, Any], words: str, draft: Pa
 SECTIONS: list[tuple[dict[str, Any], str]] = [
     ({"format": "marlin-24"}, "(compressed-tensors marlin-24): expected one of pack-quantized"),
     ({"format": "mxfp4-pack-quantized"}, "expected one of pack-quantized"),
-    ({"quantization_status": "frozen"}, "expected a scheme"),
     ({"transform_config": {"config_groups": {"R1": {}}}}, "transform_config: expected none, as it changes"),
     ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config: expected none"),
     ({"rotated": True}, "rotated"),
@@ -172,6 +176,20 @@ def test_scales_of_activations_and_context(draft: Path) -> None:
     assert str(read.stored_as).endswith("; scales of activations and context are not used")
     edit_tensors(draft, lambda tensors: tensors.update({"layers.1.self_attn.scale": torch.ones(1)}))
     assert "found tensor 'layers.1.self_attn.scale' besides" in refusal(lambda: read_draft(draft))
+
+
+def test_packed_weights_without_claims(draft: Path) -> None:
+    write_packed(draft)
+    edit_config(draft, "quantization_config")
+    message = refusal(lambda: read_draft(draft))
+    assert "config.json: missing quantization_config, which says how 'fc.weight_packed' is packed" in message
+
+
+def test_the_status_says_nothing_of_the_tensors(draft: Path) -> None:
+    """Older releases call what they packed frozen."""
+    meant = write_packed(draft)
+    edit_config(draft, quantization_config__quantization_status="frozen")
+    check_meant(read_draft(draft), meant)
 
 
 def test_claims_without_packed_weights(draft: Path) -> None:

@@ -34,7 +34,7 @@ DRAFTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_random_draft(tmp_path_factory.mktemp("draft"), dialect="qwen3", sizes=SIZES)
+    return write_random_draft(tmp_path_factory.mktemp("draft"), dialect="qwen3", sizes=SIZES, layer_types=[FULL])
 
 
 @pytest.mark.parametrize("name", DRAFTS)
@@ -70,7 +70,7 @@ def test_every_type_is_what_the_package_decodes(kind: Type, draft: Path, tmp_pat
         else:
             assert np.array_equal(found, expected)
     check_finite(read.weights.values())
-    words = {Type.BF16: "GGUF: 22 BF16, 14 F32", Type.F32: "GGUF: 36 F32"}.get(kind, f"GGUF: 22 {kind.name}, 14 F32")
+    words = {Type.BF16: "GGUF: 8 BF16, 6 F32", Type.F32: "GGUF: 14 F32"}.get(kind, f"GGUF: 8 {kind.name}, 6 F32")
     assert read.stored_as == words
 
 
@@ -79,7 +79,7 @@ def test_a_directory_with_a_gguf_file(draft: Path, tmp_path: Path) -> None:
     for path in (file, tmp_path):
         shown = run("inspect", path)
         assert shown.returncode == 0, shown.stderr
-        assert "GGUF: 22 Q8_0, 14 F32; read as BF16" in shown.stdout
+        assert "GGUF: 8 Q8_0, 6 F32; read as BF16" in shown.stdout
     (tmp_path / "other.gguf").write_bytes(b"")
     assert "found draft.gguf, other.gguf" in run("inspect", tmp_path).stderr
 
@@ -89,7 +89,7 @@ def test_converted_to_bf16(draft: Path, tmp_path: Path) -> None:
     (tmp_path / "beside.txt").write_text("nothing of the draft's")
     shown = run("convert", file, "-o", tmp_path / "written", "--to", "zlab")
     assert shown.returncode == 0, shown.stderr
-    assert f"{file}: dequantised to BF16 from GGUF: 22 Q8_0, 14 F32" in shown.stderr
+    assert f"{file}: dequantised to BF16 from GGUF: 8 Q8_0, 6 F32" in shown.stderr
     source, written = read_draft(file), read_draft(tmp_path / "written")
     assert written.spec == source.spec
     assert {path.name for path in (tmp_path / "written").iterdir()} == {"config.json", "model.safetensors"}
@@ -106,12 +106,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"hyper_connection__count": 4}, "dflash.hyper_connection.count: expected only keys that are computed"),
     ({"rope__scaling__type": "linear"}, "dflash.rope.scaling.type: expected one of none, yarn"),
     (
-        {"attention__sliding_window_pattern": [True, False, True]},
+        {"attention__sliding_window_pattern": [True]},
         "attention.sliding_window: expected the window",
     ),
-    ({"attention__sliding_window_pattern": [True]}, "expected 3 times true or false"),
+    ({"attention__sliding_window_pattern": [True] * 3}, "expected 1 times true or false"),
     ({"attention__sliding_window_pattern": 2}, "expected a list of booleans"),
-    ({"block_count": 2}, "besides"),
+    ({"block_count": 2}, "missing tensor 'layers.1.input_layernorm.weight'"),
     ({"feed_forward_length": 95}, "expected shape [95, 64], found [96, 64]"),
 ]
 
@@ -168,8 +168,8 @@ def test_damaged_anywhere(draft: Path, tmp_path: Path) -> None:
     """A byte of the header changed, or the file cut: refused, or read as a draft."""
     rng, file = Random(7), tmp_path / "draft.gguf"
     content = write_gguf(draft, file, Type.Q8_0).read_bytes()
-    header = content.index(b"blk.2.post") if b"blk.2.post" in content else 6000
-    for _ in range(150):
+    header = content.index(b"blk.0.ffn_up") + 60
+    for _ in range(60):
         damaged = bytearray(content)
         for _ in range(rng.choice((1, 1, 4))):
             damaged[rng.randrange(header)] = rng.randrange(256)

@@ -42,7 +42,10 @@ def graphs(engine: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in engine.iterdir() if file.name not in names}
 
 
-@pytest.mark.parametrize(("draft", "recipe"), [("w4a16", None), ("w4a16", "nvfp4"), ("gguf.gguf", "fp8")])
+SLOW = [pytest.param("w4a16", None, marks=pytest.mark.full), pytest.param("gguf.gguf", "fp8", marks=pytest.mark.full)]
+
+
+@pytest.mark.parametrize(("draft", "recipe"), [("w4a16", "nvfp4"), *SLOW])
 def test_built_as_the_dense_draft(draft: str, recipe: str | None, place: Path) -> None:
     name = draft.partition(".")[0]
     options = () if recipe is None else ("--recipe", recipe)
