@@ -81,7 +81,7 @@ def read_compressed(config: Facts, tensors: Weights) -> tuple[Weights, str]:
     left = {name: tensor for name, tensor in left.items() if not CACHE_SCALES.fullmatch(name)}
     is_unused = any(name.endswith(IDLE) or CACHE_SCALES.fullmatch(name) is not None for name in tensors)
     size = human_bytes(sum(tensor.stored_bytes for tensor in dense.values() if isinstance(tensor, DecodedTensor)))
-    stored_as = f"{COMPRESSED} {' and '.join(sorted(schemes))}: {len(dense)} layers, {size}"
+    stored_as = f"{COMPRESSED} {' and '.join(sorted(schemes))}: {len(dense)} layers, {size}, read as BF16"
     return left | dense, stored_as + "; scales of activations and context are not used" * is_unused
 
 

@@ -57,7 +57,7 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     dialect: Dialect
     """Dialect that the checkpoint is written in."""
     stored_as: str | None = None
-    """Format and scheme of weights that another quantiser packed, and that are BF16 here; None where none are."""
+    """Format and scheme of weights that another quantiser packed, or of a GGUF file, and what is read as BF16."""
 
     def scaled_alike(self, modules: Sequence[str]) -> bool:
         """Whether linear layers are all dense, or quantised by one algorithm with one common global scale."""

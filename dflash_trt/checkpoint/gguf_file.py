@@ -33,8 +33,9 @@ VERSIONS = (2, 3)
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """struct's letters of the types of values."""
 STRING, ARRAY = 8, 9
-DENSE = {0: "F32", 1: "F16", 26: "I32", 27: "I64", 30: "BF16"}
-"""Types of tensors that safetensors has, too."""
+DENSE = {0: "F32", 26: "I32", 27: "I64", 30: "BF16"}
+"""Types of tensors that are read as they are."""
+F16 = 1
 MAX_KEPT = 4096
 """Values of an array that are kept; of a longer one, and of strings, only their number is."""
 MAX_DIMENSIONS = 4
@@ -176,6 +177,8 @@ def _tensor(file: Path, name: str, shape: tuple[int, ...], kind: int, offset: in
         return StoredTensor(name=name, dtype=dtype, shape=shape, file=file, offset=offset, num_bytes=size)
     import numpy as np
 
+    if kind == F16:
+        return _float16(file, name, shape, offset)
     gguf = _package(file)
     try:
         quantised = gguf.GGMLQuantizationType(kind)
@@ -202,6 +205,21 @@ def _tensor(file: Path, name: str, shape: tuple[int, ...], kind: int, offset: in
 
     at = StoredTensor(name=name, dtype="U8", shape=shape, file=file, offset=offset, num_bytes=size)
     return decoded(name, shape, at, decode, quantised.name, size)
+
+
+def _float16(file: Path, name: str, shape: tuple[int, ...], offset: int) -> StoredTensor:
+    """F16 as BF16, which llama.cpp's converter made it of."""
+    import numpy as np
+
+    width = shape[-1]
+    size = 2 * math.prod(shape)
+
+    def decode(begin: int, end: int) -> NDArray[np.float32]:
+        raw = np.memmap(file, "<f2", "r", offset + 2 * begin * width, (end - begin, width))
+        return raw.astype(np.float32)
+
+    at = StoredTensor(name=name, dtype="F16", shape=shape, file=file, offset=offset, num_bytes=size)
+    return decoded(name, shape, at, decode, "F16", size)
 
 
 def _unread(file: Path, name: str, found: str) -> CheckpointError:

@@ -99,7 +99,7 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
         if kind == "draft":  # an engine's manifest names its own
             document["quantization"] = quantization
             if checkpoint.stored_as is not None:
-                document["stored_as"] = f"{checkpoint.stored_as}; read as BF16"
+                document["stored_as"] = checkpoint.stored_as
             if (elsewhere := disagreement(config, draft)) is not None:
                 document["elsewhere"] = elsewhere
         fp8 = quantization.fp8_kv_cache

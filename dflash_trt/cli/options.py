@@ -222,9 +222,9 @@ def read_checked_draft(draft: str, target: str | None) -> DraftCheckpoint:
 
 
 def say_dequantised(checkpoint: DraftCheckpoint, name: str) -> None:
-    """Says on stderr where weights that another quantiser packed become BF16."""
+    """Says on stderr what weights that another quantiser packed are read as."""
     if checkpoint.stored_as is not None:
-        click.echo(f"{click.format_filename(name)}: dequantised to BF16 from {checkpoint.stored_as}", err=True)
+        click.echo(f"{click.format_filename(name)}: {checkpoint.stored_as}", err=True)
 
 
 def recipe_and_ranges(draft: DraftCheckpoint, recipe: str, calibration: str) -> tuple[Recipe, Ranges | None]:

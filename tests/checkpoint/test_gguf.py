@@ -65,12 +65,14 @@ def test_every_type_is_what_the_package_decodes(kind: Type, draft: Path, tmp_pat
         other = theirs[llama_name(name)]
         expected = gguf.dequantize(other.data, other.tensor_type).reshape(tensor.shape)
         found = as_float32(map_tensor(tensor))
-        if kind in (Type.Q8_0, Type.Q4_0):  # BF16 has 8 bits
+        if kind in (Type.Q8_0, Type.Q4_0, Type.F16):  # BF16 has 8 bits
             assert np.allclose(found, expected, rtol=2**-8, atol=0)
         else:
             assert np.array_equal(found, expected)
     check_finite(read.weights.values())
-    words = {Type.BF16: "GGUF: 8 BF16, 6 F32", Type.F32: "GGUF: 14 F32"}.get(kind, f"GGUF: 8 {kind.name}, 6 F32")
+    words = {Type.BF16: "GGUF: 8 BF16, 6 F32", Type.F32: "GGUF: 14 F32"}.get(
+        kind, f"GGUF: 8 {kind.name}, 6 F32; {kind.name} read as BF16"
+    )
     assert read.stored_as == words
 
 
@@ -79,7 +81,7 @@ def test_a_directory_with_a_gguf_file(draft: Path, tmp_path: Path) -> None:
     for path in (file, tmp_path):
         shown = run("inspect", path)
         assert shown.returncode == 0, shown.stderr
-        assert "GGUF: 8 Q8_0, 6 F32; read as BF16" in shown.stdout
+        assert "GGUF: 8 Q8_0, 6 F32; Q8_0 read as BF16" in shown.stdout
     (tmp_path / "other.gguf").write_bytes(b"")
     assert "found draft.gguf, other.gguf" in run("inspect", tmp_path).stderr
 
@@ -89,7 +91,7 @@ def test_converted_to_bf16(draft: Path, tmp_path: Path) -> None:
     (tmp_path / "beside.txt").write_text("nothing of the draft's")
     shown = run("convert", file, "-o", tmp_path / "written", "--to", "zlab")
     assert shown.returncode == 0, shown.stderr
-    assert f"{file}: dequantised to BF16 from GGUF: 8 Q8_0, 6 F32" in shown.stderr
+    assert f"{file}: GGUF: 8 Q8_0, 6 F32; Q8_0 read as BF16" in shown.stderr
     source, written = read_draft(file), read_draft(tmp_path / "written")
     assert written.spec == source.spec
     assert {path.name for path in (tmp_path / "written").iterdir()} == {"config.json", "model.safetensors"}

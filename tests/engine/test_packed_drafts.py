@@ -51,8 +51,8 @@ def test_built_as_the_dense_draft(draft: str, recipe: str | None, place: Path) -
     options = () if recipe is None else ("--recipe", recipe)
     said = build(place, draft, f"{name}-{recipe}", *options)
     words = "GGUF: " if name == "gguf" else "compressed-tensors pack-quantized (int4, groups of 32, symmetric)"
-    assert f"dequantised to BF16 from {words}" in said
-    assert "dequantised" not in build(place, f"{name}-bf16", f"{name}-bf16-{recipe}", *options)
+    assert f"{draft}: {words}" in said
+    assert "read as BF16" not in build(place, f"{name}-bf16", f"{name}-bf16-{recipe}", *options)
     packed, dense = place / f"{name}-{recipe}", place / f"{name}-bf16-{recipe}"
     assert graphs(packed) == graphs(dense)
     assert read_manifest(packed).draft == read_manifest(dense).draft

@@ -78,10 +78,11 @@ def load(file: Path) -> Weights:
 
 
 def describe(weights: Weights) -> str:
-    """'GGUF: 38 Q8_0, 20 F32'."""
-    types = (each.stored_type if isinstance(each, DecodedTensor) else each.dtype for each in weights.values())
-    counts = Counter(types).most_common()
-    return f"GGUF: {', '.join(f'{count} {kind}' for kind, count in counts)}"
+    """'GGUF: 38 Q8_0, 20 F32; Q8_0 read as BF16'."""
+    packed = Counter(each.stored_type for each in weights.values() if isinstance(each, DecodedTensor))
+    plain = Counter(each.dtype for each in weights.values() if not isinstance(each, DecodedTensor))
+    counts = ", ".join(f"{count} {kind}" for kind, count in (packed + plain).most_common())
+    return f"GGUF: {counts}" + (f"; {', '.join(sorted(packed))} read as BF16" if packed else "")
 
 
 def _zlab_name(name: str) -> str:
