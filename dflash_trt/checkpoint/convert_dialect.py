@@ -10,10 +10,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from dflash_trt.checkpoint.decoded import DecodedTensor
 from dflash_trt.checkpoint.dialects import dflash2, modelopt, speculators
 from dflash_trt.checkpoint.dialects.dialect import T2D, Layout
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, head_token_ids, read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.mapped import check_finite
 from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
 from dflash_trt.checkpoint.safetensors_writer import PRODUCER, PRODUCER_KEY, SafetensorsWriter, aligned, is_ours
 from dflash_trt.checkpoint.weights import INDEX, PICKLE_SUFFIXES, SINGLE
@@ -42,14 +44,15 @@ class Verifier(msgspec.Struct, frozen=True, kw_only=True):
 def convert_dialect(
     draft: DraftCheckpoint, layout: Layout, output: Path, *, verifier: Verifier | None = None, force: bool = False
 ) -> None:
-    """Writes `draft` into the new directory `output`, tensors byte for byte; `verifier` for Speculators.
+    """Writes `draft` into the new directory `output`, tensors byte for byte or decoded; `verifier` for Speculators.
 
-    Raises CheckpointError for what the layout cannot hold; BuildError when `output` exists and `force` is false, holds
-    the draft, or cannot be written.
+    Raises CheckpointError for what the layout cannot hold, and for decoded weights that are not finite; BuildError when
+    `output` exists and `force` is false, holds the draft, or cannot be written.
     """
     refuse_own_source(draft, output)
     check_replaceable(output, WRITTEN, force=force)
     config = _config(draft, layout, verifier)
+    check_finite(tensor for tensor in draft.weights.values() if isinstance(tensor, DecodedTensor))
     tensors = layout.stored(draft.weights)
     derived = _t2d(draft) if layout is speculators.LAYOUT else {}
     sizes = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
@@ -77,7 +80,12 @@ def refuse_own_source(draft: DraftCheckpoint, output: Path) -> None:
 
 
 def copy_other_files(draft: DraftCheckpoint, directory: Path) -> None:
-    """Licence, model card, modelling code: every file of the checkpoint that is neither weights nor config."""
+    """Licence, model card, modelling code: every file of the checkpoint that is neither weights nor config.
+
+    Nothing is known of the files beside a GGUF file.
+    """
+    if draft.directory.is_file():
+        return
     weights = {".safetensors", *PICKLE_SUFFIXES}
     for file in sorted(draft.directory.iterdir()):
         is_written = file.name in (INDEX, "config.json", HF_QUANT_CONFIG)

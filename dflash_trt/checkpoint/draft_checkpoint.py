@@ -13,16 +13,19 @@ import msgspec
 
 from dflash_trt.checkpoint.dialects import mimo, own
 from dflash_trt.checkpoint.dialects.dialect import Dialect
+from dflash_trt.checkpoint.dialects.gguf import describe as describe_gguf
 from dflash_trt.checkpoint.dialects.keys import refuse_unread
-from dflash_trt.checkpoint.dialects.recognise import is_draft, recognise
+from dflash_trt.checkpoint.dialects.recognise import is_draft, read_config, recognise
 from dflash_trt.checkpoint.dialects.refused import refuse_stranger, refuse_target
 from dflash_trt.checkpoint.draft_spec import D2T, HEAD, DraftSpec, PartialDraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.quantization import (
     FP8,
     INT4,
+    SECTION,
     Quantization,
     expected_tensors,
+    is_compressed,
     read_quantization,
     read_scale,
     refuse_foreign,
@@ -53,6 +56,8 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Tensors by canonical name."""
     dialect: Dialect
     """Dialect that the checkpoint is written in."""
+    stored_as: str | None = None
+    """Format and scheme of weights that another quantiser packed, or of a GGUF file, and what is read as BF16."""
 
     def scaled_alike(self, modules: Sequence[str]) -> bool:
         """Whether linear layers are all dense, or quantised by one algorithm with one common global scale."""
@@ -98,28 +103,41 @@ def read_spec(config: Facts, weights: dict[str, StoredTensor]) -> DraftSpec:
 
 
 def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
-    """Reads and checks a DFlash draft checkpoint; `config` is its config.json where that has been read already.
+    """Reads and checks a draft, a directory or a GGUF file; `config` is what `read_config` has read of it, if it has.
 
     Raises CheckpointError for facts that are missing, contradictory or not supported, and tensors that do not fit them.
     """
-    config = as_checkpoint(config or Facts.load(directory / "config.json"))
+    config = as_checkpoint(config or read_config(directory))
     refuse_stranger(config)
     if not is_draft(config):
         refuse_target(config)
     dialect = recognise(config)
     refuse_foreign(config)
     _refuse_pickles(directory)
-    stored = dialect.load(directory)
+    stored, stored_as = dialect.load(directory), None
+    if is_compressed(config):
+        from dflash_trt.checkpoint.compressed_tensors import read_compressed
+
+        stored, stored_as = read_compressed(config, stored)
+        config = Facts({key: value for key, value in config.values().items() if key != SECTION}, config.file)
+    elif packed := [name for name in stored if name.endswith(".weight_packed")]:
+        raise CheckpointError(
+            f"{config.file}: missing {SECTION}, which says how {packed[0]!r} is packed",
+            hint="copy config.json again from the checkpoint that the weights came with",
+        )
+    elif config.file == directory:
+        stored_as = describe_gguf(stored)
     spec = read_spec(config, stored)
     weights = dialect.canonical(stored, spec)
     modules = [*spec.linear_modules(), *([HEAD] if spec.has_own_head else [])]
     quantization = read_quantization(config, modules, spec.attention_modules(), weights)
     expected = expected_tensors(spec.tensor_shapes(), quantization, spec.attention_modules())
-    check_tensors(directory, expected, weights, described_by="config.json")
+    check_tensors(directory, expected, weights, described_by=config.file.name)
     head_token_ids(spec, weights)
     return DraftCheckpoint(
-        directory=directory, spec=spec, config=config, quantization=quantization, weights=weights, dialect=dialect
-    )
+        directory=directory, spec=spec, config=config, quantization=quantization, weights=weights, dialect=dialect,
+        stored_as=stored_as,
+    )  # fmt: skip
 
 
 def refuse_quantised(draft: DraftCheckpoint) -> None:

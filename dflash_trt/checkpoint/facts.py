@@ -92,6 +92,10 @@ class Facts:
         )
         return tuple(values)
 
+    def flags(self, key: str) -> tuple[bool, ...]:
+        """The list of booleans at `key`."""
+        return tuple(self._read(key, (list,), "a list of booleans", lambda v: all(type(i) is bool for i in v)))
+
     def texts(self, key: str) -> tuple[str, ...]:
         """The list of strings at `key`."""
         return tuple(self._read(key, (list,), "a list of strings", lambda v: all(type(i) is str for i in v)))

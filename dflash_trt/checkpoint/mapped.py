@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash_trt.checkpoint.decoded import DecodedTensor
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.errors import CheckpointError, shown
 
@@ -24,8 +25,10 @@ CHUNK = 2**22  # elements: what a core's cache holds
 
 
 def map_tensor(tensor: StoredTensor) -> NDArray[Any]:
-    """The tensor in its shape, read only; the mapping ends with the array."""
+    """The tensor in its shape, read only; the mapping ends with the array. A decoded one is an array in memory."""
     shape = tensor.shape or (1,)
+    if isinstance(tensor, DecodedTensor):
+        return tensor.whole()
     return np.memmap(tensor.file, NUMPY_TYPES[tensor.dtype], mode="r", offset=tensor.offset, shape=shape)
 
 
@@ -45,15 +48,27 @@ def check_finite(weights: Iterable[StoredTensor]) -> None:
         if tensor.dtype not in EXPONENTS or tensor.num_bytes == 0:
             continue
         kind, exponent = EXPONENTS[tensor.dtype]
-        bits = np.memmap(tensor.file, kind, mode="r", offset=tensor.offset, shape=tensor.shape or (1,)).reshape(-1)
-        for begin in range(0, len(bits), CHUNK):
-            is_special = (bits[begin : begin + CHUNK] & exponent) == exponent
+        begin = 0
+        for bits in _chunks(tensor, kind):
+            is_special = (bits & exponent) == exponent
             if is_special.any():
-                index = begin + int(is_special.argmax())
-                is_infinite = int(bits[index]) in (exponent, exponent | 1 << 8 * bits.itemsize - 1)
+                place_in_chunk = int(is_special.argmax())
+                index = begin + place_in_chunk
+                is_infinite = int(bits[place_in_chunk]) in (exponent, exponent | 1 << 8 * bits.itemsize - 1)
                 value = "infinity" if is_infinite and tensor.dtype != "F8_E4M3" else "NaN"
                 place = [int(i) for i in np.unravel_index(index, tensor.shape or (1,))]
                 raise CheckpointError(
                     f"{tensor.file}: tensor {shown(tensor.name)}: expected finite weights, found {value} at {place}",
                     hint="download or copy the file again, or ask who trained it",
                 )
+            begin += len(bits)
+
+
+def _chunks(tensor: StoredTensor, kind: str) -> Iterator[NDArray[Any]]:
+    """The elements as integers of type `kind`, in order, some at a time."""
+    if isinstance(tensor, DecodedTensor):
+        yield from (block.reshape(-1) for block in tensor.blocks())
+        return
+    bits = np.memmap(tensor.file, kind, mode="r", offset=tensor.offset, shape=tensor.shape or (1,)).reshape(-1)
+    for begin in range(0, len(bits), CHUNK):
+        yield bits[begin : begin + CHUNK]

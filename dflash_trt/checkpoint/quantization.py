@@ -11,7 +11,6 @@ F32 in every layer. w = code * weight_scale * weight_scale_2.
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 import msgspec
 
@@ -29,6 +28,7 @@ BLOCKS = {NVFP4: BLOCK, W4A16_NVFP4: BLOCK, INT4: INT4_BLOCK}
 DENSE_DTYPES = ("BF16", "F16", "F32")
 INDEX_DTYPES = ("I64",)
 HF_QUANT_CONFIG = "hf_quant_config.json"
+SECTION, COMPRESSED = "quantization_config", "compressed-tensors"
 
 
 class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,35 +44,27 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return {*self.modules.values(), *([FP8] if self.fp8_kv_cache else [])}
 
 
-SERVERS = {"compressed-tensors": "vLLM serves", "exl3": "exllamav3 serves", "gptq": "vLLM serves", "awq": "vLLM serves"}
+SERVERS = {"fp8": "vLLM and SGLang serve", "exl3": "exllamav3 serves", "gptq": "vLLM serves", "awq": "vLLM serves"}
 """Who serves weights of other quantisers."""
 
 
+def is_compressed(config: Facts) -> bool:
+    """Whether config.json says that compressed-tensors wrote the weights."""
+    section = config.values().get(SECTION)
+    return isinstance(section, dict) and section.get("quant_method") == COMPRESSED
+
+
 def refuse_foreign(config: Facts) -> None:
-    """Raises CheckpointError, with method and scheme, for a draft that another quantiser than modelopt has written."""
-    section = config.values().get("quantization_config")
+    """Raises CheckpointError for a draft of another quantiser than modelopt and those that are read as BF16."""
+    section = config.values().get(SECTION)
     if not isinstance(section, dict) or not isinstance(method := section.get("quant_method"), str):
         return
-    if method != "modelopt":
-        found = " ".join([cut(method), *_scheme(section)])
+    if method not in ("modelopt", COMPRESSED):
         raise CheckpointError(
-            f"{config.file}: quantization_config: expected BF16, or FP8 and NVFP4 of modelopt, found {found}",
+            f"{config.file}: quantization_config: expected modelopt's or compressed-tensors', found {cut(method)}",
             hint=f"{SERVERS.get(method, 'its own quantiser names who serves')} this draft; for dflash-trt give the"
             " checkpoint that it was quantised from, and a --recipe",
         )
-
-
-def _scheme(section: dict[str, Any]) -> list[str]:
-    """What a quantisation says of itself, as far as it does: "pack-quantized", "int4, groups of 128"."""
-    words = [cut(section["format"])] if isinstance(section.get("format"), str) else []
-    groups = section.get("config_groups")
-    first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
-    weights = first.get("weights") if isinstance(first, dict) else None
-    if isinstance(weights, dict) and isinstance(weights.get("num_bits"), int):
-        size = weights.get("group_size")
-        group = f", groups of {size}" if isinstance(size, int) and size > 0 else ""
-        words.append(f"({cut(str(weights.get('type')))}{weights['num_bits']}{group})")
-    return words
 
 
 def read_quantization(

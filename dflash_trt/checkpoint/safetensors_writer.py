@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_trt import __version__
+from dflash_trt.checkpoint.decoded import DecodedTensor
 from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT, MAX_HEADER_BYTES, StoredTensor
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.read import open_file
@@ -59,9 +60,16 @@ class SafetensorsWriter:
         self._output.write(np.ascontiguousarray(values).data)
 
     def copy(self, tensor: StoredTensor) -> None:
-        """Writes a tensor of another file byte for byte; raises OSError when that file is shorter than it was."""
+        """Writes a tensor of another file byte for byte, or decoded where it is packed.
+
+        Raises OSError when that file is shorter than it was.
+        """
         begin, remaining = self._places.pop(tensor.name)
         self._output.seek(self._data_begin + begin)
+        if isinstance(tensor, DecodedTensor):
+            for block in tensor.blocks():
+                self._output.write(block.data)
+            return
         with tensor.file.open("rb") as source:
             source.seek(tensor.offset)
             while remaining:

@@ -10,14 +10,11 @@ from dflash_trt.checkpoint.hub import fetch_configuration, fetch_weights
 from dflash_trt.errors import CheckpointError
 
 GGUF = ".gguf"
-GGUF_HINT = (
-    "llama.cpp serves it (--spec-type draft-dflash -md FILE); give dflash-trt the safetensors that it was made from"
-)
 REPOSITORY_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def checkpoint_directory(name: str) -> Path:
-    """The local directory of a checkpoint; a repository is taken from huggingface_hub's cache or fetched.
+    """The local directory of a checkpoint, or its GGUF file; a repository is taken from the hub's cache or fetched.
 
     Raises CheckpointError when there is no such directory, or the repository is neither cached nor reachable.
     """
@@ -60,26 +57,30 @@ def _local_directory(name: str) -> Path | None:
         if not name or not path.exists():
             return None
         if path.is_dir():
-            _refuse_by_content(path)
-            return path
+            return _by_content(path)
     except RuntimeError:  # ~NAME without such a user
         return None
     except OSError as error:
         raise CheckpointError(f"{name}: expected a checkpoint directory, found: {error.strerror}") from None
-    raise CheckpointError(
-        f"{name}: expected a checkpoint directory, found a {'GGUF file' if name.endswith(GGUF) else 'file'}",
-        hint=GGUF_HINT if name.endswith(GGUF) else None,
-    )
+    if path.suffix == GGUF:
+        return path
+    raise CheckpointError(f"{name}: expected a checkpoint directory or a GGUF file, found another file")
 
 
-def _refuse_by_content(directory: Path) -> None:
-    """Raises CheckpointError for a directory without config.json that holds something else."""
+def _by_content(directory: Path) -> Path:
+    """The directory, or its GGUF file where it holds one and no config.json.
+
+    Raises CheckpointError for a directory without config.json that holds something else.
+    """
     if (directory / "config.json").exists():
-        return
+        return directory
     if (directory / "adapter_config.json").exists():
         raise CheckpointError(
             f"{directory}: expected a draft or a target, found a LoRA adapter (adapter_config.json)",
             hint="merge it into its model first (peft: merge_and_unload), and give that",
         )
-    if files := sorted(path.name for path in directory.glob(f"*{GGUF}")):
-        raise CheckpointError(f"{directory}: expected safetensors files, found GGUF ({files[0]})", hint=GGUF_HINT)
+    files = sorted(directory.glob(f"*{GGUF}"))
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise CheckpointError(f"{directory}: expected one GGUF file, found {names}", hint="name the file that you mean")
+    return files[0] if files else directory

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.checkpoint.dialects.recognise import is_draft
+from dflash_trt.checkpoint.dialects.recognise import is_draft, read_config
 from dflash_trt.checkpoint.dialects.refused import refuse_stranger
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
@@ -65,7 +65,7 @@ def read_target(directory: Path, config: Facts | None = None) -> TargetCheckpoin
 
     Raises CheckpointError for a draft, for a fact that is missing, and for an embedding table of another shape.
     """
-    config = config or Facts.load(directory / "config.json")
+    config = config or read_config(directory)
     refuse_stranger(config)
     if is_draft(config):
         hint = "give --target the model that the draft was trained for"
@@ -162,7 +162,7 @@ def read_pair(
     Weights of repositories are fetched once it is known which is the draft.
     """
     directory = configuration_directory(draft)
-    config = Facts.load(directory / "config.json")
+    config = read_config(directory)
     partner = read_partner(target, draft, config, find_target)
     fetch_weights(directory)
     source = read_draft(directory, config)
@@ -175,7 +175,7 @@ def read_partner(
 ) -> TargetCheckpoint:
     """The target of a draft whose config.json is `draft_config`; raises CheckpointError for a draft in its place."""
     directory = find_target(target)
-    config = Facts.load(directory / "config.json")
+    config = read_config(directory)
     if is_draft(config) and not is_draft(draft_config):
         raise CheckpointError(
             f"draft and target are swapped: {target} is a draft, {draft} is not",

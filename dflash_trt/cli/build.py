@@ -17,7 +17,7 @@ from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, read_pair
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.cli.build_dry_run import print_dry_run, print_plan_dry_run
 from dflash_trt.cli.completion import DRAFT_OR_DEPLOYMENT, RECIPE, TARGET
-from dflash_trt.cli.options import PATH, describe, options, recipe_and_ranges, refuse_given
+from dflash_trt.cli.options import PATH, describe, options, recipe_and_ranges, refuse_given, say_dequantised
 from dflash_trt.cli.output import human_bytes
 from dflash_trt.deploy.catalog import trained_for
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
@@ -119,7 +119,8 @@ def _workspace(context: click.Context, parameter: click.Parameter, gib: float | 
 def build(draft: str | None, plans_for: Path | None, dry_run: bool, as_json: bool, **settings: Any) -> None:
     """Write an engine directory from DRAFT, a checkpoint directory or Hugging Face repository id.
 
-    DRAFT may be quantised, by `dflash-trt quantize` or by modelopt. It may also be a deployment, CONFIG.yaml or the
+    DRAFT may be quantised, by `dflash-trt quantize` or by modelopt; weights of compressed-tensors and GGUF files are
+    dequantised to BF16, and a --recipe applies to that. It may also be a deployment, CONFIG.yaml or the
     name of one that `serve-config --list` shows: it names draft, target and recipe, and -o unless given.
     TensorRT builds plans on the GPU machine: at once with --backend tensorrt, or later with --plans-for. For RTX GPUs,
     A100, L40S and GB10, TensorRT-RTX builds them on any machine: --gpu.
@@ -232,6 +233,7 @@ def _options(
     from dflash_trt.engine.engine_directory import BuildOptions
 
     source, partner = pair
+    say_dequantised(source, draft)
     if recipe is not None:
         settings["recipe"], settings["ranges"] = recipe_and_ranges(source, recipe, calibration)
     if head is not None and head.num_tokens is not None and head_tokens is not None:

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import click
 
-from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.source import checkpoint_directory, configuration_directory
+from dflash_trt.checkpoint.dialects.recognise import read_config
+from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.cli.completion import DRAFT, TARGET
-from dflash_trt.cli.options import PATH, json_option
+from dflash_trt.cli.options import PATH, json_option, read_checked_draft
 from dflash_trt.cli.output import print_written
 from dflash_trt.files.command import quoted
 
@@ -28,7 +27,8 @@ LAYOUTS = ("zlab", "speculators", "modelopt")
 def convert(draft: str, output: Path, layout: str, target: str | None, force: bool, as_json: bool) -> None:
     """Write DRAFT, a checkpoint directory or Hugging Face repository id of any dialect, in another one.
 
-    Tensors keep their bytes. What the other dialect cannot express is refused by name.
+    Tensors keep their bytes; weights of compressed-tensors and GGUF files become BF16. What the other dialect cannot
+    express is refused by name.
 
     \b
     Example:
@@ -41,9 +41,9 @@ def convert(draft: str, output: Path, layout: str, target: str | None, force: bo
         raise click.UsageError("--to speculators needs --target, the target that its files name; no other layout does")
     verifier = None
     if target is not None:
-        config = Facts.load(configuration_directory(target) / "config.json")
+        config = read_config(configuration_directory(target))
         verifier = Verifier(name=target, architectures=config.texts("architectures"))
-    checkpoint = read_draft(checkpoint_directory(draft))
+    checkpoint = read_checked_draft(draft, None)
     convert_dialect(checkpoint, WRITERS[layout], output, verifier=verifier, force=force)
     num_tensors, source = len(checkpoint.weights), checkpoint.dialect.name
     print_written(

@@ -10,12 +10,11 @@ from pathlib import Path
 import click
 import msgspec
 
-from dflash_trt.checkpoint.dialects.recognise import is_draft
+from dflash_trt.checkpoint.dialects.recognise import is_draft, read_config
 from dflash_trt.checkpoint.dialects.refused import inner_drafter
 from dflash_trt.checkpoint.dialects.speculators import disagreement
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.hub import fetch_weights
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.checkpoint.source import configuration_directory
@@ -69,7 +68,7 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
     draft: DraftSpec | None = None
     inner: str | None = None
     facts: Manifest | DraftSpec | TargetSpec
-    config = Facts.load(directory / "config.json")
+    config = read_config(directory)
     if (directory / MANIFEST).is_file():
         manifest = read_manifest(directory)
         kind, facts, weights = "engine", manifest, read_weights(directory)
@@ -96,8 +95,11 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
     if licence := next((known.licence for known in catalog().drafts if known.draft == path), None):
         document["licence"] = licence
     if draft is not None:
+        document["method"], document["num_draft_tokens"] = draft.kind, draft.num_draft_tokens
         if kind == "draft":  # an engine's manifest names its own
             document["quantization"] = quantization
+            if checkpoint.stored_as is not None:
+                document["stored_as"] = checkpoint.stored_as
             if (elsewhere := disagreement(config, draft)) is not None:
                 document["elsewhere"] = elsewhere
         fp8 = quantization.fp8_kv_cache

@@ -223,7 +223,15 @@ features_option = click.option(
 
 def read_checked_draft(draft: str, target: str | None) -> DraftCheckpoint:
     """The checkpoint; raises CheckpointError where it does not fit `target`."""
-    return read_draft(checkpoint_directory(draft)) if target is None else read_pair(draft, target)[0]
+    checkpoint = read_draft(checkpoint_directory(draft)) if target is None else read_pair(draft, target)[0]
+    say_dequantised(checkpoint, draft)
+    return checkpoint
+
+
+def say_dequantised(checkpoint: DraftCheckpoint, name: str) -> None:
+    """Says on stderr what weights that another quantiser packed are read as."""
+    if checkpoint.stored_as is not None:
+        click.echo(f"{click.format_filename(name)}: {checkpoint.stored_as}", err=True)
 
 
 def recipe_and_ranges(draft: DraftCheckpoint, recipe: str, calibration: str) -> tuple[Recipe, Ranges | None]:

@@ -46,6 +46,8 @@ def _problem(sizes: DraftSizes, runtime: Runtime) -> str | None:
     dialect = None if sizes.checkpoint is None else sizes.checkpoint.dialect.name
     if dialect not in (None, "dspark", *(["speculators"] if runtime == "vllm" else [])):
         return "an architecture of DSpark's (Qwen3DSparkModel, DSparkDraftModel)"
+    if runtime == "vllm" and sizes.spec.markov_head is not None and sizes.spec.markov_head.is_gated:
+        return "a vanilla Markov head"  # qwen3_dspark.py has no gate
     if runtime == "trtllm" and not sizes.spec.sample_from_anchor:
         return "an anchor-first block"
     if runtime != "vllm" and sizes.spec.markov_head is None:

@@ -13,6 +13,7 @@ import msgspec
 from dflash_trt.deploy.flags import parse_arguments
 from dflash_trt.deploy.schema import Runtime, load_schema
 from dflash_trt.errors import ConfigError
+from dflash_trt.files.command import command_line
 from dflash_trt.files.strict_yaml import yaml_document
 
 OWN = {"model", "model_tag", "model_path", "host", "port"}
@@ -59,7 +60,7 @@ def with_pairs(arguments: RuntimeArguments, runtime: Runtime, settings: Sequence
         key, is_joined, value = setting.partition("=")
         if not is_joined or not key:
             raise ConfigError(f"--set: expected KEY=VALUE, found {setting!r}")
-        words.append(shlex.join([f"--{key.lstrip('-').replace('_', '-')}", value]))
+        words.append(command_line([f"--{key.lstrip('-').replace('_', '-')}", value]))
         added = merged(added, _nested(key.split("."), yaml_document(value, Path("--set"), ConfigError)))
     if runtime == "trtllm":
         return msgspec.structs.replace(arguments, trtllm=merged(arguments.trtllm, added))

@@ -11,11 +11,11 @@ import msgspec
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import HEAD, PartialDraftSpec
 from dflash_trt.checkpoint.quantization import FP8, INT4, NVFP4, W4A16_NVFP4
-from dflash_trt.checkpoint.source import REPOSITORY_ID, configuration_directory
+from dflash_trt.checkpoint.source import GGUF, REPOSITORY_ID, configuration_directory
 from dflash_trt.checkpoint.target_cache import TargetCache, read_target_cache
 from dflash_trt.checkpoint.target_checkpoint import PartialTargetSpec, TargetCheckpoint, read_target
 from dflash_trt.deploy.published import PublishedTarget, published_drafts, published_targets
-from dflash_trt.files.read import is_directory
+from dflash_trt.files.read import is_directory, is_file
 
 CHECKPOINT, PUBLISHED = "checkpoint", "published facts"
 BF16_BITS = 16.0
@@ -91,7 +91,7 @@ class TargetSizes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draft_sizes(name: str, *, fetches: bool = False) -> DraftSizes | None:
-    """Read a draft's sizes from the directory `name`, else from published facts; None for an unknown repository id.
+    """Read a draft's sizes from the directory or GGUF file `name`, else from published facts; None for an unknown id.
 
     With `fetches`, an unknown repository's configuration and headers are fetched, unless the hub's cache has them.
     Raises CheckpointError for a checkpoint that is no draft, or cannot be fetched.
@@ -117,7 +117,7 @@ def target_sizes(name: str, *, fetches: bool = False) -> TargetSizes | None:
 
 def checkpoint_place(name: str, *, fetches: bool) -> Path | None:
     """The directory that a name stands for; None for a repository id unless `fetches`, which brings its small files."""
-    if is_directory(name):
+    if is_directory(name) or (name.endswith(GGUF) and is_file(name)):
         return Path(name)
     return configuration_directory(name) if fetches and REPOSITORY_ID.fullmatch(name) else None
 

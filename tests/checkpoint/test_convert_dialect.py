@@ -4,9 +4,12 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -25,11 +28,13 @@ from tests.checkpoint.dialect_samples import (
     write_modelopt,
     write_muse_glimmer,
     write_nemotron,
+    write_specforge,
     write_speculators,
     write_speculators_vocabulary,
 )
 from tests.checkpoint.samples import edit_config, refusal
 from tests.paths import FIXTURES
+from tests.quantize.samples import raw
 from tests.reference.synthetic import write_random_draft
 
 SOME_SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
@@ -116,24 +121,56 @@ rule = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name ==
 scope = {"Qwen3Config": object, "_SLIDING_ATTENTION": "sliding_attention"}
 exec(compile(ast.Module([rule], []), "qwen3_dflash.py", "exec"), scope)
 layers = range(theirs["num_hidden_layers"])
-print(json.dumps([scope[rule.name](types.SimpleNamespace(**theirs), i) for i in layers]))
+causal = [scope[rule.name](types.SimpleNamespace(**theirs), i) for i in layers]
+print(json.dumps({"causal": causal, "config": theirs}))
 """
+
+
+def as_vllm_reads(directory: Path) -> dict[str, Any]:
+    """By vLLM's own code: how it maps a Speculators config, and what it then reads of each layer."""
+    process = [sys.executable, "-c", VLLM_CAUSAL, str(directory)]
+    found: dict[str, Any] = json.loads(subprocess.run(process, capture_output=True, text=True, check=True).stdout)
+    return found
+
+
+has_vllm = pytest.mark.skipif(
+    find_spec("vllm") is None, reason="where PYTHONPATH has it: pip install --no-deps vllm==0.33.0"
+)
 WINDOWS = [(None, None), (["sliding_attention"] * 3, False), (["sliding_attention"] * 3, True), (SOME_SLIDING, False)]
 
 
 @pytest.mark.full
-@pytest.mark.skipif(find_spec("vllm") is None, reason="where PYTHONPATH has it: pip install --no-deps vllm==0.33.0")
+@has_vllm
 @pytest.mark.parametrize(("types", "is_causal"), WINDOWS)
 def test_vllm_computes_the_same_causality(types: list[str] | None, is_causal: bool | None, tmp_path: Path) -> None:
-    """By vLLM's own code: how it maps a Speculators config, and what it then reads of each layer."""
     directory = write_random_draft(
         tmp_path / "draft", dialect="qwen3", layer_types=types, sliding_window=9, is_causal=is_causal
     )
     written = to(directory, "speculators", tmp_path / "written")
-    process = subprocess.run(
-        [sys.executable, "-c", VLLM_CAUSAL, tmp_path / "written"], capture_output=True, text=True, check=True
+    assert as_vllm_reads(tmp_path / "written")["causal"] == [layer.causal for layer in written.spec.layers]
+
+
+@pytest.mark.full
+@has_vllm
+@pytest.mark.parametrize("types", [None, SOME_SLIDING, ["sliding_attention"] * 3])
+@pytest.mark.parametrize("from_anchor", [True, False])
+def test_vllm_reads_a_dspark_draft_as_we_do(from_anchor: bool, types: list[str] | None, tmp_path: Path) -> None:
+    directory = write_random_draft(
+        tmp_path / "draft", dialect="qwen3", dspark="vanilla", layer_types=types, sliding_window=9
     )
-    assert json.loads(process.stdout) == [layer.causal for layer in written.spec.layers]
+    spec = to(edit_config(directory, sample_from_anchor=from_anchor), "speculators", tmp_path / "written").spec
+    found = as_vllm_reads(tmp_path / "written")
+    assert found["causal"] == [layer.causal for layer in spec.layers]
+    config, head = found["config"], spec.markov_head
+    assert head is not None
+    expected = {
+        "architectures": ["Qwen3DSparkModel"], "sample_from_anchor": from_anchor,
+        "dspark_bonus_anchor": not from_anchor, "target_layer_ids": list(spec.target_layer_ids),
+        "block_size": spec.block_size, "mask_token_id": spec.mask_token_id, "markov_rank": head.rank,
+        "markov_head_type": "vanilla", "enable_confidence_head": head.confidence,
+        "confidence_head_with_markov": head.confidence, "draft_vocab_size": spec.vocab_size,
+    }  # fmt: skip
+    assert {key: config[key] for key in expected} == expected
 
 
 def test_a_vocabulary_of_its_own_comes_back_with_t2d(tmp_path: Path) -> None:
@@ -215,7 +252,10 @@ LOAD = """
 import json, sys, torch
 from safetensors.torch import load_file, save_file
 from speculators.models.dflash import DFlashDraftModel
-model = DFlashDraftModel.from_pretrained(sys.argv[1])
+from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
+DSparkSpeculatorConfig.model_rebuild(_types_namespace={"torch": torch})  # transformers > 5.19
+kind = json.load(open(sys.argv[1] + "/config.json"))["speculators_model_type"]
+model = (DSparkDraftModel if kind == "dspark" else DFlashDraftModel).from_pretrained(sys.argv[1])
 stored = load_file(sys.argv[1] + "/model.safetensors")
 state = model.state_dict()
 stored.pop("embed_tokens.weight", None)  # speculators 0.9 puts the target's in its place, always
@@ -225,6 +265,7 @@ print(json.dumps({
     "wrong": wrong, "ids": model.target_layer_ids, "block_size": model.block_size, "mask": model.config.mask_token_id,
     "windows": model.sliding_window_indices, "non_causal": model.sliding_window_non_causal,
     "biases": layers.attention_bias, "rope": model.rotary_emb.attention_scaling,
+    "from_anchor": model.config.sample_from_anchor, "rank": getattr(model.config, "markov_rank", 0),
 }))
 """
 
@@ -254,10 +295,14 @@ def speculators_python() -> Path | None:
 
 @pytest.mark.full
 @pytest.mark.skipif(speculators_python() is None, reason="needs speculators, here or in SPECULATORS_PYTHON")
-@pytest.mark.parametrize("case", ["tiny-qwen3-dflash", "tiny-gpt-oss-dflash", "windows", "vocabulary"])
+@pytest.mark.parametrize("case", ["tiny-qwen3-dflash", "tiny-gpt-oss-dflash", "windows", "vocabulary", "dspark"])
 def test_the_speculators_package_reads_what_we_write(case: str, tmp_path: Path) -> None:
     """Every tensor of ours is in its model, and its facts are the draft's."""
-    writers = {"windows": write_speculators, "vocabulary": write_speculators_vocabulary}
+    writers: dict[str, Callable[[Path], Path]] = {
+        "windows": lambda path: write_speculators(path, sliding_window_non_causal=True),
+        "vocabulary": lambda path: edit_config(write_speculators_vocabulary(path), sliding_window_non_causal=True),
+        "dspark": lambda path: write_random_draft(path, dialect="qwen3", dspark="gated"),
+    }
     source = writers[case](tmp_path / "source") if case in writers else FIXTURES / case
     draft = read_draft(source)
     verifier = Verifier(name=str(write_verifier(tmp_path / "target", draft)), architectures=["Qwen3ForCausalLM"])
@@ -270,7 +315,8 @@ def test_the_speculators_package_reads_what_we_write(case: str, tmp_path: Path) 
     assert found == {
         "wrong": [], "ids": [tap + 1 for tap in spec.target_layer_ids], "block_size": spec.block_size,
         "mask": spec.mask_token_id, "windows": [i for i, layer in enumerate(spec.layers) if layer.sliding_window],
-        "non_causal": False, "biases": spec.attention_bias, "rope": pytest.approx(spec.rope.attention_factor),
+        "non_causal": True, "biases": spec.attention_bias, "rope": pytest.approx(spec.rope.attention_factor),
+        "from_anchor": spec.sample_from_anchor, "rank": 0 if spec.markov_head is None else spec.markov_head.rank,
     }  # fmt: skip
 
 
@@ -278,3 +324,50 @@ def test_every_fact_has_its_place() -> None:
     """A fact that DraftSpec gets and no layout writes would be lost without a word."""
     spelled = {"layers", "rope", "block_size", "mask_token_id", "target_layer_ids"}
     assert set(DraftSpec.__struct_fields__) == {*own.FACTS, *zlab.SAME_KEYS, *zlab.OPTIONAL, *spelled}
+
+
+DSPARK = [
+    ("vanilla", {}, None),
+    ("gated", {"sample_from_anchor": False}, None),
+    ("none", {}, None),
+    ("vanilla", {}, 40),
+]
+
+
+def write_dspark(path: Path, head: str, changed: dict[str, object], rows: int | None) -> Path:
+    """A draft of DSpark's layouts; SpecForge's with a smaller vocabulary."""
+    if rows is not None:
+        return edit_config(write_specforge(path, rows=rows), is_causal=False)
+    return edit_config(write_random_draft(path, dialect="qwen3", dspark=head), **changed)
+
+
+@pytest.mark.parametrize(("head", "changed", "rows"), DSPARK)
+def test_dspark_in_speculators_layout(head: str, changed: dict[str, object], rows: int | None, tmp_path: Path) -> None:
+    source = read_draft(write_dspark(tmp_path / "draft", head, changed, rows))
+    written = to(source, "speculators", tmp_path / "written")
+    assert written.spec == msgspec.structs.replace(source.spec, model_type="qwen3")
+    assert {n: raw(t) for n, t in written.weights.items()} == {n: raw(t) for n, t in source.weights.items()}
+    config = json.loads((tmp_path / "written" / "config.json").read_text())
+    assert (config["speculators_model_type"], config["architectures"]) == ("dspark", ["DSparkDraftModel"])
+    proposal = config["speculators_config"]["proposal_methods"][0]
+    assert proposal["speculative_tokens"] == source.spec.num_draft_tokens
+    assert config["markov_rank"] == (0 if head == "none" else 12)
+    stored = load_file(tmp_path / "written" / "model.safetensors")
+    assert ("t2d" in stored) == (rows is not None)
+
+
+@pytest.mark.parametrize(
+    ("types", "said"),
+    [(SOME_SLIDING, {"is_causal": False}), (SOME_SLIDING, {"is_causal": True}), (None, {"is_causal": True})],
+)
+def test_causality_that_dspark_cannot_have_there(
+    types: list[str] | None, said: dict[str, object], tmp_path: Path
+) -> None:
+    draft = write_random_draft(
+        tmp_path / "draft", dialect="qwen3", dspark="vanilla", layer_types=types, sliding_window=9
+    )
+    if types is not None:
+        to(draft, "speculators", tmp_path / "by-type")  # sliding layers causal, the full one not
+    message = refusal(lambda: to(edit_config(draft, **said), "speculators", tmp_path / "written"))
+    assert "causal: expected sliding layers causal and full ones not, in DSpark" in message
+    assert not (tmp_path / "written").exists()

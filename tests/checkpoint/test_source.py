@@ -256,7 +256,7 @@ def test_directory(draft_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("owner/name").mkdir(parents=True)
     assert checkpoint_directory("owner/name") == Path("owner/name"), "it beats a repository of that name"
     message = refusal(lambda: checkpoint_directory(str(draft_dir / "config.json")))
-    assert message.endswith("config.json: expected a checkpoint directory, found a file")
+    assert message.endswith("config.json: expected a checkpoint directory or a GGUF file, found another file")
     assert "found: File name too long" in refusal(lambda: checkpoint_directory("a" * 5000))
 
 

@@ -89,28 +89,20 @@ def test_a_target_that_holds_its_drafter(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("file", "words"),
-    [("draft.gguf", "found GGUF (draft.gguf)"), ("adapter_config.json", "found a LoRA adapter (adapter_config.json)")],
+    [("draft.gguf", "draft.gguf: expected "), ("adapter_config.json", "found a LoRA adapter (adapter_config.json)")],
 )
 def test_directories_of_something_else(file: str, words: str, tmp_path: Path) -> None:
     (tmp_path / file).write_bytes(b"GGUF")
     shown = run("inspect", tmp_path)
     assert shown.returncode == 1
     assert words in shown.stderr
-    if file.endswith(".gguf"):
-        shown = run("inspect", tmp_path / file)
-        assert shown.returncode == 1
-        assert "found a GGUF file" in shown.stderr
-        assert "llama.cpp serves it" in shown.stderr
 
 
 @pytest.mark.parametrize(
     ("section", "words"),
     [
-        ({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": {"weights": {
-            "num_bits": 4, "type": "int", "group_size": 128}}}},
-         "found compressed-tensors pack-quantized (int4, groups of 128)\nhint: vLLM serves this draft"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "found fp8\nhint: vLLM and SGLang serve this draft"),
         ({"quant_method": "exl3", "bits": 4.0}, "found exl3\nhint: exllamav3 serves this draft"),
-        ({"quant_method": "compressed-tensors", "config_groups": [3]}, "found compressed-tensors\n"),
     ],
 )  # fmt: skip
 def test_weights_of_other_quantisers(section: dict[str, object], words: str, draft_dir: Path) -> None:

@@ -122,6 +122,7 @@ def test_draft(draft_dir: Path, target_dir: Path, capsys: pytest.CaptureFixture[
     assert found["tensors"]["count"] == 48
     assert found["tensors"]["dtypes"] == {"BF16": 48}
     assert found["tensors"]["bytes"] == sum(t.num_bytes for t in read_draft(draft_dir).weights.values())
+    assert (found["method"], found["num_draft_tokens"]) == ("DFlash", 5)
     assert found["context_bytes_per_token"] == 384
     assert "target" not in found
     assert document(capsys, draft_dir, "--target", target_dir)["target"] == as_json(read_target(target_dir).spec)

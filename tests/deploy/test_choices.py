@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import copy
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +13,14 @@ import pytest
 from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.choices import CHOICES, Circumstances, chosen
 from dflash_trt.deploy.finding import ERROR, WARNING
-from dflash_trt.deploy.schema import Runtime, load_schema
+from dflash_trt.deploy.rules.checked_config import CheckedConfig
+from dflash_trt.deploy.rules.choice_rules import METHOD_KEYS, packed_weights
+from dflash_trt.deploy.schema import Runtime, load_schema, runtime_keys
+from dflash_trt.deploy.sizes import draft_sizes
+from tests.checkpoint.compressed_samples import write_packed
+from tests.checkpoint.gguf_samples import Type, write_gguf
 from tests.deploy.deployments import RUNTIMES, rendered, resolved
+from tests.paths import FIXTURES
 
 NAME = "gpt-oss-120b.h200x8.latency"
 OWN = {
@@ -94,3 +102,30 @@ def test_what_is_written_has_no_finding_of_its_own_choices(runtime: Runtime) -> 
         config = deployment_config(resolved(NAME), load_schema(runtime), rendered(NAME, runtime, method).arguments)
         rules = {f.rule for f in check(config) if f.severity in (ERROR, WARNING)}
         assert rules.isdisjoint({choice.rule for choice in CHOICES[runtime]} | {"parsers"})
+
+
+def test_a_draft_that_another_quantiser_packed(tmp_path: Path) -> None:
+    """vLLM loads compressed-tensors; of the others nothing is known, and none serves a GGUF file of a draft."""
+    draft = Path(shutil.copytree(FIXTURES / "tiny-qwen3-dflash", tmp_path / "packed"))
+    file = write_gguf(draft, tmp_path / "draft.gguf", Type.Q8_0)
+    write_packed(draft)
+
+    def packed(runtime: Runtime, name: Path) -> list[str]:
+        key = runtime_keys()[runtime].draft.split(".")
+        document: dict[str, Any] = {METHOD_KEYS[runtime].rpartition(".")[2]: "dflash", key[-1]: str(name)}
+        nested = {key[0]: document} if len(key) > 1 else document
+        config = CheckedConfig(
+            schema=load_schema(runtime), document=nested, gpus=None, draft=draft_sizes(str(name)), target=None,
+            algorithms={}, mode="native",
+        )  # fmt: skip
+        return [str(finding) for finding in packed_weights(config)]
+
+    assert not packed("vllm", draft)
+    runtimes: tuple[Runtime, ...] = ("trtllm", "sglang")
+    for runtime in runtimes:
+        (finding,) = packed(runtime, draft)
+        assert "whether a draft in compressed-tensors pack-quantized (int4" in finding
+        assert f"dflash-trt convert {draft} -o packed-bf16 --to zlab" in finding
+    for runtime in (*runtimes, "vllm"):
+        (finding,) = packed(runtime, file)
+        assert "expected a directory of safetensors, found GGUF: " in finding

@@ -71,3 +71,10 @@ def test_anchor_first_in_zlabs_layout_is_served_here_alone(runtime: Runtime, tmp
 def test_a_schedule_is_refused(draft: Path) -> None:
     with pytest.raises(ConfigError, match="draft_schedule: expected one draft length"):
         arguments(draft, "vllm", draft_schedule={1: 7, 8: 3})
+
+
+def test_gated_heads_under_vllm(tmp_path: Path) -> None:
+    """vLLM 0.33's qwen3_dspark.py has no gate, and its tensors no place there."""
+    draft = write_random_draft(tmp_path / "draft", dialect="qwen3", dspark="gated", sizes=SIZES)
+    with pytest.raises(ConfigError, match=r"expected a vanilla Markov head, found DSpark .* is not known to serve"):
+        arguments(draft, "vllm")

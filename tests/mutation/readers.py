@@ -13,6 +13,7 @@ from dflash_trt.api.prompts import prompt_token_ids, read_prompts
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.convert_dialect import LAYOUTS
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.checkpoint.mapped import check_finite
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.cli import cli
 from dflash_trt.errors import CheckpointError, RequestError
@@ -25,8 +26,11 @@ from dflash_trt.observe.diagnosis.diagnosis import read_baseline
 from dflash_trt.observe.estimate.curve import read_acceptance
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.checked_pair import check_prompt
-from tests.mutation.mutations import NASTY, Mutation, mutate_document, mutate_header, mutate_lines
+from tests.mutation.mutations import NASTY, Mutation, mutate_bytes, mutate_document, mutate_header, mutate_lines
 from tests.observe.diagnosis.samples import group
+
+GGUF_HEADER = 5500
+"""Bytes of the GGUF file that hold its header, about."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,23 @@ def read_diagnosis(directory: Path, rng: Random) -> None:
 
 READ_BENCH = lambda d, _: read_points(d / "bench", read_run(d / "bench"))  # noqa: E731
 RUNTIMES = ("trtllm",) * 8 + ("vllm", "sglang")
+
+
+def decode(name: str) -> Callable[[Path, Random], object]:
+    """Reads a draft that others packed, and all its weights."""
+
+    def read(directory: Path, rng: Random) -> None:
+        check_finite(read_draft(directory / name).weights.values())
+
+    return read
+
+
+def mutate_gguf(content: bytes, rng: Random) -> bytes:
+    """A GGUF file with its header damaged, or any bytes."""
+    length = rng.choice((GGUF_HEADER, GGUF_HEADER, len(content)))
+    return mutate_bytes(content[:length], rng) + content[length:]
+
+
 READERS = {
     "draft config.json": Reader("draft/config.json", mutate_document, inspect("draft")),
     "target config.json": Reader("target/config.json", mutate_document, inspect("target")),
@@ -111,6 +132,9 @@ READERS = {
     "safetensors header": Reader("draft/model.safetensors", mutate_header, inspect("draft")),
     "index": Reader("sharded/model.safetensors.index.json", mutate_document, inspect("sharded")),
     "hf_quant_config.json": Reader("quantised/hf_quant_config.json", mutate_document, inspect("quantised")),
+    "compressed-tensors' config.json": Reader("packed/config.json", mutate_document, decode("packed")),
+    "compressed-tensors' header": Reader("packed/model.safetensors", mutate_header, decode("packed")),
+    "GGUF": Reader("draft.gguf", mutate_gguf, decode("draft.gguf")),
     "manifest": Reader("engine/manifest.json", mutate_document, inspect("engine")),
     "recipe": Reader(
         "recipe.yaml", mutate_lines,

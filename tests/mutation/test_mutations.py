@@ -19,7 +19,9 @@ from dflash_trt.observe.bench.run_directory import write_point, write_run
 from dflash_trt.observe.diagnosis.diagnosis import SCHEMA
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
+from tests.checkpoint.compressed_samples import write_packed
 from tests.checkpoint.dialect_samples import WRITERS
+from tests.checkpoint.gguf_samples import Type, write_gguf
 from tests.checkpoint.samples import shard, write_target
 from tests.engines import build
 from tests.mutation.readers import READERS
@@ -27,7 +29,7 @@ from tests.observe.bench import samples
 from tests.observe.bench.aiperf_samples import record, write_export
 from tests.observe.diagnosis.samples import SHARES, sample
 from tests.paths import REPOSITORY
-from tests.reference.synthetic import write_random_draft
+from tests.reference.synthetic import DraftSizes, write_random_draft
 
 SERVE = """\
 backend: pytorch
@@ -52,6 +54,10 @@ def write_inputs(directory: Path) -> None:
     shard(directory / "sharded")
     quantize_checkpoint(read_draft(draft), load_recipe("fp8"), directory / "quantised")
     build(draft, directory / "engine", target)
+    sizes = DraftSizes(hidden=64)
+    packed = write_random_draft(directory / "packed", dialect="qwen3", dflash2=True, is_causal=False, sizes=sizes)
+    write_gguf(packed, directory / "draft.gguf", Type.Q8_0)
+    write_packed(packed, symmetric=False)
     shutil.copy(REPOSITORY / "build_configs" / "recipes" / "nvfp4.yaml", directory / "recipe.yaml")
     draft = write_random_draft(directory / "qwen3-draft", dialect="qwen3")
     target = write_target(directory / "qwen3", model_type="qwen3", **HEADS)

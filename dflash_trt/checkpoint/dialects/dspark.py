@@ -80,8 +80,20 @@ def read_head(of: Callable[[str], Facts]) -> MarkovHead | None:
         return None
     kind = (place := of("markov_head_type")).text("markov_head_type", choices=("vanilla", "gated", "rnn"))
     if kind == "rnn":
-        raise place.error("markov_head_type", "vanilla or gated (vLLM 0.33 serves rnn)")
+        raise place.error("markov_head_type", "vanilla or gated, which are computed")
     return MarkovHead(rank=rank, is_gated=kind == "gated", confidence=confidence)
+
+
+def head_to_config(head: MarkovHead | None) -> dict[str, object]:
+    """The keys that `read_head` reads."""
+    head_type = "gated" if head is not None and head.is_gated else "vanilla"
+    confidence = head is not None and head.confidence
+    return {
+        "markov_rank": 0 if head is None else head.rank,
+        "markov_head_type": head_type,
+        "enable_confidence_head": confidence,
+        WITH_MARKOV: confidence,
+    }
 
 
 DSPARK = Dialect(name="dspark", recognises=recognises, read=read, is_canonical=True, canonical=zlab.canonical)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 
-import msgspec
-
+from dflash_trt.checkpoint.decoded import row_range
 from dflash_trt.checkpoint.dialects import zlab
 from dflash_trt.checkpoint.dialects.dialect import Dialect, Places, Weights, has_architecture, layer_types, layers
 from dflash_trt.checkpoint.draft_spec import DraftSpec, GateWidth
@@ -57,13 +56,11 @@ def canonical(weights: Weights, spec: DraftSpec) -> Weights:
         if match is None or tensor.shape[:1] != (q + 2 * kv,):
             result[name] = tensor
             continue
-        row, offset = tensor.num_bytes // tensor.shape[0], tensor.offset
+        begin = 0
         for part, rows in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
             own = f"{match[1]}{part}.{match[2]}"
-            result[own] = msgspec.structs.replace(
-                tensor, name=own, shape=(rows, *tensor.shape[1:]), offset=offset, num_bytes=rows * row
-            )
-            offset += rows * row
+            result[own] = row_range(tensor, own, begin, rows)
+            begin += rows
     return result
 
 

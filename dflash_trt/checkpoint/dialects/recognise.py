@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from dflash_trt.checkpoint.dialects.dflash2 import DFLASH2
 from dflash_trt.checkpoint.dialects.dialect import Dialect
 from dflash_trt.checkpoint.dialects.dspark import DSPARK
+from dflash_trt.checkpoint.dialects.gguf import GGUF, read_metadata
 from dflash_trt.checkpoint.dialects.jetspec import JETSPEC
 from dflash_trt.checkpoint.dialects.laguna import LAGUNA
 from dflash_trt.checkpoint.dialects.mimo import MIMO
@@ -16,9 +19,11 @@ from dflash_trt.checkpoint.dialects.refused import REFUSED
 from dflash_trt.checkpoint.dialects.speculators import SPECULATORS
 from dflash_trt.checkpoint.dialects.zlab import ZLAB
 from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.source import GGUF as SUFFIX
 
 DIALECTS: tuple[Dialect, ...] = (
     OWN,
+    GGUF,
     *REFUSED,
     DSPARK,
     SPECULATORS,
@@ -30,6 +35,11 @@ DIALECTS: tuple[Dialect, ...] = (
     MODELOPT,
     ZLAB,
 )
+
+
+def read_config(path: Path) -> Facts:
+    """config.json of a checkpoint directory, or the metadata of a draft's GGUF file; raises CheckpointError."""
+    return Facts.load(path / "config.json") if path.suffix != SUFFIX or path.is_dir() else read_metadata(path)
 
 
 def is_draft(config: Facts) -> bool:

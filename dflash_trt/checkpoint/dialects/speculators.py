@@ -33,7 +33,10 @@ from dflash_trt.checkpoint.facts import Facts
 
 KEY = "speculators_model_type"
 VERSION = "0.9.0"
-WORDS = {"own_embedding", "draft_vocab_size", "block_conv", "candidate_selector", "num_target_layers"}
+WORDS = {
+    "own_embedding", "draft_vocab_size", "block_conv", "candidate_selector", "num_target_layers", "markov_head",
+    "sample_from_anchor",
+}  # fmt: skip
 """Facts that z-lab's layout need not, or cannot, say and the library can."""
 PLAIN = {fact: plain for fact, plain in (zlab.PLAIN | zlab.OPTIONAL).items() if fact not in WORDS}
 """Facts for which the library has no words, and what they are for every draft of it."""
@@ -114,10 +117,7 @@ def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
         raise unrepresentable(
             "speculators", "sliding_window", "one window for all sliding layers", sorted(windows_of(spec))
         )
-    causal = {layer.causal for layer in spec.layers}
-    if len(causal) > 1 or any(layer.causal for layer in spec.layers if layer.sliding_window is None):
-        found = [layer.causal for layer in spec.layers]
-        raise unrepresentable("speculators", "causal", "one value for all layers, true only if all slide", found)
+    _refuse_causality(spec)
     if any(layer.sinks for layer in spec.layers):
         raise unrepresentable("speculators", "layers.sinks", "no sinks", [layer.sinks for layer in spec.layers])
     if spec.rope.partial_rotary_factor != 1:
@@ -135,24 +135,29 @@ def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
         num_target_layers=None,
         block_conv=None,
         candidate_selector=None,
+        markov_head=None,
+        sample_from_anchor=False,
     )
     backbone = zlab.to_config(plain, dtype)
     for key in ("architectures", "block_size", "dflash_config"):
         del backbone[key]
-    algorithm, more = "dflash", dict[str, object]()
+    algorithm, architecture, more = "dflash", zlab.ARCHITECTURE, dict[str, object]()
     if spec.block_conv is not None or spec.candidate_selector is not None:
-        algorithm, more = "dflash2", dflash2.additions_to_config(spec, "speculators")
+        algorithm, architecture = "dflash2", dflash2.ARCHITECTURES[0]
+        more = dflash2.additions_to_config(spec, "speculators")
+    elif spec.is_dspark:
+        algorithm, architecture, more = "dspark", dspark.ARCHITECTURES[1], dspark.head_to_config(spec.markov_head)
     count = {} if spec.num_target_layers is None else {"num_target_layers": spec.num_target_layers}
     return {
-        "architectures": [dflash2.ARCHITECTURES[0] if more else zlab.ARCHITECTURE],
+        "architectures": [architecture],
         "aux_hidden_state_layer_ids": [tap + 1 for tap in spec.target_layer_ids],
         "block_size": spec.block_size,
         "draft_vocab_size": spec.draft_vocab_size or spec.vocab_size,
         "dtype": dtype,
         "mask_token_id": spec.mask_token_id,
         **count,
-        "sample_from_anchor": False,
-        "sliding_window_non_causal": causal == {False},
+        "sample_from_anchor": spec.sample_from_anchor,
+        "sliding_window_non_causal": not any(layer.causal for layer in spec.layers),
         **more,
         "speculators_model_type": algorithm,
         "speculators_version": VERSION,
@@ -161,11 +166,22 @@ def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
     }
 
 
+def _refuse_causality(spec: DraftSpec) -> None:
+    """Raises CheckpointError where the library, or vLLM 0.33, would compute another causality than that of `spec`."""
+    found = [layer.causal for layer in spec.layers]
+    if spec.is_dspark:
+        if not zlab.follow_rule(spec.layers):
+            raise unrepresentable("speculators", "causal", "sliding layers causal and full ones not, in DSpark", found)
+    elif len(set(found)) > 1 or any(layer.causal for layer in spec.layers if layer.sliding_window is None):
+        raise unrepresentable("speculators", "causal", "one value for all layers, true only if all slide", found)
+
+
 def name_verifier(config: dict[str, object], name: str, architectures: Sequence[str]) -> dict[str, object]:
     """`config` with the target, which Speculators' readers load as the verifier of this draft."""
     block_size = config["block_size"]
     assert isinstance(block_size, int)
-    proposal = {"proposal_type": "greedy", "speculative_tokens": block_size - 1}
+    num_draft_tokens = block_size if config["sample_from_anchor"] else block_size - 1
+    proposal = {"proposal_type": "greedy", "speculative_tokens": num_draft_tokens}
     return config | {
         "speculators_config": {
             "algorithm": config["speculators_model_type"],

@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+from dflash_trt.checkpoint.source import GGUF
 from dflash_trt.deploy.cache_groups import vllm_cache_layout
 from dflash_trt.deploy.choices import CHOICES, Choice, Circumstances
 from dflash_trt.deploy.finding import WARNING, Finding
 from dflash_trt.deploy.flags import flag_words
 from dflash_trt.deploy.parsers import target_parsers
-from dflash_trt.deploy.rules.checked_config import CheckedConfig, check_num_draft_tokens, unchecked, warning
+from dflash_trt.deploy.rules.checked_config import CheckedConfig, check_num_draft_tokens, error, unchecked, warning
 from dflash_trt.deploy.schema import Runtime, runtime_keys
+from dflash_trt.files.command import quoted
 
 METHOD_KEYS: dict[Runtime, str] = {
     "trtllm": "speculative_config.decoding_type",
@@ -41,6 +44,22 @@ def unchecked_method(config: CheckedConfig) -> Iterator[Finding]:
     )  # fmt: skip
     if name == "dspark":
         yield from check_num_draft_tokens(config, config.number(runtime_keys()[runtime].num_draft_tokens))
+
+
+def packed_weights(config: CheckedConfig) -> Iterator[Finding]:
+    """A draft whose weights another quantiser packed, served as it is."""
+    draft, key = config.draft, runtime_keys()[config.schema.runtime].draft
+    if draft is None or draft.checkpoint is None or config.setting(key) != draft.name:
+        return
+    packed, is_gguf = draft.checkpoint.stored_as, draft.name.endswith(GGUF)
+    if packed is None or (config.schema.runtime == "vllm" and not is_gguf):
+        return
+    written = quoted(Path(f"{Path(draft.name).stem}-bf16"))
+    fix = f"dflash-trt convert {quoted(Path(draft.name))} -o {written} --to zlab, and serve that"
+    if is_gguf:
+        yield error("packed-weights", key, "a directory of safetensors", packed, fix)
+    else:
+        yield unchecked("packed-weights", key, f"whether a draft in {packed} loads was not looked up", fix)
 
 
 def choices(config: CheckedConfig) -> Iterator[Finding]:

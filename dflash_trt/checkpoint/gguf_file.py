@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads GGUF headers (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), never the weights.
+
+The package gguf decodes blocks; its reader goes on behind the end of a damaged file for as long as a count says.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dflash_trt.checkpoint.decoded import decoded
+from dflash_trt.checkpoint.safetensors_file import (
+    BITS_PER_ELEMENT,
+    MAX_FILE_BYTES,
+    MAX_HEADER_BYTES,
+    REDOWNLOAD,
+    StoredTensor,
+)
+from dflash_trt.errors import CheckpointError, MissingDependencyError, shown
+from dflash_trt.files.read import open_file
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""struct's letters of the types of values."""
+STRING, ARRAY = 8, 9
+DENSE = {0: "F32", 26: "I32", 27: "I64", 30: "BF16"}
+"""Types of tensors that are read as they are."""
+F16 = 1
+MAX_KEPT = 4096
+"""Values of an array that are kept; of a longer one, and of strings, only their number is."""
+MAX_DIMENSIONS = 4
+NVFP4 = 40
+SERVED = "llama.cpp serves it (--spec-type draft-dflash); give dflash-trt the safetensors that it was made from"
+
+
+class Gguf(NamedTuple):
+    """What the header of a GGUF file says."""
+
+    metadata: dict[str, object]
+    """Values by key; of arrays of strings, and of long ones, their length."""
+    tensors: dict[str, StoredTensor]
+    """By their own names, row-major as torch's; quantised ones are decoded when they are read."""
+
+
+class _Header:
+    """The bytes of a file, read from the front; what a count announces must be there."""
+
+    def __init__(self, file: Path, data: mmap.mmap) -> None:
+        self._file, self._data, self.position = file, data, 0
+
+    def value(self, letter: str) -> Any:
+        return self.values(letter, 1)[0]
+
+    def values(self, letter: str, count: int) -> tuple[Any, ...]:
+        begin = self._skip(count * struct.calcsize(f"<{letter}"))
+        return struct.unpack_from(f"<{count}{letter}", self._data, begin)
+
+    def text(self) -> str:
+        length = self.value("Q")
+        begin = self._skip(length)
+        try:
+            return self._data[begin : begin + length].decode()
+        except UnicodeDecodeError:
+            raise self.error("text in UTF-8", f"other bytes at {begin}") from None
+
+    def field(self) -> object:
+        """A value of any type."""
+        kind = self.value("I")
+        if kind == STRING:
+            return self.text()
+        if kind != ARRAY:
+            return _shortest(self.value(self._letter(kind)), kind)
+        element, count = self.value("I"), self.value("Q")
+        if element == STRING:
+            for _ in range(count):
+                self._skip(self.value("Q"))
+            return count
+        letter = self._letter(element)
+        if count > MAX_KEPT:
+            self._skip(count * struct.calcsize(f"<{letter}"))
+            return count
+        return [_shortest(value, element) for value in self.values(letter, count)]
+
+    def error(self, expected: str, found: str) -> CheckpointError:
+        return CheckpointError(f"{self._file}: expected {expected}, found {found}", hint=REDOWNLOAD)
+
+    def _letter(self, kind: int) -> str:
+        if kind not in SCALARS:
+            raise self.error("a type of value from 0 to 12, without arrays in arrays", str(kind))
+        return SCALARS[kind]
+
+    def _skip(self, num_bytes: int) -> int:
+        begin, self.position = self.position, self.position + num_bytes
+        if self.position > MAX_HEADER_BYTES:
+            raise self.error(f"at most {MAX_HEADER_BYTES} bytes of header", "more")
+        if self.position > len(self._data):
+            raise self.error(f"{num_bytes} bytes at {begin}", f"the end of the file at {len(self._data)}")
+        return begin
+
+
+def _shortest(value: Any, kind: int) -> Any:
+    """A FLOAT32 as the shortest decimal that means it: 1e-06, not 9.99999997475e-07."""
+    if SCALARS[kind] != "f":
+        return value
+    import numpy as np
+
+    return float(str(np.float32(value)))
+
+
+def read_gguf(file: Path) -> Gguf:
+    """The header of a GGUF file.
+
+    Raises CheckpointError for a damaged file and types of tensors that are not read; MissingDependencyError for
+    quantised tensors without the package gguf.
+    """
+    with open_file(file, CheckpointError) as stream:
+        try:
+            data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError:
+            raise CheckpointError(f"{file}: expected a GGUF file, found an empty one", hint=REDOWNLOAD) from None
+    with data:
+        header = _Header(file, data)
+        if bytes(header.values("B", 4)) != MAGIC or header.value("I") not in VERSIONS:
+            raise header.error(f"a GGUF file of version {' or '.join(map(str, VERSIONS))}", shown(data[:8]))
+        num_tensors, num_keys = header.values("Q", 2)
+        metadata = _read_metadata(header, num_keys)
+        entries = _read_entries(header, num_tensors)
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment not in (1 << i for i in range(3, 21)):
+            raise header.error("general.alignment, a power of 2 from 8 on", shown(alignment))
+        begin = -(-header.position // alignment) * alignment
+        tensors = {n: _tensor(file, n, shape, kind, begin + offset) for n, (shape, kind, offset) in entries.items()}
+        _check_places(header, len(data), begin, tensors, {n: offset for n, (_, _, offset) in entries.items()})
+    return Gguf(metadata, tensors)
+
+
+def _read_metadata(header: _Header, count: int) -> dict[str, object]:
+    metadata: dict[str, object] = {}
+    for _ in range(count):
+        key = header.text()
+        if key in metadata:
+            raise header.error(f"the key {shown(key)} once", "it twice")
+        metadata[key] = header.field()
+    return metadata
+
+
+Entry = tuple[tuple[int, ...], int, int]
+
+
+def _read_entries(header: _Header, count: int) -> dict[str, Entry]:
+    """Shape, type and offset of each tensor, by name."""
+    entries: dict[str, Entry] = {}
+    for _ in range(count):
+        name, num_dimensions = header.text(), header.value("I")
+        if name in entries or not 1 <= num_dimensions <= MAX_DIMENSIONS:
+            raise header.error(f"a tensor {shown(name)} of 1 to {MAX_DIMENSIONS} dimensions, once", "others")
+        shape = header.values("Q", num_dimensions)[::-1]
+        if not all(1 <= size <= MAX_FILE_BYTES for size in shape):
+            raise header.error(f"sizes of tensor {shown(name)} from 1 to {MAX_FILE_BYTES}", str(list(shape)))
+        entries[name] = (shape, header.value("I"), header.value("Q"))
+    return entries
+
+
+def _tensor(file: Path, name: str, shape: tuple[int, ...], kind: int, offset: int) -> StoredTensor:
+    if (dtype := DENSE.get(kind)) is not None:
+        size = math.prod(shape) * BITS_PER_ELEMENT[dtype] // 8
+        return StoredTensor(name=name, dtype=dtype, shape=shape, file=file, offset=offset, num_bytes=size)
+    import numpy as np
+
+    if kind == F16:
+        return _float16(file, name, shape, offset)
+    gguf = _package(file)
+    try:
+        quantised = gguf.GGMLQuantizationType(kind)
+        per_block, block_bytes = gguf.GGML_QUANT_SIZES[quantised]
+        gguf.dequantize(np.zeros((1, block_bytes), np.uint8), quantised)
+    except (ValueError, KeyError, NotImplementedError):
+        raise _unread(file, name, f"the type {kind}") from None
+    if kind == NVFP4:
+        raise _unread(file, name, "NVFP4, which has scales in other tensors")
+    if shape[-1] % per_block:
+        raise CheckpointError(
+            f"{file}: tensor {shown(name)}: expected columns in blocks of {per_block} for {quantised.name}, found"
+            f" {shape[-1]}",
+            hint=REDOWNLOAD,
+        )
+    width = shape[-1] // per_block * block_bytes
+    size = math.prod(shape[:-1]) * width
+
+    def decode(begin: int, end: int) -> NDArray[np.float32]:
+        raw = np.memmap(file, np.uint8, "r", offset + begin * width, (end - begin, width))
+        with np.errstate(all="ignore"):
+            values: NDArray[np.float32] = gguf.dequantize(raw, quantised)
+        return values
+
+    at = StoredTensor(name=name, dtype="U8", shape=shape, file=file, offset=offset, num_bytes=size)
+    return decoded(name, shape, at, decode, quantised.name, size)
+
+
+def _float16(file: Path, name: str, shape: tuple[int, ...], offset: int) -> StoredTensor:
+    """F16 as BF16, which llama.cpp's converter made it of."""
+    import numpy as np
+
+    width = shape[-1]
+    size = 2 * math.prod(shape)
+
+    def decode(begin: int, end: int) -> NDArray[np.float32]:
+        raw = np.memmap(file, "<f2", "r", offset + 2 * begin * width, (end - begin, width))
+        return raw.astype(np.float32)
+
+    at = StoredTensor(name=name, dtype="F16", shape=shape, file=file, offset=offset, num_bytes=size)
+    return decoded(name, shape, at, decode, "F16", size)
+
+
+def _unread(file: Path, name: str, found: str) -> CheckpointError:
+    return CheckpointError(
+        f"{file}: tensor {shown(name)}: expected F32, F16, BF16 or a type that the package gguf decodes, found {found}",
+        hint=SERVED,
+    )
+
+
+def _package(file: Path) -> Any:
+    if find_spec("gguf") is None:
+        raise MissingDependencyError(
+            f"{file}: its tensors are quantised, and the package gguf, which decodes them, is not installed",
+            hint="pip install 'dflash-trt[run]'",
+        )
+    import gguf
+
+    return gguf
+
+
+def _check_places(
+    header: _Header, file_bytes: int, begin: int, tensors: dict[str, StoredTensor], offsets: dict[str, int]
+) -> None:
+    """Raises CheckpointError where tensors overlap, or reach behind the end of the file."""
+    end = begin
+    for name in sorted(offsets, key=offsets.__getitem__):
+        size = getattr(tensors[name], "stored_bytes", tensors[name].num_bytes)
+        place = begin + offsets[name]
+        if place < end:
+            raise header.error(f"tensor {shown(name)} behind byte {end}", f"it at {place}: tensors overlap")
+        end = place + size
+    if end > file_bytes:
+        raise header.error(f"{end} bytes", f"{file_bytes}: the file is truncated")
