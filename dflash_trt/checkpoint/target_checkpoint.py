@@ -11,7 +11,7 @@ import msgspec
 from dflash_trt.checkpoint.dialects.recognise import is_draft
 from dflash_trt.checkpoint.dialects.refused import refuse_stranger
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
-from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.hub import fetch_weights, read_headers
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
@@ -55,10 +55,22 @@ def read_target(directory: Path, config: Facts | None = None) -> TargetCheckpoin
     Raises CheckpointError for a draft, for a fact that is missing, and for an embedding table of another shape.
     """
     config = config or Facts.load(directory / "config.json")
+    spec, text = read_target_spec(config)
+    if (weights := read_headers(directory)) is None:
+        weights = read_weights(directory)
+    _check_embedding(directory, spec, weights)
+    return TargetCheckpoint(directory=directory, spec=spec, config=text, weights=weights)
+
+
+def read_target_spec(config: Facts) -> tuple[TargetSpec, Facts]:
+    """Facts of a target's config.json, and the part of it that describes the language model.
+
+    Raises CheckpointError for a draft, and for a fact that is missing.
+    """
     refuse_stranger(config)
     if is_draft(config):
         hint = "give --target the model that the draft was trained for"
-        raise CheckpointError(f"{directory}: expected a target, found a DFlash draft", hint=hint)
+        raise CheckpointError(f"{config.file.parent}: expected a target, found a DFlash draft", hint=hint)
     text = config.section("text_config") if "text_config" in config else config
     spec = TargetSpec(
         model_type=config.text("model_type"),
@@ -67,10 +79,7 @@ def read_target(directory: Path, config: Facts | None = None) -> TargetCheckpoin
         vocab_size=text.integer("vocab_size"),
         max_position_embeddings=text.integer("max_position_embeddings"),
     )
-    if (weights := read_headers(directory)) is None:
-        weights = read_weights(directory)
-    _check_embedding(directory, spec, weights)
-    return TargetCheckpoint(directory=directory, spec=spec, config=text, weights=weights)
+    return spec, text
 
 
 def _check_embedding(directory: Path, spec: TargetSpec, weights: dict[str, StoredTensor]) -> None:
@@ -85,8 +94,8 @@ def _check_embedding(directory: Path, spec: TargetSpec, weights: dict[str, Store
         )
 
 
-def check_pair(draft: DraftSpec, target: TargetSpec, *, draft_name: str, target_name: str) -> None:
-    """Raises CheckpointError, with both values, where a draft does not fit a target."""
+def check_pair(draft: PartialDraftSpec, target: PartialTargetSpec, *, draft_name: str, target_name: str) -> None:
+    """Raises CheckpointError, with both values, where a draft does not fit a target, as far as facts are known."""
 
     def refuse(fact: str, expected: object, found: object) -> CheckpointError:
         return CheckpointError(
@@ -95,7 +104,7 @@ def check_pair(draft: DraftSpec, target: TargetSpec, *, draft_name: str, target_
             hint="give --target the model that this draft was trained for",
         )
 
-    if draft.model_type == "gpt_oss" != target.model_type:
+    if draft.model_type == "gpt_oss" and target.model_type not in (None, "gpt_oss"):
         raise refuse("model_type", target.model_type, draft.model_type)
     if (draft.tap_hidden_size or draft.hidden_size) != target.hidden_size:
         raise refuse("hidden_size", target.hidden_size, draft.tap_hidden_size or draft.hidden_size)
@@ -104,7 +113,7 @@ def check_pair(draft: DraftSpec, target: TargetSpec, *, draft_name: str, target_
         raise refuse("hidden_size, as embedding and lm_head are the target's", target.hidden_size, draft.hidden_size)
     if draft.vocab_size not in (None, target.vocab_size):
         raise refuse("vocab_size", target.vocab_size, draft.vocab_size)
-    if draft.mask_token_id >= target.vocab_size:
+    if draft.mask_token_id is not None and draft.mask_token_id >= target.vocab_size:
         raise refuse("mask_token_id", f"a token id below {target.vocab_size}", draft.mask_token_id)
     if draft.num_target_layers not in (None, target.num_hidden_layers):
         raise refuse("num_target_layers", target.num_hidden_layers, draft.num_target_layers)

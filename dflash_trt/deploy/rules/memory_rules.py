@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dflash_trt.deploy.finding import Finding
-from dflash_trt.deploy.memory import GpuMemory, ServingLoad, gpu_memory, paged_arena_bytes
+from dflash_trt.deploy.memory import ACTIVATION_RESERVE_BYTES, GpuMemory, ServingLoad, gpu_memory, paged_arena_bytes
 from dflash_trt.deploy.rules.checked_config import CheckedConfig, error, unchecked, warning
 from dflash_trt.deploy.schema import RuntimeKeys, Schema, runtime_keys
 from dflash_trt.engine.plans.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
@@ -54,7 +54,7 @@ def worker_buffers(schema: Schema) -> dict[str, bool]:
 
 
 def check_memory(config: CheckedConfig) -> Iterator[Finding]:
-    """Refuse what cannot fit, and name the largest sizes that do."""
+    """Refuse what cannot fit, and name the largest sizes that do; warn where a smaller reserve would let it fit."""
     keys = runtime_keys()[config.schema.runtime]
     load = document_load(config)
     if load is None:
@@ -70,7 +70,13 @@ def check_memory(config: CheckedConfig) -> Iterator[Finding]:
         yield from _beside_the_pool(load, memory)
         return
     rule = "context-arena" if memory.free_bytes < 0 and _arena(memory) else "memory"
-    yield error(rule, keys.max_batch_size, *_refusal(load, memory, keys))
+    # TensorRT-LLM itself sets aside as much for activations as is counted; of the others it is an estimate.
+    is_estimate = memory.is_estimate and config.schema.runtime != "trtllm"
+    make = warning if is_estimate else error
+    expected, found, fix = _refusal(load, memory, keys)
+    if is_estimate:
+        found += f", with {_gib(ACTIVATION_RESERVE_BYTES)} kept for activations, an estimate"
+    yield make(rule, keys.max_batch_size, expected, found, fix)
 
 
 def _private_arena(config: CheckedConfig, load: ServingLoad, memory: GpuMemory) -> Iterator[Finding]:

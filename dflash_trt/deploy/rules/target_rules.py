@@ -9,11 +9,12 @@ from typing import Literal
 
 import msgspec
 
-from dflash_trt.deploy.finding import Finding
+from dflash_trt.checkpoint.target_checkpoint import check_pair
+from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.gpus import DATA
 from dflash_trt.deploy.rules.checked_config import CheckedConfig, error, unchecked, warning
 from dflash_trt.deploy.schema import runtime_keys
-from dflash_trt.errors import ConfigError
+from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.files.json_file import read_json
 
 KEY = "trust_remote_code"
@@ -50,6 +51,18 @@ class TargetSupport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def target_support() -> TargetSupport:
     """The package's data."""
     return read_json(DATA / "target_support.json", TargetSupport, ConfigError, what="the package's data")
+
+
+def pair(config: CheckedConfig) -> Iterator[Finding]:
+    """A draft that was made for another target."""
+    draft, target = config.draft, config.target
+    if draft is None or target is None:
+        return
+    try:
+        check_pair(draft.spec, target.spec, draft_name=draft.name, target_name=target.name)
+    except CheckpointError as refused:
+        key = runtime_keys()[config.schema.runtime].draft
+        yield Finding("pair", ERROR, key, refused.message, "name the draft that was trained for this target")
 
 
 def context_length(config: CheckedConfig) -> Iterator[Finding]:
