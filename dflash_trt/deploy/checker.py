@@ -15,7 +15,7 @@ from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.rules import sglang_rules, trtllm_rules, vllm_rules
 from dflash_trt.deploy.rules.checked_config import CheckedConfig
-from dflash_trt.deploy.rules.choice_rules import BLOCKS, METHOD_KEYS, choices, parsers, unchecked_method
+from dflash_trt.deploy.rules.choice_rules import BLOCKS, METHOD_KEYS, choices, parsers, release, unchecked_method
 from dflash_trt.deploy.rules.layout_rules import draft_layout
 from dflash_trt.deploy.rules.target_rules import context_length, pair, remote_code
 from dflash_trt.deploy.schema import Schema, runtime_keys
@@ -43,17 +43,8 @@ def check(config: CheckedConfig) -> list[Finding]:
     findings += check_schema(config.schema, document)
     rules = RULES[config.schema.runtime]
     dflash_rules = rules.DFLASH_RULES if rules.is_dflash(config) else ()
-    for rule in (
-        unchecked_method,
-        remote_code,
-        pair,
-        draft_layout,
-        context_length,
-        *rules.RULES,
-        *dflash_rules,
-        choices,
-        parsers,
-    ):
+    common = (release, unchecked_method, remote_code, pair, draft_layout, context_length)
+    for rule in (*common, *rules.RULES, *dflash_rules, choices, parsers):
         findings += rule(config)
     return findings
 

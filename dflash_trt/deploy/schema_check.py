@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from dflash_trt.deploy.finding import ERROR, WARNING, Finding
-from dflash_trt.deploy.schema import PACKAGES, Schema, validator_class
+from dflash_trt.deploy.schema import Schema, validator_class
 
 # pydantic's lax mode (2.14).
 TRUE, FALSE = ("true", "t", "yes", "y", "on", "1"), ("false", "f", "no", "n", "off", "0")
@@ -140,13 +140,11 @@ def _findings(schema: Schema, error: Any, path: Path) -> Iterator[tuple[Path, Fi
 def _unknown_key(schema: Schema, definition: dict[str, Any], key: str, name: str) -> Finding:
     near = _slip(name, definition["properties"])
     source = definition["x-source"]["version"]
-    elsewhere = source != schema.version
+    elsewhere = source != schema.release
     read = f", whose keys were read at {source}" if elsewhere else ""
     # A word like no other may be a key that came with the release; a slip of the pen resembles one.
     severity = WARNING if elsewhere and near is None else ERROR
-    problem = (
-        f"not known to this schema: no key of {definition['title']} ({PACKAGES[schema.runtime]} {schema.version}{read})"
-    )
+    problem = f"not known to this schema: no key of {definition['title']} ({schema}{read})"
     return Finding("unknown-key", severity, key, problem, _write(near, "look it up in the documents of your release"))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules for all runtimes: choices that the writer makes, and methods that have no rules of their own."""
+"""Rules for all runtimes: choices that the writer makes, and methods and releases without rules of their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.flags import flag_words
 from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.rules.checked_config import CheckedConfig, check_num_draft_tokens, unchecked, warning
-from dflash_trt.deploy.schema import Runtime, runtime_keys
+from dflash_trt.deploy.schema import Runtime, runtime_keys, versions
 
 METHOD_KEYS: dict[Runtime, str] = {
     "trtllm": "speculative_config.decoding_type",
@@ -40,6 +40,18 @@ def unchecked_method(config: CheckedConfig) -> Iterator[Finding]:
     )  # fmt: skip
     if name == "dspark":
         yield from check_num_draft_tokens(config, config.number(runtime_keys()[runtime].num_draft_tokens))
+
+
+def release(config: CheckedConfig) -> Iterator[Finding]:
+    """What may differ in a release without a schema of its own."""
+    schema = config.schema
+    if schema.stands_for:
+        yield warning(
+            "release", "--version", f"a release whose keys were read ({', '.join(versions(schema.runtime))})",
+            f"{schema.release}, compared with {schema.version}: keys, defaults and limits that came, went or changed"
+            " between the two are not seen",
+            "compare the keys with that release's own documents",
+        )  # fmt: skip
 
 
 def choices(config: CheckedConfig) -> Iterator[Finding]:
