@@ -99,8 +99,13 @@ def check_num_draft_tokens(config: CheckedConfig, found: int | None) -> Iterator
         )
 
 
-def check_token_budget(config: CheckedConfig, is_speculative: bool) -> Iterator[Finding]:
-    """Every running request verifies 1 + K tokens in one forward pass: max_batch_size * (1 + K) <= max_num_tokens."""
+def check_token_budget(
+    config: CheckedConfig, is_speculative: bool, *, refused_below: int | None = None, otherwise: str = ""
+) -> Iterator[Finding]:
+    """Every running request verifies 1 + K tokens in one forward pass: max_batch_size * (1 + K) <= max_num_tokens.
+
+    A runtime that refuses no more than a budget below `refused_below` does `otherwise` with a larger one.
+    """
     keys = runtime_keys()[config.schema.runtime]
     batch_key, tokens_key = keys.max_batch_size, keys.max_num_tokens
     num_draft_tokens = config.number(keys.num_draft_tokens) if is_speculative else None
@@ -108,13 +113,15 @@ def check_token_budget(config: CheckedConfig, is_speculative: bool) -> Iterator[
     if batch is None or tokens is None or num_draft_tokens is None or batch * (1 + num_draft_tokens) <= tokens:
         return
     needed, most = batch * (1 + num_draft_tokens), tokens // (1 + num_draft_tokens)
+    if refused_below is not None and tokens <= 1 + num_draft_tokens:
+        most = 0  # no batch is small enough
     # A batch that the file leaves to the runtime is cut down by it; one that the file asks for is refused.
-    make = error if config.is_set(batch_key) else warning
-    yield make(
+    is_refused = config.is_set(batch_key) if refused_below is None else tokens < refused_below
+    yield (error if is_refused else warning)(
         "token-budget",
         tokens_key,
         f"at least {batch_key} * (1 + K) = {batch} * {1 + num_draft_tokens} = {needed}",
-        tokens,
+        f"{tokens}{'' if is_refused or not otherwise else f': {otherwise.format(most)}'}",
         f"raise it to {needed}" + (f" or set {batch_key} to {most}" if most else ""),
     )
 
