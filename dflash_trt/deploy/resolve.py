@@ -55,7 +55,8 @@ def ranks_of_drafter(
     """
     ranks, asked, expected = file.tensor_parallel or gpus.count, file.num_ranks, ""
     if file.mode == "native" and asked is not None:
-        expected, fix = "none in native mode, whose runtime divides the drafter", "remove it, or add mode: engine"
+        expected, fix = "none in native mode, whose runtime divides the drafter", "remove it"
+        fix += ", or add mode: engine" if asked in (1, ranks) else ""
     elif asked not in (None, 1, ranks):
         expected, fix = f"1 or the {ranks} ranks of tensor_parallel", f"set num_ranks to 1 or {ranks}"
     elif file.enable_attention_dp and asked not in (None, 1):

@@ -59,7 +59,8 @@ def _value(schema: Schema, part: dict[str, Any], value: Any, path: str, findings
     if read is None or (type(read) is type(value)) or (wanted[0] == "number" and type(value) is int):
         return value
     problem = f"expected {_text(read)}, found {value!r}, which the runtime reads as {_text(read)}"
-    findings.append(Finding("coerced", WARNING, path, problem, f"write {_text(read)}"))
+    fix = "write the number that is meant" if isinstance(value, bool) else f"write {_text(read)}"
+    findings.append(Finding("coerced", WARNING, path, problem, fix))
     return read
 
 
@@ -120,7 +121,7 @@ def _findings(schema: Schema, error: Any, path: Path) -> Iterator[tuple[Path, Fi
         for missing in (name for name in wanted if name not in value):
             choices = error.schema["properties"][missing]["enum"]
             problem = f"missing key: expected one of {_list(choices)}"
-            yield (*path, missing), Finding("missing-key", ERROR, _dotted((*path, missing)), problem, "add it")
+            yield (*path, missing), Finding("missing-key", ERROR, _dotted((*path, missing)), problem, "add one of them")
     elif error.validator == "type":
         words = [WORDS[kind] for kind in ([wanted] if isinstance(wanted, str) else wanted)]
         problem = f"expected {' or '.join(words)}, found {value!r}"

@@ -110,7 +110,7 @@ def parsers(config: CheckedConfig) -> Iterator[Finding]:
         found = config.document.get(key)
         if name is None or found == name or key not in config.schema.properties():
             continue
-        yield warning("parsers", key, f"{name} for {config.target_name}", found or "none", f"set it to {name}")
+        yield warning("parsers", key, f"{name} for {config.target_name}", found or "none", _fix(runtime, key, name))
 
 
 def _text(value: object) -> str:
