@@ -53,6 +53,22 @@ def test_published_facts_of_a_target_are_compared(runtime: Runtime, tmp_path: Pa
     assert "[pair]" in checked.stdout
 
 
+def test_a_file_of_other_models_is_not_checked_for_these(tmp_path: Path) -> None:
+    """Advice for another draft and target would be wrong; a quantised copy of the target is none."""
+    file = tmp_path / "serve.sh"
+    spec = "--speculative-config.method dflash --speculative-config.num_speculative_tokens 9"
+    names = ("openai/gpt-oss-120b", "z-lab/gpt-oss-120b-DFlash")
+    for target, draft, wrong in (
+        (*names, 0),
+        ("me/gpt-oss-120b-FP8", names[1], 0),
+        ("Qwen/Qwen3-8B", "z-lab/Qwen3-8B-DFlash-b16", 2),
+    ):
+        file.write_text(f"vllm serve {target} --speculative-config.model {draft} {spec}\n")
+        found = run("serve-config", "gpt-oss-120b.h200x8.latency", "--check", file, "--runtime", "vllm")
+        assert found.stdout.count("[other-models]") == wrong
+        assert found.returncode == bool(wrong)
+
+
 def test_published_drafts_fit_their_targets() -> None:
     assert published_drafts()
     assert {draft.target for draft in published_drafts().values()} <= published_targets().keys()

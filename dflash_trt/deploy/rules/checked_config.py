@@ -11,7 +11,7 @@ import msgspec
 
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
 from dflash_trt.deploy.gpus import Gpus
-from dflash_trt.deploy.schema import Schema, runtime_keys
+from dflash_trt.deploy.schema import Runtime, Schema, runtime_keys
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes
 
 
@@ -52,6 +52,31 @@ class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
                 return False
             value = value[key]
         return True
+
+
+METHOD_KEYS: dict[Runtime, str] = {
+    "trtllm": "speculative_config.decoding_type",
+    "vllm": "speculative_config.method",
+    "sglang": "speculative_algorithm",
+}
+BLOCKS = ("dflash", "dspark")
+"""Methods whose draft is one of ours to read."""
+
+
+def method(config: CheckedConfig) -> str | None:
+    """Method of speculative decoding in small letters; None for plain decoding."""
+    found = config.setting(METHOD_KEYS[config.schema.runtime])
+    if found is None and config.schema.runtime == "vllm" and config.document.get("speculative_config"):
+        return "left to vLLM"
+    return str(found).lower() if found else None
+
+
+MODEL_KEYS = ("model_tag", "model_path", "model")
+
+
+def served_target(document: dict[str, Any]) -> str | None:
+    """Directory or repository id that the arguments name; TensorRT-LLM's file has none."""
+    return next((str(document[key]) for key in MODEL_KEYS if isinstance(document.get(key), str)), None)
 
 
 Rule = Callable[[CheckedConfig], Iterator[Finding]]

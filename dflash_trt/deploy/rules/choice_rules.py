@@ -9,24 +9,15 @@ from dflash_trt.deploy.choices import CHOICES, Choice, Circumstances
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.flags import flag_words
 from dflash_trt.deploy.parsers import target_parsers
-from dflash_trt.deploy.rules.checked_config import CheckedConfig, check_num_draft_tokens, unchecked, warning
+from dflash_trt.deploy.rules.checked_config import (
+    METHOD_KEYS,
+    CheckedConfig,
+    check_num_draft_tokens,
+    method,
+    unchecked,
+    warning,
+)
 from dflash_trt.deploy.schema import Runtime, runtime_keys, versions
-
-METHOD_KEYS: dict[Runtime, str] = {
-    "trtllm": "speculative_config.decoding_type",
-    "vllm": "speculative_config.method",
-    "sglang": "speculative_algorithm",
-}
-BLOCKS = ("dflash", "dspark")
-"""Methods whose draft is one of ours to read."""
-
-
-def method(config: CheckedConfig) -> str | None:
-    """Method of speculative decoding in small letters; None for plain decoding."""
-    found = config.setting(METHOD_KEYS[config.schema.runtime])
-    if found is None and config.schema.runtime == "vllm" and config.document.get("speculative_config"):
-        return "left to vLLM"
-    return str(found).lower() if found else None
 
 
 def unchecked_method(config: CheckedConfig) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ NO_EDIT = (
     "lower max_batch_size or max_seq_len if the log says", "start it in the directory", "give --draft", "give --gpus",
     "give --target", "with such a release add", "write qwen3 there and keep attention_bias", "dflash-trt quantize",
     "serve it with vLLM or SGLang", "look at tau of the first run", "compare the keys with that release",
-    "give a value to", "write whole numbers",
+    "give a value to", "check it without SOURCE", "write whole numbers",
 )  # fmt: skip
 """Beginnings of fixes that name no edit of the file: what to find out, or what to give the check."""
 VALUES: dict[str, Any] = {
