@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from importlib import import_module
 from typing import Any
@@ -150,6 +150,19 @@ IDLE = ProbeGroup(
 )
 
 
+HALF_IDLE = ProbeGroup(name="half", samples=[*group("half", count=3, input_tokens=5000).samples, *IDLE.samples[3:6]])
+FEW_TOKENS = ProbeGroup(
+    name="few", samples=[msgspec.structs.replace(each, output_tokens=3) for each in group("few", count=6).samples]
+)
+UNPUBLISHED = ProbeGroup(
+    name="short prompts",
+    samples=[
+        msgspec.structs.replace(each, acceptance=None, tau_of_drafting_passes=None)
+        for each in group("short prompts").samples
+    ],
+)
+
+
 @pytest.mark.parametrize(
     ("changed", "wrong", "missing"),
     [
@@ -168,6 +181,24 @@ IDLE = ProbeGroup(
         ({"unreadable": "no page"}, [], ["metrics cannot be read"]),
         ({"short": group("short prompts", count=2)}, [], ["too few answers"]),
         ({"plain": group("plain", count=6, text="other")}, ["text differs from plain decoding"], []),
+        ({"served": ProbeGroup(name="served", why_not=OUT_OF_TIME)}, [], ["drafting not measured"]),
+        ({"long": HALF_IDLE}, [], ["long contexts not measured"]),
+        ({"long": group("long", count=8, input_tokens=100)}, [], ["long contexts not measured"]),
+        (
+            {"long": group("long prompts", 0.04, count=8, input_tokens=5000)},
+            ["acceptance collapses at long contexts"],
+            [],
+        ),
+        ({"prefixes": (group("new", count=6), HALF_IDLE)}, [], ["repeated prefixes not measured"]),
+        ({"prefixes": (group("new", count=8), IDLE)}, ["no drafts on a repeated prefix"], []),
+        (
+            {"prefixes": (group("new", count=8), group("again", 0.3, count=8))},
+            ["acceptance falls on a repeated prefix"],
+            [],
+        ),
+        ({"seeds": (group("seed 1", count=6), group("seed 2", count=6))}, ["temperature ignored"], []),
+        ({"seeds": (FEW_TOKENS, FEW_TOKENS)}, [], ["temperature not measured"]),
+        ({"short": UNPUBLISHED, "served": EMPTY}, [], ["acceptance not measured"]),
     ],
 )
 def test_each_check_is_fine_wrong_or_not_measured(
@@ -180,6 +211,39 @@ def test_each_check_is_fine_wrong_or_not_measured(
     assert all(check.figure for check in found.checks)
     if missing:
         assert "not measured" in by_verdict
+
+
+@pytest.mark.parametrize(
+    ("factor", "drawn", "wrong", "missing"),
+    [
+        (1.0, group("seed 1", count=6, text="x"), [], []),
+        (1.0, group("seed 1", 0.1, count=6, text="x"), ["acceptance when sampling below the baseline"], []),
+        (1.0, HALF_IDLE, [], ["acceptance when sampling not measured", "temperature not measured"]),
+        (0.6, group("seed 1", count=6, text="x"), ["acceptance below the baseline"], []),
+    ],
+)
+def test_against_a_baseline(factor: float, drawn: ProbeGroup, wrong: list[str], missing: list[str]) -> None:
+    """Nothing more is left unmeasured, and a loss while sampling is found."""
+    drawn = msgspec.structs.replace(drawn, name="seed 1")
+    other = EMPTY if missing else group("seed 2", count=6, text="y")
+    healthy = {each.name: each for each in probed().groups if each.samples}
+    changed = probed(short=group("short prompts", factor), seeds=(drawn, other), speeds=[], speeds_missing=NO_LOAD)
+    assert names(judged(RUNTIMES["dflash-trt"], changed, healthy, None, None)) == (wrong, missing)
+
+
+@pytest.mark.parametrize(
+    ("refuses", "check"),
+    [
+        (lambda text, _: text.startswith("Continue") and len(text) > 1000, "long contexts"),
+        (lambda text, _: text.startswith("["), "repeated prefixes"),
+        (lambda _, seed: seed == 2, "temperature"),
+    ],
+)
+def test_what_a_server_refuses_is_not_measured(refuses: Callable[[str, object], bool], check: str) -> None:
+    """By what is asked: the prompt, and the seed."""
+    found = ask("vllm", HEALTHY, refuses=lambda body: refuses(body["messages"][0]["content"], body.get("seed")))
+    assert names(found) == ([], [f"{check} not measured"])
+    assert found.unmeasured[0].figure.startswith("the server refuses it: ")
 
 
 def test_speeds_that_scatter_are_no_ground() -> None:
