@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from tests.deploy.broken.case import Case, changed, checked
 from tests.deploy.broken.cases import CASES
 from tests.deploy.broken.edits import Edit, applied, named_edits
 from tests.deploy.deployments import BUILD_CONFIGS
+from tests.paths import REPOSITORY
 
 LEAST = 60
 """Findings whose edits are made: fewer, and the broken configurations were not looked at."""
@@ -56,6 +58,25 @@ def test_every_edit_that_is_named_helps(tmp_path: Path) -> None:
             failures += [] if "one of them" in finding.fix and not all(came) else [each for each in came if each]
     assert failures == [], "\n".join(failures)
     assert made >= LEAST
+
+
+GOLDEN = REPOSITORY / "tests" / "golden" / "findings.txt"
+
+
+def findings_text(directory: Path) -> str:
+    """What a check says of each broken configuration beyond what it says of the good one."""
+    lines = []
+    for name, case in CASES.items():
+        good = set(map(str, checked(directory, changed(case.runtime, {}), case)))
+        found = checked(directory, changed(case.runtime, case.change), case)
+        lines += [f"{name}", *(f"  {finding}" for finding in found if str(finding) not in good)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+@pytest.mark.full
+def test_texts_are_frozen(tmp_path: Path) -> None:
+    """After a wanted change: python -m tests.deploy.test_advice"""
+    assert findings_text(tmp_path) == GOLDEN.read_text()
 
 
 REFUSED: list[tuple[Runtime, dict[str, Any]]] = [
@@ -114,3 +135,8 @@ def test_every_edit_that_a_refused_deployment_names_helps(runtime: Runtime, chan
     assert edited, refused.value.hint
     for each in edited:
         written(*each)
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as folder:
+        GOLDEN.write_text(findings_text(Path(folder)))
