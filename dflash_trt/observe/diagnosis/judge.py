@@ -159,14 +159,15 @@ def in_doubt(
     """Acceptance that is low, and scatters too much to say so beyond doubt: it is not fine either."""
     values = list(short.values(is_first=False).values())
     if baseline is not None:
-        usual, share = list(baseline.values(is_first=False).values()), 1 - MILD
+        (values, usual), share = _values(short, baseline), 1 - MILD
     elif expected_tau is not None:
         usual, share = [expected_tau - 1], 1 - MILD
     else:
         usual, share = [] if published is None else [published.lowest - 1], PUBLISHED
     if not values or not usual or fmean(values) >= share * fmean(usual):
         return []
-    figure = f"{_tau(short)}, {1 + fmean(usual):.2f} to compare it with: {len(values)} answers scatter too much to tell"
+    against = _tau(baseline) if baseline else f"{1 + fmean(usual):.2f}"
+    figure = f"{_tau(short)}, {against} to compare it with: {len(values)} answers scatter too much to tell"
     return [finding(kind, "acceptance in doubt", figure, *_by_position(short))]
 
 

@@ -27,7 +27,7 @@ from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import Runtime
 from dflash_trt.observe.endpoints.observed_acceptance import drafting
 from tests.observe.diagnosis.look_alikes import HEALTHY, LookAlike, running
-from tests.observe.diagnosis.samples import group
+from tests.observe.diagnosis.samples import group, sample
 from tests.paths import REPOSITORY
 
 PAIR = "Qwen/Qwen3-8B"
@@ -256,6 +256,9 @@ def test_low_acceptance_that_scatters_is_not_fine() -> None:
     assert names(found) == ([], ["acceptance in doubt"])
     assert "16 answers scatter too much to tell" in found.checks[0].figure
     assert names(verdict(expected_tau=2.91)) == ([], [])
+    fewer = ProbeGroup(name="short prompts", samples=[sample(f"p{i}", (0.7, 0.5)) for i in range(16)])
+    healthy = {"short prompts": group("short prompts")}  # of 7 drafts: the first alone is compared
+    assert names(judged(RUNTIMES["vllm"], probed(short=fewer, plain=EMPTY), healthy, None, None)) == ([], [])
 
 
 def test_speeds_that_scatter_are_no_ground() -> None:
