@@ -14,6 +14,7 @@ from dflash_trt.files.read import read_bytes
 
 MAX_INTEGER = 2**31 - 1  # sizes, positions and token ids are INT32 in the graphs
 MIN_NUMBER, MAX_NUMBER = 1.2e-38, 3.4e38  # FLOAT's range, the type of the graphs' constants
+CONFLICT = "the two contradict each other: keep the one that the draft was trained with"
 T = TypeVar("T")
 
 
@@ -124,6 +125,10 @@ class Facts:
             return CheckpointError(f"{self.file}: missing key {self._scope}{cut(key)}: expected {expected}", hint=hint)
         found = cut(json.dumps(self._values[key]))
         return CheckpointError(f"{self.file}: {self._scope}{cut(key)}: expected {expected}, found {found}", hint=hint)
+
+    def conflict(self, key: str, expected: str) -> CheckpointError:
+        """The error for a value that another one of the file contradicts: which of the two is right is not known."""
+        return self.error(key, expected, CONFLICT)
 
     def _read(
         self,

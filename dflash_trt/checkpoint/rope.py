@@ -110,9 +110,9 @@ def read_rope(config: Facts) -> Rope:
     if "rope_parameters" in config:
         section = config.section("rope_parameters")
         if not section.agrees(config, "rope_theta"):
-            raise config.error("rope_theta", "the same value as in rope_parameters.rope_theta")
+            raise config.conflict("rope_theta", "the same value as in rope_parameters.rope_theta")
         if not section.agrees(config, PARTIAL):
-            raise config.error(PARTIAL, f"the same value as in rope_parameters.{PARTIAL}")
+            raise config.conflict(PARTIAL, f"the same value as in rope_parameters.{PARTIAL}")
         part = _read_part(section if PARTIAL in section else config)
         if "rope_scaling" in config and _read_scaling(config.section("rope_scaling")) != _read_scaling(section):
             raise config.error("rope_scaling", "what rope_parameters says, or null")
@@ -126,9 +126,9 @@ def read_rope(config: Facts) -> Rope:
     if "rope_scaling" in config:
         section = config.section("rope_scaling")
         if not section.agrees(config, "rope_theta"):
-            raise config.error("rope_theta", "the same value as in rope_scaling.rope_theta")
+            raise config.conflict("rope_theta", "the same value as in rope_scaling.rope_theta")
         if PARTIAL in section and section.number(PARTIAL) != _read_part(config):
-            raise section.error(PARTIAL, f"the same value as {PARTIAL} at the top level")
+            raise section.conflict(PARTIAL, f"the same value as {PARTIAL} at the top level")
         scaling = _read_scaling(section)
     return Rope(
         theta=_read_theta(config), scaling=scaling, partial_rotary_factor=_read_part(config), interleaved=interleaved
@@ -138,7 +138,7 @@ def read_rope(config: Facts) -> Rope:
 def _read_interleaved(config: Facts) -> bool:
     styles = {key: config.flag(key) for key in NEOX if key in config}
     if len(set(styles.values())) > 1:
-        raise config.error(NEOX[1], f"the same value as {NEOX[0]}")
+        raise config.conflict(NEOX[1], f"the same value as {NEOX[0]}")
     return False in styles.values()
 
 

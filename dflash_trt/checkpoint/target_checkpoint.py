@@ -11,7 +11,7 @@ import msgspec
 from dflash_trt.checkpoint.dialects.recognise import is_draft, read_config
 from dflash_trt.checkpoint.dialects.refused import refuse_stranger
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
-from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.hub import fetch_weights, read_headers
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
@@ -39,6 +39,8 @@ class PartialTargetSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     num_hidden_layers: int
     vocab_size: int
     max_position_embeddings: int | None = None
+    num_residual_streams: int | None = None
+    """Residual streams of `hidden_size` each that run beside each other from layer to layer."""
 
 
 class TargetSpec(PartialTargetSpec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -47,7 +49,6 @@ class TargetSpec(PartialTargetSpec, frozen=True, kw_only=True, forbid_unknown_fi
     model_type: str
     max_position_embeddings: int
     num_residual_streams: int = 1
-    """Residual streams of `hidden_size` each that run beside each other from layer to layer."""
 
 
 class TargetCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,10 +67,22 @@ def read_target(directory: Path, config: Facts | None = None) -> TargetCheckpoin
     Raises CheckpointError for a draft, for a fact that is missing, and for an embedding table of another shape.
     """
     config = config or read_config(directory)
+    spec, text = read_target_spec(config)
+    if (weights := read_headers(directory)) is None:
+        weights = read_weights(directory)
+    input_embedding(directory, spec, weights)
+    return TargetCheckpoint(directory=directory, spec=spec, config=text, weights=weights)
+
+
+def read_target_spec(config: Facts) -> tuple[TargetSpec, Facts]:
+    """Facts of a target's config.json, and the part of it that describes the language model.
+
+    Raises CheckpointError for a draft, and for a fact that is missing.
+    """
     refuse_stranger(config)
     if is_draft(config):
         hint = "give --target the model that the draft was trained for"
-        raise CheckpointError(f"{directory}: expected a target, found a DFlash draft", hint=hint)
+        raise CheckpointError(f"{config.file.parent}: expected a target, found a DFlash draft", hint=hint)
     text = config.section("text_config") if "text_config" in config else config
     spec = TargetSpec(
         model_type=config.text("model_type"),
@@ -79,10 +92,7 @@ def read_target(directory: Path, config: Facts | None = None) -> TargetCheckpoin
         max_position_embeddings=text.integer("max_position_embeddings"),
         num_residual_streams=next((n for key in STREAMS if (n := text.optional(key, text.integer))), 1),
     )
-    if (weights := read_headers(directory)) is None:
-        weights = read_weights(directory)
-    input_embedding(directory, spec, weights)
-    return TargetCheckpoint(directory=directory, spec=spec, config=text, weights=weights)
+    return spec, text
 
 
 def _num_hidden_layers(text: Facts) -> int:
@@ -114,8 +124,8 @@ def input_embedding(directory: Path, spec: TargetSpec, weights: dict[str, Stored
     return tables[0]
 
 
-def check_pair(draft: DraftSpec, target: TargetSpec, *, draft_name: str, target_name: str) -> None:
-    """Raises CheckpointError, with both values, where a draft does not fit a target."""
+def check_pair(draft: PartialDraftSpec, target: PartialTargetSpec, *, draft_name: str, target_name: str) -> None:
+    """Raises CheckpointError, with both values, where a draft does not fit a target, as far as facts are known."""
 
     def refuse(fact: str, expected: object, found: object) -> CheckpointError:
         return CheckpointError(
@@ -124,7 +134,7 @@ def check_pair(draft: DraftSpec, target: TargetSpec, *, draft_name: str, target_
             hint="give --target the model that this draft was trained for",
         )
 
-    if draft.model_type == "gpt_oss" != target.model_type:
+    if draft.model_type == "gpt_oss" and target.model_type not in (None, "gpt_oss"):
         raise refuse("model_type", target.model_type, draft.model_type)
     _check_taps(draft.tap_hidden_size or draft.hidden_size, target, refuse)
     borrows = not draft.own_embedding or draft.draft_vocab_size is None
@@ -132,7 +142,7 @@ def check_pair(draft: DraftSpec, target: TargetSpec, *, draft_name: str, target_
         raise refuse("hidden_size, as embedding and lm_head are the target's", target.hidden_size, draft.hidden_size)
     if draft.vocab_size not in (None, target.vocab_size):
         raise refuse("vocab_size", target.vocab_size, draft.vocab_size)
-    if draft.mask_token_id >= target.vocab_size:
+    if draft.mask_token_id is not None and draft.mask_token_id >= target.vocab_size:
         raise refuse("mask_token_id", f"a token id below {target.vocab_size}", draft.mask_token_id)
     if draft.num_target_layers not in (None, target.num_hidden_layers):
         raise refuse("num_target_layers", target.num_hidden_layers, draft.num_target_layers)
@@ -140,10 +150,15 @@ def check_pair(draft: DraftSpec, target: TargetSpec, *, draft_name: str, target_
         raise refuse("target_layer_ids", f"layers 0 to {target.num_hidden_layers - 1}", list(draft.target_layer_ids))
 
 
-def _check_taps(width: int, target: TargetSpec, refuse: Callable[[str, object, object], CheckpointError]) -> None:
+def _check_taps(
+    width: int, target: PartialTargetSpec, refuse: Callable[[str, object, object], CheckpointError]
+) -> None:
     """Raises CheckpointError where a tap of `width` values is not what the target's layers give, or may be anything."""
     streams = target.num_residual_streams
-    if streams == 1 or width not in (target.hidden_size, streams * target.hidden_size):
+    if streams is None:
+        if width % target.hidden_size:
+            raise refuse("hidden_size", target.hidden_size, width)
+    elif streams == 1 or width not in (target.hidden_size, streams * target.hidden_size):
         if width != target.hidden_size:
             raise refuse("hidden_size", target.hidden_size, width)
     elif width == target.hidden_size and target.model_type not in AVERAGED:

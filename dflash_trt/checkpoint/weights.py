@@ -30,6 +30,11 @@ def read_weights(directory: Path) -> dict[str, StoredTensor]:
     return dict(sorted(tensors.items()))
 
 
+def has_weights(directory: Path) -> bool:
+    """Whether weights that are read lie there, whole or not."""
+    return (directory / SINGLE).is_file() or (directory / INDEX).is_file()
+
+
 def weight_files(weights: Mapping[str, StoredTensor]) -> list[Path]:
     """The files that hold these weights, sorted by name (shards, or the single file)."""
     return sorted({tensor.file for tensor in weights.values()})

@@ -31,7 +31,7 @@ from dflash_trt.deploy.real_classes import check_with_package
 from dflash_trt.deploy.render import render
 from dflash_trt.deploy.resolve import ResolvedDeployment, draft_deployment, resolve, with_settings
 from dflash_trt.deploy.rules.memory_rules import document_load
-from dflash_trt.deploy.schema import PACKAGES, Runtime, load_schema
+from dflash_trt.deploy.schema import PACKAGES, Runtime, Schema, load_schema
 from dflash_trt.deploy.steps import CONFIGURATION, cluster_steps, server_steps
 from dflash_trt.deploy.trtllm_arguments import is_engine_mode
 from dflash_trt.errors import ConfigError, printable
@@ -58,7 +58,7 @@ LAUNCHERS = ("slurm", "kubernetes")
 @click.option("--replicas", type=click.IntRange(min=1), help="Servers in the cluster. Default: 1.")
 @click.option("--method", type=click.Choice(METHODS), default="dflash", show_default=True, help="Decoding method.")
 @click.option("--check", "file", type=PATH, help="Check this file instead of writing one.")
-@click.option("--version", help="Release of the runtime; the newest that is known unless given.")
+@click.option("--version", help="Release of the runtime; checked by the nearest that is known. Default: the newest.")
 @source_options
 @click.option("--gpus", help="GPUs, for a SOURCE that is no deployment, or --check: b300x8.")
 @gpu_facts_option
@@ -122,7 +122,7 @@ def serve_config(
             found = [*check(config), *check_with_package(schema, config.document)]
             findings += found if len(configs) == 1 else numbered(found, number)
         accepted = {} if deployment is None else deployment.accepted_warnings
-        _report(file, runtime, schema.version, judged(findings, accepted, is_strict=is_strict), as_json)
+        _report(file, schema, judged(findings, accepted, is_strict=is_strict), as_json)
         return
     if deployment is None:
         raise click.UsageError("give SOURCE to write a configuration, or --check FILE to check one")
@@ -132,10 +132,10 @@ def serve_config(
     refuse_errors(str(source), runtime, judged(check(config), deployment.accepted_warnings, is_strict=is_strict))
     if is_dynamo or launcher is not None:
         if is_dynamo:
-            image = dynamo_image(runtime, schema.version, image, is_engine_mode=is_engine_mode(deployment, method))
+            image = dynamo_image(runtime, schema.release, image, is_engine_mode=is_engine_mode(deployment, method))
         server = cluster_server(
             deployment, runtime, method, rendered,
-            version=schema.version, image=image, models=models or "/models", port=port, replicas=replicas or 1,
+            version=schema.release, image=image, models=models or "/models", port=port, replicas=replicas or 1,
         )  # fmt: skip
         write = dynamo_graph if is_dynamo else sbatch_script if launcher == "slurm" else kubernetes_manifests
         steps = partial(cluster_steps, deployment, str(source), runtime, method, server, launcher=launcher or "dynamo")
@@ -146,7 +146,7 @@ def serve_config(
             f"{source}: expected GPUs of one node for a server that is started by hand, found {deployment.gpus}",
             hint="--launcher slurm or kubernetes, or --runtime dynamo-trtllm",
         )
-    steps = partial(server_steps, deployment, str(source), runtime, method, rendered, version=schema.version, port=port)
+    steps = partial(server_steps, deployment, str(source), runtime, method, rendered, version=schema.release, port=port)
     _print_or_write(rendered.text, output, steps)
     if runtime == "trtllm" and method == "dflash" and (load := document_load(config)) is not None:
         click.echo(f"\n{drafter_in_words(load)}", err=True)
@@ -220,11 +220,12 @@ def refuse_errors(source: str, runtime: str, findings: Sequence[Finding]) -> Non
     _refuse(findings, f"{source}: expected a configuration that {runtime} can run")
 
 
-def _report(file: Path, runtime: Runtime, version: str, findings: Sequence[Finding], as_json: bool) -> None:
-    counts, release = Counter(finding.severity for finding in findings), f"{PACKAGES[runtime]} {version}"
+def _report(file: Path, schema: Schema, findings: Sequence[Finding], as_json: bool) -> None:
+    counts = Counter(finding.severity for finding in findings)
     if as_json:
-        document = {"file": str(file), "runtime": runtime, "version": version, "passed": not counts[ERROR]}
-        print_json("serve-config-check", document | {"findings": findings})
+        document = {"file": str(file), "runtime": schema.runtime, "version": schema.release}
+        passed = {"checked_by": schema.version, "passed": not counts[ERROR]}
+        print_json("serve-config-check", document | passed | {"findings": findings})
     else:
         for finding in findings:
             click.echo(printable(str(finding)))
@@ -232,8 +233,8 @@ def _report(file: Path, runtime: Runtime, version: str, findings: Sequence[Findi
             plural = "" if counts[WARNING] == 1 else "s"
             found = f"{counts[WARNING]} warning{plural}" if counts[WARNING] else "nothing wrong in what was checked"
             others = [f"; {counts[severity]} {severity}" for severity in (ACCEPTED, UNCHECKED) if counts[severity]]
-            click.echo(f"{file}: {found} against {release}{''.join(others)}")
-    _refuse(findings, f"{file}: expected a configuration for {release}")
+            click.echo(f"{file}: {found} against {schema}{''.join(others)}")
+    _refuse(findings, f"{file}: expected a configuration for {schema}")
 
 
 def _refuse(findings: Sequence[Finding], expected: str) -> None:

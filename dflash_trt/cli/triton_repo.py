@@ -32,7 +32,7 @@ from dflash_trt.triton.model_file import Dtype, EmbeddedArguments, TritonConfig,
 @click.option("--runtime", type=click.Choice(["trtllm", "embedded"]), default="trtllm", show_default=True,
               help="What serves it.")  # fmt: skip
 @click.option("--method", type=click.Choice(METHODS), default="dflash", show_default=True, help="For trtllm.")
-@click.option("--version", help="Release of TensorRT-LLM; the newest that is known unless given.")
+@click.option("--version", help="Release of TensorRT-LLM; checked by the nearest that is known. Default: the newest.")
 @source_options
 @click.option("--gpus", help="GPUs, for a SOURCE directory and trtllm: b300x8.")
 @gpu_facts_option

@@ -14,9 +14,10 @@ from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.rules import sglang_rules, trtllm_rules, vllm_rules
-from dflash_trt.deploy.rules.checked_config import CheckedConfig
-from dflash_trt.deploy.rules.choice_rules import BLOCKS, METHOD_KEYS, choices, packed_weights, parsers, unchecked_method
-from dflash_trt.deploy.rules.target_rules import context_length, remote_code
+from dflash_trt.deploy.rules.checked_config import BLOCKS, METHOD_KEYS, CheckedConfig, served_target
+from dflash_trt.deploy.rules.choice_rules import choices, packed_weights, parsers, release, unchecked_method
+from dflash_trt.deploy.rules.layout_rules import draft_layout
+from dflash_trt.deploy.rules.target_rules import context_length, other_models, pair, remote_code
 from dflash_trt.deploy.schema import Schema, runtime_keys
 from dflash_trt.deploy.schema_check import check_schema, coerce
 from dflash_trt.deploy.script import servers
@@ -30,7 +31,6 @@ from dflash_trt.files.read import is_directory, read_text
 from dflash_trt.files.strict_yaml import MAX_BYTES, yaml_document
 
 RULES = {"trtllm": trtllm_rules, "vllm": vllm_rules, "sglang": sglang_rules}
-MODEL_KEYS = ("model_tag", "model_path", "model")
 DEPLOYMENT_KEYS = {"target", "draft"}  # no runtime has both on its top level
 
 
@@ -42,8 +42,8 @@ def check(config: CheckedConfig) -> list[Finding]:
     findings += check_schema(config.schema, document)
     rules = RULES[config.schema.runtime]
     dflash_rules = rules.DFLASH_RULES if rules.is_dflash(config) else ()
-    general = (unchecked_method, packed_weights, remote_code, context_length)
-    for rule in (*general, *rules.RULES, *dflash_rules, choices, parsers):
+    common = (release, unchecked_method, packed_weights, remote_code, other_models, pair, draft_layout, context_length)
+    for rule in (*common, *rules.RULES, *dflash_rules, choices, parsers):
         findings += rule(config)
     return findings
 
@@ -94,7 +94,7 @@ def _named_config(
 ) -> CheckedConfig:
     """`document` with the models and GPUs that it or the user names."""
     named = draft or schema.setting(document, runtime_keys()[schema.runtime].draft)
-    target = target or next((str(document[key]) for key in MODEL_KEYS if isinstance(document.get(key), str)), None)
+    target = target or served_target(document)
     sizes: DraftSizes | None = None
     ranks: int | None = None
     method = str(schema.setting(document, METHOD_KEYS[schema.runtime]) or "").lower()

@@ -24,7 +24,7 @@ def dspark_method(sizes: DraftSizes, runtime: Runtime, draft: str, num_draft_tok
         raise ConfigError(
             f"{name}: draft: expected {problem}, found {sizes.spec.kind} {sizes.name}, which {PACKAGES[runtime]} is not"
             " known to serve",
-            hint=HERE,
+            hint=f"give --runtime vllm, or {HERE}" if _dialect(sizes) == "speculators" else HERE,
         )
     match runtime:
         case "vllm":
@@ -43,7 +43,7 @@ def dspark_method(sizes: DraftSizes, runtime: Runtime, draft: str, num_draft_tok
 
 def _problem(sizes: DraftSizes, runtime: Runtime) -> str | None:
     """What the runtime needs and the draft is not; a published draft's file is not known."""
-    dialect = None if sizes.checkpoint is None else sizes.checkpoint.dialect.name
+    dialect = _dialect(sizes)
     if dialect not in (None, "dspark", *(["speculators"] if runtime == "vllm" else [])):
         return "an architecture of DSpark's (Qwen3DSparkModel, DSparkDraftModel)"
     if runtime == "vllm" and sizes.spec.markov_head is not None and sizes.spec.markov_head.is_gated:
@@ -53,3 +53,7 @@ def _problem(sizes: DraftSizes, runtime: Runtime) -> str | None:
     if runtime != "vllm" and sizes.spec.markov_head is None:
         return "a Markov head"
     return None
+
+
+def _dialect(sizes: DraftSizes) -> str | None:
+    return None if sizes.checkpoint is None else sizes.checkpoint.dialect.name

@@ -84,6 +84,8 @@ class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Largest pool, as a fraction of free memory, that leaves room for later allocations; 0 if none does."""
     fits: bool
     """Whether everything known fits and the pool holds at least one request at full length."""
+    is_estimate: bool
+    """Whether it is the reserve for activations, which is no measurement, without which it would fit."""
     largest_batch: int
     """Largest batch that fits with the deployment's max_seq_len; 0 if none does."""
     largest_context: int
@@ -138,6 +140,7 @@ def gpu_memory(load: ServingLoad) -> GpuMemory:
         full_requests=None if request is None else pool // request,
         largest_fraction=max(0.0, 1 - late / free) if free > 0 else 0.0,
         fits=_fits(load),
+        is_estimate=not _fits(load) and _fits(load, spared=ACTIVATION_RESERVE_BYTES),
         largest_batch=_largest(lambda n: _fits(msgspec.structs.replace(load, max_batch_size=n)), MAX_BATCH),
         largest_context=_largest(lambda n: _fits(msgspec.structs.replace(load, max_seq_len=n)), MAX_TOKENS),
     )
@@ -212,9 +215,9 @@ def _free(load: ServingLoad, items: tuple[Item, ...]) -> int:
     return load.gpus.gpu.memory_bytes - sum(item.bytes for item in items if not item.is_late)
 
 
-def _fits(load: ServingLoad) -> bool:
+def _fits(load: ServingLoad, spared: int = 0) -> bool:
     items, _ = memory_items(load)
-    free = _free(load, items)
+    free = _free(load, items) + spared
     return free >= 0 and int(free * load.pool_fraction) >= (request_bytes(load) or 0)
 
 

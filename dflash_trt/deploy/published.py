@@ -11,9 +11,8 @@ from functools import cache
 import msgspec
 
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
-from dflash_trt.checkpoint.target_cache import TargetCache
-from dflash_trt.checkpoint.target_checkpoint import PartialTargetSpec
 from dflash_trt.deploy.gpus import DATA
+from dflash_trt.deploy.target_shape import TargetShape
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
 
@@ -29,32 +28,17 @@ class PublishedDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Size of the BF16 file, where published."""
 
 
-class Experts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The experts of a mixture-of-experts target; each has gate, up and down."""
-
-    num_experts: int
-    """Number of experts in each layer."""
-    intermediate_size: int
-    bits: float
-    """Per weight, scales included."""
-
-
-class PublishedTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Published facts of a mixture-of-experts target."""
-
-    target: str
-    spec: PartialTargetSpec
-    cache: TargetCache
-    num_attention_heads: int
-    experts: Experts
-    moe_backend: dict[str, str]
-    """TensorRT-LLM's expert kernels by the GPU's major compute capability, where its guides name one."""
-
-
 class _PublishedFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     source: str
     drafts: tuple[PublishedDraft, ...]
-    targets: tuple[PublishedTarget, ...]
+    moe_backends: dict[str, dict[str, str]]
+    """TensorRT-LLM's expert kernels by target and the GPU's major compute capability, where its guides name one."""
+
+
+class _Targets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    sources: dict[str, str]
+    """Source of each target's facts."""
+    targets: tuple[TargetShape, ...]
 
 
 @cache
@@ -68,7 +52,13 @@ def published_drafts() -> dict[str, PublishedDraft]:
     return {entry.draft: entry for entry in _published().drafts}
 
 
+def moe_backend(target: str, compute_capability: tuple[int, int]) -> str | None:
+    """TensorRT-LLM's expert kernels for a target on a GPU; None where its guides name none."""
+    return _published().moe_backends.get(target, {}).get(str(compute_capability[0]))
+
+
 @cache
-def published_targets() -> dict[str, PublishedTarget]:
+def published_targets() -> dict[str, TargetShape]:
     """By repository id."""
-    return {entry.target: entry for entry in _published().targets}
+    data = read_json(DATA / "targets.json", _Targets, ConfigError, what="the package's data")
+    return {shape.target: shape for shape in data.targets}

@@ -41,7 +41,7 @@ def check_with_package(schema: Schema, document: dict[str, Any]) -> Iterator[Fin
     """
     installed = installed_version(schema.runtime)
     if schema.runtime == "trtllm":
-        if installed == schema.version:
+        if installed == schema.release:
             yield from check_trtllm(import_module("tensorrt_llm.llmapi.llm_args").TorchLlmArgs, document)
     elif installed is not None:
         yield from _check_command(schema, document, installed)
@@ -77,7 +77,7 @@ def _check_command(schema: Schema, document: dict[str, Any], installed: str) -> 
             "runtime", UNCHECKED, schema.runtime, f"{name} cannot be asked: {lines[-1]}", "repair its package"
         )
     elif result.returncode != 0:
-        severity = ERROR if installed == schema.version else WARNING
+        severity = ERROR if installed == schema.release else WARNING
         yield _refused(name, schema.runtime, lines[-1], severity)
 
 

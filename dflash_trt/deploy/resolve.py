@@ -16,7 +16,7 @@ from dflash_trt.checkpoint.target_checkpoint import check_pair
 from dflash_trt.deploy.deployment_file import DeploymentFile, Eagle3, Method, SharedSettings
 from dflash_trt.deploy.draft_schedule import Schedule, read_schedule
 from dflash_trt.deploy.gpus import GpuFacts, Gpus, parse_gpus
-from dflash_trt.deploy.published import published_targets
+from dflash_trt.deploy.published import moe_backend
 from dflash_trt.deploy.runtime_arguments import RuntimeArguments, with_pairs
 from dflash_trt.deploy.schema import PACKAGES, Runtime
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes, draft_sizes, target_sizes
@@ -56,7 +56,8 @@ def ranks_of_drafter(
     """
     ranks, asked, expected = file.tensor_parallel or gpus.count, file.num_ranks, ""
     if file.mode == "native" and asked is not None:
-        expected, fix = "none in native mode, whose runtime divides the drafter", "remove it, or add mode: engine"
+        expected, fix = "none in native mode, whose runtime divides the drafter", "remove it"
+        fix += ", or add mode: engine" if asked in (1, ranks) else ""
     elif asked not in (None, 1, ranks):
         expected, fix = f"1 or the {ranks} ranks of tensor_parallel", f"set num_ranks to 1 or {ranks}"
     elif file.enable_attention_dp and asked not in (None, 1):
@@ -154,12 +155,12 @@ def resolve(
     """Resolve `file`; `draft` and `target` are local directories in place of what it names.
 
     Raises ConfigError for unknown GPUs and for a draft whose facts are neither here nor published, CheckpointError
-    for directories that do not fit each other.
+    where draft and target, read or published, do not fit each other.
     """
     sizes = _draft_sizes(draft or file.draft, name, file)
     partner = target_sizes(target or file.target, fetches=target is not None)
-    if sizes.checkpoint and partner and partner.checkpoint:  # only checkpoints that are here can be compared
-        check_pair(sizes.checkpoint.spec, partner.checkpoint.spec, draft_name=sizes.name, target_name=partner.name)
+    if partner is not None:
+        check_pair(sizes.spec, partner.spec, draft_name=sizes.name, target_name=partner.name)
     gpus = parse_gpus(file.gpus, f"{name}: gpus", file.gpu_facts or None)
     check_ranks(file, name, gpus, partner)
     sources = {"gpus": "file", "target": "--target" if target else "file"}
@@ -174,7 +175,7 @@ def resolve(
         return default if given is None else given
 
     num_ranks, sources["num_ranks"] = ranks_of_drafter(file, name, gpus, sizes.spec, served)
-    moe_backend, sources["moe_backend"] = _moe_backend(file.target, gpus)
+    experts, sources["moe_backend"] = _moe_backend(file.target, gpus)
     num_draft_tokens = choose(
         "num_draft_tokens", sizes.spec.num_draft_tokens, f"{BLOCK[sizes.spec.first_proposing_row]}, {sizes.origin}"
     )
@@ -210,7 +211,7 @@ def resolve(
         draft_schedule=read_schedule(lengths, num_draft_tokens, f"{name}: draft_schedule") if lengths else (),
         draft_attention=attention,
         prefix_reuse=choose("prefix_reuse", is_paired, paired),
-        moe_backend=moe_backend,
+        moe_backend=experts,
         runtimes=_runtimes(file, name),
         runtime_arguments=file.runtime_arguments or RuntimeArguments(),
         accepted_warnings=file.accepted_warnings or {},
@@ -309,6 +310,5 @@ def _runtimes(file: DeploymentFile, name: str) -> tuple[Runtime, ...]:
 
 
 def _moe_backend(target: str, gpus: Gpus) -> tuple[str | None, str]:
-    published = published_targets().get(target)
-    backend = None if published is None else published.moe_backend.get(str(gpus.gpu.compute_capability[0]))
+    backend = moe_backend(target, gpus.gpu.compute_capability)
     return backend, "runtime's own choice" if backend is None else f"published for {gpus.gpu.sm}"

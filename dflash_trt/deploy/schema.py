@@ -17,9 +17,8 @@ from typing import Any, Literal
 import msgspec
 
 from dflash_trt.deploy.gpus import DATA
-from dflash_trt.errors import ConfigError
+from dflash_trt.errors import ConfigError, shown
 from dflash_trt.files.json_file import read_json
-from dflash_trt.files.strict_yaml import closest
 
 SCHEMAS = Path(__file__).parent / "schemas"
 Runtime = Literal["trtllm", "vllm", "sglang"]
@@ -56,6 +55,17 @@ class Schema(msgspec.Struct, frozen=True):
     """Figures of the rules, each with its source."""
     json: dict[str, Any]
     """The JSON Schema itself."""
+    stands_for: str | None = None
+    """The release that was asked for, which has no schema of its own: this is the nearest one's."""
+
+    @property
+    def release(self) -> str:
+        """The release that is written and checked for."""
+        return self.stands_for or self.version
+
+    def __str__(self) -> str:
+        by = f" by the schema of {self.version}, the nearest that is known" if self.stands_for else ""
+        return f"{PACKAGES[self.runtime]} {self.release}{by}"
 
     def properties(self, name: str | None = None) -> dict[str, dict[str, Any]]:
         """The properties of a definition, of the arguments themselves unless named; aliases left out."""
@@ -133,12 +143,22 @@ def versions(runtime: str) -> list[str]:
 
 
 def load_schema(runtime: str, version: str | None = None) -> Schema:
-    """The schema of a release, the newest unless said otherwise; raises ConfigError for one that is not known."""
+    """The schema of a release, the newest unless said otherwise; of one without a schema the nearest's.
+
+    That is the newest before it, or the oldest of all. Raises ConfigError for what is no version.
+    """
+    from packaging.version import InvalidVersion, Version
+
     releases = versions(runtime)
-    chosen = version or releases[-1]
-    if chosen not in releases:
+    try:
+        asked = Version(version or releases[-1])
+    except InvalidVersion:
         raise ConfigError(
-            f"{runtime}: expected a version whose schema is known ({', '.join(releases)}), found {chosen!r}"
-            f"{closest(chosen, releases, 'version')}"
-        )
-    return schemas()[runtime, chosen]
+            f"--version: expected a release such as {releases[-1]}, found {shown(version)}",
+            hint=f"leave it out for {releases[-1]}",
+        ) from None
+    if asked.public in releases:
+        return schemas()[runtime, asked.public]
+    earlier = [release for release in releases if Version(release) <= asked]
+    nearest = max(earlier, key=Version) if earlier else min(releases, key=Version)
+    return msgspec.structs.replace(schemas()[runtime, nearest], stands_for=asked.public)

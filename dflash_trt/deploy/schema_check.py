@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from dflash_trt.deploy.finding import ERROR, WARNING, Finding
-from dflash_trt.deploy.schema import PACKAGES, Schema, validator_class
+from dflash_trt.deploy.schema import Schema, validator_class
 
 # pydantic's lax mode (2.14).
 TRUE, FALSE = ("true", "t", "yes", "y", "on", "1"), ("false", "f", "no", "n", "off", "0")
@@ -59,7 +59,8 @@ def _value(schema: Schema, part: dict[str, Any], value: Any, path: str, findings
     if read is None or (type(read) is type(value)) or (wanted[0] == "number" and type(value) is int):
         return value
     problem = f"expected {_text(read)}, found {value!r}, which the runtime reads as {_text(read)}"
-    findings.append(Finding("coerced", WARNING, path, problem, f"write {_text(read)}"))
+    fix = "write the number that is meant" if isinstance(value, bool) else f"write {_text(read)}"
+    findings.append(Finding("coerced", WARNING, path, problem, fix))
     return read
 
 
@@ -120,7 +121,7 @@ def _findings(schema: Schema, error: Any, path: Path) -> Iterator[tuple[Path, Fi
         for missing in (name for name in wanted if name not in value):
             choices = error.schema["properties"][missing]["enum"]
             problem = f"missing key: expected one of {_list(choices)}"
-            yield (*path, missing), Finding("missing-key", ERROR, _dotted((*path, missing)), problem, "add it")
+            yield (*path, missing), Finding("missing-key", ERROR, _dotted((*path, missing)), problem, "add one of them")
     elif error.validator == "type":
         words = [WORDS[kind] for kind in ([wanted] if isinstance(wanted, str) else wanted)]
         problem = f"expected {' or '.join(words)}, found {value!r}"
@@ -140,13 +141,11 @@ def _findings(schema: Schema, error: Any, path: Path) -> Iterator[tuple[Path, Fi
 def _unknown_key(schema: Schema, definition: dict[str, Any], key: str, name: str) -> Finding:
     near = _slip(name, definition["properties"])
     source = definition["x-source"]["version"]
-    elsewhere = source != schema.version
+    elsewhere = source != schema.release
     read = f", whose keys were read at {source}" if elsewhere else ""
     # A word like no other may be a key that came with the release; a slip of the pen resembles one.
     severity = WARNING if elsewhere and near is None else ERROR
-    problem = (
-        f"not known to this schema: no key of {definition['title']} ({PACKAGES[schema.runtime]} {schema.version}{read})"
-    )
+    problem = f"not known to this schema: no key of {definition['title']} ({schema}{read})"
     return Finding("unknown-key", severity, key, problem, _write(near, "look it up in the documents of your release"))
 
 

@@ -10,11 +10,15 @@ import msgspec
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import HEAD, PartialDraftSpec
+from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.quantization import FP8, INT4, NVFP4, W4A16_NVFP4
 from dflash_trt.checkpoint.source import GGUF, REPOSITORY_ID, configuration_directory
 from dflash_trt.checkpoint.target_cache import TargetCache, read_target_cache
-from dflash_trt.checkpoint.target_checkpoint import PartialTargetSpec, TargetCheckpoint, read_target
-from dflash_trt.deploy.published import PublishedTarget, published_drafts, published_targets
+from dflash_trt.checkpoint.target_checkpoint import PartialTargetSpec, TargetCheckpoint, read_target, read_target_spec
+from dflash_trt.checkpoint.weights import has_weights
+from dflash_trt.deploy.published import published_drafts, published_targets
+from dflash_trt.deploy.target_config import shape_of
+from dflash_trt.deploy.target_shape import TargetShape
 from dflash_trt.files.read import is_directory, is_file
 
 CHECKPOINT, PUBLISHED = "checkpoint", "published facts"
@@ -104,15 +108,16 @@ def draft_sizes(name: str, *, fetches: bool = False) -> DraftSizes | None:
 
 
 def target_sizes(name: str, *, fetches: bool = False) -> TargetSizes | None:
-    """Read a target's sizes from the directory `name`, else from published facts; None where neither has its weights.
+    """Read a target's sizes from the directory `name`, else from published facts; None where it is known to neither.
 
-    `fetches` as for `draft_sizes`. Raises CheckpointError for a checkpoint that is no causal language model, or cannot
-    be fetched.
+    A config.json is enough of a directory. `fetches` as for `draft_sizes`. Raises CheckpointError for a checkpoint that
+    is no causal language model, or cannot be fetched.
     """
     published = published_targets().get(name)
     if (directory := checkpoint_place(name, fetches=fetches and published is None)) is not None:
-        return _read_target_sizes(name, directory)
-    return None if published is None else _published_sizes(published)
+        has_sizes = has_weights(directory) or not is_directory(name)  # the hub tells those of files that are there
+        return _read_target_sizes(name, directory) if has_sizes else _configured_sizes(name, directory)
+    return None if published is None else shape_sizes(published)
 
 
 def checkpoint_place(name: str, *, fetches: bool) -> Path | None:
@@ -122,20 +127,25 @@ def checkpoint_place(name: str, *, fetches: bool) -> Path | None:
     return configuration_directory(name) if fetches and REPOSITORY_ID.fullmatch(name) else None
 
 
-def _published_sizes(published: PublishedTarget) -> TargetSizes:
-    spec, cache, experts = published.spec, published.cache, published.experts
-    H, L = spec.hidden_size, spec.num_hidden_layers
-    expert = 3 * H * experts.intermediate_size
-    attention = 2 * H * cache.head_dim * (published.num_attention_heads + cache.num_key_value_heads)
-    vocabulary = 2 * spec.vocab_size * H
+def shape_sizes(shape: TargetShape) -> TargetSizes:
+    """Sizes of a target that is known by its layers alone."""
+    experts = shape.num_expert_layers * shape.num_experts * shape.expert_params * shape.expert_bits / 8
     return TargetSizes(
-        name=published.target,
-        spec=spec,
-        cache=cache,
-        num_attention_heads=published.num_attention_heads,
-        expert_bytes=round(L * experts.num_experts * expert * experts.bits / 8),
-        dense_bytes=round((L * attention + vocabulary) * BF16_BITS / 8),
+        name=shape.target,
+        spec=PartialTargetSpec(
+            hidden_size=shape.hidden_size, num_hidden_layers=shape.num_layers, vocab_size=shape.vocab_size
+        ),
+        cache=shape.cache,
+        expert_bytes=round(experts),
+        dense_bytes=round(shape.weight_bytes - experts),
+        num_attention_heads=shape.num_attention_heads,
     )
+
+
+def _configured_sizes(name: str, directory: Path) -> TargetSizes:
+    config = Facts.load(directory / "config.json")
+    spec, _ = read_target_spec(config)
+    return msgspec.structs.replace(shape_sizes(shape_of(config, name)), spec=spec)
 
 
 def _read_target_sizes(name: str, directory: Path) -> TargetSizes:

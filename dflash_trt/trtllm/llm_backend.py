@@ -31,7 +31,7 @@ from dflash_trt.deploy.deployment_file import Method, load_deployment
 from dflash_trt.deploy.finding import ERROR
 from dflash_trt.deploy.real_classes import installed_version
 from dflash_trt.deploy.resolve import ResolvedDeployment
-from dflash_trt.deploy.schema import load_schema, versions
+from dflash_trt.deploy.schema import load_schema
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.errors import ConfigError, RequestError
 from dflash_trt.trtllm.contract import import_tensorrt_llm
@@ -251,8 +251,7 @@ def sampling_arguments(params: SamplingParams, *, is_speculative: bool) -> dict[
 
 def _check(deployment: ResolvedDeployment, arguments: dict[str, Any]) -> None:
     """Refuse what `serve-config --check` would, and more ranks than this machine has GPUs."""
-    installed = installed_version("trtllm")
-    schema = load_schema("trtllm", installed if installed in versions("trtllm") else None)
+    schema = load_schema("trtllm", installed_version("trtllm"))
     findings = check(deployment_config(deployment, schema, arguments))
     if errors := [finding for finding in findings if finding.severity == ERROR]:
         listed = "".join(f"\n  - {finding}" for finding in errors)

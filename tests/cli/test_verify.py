@@ -50,6 +50,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+FEW = ("--max-tokens", 8)
+"""Enough where texts are looked at, and no figure."""
+
+
 def verify(place: Path, engine: str, *options: object) -> None:
     arguments = ("--target", TARGET, "--prompts", place / "prompts.jsonl", "--max-tokens", TOKENS)
     run_here("verify", place / engine, *arguments, *options)
@@ -116,7 +120,7 @@ def cells(output: str) -> dict[str, list[str]]:
 
 def test_tables(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    verify(place, "engine", "--reference", place / "engine", "--max-tau-loss", "0")
+    verify(place, "engine", "--reference", place / "engine", "--max-tau-loss", "0", *FEW)
     output = capsys.readouterr().out
     assert output.startswith("identical to plain greedy decoding")
     table = cells(output)
@@ -162,13 +166,13 @@ def test_lossless_is_not_all(place: Path, capsys: pytest.CaptureFixture[str], mo
     """A drafter of no use fails without a gate; one of little use is not sent on to serve."""
     monkeypatch.setattr("dflash_trt.runtime.measure.verification_report.NEAR_ZERO_TAU", 9)
     with pytest.raises(VerificationError, match=r"tau: expected at least 9, found .*: nearly every draft is rejected"):
-        verify(place, "damaged", "--json")
+        verify(place, "damaged", "--json", *FEW)
     captured = capsys.readouterr()
     assert json.loads(captured.out)["passed"] is False
     assert "next: " not in captured.err
     monkeypatch.undo()
     monkeypatch.setattr(import_module("dflash_trt.cli.verify"), "POOREST_TAU", 9)
-    verify(place, "engine")
+    verify(place, "engine", *FEW)
     verdict, following = capsys.readouterr().err.splitlines()[-2:]
     assert verdict.endswith("below the poorest published use of DFlash (9)")
     assert "serve" not in following
@@ -176,13 +180,13 @@ def test_lossless_is_not_all(place: Path, capsys: pytest.CaptureFixture[str], mo
 
 def test_a_target_in_bfloat16(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The type reaches the model, and a difference says in which it was found."""
-    verify(place, "engine", "--dtype", "bfloat16", "--max-tokens", 8, "--json")
+    verify(place, "engine", "--dtype", "bfloat16", *FEW, "--json")
     document = json.loads(capsys.readouterr().out)
     assert (document["passed"], document["target_dtype"]) == (True, "bfloat16")
     monkeypatch.setattr("dflash_trt.runtime.targets.packed_target.agrees", lambda _: False)
     monkeypatch.setattr(Session, "generate_plain", mistaken(Session.generate_plain))
     with pytest.raises(VerificationError, match="found others in 3 of 3 prompts") as error:
-        verify(place, "engine", "--dtype", "bfloat16", "--max-tokens", 8)
+        verify(place, "engine", "--dtype", "bfloat16", *FEW)
     assert "a near-tie may have fallen another way, which is not the drafter's doing" in str(error.value.hint)
     assert "│ target in         │ bfloat16" in capsys.readouterr().out
 
@@ -202,7 +206,7 @@ def test_different_tokens_exit_with_1_after_the_report(
 ) -> None:
     monkeypatch.setattr(Session, "generate_plain", mistaken(Session.generate_plain))
     with pytest.raises(VerificationError, match=r"found others in 3 of 3 prompts; the first is .* output token 5:"):
-        verify(place, "engine")
+        verify(place, "engine", *FEW)
     assert capsys.readouterr().out.startswith("TOKENS DIFFER from plain greedy decoding")
 
 

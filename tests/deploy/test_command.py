@@ -64,6 +64,28 @@ def test_a_broken_file_exits_with_1_and_lists_everything(tmp_path: Path) -> None
     )
 
 
+def test_a_release_without_a_schema_is_written_and_checked_with_a_warning(tmp_path: Path) -> None:
+    """By the nearest schema; a key that it lacks may have come since, a slip may not."""
+    file, release = tmp_path / "serve.yaml", ("--runtime", "trtllm", "--version", "1.4.0rc4")
+    written = run("serve-config", LATENCY, *release, "-o", file)
+    assert written.returncode == 0
+    differs = "found 1.4.0rc4, compared with 1.4.0rc1: keys, defaults and limits that came, went or changed between"
+    assert differs in written.stderr
+    assert "tensorrt-llm/release:1.4.0rc4" in written.stdout
+    checked = run("serve-config", LATENCY, *release, "--check", file)
+    assert checked.returncode == 0
+    assert "warning: --version: " in checked.stdout
+    assert differs in checked.stdout
+    by = "1 warning against tensorrt_llm 1.4.0rc4 by the schema of 1.4.0rc1, the nearest that is known"
+    assert by in checked.stdout.splitlines()[-1]
+    file.write_text(file.read_text() + "max_batch_siz: 1\n")
+    assert run("serve-config", LATENCY, *release, "--check", file).returncode == 1
+    assert run("serve-config", LATENCY, *release, "--strict").returncode == 1
+    file.write_text("vllm serve Qwen/Qwen3-8B --a-flag-that-came-since 1\n")
+    for version, code in (("0.33.0", 1), ("0.34.0", 0)):
+        assert run("serve-config", "--check", file, "--runtime", "vllm", "--version", version).returncode == code
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
 def test_the_address_is_loopback_unless_told_otherwise(host: str, capsys: pytest.CaptureFixture[str]) -> None:
     run_here("serve-config", LATENCY, "--runtime", "vllm", "--host", host)

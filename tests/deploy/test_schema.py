@@ -348,8 +348,28 @@ def test_settings_and_keys_of_the_releases() -> None:
     assert old - new == set()
     assert "block_size" not in new
     assert load_schema("trtllm", None).version == "1.4.0rc1"
-    with pytest.raises(ConfigError, match=r"1.3.0rc27, 1.4.0rc1\), found '1.4.0rc2' \(nearest version: 1.4.0rc1\)"):
-        load_schema("trtllm", "1.4.0rc2")
+
+
+@pytest.mark.parametrize(
+    ("runtime", "release", "nearest"),
+    [
+        ("trtllm", "1.4.0rc4", "1.4.0rc1"), ("trtllm", "1.4.0", "1.4.0rc1"), ("trtllm", "1.3.0rc30", "1.3.0rc27"),
+        ("trtllm", "1.2.1", "1.3.0rc27"), ("vllm", "0.32.0", "0.33.0"), ("sglang", "0.10.1", "0.5.23"),
+    ],
+)  # fmt: skip
+def test_a_release_without_a_schema_has_the_nearest(runtime: Runtime, release: str, nearest: str) -> None:
+    schema = load_schema(runtime, release)
+    assert (schema.version, schema.release) == (nearest, release)
+
+
+@pytest.mark.parametrize("written", ["0.33.0", "v0.33.0", " 0.33.0", "0.33.0+cpu", None])
+def test_a_release_by_its_other_spellings(written: str | None) -> None:
+    assert load_schema("vllm", written) is load_schema("vllm")
+
+
+def test_no_release_at_all() -> None:
+    with pytest.raises(ConfigError, match=r"--version: expected a release such as 1\.4\.0rc1, found 'newest'"):
+        load_schema("trtllm", "newest")
 
 
 NAMES = st.sampled_from(

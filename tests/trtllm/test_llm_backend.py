@@ -34,7 +34,7 @@ from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.errors import ConfigError, EngineError, MissingDependencyError, RequestError, VerificationError
 from dflash_trt.trtllm.llm_backend import TrtllmBackend, sampling_arguments
 from tests.cli.commands import run, run_here
-from tests.deploy.deployments import NAMES, resolved
+from tests.deploy.deployments import SERVED, resolved
 from tests.fixtures_data import without_template
 from tests.paths import FIXTURES
 
@@ -165,7 +165,7 @@ def prompts(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("version", versions("trtllm"))
 @pytest.mark.parametrize(
-    "name", [name for name in NAMES if resolved(name).mode == "native" and not name.startswith("gemma-4")]
+    "name", [name for name, runtime in SERVED if runtime == "trtllm" and resolved(name).mode == "native"]
 )
 def test_every_deployment_gives_arguments_it_knows(name: str, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     package = Package(answers, version)

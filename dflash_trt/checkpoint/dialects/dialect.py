@@ -66,7 +66,7 @@ class Places:
     def of(self, key: str) -> Facts:
         """Where `key` stands: dflash_config (newer files) or the top level (older files); never two values."""
         if not self.dflash.agrees(self.config, key):
-            raise self.config.error(key, f"the same value as in {SECTION}.{key}")
+            raise self.config.conflict(key, f"the same value as in {SECTION}.{key}")
         return self.dflash if key in self.dflash else self.config
 
     def read_facts(self) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def own_vocabulary(config: Facts, weights: Weights, vocab_size: int) -> dict[str
     has_head = config.flag("has_lm_head", default=f"{HEAD}.weight" in weights)
     rows = config.optional("draft_vocab_size", config.integer) or vocab_size
     if rows > vocab_size or (rows < vocab_size and not has_head):
-        raise config.error("draft_vocab_size", f"vocab_size {vocab_size}, or less with an lm_head")
+        raise config.conflict("draft_vocab_size", f"vocab_size {vocab_size}, or less with an lm_head")
     return {
         "own_embedding": config.flag("has_embed_tokens", default=EMBEDDING in weights),
         "draft_vocab_size": rows if has_head else None,

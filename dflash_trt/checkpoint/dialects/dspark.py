@@ -64,7 +64,7 @@ def _section(config: Facts) -> dict[str, object]:
         found = config.section(name)
         for key, value in found.values().items():
             if not found.holds(key, section.setdefault(key, value)):
-                raise found.error(key, f"the same value as in {SECTION}.{key}")
+                raise found.conflict(key, f"the same value as in {SECTION}.{key}")
     return section
 
 

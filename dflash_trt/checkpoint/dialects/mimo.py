@@ -42,12 +42,12 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
         config = config.replaced(model_type="qwen3")
     spec = zlab.read_layout(config, weights)
     if config.optional("v_head_dim", config.integer) not in (None, spec.head_dim):
-        raise config.error("v_head_dim", f"head_dim {spec.head_dim}")
+        raise config.conflict("v_head_dim", f"head_dim {spec.head_dim}")
     tap_width = config.optional("target_hidden_size", config.integer)
     on_sliding, on_full = (config.flag(key, default=False) for key in (SLIDING_SINKS, FULL_SINKS))
     said = "attention_sink_bias" in dflash and dflash.flag("attention_sink_bias")
     if said != (on_sliding or on_full):
-        raise dflash.error("attention_sink_bias", f"what {SLIDING_SINKS} and {FULL_SINKS} say of sinks")
+        raise dflash.conflict("attention_sink_bias", f"what {SLIDING_SINKS} and {FULL_SINKS} say of sinks")
     sinks = [on_sliding if each.slides else on_full for each in types]
     return msgspec.structs.replace(
         spec,

@@ -35,7 +35,9 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
     """z-lab's facts, and a word for the causality that must not contradict them."""
     spec = zlab.read_layout(config, weights)
     if "dflash_query_causal" in config and config.flag("dflash_query_causal") != spec.layers[0].causal:
-        raise config.error("dflash_query_causal", f"{str(spec.layers[0].causal).lower()}, the causality of the layers")
+        raise config.conflict(
+            "dflash_query_causal", f"{str(spec.layers[0].causal).lower()}, the causality of the layers"
+        )
     return spec
 
 

@@ -60,11 +60,11 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
         raise config.error("sample_from_anchor", "false in a DFlash2 draft, whose selector begins behind the anchor")
     vocab_size, rows = backbone.integer("vocab_size"), config.integer("draft_vocab_size")
     if rows > vocab_size:
-        raise config.error("draft_vocab_size", f"at most transformer_layer_config.vocab_size {vocab_size}")
+        raise config.conflict("draft_vocab_size", f"at most transformer_layer_config.vocab_size {vocab_size}")
     tap_width = config.optional("target_hidden_size", config.integer)
     causal_where_sliding = not config.flag("sliding_window_non_causal", default=is_dflash2)
     if is_dflash2 and rows != vocab_size:
-        raise config.error("draft_vocab_size", f"transformer_layer_config.vocab_size {vocab_size}")
+        raise config.conflict("draft_vocab_size", f"transformer_layer_config.vocab_size {vocab_size}")
     backbone.text("model_type", choices=("qwen3", "llama"))  # of the sizes: its layers are Qwen3's in any case
     spec = DraftSpec(
         **read_backbone(backbone),

@@ -72,7 +72,10 @@ def read_layout(config: Facts, weights: Weights, *, causal: bool | None = None, 
     else sliding layers are causal and full ones are not (dflash/model.py, August 2026).
     """
     if not set(config.texts("architectures")) & set(ARCHITECTURES):
-        raise config.error("architectures", f"[{ARCHITECTURE!r}]")
+        raise config.error(
+            "architectures", f"the name that its layout has, {ARCHITECTURE} in z-lab's",
+            "give the config.json that was written with these weights",
+        )  # fmt: skip
     places = Places(config)
     facts = places.read_facts()
     causal = read_causality(places) if causal is None else causal

@@ -11,7 +11,7 @@ import msgspec
 
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
 from dflash_trt.deploy.gpus import Gpus
-from dflash_trt.deploy.schema import Schema, runtime_keys
+from dflash_trt.deploy.schema import Runtime, Schema, runtime_keys
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes
 
 
@@ -56,6 +56,31 @@ class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
                 return False
             value = value[key]
         return True
+
+
+METHOD_KEYS: dict[Runtime, str] = {
+    "trtllm": "speculative_config.decoding_type",
+    "vllm": "speculative_config.method",
+    "sglang": "speculative_algorithm",
+}
+BLOCKS = ("dflash", "dspark")
+"""Methods whose draft is one of ours to read."""
+
+
+def method(config: CheckedConfig) -> str | None:
+    """Method of speculative decoding in small letters; None for plain decoding."""
+    found = config.setting(METHOD_KEYS[config.schema.runtime])
+    if found is None and config.schema.runtime == "vllm" and config.document.get("speculative_config"):
+        return "left to vLLM"
+    return str(found).lower() if found else None
+
+
+MODEL_KEYS = ("model_tag", "model_path", "model")
+
+
+def served_target(document: dict[str, Any]) -> str | None:
+    """Directory or repository id that the arguments name; TensorRT-LLM's file has none."""
+    return next((str(document[key]) for key in MODEL_KEYS if isinstance(document.get(key), str)), None)
 
 
 Rule = Callable[[CheckedConfig], Iterator[Finding]]
@@ -103,8 +128,13 @@ def check_num_draft_tokens(config: CheckedConfig, found: int | None) -> Iterator
         )
 
 
-def check_token_budget(config: CheckedConfig, is_speculative: bool) -> Iterator[Finding]:
-    """Every running request verifies 1 + K tokens in one forward pass: max_batch_size * (1 + K) <= max_num_tokens."""
+def check_token_budget(
+    config: CheckedConfig, is_speculative: bool, *, refused_below: int | None = None, otherwise: str = ""
+) -> Iterator[Finding]:
+    """Every running request verifies 1 + K tokens in one forward pass: max_batch_size * (1 + K) <= max_num_tokens.
+
+    A runtime that refuses no more than a budget below `refused_below` does `otherwise` with a larger one.
+    """
     keys = runtime_keys()[config.schema.runtime]
     batch_key, tokens_key = keys.max_batch_size, keys.max_num_tokens
     num_draft_tokens = config.number(keys.num_draft_tokens) if is_speculative else None
@@ -112,13 +142,15 @@ def check_token_budget(config: CheckedConfig, is_speculative: bool) -> Iterator[
     if batch is None or tokens is None or num_draft_tokens is None or batch * (1 + num_draft_tokens) <= tokens:
         return
     needed, most = batch * (1 + num_draft_tokens), tokens // (1 + num_draft_tokens)
+    if refused_below is not None and tokens <= 1 + num_draft_tokens:
+        most = 0  # no batch is small enough
     # A batch that the file leaves to the runtime is cut down by it; one that the file asks for is refused.
-    make = error if config.is_set(batch_key) else warning
-    yield make(
+    is_refused = config.is_set(batch_key) if refused_below is None else tokens < refused_below
+    yield (error if is_refused else warning)(
         "token-budget",
         tokens_key,
         f"at least {batch_key} * (1 + K) = {batch} * {1 + num_draft_tokens} = {needed}",
-        tokens,
+        f"{tokens}{'' if is_refused or not otherwise else f': {otherwise.format(most)}'}",
         f"raise it to {needed}" + (f" or set {batch_key} to {most}" if most else ""),
     )
 

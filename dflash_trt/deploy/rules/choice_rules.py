@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules for all runtimes: choices that the writer makes, and methods that have no rules of their own."""
+"""Rules for all runtimes: choices that the writer makes, and methods and releases without rules of their own."""
 
 from __future__ import annotations
 
@@ -12,25 +12,17 @@ from dflash_trt.deploy.choices import CHOICES, Choice, Circumstances
 from dflash_trt.deploy.finding import WARNING, Finding
 from dflash_trt.deploy.flags import flag_words
 from dflash_trt.deploy.parsers import target_parsers
-from dflash_trt.deploy.rules.checked_config import CheckedConfig, check_num_draft_tokens, error, unchecked, warning
-from dflash_trt.deploy.schema import Runtime, runtime_keys
+from dflash_trt.deploy.rules.checked_config import (
+    METHOD_KEYS,
+    CheckedConfig,
+    check_num_draft_tokens,
+    error,
+    method,
+    unchecked,
+    warning,
+)
+from dflash_trt.deploy.schema import Runtime, runtime_keys, versions
 from dflash_trt.files.command import quoted
-
-METHOD_KEYS: dict[Runtime, str] = {
-    "trtllm": "speculative_config.decoding_type",
-    "vllm": "speculative_config.method",
-    "sglang": "speculative_algorithm",
-}
-BLOCKS = ("dflash", "dspark")
-"""Methods whose draft is one of ours to read."""
-
-
-def method(config: CheckedConfig) -> str | None:
-    """Method of speculative decoding in small letters; None for plain decoding."""
-    found = config.setting(METHOD_KEYS[config.schema.runtime])
-    if found is None and config.schema.runtime == "vllm" and config.document.get("speculative_config"):
-        return "left to vLLM"
-    return str(found).lower() if found else None
 
 
 def unchecked_method(config: CheckedConfig) -> Iterator[Finding]:
@@ -60,6 +52,18 @@ def packed_weights(config: CheckedConfig) -> Iterator[Finding]:
         yield error("packed-weights", key, "a directory of safetensors", packed, fix)
     else:
         yield unchecked("packed-weights", key, f"whether a draft in {packed} loads was not looked up", fix)
+
+
+def release(config: CheckedConfig) -> Iterator[Finding]:
+    """What may differ in a release without a schema of its own."""
+    schema = config.schema
+    if schema.stands_for:
+        yield warning(
+            "release", "--version", f"a release whose keys were read ({', '.join(versions(schema.runtime))})",
+            f"{schema.release}, compared with {schema.version}: keys, defaults and limits that came, went or changed"
+            " between the two are not seen",
+            "compare the keys with that release's own documents",
+        )  # fmt: skip
 
 
 def choices(config: CheckedConfig) -> Iterator[Finding]:
@@ -118,7 +122,7 @@ def parsers(config: CheckedConfig) -> Iterator[Finding]:
         found = config.document.get(key)
         if name is None or found == name or key not in config.schema.properties():
             continue
-        yield warning("parsers", key, f"{name} for {config.target_name}", found or "none", f"set it to {name}")
+        yield warning("parsers", key, f"{name} for {config.target_name}", found or "none", _fix(runtime, key, name))
 
 
 def _text(value: object) -> str:

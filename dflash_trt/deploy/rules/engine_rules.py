@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dflash_trt.deploy.finding import ERROR, Finding
-from dflash_trt.deploy.rules.checked_config import CheckedConfig, error
+from dflash_trt.deploy.rules.checked_config import CheckedConfig, error, unchecked
 from dflash_trt.engine.manifest import read_num_ranks
 from dflash_trt.engine.plans.plan import check_limits
 from dflash_trt.engine.plans.plan_gpus import check_precision
@@ -32,7 +32,12 @@ def _release(config: CheckedConfig) -> Iterator[Finding]:
     if "engine_mode" not in schema.rules:
         yield error(
             "engine-mode", MODEL, "a release whose drafter interface is known to engine mode",
-            f"tensorrt_llm {schema.version}", "serve the draft checkpoint in native mode",
+            f"tensorrt_llm {schema.release}", "serve the draft checkpoint in native mode",
+        )  # fmt: skip
+    elif schema.stands_for:
+        yield unchecked(
+            "engine-mode", MODEL, f"whether the drafter's interface of {schema.release} is that of {schema.version}",
+            "make contract TENSORRT_LLM=DIR compares a checkout; the start of the server does, too",
         )  # fmt: skip
 
 

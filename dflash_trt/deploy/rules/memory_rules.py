@@ -6,23 +6,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dflash_trt.deploy.finding import Finding
-from dflash_trt.deploy.memory import GpuMemory, ServingLoad, gpu_memory, paged_arena_bytes
+from dflash_trt.deploy.memory import (
+    ACTIVATION_RESERVE_BYTES,
+    MAX_BATCH,
+    GpuMemory,
+    ServingLoad,
+    gpu_memory,
+    paged_arena_bytes,
+)
 from dflash_trt.deploy.rules.checked_config import CheckedConfig, error, unchecked, warning
 from dflash_trt.deploy.schema import RuntimeKeys, Schema, runtime_keys
 from dflash_trt.engine.plans.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
 
 # vLLM and SGLang take a share of the whole GPU for everything together; a tenth stays free.
 POOL_FRACTION = 0.9
+NUMBERS = ("ranks", "max_batch_size", "max_num_tokens", "max_seq_len", "num_draft_tokens")
+"""Settings that a load is made of, by their common names."""
 
 
 def document_load(config: CheckedConfig) -> ServingLoad | None:
     """Load of the arguments on each GPU; None where the draft, the GPU or a number is not known."""
     keys = runtime_keys()[config.schema.runtime]
-    names = ("ranks", "max_batch_size", "max_num_tokens", "max_seq_len", "num_draft_tokens")
-    settings = {name: config.number(getattr(keys, name)) for name in names}
+    settings = {name: config.number(getattr(keys, name)) for name in NUMBERS}
     numbers = {name: number for name, number in settings.items() if number is not None}
-    if config.draft is None or config.gpus is None or len(numbers) < len(names):
-        return None
+    if config.draft is None or config.gpus is None or len(numbers) < len(NUMBERS):
+        return None  # `_missing` says which
     numbers["num_draft_tokens"] -= keys.counts_window
     is_trtllm = config.schema.runtime == "trtllm"
     is_fp8 = "fp8" in str(config.setting(keys.cache_dtype))
@@ -54,13 +62,12 @@ def worker_buffers(schema: Schema) -> dict[str, bool]:
 
 
 def check_memory(config: CheckedConfig) -> Iterator[Finding]:
-    """Refuse what cannot fit, and name the largest sizes that do."""
+    """Refuse what cannot fit, and name the largest sizes that do; warn where a smaller reserve would let it fit."""
     keys = runtime_keys()[config.schema.runtime]
     load = document_load(config)
     if load is None:
-        yield unchecked(
-            "memory", keys.max_batch_size, "the draft, the GPU or a number is not known", "give --draft and --gpus"
-        )
+        missing, fixes = _missing(config)
+        yield unchecked("memory", keys.max_batch_size, f"unknown: {', '.join(missing)}", f"give {' and '.join(fixes)}")
         return
     memory = gpu_memory(load)
     for what in memory.unknown:
@@ -70,7 +77,23 @@ def check_memory(config: CheckedConfig) -> Iterator[Finding]:
         yield from _beside_the_pool(load, memory)
         return
     rule = "context-arena" if memory.free_bytes < 0 and _arena(memory) else "memory"
-    yield error(rule, keys.max_batch_size, *_refusal(load, memory, keys))
+    # TensorRT-LLM itself sets aside as much for activations as is counted; of the others it is an estimate.
+    is_estimate = memory.is_estimate and config.schema.runtime != "trtllm"
+    make = warning if is_estimate else error
+    expected, found, fix = _refusal(load, memory, keys)
+    if is_estimate:
+        found += f", with {_gib(ACTIVATION_RESERVE_BYTES)} kept for activations, an estimate"
+    yield make(rule, keys.max_batch_size, expected, found, fix)
+
+
+def _missing(config: CheckedConfig) -> tuple[list[str], list[str]]:
+    """What memory cannot be counted without, and what to give."""
+    keys = runtime_keys()[config.schema.runtime]
+    models = [("the draft", "--draft", config.draft), ("the GPUs", "--gpus", config.gpus)]
+    missing = [(what, option) for what, option, known in models if known is None]
+    numbers = [getattr(keys, name) for name in NUMBERS]
+    missing += [(key, f"a value to {key}") for key in numbers if config.number(key) is None]
+    return [what for what, _ in missing], [fix for _, fix in missing]
 
 
 def _private_arena(config: CheckedConfig, load: ServingLoad, memory: GpuMemory) -> Iterator[Finding]:
@@ -118,12 +141,17 @@ def _refusal(load: ServingLoad, memory: GpuMemory, keys: RuntimeKeys) -> tuple[s
     else:
         expected, found = f"what fits each {gpu}", _gib(sum(item.bytes for item in memory.items if not item.is_late))
     options = []
-    if memory.largest_batch:
-        options.append(f"{keys.max_batch_size} {memory.largest_batch}")
+    if batch := min(memory.largest_batch, _largest_budget(load, keys)):
+        options.append(f"{keys.max_batch_size} {batch}")
     if memory.largest_context:
         options.append(f"{keys.max_seq_len} {memory.largest_context}")
     fix = f"lower to {' or '.join(options)}" if options else "use more or larger GPUs: no batch fits"
     return expected, found, fix
+
+
+def _largest_budget(load: ServingLoad, keys: RuntimeKeys) -> int:
+    """The largest batch whose drafts are verified in one pass; SGLang's max_num_tokens bounds prompts alone."""
+    return MAX_BATCH if keys.counts_window else load.max_num_tokens // (1 + load.num_draft_tokens)
 
 
 def _gib(count: int) -> str:

@@ -40,7 +40,7 @@ def verify_window(config: CheckedConfig) -> Iterator[Finding]:
     """Two names of one number, and the block it must fit."""
     window, block = config.number(WINDOW), config.number(BLOCK)
     if window is not None and block is not None and window != block:
-        yield error("verify-window", BLOCK, f"{window}, as {WINDOW}", block, "give one of the two")
+        yield error("verify-window", BLOCK, f"{window}, as {WINDOW}", block, f"set it to {window}")
     yield from check_num_draft_tokens(config, _verify_window(config))
     trained = config.draft.spec.block_size if config.draft else 0
     if window is not None and block is None and window < trained:
@@ -62,7 +62,8 @@ def dp_attention(config: CheckedConfig) -> Iterator[Finding]:
     if (config.number("attn_dp_size") or 1) == 1:
         return
     if config.setting("enable_dp_lm_head") is not True:
-        yield error("dp-attention", "enable_dp_lm_head", "true with attn_dp_size > 1", "false", "add the argument")
+        fix = "write --enable-dp-lm-head"
+        yield error("dp-attention", "enable_dp_lm_head", "true with attn_dp_size > 1", "false", fix)
     if (found := config.number("attn_cp_size") or 1) != 1:
         yield error("dp-attention", "attn_cp_size", "1 with attn_dp_size > 1", found, "set it to 1")
 
@@ -73,7 +74,10 @@ def draft_window(config: CheckedConfig) -> Iterator[Finding]:
     if window is not None and verify is not None and window < verify:
         yield error("draft-window", DRAFT_WINDOW, f"at least the verify window {verify}", window, f"set it to {verify}")
     if config.number("speculative_draft_sink_size") is not None and window is None:
-        yield error("draft-window", "speculative_draft_sink_size", DRAFT_WINDOW, "no such argument", "add it")
+        yield error(
+            "draft-window", "speculative_draft_sink_size", f"{DRAFT_WINDOW} besides", "no such argument",
+            f"leave it out, or add {DRAFT_WINDOW}",
+        )  # fmt: skip
 
 
 def running_requests(config: CheckedConfig) -> Iterator[Finding]:
@@ -83,7 +87,7 @@ def running_requests(config: CheckedConfig) -> Iterator[Finding]:
         default = rule["default_with_dflash"]
         yield warning(
             "running-requests", "max_running_requests", "a number", f"none: SGLang takes {default} with DFLASH",
-            "set it",
+            "set it to the requests that shall run at once",
         )  # fmt: skip
 
 

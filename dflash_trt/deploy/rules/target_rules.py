@@ -9,11 +9,21 @@ from typing import Literal
 
 import msgspec
 
-from dflash_trt.deploy.finding import Finding
+from dflash_trt.checkpoint.source import REPOSITORY_ID
+from dflash_trt.checkpoint.target_checkpoint import check_pair
+from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.gpus import DATA
-from dflash_trt.deploy.rules.checked_config import CheckedConfig, error, unchecked, warning
+from dflash_trt.deploy.rules.checked_config import (
+    BLOCKS,
+    CheckedConfig,
+    error,
+    method,
+    served_target,
+    unchecked,
+    warning,
+)
 from dflash_trt.deploy.schema import runtime_keys
-from dflash_trt.errors import ConfigError
+from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.files.json_file import read_json
 
 KEY = "trust_remote_code"
@@ -50,6 +60,40 @@ class TargetSupport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def target_support() -> TargetSupport:
     """The package's data."""
     return read_json(DATA / "target_support.json", TargetSupport, ConfigError, what="the package's data")
+
+
+def pair(config: CheckedConfig) -> Iterator[Finding]:
+    """A draft that was made for another target."""
+    draft, target = config.draft, config.target
+    if draft is None or target is None:
+        return
+    try:
+        check_pair(draft.spec, target.spec, draft_name=draft.name, target_name=target.name)
+    except CheckpointError as refused:
+        key = runtime_keys()[config.schema.runtime].draft
+        yield Finding("pair", ERROR, key, refused.message, "name the draft that was trained for this target")
+
+
+def other_models(config: CheckedConfig) -> Iterator[Finding]:
+    """Models of the file that are not those it is checked for: repositories by name, whatever copies are called."""
+    key = runtime_keys()[config.schema.runtime].draft
+    draft = config.setting(key) if method(config) in BLOCKS else None
+    known = {"the target": config.target_name, "the draft": config.draft.name if config.draft else None}
+    found = {"the target": served_target(config.document), "the draft": draft}
+    for what, expected in known.items():
+        if expected is not None and _are_others(expected, found[what]):
+            yield error(
+                "other-models", key if what == "the draft" else "model",
+                f"{expected}, {what} that it is checked for", found[what],
+                "check it without SOURCE, or with that of these models",
+            )  # fmt: skip
+
+
+def _are_others(expected: str, found: object) -> bool:
+    if not isinstance(found, str) or not all(map(REPOSITORY_ID.fullmatch, (expected, found))):
+        return False
+    names = sorted((name.rpartition("/")[2].lower() for name in (expected, found)), key=len)
+    return names[0] not in names[1]  # a quantised copy's name contains the model's
 
 
 def context_length(config: CheckedConfig) -> Iterator[Finding]:

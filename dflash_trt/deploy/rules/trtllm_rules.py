@@ -53,7 +53,7 @@ def parallelism(config: CheckedConfig) -> Iterator[Finding]:
         yield error(
             "parallelism", "moe_tensor_parallel_size",
             f"{tensor // expert} (tensor_parallel_size {tensor} / moe_expert_parallel_size {expert})", shared,
-            "set it so, or leave it out",
+            f"set it to {tensor // expert}, or leave it out",
         )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def cuda_graphs(config: CheckedConfig) -> Iterator[Finding]:
     if sizes and graphs and max(sizes) != graphs:
         yield error(
             "cuda-graphs", "cuda_graph_config.max_batch_size", f"{max(sizes)}, the largest of batch_sizes", graphs,
-            "set one of the two",
+            "leave cuda_graph_config.batch_sizes out" if graphs > max(sizes) else f"set it to {max(sizes)}",
         )  # fmt: skip
     elif graphs and batch and graphs > batch:
         yield warning(
@@ -186,7 +186,7 @@ def _paired_pools(config: CheckedConfig, said: str) -> Iterator[Finding]:
     if config.setting(manager) is False:
         yield error(
             "prefix-reuse", manager, "true: V1 pairs no pools, and a hit starves the drafter", "false",
-            "set it to true, or enable_block_reuse to false",
+            "set it to true, or kv_cache_config.enable_block_reuse to false",
         )  # fmt: skip
     elif cache is not None and cache.recurrent is not None:
         yield warning(
@@ -209,7 +209,7 @@ def fp8_context(config: CheckedConfig) -> Iterator[Finding]:
         yield warning(
             "fp8-context", "kv_cache_config.dtype", "auto with TRTLLM attention: the draft's context is BF16, and in"
             " place of FP8 pages the worker may set aside an arena of its own (dflash.py @ 8d62b3e5)",
-            "fp8", "look for 'using the private ctx arena' in the log, or set auto",
+            "fp8", "set it to auto, unless the log lacks 'using the private ctx arena'",
         )  # fmt: skip
 
 
@@ -290,7 +290,8 @@ def taps(config: CheckedConfig) -> Iterator[Finding]:
         ids = "the draft's" if config.draft is None else list(config.draft.spec.target_layer_ids)
         yield warning(
             "taps", f"{SPEC}.target_layer_ids", f"{ids}: where they are not known before the download, nothing is"
-            " captured and next to nothing accepted", "no such key", "add it",
+            " captured and next to nothing accepted", "no such key",
+            f"add {ids}" if config.draft else "add the list of the draft's config.json",
         )  # fmt: skip
 
 
@@ -310,7 +311,10 @@ def disk_cache(config: CheckedConfig) -> Iterator[Finding]:
     """A cache on disk needs a directory."""
     size, path = config.number("kv_cache_config.disk_cache_size"), config.setting("kv_cache_config.disk_cache_path")
     if size and not path:
-        yield error("disk-cache", "kv_cache_config.disk_cache_path", f"a directory for {size} bytes", "none", "add it")
+        yield error(
+            "disk-cache", "kv_cache_config.disk_cache_path", f"a directory for {size} bytes", "none",
+            "set it to a directory, or leave kv_cache_config.disk_cache_size out",
+        )  # fmt: skip
 
 
 def removed(config: CheckedConfig) -> Iterator[Finding]:

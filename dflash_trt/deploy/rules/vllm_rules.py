@@ -73,12 +73,21 @@ def cache_groups(config: CheckedConfig) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def token_budget(config: CheckedConfig) -> Iterator[Finding]:
+    """Tokens of a pass: vLLM 0.33 refuses no more than a budget below one draft's rows, or below a token a request."""
+    K, batch = config.number(f"{SPEC}.num_speculative_tokens"), config.number("max_num_seqs")
+    yield from check_token_budget(
+        config, _method(config) is not None, refused_below=max((K or 0) + 2, batch or 0),
+        otherwise=config.schema.rules["token_budget"]["otherwise"],
+    )  # fmt: skip
+
+
 RULES: tuple[Rule, ...] = (
     lambda config: check_required(config, _method(config) or "", f"{SPEC}."),
     renamed,
     draft_parallel,
     lambda config: check_ranks(config, "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
-    lambda config: check_token_budget(config, _method(config) is not None),
+    token_budget,
 )
 DFLASH_RULES: tuple[Rule, ...] = (
     lambda config: check_num_draft_tokens(config, config.number(f"{SPEC}.num_speculative_tokens")),

@@ -152,6 +152,25 @@ def low_acceptance(
     return []
 
 
+def in_doubt(
+    kind: ServerKind, short: ProbeGroup, baseline: ProbeGroup | None, expected_tau: float | None,
+    published: PublishedTau | None,
+) -> list[EndpointFinding]:  # fmt: skip
+    """Acceptance that is low, and scatters too much to say so beyond doubt: it is not fine either."""
+    values = list(short.values(is_first=False).values())
+    if baseline is not None:
+        (values, usual), share = _values(short, baseline), 1 - MILD
+    elif expected_tau is not None:
+        usual, share = [expected_tau - 1], 1 - MILD
+    else:
+        usual, share = [] if published is None else [published.lowest - 1], PUBLISHED
+    if not values or not usual or fmean(values) >= share * fmean(usual):
+        return []
+    against = _tau(baseline) if baseline else f"{1 + fmean(usual):.2f}"
+    figure = f"{_tau(short)}, {against} to compare it with: {len(values)} answers scatter too much to tell"
+    return [finding(kind, "acceptance in doubt", figure, *_by_position(short))]
+
+
 def published_range(published: PublishedTau) -> str:
     """'2.70 (MT-Bench) to 3.30 for 3 drafts with openai/gpt-oss-120b, card of z-lab/gpt-oss-120b-DFlash'."""
     return (

@@ -146,7 +146,11 @@ def _acceptance(
     published = published_tau(runtime, length)
     found = [] if unseen else judge.low_acceptance(kind, short, baseline, expected_tau, published, length)
     missing, against = unseen, ""
-    if baseline is not None:
+    doubt = [] if found or unseen else judge.in_doubt(kind, short, baseline, expected_tau, published)
+    if doubt:
+        checks.unmeasured += doubt
+        missing = doubt[0].figure
+    elif baseline is not None:
         against = f"the baseline's {baseline.tau_of_drafting_passes or 1:.2f}"
     elif expected_tau is not None:
         against = f"the expected {expected_tau:.2f}"

@@ -10,10 +10,11 @@ from itertools import accumulate
 
 import msgspec
 
+from dflash_trt.deploy.target_shape import TargetShape
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
 from dflash_trt.observe.estimate.constants import DATA, Rates
-from dflash_trt.observe.estimate.shapes import System, TargetShape
+from dflash_trt.observe.estimate.shapes import System
 
 TABLE_EXPONENT = 1.2
 """Exponent of the power law under which the skewed tables were measured."""

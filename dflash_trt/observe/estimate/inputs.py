@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost model's inputs from deployments, checkpoints and published facts, which only target_config knows besides."""
+"""The cost model's inputs from deployments, checkpoints and published facts."""
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import msgspec
 
-from dflash_trt.checkpoint.target_checkpoint import PartialTargetSpec
 from dflash_trt.deploy.catalog import known_deployments
 from dflash_trt.deploy.deployment_file import DeploymentFile, deployment_path, load_deployment
 from dflash_trt.deploy.memory import ServingLoad
-from dflash_trt.deploy.published import published_drafts
+from dflash_trt.deploy.published import published_drafts, published_targets
 from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
 from dflash_trt.deploy.rules.memory_rules import POOL_FRACTION, worker_buffers
 from dflash_trt.deploy.schema import Runtime, load_schema
-from dflash_trt.deploy.sizes import TargetSizes, checkpoint_place, draft_sizes
+from dflash_trt.deploy.sizes import checkpoint_place, draft_sizes, shape_sizes
+from dflash_trt.deploy.target_config import read_target_shape
+from dflash_trt.deploy.target_shape import TargetShape
 from dflash_trt.engine.plans.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
 from dflash_trt.engine.plans.plan_gpus import check_precision
 from dflash_trt.errors import ConfigError
@@ -26,25 +26,11 @@ from dflash_trt.observe.estimate.constants import DATA, constants
 from dflash_trt.observe.estimate.curve import AcceptanceProfile, from_tau, read_acceptance, read_routing
 from dflash_trt.observe.estimate.drafter_pass import backend_of, dflash_shape
 from dflash_trt.observe.estimate.experts import inclusion
-from dflash_trt.observe.estimate.shapes import DraftShape, Gemm, Method, System, TargetShape
-from dflash_trt.observe.estimate.target_config import read_target_shape
+from dflash_trt.observe.estimate.shapes import DraftShape, Gemm, Method, System
 
 MAX_EAGLE3_DRAFTS = 5
 ROUTINGS = ("power-law", "uniform")
 EAGLE3_DRAFTS = EAGLE3_TAPS = 3
-
-
-class _Targets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    sources: dict[str, str]
-    """Source of each target's facts."""
-    targets: tuple[TargetShape, ...]
-
-
-@cache
-def known_targets() -> dict[str, TargetShape]:
-    """By repository id."""
-    data = read_json(DATA / "targets.json", _Targets, ConfigError, what="the package's data")
-    return {shape.target: shape for shape in data.targets}
 
 
 def target_shape(name: str, *, fetches: bool = False) -> TargetShape:
@@ -52,7 +38,7 @@ def target_shape(name: str, *, fetches: bool = False) -> TargetShape:
 
     With `fetches`, an unknown repository's configuration is fetched, unless the hub's cache has it.
     """
-    shapes = known_targets()
+    shapes = published_targets()
     if (directory := checkpoint_place(name, fetches=fetches and name not in shapes)) is not None:
         return read_target_shape(directory)
     if name not in shapes:
@@ -64,19 +50,12 @@ def target_shape(name: str, *, fetches: bool = False) -> TargetShape:
     return shapes[name]
 
 
-def system(deployment: ResolvedDeployment, runtime: Runtime, named_target: str | None = None) -> System:
-    """The system of a deployment under a runtime; raises ConfigError if target or draft do not fit.
+def system(deployment: ResolvedDeployment, runtime: Runtime, *, fetches: bool = False) -> System:
+    """The system of a deployment under a runtime; raises ConfigError for a target or links that are not known.
 
-    `named_target` replaces the deployment's target.
+    `fetches` as for `target_shape`.
     """
-    target = target_shape(named_target or deployment.target, fetches=named_target is not None)
-    draft = deployment.draft_sizes
-    taps, layers = draft.spec.target_layer_ids, draft.spec.num_target_layers
-    if layers not in (None, target.num_layers) or max(taps) >= target.num_layers:
-        raise ConfigError(
-            f"{target.target}: expected a target of {layers or f'more than {max(taps)}'} layers, as"
-            f" {draft.name} was made for, found {target.num_layers}"
-        )
+    target, draft = target_shape(deployment.target, fetches=fetches), deployment.draft_sizes
     gpus = deployment.gpus
     if gpus.nodes > 1:
         raise ConfigError(
@@ -112,7 +91,7 @@ def _memory_load(deployment: ResolvedDeployment, runtime: Runtime, target: Targe
         check_precision(set(deployment.algorithms.values()))  # a GPU that lacks one is the rules' matter
     return ServingLoad(
         gpus=deployment.gpus, draft=msgspec.structs.replace(deployment.draft_sizes, checkpoint=None),
-        target=target_sizes_of(target), algorithms={} if is_base else deployment.algorithms,
+        target=shape_sizes(target), algorithms={} if is_base else deployment.algorithms,
         ranks=deployment.tensor_parallel,
         num_ranks=deployment.tensor_parallel if is_base else deployment.num_ranks,
         attention_dp=deployment.enable_attention_dp, max_batch_size=deployment.max_batch_size,
@@ -123,21 +102,6 @@ def _memory_load(deployment: ResolvedDeployment, runtime: Runtime, target: Targe
         **worker_buffers(load_schema(runtime)),
         workspace_bytes=len(GRAPHS) * DEFAULT_WORKSPACE_BYTES if is_engine else 0,
     )  # fmt: skip
-
-
-def target_sizes_of(target: TargetShape) -> TargetSizes:
-    """What memory must know of a target, from its shape."""
-    experts = target.num_expert_layers * target.num_experts * target.expert_params * target.expert_bits / 8
-    return TargetSizes(
-        name=target.target,
-        spec=PartialTargetSpec(
-            hidden_size=target.hidden_size, num_hidden_layers=target.num_layers, vocab_size=target.vocab_size
-        ),
-        cache=target.cache,
-        expert_bytes=round(experts),
-        dense_bytes=round(target.weight_bytes - experts),
-        num_attention_heads=target.num_attention_heads,
-    )
 
 
 def draft_shape(name: str, algorithm: str = "", backend: str | None = None) -> DraftShape:
@@ -190,8 +154,8 @@ def open_system(
 ) -> tuple[ResolvedDeployment, System]:
     """The resolved deployment that CONFIG names, some of its settings changed, and what the model makes of it."""
     file = msgspec.structs.replace(read_deployment(config), **changes)
-    deployment = resolve(file, Path(config).stem if config.endswith(".yaml") else config, draft=draft)
-    return deployment, system(deployment, runtime, target)
+    deployment = resolve(file, Path(config).stem if config.endswith(".yaml") else config, draft=draft, target=target)
+    return deployment, system(deployment, runtime, fetches=target is not None)
 
 
 class PublishedTau(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

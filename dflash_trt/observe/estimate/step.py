@@ -12,11 +12,12 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from dflash_trt.deploy.sizes import BF16_BITS
+from dflash_trt.deploy.target_shape import TargetShape
 from dflash_trt.observe.estimate.attention import kernel_seconds
 from dflash_trt.observe.estimate.backends import ROW_MULTIPLE
 from dflash_trt.observe.estimate.constants import Rates
 from dflash_trt.observe.estimate.experts import expert_seconds, power_law, skew, touched
-from dflash_trt.observe.estimate.shapes import DraftShape, Gemm, Method, System, TargetShape
+from dflash_trt.observe.estimate.shapes import DraftShape, Gemm, Method, System
 
 ACTIVATION_BYTES = 2  # BF16
 STATE_FLOPS = 7

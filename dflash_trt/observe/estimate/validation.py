@@ -11,10 +11,11 @@ from functools import cache
 
 import msgspec
 
+from dflash_trt.deploy.target_shape import TargetShape
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
 from dflash_trt.observe.estimate.constants import DATA
-from dflash_trt.observe.estimate.shapes import METHODS, Method, System, TargetShape
+from dflash_trt.observe.estimate.shapes import METHODS, Method, System
 
 AIM = 0.25
 NOT_VALIDATED = " (not validated)"

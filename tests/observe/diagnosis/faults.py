@@ -29,10 +29,13 @@ Weights = dict[str, torch.Tensor]
 Config = dict[str, Any]
 
 
-def engine(directory: Path, *, window: int | None = WINDOW, edit: Callable[[Weights], None] | None = None) -> Path:
+def engine(
+    directory: Path, *, window: int | None = WINDOW, edit: Callable[[Weights], None] | None = None, **facts: object
+) -> Path:
     """The fixture's drafter as an engine, with a window on all layers, and k_norms that differ among layers.
 
-    Without `edit` its proposals are the fixture's own wherever the context is shorter than the window.
+    Without `edit` its proposals are the fixture's own wherever the context is shorter than the window; `facts` stand in
+    its config.json, true or not.
     """
     draft, output = directory / "draft", directory / "engine"
     shutil.copytree(FIXTURES / f"tiny-{PAIR}-dflash", draft)
@@ -41,7 +44,7 @@ def engine(directory: Path, *, window: int | None = WINDOW, edit: Callable[[Weig
         layers = config["num_hidden_layers"]
         config |= {"layer_types": ["sliding_attention"] * layers, "sliding_window": window, "is_causal": False}
         config |= {"use_sliding_window": True, "max_window_layers": 0}
-    (draft / "config.json").write_text(json.dumps(config))
+    (draft / "config.json").write_text(json.dumps(config | facts))
     weights = load_file(draft / "model.safetensors")
     spread_k_norms(weights)
     if edit is not None:
@@ -73,6 +76,19 @@ def first_k_norm_for_all(weights: Weights) -> None:
 def reverse_fc(weights: Weights) -> None:
     """Rows of fc in the other order: every context row is another's."""
     weights["fc.weight"] = weights["fc.weight"].flip(0)
+
+
+def misread_projections(weights: Weights) -> None:
+    """q, k and v as if their quantised values were the weights: without the scales of their rows."""
+    for name in [name for name in weights if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))]:
+        weights[name] = (weights[name] / weights[name].abs().amax(-1, keepdim=True)).to(weights[name].dtype)
+
+
+def fc_of_another_target(weights: Weights) -> None:
+    """Taps are mixed as the draft of another target does."""
+    other = load_file(FIXTURES / "tiny-gpt-oss-dflash" / "model.safetensors")["fc.weight"]
+    assert other.shape == weights["fc.weight"].shape
+    weights["fc.weight"] = other
 
 
 def shift_taps(llm: LLM) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -22,8 +22,9 @@ class LookAlike:
     def __init__(
         self, kind: str, rates: Sequence[float], *, model: str, long: Sequence[float] | None = None,
         again: Sequence[float] | None = None, publishes: bool = True, seed: int = 0,
+        refuses: Callable[[dict[str, object]], bool] = lambda _: False,
     ) -> None:  # fmt: skip
-        self.kind, self.model, self.publishes = kind, model, publishes
+        self.kind, self.model, self.publishes, self.refuses = kind, model, publishes, refuses
         self._rates, self._long, self._again = rates, long or rates, again or rates
         self._random, self._seen = random.Random(seed), set[str]()
         self._requests = self._passes = self._tokens = 0
@@ -99,12 +100,15 @@ def running(server: LookAlike) -> Iterator[str]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            if server.refuses(body):
+                self._send('{"error": {"message": "not here"}}', 400)
+                return
             with lock:
                 self._send(server.answer(body))
 
-        def _send(self, text: str | None) -> None:
+        def _send(self, text: str | None, status: int = 200) -> None:
             content = (text or "").encode()
-            self.send_response(404 if text is None else 200)
+            self.send_response(404 if text is None else status)
             self.send_header("content-length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)

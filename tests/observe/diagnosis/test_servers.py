@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import pytest
 
@@ -260,6 +260,26 @@ def test_window_ignored(tmp_path: Path, baseline: Diagnosis, monkeypatch: pytest
 def test_first_k_norm_for_all_layers(tmp_path: Path, baseline: Diagnosis) -> None:
     sick = faults.engine(tmp_path, edit=faults.first_k_norm_for_all)
     assert found(ask(sick, baseline=baseline)) == [("acceptance below the baseline", "k_norm")]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("cause", "fault"),
+    [
+        ("layout", {"sample_from_anchor": True}),
+        ("pairing", {"is_neox_style": False}),
+        ("projections", {"edit": faults.misread_projections}),
+        ("pair", {"edit": faults.fc_of_another_target}),
+    ],
+)
+def test_a_draft_that_is_misread(cause: str, fault: dict[str, Any], tmp_path: Path, baseline: Diagnosis) -> None:
+    """What was done is among the causes, and also where no baseline is known and acceptance is low enough."""
+    diagnosis = ask(faults.engine(tmp_path, **fault), baseline=baseline)
+    (finding,) = diagnosis.findings
+    assert finding.name.startswith("acceptance ")
+    assert cause in {each.name for each in finding.causes}
+    alone = judge.low_acceptance("dflash-trt", diagnosis.groups[0], None, None)
+    assert all(cause in {each.name for each in found.causes} for found in alone)
 
 
 @pytest.mark.full

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from importlib import import_module
 from typing import Any
@@ -27,7 +27,7 @@ from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import Runtime
 from dflash_trt.observe.endpoints.observed_acceptance import drafting
 from tests.observe.diagnosis.look_alikes import HEALTHY, LookAlike, running
-from tests.observe.diagnosis.samples import group
+from tests.observe.diagnosis.samples import group, sample
 from tests.paths import REPOSITORY
 
 PAIR = "Qwen/Qwen3-8B"
@@ -56,7 +56,7 @@ def test_a_healthy_server_is_compared_with_its_published_figure(kind: str) -> No
     assert conclusion(found) == "nothing wrong in 4 of 6 checks; not measured: lossless, speed"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["tensorrt-llm", *(pytest.param(kind, marks=pytest.mark.full) for kind in KINDS[:2])])
 def test_acceptance_that_is_not_published_is_a_finding(kind: str) -> None:
     found = ask(kind, HEALTHY, publishes=False)
     assert names(found) == ([], ["acceptance not measured"])
@@ -69,9 +69,10 @@ def test_acceptance_that_is_not_published_is_a_finding(kind: str) -> None:
     ("kind", "rates", "model", "name", "likeliest"),
     [
         ("vllm", BLOCK_TOO_LONG, "m", "acceptance low", "block"),
-        ("sglang", BLOCK_TOO_LONG, "m", "acceptance low", "template"),  # it publishes no positions
+        # It publishes no positions.
+        pytest.param("sglang", BLOCK_TOO_LONG, "m", "acceptance low", "template", marks=pytest.mark.full),
         ("tensorrt-llm", HALF, PAIR, "acceptance below what is published", "template"),
-        ("vllm", OTHER_LAYOUT, "m", "acceptance near zero", "layout"),
+        pytest.param("vllm", OTHER_LAYOUT, "m", "acceptance near zero", "layout", marks=pytest.mark.full),
     ],
 )
 def test_low_acceptance_is_wrong(kind: str, rates: Sequence[float], model: str, name: str, likeliest: str) -> None:
@@ -89,6 +90,7 @@ def test_without_a_figure_to_compare_with_nothing_is_judged() -> None:
     assert [cause.name for cause in found.unmeasured[0].causes][:2] == ["reference", "template"]
 
 
+@pytest.mark.full
 def test_faults_that_only_some_prompts_show() -> None:
     collapsed = (0.05, *[0.0] * 14)
     assert names(ask("vllm", HEALTHY, long=collapsed)) == (["acceptance collapses at long contexts"], [])
@@ -150,6 +152,19 @@ IDLE = ProbeGroup(
 )
 
 
+HALF_IDLE = ProbeGroup(name="half", samples=[*group("half", count=3, input_tokens=5000).samples, *IDLE.samples[3:6]])
+FEW_TOKENS = ProbeGroup(
+    name="few", samples=[msgspec.structs.replace(each, output_tokens=3) for each in group("few", count=6).samples]
+)
+UNPUBLISHED = ProbeGroup(
+    name="short prompts",
+    samples=[
+        msgspec.structs.replace(each, acceptance=None, tau_of_drafting_passes=None)
+        for each in group("short prompts").samples
+    ],
+)
+
+
 @pytest.mark.parametrize(
     ("changed", "wrong", "missing"),
     [
@@ -168,6 +183,24 @@ IDLE = ProbeGroup(
         ({"unreadable": "no page"}, [], ["metrics cannot be read"]),
         ({"short": group("short prompts", count=2)}, [], ["too few answers"]),
         ({"plain": group("plain", count=6, text="other")}, ["text differs from plain decoding"], []),
+        ({"served": ProbeGroup(name="served", why_not=OUT_OF_TIME)}, [], ["drafting not measured"]),
+        ({"long": HALF_IDLE}, [], ["long contexts not measured"]),
+        ({"long": group("long", count=8, input_tokens=100)}, [], ["long contexts not measured"]),
+        (
+            {"long": group("long prompts", 0.04, count=8, input_tokens=5000)},
+            ["acceptance collapses at long contexts"],
+            [],
+        ),
+        ({"prefixes": (group("new", count=6), HALF_IDLE)}, [], ["repeated prefixes not measured"]),
+        ({"prefixes": (group("new", count=8), IDLE)}, ["no drafts on a repeated prefix"], []),
+        (
+            {"prefixes": (group("new", count=8), group("again", 0.3, count=8))},
+            ["acceptance falls on a repeated prefix"],
+            [],
+        ),
+        ({"seeds": (group("seed 1", count=6), group("seed 2", count=6))}, ["temperature ignored"], []),
+        ({"seeds": (FEW_TOKENS, FEW_TOKENS)}, [], ["temperature not measured"]),
+        ({"short": UNPUBLISHED, "served": EMPTY}, [], ["acceptance not measured"]),
     ],
 )
 def test_each_check_is_fine_wrong_or_not_measured(
@@ -182,6 +215,52 @@ def test_each_check_is_fine_wrong_or_not_measured(
         assert "not measured" in by_verdict
 
 
+@pytest.mark.parametrize(
+    ("factor", "drawn", "wrong", "missing"),
+    [
+        (1.0, group("seed 1", count=6, text="x"), [], []),
+        (1.0, group("seed 1", 0.1, count=6, text="x"), ["acceptance when sampling below the baseline"], []),
+        (1.0, HALF_IDLE, [], ["acceptance when sampling not measured", "temperature not measured"]),
+        (0.6, group("seed 1", count=6, text="x"), ["acceptance below the baseline"], []),
+    ],
+)
+def test_against_a_baseline(factor: float, drawn: ProbeGroup, wrong: list[str], missing: list[str]) -> None:
+    """Nothing more is left unmeasured, and a loss while sampling is found."""
+    drawn = msgspec.structs.replace(drawn, name="seed 1")
+    other = EMPTY if missing else group("seed 2", count=6, text="y")
+    healthy = {each.name: each for each in probed().groups if each.samples}
+    changed = probed(short=group("short prompts", factor), seeds=(drawn, other), speeds=[], speeds_missing=NO_LOAD)
+    assert names(judged(RUNTIMES["dflash-trt"], changed, healthy, None, None)) == (wrong, missing)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("refuses", "check"),
+    [
+        (lambda text, _: text.startswith("Continue") and len(text) > 1000, "long contexts"),
+        (lambda text, _: text.startswith("["), "repeated prefixes"),
+        (lambda _, seed: seed == 2, "temperature"),
+    ],
+)
+def test_what_a_server_refuses_is_not_measured(refuses: Callable[[str, object], bool], check: str) -> None:
+    """By what is asked: the prompt, and the seed."""
+    found = ask("vllm", HEALTHY, refuses=lambda body: refuses(body["messages"][0]["content"], body.get("seed")))
+    assert names(found) == ([], [f"{check} not measured"])
+    assert found.unmeasured[0].figure.startswith("the server refuses it: ")
+
+
+def test_low_acceptance_that_scatters_is_not_fine() -> None:
+    """Two of sixteen prompts accept nearly everything, and hide in the noise that the others accept little."""
+    samples = [*group("s", 0.3).samples[:14], *group("s", 3.0).samples[14:]]
+    found = verdict(expected_tau=2.91, short=ProbeGroup(name="short prompts", samples=samples))
+    assert names(found) == ([], ["acceptance in doubt"])
+    assert "16 answers scatter too much to tell" in found.checks[0].figure
+    assert names(verdict(expected_tau=2.91)) == ([], [])
+    fewer = ProbeGroup(name="short prompts", samples=[sample(f"p{i}", (0.7, 0.5)) for i in range(16)])
+    healthy = {"short prompts": group("short prompts")}  # of 7 drafts: the first alone is compared
+    assert names(judged(RUNTIMES["vllm"], probed(short=fewer, plain=EMPTY), healthy, None, None)) == ([], [])
+
+
 def test_speeds_that_scatter_are_no_ground() -> None:
     noisy = [
         Speed(concurrency=s.concurrency, draft_length=s.draft_length, tokens_per_second=[20.0, 150.0, 30.0, 99.0, 25.0])
@@ -192,6 +271,17 @@ def test_speeds_that_scatter_are_no_ground() -> None:
     speed, acceptance = found.checks[-1], found.checks[0]
     assert (speed.verdict, "too noisy" in speed.figure) == ("not measured", True)
     assert "against the poorest healthy uses' 1.90" in acceptance.figure
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(20))
+def test_twenty_servers_of_each_runtime(kind: str, seed: int) -> None:
+    """Neither a false alarm, nor an all-clear for one of what threads report."""
+    assert names(ask(kind, HEALTHY, seed=seed)) == ([], [])
+    rates, model = ((BLOCK_TOO_LONG, "m"), (HALF, PAIR), (OTHER_LAYOUT, "m"))[seed % 3]
+    wrong, missing = names(ask(kind, rates, model, seed=seed))
+    assert [name.partition(" ")[0] for name in wrong + missing] == ["acceptance"]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -242,6 +332,14 @@ TEXTS: dict[str, dict[str, Any]] = {
     "not-judged": {"kind": "vllm", "speeds": [], "speeds_missing": NO_PLAIN, "plain": EMPTY, "served": EMPTY},
     "not-measured": {"kind": "vllm", "unreadable": "its metrics cannot be read: expected a page, found <html>",
                      "speeds": [], "speeds_missing": NO_LOAD},
+    "near-zero": {"short": group("short prompts", 0.02)}, "no-drafts": {"short": IDLE, "served": IDLE},
+    "collapsed": {"long": group("long prompts", 0.04, count=8, input_tokens=5000)},
+    "prefix": {"prefixes": (group("new prefixes", count=8), group("the same again", 0.3, count=8))},
+    "temperature": {"seeds": (group("seed 1", count=6), group("seed 2", count=6))},
+    "lossless": {"plain": group("plain decoding", count=6, text="other")}, "slower": {"speeds": speeds(0.5)},
+    "unpublished": {"short": UNPUBLISHED, "served": EMPTY},
+    "refused": {"long": ProbeGroup(name="long prompts", why_not="the server refuses it: 400")},
+    "worth-knowing": {"foreign": group("other languages", 0.2, count=6)},
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.target_cache import TargetCache, read_target_cache
-from dflash_trt.observe.estimate.shapes import LatentHeads, TargetShape
+from dflash_trt.deploy.target_shape import LatentHeads, TargetShape
 
 STORED_BITS = {"float32": 32.0, "bfloat16": 16.0, "float16": 16.0}
 MXFP4_BITS, FP8_BITS = 4.25, 8.0
