@@ -143,7 +143,9 @@ def matmul_of_three_axes(g: Graph) -> None:
     """What NVIDIA's parser was given until linear layers became Gemms."""
     gemm = g.node("layers.0.self_attn/Gemm_1")
     g.before(gemm, 1, "Transpose", perm=[1, 0])
-    g.bypass(g.node("layers.0.self_attn/Reshape_1"))
+    codes = g.initializer("layers.0.self_attn.o_proj.weight")
+    g.graph.initializer.append(helper.make_tensor("blocks", TensorProto.INT64, [3], [-1, 8, codes.dims[1]]))
+    g.before(g.maker(gemm.input[0]), 0, "Reshape").input.append("blocks")
     gemm.op_type = "MatMul"
     del gemm.attribute[:]
     add = next(node for node in g.graph.node if gemm.output[0] in node.input)  # the bias
@@ -247,7 +249,7 @@ PLANTED: list[tuple[str, str, Plant, str]] = [
     ("nvfp4", "context", blocked_rows, "kv_injection/TRT_FP4DynamicQuantize"),
     ("bf16", "draft", implicit_cast, "must have same input types"),
     ("bf16", "draft", another_width, "layers.0.mlp/Gemm_1: last dimension"),
-    ("bf16", "draft", one_kv_head_less, "qkv: expected shape [1, 8, 384], found [1, 8, 512]"),
+    ("bf16", "draft", one_kv_head_less, "qkv: expected shape [8, 384], found [8, 512]"),
     ("bf16", "draft", layer_without_a_pointer, "layer: expected 0 to 1, found 2"),
     ("bf16", "draft", beyond_the_file, "importInitializers"),
     ("bf16", "draft", another_directory, "importInitializers"),
