@@ -102,13 +102,21 @@ Given by_name(const Attributes& attributes, std::span<const TensorView> inputs) 
   return given;
 }
 
-// Of a row for each slot of the block, with the axes of requests and slots joined or apart.
-void expect_rows(const char* name, const TensorView& tensor, int64_t B, int64_t S, int64_t width) {
-  if (tensor.rank == 2) {
-    expect_shape(name, tensor, {B * S, width});
-  } else {
-    expect_shape(name, tensor, {B, S, width});
+// qkv and the output have a row for each slot of the block, with the axes of requests and slots apart, or joined and
+// then perhaps more rows, of padding.
+void expect_rows(const Params& p, const TensorView& qkv, const TensorView& out) {
+  const int64_t B = p.batch, S = p.block, D = p.head_dim;
+  const int64_t in = (int64_t{p.num_heads} + 2 * p.num_kv_heads) * D, mixed = p.num_heads * D;
+  if (qkv.rank != 2) {
+    expect_shape(input_name(kQkv), qkv, {B, S, in});
+    expect_shape("out", out, {B, S, mixed});
+    return;
   }
+  expect_shape(input_name(kQkv), qkv, {kAny, in});
+  if (qkv.shape[0] < B * S) {
+    throw std::invalid_argument(text(input_name(kQkv), ": expected at least ", B * S, " rows, found ", qkv.shape[0]));
+  }
+  expect_shape("out", out, {qkv.shape[0], mixed});
 }
 
 void expect_shapes(const Params& p, const Given& inputs, const TensorView& out) {
@@ -117,7 +125,7 @@ void expect_shapes(const Params& p, const Given& inputs, const TensorView& out) 
   const auto expect = [&](Input input, Shape shape) {
     if (inputs[input] != nullptr) expect_shape(input_name(input), *inputs[input], shape);
   };
-  expect_rows(input_name(kQkv), *inputs[kQkv], B, S, (N + 2 * G) * D);
+  expect_rows(p, *inputs[kQkv], out);
   expect(kQNorm, {D});
   expect(kKNorm, {D});
   expect(kRope, {B, S, D});
@@ -128,7 +136,6 @@ void expect_shapes(const Params& p, const Given& inputs, const TensorView& out) 
   expect(kContextLengths, {B});
   expect(kQkvBias, {(N + 2 * G) * D});
   expect(kSinks, {N});
-  expect_rows("out", out, B, S, N * D);
 }
 
 void expect_types(const Attributes& attributes, const Given& inputs, const TensorView& out) {

@@ -30,7 +30,8 @@ struct Attributes {
   float output_scale;
 };
 
-// The node's inputs, in order. Its one output has qkv's axes, the last of N*D. qkv may as well be [B, S, ...].
+// The node's inputs, in order. Its one output has qkv's axes, the last of N*D. qkv may as well be [B, S, ...], or have
+// rows of padding behind those of the block, which are neither read nor, in the output, written.
 enum Input : int32_t {
   kQkv,              // [B*S, (N + 2G)*D]        F16 or BF16: query heads, key heads, value heads
   kQNorm,            // [D]                      as qkv

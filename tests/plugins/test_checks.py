@@ -79,7 +79,7 @@ def cut(axis: int) -> Callable[[torch.Tensor], torch.Tensor]:
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("qkv", lambda qkv: qkv[0], "qkv: expected shape [6, 512], found [3, 512]"),
+        ("qkv", lambda qkv: qkv[0], "qkv: expected at least 6 rows, found 3"),
         ("qkv", cut(2), "qkv: expected shape [2, 3, 512], found [2, 3, 511]"),
         ("qkv", lambda qkv: qkv[..., :256].contiguous(), "qkv: expected shape [2, 3, 512], found [2, 3, 256]"),
         ("q_norm", cut(0), "q_norm: expected shape [64], found [63]"),
@@ -126,7 +126,7 @@ def test_the_output() -> None:
         (torch.empty(2, 3, 255, dtype=BF16), r"out: expected shape \[2, 3, 256\], found \[2, 3, 255\]"),
         (torch.empty(2, 3, 256), "out: expected dtype bfloat16, found float32"),
         (torch.empty(2, 256, 3, dtype=BF16).mT, "out: expected a dense row-major tensor"),
-        (torch.empty(5, 256, dtype=BF16), r"out: expected shape \[6, 256\], found \[5, 256\]"),
+        (torch.empty(6, 256, dtype=BF16), r"out: expected shape \[2, 3, 256\], found \[6, 256\]"),
     ):
         with pytest.raises(ValueError, match=message):
             _C.kv_injection_attention_reference(attributes(CASE), list(inputs(CASE, tensors).values()), out)
@@ -141,6 +141,14 @@ def test_rows_of_all_requests_may_be_one_axis() -> None:
     out = torch.empty(6, 256, dtype=BF16)
     _C.kv_injection_attention_reference(attributes(CASE), list(joined.values()), out)
     assert torch.equal(out.view(2, 3, 256), reference(CASE, tensors))
+    padding = torch.full((2, 512), torch.nan, dtype=BF16)
+    padded = joined | {"qkv": torch.cat([joined["qkv"], padding])}
+    room = torch.full((8, 256), 7.0, dtype=BF16)
+    _C.kv_injection_attention_reference(attributes(CASE), list(padded.values()), room)
+    assert torch.equal(room[:6], out)
+    assert (room[6:] == 7).all()
+    with pytest.raises(ValueError, match=r"out: expected shape \[8, 256\], found \[6, 256\]"):
+        _C.kv_injection_attention_reference(attributes(CASE), list(padded.values()), out)
 
 
 @pytest.mark.parametrize("count", [8, 11])

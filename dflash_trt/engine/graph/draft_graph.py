@@ -14,6 +14,7 @@ from dflash_trt.checkpoint.draft_spec import CONVOLVED, HEAD, DraftSpec
 from dflash_trt.engine.graph.layers import convolved, gathered, rms_norm, rotary_order, rotary_rows, swiglu, times
 from dflash_trt.engine.graph.linear import fp8_input_scale, linear, product, stacked_biases
 from dflash_trt.engine.graph.onnx_builder import COMPUTE, PLUGIN_DOMAIN, GraphBuilder, rounded
+from dflash_trt.engine.graph.padded_rows import is_padded, pad_rows, unpad_rows
 from dflash_trt.engine.signatures import num_segments, segment_name, stream_names
 
 ATTENTION = "DFlashKVInjectionAttention"
@@ -28,7 +29,8 @@ def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
 
     The context is read only: the block's own K and V live for this pass and are never stored. Proposals are the rows
     of a block from `first_proposing_row` on.
-    Between the attention nodes the residual stream has one row a token, [B*S, H].
+    Between the attention nodes the residual stream has one row a token, [B*S, H], and rows of padding where layers take
+    NVFP4 activations.
     """
     spec = draft.spec
     S, H = spec.block_size, spec.hidden_size
@@ -38,6 +40,9 @@ def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
 
     hidden = times(g, hidden, spec.input_embedding_scale)
     rope = g.op("Concat", *rotary_rows(g, positions, spec), axis=-1)  # [B, S, D]: cos | sin
+    padded = is_padded(draft)
+    if padded:
+        hidden, rows = pad_rows(g, hidden)
 
     for i in range(len(spec.layers)):
         layer = f"layers.{i}"
@@ -50,6 +55,8 @@ def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
         h = convolved(g, h, f"{layer}.{CONVOLVED['mlp']}", spec, mlp)
         hidden = g.named("Add", hidden, h, name=output_name(i))
 
+    if padded:
+        hidden = unpad_rows(g, hidden, rows)
     hidden = g.reshape(rms_norm(g, hidden, "norm", spec.rms_norm_eps), [-1, S, H])
     g.output(hidden, "hidden")
     if spec.has_own_head:
@@ -101,8 +108,9 @@ def attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: Dra
 
     The node's inputs: qkv [B*S, (N + 2G)*D] as the GEMM gives it, query heads, key heads, value heads (before norm and
     rotation), q_norm and k_norm [D], rope [B, S, D], CONTEXT_INPUTS, the bias of qkv where no GEMM takes it, and
-    sinks [N] where the layer has them. Its output is [B*S, N*D], in FP8 if that is what o_proj takes. Context row j
-    stands at position j, block slot s at position context_length + s.
+    sinks [N] where the layer has them. Its output is [B*S, N*D], in FP8 if that is what o_proj takes. Rows of padding
+    behind those of the block are allowed in both. Context row j stands at position j, block slot s at position
+    context_length + s.
     """
     spec = draft.spec
     N, G, D = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim

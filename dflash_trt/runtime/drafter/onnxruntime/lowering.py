@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from dflash_trt.checkpoint.quantization import BLOCK, INT4_BLOCK
 from dflash_trt.engine.graph.draft_graph import ATTENTION
 from dflash_trt.engine.graph.onnx_builder import COMPUTE, OPSET, TRT_DOMAIN, prune
+from dflash_trt.engine.graph.padded_rows import leave_out_padding
 from dflash_trt.errors import EngineError
 from dflash_trt.files.read import read_text
 
@@ -129,6 +130,7 @@ def lower_to_cpu(model: onnx.ModelProto, expose: Sequence[str] = ()) -> onnx.Mod
     lowered = onnx.ModelProto()
     lowered.CopyFrom(model)
     lowered.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in expose)
+    leave_out_padding(lowered.graph)
     _attend_alone(lowered.graph)
     lower_quantization(lowered)
     _widen(lowered.graph)
