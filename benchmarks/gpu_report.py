@@ -45,7 +45,7 @@ GPU, PLUGIN, TENSORRT, TRTLLM, TORCH = "NVIDIA GPU", "plugin library", "tensorrt
 KERNELS, NETWORK, INDEX = "kernels, compiled", "network", ("pypi.org", 443)
 TAIL_LINES = 60
 PAIRS = ("tiny-gpt-oss", "tiny-qwen3")
-RECIPES = ("bf16", "fp8", f"fp8{FP8_KV}", "nvfp4", "nvfp4-native", "mixed-nvfp4-fp8")
+RECIPES = ("bf16", "fp8", f"fp8{FP8_KV}", "int4-w4a16", "nvfp4", "nvfp4-native", "mixed-nvfp4-fp8")
 FAR_ROWS = 110000
 """Rows of each of five slots: 8 layers, 8 heads and 64 numbers of each make them 1.05 x 2^31 elements."""
 FIXTURES = REPOSITORY / "tests" / "fixtures"

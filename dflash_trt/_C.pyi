@@ -276,6 +276,9 @@ class KVInjectionAttributes:
         k_scale: float,
         v_scale: float,
         fp8_cache: int,
+        has_qkv_bias: int,
+        fp8_output: int,
+        output_scale: float,
     ) -> None: ...
 
 def kv_injection_attention_check(attributes: KVInjectionAttributes, batch: int, block: int) -> None:
@@ -284,10 +287,10 @@ def kv_injection_attention_check(attributes: KVInjectionAttributes, batch: int, 
 def kv_injection_attention_reference(
     attributes: KVInjectionAttributes, inputs: Sequence[_Tensor], out: _Tensor
 ) -> None:
-    """Fills out [B, S, N*D] on the CPU; defines the plugin, to test its kernel against.
+    """Fills out [B*S, N*D] or [B, S, N*D] on the CPU; defines the plugin, to test its kernel against.
 
-    inputs are the node's 9 in their order, and sinks [N] (float32) as a tenth; out has qkv's dtype. Computes in
-    float64, rounds once at the end and reads only visible rows of the cache.
+    inputs are the node's in their order; out has qkv's dtype, or with fp8_output float8_e4m3fn. Computes in float64,
+    rounds once at the end and reads only visible rows of the cache.
 
     Raises ValueError, naming the tensor, for a dtype, shape, layout or device that does not fit, a size beyond the
     plugin's limits, and a slot id or context length outside the cache.

@@ -76,7 +76,8 @@ kv::Params make_params(int requests, int context, int kv_heads) {
   p.rms_norm_eps = 1e-6f;
   p.softmax_scale = 1 / std::sqrt(static_cast<float>(HEAD_DIM));
   p.k_scale = p.v_scale = FP8 ? 0.02f : 1;
-  p.block_dtype = kv::DType::kBF16;
+  p.out_scale = 1;
+  p.block_dtype = p.out_dtype = kv::DType::kBF16;
   p.cache_dtype = FP8 ? kv::DType::kF8E4M3 : kv::DType::kBF16;
 
   const size_t rows = static_cast<size_t>(requests) * BLOCK;

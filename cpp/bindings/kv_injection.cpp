@@ -106,7 +106,7 @@ static void bind_attributes(nb::module_& module) {
           "__init__",
           [](Attributes* self, int32_t layer, int32_t num_heads, int32_t num_kv_heads, int32_t head_dim,
              float rms_norm_eps, float softmax_scale, int32_t sliding_window, int32_t causal, float k_scale,
-             float v_scale, int32_t fp8_cache) {
+             float v_scale, int32_t fp8_cache, int32_t has_qkv_bias, int32_t fp8_output, float output_scale) {
             new (self) Attributes{.layer = layer,
                                   .num_heads = num_heads,
                                   .num_kv_heads = num_kv_heads,
@@ -117,11 +117,15 @@ static void bind_attributes(nb::module_& module) {
                                   .causal = causal,
                                   .k_scale = k_scale,
                                   .v_scale = v_scale,
-                                  .fp8_cache = fp8_cache};
+                                  .fp8_cache = fp8_cache,
+                                  .has_qkv_bias = has_qkv_bias,
+                                  .fp8_output = fp8_output,
+                                  .output_scale = output_scale};
           },
           nb::kw_only(), nb::arg("layer"), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
           nb::arg("rms_norm_eps"), nb::arg("softmax_scale"), nb::arg("sliding_window"), nb::arg("causal"),
-          nb::arg("k_scale"), nb::arg("v_scale"), nb::arg("fp8_cache"));
+          nb::arg("k_scale"), nb::arg("v_scale"), nb::arg("fp8_cache"), nb::arg("has_qkv_bias"), nb::arg("fp8_output"),
+          nb::arg("output_scale"));
 }
 
 void bind_kv_injection(nb::module_& module) {

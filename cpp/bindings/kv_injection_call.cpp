@@ -60,13 +60,11 @@ static attention::TensorView tensor_of(const char* name, const AnyArray& array, 
 
 attention::Params call_params(const attention::Attributes& attributes, const Inputs& inputs, const Array& out,
                               int device) {
-  if (inputs.size() < attention::kMinInputs || inputs.size() > attention::kMaxInputs) {
-    throw std::invalid_argument("inputs: expected 9 tensors, or 10 with sinks, found " + std::to_string(inputs.size()));
-  }
+  attention::expect_inputs(attributes, static_cast<int32_t>(inputs.size()));
   std::vector<attention::TensorView> tensors;
   for (const auto& input : inputs) {
     const auto index = static_cast<int32_t>(tensors.size());
-    tensors.push_back(tensor_of(attention::input_name(index), input, device));
+    tensors.push_back(tensor_of(attention::input_name(input_at(attributes, index)), input, device));
   }
   return make_params(attributes, tensors, tensor_of("out", out, device));
 }

@@ -29,7 +29,9 @@ class AttentionKernel {
     std::vector<TensorView> inputs;
     for (size_t i = 0; i < kNumInputs; ++i) inputs.push_back(input(api, context, i));
     BlockAttention attention = sizes(inputs);
-    attention.out = output(api, context, {attention.batch, attention.block, attention.num_heads * attention.head_dim});
+    std::vector<int64_t> dims = inputs[0].dims;
+    dims.back() = attention.num_heads * attention.head_dim;
+    attention.out = output(api, context, dims);
     parallel_for(api, context, attention.batch * attention.num_kv_heads,
                  [&](int64_t i) { attend_(attention, i / attention.num_kv_heads, i % attention.num_kv_heads); });
   }
@@ -42,12 +44,15 @@ class AttentionKernel {
     BlockAttention a = attributes_;
     const auto expect = [](bool holds, const char* text) { ort::expect(holds, kName, text); };
     const std::vector<int64_t>&qkv = inputs[0].dims, &cache = inputs[4].dims, &pages = inputs[kPageIds].dims;
-    expect(qkv.size() == 3 && qkv[2] == (a.num_heads + 2 * a.num_kv_heads) * a.head_dim, "qkv [B, S, (N + 2G)*D]");
-    a.batch = qkv[0];
-    a.block = qkv[1];
-    const std::vector<int64_t> norm{a.head_dim}, rope{a.batch, a.block, a.head_dim}, heads{a.num_heads};
+    const std::vector<int64_t>& rope = inputs[3].dims;
+    expect(rope.size() == 3 && rope[2] == a.head_dim, "rope [B, S, D]");
+    a.batch = rope[0];
+    a.block = rope[1];
+    const int64_t width = (a.num_heads + 2 * a.num_kv_heads) * a.head_dim;
+    const std::vector<int64_t> joined{a.batch * a.block, width}, apart{a.batch, a.block, width};
+    expect(qkv == joined || qkv == apart, "qkv [B*S, (N + 2G)*D] or [B, S, (N + 2G)*D]");
+    const std::vector<int64_t> norm{a.head_dim}, heads{a.num_heads};
     expect(inputs[1].dims == norm && inputs[2].dims == norm, "q_norm and k_norm [D]");
-    expect(inputs[3].dims == rope, "rope [B, S, D]");
     expect(cache.size() == 5 && cache[3] == a.num_kv_heads && cache[4] == a.head_dim, "k_cache [P, L, R, G, D]");
     expect(inputs[5].dims == cache, "v_cache of k_cache's shape");
     expect(pages.size() == 2 && pages[0] == a.batch, "page_ids [B, M]");

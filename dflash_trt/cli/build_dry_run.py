@@ -69,6 +69,9 @@ def print_plan_dry_run(
     print_table(f"plans of {engine.name}", ("what", "value"), rows)
     for command in commands:
         click.echo(command)
+    if options.runtime == "tensorrt_rtx":
+        built_for = ", ".join(options.compute_capabilities)
+        click.echo(f"TensorRT-RTX has no trtexec; without --dry-run the plans for SM {built_for} are built here")
 
 
 def _planned_commands(

@@ -16,6 +16,6 @@ trap 'rm -rf "$work"' EXIT
 # The target's own answers and hidden states, captured once, judge any number of recipes.
 dflash-trt capture "$draft" --target "$target" --prompts "$prompts" --max-tokens 32 -o "$work/features.safetensors"
 dflash-trt build "$draft" --target "$target" -o "$work/reference"
-dflash-trt build "$draft" --target "$target" -o "$work/nvfp4" --recipe nvfp4-w4a16
+dflash-trt build "$draft" --target "$target" -o "$work/nvfp4" --recipe nvfp4
 dflash-trt verify "$work/nvfp4" --features "$work/features.safetensors" --reference "$work/reference" \
     --max-tau-loss "$budget"

@@ -68,6 +68,10 @@ void check_dtypes(Checks& checks, const Params& p) {
                 "at least ", kMinScale);
   checks.expect(scaled || p.k_scale == 1, "k_scale", p.k_scale, "1 for a ", cache, " cache");
   checks.expect(scaled || p.v_scale == 1, "v_scale", p.v_scale, "1 for a ", cache, " cache");
+  checks.positive("output_scale", p.out_scale);
+  checks.positive("1 / output_scale", 1 / p.out_scale);
+  checks.expect(p.out_dtype == DType::kF8E4M3 || p.out_scale == 1, "output_scale", p.out_scale, "1 for a ", block,
+                " output");
 }
 
 }  // namespace
@@ -106,6 +110,7 @@ Problem check_params(const Params& p) {
   if (problem || p.batch == 0) return problem;  // tensors of no element may have no address
   Checks checks;
   checks.tensor("qkv", p.qkv, kAlignment);  // and so is each head's row in it: head_dim is a multiple of 16 bytes
+  if (p.qkv_bias != nullptr) checks.tensor("qkv_bias", p.qkv_bias, kAlignment);
   checks.tensor("q_norm", p.q_norm, kAlignment);
   checks.tensor("k_norm", p.k_norm, kAlignment);
   checks.tensor("rope", p.rope, kAlignment);

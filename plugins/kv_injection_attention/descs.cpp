@@ -60,12 +60,16 @@ Params largest_call(const Attributes& attributes, const DynamicPluginTensorDesc*
   std::array<PluginTensorDesc, kMaxInputs> descs;
   std::transform(inputs, inputs + num_inputs, descs.begin(), at_max);
   PluginTensorDesc out = descs[kQkv];
-  out.dims.d[2] = output_width(attributes);
+  out.dims.d[std::max(0, out.dims.nbDims - 1)] = output_width(attributes);
+  out.type = output_type(attributes, out.type);
   return call_params(attributes, descs.data(), num_inputs, out);
 }
 
-bool is_type_supported(int32_t input, const DynamicPluginTensorDesc* tensors) {
-  const DataType type = tensors[input].desc.type, block = tensors[kQkv].desc.type;
+DataType output_type(const Attributes& attributes, DataType qkv) {
+  return attributes.fp8_output != 0 ? DataType::kFP8 : qkv;
+}
+
+bool is_type_supported(Input input, DataType type, DataType qkv) {
   switch (input) {
     case kQkv:
       return type == DataType::kBF16 || type == DataType::kHALF;
@@ -80,7 +84,7 @@ bool is_type_supported(int32_t input, const DynamicPluginTensorDesc* tensors) {
     case kContextLengths:
       return type == DataType::kINT32;
     default:
-      return type == block;
+      return type == qkv;
   }
 }
 

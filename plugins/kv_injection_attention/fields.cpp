@@ -6,6 +6,7 @@
 #include <span>
 #include <stdexcept>
 #include <string_view>
+#include <utility>
 
 #include "common/text.h"
 
@@ -38,6 +39,9 @@ constexpr std::array<Attribute, kNumAttributes> kAttributes{{
     {"k_scale", kFloat, offsetof(Attributes, k_scale)},
     {"v_scale", kFloat, offsetof(Attributes, v_scale)},
     {"fp8_cache", kInt, offsetof(Attributes, fp8_cache)},
+    {"has_qkv_bias", kInt, offsetof(Attributes, has_qkv_bias)},
+    {"fp8_output", kInt, offsetof(Attributes, fp8_output)},
+    {"output_scale", kFloat, offsetof(Attributes, output_scale)},
 }};
 
 constexpr size_t kValueBytes = 4;  // of every attribute
@@ -97,8 +101,10 @@ void require_format_version(std::span<const PluginField> fields) {
 }
 
 void check_values(const Attributes& attributes) {
-  if (attributes.fp8_cache != 0 && attributes.fp8_cache != 1) {
-    refuse("fp8_cache", text("expected 0 or 1, found ", attributes.fp8_cache));
+  for (const auto& [name, value] : {std::pair{"fp8_cache", attributes.fp8_cache},
+                                    {"has_qkv_bias", attributes.has_qkv_bias},
+                                    {"fp8_output", attributes.fp8_output}}) {
+    if (value != 0 && value != 1) refuse(name, text("expected 0 or 1, found ", value));
   }
   if (const Problem problem = check_limits(attributes, 0, 1)) throw std::invalid_argument("field " + *problem);
 }

@@ -9,10 +9,10 @@
 
 namespace dflash::kv_injection {
 
-inline constexpr int32_t kNumAttributes = 11;
+inline constexpr int32_t kNumAttributes = 14;
 
 // Version of the serialised attributes; raised with any change of their names, types or meaning.
-inline constexpr int32_t kFormatVersion = 2;  // 1: dense caches were inputs
+inline constexpr int32_t kFormatVersion = 3;  // 1: dense caches were inputs; 2: neither a bias nor an FP8 output
 
 // The attributes' names and types, without values: what the ONNX parser asks the creator for.
 const nvinfer1::PluginFieldCollection& attribute_names();

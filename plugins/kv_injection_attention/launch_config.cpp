@@ -68,6 +68,7 @@ void set_ranges(const Params& p, int32_t ctas, LaunchConfig& config) {
 LaunchConfig make_launch_config(const Params& p, int32_t ctas, int32_t shared_limit) {
   LaunchConfig config{};
   config.shared_limit = shared_limit;
+  config.out_factor = 1 / p.out_scale;
   set_teams(p, config);
   set_ranges(p, ctas, config);
   return config;

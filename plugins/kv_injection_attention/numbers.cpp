@@ -32,17 +32,15 @@ float from_e4m3(uint8_t bits) {
   return bits & 0x80 ? -size : size;
 }
 
-// A 16-bit float of `fraction` bits whose normal numbers begin at 2^least.
-uint16_t encode(double value, int fraction, int least, int64_t infinity) {
-  const int64_t sign = std::signbit(value) ? 0x8000 : 0;
-  if (std::isnan(value)) return 0x7fff;
-  if (std::isinf(value)) return static_cast<uint16_t>(sign | infinity);
+// The bits of a float of `fraction` bits whose normal numbers begin at 2^least, without its sign. `most` are those of
+// infinity, or of the largest number where there is none.
+int64_t encode(double value, int fraction, int least, int64_t most) {
+  if (std::isinf(value)) return most;
   // The numbers near value are the multiples of 2^unit.
   const int unit = std::max(std::ilogb(value), least) - fraction;  // ilogb(0) is INT_MIN
   const auto multiple = static_cast<int64_t>(std::nearbyint(std::ldexp(std::fabs(value), -unit)));
   // The leading bit of a normal number, and a carry, both add one to the exponent's field.
-  const int64_t bits = (int64_t{unit + fraction - least} << fraction) + multiple;
-  return static_cast<uint16_t>(sign | std::min(bits, infinity));
+  return std::min((int64_t{unit + fraction - least} << fraction) + multiple, most);
 }
 
 }  // namespace
@@ -54,8 +52,16 @@ float load(const void* tensor, int64_t index, DType dtype) {
 }
 
 void store(void* tensor, int64_t index, double value, DType dtype) {
-  const bool is_f16 = dtype == DType::kF16;
-  static_cast<uint16_t*>(tensor)[index] = is_f16 ? encode(value, 10, -14, 0x7c00) : encode(value, 7, -126, 0x7f80);
+  const bool is_nan = std::isnan(value);
+  const int64_t sign = std::signbit(value) && !is_nan ? 1 : 0;
+  if (dtype == DType::kF8E4M3) {
+    const int64_t size = is_nan ? 0x7f : encode(value, 3, -6, 0x7e);
+    static_cast<uint8_t*>(tensor)[index] = static_cast<uint8_t>(sign << 7 | size);
+    return;
+  }
+  const int64_t size =
+      is_nan ? 0x7fff : dtype == DType::kF16 ? encode(value, 10, -14, 0x7c00) : encode(value, 7, -126, 0x7f80);
+  static_cast<uint16_t*>(tensor)[index] = static_cast<uint16_t>(sign << 15 | size);
 }
 
 }  // namespace dflash::kv_injection

@@ -11,7 +11,7 @@ namespace dflash::kv_injection {
 // Element `index` of a tensor. Exact: every value of these formats is an FP32 number.
 float load(const void* tensor, int64_t index, DType dtype);
 
-// Writes element `index`, rounded to nearest even; dtype is kF16 or kBF16.
+// Writes element `index`, rounded to nearest even; what is beyond E4M3's largest number becomes that.
 void store(void* tensor, int64_t index, double value, DType dtype);
 
 }  // namespace dflash::kv_injection

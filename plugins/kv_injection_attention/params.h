@@ -48,14 +48,18 @@ struct Params {
   float softmax_scale;
   float k_scale;  // an FP8 cache holds K / k_scale; 1 for other caches
   float v_scale;
-  DType block_dtype;  // of qkv, q_norm, k_norm and out: kF16 or kBF16
+  float out_scale;    // an FP8 out holds the output / out_scale, at most 448; 1 for other outputs
+  DType block_dtype;  // of qkv, its bias, q_norm and k_norm: kF16 or kBF16
   DType cache_dtype;  // block_dtype or kF8E4M3
+  DType out_dtype;    // block_dtype or kF8E4M3
 
-  // The block, before norm and rotation: of each slot the query heads, then the key heads, then the value heads.
-  const void* qkv;     // [B, S, (N + 2G)*D] block_dtype
-  const void* q_norm;  // [D] block_dtype
-  const void* k_norm;  // [D] block_dtype
-  const float* rope;   // [B, S, D]: cos, then sin, of each slot's position, YaRN's factor included
+  // The block, before norm and rotation: of each slot the query heads, then the key heads, then the value heads. The
+  // bias is added to them first, and values are rounded to block_dtype again.
+  const void* qkv;       // [B*S, (N + 2G)*D] block_dtype
+  const void* qkv_bias;  // [(N + 2G)*D] block_dtype; may be null
+  const void* q_norm;    // [D] block_dtype
+  const void* k_norm;    // [D] block_dtype
+  const float* rope;     // [B, S, D]: cos, then sin, of each slot's position, YaRN's factor included
 
   // The context, read only: row j of a slot stands at position j, block slot s at context_length + s. Row j of head g
   // lies at context_pointers[layer] + page_table[slot][j / page size] * page stride + j % page size * row stride
@@ -68,7 +72,7 @@ struct Params {
   const int32_t* context_lengths;   // [B], each in [0, M * page size]
   const float* sinks;               // [N] logits of the softmax without a value; may be null
 
-  void* out;  // [B, S, N*D] block_dtype
+  void* out;  // [B*S, N*D] out_dtype
 
   // Scratch of the kernel; the reference leaves it alone.
   void* workspace;         // 16-byte aligned; may be null if workspace_bytes is 0

@@ -21,11 +21,9 @@ constexpr int32_t kSuccess = 0, kFailure = -1;
 // More than any GPU has: a size that could not be computed ends the build, where 0 would let it go on.
 constexpr size_t kImpossibleSize = size_t{1} << 60;
 
-void expect_counts(int32_t num_inputs, int32_t num_outputs) {
+void expect_counts(const Attributes& attributes, int32_t num_inputs, int32_t num_outputs) {
   if (num_outputs != 1) throw std::invalid_argument(text("expected 1 output, found ", num_outputs));
-  if (num_inputs >= kMinInputs && num_inputs <= kMaxInputs) return;
-  throw std::invalid_argument(
-      text("expected ", kMinInputs, " inputs, or ", int32_t{kMaxInputs}, " with sinks, found ", num_inputs));
+  expect_inputs(attributes, num_inputs);
 }
 
 void refuse(const Problem& problem) {
@@ -59,8 +57,8 @@ AttentionPlugin* AttentionPlugin::clone() noexcept {
 int32_t AttentionPlugin::getOutputDataTypes(DataType* outputs, int32_t num_outputs, const DataType* inputs,
                                             int32_t num_inputs) const noexcept {
   return guard("getOutputDataTypes", kFailure, [&] {
-    expect_counts(num_inputs, num_outputs);
-    outputs[0] = inputs[kQkv];
+    expect_counts(attributes_, num_inputs, num_outputs);
+    outputs[0] = output_type(attributes_, inputs[kQkv]);
     return kSuccess;
   });
 }
@@ -69,9 +67,9 @@ int32_t AttentionPlugin::getOutputShapes(const nvinfer1::DimsExprs* inputs, int3
                                          const nvinfer1::DimsExprs*, int32_t, nvinfer1::DimsExprs* outputs,
                                          int32_t num_outputs, nvinfer1::IExprBuilder& builder) noexcept {
   return guard("getOutputShapes", kFailure, [&] {
-    expect_counts(num_inputs, num_outputs);
+    expect_counts(attributes_, num_inputs, num_outputs);
     outputs[0] = inputs[kQkv];
-    outputs[0].d[2] = builder.constant(output_width(attributes_));
+    outputs[0].d[std::max(0, outputs[0].nbDims - 1)] = builder.constant(output_width(attributes_));
     return kSuccess;
   });
 }
@@ -79,19 +77,20 @@ int32_t AttentionPlugin::getOutputShapes(const nvinfer1::DimsExprs* inputs, int3
 bool AttentionPlugin::supportsFormatCombination(int32_t position, const DynamicPluginTensorDesc* tensors,
                                                 int32_t num_inputs, int32_t num_outputs) noexcept {
   return guard("supportsFormatCombination", false, [&] {
-    expect_counts(num_inputs, num_outputs);
+    expect_counts(attributes_, num_inputs, num_outputs);
     const PluginTensorDesc& tensor = tensors[position].desc;
     if (tensor.format != nvinfer1::TensorFormat::kLINEAR) return false;
-    if (position == num_inputs) return tensor.type == tensors[kQkv].desc.type;
+    const DataType qkv = tensors[kQkv].desc.type;
+    if (position == num_inputs) return tensor.type == output_type(attributes_, qkv);
     if (position == kContextPointers) refuse(check_gpu(attributes_.fp8_cache != 0, compute_capability()));
-    return is_type_supported(position, tensors);
+    return is_type_supported(input_at(attributes_, position), tensor.type, qkv);
   });
 }
 
 int32_t AttentionPlugin::configurePlugin(const DynamicPluginTensorDesc* inputs, int32_t num_inputs,
                                          const DynamicPluginTensorDesc*, int32_t num_outputs) noexcept {
   return guard("configurePlugin", kFailure, [&] {
-    expect_counts(num_inputs, num_outputs);
+    expect_counts(attributes_, num_inputs, num_outputs);
     refuse(check_sizes(largest_call(attributes_, inputs, num_inputs)));
     return kSuccess;
   });
@@ -100,7 +99,7 @@ int32_t AttentionPlugin::configurePlugin(const DynamicPluginTensorDesc* inputs, 
 size_t AttentionPlugin::getWorkspaceSize(const DynamicPluginTensorDesc* inputs, int32_t num_inputs,
                                          const DynamicPluginTensorDesc*, int32_t num_outputs) const noexcept {
   return guard("getWorkspaceSize", kImpossibleSize, [&] {
-    expect_counts(num_inputs, num_outputs);
+    expect_counts(attributes_, num_inputs, num_outputs);
     const Params largest = largest_call(attributes_, inputs, num_inputs);
     refuse(check_sizes(largest));
     size_t bytes = 0;
@@ -114,7 +113,7 @@ size_t AttentionPlugin::getWorkspaceSize(const DynamicPluginTensorDesc* inputs, 
 int32_t AttentionPlugin::onShapeChange(const PluginTensorDesc* inputs, int32_t num_inputs,
                                        const PluginTensorDesc* outputs, int32_t num_outputs) noexcept {
   return guard("onShapeChange", kFailure, [&] {
-    expect_counts(num_inputs, num_outputs);
+    expect_counts(attributes_, num_inputs, num_outputs);
     refuse(check_sizes(call_params(attributes_, inputs, num_inputs, outputs[0])));
     num_inputs_ = num_inputs;
     return kSuccess;
@@ -125,7 +124,7 @@ int32_t AttentionPlugin::enqueue(const PluginTensorDesc* input_descs, const Plug
                                  const void* const* inputs, void* const* outputs, void* workspace,
                                  cudaStream_t stream) noexcept {
   return guard("enqueue", kFailure, [&] {
-    expect_counts(num_inputs_, 1);
+    expect_counts(attributes_, num_inputs_, 1);
     const Addresses at{.inputs = inputs, .outputs = outputs};
     Params p = call_params(attributes_, input_descs, num_inputs_, output_descs[0], at);
     refuse(check_params(p));

@@ -9,7 +9,7 @@
 namespace dflash::kv_injection {
 
 inline constexpr char kPluginName[] = "DFlashKVInjectionAttention";
-inline constexpr char kPluginVersion[] = "3";  // 1: q, k and v were three inputs; 2: dense caches
+inline constexpr char kPluginVersion[] = "4";  // 1: q, k and v were three inputs; 2: dense caches; 3: no bias
 inline constexpr char kPluginNamespace[] = "dflash_trt";
 
 class AttentionPlugin final : public nvinfer1::IPluginV3,

@@ -47,11 +47,15 @@ Row rotate(const Row& x, const float* rope) {
   return out;
 }
 
-// Head `head` of block slot s of request b, of the query, key and value heads one behind the other.
+// Head `head` of block slot s of request b, of the query, key and value heads one behind the other, with its bias.
 Row qkv_row(const Params& p, int32_t b, int32_t s, int32_t head) {
   const int64_t slot = int64_t{b} * p.block + s;
   const int32_t heads = p.num_heads + 2 * p.num_kv_heads;
-  return load_row(p.qkv, slot * heads + head, p.head_dim, p.block_dtype);
+  Row row = load_row(p.qkv, slot * heads + head, p.head_dim, p.block_dtype);
+  if (p.qkv_bias == nullptr) return row;
+  const Row bias = load_row(p.qkv_bias, head, p.head_dim, p.block_dtype);
+  for (size_t d = 0; d < row.size(); ++d) row[d] += bias[d];
+  return row;
 }
 
 // qkv_row, normed and rotated.
@@ -125,7 +129,7 @@ void attend_head(const Params& p, const Keys& keys, int32_t b, int32_t n) {
     const Row mixed = attend(p, q, p.context_lengths[b] + s, keys, sink);
     const int64_t row = (int64_t{b} * p.block + s) * p.num_heads + n;
     for (int32_t d = 0; d < p.head_dim; ++d) {
-      store(p.out, row * p.head_dim + d, mixed[d], p.block_dtype);
+      store(p.out, row * p.head_dim + d, mixed[d] / p.out_scale, p.out_dtype);
     }
   }
 }

@@ -92,11 +92,40 @@ int32_t size(const char* name, const TensorView& tensor, int32_t axis) {
   throw std::invalid_argument(text(name, ": expected 0 to 2147483647 along axis ", axis, ", found ", value));
 }
 
-void expect_shapes(const Params& p, std::span<const TensorView> inputs, const TensorView& out) {
+// The inputs that are there, by what they are.
+using Given = std::array<const TensorView*, kMaxInputs>;
+
+Given by_name(const Attributes& attributes, std::span<const TensorView> inputs) {
+  expect_inputs(attributes, static_cast<int32_t>(inputs.size()));
+  Given given{};
+  for (size_t i = 0; i < inputs.size(); ++i) given[input_at(attributes, static_cast<int32_t>(i))] = &inputs[i];
+  return given;
+}
+
+// qkv and the output have a row for each slot of the block, with the axes of requests and slots apart, or joined and
+// then perhaps more rows, of padding.
+void expect_rows(const Params& p, const TensorView& qkv, const TensorView& out) {
+  const int64_t B = p.batch, S = p.block, D = p.head_dim;
+  const int64_t in = (int64_t{p.num_heads} + 2 * p.num_kv_heads) * D, mixed = p.num_heads * D;
+  if (qkv.rank != 2) {
+    expect_shape(input_name(kQkv), qkv, {B, S, in});
+    expect_shape("out", out, {B, S, mixed});
+    return;
+  }
+  expect_shape(input_name(kQkv), qkv, {kAny, in});
+  if (qkv.shape[0] < B * S) {
+    throw std::invalid_argument(text(input_name(kQkv), ": expected at least ", B * S, " rows, found ", qkv.shape[0]));
+  }
+  expect_shape("out", out, {qkv.shape[0], mixed});
+}
+
+void expect_shapes(const Params& p, const Given& inputs, const TensorView& out) {
   const int64_t B = p.batch, S = p.block, D = p.head_dim;
   const int64_t N = p.num_heads, G = p.num_kv_heads;
-  const auto expect = [&](Input input, Shape shape) { expect_shape(input_name(input), inputs[input], shape); };
-  expect(kQkv, {B, S, (N + 2 * G) * D});
+  const auto expect = [&](Input input, Shape shape) {
+    if (inputs[input] != nullptr) expect_shape(input_name(input), *inputs[input], shape);
+  };
+  expect_rows(p, *inputs[kQkv], out);
   expect(kQNorm, {D});
   expect(kKNorm, {D});
   expect(kRope, {B, S, D});
@@ -105,37 +134,52 @@ void expect_shapes(const Params& p, std::span<const TensorView> inputs, const Te
   expect(kPageTable, {p.slots, p.max_pages});
   expect(kSlotIds, {B});
   expect(kContextLengths, {B});
-  if (inputs.size() > kSinks) expect(kSinks, {N});
-  expect_shape("out", out, {B, S, N * D});
+  expect(kQkvBias, {(N + 2 * G) * D});
+  expect(kSinks, {N});
 }
 
-void expect_types(std::span<const TensorView> inputs, const TensorView& out) {
-  const ElementType block = inputs[kQkv].type;
-  for (const Input input : {kQNorm, kKNorm}) {
-    expect_type(input_name(input), inputs[input], block);
-  }
-  expect_type("out", out, block);
-  expect_type(input_name(kRope), inputs[kRope], ElementType::kF32);
-  for (const Input input : {kContextPointers, kContextLayout}) {
-    expect_type(input_name(input), inputs[input], ElementType::kI64);
-  }
-  for (const Input input : {kPageTable, kSlotIds, kContextLengths}) {
-    expect_type(input_name(input), inputs[input], ElementType::kI32);
-  }
-  if (inputs.size() > kSinks) expect_type(input_name(kSinks), inputs[kSinks], ElementType::kF32);
+void expect_types(const Attributes& attributes, const Given& inputs, const TensorView& out) {
+  const ElementType block = inputs[kQkv]->type;
+  const auto expect = [&](ElementType type, std::initializer_list<Input> of) {
+    for (const Input input : of) {
+      if (inputs[input] != nullptr) expect_type(input_name(input), *inputs[input], type);
+    }
+  };
+  expect(block, {kQNorm, kKNorm, kQkvBias});
+  expect_type("out", out, attributes.fp8_output != 0 ? ElementType::kF8E4M3 : block);
+  expect(ElementType::kF32, {kRope, kSinks});
+  expect(ElementType::kI64, {kContextPointers, kContextLayout});
+  expect(ElementType::kI32, {kPageTable, kSlotIds, kContextLengths});
 }
 
-template <typename Element>
-const Element* data(const TensorView& tensor) {
-  return static_cast<const Element*>(tensor.data);
+template <typename Element = void>
+const Element* data(const TensorView* tensor) {
+  return tensor != nullptr ? static_cast<const Element*>(tensor->data) : nullptr;
+}
+
+void set_formats(const Attributes& attributes, DType block, Params& p) {
+  p.block_dtype = block;
+  p.cache_dtype = attributes.fp8_cache != 0 ? DType::kF8E4M3 : block;
+  p.out_dtype = attributes.fp8_output != 0 ? DType::kF8E4M3 : block;
 }
 
 }  // namespace
 
-const char* input_name(int32_t input) {
-  constexpr const char* kNames[] = {
-      "qkv",        "q_norm",   "k_norm",          "rope", "context_pointers", "context_layout",
-      "page_table", "slot_ids", "context_lengths", "sinks"};
+Input input_at(const Attributes& attributes, int32_t place) {
+  return static_cast<Input>(place < kQkvBias || attributes.has_qkv_bias != 0 ? place : place + 1);
+}
+
+void expect_inputs(const Attributes& attributes, int32_t count) {
+  const int32_t least = attributes.has_qkv_bias != 0 ? kSinks : kQkvBias;
+  if (count == least || count == least + 1) return;
+  throw std::invalid_argument(
+      text("inputs: expected ", least, " tensors, or ", least + 1, " with sinks, found ", count));
+}
+
+const char* input_name(Input input) {
+  constexpr const char* kNames[] = {"qkv",        "q_norm",   "k_norm",          "rope",     "context_pointers",
+                                    "context_layout", "page_table", "slot_ids", "context_lengths", "qkv_bias",
+                                    "sinks"};
   static_assert(std::size(kNames) == kMaxInputs);
   return kNames[input];
 }
@@ -152,6 +196,7 @@ Params make_params(const Attributes& attributes) {
   p.causal = attributes.causal;
   p.k_scale = attributes.k_scale;
   p.v_scale = attributes.v_scale;
+  p.out_scale = attributes.output_scale;
   return p;
 }
 
@@ -162,37 +207,38 @@ Problem check_limits(const Attributes& attributes, int32_t batch, int32_t block)
   probe.slots = probe.max_pages = 1;
   probe.layers = std::numeric_limits<int32_t>::max();
   probe.block_dtype = DType::kBF16;
-  probe.cache_dtype = attributes.fp8_cache != 0 ? DType::kF8E4M3 : DType::kBF16;
+  set_formats(attributes, DType::kBF16, probe);
   return check_sizes(probe);
 }
 
-Params make_params(const Attributes& attributes, std::span<const TensorView> inputs, const TensorView& out) {
-  const TensorView &qkv = inputs[kQkv], &page_table = inputs[kPageTable];
-  expect_shape(input_name(kQkv), qkv, {kAny, kAny, kAny});
-  expect_shape(input_name(kContextPointers), inputs[kContextPointers], {kAny});
-  expect_shape(input_name(kPageTable), page_table, {kAny, kAny});
-  expect_types(inputs, out);
+Params make_params(const Attributes& attributes, std::span<const TensorView> tensors, const TensorView& out) {
+  const Given inputs = by_name(attributes, tensors);
+  const auto axis = [&](Input input, int32_t index) { return size(input_name(input), *inputs[input], index); };
+  expect_shape(input_name(kRope), *inputs[kRope], {kAny, kAny, kAny});
+  expect_shape(input_name(kContextPointers), *inputs[kContextPointers], {kAny});
+  expect_shape(input_name(kPageTable), *inputs[kPageTable], {kAny, kAny});
+  expect_types(attributes, inputs, out);
 
   Params p = make_params(attributes);
-  p.batch = size(input_name(kQkv), qkv, 0);
-  p.block = size(input_name(kQkv), qkv, 1);
-  p.slots = size(input_name(kPageTable), page_table, 0);
-  p.layers = size(input_name(kContextPointers), inputs[kContextPointers], 0);
-  p.max_pages = size(input_name(kPageTable), page_table, 1);
-  p.block_dtype = storage(input_name(kQkv), qkv);
-  p.cache_dtype = attributes.fp8_cache != 0 ? DType::kF8E4M3 : p.block_dtype;
+  p.batch = axis(kRope, 0);
+  p.block = axis(kRope, 1);
+  p.slots = axis(kPageTable, 0);
+  p.layers = axis(kContextPointers, 0);
+  p.max_pages = axis(kPageTable, 1);
+  set_formats(attributes, storage(input_name(kQkv), *inputs[kQkv]), p);
   expect_shapes(p, inputs, out);
 
-  p.qkv = qkv.data;
-  p.q_norm = inputs[kQNorm].data;
-  p.k_norm = inputs[kKNorm].data;
+  p.qkv = data(inputs[kQkv]);
+  p.qkv_bias = data(inputs[kQkvBias]);
+  p.q_norm = data(inputs[kQNorm]);
+  p.k_norm = data(inputs[kKNorm]);
   p.rope = data<float>(inputs[kRope]);
   p.context_pointers = data<int64_t>(inputs[kContextPointers]);
   p.context_layout = data<int64_t>(inputs[kContextLayout]);
-  p.page_table = data<int32_t>(page_table);
+  p.page_table = data<int32_t>(inputs[kPageTable]);
   p.slot_ids = data<int32_t>(inputs[kSlotIds]);
   p.context_lengths = data<int32_t>(inputs[kContextLengths]);
-  p.sinks = inputs.size() > kSinks ? data<float>(inputs[kSinks]) : nullptr;
+  p.sinks = data<float>(inputs[kSinks]);
   p.out = out.data;
   return p;
 }
@@ -227,8 +273,8 @@ AppendParams make_append_params(std::span<const TensorView> inputs, const Tensor
   p.row_bytes = heads * width * element_bytes("k_cache", k_cache);
   p.k = k.data;
   p.v = v.data;
-  p.page_ids = data<int32_t>(page_ids);
-  p.offsets = data<int32_t>(offsets);
+  p.page_ids = data<int32_t>(&page_ids);
+  p.offsets = data<int32_t>(&offsets);
   p.k_cache = k_cache.data;
   p.v_cache = v_cache.data;
   return p;

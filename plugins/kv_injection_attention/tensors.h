@@ -24,12 +24,16 @@ struct Attributes {
   int32_t causal;
   float k_scale;
   float v_scale;
-  int32_t fp8_cache;  // 1: the context is F8E4M3, else as qkv
+  int32_t fp8_cache;     // 1: the context is F8E4M3, else as qkv
+  int32_t has_qkv_bias;  // 1: the input qkv_bias is there
+  int32_t fp8_output;    // 1: the output is F8E4M3, else as qkv
+  float output_scale;
 };
 
-// The node's inputs, in order. Its one output is [B, S, N*D], of qkv's dtype.
+// The node's inputs, in order. Its one output has qkv's axes, the last of N*D. qkv may as well be [B, S, ...], or have
+// rows of padding behind those of the block, which are neither read nor, in the output, written.
 enum Input : int32_t {
-  kQkv,              // [B, S, (N + 2G)*D]       F16 or BF16: query heads, key heads, value heads
+  kQkv,              // [B*S, (N + 2G)*D]        F16 or BF16: query heads, key heads, value heads
   kQNorm,            // [D]                      as qkv
   kKNorm,            // [D]                      as qkv
   kRope,             // [B, S, D]                F32
@@ -38,13 +42,22 @@ enum Input : int32_t {
   kPageTable,        // [slots, M]               I32
   kSlotIds,          // [B]                      I32
   kContextLengths,   // [B]                      I32
+  kQkvBias,          // [(N + 2G)*D]             as qkv; there if has_qkv_bias says so
   kSinks,            // [N]                      F32; may be absent
   kMaxInputs,
 };
-inline constexpr int32_t kMinInputs = kSinks;
-const char* input_name(int32_t input);
 
-// Width of the output, N*D.
+// What stands at a place among the inputs of a node with these attributes.
+Input input_at(const Attributes& attributes, int32_t place);
+const char* input_name(Input input);
+
+// Throws std::invalid_argument unless a node with these attributes may have so many inputs.
+void expect_inputs(const Attributes& attributes, int32_t count);
+
+// Width of qkv, (N + 2G)*D, and of the output, N*D.
+inline int64_t qkv_width(const Attributes& attributes) {
+  return (int64_t{attributes.num_heads} + 2 * int64_t{attributes.num_kv_heads}) * attributes.head_dim;
+}
 inline int64_t output_width(const Attributes& attributes) {
   return int64_t{attributes.num_heads} * attributes.head_dim;
 }
@@ -59,10 +72,9 @@ struct TensorView {
   void* data;  // may be null while only shapes are known
 };
 
-// The call that kMinInputs or kMaxInputs inputs and the output describe, without workspace and
-// stream. Throws std::invalid_argument if dtypes or shapes do not fit each other and the
-// attributes.
-Params make_params(const Attributes& attributes, std::span<const TensorView> inputs, const TensorView& out);
+// The call that inputs and output describe, without workspace and stream. Throws std::invalid_argument if their number,
+// dtypes or shapes do not fit each other and the attributes.
+Params make_params(const Attributes& attributes, std::span<const TensorView> tensors, const TensorView& out);
 
 // The attributes alone; all sizes are 0.
 Params make_params(const Attributes& attributes);

@@ -29,6 +29,7 @@ LaunchConfig make_wgmma_launch_config(const Params& p, int32_t sms) {
       (config.block_at + 2 * kMaxBlock * row_bytes(D, 2) + kRowsAlignment - 1) / kRowsAlignment * kRowsAlignment;
   config.query_factor = p.softmax_scale * p.k_scale * 1.44269504088896340736f;  // log2(e)
   config.key_factor = 1 / p.k_scale;
+  config.out_factor = 1 / p.out_scale;
   config.stage_bytes = wgmma_stage_bytes(D, bytes);
   // Later the results of the teams and of the block reuse the stages' memory (see merge.cuh).
   const int32_t results = results_bytes(32 * config.row_groups, wgmma_values(D, config.tile_rows));

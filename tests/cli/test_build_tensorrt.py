@@ -162,7 +162,7 @@ def test_a_precision_that_the_gpu_lacks_is_refused_before_anything_is_parsed(eng
     message = refusal(lambda: build_engine(engine, *TENSORRT, "--recipe", "mixed-nvfp4-fp8"), BuildError)
     assert "NVFP4: expected a GPU of SM 10.0 or newer, found SM 9.0" in message
     assert f"{engine} is complete for ONNX Runtime" in message
-    assert "hint: build --recipe fp8 or bf16" in message
+    assert "hint: build --recipe fp8, int4-w4a16 or bf16" in message
     assert built(tensorrt) == []
 
 
@@ -252,6 +252,8 @@ def test_dry_run_for_tensorrt_rtx(engine: Path, capsys: pytest.CaptureFixture[st
     assert document["trtexec"] == []
     assert document["options"]["compute_capabilities"] == ["12.0"]
     assert document["memory"]["cache_bytes"] > 0
+    run_here("build", "--plans-for", engine, "--gpu", "sm89,rtx5090", "--dry-run")
+    assert "without --dry-run the plans for SM 8.9, 12.0 are built here" in capsys.readouterr().out
 
 
 def test_dry_run_of_an_engine_mode_deployment(engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -136,7 +136,7 @@ def test_ours_loads() -> None:
     found = load_plugin(installed_library()).found
     assert found is not None
     assert found.startswith(f"{installed_library()}, loaded by tensorrt_lean")
-    assert found.endswith("DFlashKVInjectionAttention 3")
+    assert found.endswith("DFlashKVInjectionAttention 4")
 
 
 @pytest.mark.usefixtures("needs_tensorrt")

@@ -284,7 +284,7 @@ BEHAVIOUR: dict[str, Callable[..., Any]] = {
     "get_plugin_registry": lambda r: _make(r, "IPluginRegistry"),
     "IPluginRegistry.get_creator": lambda r, self, *key: object() if key in r.creators else None,
     "IPluginRegistry.load_library": lambda r, self, path: r.creators.add(
-        ("DFlashKVInjectionAttention", "3", "dflash_trt")
+        ("DFlashKVInjectionAttention", "4", "dflash_trt")
     ),
     "Runtime.deserialize_cuda_engine": _deserialize,
     "ICudaEngine.device_memory_size_v2": lambda r, self: 4096,

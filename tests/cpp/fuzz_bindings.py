@@ -28,7 +28,8 @@ DTYPES = (
 )  # fmt: skip
 ADDRESSES = ("context_pointers", "context_layout", "page_table")  # and what leads to one
 REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError, OverflowError, BufferError, IndexError)
-CASE = Case(name="fuzz", S=2, N=4, G=2, D=64, L=2, layer=1, C_max=9, slots=3, context_lengths=(9, 4), sinks=True)
+CASE = Case(name="fuzz", S=2, N=4, G=2, D=64, L=2, layer=1, C_max=9, slots=3, context_lengths=(9, 4), sinks=True,
+            bias=True)  # fmt: skip
 ATTRIBUTES = CASE.attributes()
 
 Arguments = dict[str, Any]

@@ -155,7 +155,10 @@ def test_what_cannot_run_is_refused_before_anything_starts(tmp_path: Path) -> No
     file.write_text(NVFP4.read_text().replace("b300x8", "h200x8"))
     result = run("serve-config", file, "--runtime", "trtllm")
     assert result.returncode == 1
-    assert "NVFP4: expected a GPU of SM 10.0 or newer, found SM 9.0; build --recipe fp8 or bf16" in result.stderr
+    assert (
+        "NVFP4: expected a GPU of SM 10.0 or newer, found SM 9.0; build --recipe fp8, int4-w4a16 or bf16"
+        in result.stderr
+    )
     assert "[precision]" in result.stderr
     assert "found SM 9.0" in run("build", file, "--dry-run").stderr
 

@@ -46,7 +46,7 @@ class Launch:
     def __init__(self, case: Case, tensors: Tensors, workspace: Guarded | None = None, kernel: str = "best") -> None:
         self._case = case
         self._kernel = kernel
-        self._out = output(tensors)
+        self._out = output(case, tensors)
         self.inputs = inputs(case, tensors)
         size = _C.kv_injection_attention_workspace_bytes(attributes(case), list(self.inputs.values()), self._out.tensor)
         self.workspace = workspace or Guarded((size,), torch.uint8, tensors.q.device)

@@ -13,7 +13,7 @@ from tests.gpu.launches import Launch, bits
 from tests.plugins import abi
 from tests.plugins.abi import Creator, Desc, Plugin, attribute, desc
 from tests.plugins.cases import BF16, F16, FP8, Case
-from tests.plugins.tensors import Tensors, draw, inputs, output
+from tests.plugins.tensors import draw, inputs, output
 
 pytestmark = pytest.mark.gpu
 
@@ -23,6 +23,7 @@ TYPES = {
 }  # fmt: skip
 CASES = [
     Case(name="split", context_lengths=(3000, 7), sinks=True),
+    Case(name="fused", bias=True, sinks=True, output_scale=0.02, context_lengths=(3000, 7)),
     Case(name="whole", D=128, cache_dtype=FP8, k_scale=0.02, v_scale=0.03, window=40, context_lengths=(100,) * 3),
 ]
 
@@ -43,17 +44,17 @@ def plugin(case: Case) -> Iterator[Plugin]:
     made.close()
 
 
-def descs(tensors: Tensors, given: list[torch.Tensor]) -> tuple[list[Desc], Desc]:
+def descs(given: list[torch.Tensor], out: torch.Tensor) -> tuple[list[Desc], Desc]:
     every = [desc(tuple(tensor.shape), TYPES[tensor.dtype]) for tensor in given]
-    return every, desc(tuple(tensors.q.shape), TYPES[tensors.q.dtype])
+    return every, desc(tuple(out.shape), TYPES[out.dtype])
 
 
 def test_enqueue_gives_the_bits_of_the_binding(plugin: Plugin, case: Case) -> None:
     tensors = draw(case, "cuda")
-    out = output(tensors)
+    out = output(case, tensors)
     given = list(inputs(case, tensors).values())
-    ins, of_out = descs(tensors, given)
-    profile = [abi.dynamic(tuple(tensor.shape), TYPES[tensor.dtype]) for tensor in (*given, tensors.q)]
+    ins, of_out = descs(given, out.tensor)
+    profile = [abi.dynamic(tuple(tensor.shape), TYPES[tensor.dtype]) for tensor in (*given, out.tensor)]
     workspace = torch.empty(max(1, plugin.workspace(profile[:-1], profile[-1:])), dtype=torch.uint8, device="cuda")
     assert plugin.configure(profile[:-1], profile[-1:]) == 0
     running = plugin.attach()

@@ -113,10 +113,12 @@ class Case:
     window: int = 0
     causal: bool = False
     sinks: bool = False
+    bias: bool = False
     dtype: torch.dtype = BF16
     cache_dtype: torch.dtype = BF16
     k_scale: float = 1.0
     v_scale: float = 1.0
+    output_scale: float = 0.0  # of an FP8 output; 0: the output is as the block
     softmax_scale: float = 0.0  # 0: D ** -0.5
     size: float = 1.0  # of q and the block's k, before their norm
     norm: float = 1.5  # q_norm and k_norm lie about it; their product sharpens the softmax
@@ -149,8 +151,13 @@ class Case:
             "layer": self.layer, "num_heads": self.N, "num_kv_heads": self.G, "head_dim": self.D, "rms_norm_eps": EPS,
             "softmax_scale": self.softmax_scale or self.D**-0.5, "sliding_window": self.window,
             "causal": int(self.causal), "k_scale": self.k_scale, "v_scale": self.v_scale,
-            "fp8_cache": int(self.cache_dtype is FP8),
+            "fp8_cache": int(self.cache_dtype is FP8), "has_qkv_bias": int(self.bias),
+            "fp8_output": int(self.out_dtype is FP8), "output_scale": self.output_scale or 1.0,
         }  # fmt: skip
+
+    @property
+    def out_dtype(self) -> torch.dtype:
+        return FP8 if self.output_scale else self.dtype
 
 
 def wgmma_rows(case: Case) -> int:
@@ -171,6 +178,7 @@ GPT_OSS_FP8 = Case(name="gpt-oss-fp8", N=8, G=1, S=10, cache_dtype=FP8, k_scale=
 MANY_ROWS_FP8 = [
     GPT_OSS_FP8,
     replace(GPT_OSS_FP8, name="qwen3-8b-fp8", N=4, S=16, D=128, norm=2.0, sinks=False),
+    replace(GPT_OSS_FP8, name="gpt-oss-bias-fp8-output", bias=True, output_scale=0.02),
     replace(GPT_OSS_FP8, name="rows-56-f16-fp8", S=7, dtype=F16, window=90, causal=True),
 ]
 
@@ -207,6 +215,11 @@ FEATURES = [
         for window, causal, sinks in product((0, 7, 64), (False, True), (False, True))
     ),
     *(Case(name=f"N{N}-G{G}-S{S}", N=N, G=G, S=S, context_lengths=(70, 33)) for N, G, S in HEADS_AND_BLOCKS),
+    *(replace(RAGGED, name=f"D{D}-bias-fp8-output", D=D, bias=True, output_scale=0.011) for D in (64, 96, 128, 256)),
+    replace(RAGGED, name="f16-bias", dtype=F16, cache_dtype=F16, bias=True, sinks=True),
+    replace(FP8_CACHE, name="fp8-bias", bias=True),
+    replace(FP8_CACHE, name="f16-fp8-output", dtype=F16, output_scale=0.02),
+    Case(name="output-too-large", why="448 stays", output_scale=0.0005, sinks=True, context_lengths=(20, 0)),
 ]  # fmt: skip
 
 WINDOW = 16

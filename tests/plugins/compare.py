@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 
 # Half the distance from 1 to the next number: the relative error of one rounding.
-UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-SMALLEST = {torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}
+UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float8_e4m3fn: 2.0**-4}
+SMALLEST = {torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24, torch.float8_e4m3fn: 2.0**-9}
 
 
 def rounding(expected: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

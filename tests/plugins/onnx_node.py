@@ -20,11 +20,13 @@ Feeds = dict[str, np.ndarray]
 
 
 def feeds_of(case: Case, tensors: Tensors) -> Feeds:
-    """The lowered node's inputs: FLOAT caches with the scales multiplied out, a slot as one page."""
+    """The lowered node's inputs: FLOAT caches with the scales multiplied out, a slot as one page, the bias added."""
     values = {field.name.replace("slot_ids", "page_ids"): getattr(tensors, field.name) for field in fields(tensors)}
     values["k_cache"] = values["k_cache"].float() * case.k_scale
     values["v_cache"] = values["v_cache"].float() * case.v_scale
     values["page_ids"] = values["page_ids"][:, None]
+    if (bias := values.pop("qkv_bias")) is not None:
+        values["qkv"] = values["qkv"].float() + bias.float()
     present = {name: value for name, value in values.items() if value is not None}
     return {name: (value if name in INTEGERS else value.float()).numpy() for name, value in present.items()}
 

@@ -28,7 +28,8 @@ def inputs(case: Case, tensors: Tensors) -> dict[str, torch.Tensor]:
     values = {
         "qkv": tensors.qkv, "q_norm": tensors.q_norm, "k_norm": tensors.k_norm, "rope": tensors.rope,
         "context_pointers": pointers, "context_layout": torch.tensor(layout, device=pool.device), "page_table": table,
-        "slot_ids": tensors.slot_ids, "context_lengths": tensors.context_lengths, "sinks": tensors.sinks,
+        "slot_ids": tensors.slot_ids, "context_lengths": tensors.context_lengths, "qkv_bias": tensors.qkv_bias,
+        "sinks": tensors.sinks,
     }  # fmt: skip
     return {name: value for name, value in values.items() if value is not None}
 
@@ -46,14 +47,15 @@ class Guarded:
             assert (guard == UNTOUCHED).all(), f"the guard {where} the tensor was overwritten"
 
 
-def output(tensors: Tensors) -> Guarded:
+def output(case: Case, tensors: Tensors) -> Guarded:
     """Room for the call's output [B, S, N*D]."""
-    return Guarded(tensors.q.shape, tensors.q.dtype, tensors.q.device)
+    dtype = case.out_dtype if case.output_scale else tensors.q.dtype  # which may be wrong on purpose
+    return Guarded(tensors.q.shape, dtype, tensors.q.device)
 
 
 def reference(case: Case, tensors: Tensors) -> torch.Tensor:
     """The CPU reference's output [B, S, N*D]."""
-    out = output(tensors)
+    out = output(case, tensors)
     _C.kv_injection_attention_reference(attributes(case), list(inputs(case, tensors).values()), out.tensor)
     out.assert_guarded()
     return out.tensor
@@ -71,6 +73,7 @@ class Tensors:
     v_cache: torch.Tensor  # [slots, L, C_max, G, D]
     slot_ids: torch.Tensor  # [B] INT32
     context_lengths: torch.Tensor  # [B] INT32
+    qkv_bias: torch.Tensor | None  # [(N + 2G)*D]
     sinks: torch.Tensor | None  # [N] FP32
 
     @property
@@ -127,13 +130,14 @@ def draw(case: Case, device: str = "cpu") -> Tensors:
 
     S, D, heads = case.S, case.D, (case.N, case.G, case.G)
     q, k, v = (normal(case.B, S, n * D) for n in heads)
+    bias = [normal(n * D) for n in heads] if case.bias else []
     q_norm, k_norm = ((case.norm + 0.2 * normal(D)).to(case.dtype) for _ in "qk")
     lengths = torch.tensor(case.context_lengths, dtype=torch.int32, device=device)
     return Tensors(
         qkv=torch.cat([q * case.size, k * case.size, v], dim=-1).to(case.dtype), q_norm=q_norm, k_norm=k_norm,
         rope=rotary_rows(lengths, S, D) * case.rope_factor, k_cache=cache(case.k_scale), v_cache=cache(case.v_scale),
         slot_ids=torch.tensor(case.slot_of, dtype=torch.int32, device=device), context_lengths=lengths,
-        sinks=normal(case.N) + 2 if case.sinks else None,
+        sinks=normal(case.N) + 2 if case.sinks else None, qkv_bias=torch.cat(bias).to(case.dtype) if bias else None,
     )  # fmt: skip
 
 

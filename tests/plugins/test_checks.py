@@ -79,7 +79,7 @@ def cut(axis: int) -> Callable[[torch.Tensor], torch.Tensor]:
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("qkv", lambda qkv: qkv[0], "qkv: expected shape [any, any, any], found [3, 512]"),
+        ("qkv", lambda qkv: qkv[0], "qkv: expected at least 6 rows, found 3"),
         ("qkv", cut(2), "qkv: expected shape [2, 3, 512], found [2, 3, 511]"),
         ("qkv", lambda qkv: qkv[..., :256].contiguous(), "qkv: expected shape [2, 3, 512], found [2, 3, 256]"),
         ("q_norm", cut(0), "q_norm: expected shape [64], found [63]"),
@@ -91,6 +91,7 @@ def cut(axis: int) -> Callable[[torch.Tensor], torch.Tensor]:
         ("page_table", lambda t: t[0], "page_table: expected shape [any, any], found [1]"),
         ("slot_ids", cut(0), "slot_ids: expected shape [2], found [1]"),
         ("context_lengths", cut(0), "context_lengths: expected shape [2], found [1]"),
+        ("qkv_bias", cut(0), "qkv_bias: expected shape [512], found [511]"),
         ("sinks", cut(0), "sinks: expected shape [4], found [3]"),
         ("q_norm", torch.Tensor.half, "q_norm: expected dtype bfloat16, found float16"),
         ("k_norm", torch.Tensor.float, "k_norm: expected dtype bfloat16, found float32"),
@@ -99,6 +100,7 @@ def cut(axis: int) -> Callable[[torch.Tensor], torch.Tensor]:
         ("page_table", torch.Tensor.long, "page_table: expected dtype int32, found int64"),
         ("slot_ids", torch.Tensor.long, "slot_ids: expected dtype int32, found int64"),
         ("context_lengths", torch.Tensor.float, "context_lengths: expected dtype int32, found float32"),
+        ("qkv_bias", torch.Tensor.float, "qkv_bias: expected dtype bfloat16, found float32"),
         ("sinks", torch.Tensor.bfloat16, "sinks: expected dtype float32, found bfloat16"),
         ("qkv", lambda qkv: qkv.mT.contiguous().mT, "qkv: expected a dense row-major tensor, found strides"),
         ("slot_ids", lambda ids: ids.fill_(3), "request 0, slot id: expected 0 to 2, found 3"),
@@ -109,7 +111,7 @@ def cut(axis: int) -> Callable[[torch.Tensor], torch.Tensor]:
     ],
 )  # fmt: skip
 def test_tensors(name: str, change: Callable[[torch.Tensor], torch.Tensor], message: str) -> None:
-    case = replace(CASE, sinks=True)
+    case = replace(CASE, sinks=True, bias=True)
     tensors = draw(case)
     out = torch.empty_like(tensors.q)
     given = inputs(case, tensors)
@@ -124,9 +126,29 @@ def test_the_output() -> None:
         (torch.empty(2, 3, 255, dtype=BF16), r"out: expected shape \[2, 3, 256\], found \[2, 3, 255\]"),
         (torch.empty(2, 3, 256), "out: expected dtype bfloat16, found float32"),
         (torch.empty(2, 256, 3, dtype=BF16).mT, "out: expected a dense row-major tensor"),
+        (torch.empty(6, 256, dtype=BF16), r"out: expected shape \[2, 3, 256\], found \[6, 256\]"),
     ):
         with pytest.raises(ValueError, match=message):
             _C.kv_injection_attention_reference(attributes(CASE), list(inputs(CASE, tensors).values()), out)
+    fp8 = replace(CASE, output_scale=0.5)
+    with pytest.raises(ValueError, match="out: expected dtype float8_e4m3fn, found bfloat16"):
+        _C.kv_injection_attention_reference(attributes(fp8), list(inputs(fp8, tensors).values()), tensors.q.clone())
+
+
+def test_rows_of_all_requests_may_be_one_axis() -> None:
+    tensors = draw(CASE)
+    joined = inputs(CASE, tensors) | {"qkv": tensors.qkv.flatten(0, 1)}
+    out = torch.empty(6, 256, dtype=BF16)
+    _C.kv_injection_attention_reference(attributes(CASE), list(joined.values()), out)
+    assert torch.equal(out.view(2, 3, 256), reference(CASE, tensors))
+    padding = torch.full((2, 512), torch.nan, dtype=BF16)
+    padded = joined | {"qkv": torch.cat([joined["qkv"], padding])}
+    room = torch.full((8, 256), 7.0, dtype=BF16)
+    _C.kv_injection_attention_reference(attributes(CASE), list(padded.values()), room)
+    assert torch.equal(room[:6], out)
+    assert (room[6:] == 7).all()
+    with pytest.raises(ValueError, match=r"out: expected shape \[8, 256\], found \[6, 256\]"):
+        _C.kv_injection_attention_reference(attributes(CASE), list(padded.values()), out)
 
 
 @pytest.mark.parametrize("count", [8, 11])

@@ -116,6 +116,7 @@ WRAPPERS = [
         "cvt_e4m3", "ffff", "o[0] = cvt_e4m3x4(i0, i1, i2, i3);",
         ("cvt.rn.satfinite.e4m3x2.f32 l, i1, i0", "cvt.rn.satfinite.e4m3x2.f32 h, i3, i2", "mov.b32 o0, {l, h}"),
     ),
+    Wrapper("cvt_e4m3x2", "ff", "o[0] = cvt_e4m3x2(i0, i1);", ("cvt.rn.satfinite.e4m3x2.f32 %rs1, i1, i0",)),
     Wrapper(
         "cvt_f16_e4m3", "w", "uint32_t low, high; cvt_f16x2_e4m3x2(low, high, i0); o[0] = low; o[1] = high;",
         ("mov.b32 {l, h}, i0", "cvt.rn.f16x2.e4m3x2 o0, l", "cvt.rn.f16x2.e4m3x2 o1, h"),

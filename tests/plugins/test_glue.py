@@ -20,16 +20,22 @@ from tests.plugins.tensors import attributes, draw, inputs
 
 ATTRIBUTES = {
     "layer": 1, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-6, "softmax_scale": 0.0884,
-    "sliding_window": 64, "causal": 1, "k_scale": 1.0, "v_scale": 1.0, "fp8_cache": 0,
+    "sliding_window": 64, "causal": 1, "k_scale": 1.0, "v_scale": 1.0, "fp8_cache": 0, "has_qkv_bias": 0,
+    "fp8_output": 0, "output_scale": 1.0,
 }  # fmt: skip
 FIELDS = [attribute(name, value) for name, value in ATTRIBUTES.items()]
 INT32 = abi.FIELD_INT32
-NAMES = ("DFlashKVInjectionAttention", "3", "dflash_trt")
+NAMES = ("DFlashKVInjectionAttention", "4", "dflash_trt")
 
 
 @pytest.fixture(scope="module")
 def creator() -> Creator:
     return Creator(installed_library())
+
+
+def fields(**changed: float) -> list[Value]:
+    """FIELDS with these values in place of theirs."""
+    return [attribute(name, value) for name, value in (ATTRIBUTES | changed).items()]
 
 
 def make(creator: Creator, fields: list[Value] = FIELDS, phase: int = abi.BUILD) -> Plugin:
@@ -78,7 +84,7 @@ def test_interfaces_and_names(creator: Creator, plugin: Plugin) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("given", "message"),
     [
         *(([f for f in FIELDS if f.name != name], f"field {name}: expected, but not given") for name in ATTRIBUTES),
         ([*FIELDS, Value("sinks", 1, INT32)], "field sinks: not an attribute of this plugin"),
@@ -86,29 +92,30 @@ def test_interfaces_and_names(creator: Creator, plugin: Plugin) -> None:
         ([*FIELDS, FIELDS[4]], "field rms_norm_eps: expected once, found twice"),
         ([Value("layer", 1, abi.FIELD_INT64), *FIELDS[1:]], "field layer: expected int32, found field type 10"),
         ([Value("layer", 1.0, 1), *FIELDS[1:]], "field layer: expected int32, found float32"),
-        ([*FIELDS[:9], Value("v_scale", 1, INT32), FIELDS[10]], "field v_scale: expected float32, found int32"),
-        ([*FIELDS[:9], Value("v_scale", 1, abi.FIELD_FLOAT64), FIELDS[10]],
+        ([*FIELDS[:9], Value("v_scale", 1, INT32), *FIELDS[10:]], "field v_scale: expected float32, found int32"),
+        ([*FIELDS[:9], Value("v_scale", 1, abi.FIELD_FLOAT64), *FIELDS[10:]],
          "field v_scale: expected float32, found field type 2"),
         ([replace(FIELDS[0], length=2), *FIELDS[1:]], "field layer: expected 1 value, found 2"),
-        ([replace(FIELDS[0], value=-1), *FIELDS[1:]], "field layer: expected 0 to 2147483646, found -1"),
-        ([*FIELDS[:3], attribute("head_dim", 80), *FIELDS[4:]],
-         "field head_dim: expected 64, 96, 128 or 256, found 80"),
-        ([*FIELDS[:2], attribute("num_kv_heads", 7), *FIELDS[3:]],
-         "field num_kv_heads: expected a divisor of num_heads 32, found 7"),
-        ([*FIELDS[:7], attribute("causal", 2), *FIELDS[8:]], "field causal: expected 0 to 1, found 2"),
-        ([*FIELDS[:9], attribute("v_scale", -1.0), FIELDS[10]],
-         "field v_scale: expected a positive finite number, found -1"),
-        ([*FIELDS[:10], attribute("fp8_cache", 2)], "field fp8_cache: expected 0 or 1, found 2"),
+        (fields(layer=-1), "field layer: expected 0 to 2147483646, found -1"),
+        (fields(head_dim=80), "field head_dim: expected 64, 96, 128 or 256, found 80"),
+        (fields(num_kv_heads=7), "field num_kv_heads: expected a divisor of num_heads 32, found 7"),
+        (fields(causal=2), "field causal: expected 0 to 1, found 2"),
+        (fields(v_scale=-1.0), "field v_scale: expected a positive finite number, found -1"),
+        (fields(fp8_cache=2), "field fp8_cache: expected 0 or 1, found 2"),
+        (fields(has_qkv_bias=-1), "field has_qkv_bias: expected 0 or 1, found -1"),
+        (fields(fp8_output=2, output_scale=0.5), "field fp8_output: expected 0 or 1, found 2"),
+        (fields(fp8_output=1, output_scale=0.0), "field output_scale: expected a positive finite number, found 0"),
+        (fields(output_scale=0.5), "field output_scale: expected 1 for a bfloat16 output, found 0.5"),
     ],
 )  # fmt: skip
-def test_wrong_fields(creator: Creator, capfd: pytest.CaptureFixture[str], fields: list[Value], message: str) -> None:
-    assert creator.create(fields, abi.BUILD, layer="/layers.1/attention") is None
+def test_wrong_fields(creator: Creator, capfd: pytest.CaptureFixture[str], given: list[Value], message: str) -> None:
+    assert creator.create(given, abi.BUILD, layer="/layers.1/attention") is None
     assert capfd.readouterr().err == f"[dflash_trt] /layers.1/attention: {message}\n"
 
 
 def test_an_engine_holds_the_attributes_and_a_version(creator: Creator, plugin: Plugin) -> None:
     stored = plugin.serialized()
-    assert stored[0] == Value("format_version", 2, abi.FIELD_INT32)
+    assert stored[0] == Value("format_version", 3, abi.FIELD_INT32)
     assert {value.name: value.value for value in stored[1:]} == pytest.approx(ATTRIBUTES)
     loaded = make(creator, stored, abi.RUNTIME)
     assert loaded.serialized() == stored
@@ -118,8 +125,8 @@ def test_an_engine_holds_the_attributes_and_a_version(creator: Creator, plugin: 
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        (3, "this library reads 2, the engine holds 3; build the engine with this library"),
-        (1, "this library reads 2, the engine holds 1; build the engine with this library"),
+        (4, "this library reads 3, the engine holds 4; build the engine with this library"),
+        (2, "this library reads 3, the engine holds 2; build the engine with this library"),
         (None, "expected, but not given"),
     ],
 )
@@ -149,12 +156,47 @@ def test_the_output_is_of_the_queries_shape_and_dtype(plugin: Plugin) -> None:
     expressions = [abi.DimsExprs(3, (0x1000 + i, 0x2000 + i, 0x3000 + i)) for i in range(9)]
     status, shape = plugin.output_shape(expressions, {32 * 128: 0x4000})
     assert (status, shape.rank, list(shape.d[:3])) == (0, 3, [0x1000, 0x2000, 0x4000])
+    joined = [abi.DimsExprs(2, (0x1000, 0x2000)), *expressions[1:]]
+    status, shape = plugin.output_shape(joined, {32 * 128: 0x4000})
+    assert (status, shape.rank, list(shape.d[:2])) == (0, 2, [0x1000, 0x4000])
+
+
+def test_an_fp8_output(creator: Creator) -> None:
+    plugin = make(creator, fields(fp8_output=1, output_scale=0.25))
+    assert plugin.output_types(TYPES[:-1]) == (0, [abi.FP8])
+    assert accepted(plugin, [*TYPES[:-1], abi.FP8])
+    assert not accepted(plugin, TYPES)
+    (ins, outs), (_, fp8) = descs(3), descs(3, types=[*TYPES[:-1], abi.FP8])
+    assert [plugin.on_shape_change(ins, found) == 0 for found in (outs, fp8)] == [False, True]
+    assert plugin.configure(*profile(1, 4)) == 0
+    assert plugin.workspace(*profile(1, 4)) == make(creator).workspace(*profile(1, 4))
+
+
+def test_the_bias_stands_before_the_sinks(creator: Creator) -> None:
+    """An attribute tells the two apart where one of them is there."""
+    with_bias, width = make(creator, fields(has_qkv_bias=1)), (32 + 2 * 8) * 128
+    types = [*TYPES[:-1], abi.BF16, abi.BF16]
+    assert accepted(with_bias, types)
+    assert accepted(with_bias, [*TYPES[:-1], abi.BF16, abi.FLOAT, abi.BF16])
+    assert not accepted(with_bias, [*TYPES[:-1], abi.FLOAT, abi.BF16])
+    assert not accepted(make(creator), types)
+    ins, outs = descs(2)
+    assert with_bias.on_shape_change([*ins, desc((width,), abi.BF16)], outs) == 0
+    assert with_bias.on_shape_change([*ins, desc((width,), abi.BF16), desc((32,), abi.FLOAT)], outs) == 0
+    assert with_bias.on_shape_change([*ins, desc((width - 1,), abi.BF16)], outs) != 0
+
+
+def test_rows_of_all_requests_may_be_one_axis(plugin: Plugin) -> None:
+    ins, _ = descs(2)
+    joined = desc((2 * 16, (32 + 2 * 8) * 128), abi.BF16)
+    assert plugin.on_shape_change([joined, *ins[1:]], [desc((2 * 16, 32 * 128), abi.BF16)]) == 0
+    assert plugin.on_shape_change([joined, *ins[1:]], [desc((2 * 16 + 1, 32 * 128), abi.BF16)]) != 0
 
 
 @pytest.mark.parametrize("count", [8, 11])
 def test_another_number_of_inputs_is_refused(plugin: Plugin, capfd: pytest.CaptureFixture[str], count: int) -> None:
     assert plugin.output_types([abi.BF16] * count)[0] != 0
-    assert f"getOutputDataTypes: expected 9 inputs, or 10 with sinks, found {count}" in capfd.readouterr().err
+    assert f"getOutputDataTypes: inputs: expected 9 tensors, or 10 with sinks, found {count}" in capfd.readouterr().err
 
 
 def accepted(plugin: Plugin, types: list[int], layout: int = 0, at: int = -1) -> bool:
@@ -185,7 +227,7 @@ def test_an_fp8_cache_is_refused_where_the_gpu_converts_none(
     sources.append(Path(__file__).parent / "kernel" / "any_gpu.cpp")
     command = [compiler(), "-std=c++20", "-O0", "-fPIC", "-shared", f"-I{PLUGINS}", *map(str, sources)]
     subprocess.run([*command, "-o", str(library)], check=True)
-    fp8 = make(Creator(library), [*FIELDS[:-1], attribute("fp8_cache", 1)])
+    fp8 = make(Creator(library), fields(fp8_cache=1))
     for gpu, accepts in (("80", False), ("86", False), ("89", True), ("90", True), ("121", True), ("0", True)):
         monkeypatch.setenv("DFLASH_TEST_GPU", gpu)
         assert accepted(fp8, TYPES) == accepts
@@ -230,7 +272,7 @@ def test_a_profile_beyond_the_limits_is_refused(
 
 
 def test_a_layer_beyond_the_cache_is_refused(creator: Creator, capfd: pytest.CaptureFixture[str]) -> None:
-    plugin = make(creator, [attribute("layer", 5), *FIELDS[1:]])
+    plugin = make(creator, fields(layer=5))
     assert plugin.configure(*profile(1, 2)) != 0
     assert "layer: expected 0 to 4, found 5" in capfd.readouterr().err
     plugin.close()
@@ -240,13 +282,12 @@ def test_the_workspace_is_enough_for_every_block_of_the_profile(creator: Creator
     """So many heads fill a GPU with the longest block, which then needs no workspace, but not with a shorter one."""
     sizes = {"N": 1024, "G": 128, "D": 64}
     heads = {"num_heads": 1024, "num_kv_heads": 128, "head_dim": 64, "layer": 0}
-    fields = ATTRIBUTES | heads | {"sliding_window": 0}
     needed = [
         workspace_bytes(Case(name="", **sizes, S=S, pages=Pages(32), C_max=4096, context_lengths=(0,)))
         for S in (32, 16, 1)
     ]
     assert needed[0] == 0 < needed[2] < needed[1]
-    plugin = make(creator, [attribute(name, value) for name, value in fields.items()])
+    plugin = make(creator, fields(**heads, sliding_window=0))
     assert plugin.workspace(*profile(1, 1, S=32, **sizes)) >= max(needed)
     plugin.close()
 
@@ -261,7 +302,7 @@ def workspace_bytes(case: Case) -> int:
 def test_enqueue_without_a_shape_or_tensor_is_refused(plugin: Plugin, capfd: pytest.CaptureFixture[str]) -> None:
     ins, (out,) = descs(1)
     assert plugin.enqueue(ins, out, [16] * 10, None, 0) != 0
-    assert "enqueue: expected 9 inputs, or 10 with sinks, found 0" in capfd.readouterr().err
+    assert "enqueue: inputs: expected 9 tensors, or 10 with sinks, found 0" in capfd.readouterr().err
     ins, outs = descs(1)
     assert plugin.on_shape_change(ins, outs) == 0
     assert plugin.enqueue(ins, outs[0], [16, 16, None, *[16] * 7], 16, 0) != 0

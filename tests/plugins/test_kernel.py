@@ -24,7 +24,7 @@ QUICK = {
     "empty-batch", "D64-bf16", "D64-bf16-fp8", "window7-causal-sinks", "N10-G5-S3", "N8-G1-S16", "around-the-window",
     "window-1", "window-largest", "window-in-block", "full-cache", "permuted-slots", "one-long", "sharp", "small",
     "sinks-no-context", "pages-16-V1-bf16", "pages-32-V2-fp8", "pages-64-V1-fp8", "pages-16-window-128", "pages-shared",
-    "pages-many-rows",
+    "pages-many-rows", "D64-bias-fp8-output", "fp8-bias", "output-too-large",
 }  # fmt: skip
 
 # Three requests, of which a GPU of few CTAs cuts some and a GPU of many cuts all.
@@ -112,7 +112,8 @@ def test_a_request_out_of_range_is_nan_and_leaves_the_others_alone(
 # Of other GPUs: 163 KB of shared memory for a CTA, or FP8 caches without early starts.
 OLDER = {
     "D64-bf16": A100, "D128-bf16": A100, "D256-bf16": A100, "D96-f16": A100, "window7-causal-sinks": A100,
-    "N8-G1-S16": A100, "pages-16-V1-bf16": A100, "D64-bf16-fp8": ADA, "D128-bf16-fp8": ADA, "pages-32-V2-fp8": ADA,
+    "N8-G1-S16": A100, "pages-16-V1-bf16": A100, "D64-bias-fp8-output": A100, "D64-bf16-fp8": ADA,
+    "D128-bf16-fp8": ADA, "pages-32-V2-fp8": ADA,
 }  # fmt: skip
 
 
@@ -150,6 +151,11 @@ def test_what_an_older_gpu_lacks_is_noticed(tmp_path: Path) -> None:
     early = build_kernel(tmp_path / "early", 64, formats=emulation.BF16_BLOCKS, gpu=replace(ADA, starts_early=True))
     with pytest.raises(EmulationError, match="before the grid before"):
         check(early, tmp_path / "call", CASES["D64-bf16"], ctas=FEW)
+
+
+def test_e4m3_without_the_gpus_conversion(faults: Path) -> None:
+    """Every 97th FP32 number, and those at and halfway between E4M3's: as the emulator converts."""
+    assert emulation.run(faults, "e4m3") == "0 differ\n"
 
 
 @pytest.fixture

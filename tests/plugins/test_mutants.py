@@ -133,6 +133,31 @@ EMPTY_MUTANT = Mutant("a range without work that works", "wgmma_attention.cuh", 
 WINDOW = "window_of(p_.sliding_window) + p_.block"
 WINDOW_MUTANT = Mutant("a window's edge taken for all visible", "wgmma_attention.cuh", f"- {WINDOW}", f"- 2 * {WINDOW}")
 
+# Of a bias and an FP8 output.
+FUSED = replace(CASE, bias=True, output_scale=0.02)
+FUSED_MUTANTS = [
+    Mutant("half a row without its bias", "rows.cuh", "add<T>(first, loaded.bias_first);", ""),
+    Mutant("the other half's bias", "rows.cuh", "load_bias<D>(source.bias, head, part + kHalf)",
+           "load_bias<D>(source.bias, head, part)"),
+    Mutant("the bias of another head", "rows.cuh", "bias) + head * (D * 2)", "bias) + head / 2 * (D * 2)"),
+    Mutant("an output as if its scale were 1", "result.cuh", "head) * config_.out_factor}", "head)}"),
+    Mutant("bytes of the output in another order", "result.cuh", "to_e4m3x2(x, y)", "to_e4m3x2(y, x)"),
+    Mutant("an FP8 output of 16 bits", "result.cuh", "is_whole_ && p_.out_dtype == DType::kF8E4M3", "false",
+           "AddressSanitizer"),
+    Mutant("a combined output as if its scale were 1", "combine.cuh", "head) * config.out_factor;", "head);"),
+    Mutant("a combined FP8 output of 16 bits", "combine.cuh", "p.out_dtype == DType::kF8E4M3", "false", None),
+]  # fmt: skip
+VALUE_MUTANTS = [
+    Mutant("values without their bias", "rows.cuh", "vector = add<T>(vector, ", "(void)add<T>(vector, "),
+    Mutant("values with the bias of keys", "rows.cuh", "load_bias<D>(p.qkv_bias, head,",
+           "load_bias<D>(p.qkv_bias, head - p.num_kv_heads,"),
+]  # fmt: skip
+WGMMA_VALUE_MUTANTS = [
+    Mutant("values without their bias", "wgmma_attention.cuh", "loaded.value_bias = load_value_bias();", ""),
+    Mutant("values with the bias of keys", "wgmma_attention.cuh", "load_bias<D>(p_.qkv_bias, value_head(),",
+           "load_bias<D>(p_.qkv_bias, value_head() - p_.num_kv_heads,"),
+]  # fmt: skip
+
 # Of the attention of sm_90a.
 STATE, WGMMA_LOADER, WGMMA = "wgmma_state.cuh", "wgmma_context_loader.cuh", "wgmma_attention.cuh"
 SCORES_MADE = "    fence_registers(score);\n  }\n\n  // Such products"
@@ -248,6 +273,8 @@ CALLS = [
     (EMPTY_MUTANT, ALIKE, 12, 80),
     (WINDOW_MUTANT, PAGED, CTAS, 80),
     *((mutant, PAGED, CTAS, 80) for mutant in WGMMA_PAGE_MUTANTS),
+    *((mutant, FUSED, CTAS, 0) for mutant in (*FUSED_MUTANTS, *VALUE_MUTANTS)),
+    *((mutant, FUSED, CTAS, 80) for mutant in (*FUSED_MUTANTS, *WGMMA_VALUE_MUTANTS)),
 ]
 
 
@@ -255,7 +282,7 @@ CALLS = [
 @pytest.mark.parametrize(
     ("mutant", "case", "ctas", "rows"),
     CALLS,
-    ids=[f"{mutant.name}{'-sm_90a' * (rows > 0)}" for mutant, *_, rows in CALLS],
+    ids=[f"{mutant.name}{'-fused' * case.bias}{'-sm_90a' * (rows > 0)}" for mutant, case, _, rows in CALLS],
 )
 def test_is_noticed(mutant: Mutant, case: Case, ctas: int, rows: int, tmp_path: Path) -> None:
     program = build(mutant, tmp_path, wgmma_rows=rows)
@@ -275,5 +302,11 @@ def test_an_address_of_32_bits_is_noticed(tmp_path: Path) -> None:
 def test_the_kernel_as_it_is_passes(rows: int, tmp_path: Path) -> None:
     program = emulation.build_kernel(tmp_path / "right", CASE.D, rows, formats=BF16_BLOCKS_FP8_CACHES)
     few_rows = [] if rows else [(MANY, 264)]  # which that kernel does not take
-    for case, ctas in ((CASE, CTAS), (PAGED, CTAS), (ALIKE, 12), *few_rows):
-        check(program, tmp_path / f"{case.name}-{case.pages}-{ctas}", case, ctas=ctas, rounded_queries=rows > 0)
+    for case, ctas in ((CASE, CTAS), (PAGED, CTAS), (ALIKE, 12), (FUSED, CTAS), *few_rows):
+        check(
+            program,
+            tmp_path / f"{case.name}-{case.pages}-{case.bias}-{ctas}",
+            case,
+            ctas=ctas,
+            rounded_queries=rows > 0,
+        )

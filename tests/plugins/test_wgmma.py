@@ -46,8 +46,9 @@ QUICK = Case(name="quick", N=4, G=1, S=8, norm=4.0, sinks=True, context_lengths=
         replace(QUICK, cache_dtype=FP8, k_scale=0.02, v_scale=0.03),
         replace(QUICK, L=2, layer=1, window=900, pages=Pages(16, "V1")),
         replace(QUICK, L=2, layer=1, pages=Pages(64), cache_dtype=FP8, k_scale=0.02, v_scale=0.03),
+        replace(QUICK, bias=True, output_scale=0.011),
     ],
-    ids=("bf16", "fp8", "bf16-pages", "fp8-pages"),
+    ids=("bf16", "fp8", "bf16-pages", "fp8-pages", "bias-fp8-output"),
 )
 def test_one_case_of_each_cache(case: Case, tmp_path: Path) -> None:
     """What `make test` runs of this kernel."""

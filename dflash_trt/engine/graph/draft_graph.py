@@ -12,12 +12,13 @@ from onnx import TensorProto
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, head_token_ids
 from dflash_trt.checkpoint.draft_spec import CONVOLVED, HEAD, DraftSpec
 from dflash_trt.engine.graph.layers import convolved, gathered, rms_norm, rotary_order, rotary_rows, swiglu, times
-from dflash_trt.engine.graph.linear import linear, reads_blocks
+from dflash_trt.engine.graph.linear import fp8_input_scale, linear, product, stacked_biases
 from dflash_trt.engine.graph.onnx_builder import COMPUTE, PLUGIN_DOMAIN, GraphBuilder, rounded
+from dflash_trt.engine.graph.padded_rows import is_padded, pad_rows, unpad_rows
 from dflash_trt.engine.signatures import num_segments, segment_name, stream_names
 
 ATTENTION = "DFlashKVInjectionAttention"
-PLUGIN_VERSION = "3"
+PLUGIN_VERSION = "4"
 CONTEXT_INPUTS = ("context_pointers", "context_layout", "page_table", "slot_ids", "context_lengths")
 
 
@@ -28,7 +29,8 @@ def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
 
     The context is read only: the block's own K and V live for this pass and are never stored. Proposals are the rows
     of a block from `first_proposing_row` on.
-    Between the attention nodes the residual stream has one row a token, [B*S, H].
+    Between the attention nodes the residual stream has one row a token, [B*S, H], and rows of padding where layers take
+    NVFP4 activations.
     """
     spec = draft.spec
     S, H = spec.block_size, spec.hidden_size
@@ -38,6 +40,9 @@ def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
 
     hidden = times(g, hidden, spec.input_embedding_scale)
     rope = g.op("Concat", *rotary_rows(g, positions, spec), axis=-1)  # [B, S, D]: cos | sin
+    padded = is_padded(draft)
+    if padded:
+        hidden, rows = pad_rows(g, hidden)
 
     for i in range(len(spec.layers)):
         layer = f"layers.{i}"
@@ -50,6 +55,8 @@ def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
         h = convolved(g, h, f"{layer}.{CONVOLVED['mlp']}", spec, mlp)
         hidden = g.named("Add", hidden, h, name=output_name(i))
 
+    if padded:
+        hidden = unpad_rows(g, hidden, rows)
     hidden = g.reshape(rms_norm(g, hidden, "norm", spec.rms_norm_eps), [-1, S, H])
     g.output(hidden, "hidden")
     if spec.has_own_head:
@@ -99,22 +106,24 @@ def output_name(layer: int) -> str:
 def attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: DraftCheckpoint, i: int) -> str:
     """Block attention of layer `i` over [context rows < context_length | block], h [B*S, H] -> [B*S, H].
 
-    The node's inputs: qkv [B, S, (N + 2G)*D] as the GEMM gives it, query heads, key heads, value heads (before norm and
-    rotation), q_norm and k_norm [D], rope [B, S, D], CONTEXT_INPUTS, and sinks [N] where the layer has
-    them. Context row j stands at position j, block slot s at position context_length + s.
+    The node's inputs: qkv [B*S, (N + 2G)*D] as the GEMM gives it, query heads, key heads, value heads (before norm and
+    rotation), q_norm and k_norm [D], rope [B, S, D], CONTEXT_INPUTS, the bias of qkv where no GEMM takes it, and
+    sinks [N] where the layer has them. Its output is [B*S, N*D], in FP8 if that is what o_proj takes. Rows of padding
+    behind those of the block are allowed in both. Context row j stands at position j, block slot s at position
+    context_length + s.
     """
     spec = draft.spec
-    S, N, G, D = spec.block_size, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+    N, G, D = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
     module = f"layers.{i}.self_attn"
     with g.scope(module):
-        qkv = linear(g, h, *(f"{module}.{x}_proj" for x in "qkv"))
-        qkv = g.reshape(_scaled_values(g, _in_order(g, qkv, spec), spec), [-1, S, (N + 2 * G) * D])
+        qkv, biases = _qkv(g, h, module, spec)
+        output_scale = None if spec.attention_gate else fp8_input_scale(g, f"{module}.o_proj")
         norms = [gathered(g, g.weight(f"{module}.{x}_norm.weight"), rotary_order(spec)) for x in "qk"]
         layer = spec.layers[i]
         sinks = [g.op("Cast", g.stored([f"{module}.sinks"]), to=TensorProto.FLOAT)] if layer.sinks else []
         mixed = g.op(
             ATTENTION,
-            *(qkv, *norms, rope, *context, *sinks),
+            *(qkv, *norms, rope, *context, *biases, *sinks),
             domain=PLUGIN_DOMAIN,
             plugin_namespace=PLUGIN_DOMAIN,
             plugin_version=PLUGIN_VERSION,
@@ -129,13 +138,28 @@ def attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: Dra
             k_scale=rounded(draft.cache_scales("k")[i]),  # of an FP8 cache, as context.onnx has it; 1 otherwise
             v_scale=rounded(draft.cache_scales("v")[i]),
             fp8_cache=int(draft.quantization.fp8_kv_cache),
+            has_qkv_bias=len(biases),
+            fp8_output=int(output_scale is not None),
+            output_scale=1.0 if output_scale is None else output_scale,
         )
-        if spec.attention_gate is None and reads_blocks(g, f"{module}.o_proj"):
-            return g.reshape(linear(g, mixed, f"{module}.o_proj"), [-1, spec.hidden_size])
-        mixed = g.reshape(mixed, [-1, N * D])
         if spec.attention_gate is not None:
             mixed = _gate(g, mixed, linear(g, h, f"{module}.g_proj"), spec)
-        return linear(g, mixed, f"{module}.o_proj")
+        return linear(g, mixed, f"{module}.o_proj", is_quantized=output_scale is not None)
+
+
+def _qkv(g: GraphBuilder, h: str, module: str, spec: DraftSpec) -> tuple[str, list[str]]:
+    """qkv [B*S, (N + 2G)*D] of h [B*S, H], and the bias that the attention node is to add, if there is one.
+
+    TensorRT's dense GEMMs add a bias themselves. Behind those of quantised numbers it would be a kernel, unless it is
+    part of the one that reorders or scales.
+    """
+    modules = tuple(f"{module}.{x}_proj" for x in "qkv")
+    is_dense = all(g.algorithm(name) is None for name in modules)
+    is_changed = spec.value_scale != 1 or not np.array_equal(rotary_order(spec), np.arange(spec.head_dim))
+    if is_dense or is_changed:
+        return _scaled_values(g, _in_order(g, linear(g, h, *modules), spec), spec), []
+    biases = stacked_biases(g, *modules)
+    return product(g, h, *modules), [] if biases is None else [biases]
 
 
 def _in_order(g: GraphBuilder, qkv: str, spec: DraftSpec) -> str:

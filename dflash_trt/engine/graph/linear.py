@@ -11,34 +11,33 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from dflash_trt.checkpoint.quantization import BLOCK, INT4, INT4_BLOCK, W4A16_NVFP4, read_scale
-from dflash_trt.engine.graph.onnx_builder import COMPUTE, TRT_DOMAIN, GraphBuilder
+from dflash_trt.checkpoint.quantization import BLOCK, INT4_BLOCK, W4A16_NVFP4, read_scale
+from dflash_trt.engine.graph.onnx_builder import COMPUTE, TRT_DOMAIN, GraphBuilder, rounded
 
 
-def linear(g: GraphBuilder, x: str, *modules: str) -> str:
+def linear(g: GraphBuilder, x: str, *modules: str, is_quantized: bool = False) -> str:
     """x [rows, in] -> [rows, sum of outs] for the modules' weights [out, in], biases added where they have some.
 
-    INT4 also takes x [B, S, in], and then gives [B, S, outs] (`reads_blocks`).
-    Modules that are quantised alike share one GEMM; others have one each, and their outputs are joined.
+    Modules that are quantised alike share one GEMM; others have one each, and their outputs are joined. `is_quantized`
+    says that x is already FP8, by the scale of the one module.
     """
+    y = product(g, x, *modules, is_quantized=is_quantized)
+    biases = stacked_biases(g, *modules)
+    return y if biases is None else g.op("Add", y, biases)
+
+
+def product(g: GraphBuilder, x: str, *modules: str, is_quantized: bool = False) -> str:
+    """`linear` without biases."""
     if can_stack(g, modules):
-        y = _gemm(g, x, modules)
-    else:
-        y = g.op("Concat", *(_gemm(g, x, (module,)) for module in modules), axis=-1)
-    return g.op("Add", y, _biases(g, modules)) if any(f"{module}.bias" in g.weights for module in modules) else y
+        return _gemm(g, x, modules, is_quantized=is_quantized)
+    return g.op("Concat", *(_gemm(g, x, (module,)) for module in modules), axis=-1)
 
 
-def reads_blocks(g: GraphBuilder, module: str) -> bool:
-    """Whether `module` is to be given [B, S, in] where that is what there is.
-
-    Between a plugin and a GEMM of INT4, TensorRT-RTX's builder makes a kernel of the Reshape to rows.
-    """
-    return g.algorithm(module) == INT4
-
-
-def _biases(g: GraphBuilder, modules: tuple[str, ...]) -> str:
-    """Biases of stacked modules, end to end; 0 for a module without one."""
+def stacked_biases(g: GraphBuilder, *modules: str) -> str | None:
+    """Biases of stacked modules, end to end; 0 for a module without one, None where no module has one."""
     names = [f"{module}.bias" for module in modules]
+    if not any(name in g.weights for name in names):
+        return None
     if all(name in g.weights for name in names):
         return g.stacked(names)
     rows = {name: g.weights[f"{module}.weight"].shape[0] for name, module in zip(names, modules, strict=True)}
@@ -51,15 +50,20 @@ def can_stack(g: GraphBuilder, modules: tuple[str, ...]) -> bool:
     return g.draft.scaled_alike(modules) and (is_dense or g.adjacent([f"{module}.weight" for module in modules]))
 
 
-def _gemm(g: GraphBuilder, x: str, modules: tuple[str, ...]) -> str:
+def fp8_input_scale(g: GraphBuilder, module: str) -> float | None:
+    """The scale of the FP8 input of `module`, as the graph has it; None where it takes another."""
+    return rounded(_input_scale(g, (module,))) if g.algorithm(module) == "FP8" else None
+
+
+def _gemm(g: GraphBuilder, x: str, modules: tuple[str, ...], *, is_quantized: bool = False) -> str:
     weights = [f"{module}.weight" for module in modules]
-    # Calibration finds the modules' input by this name.
-    x = g.named("Identity", x, name=input_name(modules[0]))
+    if not is_quantized:  # calibration finds the modules' input by this name
+        x = g.named("Identity", x, name=input_name(modules[0]))
     match g.algorithm(modules[0]):
         case None:
             weight = g.stacked(weights)
         case "FP8":
-            x = _fp8_activation(g, x, _input_scale(g, modules))
+            x = _fp8_activation(g, x, _input_scale(g, modules), is_quantized=is_quantized)
             scale = g.compute_constant(read_scale(g.weights[f"{modules[0]}.weight_scale"]))
             weight = g.op("DequantizeLinear", g.stored(weights), scale)
         case "W4A16_AWQ":
@@ -82,11 +86,12 @@ def _input_scale(g: GraphBuilder, modules: tuple[str, ...]) -> float:
     return max(read_scale(g.weights[f"{module}.input_scale"]) for module in modules)
 
 
-def _fp8_activation(g: GraphBuilder, x: str, scale: float) -> str:
+def _fp8_activation(g: GraphBuilder, x: str, scale: float, *, is_quantized: bool) -> str:
     """Static FP8 E4M3. The scale has the compute dtype: a Cast would keep TensorRT from fusing (modelopt 0.47)."""
     value = g.compute_constant(scale)
-    zero = g.zero(TensorProto.FLOAT8E4M3FN)
-    return g.op("DequantizeLinear", g.op("QuantizeLinear", x, value, zero), value)
+    if not is_quantized:
+        x = g.op("QuantizeLinear", x, value, g.zero(TensorProto.FLOAT8E4M3FN))
+    return g.op("DequantizeLinear", x, value)
 
 
 def _nvfp4_activation(g: GraphBuilder, x: str, scale: float) -> str:

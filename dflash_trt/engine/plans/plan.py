@@ -203,6 +203,9 @@ def _attributes(spec: PartialDraftSpec) -> _C.KVInjectionAttributes:
         k_scale=1.0,
         v_scale=1.0,
         fp8_cache=0,
+        has_qkv_bias=0,
+        fp8_output=0,
+        output_scale=1.0,
     )
 
 

@@ -64,16 +64,16 @@ def check_precision(algorithms: Collection[str], capabilities: Iterable[tuple[in
         raise BuildError(
             f"{W4A16_NVFP4}: expected weights that TensorRT multiplies as they are, found those that it writes out as"
             " BF16 in every pass, slower than recipe bf16",
-            hint="build --recipe fp8 or nvfp4; this checkpoint is for native mode, where the server reads it: "
-            "dflash-trt serve-config",
+            hint="build --recipe int4-w4a16, fp8 or nvfp4; this checkpoint is for native mode, where the server reads"
+            " it: dflash-trt serve-config",
         )
     for capability in sorted(capabilities):
         for kind, lowest in LOWEST_SM.items():
             needing = sorted(algorithm for algorithm in algorithms if kind in algorithm)
             if needing and capability < lowest:
                 needed, found = (".".join(map(str, version)) for version in (lowest, capability))
-                recipes = "fp8 or bf16" if kind == "FP4" and capability >= LOWEST_SM["FP8"] else "bf16"
+                fitting = "fp8, " if kind == "FP4" and capability >= LOWEST_SM["FP8"] else ""
                 raise BuildError(
                     f"{needing[0]}: expected a GPU of SM {needed} or newer, found SM {found}",
-                    hint=f"build --recipe {recipes}",
+                    hint=f"build --recipe {fitting}int4-w4a16 or bf16",
                 )

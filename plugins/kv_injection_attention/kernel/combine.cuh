@@ -87,11 +87,17 @@ __global__ void __launch_bounds__(32 * kCombineWarps)
     sum += as_float(ld_shared(other_values + D / 32 * 4));
   }
 
-  const float factor = Softmax{maximum, sum}.factor(p.sinks, head);
-  auto* out = static_cast<uint16_t*>(p.out) + (int64_t{cut.request} * p.block * p.num_heads + out_row) * D;
+  const float factor = Softmax{maximum, sum}.factor(p.sinks, head) * config.out_factor;
+  const int64_t first = (int64_t{cut.request} * p.block * p.num_heads + out_row) * D;
 #pragma unroll
   for (int i = 0; i < D / 32; ++i) {
-    out[i * 32 + lane] = static_cast<uint16_t>(cvt_rn_x2(T{}, output[i] * factor, 0));
+    const int64_t at = first + i * 32 + lane;
+    const float value = output[i] * factor;
+    if (p.out_dtype == DType::kF8E4M3) {
+      static_cast<uint8_t*>(p.out)[at] = static_cast<uint8_t>(to_e4m3x2(value, 0));
+    } else {
+      static_cast<uint16_t*>(p.out)[at] = static_cast<uint16_t>(cvt_rn_x2(T{}, value, 0));
+    }
   }
 }
 

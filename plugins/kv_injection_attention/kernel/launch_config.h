@@ -113,6 +113,7 @@ struct LaunchConfig {
   int32_t shared_bytes;   // of a CTA
   int32_t shared_limit;   // which no CTA of the GPU exceeds
   int32_t combine_warps;  // that share a row when partial results are combined
+  float out_factor;       // what outputs are multiplied with: 1 / out_scale
   float query_factor;     // of sm_90a's kernel: products of queries and the context's keys become scores of log2
   float key_factor;       // and those of the block's keys, which have no k_scale
 };

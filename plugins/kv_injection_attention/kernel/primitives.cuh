@@ -201,6 +201,14 @@ DFLASH_DEVICE void cvt_f16x2_e4m3x2(uint32_t& low, uint32_t& high, uint32_t byte
   }
 }
 
+// Two E4M3 in the low half, the first in the lowest byte; what is too large becomes 448, NaN stays NaN. From kFirstFp8
+// on.
+DFLASH_DEVICE uint32_t cvt_e4m3x2(float first, float second) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(second), "f"(first));
+  return pair;
+}
+
 // Byte i of the result is byte (selector >> 4 i) & 7 of high:low.
 DFLASH_DEVICE uint32_t prmt(uint32_t low, uint32_t high, uint32_t selector) { return __byte_perm(low, high, selector); }
 

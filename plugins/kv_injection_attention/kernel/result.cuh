@@ -2,6 +2,7 @@
 // Writes a row: its output, or a partial result in the workspace for combine.cuh.
 #pragma once
 
+#include "kv_injection_attention/kernel/e4m3.cuh"
 #include "kv_injection_attention/kernel/launch_config.h"
 #include "kv_injection_attention/kernel/primitives.cuh"
 #include "kv_injection_attention/kernel/schedule.cuh"
@@ -72,7 +73,8 @@ class ResultWriter {
   DFLASH_DEVICE RowOutput row(int row, int cta_row, const Softmax& softmax) const {
     if (is_whole_) {
       const int head = query_head(config_, kv_head_, row);
-      return {(request_ * p_.block + row / config_.group) * p_.num_heads + head, softmax.factor(p_.sinks, head)};
+      return {(request_ * p_.block + row / config_.group) * p_.num_heads + head,
+              softmax.factor(p_.sinks, head) * config_.out_factor};
     }
     const int at = first_ + cta_row;
     Partials<D>(p_, config_).softmax[at] = softmax;
@@ -82,7 +84,9 @@ class ResultWriter {
   // Columns `column`, which is even, and the next of an output's row, times its factor.
   DFLASH_DEVICE void write(int output_row, int column, float x, float y) const {
     const int64_t at = int64_t{output_row} * D + column;
-    if (is_whole_) {
+    if (is_whole_ && p_.out_dtype == DType::kF8E4M3) {
+      *reinterpret_cast<uint16_t*>(static_cast<uint8_t*>(p_.out) + at) = static_cast<uint16_t>(to_e4m3x2(x, y));
+    } else if (is_whole_) {
       *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(p_.out) + at) = cvt_rn_x2(T{}, x, y);
     } else {
       float* to = Partials<D>(p_, config_).outputs + at;

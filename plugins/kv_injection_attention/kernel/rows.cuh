@@ -45,11 +45,28 @@ DFLASH_DEVICE void widen(float (&values)[8], const Words4& vector) {
 }
 
 template <class T>
+DFLASH_DEVICE void add(float (&values)[8], const Words4& vector) {
+  float others[8];
+  widen<T>(others, vector);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) values[i] += others[i];
+}
+
+template <class T>
 DFLASH_DEVICE Words4 narrow(const float (&values)[8]) {
   Words4 vector;
 #pragma unroll
   for (int i = 0; i < 4; ++i) vector.word[i] = cvt_rn_x2(T{}, values[2 * i], values[2 * i + 1]);
   return vector;
+}
+
+// Values and their bias, rounded once.
+template <class T>
+DFLASH_DEVICE Words4 add(const Words4& vector, const Words4& bias) {
+  float values[8];
+  widen<T>(values, vector);
+  add<T>(values, bias);
+  return narrow<T>(values);
 }
 
 // Where a head of a block slot stands in qkv, in rows of D; key heads are counted behind the query heads, and value
@@ -61,6 +78,7 @@ DFLASH_DEVICE int64_t qkv_row(const Params& p, int request, int slot, int head) 
 // Where the rows of one kind come from, in global memory.
 struct RowSource {
   const void* rows;
+  const void* bias;  // of each head; may be null
   const void* norm;
   float factor;    // of the result
   float unit = 1;  // and another: a product of the two would be kept in a register all the while
@@ -69,12 +87,20 @@ struct RowSource {
 // One lane's 16 elements of a row as they are: eight of the first half, and the eight that rotate with them, with what
 // they are multiplied by. `part` says which lane of those that share the row this is.
 struct RowVectors {
-  Words4 first, second, norm_first, norm_second, cosine[2], sine[2];
+  Words4 first, second, bias_first, bias_second, norm_first, norm_second, cosine[2], sine[2];
 };
 
-// Loaded all at once, before anything is waited for; zeros unless the row is `real` and the lane has a part of it.
+// Vector `index` of the bias of a head.
 template <int D>
-DFLASH_DEVICE RowVectors load_row(const RowSource& source, int64_t row, const float* rope, int part, bool real) {
+DFLASH_DEVICE Words4 load_bias(const void* bias, int head, int index) {
+  return ld_global_v4(static_cast<const unsigned char*>(bias) + head * (D * 2) + index * 16);
+}
+
+// Row `row` is one of `head`. Loaded all at once, before anything is waited for; zeros unless the row is `real` and the
+// lane has a part of it.
+template <int D>
+DFLASH_DEVICE RowVectors load_row(const RowSource& source, int64_t row, int head, const float* rope, int part,
+                                  bool real) {
   constexpr int kHalf = D / 16;  // vectors of half a row
   RowVectors loaded{};
   if (!real || part >= kHalf) return loaded;
@@ -82,6 +108,10 @@ DFLASH_DEVICE RowVectors load_row(const RowSource& source, int64_t row, const fl
   const auto* norms = static_cast<const unsigned char*>(source.norm);
   loaded.first = ld_global_v4(vectors + part * 16);
   loaded.second = ld_global_v4(vectors + (part + kHalf) * 16);
+  if (source.bias != nullptr) {
+    loaded.bias_first = load_bias<D>(source.bias, head, part);
+    loaded.bias_second = load_bias<D>(source.bias, head, part + kHalf);
+  }
   loaded.norm_first = ld_global_v4(norms + part * 16);
   loaded.norm_second = ld_global_v4(norms + (part + kHalf) * 16);
 #pragma unroll
@@ -93,7 +123,8 @@ DFLASH_DEVICE RowVectors load_row(const RowSource& source, int64_t row, const fl
 }
 
 // What it becomes, of which `store(index, vector)` takes the lane's two vectors if the row is `stored`:
-//   x = x / sqrt(mean(x^2) + eps) * norm * factor;  first, second = first cos - second sin, second cos + first sin
+//   x = x + bias;  x = x / sqrt(mean(x^2) + eps) * norm * factor
+//   first, second = first cos - second sin, second cos + first sin
 // `kLanes` lanes share the row. Elements are T in global memory, Stored in shared memory.
 template <int D, class T, class Stored, int kLanes, class Store>
 DFLASH_DEVICE void norm_and_rotate(const RowVectors& loaded, const RowSource& source, float eps, int part, bool stored,
@@ -102,6 +133,10 @@ DFLASH_DEVICE void norm_and_rotate(const RowVectors& loaded, const RowSource& so
   float first[8], second[8], norm_first[8], norm_second[8], cosine[8], sine[8];
   widen<T>(first, loaded.first);
   widen<T>(second, loaded.second);
+  if (source.bias != nullptr) {
+    add<T>(first, loaded.bias_first);
+    add<T>(second, loaded.bias_second);
+  }
   widen<T>(norm_first, loaded.norm_first);
   widen<T>(norm_second, loaded.norm_second);
 #pragma unroll
@@ -126,31 +161,32 @@ DFLASH_DEVICE void norm_and_rotate(const RowVectors& loaded, const RowSource& so
   store(part + kHalf, narrow<Stored>(second));
 }
 
-// The rows of a CTA's queries, or of the block's keys. `locate(i, &row, &slot)` says where row i stands in global
-// memory, in rows of D, and which block slot it is; false for a row of padding, which becomes 0.
+// All of the largest call are 2 million. Signs that widen to 64 bits would be kept in registers, which are scarce.
+template <int D>
+DFLASH_DEVICE const float* rope_of(const Params& p, const ContextSpan& span) {
+  return p.rope + span.request * p.block * D;
+}
+
+// The rows of a CTA's queries, or of the block's keys. `locate(i, &slot, &head)` says which head of which block slot
+// row i is; false for a row of padding, which becomes 0.
 template <int D, class T, class Stored, Columns kColumns, class Locate>
-DFLASH_DEVICE void store_rotated_rows(RowSource source, const float* rope, float eps, int rows, Shared to,
-                                      Locate locate) {
+DFLASH_DEVICE void store_rotated_rows(const Params& p, const ContextSpan& span, RowSource source, float eps, int rows,
+                                      Shared to, Locate locate) {
   constexpr int kLanes = D == 64 ? 4 : D == 256 ? 16 : 8;  // D / 16, or the power of 2 above
   const int thread = tid_x(), part = thread % kLanes;
   const int at_once = ntid_x() / kLanes;
 #pragma unroll 1
   for (int begin = 0; begin < rows; begin += at_once) {
     const int i = begin + thread / kLanes;
-    int64_t row = 0;
-    int slot = 0;
+    int slot = 0, head = 0;
     const bool stored = i < rows;
-    const bool real = stored && locate(i, row, slot);
-    norm_and_rotate<D, T, Stored, kLanes>(
-        load_row<D>(source, row, rope + int64_t{slot} * D, part, real), source, eps, part, stored,
-        [&](int index, const Words4& vector) { store_vector<kColumns>(to + i * row_bytes(D, 2), index, vector); });
+    const bool real = stored && locate(i, slot, head);
+    const RowVectors loaded = load_row<D>(source, qkv_row(p, span.request, slot, head), head,
+                                          rope_of<D>(p, span) + int64_t{slot} * D, part, real);
+    norm_and_rotate<D, T, Stored, kLanes>(loaded, source, eps, part, stored, [&](int index, const Words4& vector) {
+      store_vector<kColumns>(to + i * row_bytes(D, 2), index, vector);
+    });
   }
-}
-
-// All of the largest call are 2 million. Signs that widen to 64 bits would be kept in registers, which are scarce.
-template <int D>
-DFLASH_DEVICE const float* rope_of(const Params& p, const ContextSpan& span) {
-  return p.rope + span.request * p.block * D;
 }
 
 // `rows` query rows of a kv head from `first_row` on; those behind its last become 0. `factor` and `unit` are as in
@@ -158,37 +194,38 @@ DFLASH_DEVICE const float* rope_of(const Params& p, const ContextSpan& span) {
 template <int D, class T, class Stored, Columns kColumns>
 DFLASH_DEVICE void store_queries(const Params& p, const LaunchConfig& config, const ContextSpan& span, int kv_head,
                                  int first_row, int rows, float factor, float unit, Shared to) {
-  const auto locate = [&](int i, int64_t& at, int& slot) {
+  const auto locate = [&](int i, int& slot, int& head) {
     const int row = first_row + i;
     slot = row / config.group;
-    at = qkv_row(p, span.request, slot, query_head(config, kv_head, row));
+    head = query_head(config, kv_head, row);
     return row < config.rows;
   };
   const float eps = span.slot < 0 ? as_float(0x7fc00000u) : p.rms_norm_eps;  // NaN queries make NaN outputs
-  store_rotated_rows<D, T, Stored, kColumns>({p.qkv, p.q_norm, factor, unit}, rope_of<D>(p, span), eps, rows, to,
+  store_rotated_rows<D, T, Stored, kColumns>(p, span, {p.qkv, p.qkv_bias, p.q_norm, factor, unit}, eps, rows, to,
                                              locate);
 }
 
-// The block's keys, normed and rotated, and its values as they are, `rows` of each; those behind slot S become 0.
+// The block's keys, normed and rotated, and its values with their bias, `rows` of each; those behind slot S become 0.
 template <int D, class T, class Stored, Columns kKeyColumns, Columns kValueColumns>
 DFLASH_DEVICE void store_block(const Params& p, const ContextSpan& span, int kv_head, int rows, Shared keys,
                                Shared values) {
-  const auto locate = [&](int i, int64_t& at, int& slot) {
+  const auto locate = [&](int i, int& slot, int& head) {
     slot = i;
-    at = qkv_row(p, span.request, slot, p.num_heads + kv_head);
+    head = p.num_heads + kv_head;
     return i < p.block;
   };
-  store_rotated_rows<D, T, Stored, kKeyColumns>({p.qkv, p.k_norm, 1}, rope_of<D>(p, span), p.rms_norm_eps, rows, keys,
+  store_rotated_rows<D, T, Stored, kKeyColumns>(p, span, {p.qkv, p.qkv_bias, p.k_norm, 1}, p.rms_norm_eps, rows, keys,
                                                 locate);
   constexpr int kVectors = D / 8;
 #pragma unroll 1
   for (int i = tid_x(); i < rows * kVectors; i += ntid_x()) {
-    int64_t at;
-    int slot;
-    const bool real = locate(i / kVectors, at, slot);
-    const auto* from = static_cast<const unsigned char*>(p.qkv);
-    // Behind all keys: as many rows of D further on as there are of them.
-    const Words4 vector = real ? ld_global_v4(from + (at + p.num_kv_heads) * D * 2 + i % kVectors * 16) : Words4{};
+    const int slot = i / kVectors, head = p.num_heads + p.num_kv_heads + kv_head;
+    Words4 vector{};
+    if (slot < p.block) {
+      const auto* from = static_cast<const unsigned char*>(p.qkv);
+      vector = ld_global_v4(from + qkv_row(p, span.request, slot, head) * D * 2 + i % kVectors * 16);
+      if (p.qkv_bias != nullptr) vector = add<T>(vector, load_bias<D>(p.qkv_bias, head, i % kVectors));
+    }
     store_vector<kValueColumns>(values + i / kVectors * row_bytes(D, 2), i % kVectors, vector);
   }
 }

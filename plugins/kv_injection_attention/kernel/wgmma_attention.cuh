@@ -151,7 +151,7 @@ class WgmmaAttention {
   // Row i is a query row below N, and behind these a key of the block, if that is the CTA's. Products of queries with
   // the context's keys are scores in units of log2.
   DFLASH_DEVICE RowSource source_of(int i) const {
-    return {p_.qkv, i >= N ? p_.k_norm : p_.q_norm, i >= N ? 1 : config_.query_factor};
+    return {p_.qkv, p_.qkv_bias, i >= N ? p_.k_norm : p_.q_norm, i >= N ? 1 : config_.query_factor};
   }
   // This thread's part of row i of `rows`; zeros for a row of padding.
   DFLASH_DEVICE RowVectors load_block_row(int request, int i, int rows) const {
@@ -160,16 +160,22 @@ class WgmmaAttention {
     const int slot = is_key ? i - N : static_cast<int>(ld_shared(Group::slots() + i * 4));
     const int head = is_key ? p_.num_heads + ctaid_x() : ctaid_x() * config_.group + i - slot * config_.group;
     const float* rope = p_.rope + (request * p_.block + slot) * D;
-    return load_row<D>(source_of(i), qkv_row(p_, request, slot, head), rope, tid_x() % kRowLanes, true);
+    return load_row<D>(source_of(i), qkv_row(p_, request, slot, head), head, rope, tid_x() % kRowLanes, true);
   }
+  DFLASH_DEVICE int value_head() const { return p_.num_heads + p_.num_kv_heads + ctaid_x(); }
   DFLASH_DEVICE void load_block_values(int request, Words4 (&values)[kValueLoads]) const {
 #pragma unroll
     for (int j = 0; j < kValueLoads; ++j) {
       const int i = tid_x() + j * kAllThreads;
-      if (i >= p_.block * kVectors) continue;  // those behind slot S stay 0
-      const int64_t row = qkv_row(p_, request, i / kVectors, p_.num_heads + p_.num_kv_heads + ctaid_x());
+      if (i >= p_.block * kVectors) continue;  // those behind slot S stay 0, or become the bias
+      const int64_t row = qkv_row(p_, request, i / kVectors, value_head());
       values[j] = ld_global_v4(static_cast<const unsigned char*>(p_.qkv) + row * D * 2 + i % kVectors * 16);
     }
+  }
+  // The bias of all of a thread's values, which are the same columns of several slots.
+  DFLASH_DEVICE Words4 load_value_bias() const {
+    static_assert(kAllThreads % kVectors == 0);
+    return p_.qkv_bias != nullptr ? load_bias<D>(p_.qkv_bias, value_head(), tid_x() % kVectors) : Words4{};
   }
 
   // What the first pass of store_rows() takes, all of it where a thread has one row: in flight while the context's
@@ -177,16 +183,20 @@ class WgmmaAttention {
   struct FirstRows {
     RowVectors row{};
     Words4 values[kValueLoads] = {};
+    Words4 value_bias{};
   };
   DFLASH_DEVICE FirstRows load_rows(int request, bool has_block) const {
     FirstRows loaded;
     loaded.row = load_block_row(request, tid_x() / kRowLanes, has_block ? N + p_.block : N);
-    if (has_block) load_block_values(request, loaded.values);
+    if (has_block) {
+      load_block_values(request, loaded.values);
+      loaded.value_bias = load_value_bias();
+    }
     return loaded;
   }
 
   // The queries, as the swizzled rows that wgmma reads, and with the block its keys and values. Keys behind slot S are
-  // not written: whatever their scores are, attend_block() hides them. Values there are 0.
+  // not written: whatever their scores are, attend_block() hides them. Values there are finite.
   DFLASH_DEVICE void store_rows(const FirstRows& loaded, const ContextSpan& now, bool has_block) const {
     const float eps = now.slot < 0 ? as_float(0x7fc00000u) : p_.rms_norm_eps;  // NaN queries make NaN outputs
     const int rows = has_block ? N + p_.block : N, part = tid_x() % kRowLanes;
@@ -205,7 +215,7 @@ class WgmmaAttention {
             }
           });
     }
-    if (has_block) store_block_values(loaded.values);
+    if (has_block) store_block_values(loaded.values, loaded.value_bias);
     if constexpr (kFp8) round_queries(largest_of_threads(largest));
   }
   // Vector `index` of a query row.
@@ -221,13 +231,14 @@ class WgmmaAttention {
     }
     return largest;
   }
-  DFLASH_DEVICE void store_block_values(const Words4 (&values)[kValueLoads]) const {
+  DFLASH_DEVICE void store_block_values(const Words4 (&values)[kValueLoads], const Words4& bias) const {
 #pragma unroll
     for (int j = 0; j < kValueLoads; ++j) {
       const int i = tid_x() + j * kAllThreads;
       if (i >= kMaxBlock * kVectors) continue;
       const Shared row = block_values() + i / kVectors * kStride;
-      store_vector<kFp8 ? Columns::kEvenOdd : Columns::kPlain>(row, i % kVectors, values[j]);
+      const Words4 vector = p_.qkv_bias != nullptr ? add<T>(values[j], bias) : values[j];
+      store_vector<kFp8 ? Columns::kEvenOdd : Columns::kPlain>(row, i % kVectors, vector);
     }
   }
 

@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.quantization import read_scale
 from dflash_trt.engine.graph.draft_graph import ATTENTION
+from dflash_trt.engine.graph.padded_rows import leave_out_padding
 from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
@@ -247,6 +248,20 @@ def test_graphs_use_the_input_scales_that_the_checkpoint_stores(quantized: Quant
     assert read == {module: np.float32(scale) for module, scale in stored.items()}
     qkv = {read_scale(weights[f"layers.{i}.self_attn.{x}_proj.input_scale"]) for i in (0, 1) for x in "qkv"}
     assert len(qkv) == 1
+
+
+def test_rows_of_padding_are_for_tensorrt_alone(quantized: Quantized) -> None:
+    """NVFP4's graph has them; without, all that it reads is still there."""
+    graph = onnx.load(quantized("tiny-gpt-oss-dflash", "nvfp4")[1] / "draft.onnx", load_external_data=False).graph
+    operators = [node.op_type for node in graph.node]
+    assert [operators.count(name) for name in ("Pad", "Slice", "Shape")] == [1, 1, 1]
+    leave_out_padding(graph)
+    assert {"Pad", "Slice", "Shape"}.isdisjoint(node.op_type for node in graph.node)
+    made = {name for node in graph.node for name in node.output} | {value.name for value in graph.input}
+    made |= {initializer.name for initializer in graph.initializer}
+    assert {name for node in graph.node for name in node.input} <= made
+    dense = onnx.load(quantized("tiny-gpt-oss-dflash", "fp8")[1] / "draft.onnx", load_external_data=False).graph
+    assert "Pad" not in {node.op_type for node in dense.node}
 
 
 @pytest.mark.parametrize("draft", DRAFTS)

@@ -57,8 +57,8 @@ class Layer(NamedTuple):
 
 
 def is_gemm(node: str) -> bool:
-    """Whether the name of an ONNX node is a Gemm's."""
-    return re.fullmatch(r"(.*/)?Gemm(_\d+)?", node) is not None
+    """Whether the name of an ONNX node is that of a linear layer: a Gemm, or INT4's MatMul."""
+    return re.fullmatch(r"(.*/)?(Gemm|MatMul)(_\d+)?", node) is not None
 
 
 def logged_layers(messages: Iterable[str]) -> list[Layer]:

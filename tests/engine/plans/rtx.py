@@ -37,7 +37,7 @@ def tensorrt_rtx() -> Any:
     """The module, with our plugin; skips where the extra is not installed."""
     pytest.importorskip("tensorrt_rtx_bindings", reason="pip install -e '.[rtx]' has it on Linux")
     trt = load_tensorrt("tensorrt_rtx")
-    load_plugin(trt, installed_library(), "DFlashKVInjectionAttention", "3", "dflash_trt")
+    load_plugin(trt, installed_library(), "DFlashKVInjectionAttention", "4", "dflash_trt")
     return trt
 
 
@@ -50,11 +50,13 @@ def messages() -> Iterator[list[str]]:
         yield said
 
 
-def compiled(engine: Path, graph: str, *sms: str, options: PlanOptions = SIZES) -> tuple[bytes, list[Layer]]:
+def compiled(
+    engine: Path, graph: str, *sms: str, options: PlanOptions = SIZES, profile: int = 0
+) -> tuple[bytes, list[Layer]]:
     """The plan of one graph for these compute capabilities, and its layers. BuildError where the builder refuses."""
     with messages() as said:
         plan = build_plan(
-            tensorrt_rtx(), engine, read_manifest(engine).graphs[graph], profiles(graph, options)[:1], options,
+            tensorrt_rtx(), engine, read_manifest(engine).graphs[graph], [profiles(graph, options)[profile]], options,
             compute_capabilities=sms or ("12.0",), plugin=None, timing_cache=None,
         )  # fmt: skip
     return bytes(plan), logged_layers(said)

@@ -121,8 +121,9 @@ def test_gpus_that_tensorrt_rtx_does_not_serve(text: str) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "sm", "words"),
     [("NVFP4", (10, 0), None), ("NVFP4", (12, 0), None), ("FP8", (8, 9), None),
-     ("NVFP4", (9, 0), "NVFP4: expected a GPU of SM 10.0 or newer, found SM 9.0\nhint: build --recipe fp8 or bf16"),
-     ("NVFP4", (8, 0), "expected a GPU of SM 10.0 or newer, found SM 8.0\nhint: build --recipe bf16"),
+     ("NVFP4", (9, 0), "NVFP4: expected a GPU of SM 10.0 or newer, found SM 9.0\n"
+      "hint: build --recipe fp8, int4-w4a16 or bf16"),
+     ("NVFP4", (8, 0), "expected a GPU of SM 10.0 or newer, found SM 8.0\nhint: build --recipe int4-w4a16 or bf16"),
      ("W4A16_NVFP4", (12, 0), "W4A16_NVFP4: expected weights that TensorRT multiplies as they are"),
      ("FP8", (8, 6), "FP8: expected a GPU of SM 8.9 or newer, found SM 8.6")],
 )  # fmt: skip

@@ -17,7 +17,7 @@ from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import DraftLayer
 from dflash_trt.checkpoint.rope import Rope
 from dflash_trt.engine.engine_directory import BuildOptions, build_engine
-from dflash_trt.engine.graph.draft_graph import ATTENTION
+from dflash_trt.engine.graph.draft_graph import ATTENTION, PLUGIN_VERSION
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.plans.plan import PlanOptions, profiles
 from dflash_trt.engine.plans.plan_gpus import NAMES, check_precision, sm_of
@@ -211,20 +211,20 @@ def test_the_plugin_is_asked_for_by_namespace(engine: Path) -> None:
         assert (node.op_type == ATTENTION) == ("plugin_namespace" in attributes)
         if node.op_type == ATTENTION:
             assert attributes["plugin_namespace"].s == b"dflash_trt"
-            assert attributes["plugin_version"].s == b"3"
+            assert attributes["plugin_version"].s == PLUGIN_VERSION.encode()
     assert ATTENTION not in TYPES
 
 
 def test_nothing_is_copied_between_the_gemm_and_the_plugin(engine: Path) -> None:
-    """q, k and v leave one GEMM as the plugin takes them: with their biases, under another shape."""
+    """q, k and v leave one GEMM as the plugin takes them, which adds their biases where the GEMM does not."""
     graph = load(engine, "draft").graph
     makers = {output: node for node in graph.node for output in node.output}
     for node in graph.node:
         if node.op_type == ATTENTION:
-            between = []
+            is_biased, between = next(a.i for a in node.attribute if a.name == "has_qkv_bias"), []
             while (node := makers[node.input[0]]).op_type not in ("Gemm", "MatMul"):
                 between.append(node.op_type)
-            assert between in (["Reshape"], ["Reshape", "Add"])
+            assert between in (([],) if is_biased else ([], ["Add"]))
 
 
 def test_the_context_graph_needs_no_plugin(engine: Path) -> None:

@@ -180,9 +180,9 @@ def test_a_process_of_its_own_says_why(engine: Path, tmp_path: Path, monkeypatch
     job = PlanJob(
         directory=str(engine), name="draft", graph=manifest.graphs["draft"], options=SMALL, parent=os.getpid(),
         compute_capabilities=("12.0",), output=str(tmp_path / "plan"),
-        plugin=(str(installed_library()), "DFlashKVInjectionAttention", "4", "dflash_trt"),
+        plugin=(str(installed_library()), "DFlashKVInjectionAttention", "5", "dflash_trt"),
     )  # fmt: skip
-    assert "expected the plugin dflash_trt::DFlashKVInjectionAttention version 4" in refusal(
+    assert "expected the plugin dflash_trt::DFlashKVInjectionAttention version 5" in refusal(
         lambda: build_apart(job), BuildError
     )
     orphan = msgspec.structs.replace(job, parent=1)
@@ -295,7 +295,7 @@ def test_another_machine_builds_all_again(engine: Path, tensorrt: Checked, monke
         ("IBuilderConfig.add_optimization_profile", -1, BuildError, PROFILE),
         ("IOptimizationProfile.set_shape", RuntimeError("Shape provided is inconsistent."), BuildError, PROFILE),
         ("IPluginRegistry.get_creator", None, EngineError,
-         "expected the plugin dflash_trt::DFlashKVInjectionAttention version 3"),
+         "expected the plugin dflash_trt::DFlashKVInjectionAttention version 4"),
         ("IBuilderConfig.set_timing_cache", False, BuildError,
          "timing.cache: expected a timing cache of this GPU and TensorRT"),
     ],

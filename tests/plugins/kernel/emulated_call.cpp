@@ -70,7 +70,10 @@ class Call {
     p.v_scale = real("v_scale");
     p.block_dtype = static_cast<kv::DType>(integer("block_dtype"));
     p.cache_dtype = static_cast<kv::DType>(integer("cache_dtype"));
+    p.out_dtype = static_cast<kv::DType>(integer("out_dtype"));
+    p.out_scale = real("output_scale");
     p.qkv = read("qkv");
+    p.qkv_bias = read("qkv_bias");
     p.q_norm = read("q_norm");
     p.k_norm = read("k_norm");
     p.rope = static_cast<const float*>(read("rope"));
@@ -80,7 +83,7 @@ class Call {
     p.slot_ids = static_cast<const int32_t*>(read("slot_ids"));
     p.context_lengths = static_cast<const int32_t*>(read("context_lengths"));
     p.sinks = static_cast<const float*>(read("sinks"));
-    out_ = filled(size_t{2} * p.batch * p.block * p.num_heads * p.head_dim).bytes;
+    out_ = filled(out_bytes(p)).bytes;
     p.out = out_;
     p.workspace_bytes = kv::workspace_size(p);
     p.workspace = filled(p.workspace_bytes).bytes;
@@ -99,11 +102,16 @@ class Call {
         std::exit(4);
       }
     }
-    const auto bytes = std::streamsize{2} * p.batch * p.block * p.num_heads * p.head_dim;
-    std::ofstream(directory_ + "out", std::ios::binary).write(reinterpret_cast<const char*>(out_), bytes);
+    std::ofstream(directory_ + "out", std::ios::binary)
+        .write(reinterpret_cast<const char*>(out_), static_cast<std::streamsize>(out_bytes(p)));
   }
 
  private:
+  static size_t out_bytes(const kv::Params& p) {
+    const size_t element = p.out_dtype == kv::DType::kF8E4M3 ? 1 : 2;
+    return element * p.batch * p.block * p.num_heads * p.head_dim;
+  }
+
   int32_t integer(const char* name) { return static_cast<int32_t>(numbers_.at(name)); }
   float real(const char* name) { return static_cast<float>(numbers_.at(name)); }
 

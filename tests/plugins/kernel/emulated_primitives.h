@@ -210,6 +210,11 @@ inline void cvt_f16x2_e4m3x2(uint32_t& low, uint32_t& high, uint32_t bytes) {
   low = cvt_rn_x2(F16{}, value(0), value(1));
   high = cvt_rn_x2(F16{}, value(2), value(3));
 }
+// [9.7.9.21, cvt, .satfinite] The first source of the packed form is the upper byte.
+inline uint32_t cvt_e4m3x2(float first, float second) {
+  if (kArchitecture < kFirstFp8) emulator::fail("converts to E4M3 on sm_%d", kArchitecture);
+  return emulator::encode_e4m3(second) << 8 | emulator::encode_e4m3(first);
+}
 inline uint32_t prmt(uint32_t low, uint32_t high, uint32_t selector) {
   const uint64_t all = uint64_t{high} << 32 | low;
   uint32_t result = 0;

@@ -125,6 +125,7 @@ int main() {
   kv::Params p{};
   p.slots = p.layers = 1;
   p.max_pages = 79;
+  p.k_scale = p.out_scale = 1;
   p.block_dtype = kv::DType::kBF16;
   check_sharded_drafter(p);
   check_shared_limits();

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // faults NAME: two warps do something wrong on purpose, for the emulator to find. "none" does nothing wrong.
+// faults e4m3: how often e4m3_by_bits() differs from the emulator's conversion.
+#include <bit>
+#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <string>
 
-#include "kv_injection_attention/kernel/primitives.cuh"
+#include "kv_injection_attention/kernel/e4m3.cuh"
 
 using namespace dflash::kv_injection;
 
@@ -70,9 +73,27 @@ const std::map<std::string, std::function<void()>> kFaults{
     {"beyond the shared memory", [] { ld_shared(kSharedBytes); }},
 };
 
+void compare_e4m3() {
+  int differ = 0;
+  const auto compare = [&](uint32_t bits) {
+    const float value = std::bit_cast<float>(bits);
+    differ += e4m3_by_bits(value) != emulator::encode_e4m3(value);
+  };
+  for (uint64_t bits = 0; bits < uint64_t{1} << 32; bits += 97) compare(static_cast<uint32_t>(bits));
+  for (uint32_t code = 0; code < 0x7e; ++code) {
+    const float number = emulator::decode_e4m3(code), next = emulator::decode_e4m3(code + 1);
+    for (const float value : {number, (number + next) / 2, next}) {
+      const uint32_t bits = std::bit_cast<uint32_t>(value);
+      for (const uint32_t near : {bits - 1, bits, bits + 1}) compare(near), compare(near ^ 1u << 31);
+    }
+  }
+  std::printf("%d differ\n", differ);
+}
+
 }  // namespace
 
 int main(int, char** arguments) {
+  if (arguments[1] == std::string("e4m3")) return compare_e4m3(), 0;
   emulator::Cta cta(64, kSharedBytes, 0, 0, 0);
   cta.run(kFaults.at(arguments[1]));
   return 0;

@@ -20,10 +20,13 @@ from onnx import TensorProto, helper, numpy_helper
 from dflash_trt.checkpoint.quantization import BLOCK, INT4_BLOCK
 from dflash_trt.engine.graph.draft_graph import ATTENTION
 from dflash_trt.engine.graph.onnx_builder import COMPUTE, OPSET, TRT_DOMAIN, prune
+from dflash_trt.engine.graph.padded_rows import leave_out_padding
 from dflash_trt.errors import EngineError
 from dflash_trt.files.read import read_text
 
 MAX_BYTES = 2**16
+QKV_BIAS = 9
+"""Place of the bias among the attention node's inputs, if it is there."""
 
 
 def function_text(file: str, /, **values: object) -> str:
@@ -127,11 +130,33 @@ def lower_to_cpu(model: onnx.ModelProto, expose: Sequence[str] = ()) -> onnx.Mod
     lowered = onnx.ModelProto()
     lowered.CopyFrom(model)
     lowered.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in expose)
+    leave_out_padding(lowered.graph)
+    _attend_alone(lowered.graph)
     lower_quantization(lowered)
     _widen(lowered.graph)
     _take_caches(lowered.graph)
     # onnxruntime 1.31 would infer shapes inside a function before its attributes are bound, and read them as 0.
     return onnx.inliner.inline_local_functions(lowered)
+
+
+def _attend_alone(graph: onnx.GraphProto) -> None:
+    """Bias and FP8 output of the attention node as nodes of their own: `_C`'s operator has neither."""
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        values = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        if values.get("has_qkv_bias"):
+            nodes.append(helper.make_node("Add", [node.input[0], node.input[QKV_BIAS]], [f"{node.name}/qkv"]))
+            node.input[0] = f"{node.name}/qkv"
+            del node.input[QKV_BIAS]
+        nodes.append(node)
+        if values.get("fp8_output"):
+            (output,) = node.output
+            scale = np.array(values["output_scale"], dtype=np.float32)
+            graph.initializer.append(numpy_helper.from_array(scale, f"{node.name}/output_scale"))
+            node.output[0] = f"{node.name}/output"
+            nodes.append(helper.make_node("QuantizeLinear", [node.output[0], f"{node.name}/output_scale"], [output]))
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def _take_caches(graph: onnx.GraphProto) -> None:

@@ -28,7 +28,7 @@ def attention_call(attributes: Mapping[str, Any]) -> Callable[..., Tensor]:
 
     def attend(qkv: Tensor, *inputs: Tensor) -> Tensor:
         tensors = [qkv.contiguous(), *inputs]
-        out = qkv.new_empty(*qkv.shape[:2], width)
+        out = qkv.new_empty(len(qkv), width, dtype=torch.float8_e4m3fn if given["fp8_output"] else qkv.dtype)
         if not qkv.is_cuda:
             _C.kv_injection_attention_reference(sizes, [*map(_aligned, tensors)], out)
             return out

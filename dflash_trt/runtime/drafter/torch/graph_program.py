@@ -16,6 +16,7 @@ from onnx import helper
 from torch import Tensor
 
 from dflash_trt.engine.graph.draft_graph import ATTENTION
+from dflash_trt.engine.graph.padded_rows import leave_out_padding
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.drafter.torch.attention_node import attention_call
 from dflash_trt.runtime.drafter.torch.calls import Call, fused
@@ -45,6 +46,7 @@ class OnnxGraph:
             graph = onnx.load(self.file, load_external_data=False).graph
         except (DecodeError, OSError) as error:
             raise EngineError(f"{self.file}: expected an ONNX graph, found {error}", hint=HINT) from None
+        leave_out_padding(graph)
         self.constants: dict[str, Tensor] = {}
         """Initializers on the device; 4-bit codes as bytes, named by `packed_name`."""
         self.nodes: list[Node] = []

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dflash_trt.engine.graph.draft_graph import ATTENTION
 from dflash_trt.engine.plans.plan_gpus import LOWEST_SM
 from dflash_trt.runtime.drafter.torch.calls import Call
 from dflash_trt.runtime.drafter.torch.graph_program import Node, OnnxGraph, Pattern, packed_name
@@ -30,11 +31,12 @@ def patterns(device: torch.device) -> list[Pattern]:
 
 
 def fp8_linear(graph: OnnxGraph, node: Node) -> list[Call] | None:
-    """Gemm of what a QuantizeLinear gave with an FP8 matrix, one scale each."""
+    """Gemm of what a QuantizeLinear or the attention node gave with an FP8 matrix, one scale each."""
     if node.op_type != "Gemm":
         return None
     x, weight = (graph.producer(name, "DequantizeLinear") for name in node.inputs[:2])
-    if x is None or weight is None or graph.producer(x.inputs[0], "QuantizeLinear") is None:
+    made_by = x and graph.producers.get(x.inputs[0])
+    if x is None or weight is None or made_by is None or made_by.op_type not in ("QuantizeLinear", ATTENTION):
         return None
     codes, scales = graph.constants.get(weight.inputs[0]), (x.inputs[1], weight.inputs[1])
     if codes is None or codes.dtype != torch.float8_e4m3fn or any(extent % 16 for extent in codes.shape):

@@ -107,7 +107,8 @@ def walk(manifest_directory: Path, file: str, seen: set[Any]) -> Iterator[tuple[
                 values[name] = given(name, graph, generator)
         inputs = [values[name] for name in node.inputs]
         if node.op_type == ATTENTION:
-            values[node.outputs[0]] = torch.randn(2, 6, 4 * 64, generator=generator).bfloat16()
+            dtype = torch.float8_e4m3fn if node.attributes["fp8_output"] else torch.bfloat16
+            values[node.outputs[0]] = torch.randn(2 * 6, 4 * 64, generator=generator).to(dtype)
             continue
         (call,) = calls_of(graph, node)
         made = call.function(*inputs[: len(call.inputs)])
