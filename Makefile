@@ -12,7 +12,7 @@ CORES  := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 7 ? co
 JOBS   ?= $(shell echo $$(($(CORES) + 1)))
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
-.PHONY: help build demo dynamo demo-cluster test test-full test-oldest test-gpu gpu-report contract lint docs dashboards catalog bench bench-quantize bench-estimate bench-attention bench-report count-kernel kernel-phases wheels clean
+.PHONY: help build demo dynamo demo-cluster test test-full test-oldest test-gpu gpu-report contract lint docs dashboards catalog bench bench-quantize bench-estimate bench-attention bench-gpu bench-report count-kernel kernel-phases wheels clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | column -t -s '	'
@@ -117,6 +117,10 @@ bench-estimate: $(TOOLS)  ## does the cost model predict this machine? Eight min
 
 bench-attention: $(TOOLS)  ## measure the attention kernel, its peers and a copy; needs a GPU, and `make test-gpu` before
 	$(BIN)/python benchmarks/bench_kv_injection_attention.py
+
+SHAPE := qwen3-8b
+bench-gpu: $(TOOLS)  ## measure decoding at a published pair's sizes beside transformers; SHAPE=gpt-oss-20b; needs a GPU, and `make test-gpu` before
+	$(BIN)/python benchmarks/bench_gpu.py --shape $(SHAPE)
 
 bench-report: $(TOOLS)  ## the report of a small run that was measured on a CPU, and its pictures in docs
 	$(BIN)/dflash-trt bench report tests/fixtures/bench-run -o build/bench-report --force

@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.forced_acceptance import ForcedRunner, random_prompts, write_pair  # noqa: E402
+from benchmarks.ways import COLUMNS, Answers, Way, measure  # noqa: E402
 from dflash_trt.api.runtime_options import RuntimeOptions  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
@@ -53,7 +54,7 @@ from tests.oracle.transformers_dflash import dflash_greedy, load_assistant, load
 from tests.paths import FIXTURES  # noqa: E402
 
 HOST_RUNS = 3
-COLUMNS = ("decoding", "batch", "tokens", "steps", "tau", "tokens/s", "ratio to its plain", "host, ms a step")
+HOST = "host, ms a step"
 REAL = "qwen3-0.6b-shape"
 DFLASH2 = "tiny-qwen3-dflash2"
 TYPES = ("float32", "bfloat16")
@@ -63,8 +64,6 @@ VLLM_ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "2",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-Answers = tuple[list[list[int]], int]
-"""Outputs, and the number of verify passes of all requests."""
 
 
 @dataclass(kw_only=True)
@@ -84,32 +83,6 @@ class Job:
     @property
     def title(self) -> str:
         return f"{self.name}, random weights, FORCED ACCEPTANCE" if self.is_forced else self.name
-
-
-@dataclass
-class Way:
-    """One way to decode all prompts."""
-
-    name: str
-    batch: int
-    run: Callable[[], Answers] | None
-    """None for what has been measured elsewhere."""
-    plain: Way | None = None
-    """The way that its ratio refers to."""
-    host_milliseconds: float | None = None
-    seconds: list[float] = field(default_factory=list)
-    outputs: list[list[int]] = field(default_factory=list)
-    steps: int = 0
-
-    def round(self) -> None:
-        assert self.run is not None
-        begin = time.perf_counter()
-        self.outputs, self.steps = self.run()
-        self.seconds.append(time.perf_counter() - begin)
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.seconds)
 
 
 class Forwards:
@@ -189,7 +162,7 @@ def main(
             build(job.draft, engine := Path(folder) / "engine", job.target)
             ours = [way for dtype in TYPES for way in _ours(job, engine, dtype)]
             ways = [*ours, *_transformers(job), *peers]
-            _measure(ways, rounds)
+            measure([way for way in ways if way.run is not None], rounds)
             _print(job, ways)
 
 
@@ -218,7 +191,7 @@ def _ours(job: Job, engine: Path, dtype: str) -> Iterator[Way]:
 
     def decode(decoder: Decoder, batch: int) -> Answers:
         found = run(decoder, [session.request(prompt, greedy(job.tokens)) for prompt in _prompts(job, batch)])
-        return [answer.token_ids for answer in found], sum(answer.steps for answer in found)
+        return Answers([answer.token_ids for answer in found], sum(answer.steps for answer in found))
 
     for batch in job.batches:
         fixed = parse_draft_length(job.draft_length or str(block), block)
@@ -259,7 +232,7 @@ def _transformers(job: Job) -> Iterator[Way]:
 
     def plain() -> Answers:
         outputs = [plain_greedy(model, prompt, job.tokens, eos_ids=()) for prompt in chosen]
-        return outputs, sum(len(output) - 1 for output in outputs)
+        return Answers(outputs, sum(len(output) - 1 for output in outputs))
 
     baseline = Way("transformers plain", 1, plain)
     yield baseline
@@ -269,7 +242,7 @@ def _transformers(job: Job) -> Iterator[Way]:
 
     def speculative() -> Answers:
         runs = [dflash_greedy(model, assistant, prompt, job.tokens, eos_ids=()) for prompt in chosen]
-        return [run.output_ids for run in runs], sum(run.steps for run in runs)
+        return Answers([run.output_ids for run in runs], sum(run.steps for run in runs))
 
     yield Way("transformers DFlash", 1, speculative, baseline)
 
@@ -287,8 +260,9 @@ def _vllm(job: Job, python: str, threads: int, folder: Path) -> Iterator[Way]:
                 continue
             found = runs[str(batch)]
             way = Way(name, batch, None, plain=ways[0] if ways else None)
-            way.seconds, way.outputs = found["seconds"], found["outputs"]
-            way.steps = int(found["steps"]) or sum(map(len, way.outputs)) - len(way.outputs)
+            outputs: list[list[int]] = found["outputs"]
+            way.seconds = found["seconds"]
+            way.answers = Answers(outputs, int(found["steps"]) or sum(map(len, outputs)) - len(outputs))
             ways.append(way)
         yield from ways
 
@@ -312,29 +286,15 @@ def _num_draft_tokens(job: Job) -> int:
     return int(json.loads((job.draft / "config.json").read_text())["block_size"]) - 1
 
 
-def _measure(ways: list[Way], rounds: int) -> None:
-    ours = [way for way in ways if way.run is not None]
-    for way in ours:
-        way.round()  # warm-up
-        way.seconds.clear()
-    for _ in range(rounds):
-        for way in ours:
-            way.round()
-
-
 def _print(job: Job, ways: list[Way]) -> None:
     rows = []
     for way in ways:
-        count = sum(map(len, way.outputs))
-        tau = (count - len(way.outputs)) / way.steps
-        ratio = f"{way.plain.median / way.median:.2f}x" if way.plain else ""
         host = "" if way.host_milliseconds is None else f"{way.host_milliseconds:.2f}"
-        speed = f"{count / way.median:.3g}" if count < 100 * way.median else f"{count / way.median:.0f}"
-        rows.append((way.name, str(way.batch), str(count), str(way.steps), f"{tau:.2f}", speed, ratio, host))
+        rows.append((*way.cells, host))
     different = sorted({f"{way.name} at {way.batch}" for way in ways if not _agrees(way, ways[0], job)})
     tokens = f"TOKENS DIFFER: {', '.join(different)}" if different else "identical tokens"
     shape = f"{len(ways[0].outputs)}+ prompts x {job.tokens} tokens, median of {job.rounds} rounds"
-    print_table(f"{job.title}: {shape}; {tokens}", COLUMNS, rows)
+    print_table(f"{job.title}: {shape}; {tokens}", (*COLUMNS, HOST), rows)
 
 
 def _agrees(way: Way, first: Way, job: Job) -> bool:

@@ -2,17 +2,24 @@
 """Pairs with random weights, and drafts that hold as often as a table says.
 
 Random weights draft nothing that holds. So that steps cost what they cost users, target and drafter compute all they
-would, and then the proposals are replaced by the target's own continuation, each position with its probability.
+would, and then either is made to agree with the other, each position with its probability:
+
+* `ForcedRunner` replaces the proposals by the target's own continuation, so the text is that of plain decoding. It
+  needs a target whose blocks round as its single tokens do.
+* `ForcedLogits` raises the target's logits of the proposals, so what the draft proposed comes out, as in vLLM's
+  synthetic acceptance: for any loop and any rounding.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
@@ -27,11 +34,16 @@ from dflash_trt.runtime.draft_length import DraftLength
 from dflash_trt.runtime.drafter.proposals import Draw, Proposals
 from dflash_trt.runtime.model_runner import LocalRunner
 from dflash_trt.runtime.session import Session
+from dflash_trt.runtime.targets.target import Segment
 from tests.reference.synthetic import DraftSizes, write_random_draft
 
 REACHED = (0.80, 0.66, 0.55, 0.46, 0.39, 0.33, 0.28, 0.24, 0.21, 0.18, 0.16, 0.14, 0.12, 0.10, 0.09)
 """The share of passes that accept position 1, 2, ... and all before it: tau 5.7 with the whole block of 16."""
 PROMPT_TOKENS = 64
+GOLDEN_RATIO = 0.6180339887498949
+"""Multiples of it, less their whole part, fill 0 to 1 evenly: few draws have the mean of many."""
+LARGE = 1e4
+"""Above any logit."""
 DRAFT = DraftSizes(
     hidden=1024,
     intermediate=3072,
@@ -58,19 +70,20 @@ MOE_DRAFT = DraftSizes(
 
 def write_pair(directory: Path) -> tuple[Path, Path]:
     """Target (Qwen3-0.6B's shape) and draft (five layers of the same) below `directory`, BF16."""
-    config = Qwen3Config(tie_word_embeddings=True, **_target_sizes(DRAFT))
+    config = Qwen3Config(tie_word_embeddings=True, **target_sizes(DRAFT))
     return _write(directory, Qwen3ForCausalLM, config, DRAFT, 5)
 
 
 def write_moe_pair(directory: Path) -> tuple[Path, Path]:
     """A small Qwen3-MoE target of 16 experts, four to a token, and draft of two layers below `directory`, BF16."""
     config = Qwen3MoeConfig(
-        num_experts=16, num_experts_per_tok=4, moe_intermediate_size=MOE_DRAFT.hidden, **_target_sizes(MOE_DRAFT)
+        num_experts=16, num_experts_per_tok=4, moe_intermediate_size=MOE_DRAFT.hidden, **target_sizes(MOE_DRAFT)
     )
     return _write(directory, Qwen3MoeForCausalLM, config, MOE_DRAFT, 2)
 
 
-def _target_sizes(draft: DraftSizes) -> dict[str, Any]:
+def target_sizes(draft: DraftSizes) -> dict[str, Any]:
+    """Options of a configuration of the target that a draft of these sizes fits."""
     return {
         "vocab_size": draft.vocab_size,
         "hidden_size": draft.hidden,
@@ -129,3 +142,58 @@ class ForcedRunner(LocalRunner):
             if count < min(draft_length, len(coming)):
                 row[count] = (coming[count] + 1) % self._vocab_size
         return proposals
+
+
+class ForcedLogits:
+    """Makes a target accept as many proposals of each block as a draw says, whatever they are."""
+
+    def __init__(self) -> None:
+        self._num_draws = 0
+
+    def restart(self) -> None:
+        """Begins the draws anew."""
+        self._num_draws = 0
+
+    @torch.inference_mode()
+    def force(self, logits: Tensor, blocks: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """Changes logits [R, V] in place, for blocks [anchor, proposal, ...] whose rows begin at the number given."""
+        rows: list[int] = []
+        tokens: list[int] = []
+        for begin, block in blocks:
+            emitted = self._emitted(block, logits.shape[-1])
+            rows += range(begin, begin + len(emitted))
+            tokens += emitted
+        if rows:
+            place = torch.tensor([rows, tokens]).to(logits.device)
+            logits[place[0], place[1]] = LARGE
+
+    def _emitted(self, block: Sequence[int], vocab_size: int) -> list[int]:
+        """Accepted proposals, and another token than the next one where there is a next one."""
+        self._num_draws += 1
+        draw, proposals = self._num_draws * GOLDEN_RATIO % 1, block[1:]
+        count = sum(share > draw for share in REACHED[: len(proposals)])
+        rejected = [(token + 1) % vocab_size for token in proposals[count : count + 1]]
+        return [*proposals[:count], *rejected]
+
+
+class ForcedLogitsRunner(LocalRunner):
+    """Decodes with a target whose logits of drafted blocks are forced."""
+
+    def __init__(self, session: Session, length: DraftLength, num_slots: int) -> None:
+        super().__init__(session.target, session.drafter)
+        self._forced = ForcedLogits()
+        self.decoder = Decoder(self, session.decoder(max_batch_size=num_slots).slots, length)
+
+    def verify(self, segments: Sequence[Segment]) -> Tensor:
+        """Runs one pass of the target and forces its logits."""
+        logits = super().verify(segments)
+        begins = [0, *accumulate(segment.num_logits for segment in segments)]
+        self._forced.force(
+            logits,
+            [
+                (begin, segment.token_ids)
+                for begin, segment in zip(begins, segments, strict=False)
+                if 1 < segment.num_logits == len(segment.token_ids)
+            ],
+        )
+        return logits

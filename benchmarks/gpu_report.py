@@ -61,6 +61,7 @@ FIRST_KERNELS = 8.0
 PYTHON, PIP = (sys.executable,), (sys.executable, "-m", "pip", "install")
 CLI = (sys.executable, "-m", "dflash_trt")
 TORCH_RECIPES = ("bf16", "fp8", "nvfp4")
+SHAPES = ("qwen3-8b", "gpt-oss-20b")
 TORCH_FIX = "make gpu-report TORCH='torch --index-url URL', with the URL that pytorch.org names for the driver's CUDA"
 NETWORK_FIX = "a route to pypi.org, or the packages installed by hand"
 OURS = (sys.executable, str(REPOSITORY / "benchmarks" / "gpu_steps.py"))
@@ -197,6 +198,9 @@ def steps(work: Path, gpu: Gpu | None) -> Iterator[Step]:
     bench = (*PYTHON, "benchmarks/bench_kv_injection_attention.py", "--runs", "20", "--max-rows", "131072")
     peers = ("--only", "gpt-oss", "--peer", "FlashAttention", "--peer", "cudnn")  # the others compile for minutes
     yield Step("attention kernel, measured", (*bench, *peers), 120, (GPU, TORCH, KERNELS))
+    for shape in SHAPES:
+        decoding = (*PYTHON, "benchmarks/bench_gpu.py", "--shape", shape, "--rounds", "1", "--tokens", "64")
+        yield Step(f"decoding at {shape}'s shape, beside transformers", decoding, 180, (GPU, TORCH, KERNELS))
 
 
 def _torch_steps(pair: str, work: Path) -> Iterator[Step]:

@@ -153,7 +153,7 @@ def _generate(
     if eos_ids is not None:
         never_emitted = target.config.get_text_config().vocab_size  # generate() cannot be told `no eos` for one call
         options = options | {"eos_token_id": list(eos_ids) or [never_emitted]}
-    prompt = torch.tensor([list(prompt_ids)])
+    prompt = torch.tensor([list(prompt_ids)], device=target.device)
     with torch.inference_mode():
         sequences = target.generate(
             prompt,

@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoding on a GPU: plain and DFlash by our runtime at several batch sizes, beside transformers and z-lab's loop.
+
+The shapes have the sizes of published pairs, random weights in BF16, and forced acceptance (forced_acceptance.py), a
+tau of 5.7 in blocks of 16 and 4.5 in blocks of 8: times mean something, text does not. gpt-oss's experts are computed
+in BF16, too, by all. With --target, --draft and --prompts real checkpoints decode real prompts, greedily to the end of
+the text, and nothing is forced.
+
+Ours is what RuntimeOptions(device="cuda", executor="torch", dtype="bfloat16") opens. The others decode with the same
+weights in the same process: transformers' generate in batches of the same sizes, and DFlash one prompt at a time, by
+z-lab's own loop where its package `dflash` is installed, else by transformers' assisted decoding, compared with
+transformers' plain decoding. All ways run in turn, and a row's time is the median round. "ms a pass" is that time by
+the target's forward calls, prompts included. Prints a table, asserts nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import metadata
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GptOssConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
+from transformers.utils import logging
+
+REPOSITORY = Path(__file__).parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+from benchmarks.forced_acceptance import ForcedLogits, ForcedLogitsRunner, random_prompts, target_sizes  # noqa: E402
+from benchmarks.ways import COLUMNS, Answers, Way, measure  # noqa: E402
+from dflash_trt import __version__  # noqa: E402
+from dflash_trt.api.prompts import read_prompts  # noqa: E402
+from dflash_trt.api.sampling_params import SamplingParams  # noqa: E402
+from dflash_trt.checkpoint.target_checkpoint import read_target  # noqa: E402
+from dflash_trt.checkpoint.tokenizer import load_tokenizer  # noqa: E402
+from dflash_trt.cli.output import print_table  # noqa: E402
+from dflash_trt.engine.manifest import Manifest  # noqa: E402
+from dflash_trt.errors import DFlashError  # noqa: E402
+from dflash_trt.files.processor import cpu_model  # noqa: E402
+from dflash_trt.runtime.decoder import Decoder  # noqa: E402
+from dflash_trt.runtime.draft_length import FixedLength  # noqa: E402
+from dflash_trt.runtime.drafter.open import open_drafter  # noqa: E402
+from dflash_trt.runtime.session import Session, choose_device, run  # noqa: E402
+from dflash_trt.runtime.targets.huggingface import load_model, make_target, stop_token_ids  # noqa: E402
+from tests.engines import build  # noqa: E402
+from tests.oracle.transformers_dflash import dflash_greedy, load_assistant  # noqa: E402
+from tests.reference.synthetic import Dialect, DraftSizes, write_random_draft  # noqa: E402
+
+PATH, COUNT = click.Path(exists=True, path_type=Path), click.IntRange(min=1)
+NUM_PROMPTS = 4
+CACHE_GIB = 32
+"""Room for the largest batch of long answers, or fewer requests would run at once; taken as they grow."""
+ZLAB = "dflash"
+"""Import name of z-lab's package."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Sizes of a pair."""
+
+    draft: DraftSizes
+    num_layers: int
+    """Layers of the draft."""
+    dialect: Dialect = "qwen3"
+    experts: tuple[int, int] = (0, 0)
+    """Number and inner width of a gpt-oss target's experts, of which four take a token."""
+    is_small: bool = False
+    """Whether a CPU decodes it in seconds."""
+
+    def target(self) -> PreTrainedConfig:
+        """The target's configuration."""
+        sizes = target_sizes(self.draft)
+        if self.dialect == "qwen3":
+            return Qwen3Config(**sizes)
+        number, width = self.experts
+        return GptOssConfig(**sizes | {"num_local_experts": number, "intermediate_size": width})
+
+
+TINY = DraftSizes(hidden=64, intermediate=128, head_dim=64, block_size=16, vocab_size=512)
+SHAPES = {
+    "qwen3-8b": Shape(
+        draft=DraftSizes(
+            hidden=4096, intermediate=12288, num_heads=32, num_kv_heads=8, head_dim=128, num_taps=5,
+            num_target_layers=36, block_size=16, vocab_size=151936,
+        ),
+        num_layers=5,
+    ),
+    "gpt-oss-20b": Shape(
+        draft=DraftSizes(
+            hidden=2880, intermediate=7680, num_heads=64, num_kv_heads=8, head_dim=64, num_taps=5,
+            num_target_layers=24, block_size=8, vocab_size=201088,
+        ),
+        num_layers=8, dialect="gpt_oss", experts=(32, 2880),
+    ),
+    "tiny": Shape(draft=TINY, num_layers=2, is_small=True),
+    "tiny-gpt-oss": Shape(draft=TINY, num_layers=2, dialect="gpt_oss", experts=(4, 64), is_small=True),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How much is decoded, and where."""
+
+    device: str
+    batches: tuple[int, ...]
+    num_prompts: int | None
+    tokens: int
+
+
+@dataclass(kw_only=True)
+class Pair:
+    """Models that all ways share, and what they decode."""
+
+    title: str
+    session: Session
+    peer: PreTrainedModel
+    """The target as transformers runs it, on the same weights."""
+    draft: Path
+    prompts: list[list[int]]
+    num_prompts: int
+    """Prompts to decode at least, even one by one."""
+    settings: Settings
+    is_forced: bool
+    calls: Calls = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.calls = Calls(self.peer, ForcedLogits() if self.is_forced else None)
+
+    def chosen(self, batch: int) -> list[list[int]]:
+        """Prompts for batches of this size."""
+        return self.prompts[: max(batch, self.num_prompts)]
+
+
+class Calls:
+    """Counts a model's forward calls, and forces acceptance in those of blocks."""
+
+    def __init__(self, model: PreTrainedModel, forced: ForcedLogits | None) -> None:
+        self.count = 0
+        self._forced = forced
+        self._reads_prompt = True
+        model.register_forward_hook(self._after, with_kwargs=True)
+
+    def start(self) -> None:
+        """Begins a round."""
+        self.count = 0
+        if self._forced is not None:
+            self._forced.restart()
+
+    def begin(self) -> None:
+        """Says that the next call reads a prompt."""
+        self._reads_prompt = True
+
+    def _after(self, _model: torch.nn.Module, args: tuple[Tensor, ...], named: dict[str, Any], output: Any) -> None:
+        self.count += 1
+        token_ids = args[0] if args else named["input_ids"]
+        if self._forced is not None and not self._reads_prompt and token_ids.shape[1] > 1:
+            self._forced.force(output.logits[0], [(0, token_ids[0].tolist())])
+        self._reads_prompt = False
+
+
+@click.command()
+@click.option("--shape", type=click.Choice(list(SHAPES)), default="qwen3-8b", show_default=True)
+@click.option("--target", type=PATH, help="A real target, with --draft, --prompts.")
+@click.option("--draft", type=PATH, help="The drafter of --target.")
+@click.option("--prompts", "prompt_file", type=PATH, metavar="FILE", help="As for `verify`.")
+@click.option("--chat", is_flag=True, help="Wrap --prompts in the target's chat template.")
+@click.option(
+    "--num-prompts", type=COUNT, help="Prompts of each way, or a batch of them: by default 4, or all of FILE."
+)
+@click.option("--tokens", type=click.IntRange(min=2), default=128, show_default=True, help="New tokens a prompt.")
+@click.option("--rounds", type=COUNT, default=3, show_default=True)
+@click.option("--batch", "batches", multiple=True, type=COUNT, default=(1, 8, 32), show_default=True)
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
+@click.option("--peers/--no-peers", default=True, help="Whether transformers and z-lab's loop decode, too.")
+def main(
+    shape: str,
+    target: Path | None,
+    draft: Path | None,
+    prompt_file: Path | None,
+    chat: bool,
+    num_prompts: int | None,
+    tokens: int,
+    rounds: int,
+    batches: tuple[int, ...],
+    device: str,
+    peers: bool,
+) -> None:
+    """Measure tokens/s, tau and milliseconds a pass of every way to decode."""
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    settings = Settings(device=device, batches=batches, num_prompts=num_prompts, tokens=tokens)
+    real = [path for path in (target, draft, prompt_file) if path is not None]
+    if real and len(real) < 3:
+        raise click.UsageError("expected --target, --draft and --prompts together")
+    if not real and device == "cpu" and not SHAPES[shape].is_small:
+        raise click.UsageError(f"--shape {shape}: expected a GPU; tiny and tiny-gpt-oss decode on a CPU")
+    try:
+        choose_device(device)
+        with tempfile.TemporaryDirectory() as work:
+            if target and draft and prompt_file:
+                pair = _real(target, draft, prompt_file, chat, Path(work), settings)
+            else:
+                pair = _random(shape, Path(work), settings)
+            ways = [*_ours(pair), *(_peers(pair) if peers else ())]
+            # The largest batch first: caches that grow make every CUDA graph so far be recorded again.
+            measure(sorted(ways, key=lambda way: -way.batch), rounds)
+    except DFlashError as error:
+        raise click.ClickException(str(error)) from error
+    _print(pair, ways, rounds)
+
+
+def _random(name: str, work: Path, settings: Settings) -> Pair:
+    shape = SHAPES[name]
+    layers = ["full_attention"] * shape.num_layers
+    draft = write_random_draft(work / "draft", dialect=shape.dialect, layer_types=layers, sizes=shape.draft)
+    manifest = build(draft, work / "engine")
+    torch.manual_seed(0)
+    with torch.device(settings.device):
+        model = AutoModelForCausalLM.from_config(shape.target(), dtype=torch.bfloat16).eval()
+    session, peer = _open(work / "engine", manifest, model, settings, frozenset())
+    num_prompts = settings.num_prompts or NUM_PROMPTS
+    return Pair(
+        title=f"{name}'s shape, random weights, FORCED ACCEPTANCE", session=session, peer=peer, draft=draft,
+        prompts=random_prompts(max(num_prompts, *settings.batches), shape.draft), num_prompts=num_prompts,
+        settings=settings, is_forced=True,
+    )  # fmt: skip
+
+
+def _real(target: Path, draft: Path, file: Path, chat: bool, work: Path, settings: Settings) -> Pair:
+    manifest = build(draft, work / "engine", target)
+    spec, taps = read_target(target).spec, manifest.draft.target_layer_ids
+    model = load_model(target, spec, taps, dtype="bfloat16", device=settings.device)
+    session, peer = _open(work / "engine", manifest, model, settings, stop_token_ids(model))
+    tokenizer = load_tokenizer(target)
+    prompts = [line.encode(tokenizer, chat=chat) for line in read_prompts(file)]
+    return Pair(
+        title=f"{target.name} with {draft.name}", session=session, peer=peer, draft=draft, prompts=prompts,
+        num_prompts=settings.num_prompts or len(prompts), settings=settings, is_forced=False,
+    )  # fmt: skip
+
+
+def _open(
+    engine: Path, manifest: Manifest, model: PreTrainedModel, settings: Settings, stop_ids: frozenset[int]
+) -> tuple[Session, PreTrainedModel]:
+    """A session as `load_session` makes one on a GPU, and a second model on the same weights."""
+    num_slots = max(settings.batches)
+    weights = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+    peer = copy.deepcopy(model, weights)
+    target = make_target(model, manifest.draft.target_layer_ids, num_slots)
+    drafter = open_drafter(engine, manifest, num_slots=num_slots, device=settings.device, executor="torch")
+    session = Session(manifest, target, drafter, None, stop_ids, max_batch_size=num_slots, cache_gib=CACHE_GIB)
+    return session, peer
+
+
+def _ours(pair: Pair) -> Iterator[Way]:
+    session, block = pair.session, FixedLength(pair.session.manifest.draft.num_draft_tokens)
+    params = SamplingParams(max_tokens=pair.settings.tokens, ignore_eos=pair.is_forced)
+
+    def plain(batch: int) -> Decoder:
+        return session.decoder(FixedLength(0), max_batch_size=batch)
+
+    def speculative(batch: int) -> Decoder:
+        if pair.is_forced:
+            return ForcedLogitsRunner(session, block, batch).decoder
+        return session.decoder(block, max_batch_size=batch)
+
+    def decode(make: Callable[[int], Decoder], batch: int) -> Answers:
+        decoder = make(batch)
+        found = run(decoder, [session.request(prompt, params) for prompt in pair.chosen(batch)])
+        steps = sum(answer.steps for answer in found)
+        return Answers([answer.token_ids for answer in found], steps, decoder.metrics().passes)
+
+    for batch in pair.settings.batches:
+        baseline = Way("dflash-trt plain", batch, partial(decode, plain, batch))
+        yield baseline
+        yield Way("dflash-trt DFlash", batch, partial(decode, speculative, batch), baseline)
+
+
+def _peers(pair: Pair) -> Iterator[Way]:
+    """Ways of transformers, and one of z-lab or transformers to decode with drafts, for one prompt at a time."""
+
+    def plain(batch: int) -> Answers:
+        chosen = pair.chosen(batch)
+        pair.calls.start()
+        groups = [chosen[begin : begin + batch] for begin in range(0, len(chosen), batch)]
+        outputs = [output for group in groups for output in _generate(pair, group)]
+        return Answers(outputs, sum(len(output) - 1 for output in outputs), pair.calls.count)
+
+    ways = [Way("transformers plain", batch, partial(plain, batch)) for batch in pair.settings.batches]
+    yield from ways
+    name, decode = _dflash(pair)
+
+    def speculative() -> Answers:
+        pair.calls.start()
+        found = [decode(prompt) for prompt in pair.chosen(1)]
+        return Answers([output for output, _ in found], sum(steps for _, steps in found), pair.calls.count)
+
+    yield Way(name, 1, speculative, next((way for way in ways if way.batch == 1), None))
+
+
+def _generate(pair: Pair, prompts: list[list[int]]) -> list[list[int]]:
+    """Greedy answers of transformers to a batch of prompts, shorter ones filled up on the left."""
+    width, stop_ids = max(map(len, prompts)), pair.session.stop_ids
+    token_ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts], device=pair.peer.device)
+    lengths = torch.tensor([[len(prompt)] for prompt in prompts], device=pair.peer.device)
+    never_emitted = pair.session.manifest.target.vocab_size
+    pair.calls.begin()
+    with torch.inference_mode():
+        rows = pair.peer.generate(
+            token_ids, attention_mask=(torch.arange(width, device=lengths.device) >= width - lengths).long(),
+            max_new_tokens=pair.settings.tokens, do_sample=False, eos_token_id=sorted(stop_ids) or [never_emitted],
+            pad_token_id=0,
+        )  # fmt: skip
+    return [_until_stop(row, stop_ids) for row in rows[:, width:].tolist()]
+
+
+def _until_stop(tokens: list[int], stop_ids: frozenset[int]) -> list[int]:
+    """A batch's answers go on, filled up, until the last one ends."""
+    end = next((place for place, token in enumerate(tokens) if token in stop_ids), len(tokens) - 1)
+    return tokens[: end + 1]
+
+
+def _dflash(pair: Pair) -> tuple[str, Callable[[list[int]], tuple[list[int], int]]]:
+    """Name of a loop, and a function of a prompt that returns the answer and its verify passes."""
+    stop_ids, device = sorted(pair.session.stop_ids), pair.peer.device
+    if find_spec(ZLAB) is None:
+        assistant = load_assistant(pair.draft, torch.bfloat16).to(device)
+
+        def by_transformers(prompt: list[int]) -> tuple[list[int], int]:
+            pair.calls.begin()
+            found = dflash_greedy(pair.peer, assistant, prompt, pair.settings.tokens, eos_ids=stop_ids)
+            return found.output_ids, found.steps
+
+        return "transformers DFlash", by_transformers
+    from dflash import model as zlab
+
+    drafts = zlab.DFlash2DraftModel if pair.session.drafter.spec.num_candidates else zlab.DFlashDraftModel
+    draft = drafts.from_pretrained(pair.draft, dtype=torch.bfloat16).to(device).eval()
+
+    def by_zlab(prompt: list[int]) -> tuple[list[int], int]:
+        begun, token_ids = pair.calls.count, torch.tensor([prompt], device=device)
+        pair.calls.begin()
+        row = zlab.dflash_generate(draft, pair.peer, token_ids, pair.settings.tokens, stop_ids or None)
+        return row[0, len(prompt) :].tolist(), pair.calls.count - begun - 1
+
+    return "z-lab DFlash", by_zlab
+
+
+def _print(pair: Pair, ways: list[Way], rounds: int) -> None:
+    packages = [name for name in ("torch", "transformers", ZLAB) if find_spec(name) is not None]
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in packages)
+    attention = pair.peer.config._attn_implementation
+    hardware = torch.cuda.get_device_name() if pair.settings.device == "cuda" else cpu_model()
+    click.echo(f"{hardware}; dflash-trt {__version__}, {versions}, whose attention is {attention}")
+    rows = [(*way.cells, f"{1e3 * way.median / way.answers.passes:.2f}") for way in ways]
+    work = f"{pair.num_prompts} prompts, or a batch of them, x {pair.settings.tokens} tokens"
+    print_table(f"{pair.title}: {work}, BF16, median of {rounds} rounds", (*COLUMNS, "ms a pass"), rows)
+
+
+if __name__ == "__main__":
+    main()

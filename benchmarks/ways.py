@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways to decode the same prompts, measured in turn in one process."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+COLUMNS = ("decoding", "batch", "tokens", "steps", "tau", "tokens/s", "ratio to its plain")
+
+
+class Answers(NamedTuple):
+    """What a way has decoded."""
+
+    outputs: list[list[int]]
+    steps: int
+    """Verify passes, counted for each request."""
+    passes: int = 0
+    """Forward calls of the target, prompts included; 0 where nobody counts them."""
+
+
+@dataclass
+class Way:
+    """One way to decode all prompts."""
+
+    name: str
+    batch: int
+    run: Callable[[], Answers] | None
+    """None for what has been measured elsewhere."""
+    plain: Way | None = None
+    """The way that its ratio refers to."""
+    host_milliseconds: float | None = None
+    seconds: list[float] = field(default_factory=list)
+    answers: Answers = field(default_factory=lambda: Answers([], 0))
+
+    def round(self) -> None:
+        """Decodes once more."""
+        assert self.run is not None
+        begin = time.perf_counter()
+        self.answers = self.run()
+        self.seconds.append(time.perf_counter() - begin)
+
+    @property
+    def outputs(self) -> list[list[int]]:
+        """Token ids of each prompt, of the last round."""
+        return self.answers.outputs
+
+    @property
+    def median(self) -> float:
+        """Seconds of the median round."""
+        return statistics.median(self.seconds)
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """A row of a table with COLUMNS."""
+        count = sum(map(len, self.outputs))
+        tau = (count - len(self.outputs)) / self.answers.steps
+        ratio = f"{self.plain.median / self.median:.2f}x" if self.plain else ""
+        speed = f"{count / self.median:.3g}" if count < 100 * self.median else f"{count / self.median:.0f}"
+        return self.name, str(self.batch), str(count), str(self.answers.steps), f"{tau:.2f}", speed, ratio
+
+
+def measure(ways: Sequence[Way], rounds: int) -> None:
+    """Runs all ways in turn, `rounds` times after a warm-up."""
+    for way in ways:
+        way.round()  # warm-up
+        way.seconds.clear()
+    for _ in range(rounds):
+        for way in ways:
+            way.round()
