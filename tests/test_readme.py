@@ -48,6 +48,7 @@ def example(name: str, *arguments: object, cwd: Path) -> str:
     ).stdout
 
 
+@pytest.mark.full
 def test_build_and_generate(tmp_path: Path) -> None:
     assert re.findall(r"# tau (\S+):", example("build_and_generate.py", cwd=tmp_path))[1] > "1.00"
 

@@ -15,7 +15,7 @@ from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.published import published_drafts, published_targets
 from dflash_trt.deploy.render import render
-from dflash_trt.deploy.resolve import ResolvedDeployment, directory_deployment, resolve
+from dflash_trt.deploy.resolve import ResolvedDeployment, draft_deployment, resolve
 from dflash_trt.deploy.schema import Runtime, load_schema
 from dflash_trt.deploy.sizes import target_sizes
 from dflash_trt.errors import CheckpointError
@@ -28,7 +28,7 @@ DRAFT, TARGET = FIXTURES / "tiny-qwen3-dflash", FIXTURES / "tiny-qwen3"
 
 
 def deployed(draft: Path, target: object = TARGET) -> ResolvedDeployment:
-    return resolve(directory_deployment(draft, target=str(target), gpus="b200x1"), "x")
+    return resolve(draft_deployment(draft, target=str(target), gpus="b200x1"), "x")
 
 
 def written(draft: Path, runtime: Runtime) -> list[Finding]:

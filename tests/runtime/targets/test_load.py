@@ -370,7 +370,10 @@ def test_code_of_the_checkpoint_is_never_run_nor_advised(own_code: bool, target:
 
 
 @pytest.mark.parametrize("value", NOT_RUN)
-def test_what_transformers_does_not_run_is_named_with_who_does(value: str, target: Path) -> None:
+def test_what_transformers_does_not_run_is_named_with_who_does(
+    value: str, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_compressed_tensors(monkeypatch)
     key = "quant_method" if value in ("modelopt", "compressed-tensors") else "model_type"
     runtimes = "TensorRT-LLM, vLLM or SGLang" if value == "modelopt" else "vLLM or SGLang"
     edit(target, **({key: value} if key == "model_type" else {"quantization_config": {key: value}}))
@@ -379,8 +382,14 @@ def test_what_transformers_does_not_run_is_named_with_who_does(value: str, targe
     assert f"hint: serve this target with {runtimes}: dflash-trt serve-config --list" in message
 
 
-def test_a_quantised_language_model_inside_a_multimodal_one(target: Path) -> None:
+def without_compressed_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where nobody has installed the package, with which transformers reads such weights."""
+    monkeypatch.setattr("dflash_trt.runtime.targets.refusal.find_spec", lambda _: None)
+
+
+def test_a_quantised_language_model_inside_a_multimodal_one(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kimi K2.5 is published with INT4 experts, and its facts and quantisation in text_config."""
+    without_compressed_tensors(monkeypatch)
     facts = json.loads((target / "config.json").read_text())
     text = facts | {"model_type": "kimi_k2", "quantization_config": {"quant_method": "compressed-tensors"}}
     edit(target, model_type="kimi_k25", text_config=text)
