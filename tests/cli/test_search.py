@@ -31,6 +31,7 @@ def searched(features: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
     return file
 
 
+@pytest.mark.full
 def test_a_searched_recipe_is_an_ordinary_one(searched: Path, tmp_path: Path) -> None:
     text = searched.read_text()
     assert text.startswith("# dflash-trt search of tiny-gpt-oss-dflash\n# searched on: tiny-gpt-oss.safete")

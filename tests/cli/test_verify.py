@@ -302,6 +302,7 @@ def replayed(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return printed
 
 
+@pytest.mark.full
 def test_the_figures_are_those_of_decoding(
     engines: Path, labelled: Path, sessions: dict[str, Session], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,7 +28,7 @@ DRAFT, TARGET = FIXTURES / "tiny-qwen3-dflash", FIXTURES / "tiny-qwen3"
 
 
 def deployed(draft: Path, target: object = TARGET) -> ResolvedDeployment:
-    return resolve(draft_deployment(draft, target=str(target), gpus="b200x1"), "x")
+    return resolve(draft_deployment(str(draft), target=str(target), gpus="b200x1"), "x")
 
 
 def written(draft: Path, runtime: Runtime) -> list[Finding]:

@@ -22,9 +22,9 @@ def test_a_deployment_of_known_ids_needs_the_gpus_alone(source: str) -> None:
 
 
 def test_a_target_takes_the_draft_that_is_given() -> None:
-    other = "deepseek-ai/dflash_qwen3_8b_block7"
-    written = run("serve-config", "Qwen/Qwen3-8B", "--draft", other, "--gpus", "h100x1", "--runtime", "vllm")
-    assert "vllm serve Qwen/Qwen3-8B " in written.stdout
+    other = "z-lab/Qwen3.6-27B-DFlash"
+    written = run("serve-config", "Qwen/Qwen3.5-27B", "--draft", other, "--gpus", "h200x1", "--runtime", "vllm")
+    assert "vllm serve Qwen/Qwen3.5-27B " in written.stdout
     assert f'"model": "{other}"' in written.stdout
     refused = run("serve-config", DRAFT, "--draft", DRAFT, "--gpus", "h100x1", "--runtime", "vllm")
     assert "--draft is for a deployment file" in refused.stderr

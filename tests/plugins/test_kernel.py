@@ -96,6 +96,7 @@ def call_far(program: Path, directory: Path) -> None:
     check(program, directory, FAR, tensors=far, expected=expect(PLANE, tensors))
 
 
+@pytest.mark.full
 def test_a_cache_and_pages_beyond_32_bits(program: Program, tmp_path: Path) -> None:
     call_far(program(FAR), tmp_path / "call")
     check(program(FAR_PAGES), tmp_path / "pages", FAR_PAGES)

@@ -111,7 +111,7 @@ def test_pieces_of_hermes_change_nothing() -> None:
 
 CASES = [
     pytest.param("required", {"max_tokens": 100}, id="required"),
-    pytest.param(NAMED, {"max_tokens": 100, "stop": ["precise"]}, id="stopped"),
+    pytest.param(NAMED, {"max_tokens": 100, "stop": ["precise"]}, id="stopped", marks=pytest.mark.full),
     *(
         pytest.param(choice, limits, id=f"{choice}, {limits}", marks=pytest.mark.full)
         for choice in ("required", NAMED)

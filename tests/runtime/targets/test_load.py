@@ -383,7 +383,7 @@ def test_what_transformers_does_not_run_is_named_with_who_does(
 
 
 def without_compressed_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where nobody has installed the package, with which transformers reads such weights."""
+    """Hides the package with which transformers reads such weights."""
     monkeypatch.setattr("dflash_trt.runtime.targets.refusal.find_spec", lambda _: None)
 
 
