@@ -152,7 +152,7 @@ def test_an_engine_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "warning" not in captured.err
     assert plot.is_file()
     tau = document["engine"]["tau"]
-    computed = "target: gpt_oss in float32 on cpu: all requests in one pass, PagedPass attention, paged cache"
+    computed = "target: gpt_oss in float32 on cpu: all requests in one pass, C++ attention, paged cache"
     assert computed in captured.err.splitlines()
     verdict, following = captured.err.splitlines()[-2:]
     assert (

@@ -22,6 +22,8 @@ IS_BF16 = {torch.float32: False, torch.bfloat16: True}
 class PagedPass(RaggedPass):
     """Pass over K [G, pages, D, 32] and V [G, pages, 32, E], whose rows are padded to a multiple of VALUE_ALIGNMENT."""
 
+    attention = "C++ attention"
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
         """Computes attention as `Pass` says; float32 or bfloat16, all three alike."""
         assert query.dtype == key.dtype == value.dtype, "one type for query, key and value"

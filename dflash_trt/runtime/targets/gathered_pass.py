@@ -52,6 +52,7 @@ def store_rows(cache: SlotCache, layer: int, key: Tensor, value: Tensor, rows: T
 class GatheredPass(RaggedPass):
     """Pass over K and V [G, pages, TOKENS_PER_PAGE, D] that copies the pages of a group together."""
 
+    attention = "torch's attention"
     reads_hidden_rows = True
 
     def __init__(self, segments: Sequence[Segment], cache: SlotCache, device: torch.device) -> None:

@@ -71,6 +71,8 @@ class Pass:
 class RaggedPass(Pass):
     """Pass over segments of any lengths."""
 
+    attention: ClassVar[str]
+    """What computes it, for people."""
     reads_hidden_rows: ClassVar[bool] = False
     """Whether masked rows still take part as 0 * value, so that they must not be NaN."""
 

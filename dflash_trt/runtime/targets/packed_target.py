@@ -129,7 +129,8 @@ class PackedTarget(HuggingFaceTarget):
 
     def _computed(self) -> str:
         state = ", recurrent state replayed" if self._delta_nets.bytes_per_slot else ""
-        return f"all requests in one pass, {self._pass_type.__name__} attention, paged cache{state}"
+        graphs = ", CUDA graphs" if self._recorded is not None else ""
+        return f"all requests in one pass, {self._pass_type.attention}, paged cache{state}{graphs}"
 
     def _agrees(self) -> bool:
         """Whether rows are independent; pads passes if that makes them so."""

@@ -184,7 +184,7 @@ def test_a_gemma_that_looks_ahead_is_refused() -> None:
 def test_one_line_says_how_a_target_is_computed() -> None:
     packed = PackedTarget(family_model("qwen3_5"), TAPS, NUM_SLOTS).summary
     assert packed == (
-        "target: qwen3_5_text in float32 on cpu: all requests in one pass, GatheredPass attention, paged cache,"
+        "target: qwen3_5_text in float32 on cpu: all requests in one pass, torch's attention, paged cache,"
         " recurrent state replayed"
     )
     sequential = SequentialTarget(family_model("qwen3_5"), TAPS, NUM_SLOTS).summary
