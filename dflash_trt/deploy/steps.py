@@ -153,11 +153,18 @@ def _weights(deployment: ResolvedDeployment, source: str, runtime: Runtime, meth
 
 
 def _docker(rendered: Rendered, runtime: Runtime, image: str, file: Path, port: int) -> str:
-    """The command that runs the server in a container, which sees this directory and the cache of the hub."""
-    start = rendered.start.replace("FILE", quoted(file)) if runtime == "trtllm" else rendered.text
+    """The command that runs the server in a container, which sees this directory and the cache of the hub.
+
+    It also sees a configuration that lies elsewhere.
+    """
+    is_below = not file.is_absolute() and ".." not in file.parts
+    inside = file if is_below else Path("/configuration", file.name)
+    start = rendered.start.replace("FILE", quoted(inside)) if runtime == "trtllm" else rendered.text
     words = shlex.split(start.replace("\\\n", " "), comments=True)
     shared = (*DOCKER, "--publish", f"127.0.0.1:{port}:{port}", "--workdir", "/work", "--env", "HF_TOKEN")
     mounts = '--volume "$PWD:/work" --volume "$HOME/.cache/huggingface:/root/.cache/huggingface"'
+    if runtime == "trtllm" and not is_below:
+        mounts += f" {command_line(['--volume', f'{file.absolute()}:{inside}:ro'])}"
     return f"{command_line(shared)} \\\n  {mounts} \\\n  --entrypoint {command_line([words[0], image, *words[1:]])}"
 
 

@@ -79,6 +79,16 @@ def test_what_the_server_reads_was_brought_or_made_before(
     assert "FILE" in script
 
 
+@pytest.mark.parametrize("below", [True, False])
+def test_a_container_sees_the_configuration(below: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where it lies elsewhere than in this directory, which is mounted as it is, the file is mounted, too."""
+    file = Path("serve.yaml") if below else tmp_path / "serve.yaml"
+    run_here("serve-config", "gpt-oss-120b.b300x8.latency", "--runtime", "trtllm", "-o", file)
+    written = capsys.readouterr().out
+    assert (f"--volume {tmp_path}/serve.yaml:/configuration/serve.yaml:ro" in written) is not below
+    assert ("--config serve.yaml\n" if below else "--config /configuration/serve.yaml\n") in written
+
+
 def test_only_a_configuration_of_ours_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     steps(capsys, "qwen3-8b.h200x1.latency", "--runtime", "vllm")
     steps(capsys, "gpt-oss-120b.b300x8.latency", "--runtime", "trtllm", "--launcher", "slurm")
