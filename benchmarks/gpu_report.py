@@ -34,7 +34,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from dflash_trt import __version__  # noqa: E402
 from dflash_trt.cli.doctor_machine import MachineFinding, gpu_findings, package_version  # noqa: E402
-from dflash_trt.engine.plans.plan_gpus import check_precision, sm_of  # noqa: E402
+from dflash_trt.engine.plans.plan_gpus import check_precision, check_served, sm_name, sm_of  # noqa: E402
 from dflash_trt.engine.plans.tensorrt_api import RUNTIMES  # noqa: E402
 from dflash_trt.errors import BuildError  # noqa: E402
 from dflash_trt.quantize.recipe import FP8_KV, load_recipe  # noqa: E402
@@ -42,6 +42,7 @@ from dflash_trt.quantize.recipe import FP8_KV, load_recipe  # noqa: E402
 SECONDS = 600
 # As doctor calls them, and what a step of ours brings.
 GPU, PLUGIN, TENSORRT, TRTLLM, TORCH = "NVIDIA GPU", "plugin library", "tensorrt", "tensorrt_llm", "torch with CUDA"
+RTX, RTX_LIBRARIES = RUNTIMES["tensorrt_rtx"].package, "tensorrt_rtx_cu13_libs"
 KERNELS, NETWORK, INDEX = "kernels, compiled", "network", ("pypi.org", 443)
 TAIL_LINES = 60
 PAIRS = ("tiny-gpt-oss", "tiny-qwen3")
@@ -127,6 +128,10 @@ def setup_steps(gpu: Gpu | None) -> Iterator[Step]:
     if package_version(TENSORRT) is None:
         wheel = f"tensorrt-cu{cuda}>={'.'.join(map(str, RUNTIMES['tensorrt'].oldest))}"
         yield Step("TensorRT, installed", (*PIP, wheel), 240, (GPU, NETWORK))
+    if package_version(RTX) is None and gpu and not _unserved(gpu):
+        oldest = ".".join(map(str, RUNTIMES["tensorrt_rtx"].oldest))
+        wheels = (f"{name}>={oldest}" for name in (RTX, RTX_LIBRARIES))
+        yield Step("TensorRT-RTX, installed", (*PIP, *wheels), 240, (GPU, NETWORK))
     if find_nvcc() is None:
         # All of one release: nvcc's own dependencies are unbounded, and a newer compiler behind it writes newer PTX.
         names = (f"nvidia-{name}{NVCC_SUFFIXES[cuda]}" for name in NVCC_WHEELS[cuda])
@@ -181,6 +186,7 @@ def steps(work: Path, gpu: Gpu | None) -> Iterator[Step]:
         command = (*OURS, "torch-pass", recipe, str(work / f"torch-{recipe}"))
         yield Step(f"gpt-oss-120b's drafter in torch, {recipe}: latency", command, 120, (GPU, TORCH, KERNELS))
     yield from _plan_steps(PAIRS[0], work)
+    yield from _rtx_steps(PAIRS[0], work, gpu)
     yield Step(
         "kernels, tested", (*PYTHON, "-m", "pytest", "-m", "gpu", "-rs", "tests/gpu"), 180, (GPU, TORCH, KERNELS)
     )
@@ -227,6 +233,33 @@ def _plan_steps(pair: str, work: Path) -> Iterator[Step]:
     yield Step(f"{pair}: TensorRT against ONNX Runtime", (*OURS, "parity", engine), 60, running, planned)
     yield Step(f"{pair}: CUDA graphs of the plans", (*OURS, "capture", engine), 60, running, planned)
     yield Step(f"{pair}: decoding", (*OURS, "decode", engine, target), 60, running, planned)
+
+
+def _rtx_steps(pair: str, work: Path, gpu: Gpu | None) -> Iterator[Step]:
+    """A trained pair with plans of TensorRT-RTX, which compiles kernels when a plan is first opened and keeps them."""
+    capability = gpu.compute_capability if gpu else "12.0"
+    engine, target, lacks = str(work / f"{pair}-rtx"), str(FIXTURES / pair), _unserved(gpu) if gpu else None
+    planned, running = f"{pair}: plans by TensorRT-RTX", (GPU, TORCH, RTX)
+    sizes = ("--max-batch-size", "2", "--max-seq-len", "512", "--max-num-tokens", "64")
+    build = ("build", f"{target}-dflash", "--target", target, "-o", engine, "--gpu", sm_name(capability), *sizes)
+    yield Step(planned, (*CLI, *build), 90, (GPU, RTX, PLUGIN), lacks=lacks)
+    for which in ("first", "second"):
+        title = f"{pair}: {which} start with TensorRT-RTX"
+        yield Step(title, (*OURS, "start", engine), 120, running, planned, lacks=lacks)
+    for title, step in (("parity", "parity"), ("CUDA graphs", "capture")):
+        command = (*OURS, step, engine)
+        yield Step(f"{pair}: {title} with TensorRT-RTX", command, 60, running, planned, lacks=lacks)
+    decode = (*OURS, "decode", engine, target)
+    yield Step(f"{pair}: decoding with TensorRT-RTX", decode, 60, running, planned, lacks=lacks)
+
+
+def _unserved(gpu: Gpu) -> str | None:
+    """Why TensorRT-RTX has no plans for a GPU."""
+    try:
+        check_served([gpu.compute_capability])
+    except BuildError as refused:
+        return refused.message
+    return None
 
 
 def _lacking_precision(recipe: str, gpu: Gpu | None) -> str | None:

@@ -25,6 +25,7 @@ from dflash_trt.engine.executor import DraftInputs, Executor
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.engine.plans import machine, tensorrt_api
 from dflash_trt.engine.plans.add_plans import add_plans
+from dflash_trt.engine.plans.jit_cache import SUFFIX
 from dflash_trt.engine.plans.launcher import CudaLauncher, CurrentStreamLauncher, Launcher
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.tensorrt_api import plugin_library
@@ -271,6 +272,18 @@ def gemms(engine: Path, manifest: Manifest, graph: str) -> list[str]:
     layers = inspected_layers(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
     print_table(f"{plan.file}: {len(layers)} layers", ("layers",), [(line,) for line in summary(layers)])
     return unfused(layers, engine / manifest.graphs[graph].file)
+
+
+@steps.command()
+@click.argument("engine", type=click.Path(path_type=Path))
+def start(engine: Path) -> None:
+    """Seconds to the first block of a drafter in plans, and the kernels of an earlier start that were there."""
+    kept = sorted(file.name for file in engine.glob(f"*{SUFFIX}"))
+    manifest, begin = read_manifest(engine), time.perf_counter()
+    drafter = Drafter.open(TensorRTExecutor(engine, manifest, own_stream()), manifest.draft, num_slots=2)
+    taps = torch.zeros(8, manifest.draft.target_hidden_size)
+    _step(drafter, (3, 5), taps, torch.zeros(2, manifest.draft.block_size, manifest.draft.hidden_size))
+    click.echo(f"{time.perf_counter() - begin:.2f} s; kernels kept by an earlier start: {', '.join(kept) or 'none'}")
 
 
 @steps.command()
