@@ -89,7 +89,7 @@ def test_walkthrough_up_to_the_gpu(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "demo works" in done.stdout
-    assert "serve.yaml: no findings" in done.stdout
+    assert "serve.yaml: nothing wrong in what was checked" in done.stdout
     assert "trtllm-serve openai/gpt-oss-120b" in (tmp_path / "steps.sh").read_text()
 
 

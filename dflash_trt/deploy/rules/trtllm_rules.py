@@ -330,10 +330,12 @@ def modeling_v2(config: CheckedConfig) -> Iterator[Finding]:
     variables = config.environment | (overrides if isinstance(overrides, dict) else {})
     found = str(variables.get(MODELING_V2) or "off").strip().lower()
     if found != "off":
+        is_override = isinstance(overrides, dict) and MODELING_V2 in overrides
+        key, fix = (f"env_overrides.{MODELING_V2}", "remove it") if is_override else (MODELING_V2, "leave it unset")
         yield warning(
-            "modeling-v2", MODELING_V2,
+            "modeling-v2", key,
             "off: with it gpt-oss-120b on one GPU of SM 10.3 captures no taps and builds no drafter, so that nothing is"
-            " drafted (_torch/_experimental/modeling_v2/models/gpt_oss at 9cdbae60)", found, "leave it unset",
+            " drafted (_torch/_experimental/modeling_v2/models/gpt_oss at 9cdbae60)", found, fix,
         )  # fmt: skip
 
 

@@ -150,7 +150,7 @@ CASES = {
     "vllm: prefix caching": Case("prefix-reuse", {"enable_prefix_caching": True}, "found true: tokens that a hit",
         runtime="vllm", severity=WARNING),
     "another target's modelling code": Case("modeling-v2", {"env_overrides": {"TRTLLM_MODELING_V2": "auto"}},
-        "found auto", key="TRTLLM_MODELING_V2", severity=WARNING),
+        "found auto", key="env_overrides.TRTLLM_MODELING_V2", severity=WARNING),
     "vllm: prefix caching by default": Case("prefix-reuse", {"enable_prefix_caching": REMOVED},
         "found on by default: tokens that a hit spares", runtime="vllm", severity=WARNING),
     "vllm: no counts": Case("metrics", {"disable_log_stats": True}, "/metrics has no counts", runtime="vllm",
