@@ -20,7 +20,7 @@ from dflash_trt.observe.estimate.constants import DATA
 
 Width = Literal["hidden", "qkv", "heads", "mlp"]
 Gemm = Literal["qkv", "o", "gate_up", "down", ""]
-When = Literal["", "bias", "plain RoPE", "scaled RoPE", "one number", "rows no multiple of 16"]
+When = Literal["", "bias", "plain RoPE", "scaled RoPE", "one number", "rows no multiple of 16", "unpadded"]
 INPUT_WIDTHS: dict[Gemm, Width] = {"qkv": "hidden", "o": "heads", "gate_up": "hidden", "down": "mlp", "": "hidden"}
 ROW_MULTIPLE = 16
 """Rows that torch's FP8 product takes a multiple of."""
@@ -82,13 +82,19 @@ def backends() -> dict[str, Backend]:
     return read_json(DATA / "backends.json", dict[str, Backend], ConfigError, what="the package's data")
 
 
-def small_kernels(backend: Backend, spec: PartialDraftSpec, gemms: Iterable[tuple[str, str]]) -> SmallKernels:
-    """Kernels of a pass; `gemms` are those of all layers, each with the modules it is of and its algorithm."""
+def small_kernels(
+    backend: Backend, spec: PartialDraftSpec, gemms: Iterable[tuple[str, str]], ranks: int = 1
+) -> SmallKernels:
+    """Kernels of a pass; `gemms` are those of all layers, each with the modules it is of and its algorithm.
+
+    Plans of a share and of a DFlash2 draft do not pad rows for NVFP4 (engine/graph/padded_rows.py).
+    """
     widths: dict[Width, int] = {
         "hidden": spec.hidden_size, "heads": spec.num_attention_heads * spec.head_dim, "mlp": spec.intermediate_size,
         "qkv": (spec.num_attention_heads + 2 * spec.num_key_value_heads) * spec.head_dim,
     }  # fmt: skip
     facts = {"", "bias" if spec.attention_bias else "", f"{'scaled' if _is_scaled(spec) else 'plain'} RoPE"}
+    facts |= {"unpadded"} if ranks > 1 or spec.block_conv is not None else set()
     used = [(spec.num_layers * each.count, each.width, each.values, each.when) for each in backend.layer]
     for modules, algorithm in gemms:
         kind = _kind(modules)
