@@ -78,7 +78,7 @@ def test_sharing_costs_little_where_it_loses_and_saves_much_where_it_wins(name: 
     for context in (1024, 8192):
         whole, shared = both(name, context)
         assert all(shared.seconds[batch] < most * whole.seconds[batch] for batch in whole.seconds)
-        assert shared.seconds[max(whole.seconds)] < 0.8 * whole.seconds[max(whole.seconds)]
+        assert shared.seconds[max(whole.seconds)] < 0.9 * whole.seconds[max(whole.seconds)]
 
 
 @pytest.mark.parametrize(("runtime", "is_fp8"), [("trtllm", False), ("vllm", True)])

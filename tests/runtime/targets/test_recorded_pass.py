@@ -103,6 +103,19 @@ def test_caches_that_move_are_recorded_again(monkeypatch: pytest.MonkeyPatch) ->
     assert (len(graphs), sum(graph.replays for graph in graphs)) == (2, 4)
 
 
+def test_a_window_that_begins_on_one_page_and_ends_on_another() -> None:
+    """Every begin around two boundaries of pages, in blocks of five tokens."""
+    model = family_model("gemma2")
+    for length in (29, 31, 32, 33, 60, 62, 64, 65):
+        prompt = Segment(slot=0, token_ids=[i % 60 for i in range(length)], num_logits=1)
+        block = Segment(slot=0, token_ids=[7, 9, 11, 13, 15], num_logits=5)
+        turns = [Turn(segments=[prompt], taken_back=[0], released=[])]
+        turns += [Turn(segments=[block], taken_back=[rejected], released=[]) for rejected in (3, 0)]
+        model.set_attn_implementation("eager")
+        expected = recomputed(model, turns)
+        assert relative_error(computed(target_of(model, EagerLauncher()), turns), expected) < TOLERANCE
+
+
 def another_slots_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     fill = StaticPass.fill
 
