@@ -4,6 +4,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -18,9 +19,8 @@ from dflash_trt.cli.failure import EXTRAS
 from tests.engines import trained_engine
 from tests.paths import FIXTURES, REPOSITORY
 
-WITH_EXAMPLES = ("README.md", "docs/runtime.md")
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-EXAMPLES = [(doc, code) for doc in WITH_EXAMPLES for code in BLOCK.findall((REPOSITORY / doc).read_text())]
+EXAMPLES = BLOCK.findall((REPOSITORY / "docs" / "runtime.md").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -29,22 +29,73 @@ def substitutes() -> dict[str, Path]:
     return {'"engine"': trained_engine("tiny-qwen3"), '"openai/gpt-oss-120b"': FIXTURES / "tiny-qwen3"}
 
 
-@pytest.mark.parametrize(("document", "code"), EXAMPLES, ids=[name for name, _ in EXAMPLES])
-def test_example(document: str, code: str, substitutes: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("code", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_example(code: str, substitutes: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     for name, path in substitutes.items():
-        assert name in code, f"{document}: an example without {name}"
+        assert name in code, f"an example without {name}"
         code = code.replace(name, repr(str(path)))
-    exec(compile(code, document, "exec"), {})
+    exec(compile(code, "docs/runtime.md", "exec"), {})
     assert len(capsys.readouterr().out.strip()) > 10
+
+
+ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+def path_of_the_readme(title: str) -> str:
+    """The commands below one heading of README."""
+    section = (REPOSITORY / "README.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    (script,) = FENCE.findall(section)
+    return script
+
+
+def run_script(script: str, cwd: Path) -> str:
+    """stdout of a script that stops at the first command that fails; `cwd` sees the fixtures as a clone does."""
+    (cwd / "tests").symlink_to(REPOSITORY / "tests")
+    command = ["bash", "-euo", "pipefail", "-c", script]
+    done = subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.full
+def test_deploy_path(tmp_path: Path) -> None:
+    """Up to where a GPU begins, and without the hub."""
+    assert "nothing wrong in what was checked" in run_script(path_of_the_readme("Deploy on a GPU machine"), tmp_path)
+    steps = (tmp_path / "steps.sh").read_text()
+    assert "serve openai/gpt-oss-120b" in steps
+    assert 'dflash-trt doctor "$url"' in steps
+    subprocess.run(["bash", "-n", tmp_path / "steps.sh"], check=True)
+
+
+@pytest.mark.full
+def test_quantise_path(tmp_path: Path) -> None:
+    """NVFP4 costs about what README says."""
+    said = run_script(path_of_the_readme("Check or quantise my draft"), tmp_path)
+    (loss,) = re.findall(r"tau loss\W+([0-9.]+)%", said)
+    assert 2 < float(loss) < 8
+
+
+@pytest.mark.full
+def test_compare_path(tmp_path: Path) -> None:
+    """AIPerf of PATH in place of the one that the first line installs."""
+    aiperf = shutil.which("aiperf")
+    if aiperf is None:
+        pytest.skip("no aiperf on PATH: `pip install aiperf==0.13.0` in an environment of its own")
+    install, _, script = path_of_the_readme("Compare on my traffic").partition("\n")
+    assert install.startswith("python3 -m venv aiperf && aiperf/bin/pip install")
+    (tmp_path / "aiperf" / "bin").mkdir(parents=True)
+    (tmp_path / "aiperf" / "bin" / "aiperf").symlink_to(aiperf)
+    demo = f"dflash-trt build {FIXTURES}/tiny-gpt-oss-dflash --target {FIXTURES}/tiny-gpt-oss -o demo\n"
+    run_script(demo + script, tmp_path)
+    assert "tau" in (tmp_path / "report" / "report.md").read_text()
 
 
 def example(name: str, *arguments: object, cwd: Path) -> str:
     """The output of a program in docs/examples."""
     program = REPOSITORY / "docs" / "examples" / name
     command = [sys.executable if program.suffix == ".py" else "bash", program, *arguments]
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     return subprocess.run(
-        list(map(str, command)), cwd=cwd, env=environment, check=True, stdout=subprocess.PIPE, text=True
+        list(map(str, command)), cwd=cwd, env=ENVIRONMENT, check=True, stdout=subprocess.PIPE, text=True
     ).stdout
 
 
@@ -82,14 +133,9 @@ def test_walkthrough_up_to_the_gpu(tmp_path: Path) -> None:
     }.items():
         assert words in script
         script = script.replace(words, fitting)
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "demo works" in done.stdout
-    assert "serve.yaml: nothing wrong in what was checked" in done.stdout
+    said = run_script(script, tmp_path)
+    assert "demo works" in said
+    assert "serve.yaml: nothing wrong in what was checked" in said
     assert "trtllm-serve openai/gpt-oss-120b" in (tmp_path / "steps.sh").read_text()
 
 
@@ -170,10 +216,11 @@ def test_the_check_is_strict() -> None:
 
 
 def test_the_readme_shows_every_command() -> None:
-    lines = commands(REPOSITORY / "README.md")
-    shown = {words[1] for words in lines if words[0] == "dflash-trt"}
-    assert {"inspect", "build", "verify", "serve-config", "triton-repo", "doctor"} <= shown
-    assert [name for name, _ in EXAMPLES] == ["README.md", "docs/runtime.md", "docs/runtime.md"]
+    text = (REPOSITORY / "README.md").read_text()
+    shown = set(re.findall(r"`([a-z-]+)`", text.partition("## Commands")[2]))
+    assert {name for name, command in cli.commands.items() if not command.hidden} == shown
+    assert text.count("\n") <= 100
+    assert len(EXAMPLES) == 2
 
 
 def test_make_targets_exist() -> None:

@@ -31,13 +31,13 @@ def catalogue() -> str:
     lines = [
         "", "## Known checkpoints", "",
         "Facts were " + page.source + ".",
-        "`dflash-trt drafts` prints them with layers, sizes and taps, `drafts TARGET` those of a target,",
-        "`serve-config --list` the deployments. S is the block size. GB are the weights in BF16, FP8 and NVFP4; fc and",
-        "DFlash2's convolutions and codebooks count as BF16 in each. Only Nemotron's drafts have an embedding of",
-        "their own.", "",
+        "`dflash-trt drafts` prints them all, `drafts TARGET` those of a target; `--json` adds where each fact is",
+        "from, and whether config.json itself was read. S is the block size. GB are the weights in BF16, FP8 and",
+        "NVFP4; fc and DFlash2's convolutions and codebooks count as BF16. Only Nemotron's drafts have their own",
+        "embedding.", "",
         *_markdown(("draft", "target", "S", "GB"), [_facts(draft) for draft in known]), "",
         "Sizes and taps of these are not known, as their config.json was not read:", "",
-        *_markdown(("draft", "target", "kind", "tau", "read"), [_named(draft) for draft in unknown]), "",
+        *_by_owner(unknown), "",
         "## Published speed-ups", "",
         "Speed-ups are over plain decoding, as published, each in its own setting. None was measured here.", "",
         *_markdown(("draft", "speed-up", "source"), _speedups(page)), "",
@@ -54,20 +54,28 @@ def catalogue() -> str:
         lines += [f"    * {answer}" for answer in answers]
     lines += ["", "## What was verified here", "", "On a CPU, by family:", ""]
     lines += _grouped((name, family.verified) for name, family in page.families.items())
-    lines += ["", "Where the facts of some drafts come from:", ""]
-    lines += _grouped((_name(draft), draft.source) for draft in page.drafts if draft.source)
     lines += ["", "These licences forbid commercial use:", ""]
     lines += _grouped((_name(draft), draft.licence) for draft in page.drafts if draft.licence)
     return "\n".join(lines).rstrip() + "\n"
 
 
+def _owner(draft: KnownDraft) -> str:
+    """Empty where no repository is known."""
+    owner, slash, _ = draft.draft.partition("/")
+    return owner if slash and " " not in owner else ""
+
+
 def _name(draft: KnownDraft) -> str:
     """Without its owner, which the table of drafts has."""
-    return draft.draft.partition("/")[2] or draft.draft
+    return draft.draft.removeprefix(f"{_owner(draft)}/")
 
 
-def _named(draft: KnownDraft) -> tuple[str, ...]:
-    return (draft.draft, draft.target, draft.kind_name, draft.tau or "?", draft.read)
+def _by_owner(drafts: list[KnownDraft]) -> list[str]:
+    """A line for each owner with the names of their drafts."""
+    names: dict[str, list[str]] = {}
+    for draft in drafts:
+        names.setdefault(_owner(draft) or "no repository known", []).append(_name(draft))
+    return [f"* {owner}: {', '.join(sharing)}" for owner, sharing in names.items()]
 
 
 def _facts(draft: KnownDraft) -> tuple[str, ...]:
