@@ -119,9 +119,9 @@ SHAPE := qwen3-8b
 bench-gpu: $(TOOLS)  ## measure decoding at a published pair's sizes beside transformers; SHAPE=gpt-oss-20b; needs a GPU, and `make test-gpu` before
 	$(BIN)/python benchmarks/bench_gpu.py --shape $(SHAPE)
 
-bench-report: $(TOOLS)  ## the report of a small run that was measured on a CPU, and its pictures in docs
+bench-report: $(TOOLS)  ## the report of a small run that was measured on a CPU, and its curve in docs
 	$(BIN)/dflash-trt bench report tests/fixtures/bench-run -o build/bench-report --force
-	cp build/bench-report/pareto.svg docs/bench-pareto.svg && cp build/bench-report/pareto.png docs/bench-pareto.png
+	cp build/bench-report/pareto.svg docs/bench-pareto.svg
 
 count-kernel: $(TOOLS)  ## count the attention kernel's machine instructions; needs nvcc, no GPU
 	$(PIP) 'nvidia-cuda-nvdisasm>=13' && $(BIN)/python tools/count_kernel.py
