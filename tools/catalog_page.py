@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dflash_trt.deploy.catalog import COLUMNS, Catalog, KnownDraft, catalog, row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 UNKNOWN = "not known"
 MARK = "<!-- Written by `make catalog` from dflash_trt/deploy/data/catalog.json and checkpoints.json. -->\n"
@@ -26,63 +26,48 @@ def replace_catalogue(text: str) -> str:
 def catalogue() -> str:
     """The part of docs/checkpoints.md that is data."""
     page = catalog()
-    known = [draft for draft in page.drafts if draft.weight_bytes() is not None]
-    unknown = [draft for draft in page.drafts if draft not in known]
     lines = [
         "", "## Known checkpoints", "",
         "Facts were " + page.source + ".",
         "`dflash-trt drafts` prints them all, `drafts TARGET` those of a target; `--json` adds where each fact is",
-        "from, and whether config.json itself was read. S is the block size. GB are the weights in BF16, FP8 and",
-        "NVFP4; fc and DFlash2's convolutions and codebooks count as BF16. Only Nemotron's drafts have their own",
-        "embedding.", "",
-        *_markdown(("draft", "target", "S", "GB"), [_facts(draft) for draft in known]), "",
-        "Sizes and taps of these are not known, as their config.json was not read:", "",
-        *_by_owner(unknown), "",
-        "## Published speed-ups", "",
-        "Speed-ups are over plain decoding, as published, each in its own setting. None was measured here.", "",
-        *_markdown(("draft", "speed-up", "source"), _speedups(page)), "",
-        "## Runtimes", "",
-        "Which runtimes load the drafts of a family; a runtime that is not named is not known.", "",
+        "from, and whether config.json itself was read. In brackets: the block size, then GB of the weights in BF16,",
+        "FP8 and NVFP4, where fc and DFlash2's convolutions and codebooks count as BF16; nothing where config.json was",
+        "not read. A runtime that is not named is not known. What was verified here was verified on a CPU.", "",
     ]  # fmt: skip
     for name, family in page.families.items():
-        runtimes = {runtime: answer for runtime, answer in family.runtimes.items() if answer != UNKNOWN}
-        members = ", ".join(_name(draft) for draft in page.drafts if draft.family == name)
-        plain = ", ".join(runtime for runtime, answer in runtimes.items() if answer == "yes")
-        answers = [plain] if plain else []
-        answers += [f"{runtime}: {answer}" for runtime, answer in runtimes.items() if answer != "yes"]
-        lines += [f"* **{name}**, dialect {family.dialect or 'not read'} ({members})"]
-        lines += [f"    * {answer}" for answer in answers]
-    lines += ["", "## What was verified here", "", "On a CPU, by family:", ""]
-    lines += _grouped((name, family.verified) for name, family in page.families.items())
-    lines += ["", "These licences forbid commercial use:", ""]
+        members = ", ".join(_named(draft) for draft in page.drafts if draft.family == name)
+        lines += [f"* **{name}**, dialect {family.dialect or 'not read'}: {members}"]
+        lines += [f"    * {runtime}" for runtime in _runtimes(family.runtimes)]
+        lines += [f"    * verified here: {family.verified}"]
+    lines += [
+        "", "## Published speed-ups", "",
+        "Speed-ups are over plain decoding, as published, each in its own setting. None was measured here.", "",
+        *_markdown(("draft", "speed-up", "source"), _speedups(page)), "",
+        "These licences forbid commercial use:", "",
+    ]  # fmt: skip
     lines += _grouped((_name(draft), draft.licence) for draft in page.drafts if draft.licence)
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _owner(draft: KnownDraft) -> str:
-    """Empty where no repository is known."""
-    owner, slash, _ = draft.draft.partition("/")
-    return owner if slash and " " not in owner else ""
+def _runtimes(answers: Mapping[str, str]) -> list[str]:
+    """One line for all that load a family without conditions, then a line for each other."""
+    plain = ", ".join(runtime for runtime, answer in answers.items() if answer == "yes")
+    others = [f"{runtime}: {answer}" for runtime, answer in answers.items() if answer not in ("yes", UNKNOWN)]
+    return [f"loaded by {plain}", *others] if plain else others
+
+
+def _named(draft: KnownDraft) -> str:
+    """The repository, with block size and sizes of the weights where they are known."""
+    if draft.weight_bytes() is None:
+        return draft.draft
+    facts = dict(zip(COLUMNS, row(draft), strict=True))
+    sizes = "/".join(facts[precision].removesuffix(" GB") for precision in ("BF16", "FP8", "NVFP4"))
+    return f"{draft.draft} ({facts['S']}; {sizes})"
 
 
 def _name(draft: KnownDraft) -> str:
-    """Without its owner, which the table of drafts has."""
-    return draft.draft.removeprefix(f"{_owner(draft)}/")
-
-
-def _by_owner(drafts: list[KnownDraft]) -> list[str]:
-    """A line for each owner with the names of their drafts."""
-    names: dict[str, list[str]] = {}
-    for draft in drafts:
-        names.setdefault(_owner(draft) or "no repository known", []).append(_name(draft))
-    return [f"* {owner}: {', '.join(sharing)}" for owner, sharing in names.items()]
-
-
-def _facts(draft: KnownDraft) -> tuple[str, ...]:
-    """Columns of `drafts` to choose a draft by, the three sizes as one."""
-    facts = dict(zip(COLUMNS, row(draft), strict=True))
-    sizes = "/".join(facts[precision].removesuffix(" GB") for precision in ("BF16", "FP8", "NVFP4"))
-    return (facts["draft"], facts["target"], facts["S"], sizes)
+    """Without the owner of its repository."""
+    return draft.draft.partition("/")[2] or draft.draft
 
 
 def _speedups(page: Catalog) -> list[tuple[str, ...]]:
