@@ -22,6 +22,7 @@ from tests.engines import build
 from tests.llm.serving import await_idle
 from tests.oracle.random_pairs import VOCAB_SIZE, write_random_pair
 
+NUM_REQUESTS = 2000
 NUM_CLIENTS = 6
 CLIENT_PATIENCE = 600.0
 
@@ -100,14 +101,14 @@ class Client:
             self.finished[last.completion.finish_reason] += 1
 
 
-@pytest.mark.parametrize("num_requests", [48, pytest.param(2000, marks=pytest.mark.full)])
-def test_soak(pair: tuple[Path, Path], num_requests: int) -> None:
+@pytest.mark.full
+def test_soak(pair: tuple[Path, Path]) -> None:
     before = requests_alive()
     with LLM(*pair, max_batch_size=4, draft_length="auto", prefill_chunk=16, cache_gib=0.0002) as llm:
         assert llm.metrics().free_cache_tokens < 4 * 60, "some must wait for room"
         clients = [Client(llm, seed) for seed in range(NUM_CLIENTS)]
         resident = []
-        for share in (num_requests // 4, num_requests - num_requests // 4):  # warm-up, soak
+        for share in (NUM_REQUESTS // 4, NUM_REQUESTS - NUM_REQUESTS // 4):  # warm-up, soak
             with ThreadPoolExecutor(NUM_CLIENTS) as pool:
                 runs = [pool.submit(client.run, share // NUM_CLIENTS) for client in clients]
                 for run in runs:
@@ -120,7 +121,7 @@ def test_soak(pair: tuple[Path, Path], num_requests: int) -> None:
 
     asked, given_up = sum(client.asked for client in clients), sum(client.given_up for client in clients)
     finished = sum((client.finished for client in clients), Counter[FinishReason]())
-    assert asked >= num_requests - 2 * NUM_CLIENTS
+    assert asked >= NUM_REQUESTS - 2 * NUM_CLIENTS
     assert given_up > asked / 10
     assert finished.total() + given_up == asked
     assert sum(metrics.finished.values()) == asked

@@ -108,8 +108,8 @@ def mutate(count: int, directory: Path, *names: str) -> str:
     return result.stdout
 
 
-def test_30_mutations(tmp_path: Path) -> None:
-    assert mutate(30, tmp_path, *READERS).count(": 30 mutations, ") == len(READERS)
+def test_10_mutations(tmp_path: Path) -> None:
+    assert mutate(10, tmp_path, *READERS).count(": 10 mutations, ") == len(READERS)
 
 
 @pytest.mark.full

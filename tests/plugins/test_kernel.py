@@ -155,7 +155,7 @@ def test_what_an_older_gpu_lacks_is_noticed(tmp_path: Path) -> None:
 
 
 def test_e4m3_without_the_gpus_conversion(faults: Path) -> None:
-    """Every 97th FP32 number, and those at and halfway between E4M3's: as the emulator converts."""
+    """Every 997th FP32 number, and those at and halfway between E4M3's: as the emulator converts."""
     assert emulation.run(faults, "e4m3") == "0 differ\n"
 
 

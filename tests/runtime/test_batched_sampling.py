@@ -26,7 +26,9 @@ def target_logprobs(workload: Workload, token_ids: list[int]) -> torch.Tensor:
     return target_logits(workload, token_ids).double().log_softmax(dim=-1)
 
 
-@pytest.mark.parametrize(("prefill_chunk", "bias"), [(3, None), (64, {1: 30.0, 3: -50.0})], ids=str)
+@pytest.mark.parametrize(
+    ("prefill_chunk", "bias"), [pytest.param(3, None, marks=pytest.mark.full), (64, {1: 30.0, 3: -50.0})], ids=str
+)
 def test_logprobs_are_the_targets_own(workload: Workload, prefill_chunk: int, bias: dict[int, float] | None) -> None:
     """In a batch, whose prompts are read by chunks and whose beginnings others have left in the caches."""
     params = SamplingParams(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
+CHUNKS = 20  # so that thousands of prompts need megabytes at a time
 SEED = 0
 MIN_PROMPTS = 20
 """Fewer prompts make percentile intervals too narrow and dependent on single prompts."""
@@ -65,7 +66,7 @@ def mean_tau(taus: Sequence[float | None]) -> Mean | None:
     values = np.array([[tau for tau in taus if tau is not None]])  # [1, n]
     if not values.size:
         return None
-    low, high = _interval(lambda drawn: float(drawn.mean()), values)
+    low, high = _interval(lambda drawn: drawn.mean(axis=-1)[0], values)
     return Mean(mean=float(values.mean()), low=low, high=high, num_prompts=values.size)
 
 
@@ -76,7 +77,7 @@ def tau_loss(taus: Sequence[float | None], reference: Sequence[float | None]) ->
         return None
     values = np.array(pairs).T.copy()  # [2, n], each of the two contiguous
     low, high = _interval(_loss, values)
-    return TauLoss(loss=_loss(values), low=low, high=high, num_prompts=len(pairs))
+    return TauLoss(loss=float(_loss(values)), low=low, high=high, num_prompts=len(pairs))
 
 
 def loss_text(loss: TauLoss | None) -> str:
@@ -87,8 +88,8 @@ def loss_text(loss: TauLoss | None) -> str:
     return f"{loss.loss:.2%}{interval}"
 
 
-def _interval(statistic: Callable[[Floats], float], values: Floats) -> tuple[float | None, float | None]:
-    """The percentile bootstrap interval of a statistic of values [m, n]; None, None for a single prompt.
+def _interval(statistic: Callable[[Floats], Floats], values: Floats) -> tuple[float | None, float | None]:
+    """The percentile bootstrap interval of a statistic of values [m, ..., n]; None, None for a single prompt.
 
     Prompts are drawn with replacement, all m values of a prompt together, RESAMPLES times from a fixed seed.
     """
@@ -96,15 +97,16 @@ def _interval(statistic: Callable[[Floats], float], values: Floats) -> tuple[flo
     if count == 1:
         return None, None
     generator = np.random.default_rng(SEED)
-    resampled = [statistic(values[:, generator.integers(count, size=count)]) for _ in range(RESAMPLES)]
+    drawn = (generator.integers(count, size=(RESAMPLES // CHUNKS, count)) for _ in range(CHUNKS))
+    resampled = np.concatenate([statistic(values[:, prompts]) for prompts in drawn])
     tail = (1 - CONFIDENCE) / 2
     low, high = (float(bound) for bound in np.quantile(resampled, [tail, 1 - tail]))
     return low, high
 
 
-def _loss(values: Floats) -> float:
-    tau, reference = values.mean(axis=1)
-    return float(1 - tau / reference)
+def _loss(values: Floats) -> Floats:
+    tau, reference = values.mean(axis=-1)
+    return np.asarray(1 - tau / reference)
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:

@@ -31,6 +31,7 @@ FLAGS = [
     "-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-Werror",
     "-Wno-unknown-pragmas",  # unroll
     "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
+    "-fno-sanitize=null,object-size,vptr",  # a third of the time to compile, for what the address sanitizer finds too
 ]  # fmt: skip
 # Each CTA is allocated anew: without freed memory held back and stacks of allocations a call takes a third less time.
 ASAN_OPTIONS = "detect_leaks=0:detect_stack_use_after_return=0:malloc_context_size=1:quarantine_size_mb=1"

@@ -235,7 +235,7 @@ void print_layout_of_bytes(uint64_t matrix, int digit) {
 void print_exp2() {
   double worst = 0;
   const auto look = [&](uint32_t first, uint32_t last) {
-    for (uint32_t bits = first; bits < last; bits += 64) {
+    for (uint32_t bits = first; bits < last; bits += 256) {
       const float x = std::bit_cast<float>(bits);
       if (x >= -126) worst = std::fmax(worst, std::fabs(exp2_by_polynomial(x) / std::exp2(double{x}) - 1));
     }

@@ -39,7 +39,7 @@ NUM_SLOTS = 4
 MAX_TOKENS = 6
 TAPS = (1, 2)
 TOLERANCE = 1e-4
-QUICK = ("llama", "qwen3_5_text", "bamba", "deepseek_v4", "minimax", "lfm2", "glm_moe_dsa")
+QUICK = ("llama", "qwen3_5_text", "bamba", "minimax", "lfm2")
 """Packed, state that is replayed, positions, streams and buffers, a cache of its own, convolutions that are cropped,
 and sparse attention."""
 SIDE_BY_SIDE = ("hy_v4", "qwen4_exp_text")

@@ -280,7 +280,7 @@ def test_between_two_products_one_function(name: str, tmp_path: Path, monkeypatc
     given = fuse(monkeypatch, tmp_path / "engine", manifest)
     drafter = open_torch(tmp_path / "engine", manifest)
     found = run(drafter)
-    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    assert {key: float((found[key] - expected[key]).abs().max()) for key in expected} == dict.fromkeys(expected, 0)
     assert 4 <= len(given) <= 16, len(given)
     if name == "gpt-oss":
         program = Program(graph_of(tmp_path / "engine"), ["hidden"])
