@@ -51,6 +51,7 @@ def test_commands_of_the_documentation(runtime: str, text: str, others: tuple[st
     (after,) = file_configs(tmp_path / "run.sh", load_schema(runtime), target=options.get("target"))
     changed, old, new = {change.key for change in done.changes}, before.document, after.document
     assert "DFLASH" in str(new.get("speculative_algorithm") or new["speculative_config"]).upper()
+    assert new.get({"sglang": "enable_metrics", "trtllm": "return_perf_metrics"}.get(runtime, ""), True) is True
     differing = {key for key in old.keys() | new.keys() if new.get(key) != old.get(key)}
     assert differing == {key.partition(".")[0] for key in changed}
     lost = Counter(shlex.split(text)) - Counter(shlex.split(done.text))
