@@ -23,7 +23,7 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...] | None] = {
          "include_reasoning", "return_mm_kwargs"),
         (True,),
     ),
-    **dict.fromkeys(("min_tokens", "priority", "routed_experts_prompt_start"), (0,)),
+    **dict.fromkeys(("priority", "routed_experts_prompt_start"), (0,)),
     **dict.fromkeys(("n", "best_of", "stream_interval"), (1,)),
     **dict.fromkeys(("bad_words", "functions"), ([],)),
     **dict.fromkeys(("guided_decoding", "multi_modal_data"), ({},)),
@@ -34,6 +34,23 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...] | None] = {
     "thinking_token_budget": (-1,),
 }  # fmt: skip
 """Neutral values by field; null is one for each. A caller looks up only fields that it does not support."""
+
+_NO_SWITCH = "here chat_template_kwargs is the switch, as far as the chat template has one"
+IGNORED = {
+    "verbosity": "a setting of OpenAI's own models, which no target here has",
+    "thinking": _NO_SWITCH,
+    "enable_thinking": _NO_SWITCH,
+    "prediction": "only a hint for speed, and drafts come from the drafter",
+    "cache_prompt": "only a hint for speed, and prompts are cached as the server was started",
+    "keep_alive": "the model stays loaded",
+    "timings_per_token": "metrics stand in every answer without it",
+    "provider": "there is one provider here, and nothing to route",
+    "route": "there is one provider here, and nothing to route",
+}
+"""Fields that other servers take or ignore, each with the reason why an answer without it serves its sender.
+
+A server ignores them and says so; a field that is here neither supported, neutral nor ignored is refused.
+"""
 
 
 def check_neutral(name: str, value: object, neutral: tuple[object, ...] | None = ANY, *, shown_as: str = "") -> None:

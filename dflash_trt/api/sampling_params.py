@@ -82,6 +82,8 @@ class SamplingParams(SamplerSettings, frozen=True, kw_only=True, forbid_unknown_
     """Answers to each prompt of `LLM.generate` and `LLM.chat`: the `outputs` of its Completion."""
     max_tokens: Annotated[int, Bounds(1, math.inf, "at least 1")] = 128
     """Maximum number of tokens to generate."""
+    min_tokens: Annotated[int, Bounds(0, math.inf, "0 or more")] = 0
+    """Minimum number of tokens: until then no token and no `stop` text that would end the answer ends it."""
     stop: Collection[str] | None = ()
     """One or several texts that end the answer; they are cut from its text. Held as a tuple."""
     stop_token_ids: int | Collection[int] | None = ()
@@ -121,6 +123,8 @@ class SamplingParams(SamplerSettings, frozen=True, kw_only=True, forbid_unknown_
                 raise _refusal("structured_outputs", "a Grammar", self.structured_outputs)
             if self.ignore_eos:
                 raise _refusal("ignore_eos", "False with structured_outputs, whose text ends", True)
+            if self.min_tokens:
+                raise _refusal("min_tokens", "0 with structured_outputs, whose text ends", self.min_tokens)
 
     @property
     def penalizes(self) -> bool:

@@ -5,22 +5,32 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from contextlib import aclosing, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.cli.options import ENGINE, engine_target_option, options, runtime_options, sampling_options
 from dflash_trt.errors import RequestError, printable
 
 if TYPE_CHECKING:
+    from dflash_trt.api.completion import Completion
     from dflash_trt.api.sampling_params import SamplingParams
     from dflash_trt.runtime.embedded_backend import EmbeddedBackend
     from dflash_trt.runtime.server.channels import ChannelTokens
 
 OPTIONS = ("draft_length", "cache_gib", "device", "executor", "dtype")
-HELP = "/reset begins anew, /exit ends (so does Ctrl-D), Ctrl-C stops an answer"
+COMMANDS = {
+    "/help": "show these commands",
+    "/system": "TEXT: begin anew with this system message; without TEXT: show it",
+    "/reset": "begin anew, with the same system message",
+    "/stats": "show tokens, tau and tokens/s of this conversation",
+    "/quit": "end; so do /exit and Ctrl-D",
+}
+HELP = "/help shows the commands, /quit ends, Ctrl-C stops an answer"
 
 
 @click.command(short_help="Talk to an engine in the terminal.")
@@ -32,7 +42,7 @@ HELP = "/reset begins anew, /exit ends (so does Ctrl-D), Ctrl-C stops an answer"
     runtime_options(*OPTIONS),
 )
 def chat(engine: Path, target: str | None, system: str | None, **settings: Any) -> None:
-    """Talk to ENGINE, an engine directory, in the target's chat template.
+    """Talk to ENGINE, an engine directory, in the target's chat template; /help shows the commands.
 
     If stdin is not a terminal, all of it is one message, and only the answer goes to stdout. After each answer, tokens,
     tau, tokens/s and whether it was cut go to stderr.
@@ -70,12 +80,21 @@ class TerminalChat:
 
         self._backend = backend
         self._params = params
-        self._begin = [] if system is None else [{"role": "system", "content": system}]
-        self._messages = list(self._begin)
         self._channels: ChannelTokens | None = ChannelTokens.read(backend.tokenizer)
+        self.system = system
+        self.reset()
 
     def reset(self) -> None:
-        self._messages = list(self._begin)
+        """Forgets the messages, but for the system message."""
+        self._messages = [] if self.system is None else [{"role": "system", "content": self.system}]
+        self._answers: list[Completion] = []
+
+    @property
+    def stats(self) -> str:
+        """What the remembered answers cost together."""
+        answers = self._answers
+        acceptance = sum((each.acceptance for each in answers if each.acceptance is not None), Acceptance())
+        return f"{len(answers)} answers, {_costs(answers, acceptance.tau)}"
 
     async def ask(self, message: str) -> None:
         """Shows the answer as it comes, and what it cost; only an answer that came to its end is remembered."""
@@ -99,13 +118,18 @@ class TerminalChat:
                 answer = chunk.completion
         click.echo()
         assert answer is not None
-        tau = "-" if answer.tau is None else f"{answer.tau:.2f}"
-        tokens = len(answer.token_ids)
-        costs = f"{tokens} tokens, tau {tau}, {tokens / answer.seconds:.1f} tokens/s"
+        costs = _costs([answer], answer.tau)
         if answer.finish_reason == FinishReason.LENGTH:
             costs += f"; cut at --max-tokens {self._params.max_tokens}"
         click.secho(costs, err=True, dim=True)
         self._messages = [*messages, {"role": "assistant", "content": content}]
+        self._answers.append(answer)
+
+
+def _costs(answers: Sequence[Completion], tau: float | None) -> str:
+    tokens, seconds = sum(len(each.token_ids) for each in answers), sum(each.seconds for each in answers)
+    speed = f"{tokens / seconds:.1f}" if seconds else "-"
+    return f"{tokens} tokens, tau {'-' if tau is None else f'{tau:.2f}'}, {speed} tokens/s"
 
 
 def _shown(text: str, stream: TextIO) -> str:
@@ -139,14 +163,27 @@ def _talk(conversation: TerminalChat) -> None:
         except UnicodeDecodeError as error:
             click.echo(f"error: expected UTF-8, found {error.reason} at byte {error.start}", err=True)
             continue
-        if line == "/exit":
+        if line in ("/quit", "/exit"):
             return
-        if line == "/reset":
-            conversation.reset()
-        elif line.startswith("/"):
-            click.echo(f"{line.split()[0]}: expected /reset or /exit", err=True)
+        if line.startswith("/"):
+            click.secho(_obey(conversation, *line.split(maxsplit=1)), err=True, dim=True)
         elif line:
             _ask(conversation, line)
+
+
+def _obey(conversation: TerminalChat, command: str, text: str = "") -> str:
+    """Obeys a command other than /quit; returns what to say to it."""
+    if command not in COMMANDS or (text and command != "/system"):
+        return f"{command} {text}".strip() + f": expected one of {', '.join(COMMANDS)}"
+    if command == "/help":
+        return "\n".join(f"{name:8} {meaning}" for name, meaning in COMMANDS.items())
+    if command == "/stats":
+        return conversation.stats
+    if command == "/system" and not text:
+        return conversation.system or "no system message"
+    conversation.system = text or conversation.system
+    conversation.reset()
+    return "a new conversation"
 
 
 def _ask(conversation: TerminalChat, line: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import zip_longest
@@ -53,6 +53,22 @@ class LogitBias:
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Does nothing: the bias is the same everywhere."""
+
+
+class MinTokens:
+    """Rules out the tokens that would end an answer before it has `num_tokens` tokens."""
+
+    def __init__(self, num_tokens: int, stop_ids: Iterable[int]) -> None:
+        self._num_left = num_tokens
+        self._stop_ids = list(stop_ids)
+
+    def process(self, logits: npt.NDArray[np.float32], proposals: Sequence[int]) -> None:
+        """Masks the rows of tokens that come too early."""
+        logits[: self._num_left, self._stop_ids] = -np.inf
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Counts the tokens."""
+        self._num_left = max(0, self._num_left - len(token_ids))
 
 
 KEPT_BYTES = 2**23

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,7 +27,7 @@ from dflash_trt.runtime.draft_length import DraftLength, FixedLength, parse_draf
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.kvcache.slots import SlotPool
-from dflash_trt.runtime.logits_processors import GrammarCompiler, LogitBias, LogitsProcessor
+from dflash_trt.runtime.logits_processors import GrammarCompiler, LogitBias, LogitsProcessor, MinTokens
 from dflash_trt.runtime.model_runner import LocalRunner, ModelRunner
 from dflash_trt.runtime.ranks.parallel_runner import TensorParallelRunner, follow, rank_facts
 from dflash_trt.runtime.ranks.roles import Follower, Leader
@@ -89,22 +89,29 @@ class Session:
         most = self.manifest.draft.num_draft_tokens
         if params.draft_length is not None and params.draft_length > most:
             raise RequestError(f"draft_length: expected 0 to {most}, found {params.draft_length}")
+        if params.min_tokens > params.max_tokens:
+            expected = f"at most max_tokens, {params.max_tokens}"
+            raise RequestError(f"min_tokens: expected {expected}, found {params.min_tokens}")
         if params.stop and self.tokenizer is None:
             raise RequestError("stop: expected a target with a tokenizer, found none")
+        stop_ids = params.stop_ids | (frozenset() if params.ignore_eos else self.stop_ids)
         return Request(
             prompt_ids=[int(token) for token in prompt_ids],
             params=params,
             sampler=params.sampler(),
-            processors=self._processors(params),
-            stop_ids=params.stop_ids | (frozenset() if params.ignore_eos else self.stop_ids),
-            text=None if self.tokenizer is None else TextStream(self.tokenizer, params.stop_texts),
+            processors=self._processors(params, stop_ids),
+            stop_ids=stop_ids,
+            text=None if self.tokenizer is None else TextStream(self.tokenizer, params.stop_texts, params.min_tokens),
             on_progress=on_progress,
         )
 
-    def _processors(self, params: SamplingParams) -> list[LogitsProcessor]:
+    def _processors(self, params: SamplingParams, stop_ids: Iterable[int]) -> list[LogitsProcessor]:
         processors: list[LogitsProcessor] = []
+        vocab_size = self.manifest.target.vocab_size
+        if params.min_tokens and (early := [token for token in stop_ids if token < vocab_size]):
+            processors.append(MinTokens(params.min_tokens, early))
         if params.logit_bias:
-            if (largest := max(params.logit_bias)) >= (vocab_size := self.manifest.target.vocab_size):
+            if (largest := max(params.logit_bias)) >= vocab_size:
                 raise RequestError(f"logit_bias: expected token ids from 0 to {vocab_size - 1}, found {largest}")
             processors.append(LogitBias(params.logit_bias))
         if params.structured_outputs is not None:

@@ -12,15 +12,16 @@ if TYPE_CHECKING:
 
 
 class TextStream:
-    """Turns tokens into text as they come; ends before the first stop text."""
+    """Turns tokens into text as they come; ends before the first stop text that ends behind `min_tokens` tokens."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
         self._text = ""
         self.stopped_by: str | None = None
         """The stop text before which it ended."""
         self._tokenizer = tokenizer
         self._decoder = _decode_stream()
         self._stop = stop
+        self._min_tokens = min_tokens
         self._token_ids: list[int] = []
         self._num_decoded = 0
         self._is_closed = False
@@ -77,8 +78,8 @@ class TextStream:
 
     def _grow(self, text: str) -> None:
         # A stop text that was not there before ends in the new piece.
-        begin = max(0, len(self._text) - max(map(len, self._stop), default=0))
-        ends = [(at, stop) for stop in self._stop if (at := text.find(stop, begin)) >= 0]
+        begin, searched = len(self._text) + 1, self._stop if self._num_decoded > self._min_tokens else ()
+        ends = [(at, stop) for stop in searched if (at := text.find(stop, max(0, begin - len(stop)))) >= 0]
         end, self.stopped_by = min(ends, default=(len(text), None))
         self._text = text[:end]
 

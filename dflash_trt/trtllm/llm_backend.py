@@ -229,7 +229,7 @@ def sampling_arguments(params: SamplingParams, *, is_speculative: bool) -> dict[
             f" such requests, found {' and '.join(f'{name} {getattr(params, name)}' for name in found)}",
             hint="leave it out, or decode without drafts",
         )
-    for name in ("logit_bias", "top_logprobs", "prompt_logprobs", "structured_outputs"):
+    for name in ("min_tokens", "logit_bias", "top_logprobs", "prompt_logprobs", "structured_outputs"):
         if value := getattr(params, name):
             raise RequestError(f"{name}: expected none, because only the embedded runtime has it, found {value!r}")
     if params.draft_length is not None:

@@ -33,6 +33,7 @@ def read_request(request: Mapping[str, Any], max_length: int) -> tuple[list[int]
     return prompt, SamplingParams(
         **given,
         max_tokens=max_tokens,
+        min_tokens=stop.get("min_tokens") or 0,
         stop=stop.get("stop"),
         stop_token_ids=stop_ids,
         ignore_eos=bool(stop.get("ignore_eos")),

@@ -197,10 +197,14 @@ class Channels:
         tokens: ChannelTokens,
         tokenizer: PreTrainedTokenizerBase,
         stop: Sequence[str] = (),
+        min_tokens: int = 0,
         *,
         has_tools: bool = False,
     ) -> None:
-        """Cuts the text of each message at a `stop` string; with tools, a message to a function is a call."""
+        """Cuts each message at a `stop` text that ends behind `min_tokens` tokens of the response.
+
+        With tools, a message to a function is a call.
+        """
         self._has_tools = has_tools
         self._role: Sequence[int] = ()
         self._function: str | None = None
@@ -210,6 +214,7 @@ class Channels:
         self._tokens = tokens
         self._tokenizer = tokenizer
         self._stop = stop
+        self._num_early = min_tokens
         self._header: list[int] | None = None
         self._is_reasoning = False
         self._text: TextStream | None = self._open()
@@ -219,6 +224,7 @@ class Channels:
         added = ["", ""]
         calls: list[CallDelta] = []
         for token in token_ids:
+            self._num_early = max(0, self._num_early - 1)
             if token == self._tokens.channel or token in self._tokens.ends:
                 self._close(added, calls)
                 self._role = (self._header or ()) if token == self._tokens.channel else ()
@@ -242,7 +248,7 @@ class Channels:
         return added[0], added[1], calls
 
     def _open(self) -> TextStream:
-        return TextStream(self._tokenizer, self._stop)
+        return TextStream(self._tokenizer, self._stop, self._num_early)
 
     def _close(self, added: list[str], calls: list[CallDelta]) -> None:
         """Ends the text of a message; tokens up to the next message are no text."""

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from dflash_trt import __version__
 from dflash_trt.api.backend import Chunk, ServedBackend, check_room
 from dflash_trt.api.completion import Completion
+from dflash_trt.api.neutral_fields import IGNORED
 from dflash_trt.api.sampling_params import DEFAULT_CHAT_TOKENS, SamplingParams
 from dflash_trt.errors import DFlashError, EngineError
 from dflash_trt.runtime.server.grammars import GrammarProcesses
@@ -78,6 +79,8 @@ class Generation:
                 delta = choice.add(chunk, is_delta=True)
                 if not has_usage and all(each.completion is not None for each in self._choices):
                     extra = {"metrics": self._envelope.metrics(self._choices)}
+                if self._request.continuous_usage:
+                    extra["usage"] = usage(len(self._sequences[choice.index][0]), [choice])
                 if has_content(delta):
                     yield self._envelope.wrap([delta], **extra)
         if has_usage:
@@ -237,16 +240,20 @@ class Endpoints:
                 self._backend, self._model, self._metrics, request, prompt_ids, self._token_texts, span
             )
             http_request.scope["dflash_trt.log_fields"] = generation.log_fields
+            headers = {}
+            if request.ignored:
+                generation.log_fields["ignored"] = " ".join(request.ignored)
+                headers["warning"] = ", ".join(f'299 - "{name}: ignored: {IGNORED[name]}"' for name in request.ignored)
             if not request.stream:
                 document = await cancel_on_disconnect(http_request.receive, generation.response())
-                return MsgspecResponse(document)
+                return MsgspecResponse(document, headers=headers)
             events = generation.events()
             try:  # before the headers are sent, so that an error has its status
                 first = await cancel_on_disconnect(http_request.receive, _next(events))
             except BaseException:
                 await events.aclose()
                 raise
-            return EventStream(_prepend(first, events, admission.pop_all()))
+            return EventStream(_prepend(first, events, admission.pop_all()), headers)
 
     async def _prompt_ids(self, request: CompletionRequest, num_bytes: int, client: str) -> list[list[int]]:
         if request.is_chat:

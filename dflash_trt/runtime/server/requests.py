@@ -10,7 +10,7 @@ import msgspec
 
 from dflash_trt.api.backend import Prompt
 from dflash_trt.api.chat_template import join_parts
-from dflash_trt.api.neutral_fields import ANY, NEUTRAL_VALUES, check_neutral
+from dflash_trt.api.neutral_fields import ANY, IGNORED, NEUTRAL_VALUES, check_neutral
 from dflash_trt.api.sampling_params import (
     MAX_TOP_LOGPROBS,
     OPENAI_TEMPERATURE,
@@ -25,7 +25,7 @@ from dflash_trt.runtime.server.http_error import HttpError
 from dflash_trt.runtime.server.limits import decode_object
 from dflash_trt.runtime.server.tools import ToolFormat, Tools, call_grammar, read_tools
 
-SAMPLING_FIELDS = (*SAMPLER_FIELDS, "stop", "stop_token_ids", "ignore_eos", "draft_length")
+SAMPLING_FIELDS = (*SAMPLER_FIELDS, "min_tokens", "stop", "stop_token_ids", "ignore_eos", "draft_length")
 OTHER_FIELDS = {
     "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "n", "stream", "stream_options", "logprobs",
     "top_logprobs", "return_steps", "echo", "logit_bias", "response_format", "structured_outputs",
@@ -57,6 +57,11 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     n: int
     stream: bool
     include_usage: bool
+    """Whether a stream ends with the usage of all sequences."""
+    continuous_usage: bool
+    """Whether each event has the usage so far of its sequence, as in vLLM."""
+    ignored: list[str]
+    """Given fields without effect that their sender should know of."""
     return_steps: bool
     tools: Tools | None
     template_kwargs: dict[str, Any]
@@ -90,8 +95,6 @@ def parse_request(
     options = fields.pop("stream_options", {})
     if not isinstance(options, dict) or options.keys() - STREAM_OPTIONS:
         raise _invalid("stream_options", '{"include_usage": true}', options)
-    if options.get("continuous_usage_stats"):
-        raise _invalid("stream_options.continuous_usage_stats", "false, which is the only supported value", True)
     n = fields.get("n", 1)
     if not is_integer(n) or n < 1:
         raise _invalid("n", "an integer, at least 1", n)
@@ -121,6 +124,8 @@ def parse_request(
         n=n,
         stream=_boolean(fields, "stream"),
         include_usage=_boolean(options, "include_usage"),
+        continuous_usage=_boolean(options, "continuous_usage_stats") and _boolean(options, "include_usage"),
+        ignored=[name for name in IGNORED if name in fields],
         return_steps=_boolean(fields, "return_steps"),
         tools=tools,
         template_kwargs=_template_kwargs(fields),
@@ -131,7 +136,7 @@ def parse_request(
 
 def _check_names(fields: dict[str, Any], is_chat: bool) -> None:
     for name, value in fields.items():
-        if name in OTHER_FIELDS or name in SAMPLING_FIELDS:
+        if name in OTHER_FIELDS or name in SAMPLING_FIELDS or name in IGNORED:
             continue
         if name.startswith("guided_"):
             raise RequestError(f"{name}: expected structured_outputs, its name since vLLM 0.12, found the old one")

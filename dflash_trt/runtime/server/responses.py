@@ -38,13 +38,17 @@ class Choice:
         self.index = index
         self._token_texts = token_texts
         self._prompt_ids = prompt_ids
+        self.num_generated_tokens = 0
+        """Tokens of the completion so far; 0 where only the prompt is echoed."""
         self.completion: Completion | None = None
         self._request = request
         self._tokenizer = tokenizer
         tokens = ChannelTokens.read(tokenizer) if request.is_chat else None
-        has_tools = request.tools is not None
+        has_tools, params = request.tools is not None, request.params
         self._channels = (
-            None if tokens is None else Channels(tokens, tokenizer, request.params.stop_texts, has_tools=has_tools)
+            None
+            if tokens is None
+            else Channels(tokens, tokenizer, params.stop_texts, params.min_tokens, has_tools=has_tools)
         )
         self._hermes = HermesParser() if has_tools and tokens is None else None
         self._num_calls = 0
@@ -63,11 +67,6 @@ class Choice:
         return parser is not None and parser.has_open_call
 
     @property
-    def num_generated_tokens(self) -> int:
-        """Tokens of the completion; 0 where only the prompt is echoed."""
-        return 0 if self.completion is None or self._request.max_tokens == 0 else len(self.completion.token_ids)
-
-    @property
     def num_cached_tokens(self) -> int:
         """Cached tokens of the prompt, counted for the first answer to it only."""
         if self.completion is None or self.index % self._request.n:
@@ -81,6 +80,7 @@ class Choice:
             chunk = msgspec.structs.replace(
                 chunk, text="", token_ids=[], logprobs=chunk.logprobs and [], top_logprobs=None
             )
+        self.num_generated_tokens += len(chunk.token_ids)
         choice: Json = {"index": self.index}
         if self._request.is_chat:
             choice["delta" if is_delta else "message"] = self._message(chunk, is_delta)
@@ -191,14 +191,15 @@ class Envelope:
 
 
 def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> Json:
-    """Token counts of all prompts, each counted once, and of all sequences."""
+    """Token counts of all prompts, each counted once, and of all sequences so far."""
     num_generated = sum(choice.num_generated_tokens for choice in choices)
     counts: Json = {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_generated,
         "total_tokens": num_prompt_tokens + num_generated,
-        "prompt_tokens_details": {"cached_tokens": sum(choice.num_cached_tokens for choice in choices)},
     }
+    if all(choice.completion is not None for choice in choices):
+        counts["prompt_tokens_details"] = {"cached_tokens": sum(choice.num_cached_tokens for choice in choices)}
     if num_reasoning := sum(choice.num_reasoning_tokens for choice in choices):
         counts["completion_tokens_details"] = {"reasoning_tokens": num_reasoning}
     return counts

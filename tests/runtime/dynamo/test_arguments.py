@@ -70,6 +70,7 @@ def sent(**fields: object) -> dict[str, Any]:
             SamplingParams(temperature=1.0, max_tokens=61, ignore_eos=True, logprobs=True),
         ),
         ({"n": 1, "min_tokens": 0, "guided_decoding": {}}, SamplingParams(temperature=1.0, max_tokens=61)),
+        ({"min_tokens": 9}, SamplingParams(temperature=1.0, max_tokens=61, min_tokens=9)),
     ],
 )  # fmt: skip
 def test_honoured(fields: dict[str, Any], expected: SamplingParams) -> None:
@@ -79,7 +80,7 @@ def test_honoured(fields: dict[str, Any], expected: SamplingParams) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"n": 2}, {"best_of": 2}, {"use_beam_search": True}, {"length_penalty": 0.5}, {"min_tokens": 1},
+        {"n": 2}, {"best_of": 2}, {"use_beam_search": True}, {"length_penalty": 0.5},
         {"include_stop_str_in_output": True}, {"guided_decoding": {"regex": "a"}}, {"max_thinking_tokens": 9},
         {"logprobs": 2}, {"prompt_logprobs": 0}, {"multi_modal_data": {"image_url": []}}, {"prefill_result": {}},
         {"bootstrap_info": {}}, {"seed": -3}, {"top_p": 1.5}, {"max_tokens": 0},

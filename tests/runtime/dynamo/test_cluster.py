@@ -70,8 +70,8 @@ def test_every_stream_is_its_single_run(engine: Path, tmp_path: Path) -> None:
 def test_the_openai_client_counts_what_the_workers_count(engine: Path, tmp_path: Path) -> None:
     async def ask(running: Cluster) -> list[tuple[int, int]]:
         async with AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none", timeout=PATIENCE) as client:
-            with pytest.raises(BadRequestError, match="min_tokens"):
-                await client.completions.create(model=running.model, prompt="a", extra_body={"min_tokens": 2})
+            with pytest.raises(BadRequestError, match="length_penalty"):
+                await client.completions.create(model=running.model, prompt="a", extra_body={"length_penalty": 2.0})
             (model,) = (await client.models.list()).data
             assert model.id == running.model
             asked = [
@@ -141,8 +141,8 @@ def check_one_answer(running: Cluster, engine: Path) -> None:
 
 
 def check_refused(running: Cluster) -> None:
-    answer = httpx.post(f"{running.url}/v1/completions", json=running.body("a", min_tokens=2), timeout=PATIENCE)
-    assert (answer.status_code, answer.json()["message"][:11]) == (400, "min_tokens:")
+    answer = httpx.post(f"{running.url}/v1/completions", json=running.body("a", length_penalty=2.0), timeout=PATIENCE)
+    assert (answer.status_code, answer.json()["message"][:15]) == (400, "length_penalty:")
 
 
 def check_disconnect(running: Cluster) -> None:

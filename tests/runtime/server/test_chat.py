@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TextIO
 
 import pytest
+from transformers import AutoTokenizer
 
+from dflash_trt.api.completion import Completion
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.cli.chat import _shown
 from dflash_trt.llm import LLM
@@ -60,23 +62,34 @@ def test_a_target_without_a_template(engine: Path, tmp_path: Path) -> None:
     assert result.stderr.startswith("error: chat: expected a tokenizer with a chat template, found none\n")
 
 
-def test_a_terminal_is_a_conversation(engine: Path, chat_target: Path, llm: LLM) -> None:
-    messages: list[dict[str, str]] = []
-    expected = []
-    for line in ("one", "two"):
-        messages.append({"role": "user", "content": line})
-        expected.append(llm.chat(messages, PARAMS)[0].text)
-        messages.append({"role": "assistant", "content": expected[-1]})
-    expected.append(llm.chat([{"role": "user", "content": "one"}], PARAMS)[0].text)
+def test_a_terminal_is_a_conversation(engine: Path, llm: LLM) -> None:
+    target = FIXTURES / "tiny-gpt-oss"
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    first, second = {"role": "user", "content": "1+1"}, {"role": "user", "content": "hi"}
+
+    def answer(*messages: dict[str, str]) -> Completion:
+        prompt = tokenizer.apply_chat_template([*messages], add_generation_prompt=True, return_dict=False)
+        return llm.generate([prompt], PARAMS)[0]
+
+    one = answer(first)
+    two = answer(first, {"role": "assistant", "content": one.text}, second)
+    answers = [one, two, one, answer({"role": "system", "content": "Be terse."}, first)]
+    assert len({each.text for each in answers}) == 3
     parent, child = pty.openpty()
-    os.write(parent, b"one\n/nothing\ntwo\n/reset\none\n/exit\n")
+    os.write(parent, b"1+1\n/nothing\nhi\n/stats\n/help\n/reset\n1+1\n/system Be terse.\n/system\n1+1\n/quit\n")
     with os.fdopen(child) as terminal:
-        result = chat(engine, chat_target, terminal)
+        result = chat(engine, target, terminal)
     os.close(parent)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.replace("> ", "") == "".join(f"{text}\n" for text in expected)
-    assert result.stderr.count(" tokens, tau ") == 3
-    assert "/nothing: expected /reset or /exit" in result.stderr
+    assert result.stdout.replace("> ", "") == "".join(f"{each.text}\n" for each in answers)
+    cost = r"{} tokens, tau \d\.\d\d, \S+ tokens/s.*\n"
+    costs = [cost.format(len(each.token_ids)) for each in answers]
+    assert re.search(
+        rf"{costs[0]}/nothing: expected one of /help, /system, /reset, /stats, /quit\n{costs[1]}"
+        rf"2 answers, {cost.format(len(one.token_ids) + len(two.token_ids))}/help +show these commands\n(/.*\n)*"
+        rf"a new conversation\n{costs[2]}a new conversation\nBe terse\.\n{costs[3]}",
+        result.stderr,
+    )
 
 
 @pytest.mark.parametrize(

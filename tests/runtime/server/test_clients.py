@@ -16,15 +16,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dflash_trt import __version__
 from dflash_trt.errors import EndpointError
+from dflash_trt.llm import LLM
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup, ProbePrompt, prompts
-from dflash_trt.observe.diagnosis.probes import OUT_OF_TIME, Prober, chats, group, plain
+from dflash_trt.observe.diagnosis.probes import OUT_OF_TIME, Prober, chats, group, plain, speeds
 from dflash_trt.observe.endpoints.answer import Answer
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import identify
 from dflash_trt.observe.endpoints.meters import acceptance_during, meter
+from tests.cli.commands import run
 from tests.engines import trained_engine
 from tests.paths import FIXTURES
-from tests.runtime.server.live import MODEL, PATIENCE, Live, started
+from tests.runtime.server.live import MODEL, PATIENCE, Live, serving, started
 
 TARGET = FIXTURES / "tiny-qwen3"
 ROWS = [
@@ -227,7 +229,22 @@ def test_what_the_server_refuses_ends_the_probe(live: Live) -> None:
     with Client(live.url) as client:
         asker = Prober(client, identify(client), is_chat=True, seconds=PATIENCE)
         question = prompts().short["tea"]
-        refused = group("thinking", [lambda: asker.ask("tea", question, max_tokens=4, min_tokens=1)])
+        refused = group("thinking", [lambda: asker.ask("tea", question, max_tokens=4, best_of=2)])
     assert refused.samples == []
     assert refused.why_not.startswith("the server refuses it: ")
-    assert "min_tokens" in refused.why_not
+    assert "best_of" in refused.why_not
+
+
+@pytest.mark.full
+def test_a_busy_server_is_named_as_busy(llm: LLM) -> None:
+    """A probe that gets 429 is no verdict: the load is left out by name, and a first probe ends the command."""
+    with serving(llm, max_waiting=0) as live:
+        with Client(live.url) as client:
+            found, why_not = speeds(Prober(client, identify(client), is_chat=False, seconds=PATIENCE), [None])
+        assert {speed.concurrency for speed in found} == {1}
+        assert why_not == "the server refuses 16 requests at a time"
+        admission = live.endpoints.admission
+        with admission.admit(2, "one"), admission.admit(2, "another"):
+            result = run("doctor", live.url, "--no-load")
+        assert (result.returncode, result.stdout) == (1, "")
+        assert "429" in result.stderr

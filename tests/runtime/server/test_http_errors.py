@@ -195,7 +195,7 @@ WRONG: list[tuple[str, Any]] = [
     ("logit_bias", {"5": 101}), ("logit_bias", {"x": 1}), ("logit_bias", {"1" * 5000: 1}),
     ("logit_bias", {"5": 10**400}), ("logit_bias", {"10000": 1}), ("logit_bias", [5]),
     ("logit_bias", {str(i): 1 for i in range(1025)}), ("return_tokens_as_token_ids", 1), ("top_logprobs", 2),
-    ("tools", [{}]), ("min_tokens", 5), ("no_such_field", 1),
+    ("tools", [{}]), ("min_tokens", -1), ("min_tokens", 99), ("min_tokens", "5"), ("no_such_field", 1),
     ("response_format", {"type": "json_object", "schema": {}}),
     ("response_format", "json"), ("response_format", {"type": "xml"}), ("response_format", {"type": "json_schema"}),
     ("response_format", {"type": "json_schema", "json_schema": {"schema": {"type": "nope"}}}),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dflash_trt.api.completion import Completion
-from dflash_trt.api.neutral_fields import NEUTRAL_VALUES
+from dflash_trt.api.neutral_fields import IGNORED, NEUTRAL_VALUES
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.runtime.server.openai_logprobs import TokenTexts
 from dflash_trt.runtime.server.requests import OTHER_FIELDS, SAMPLING_FIELDS
@@ -166,12 +166,12 @@ def test_nobody_who_does_not_ask_gets_them(live: Live) -> None:
 HONOURED = {
     "model", "prompt", "messages", "echo", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs", "max_tokens",
     "max_completion_tokens", "n", "presence_penalty", "seed", "stop", "stream", "stream_options", "temperature",
-    "top_p", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "response_format",
+    "top_p", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "min_tokens", "response_format",
     "structured_outputs", "return_tokens_as_token_ids", "tools", "tool_choice", "parallel_tool_calls",
     "reasoning_effort", "chat_template_kwargs",
 }  # fmt: skip
 REFUSED: dict[str, Any] = {
-    "suffix": "x", "use_beam_search": True, "watermarking": True, "length_penalty": 2.0, "min_tokens": 1,
+    "suffix": "x", "use_beam_search": True, "watermarking": True, "length_penalty": 2.0,
     "include_stop_str_in_output": True, "skip_special_tokens": False, "spaces_between_special_tokens": False,
     "truncate_prompt_tokens": 5, "truncation_side": "left", "allowed_token_ids": [1], "prompt_logprobs": 1,
     "logprob_token_ids": [1], "bad_words": ["x"], "prompt_embeds": "x", "add_special_tokens": False, "priority": 1,
@@ -224,6 +224,55 @@ def test_each_field_of_vllm(live: Live) -> None:
         harmless.pop("guided_decoding")  # Dynamo's
         harmless["add_special_tokens"] = not is_chat
         assert live.post(path, **request, max_tokens=1, **harmless).status_code == 200
+
+
+def test_what_aiperf_sends(live: Live) -> None:
+    """Fields of `--extra-inputs ignore_eos:true --extra-inputs min_tokens:N --per-chunk-usage`."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"n": 2, "max_tokens": 12, "min_tokens": 12, "ignore_eos": True, "temperature": 0, "stream_options": options}
+    requests = {
+        "/v1/completions": {"prompt": ["def f(", "import os\n"]},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    }
+    for path, request in requests.items():
+        *events, last = live.events(path, **request, **body)
+        total = last["usage"]
+        counts: dict[int, list[Any]] = {}
+        for event in events:
+            counts.setdefault(event["choices"][0]["index"], []).append(event["usage"])
+        for usages in counts.values():
+            tokens = [usage["completion_tokens"] for usage in usages]
+            assert tokens == sorted(tokens)
+            assert (len(tokens) > 2, tokens[0] < 12, tokens[-1]) == (True, True, 12)
+            assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
+        assert total["completion_tokens"] == 12 * len(counts)
+        assert total["prompt_tokens"] == sum(usages[0]["prompt_tokens"] for usages in counts.values()) // 2
+    alone = live.events(prompt="x", max_tokens=4, stream_options={"continuous_usage_stats": True})
+    assert not any("usage" in event for event in alone)
+
+
+def test_a_stop_text_of_a_chat_waits_for_min_tokens(live: Live) -> None:
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+
+    def answer(**fields: Any) -> str:
+        return str(live.post("/v1/chat/completions", **chat, **fields).json()["choices"][0]["message"]["content"])
+
+    text = answer()
+    cut, whole = (answer(stop=text[1:3], min_tokens=least) for least in (0, 12))
+    assert (cut, whole) == (text[: text.index(text[1:3])], text)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_ignored_fields_are_told(live: Live, stream: bool) -> None:
+    given = {"verbosity": "low", "thinking": {"type": "enabled"}, "user": "u", "prediction": None}
+    answer = live.post(prompt="x", max_tokens=1, stream=stream, **given)
+    assert answer.status_code == 200
+    assert answer.headers["warning"] == ", ".join(
+        f'299 - "{name}: ignored: {IGNORED[name]}"' for name in ("verbosity", "thinking")
+    )
+    assert not any(set(reason) & set('",\\\n') - {","} for reason in IGNORED.values())
+    assert not IGNORED.keys() & (OTHER_FIELDS | set(SAMPLING_FIELDS) | NEUTRAL_VALUES.keys())
+    assert "warning" not in live.post(prompt="x", max_tokens=1, user="u").headers
 
 
 SETTINGS: list[dict[str, Any]] = [
