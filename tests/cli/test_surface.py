@@ -49,6 +49,7 @@ def test_completion(monkeypatch: pytest.MonkeyPatch) -> None:
         ("quantize draft --recipe mixed", "plain,mixed-nvfp4-fp8"),
         ("inspect draft --target openai/gpt-oss-1", "plain,openai/gpt-oss-120b"),
         ("doctor ./eng", "file,./eng"),
+        ("serve-config engine --gpus b300x8", "plain,b300x8"),
     ],
 )
 def test_names_and_paths_are_completed(words: str, expected: str) -> None:
