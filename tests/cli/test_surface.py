@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from dflash_trt import __version__
 from dflash_trt.cli import cli
 from tests.cli.commands import run, run_process, surface
 from tests.paths import REPOSITORY
@@ -76,12 +75,11 @@ def _parameters(group: click.Group) -> Iterator[tuple[str, click.Parameter]]:
         yield from ((name, parameter) for parameter in command.params)
 
 
-def test_help_and_version() -> None:
+def test_help() -> None:
     result = run("--help")
     assert (result.returncode, result.stderr) == (0, "")
     for name in cli.commands:
         assert f"\n  {name} " in result.stdout
-    assert run("--version").stdout == f"dflash-trt, version {__version__}\n"
 
 
 if __name__ == "__main__":
