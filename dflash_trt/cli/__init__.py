@@ -13,7 +13,6 @@ from typing import NoReturn
 
 import click
 
-from dflash_trt import __version__
 from dflash_trt.cli.bench import bench
 from dflash_trt.cli.build import build
 from dflash_trt.cli.capture import capture
@@ -35,6 +34,7 @@ from dflash_trt.cli.triton_repo import triton_repo
 from dflash_trt.cli.try_ import try_
 from dflash_trt.cli.tune import tune
 from dflash_trt.cli.verify import verify
+from dflash_trt.cli.version import print_version
 from dflash_trt.errors import DFlashError
 
 COMPLETION = """\b
@@ -44,7 +44,8 @@ Completion in bash (zsh_source, fish_source for other shells):
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=COMPLETION)
-@click.version_option(__version__, prog_name="dflash-trt")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=print_version,
+              help="Show the version, its commit and what its kernels are compiled for, and exit.")  # fmt: skip
 def cli() -> None:
     """DFlash speculative decoding: from a draft checkpoint to engines, configurations and servers."""
 

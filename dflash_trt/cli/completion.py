@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Argument types that the shell completes: paths, or names that stand for them."""
+"""Argument types that the shell completes: paths, names that stand for them, and GPUs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from click.shell_completion import CompletionItem
 
 from dflash_trt.deploy.catalog import catalog
 from dflash_trt.deploy.deployment_file import shipped_deployments
+from dflash_trt.deploy.gpus import known_gpus
 from dflash_trt.quantize.recipe import recipe_names
 
 
@@ -23,6 +24,16 @@ class PathOrName(click.types.StringParamType):
         # Bash drops what was listed before an item of the type "file".
         listed = [CompletionItem(name) for name in self.names() if name.startswith(incomplete)]
         return [CompletionItem(incomplete, type="file"), *listed]
+
+
+class GpusType(click.types.StringParamType):
+    """GPUs and their count, b300x8; the shell completes each known GPU, one, and doubled up to a node of them."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        names = (
+            f"{gpu.name}x{2**power}" for gpu in known_gpus().values() for power in range(gpu.gpus_per_node.bit_length())
+        )
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def _drafts() -> list[str]:
@@ -40,4 +51,5 @@ DEPLOYMENT = PathOrName(shipped_deployments)
 SOURCE = PathOrName(lambda: [*shipped_deployments(), *_drafts(), *_targets()])
 DRAFT_OR_DEPLOYMENT = PathOrName(lambda: [*_drafts(), *shipped_deployments()])
 RECIPE = PathOrName(recipe_names)
+GPUS = GpusType()
 ENGINE_OR_URL = PathOrName(tuple)

@@ -13,7 +13,7 @@ import click
 from msgspec import to_builtins
 
 from dflash_trt.checkpoint.source import REPOSITORY_ID
-from dflash_trt.cli.completion import SOURCE
+from dflash_trt.cli.completion import GPUS, SOURCE
 from dflash_trt.cli.options import PATH, gpu_facts_option, refuse_given, source_options
 from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.deploy.catalog import known_deployments, known_pair
@@ -71,7 +71,7 @@ CONVERSION_LACKS = (
               help="Write this launch command again, with --draft in the place of its speculation.")  # fmt: skip
 @click.option("--version", help="Release of the runtime; checked by the nearest that is known. Default: the newest.")
 @source_options
-@click.option("--gpus", help="GPUs, for a SOURCE that is no deployment, or --check: b300x8.")
+@click.option("--gpus", type=GPUS, help="GPUs, for a SOURCE that is no deployment, or --check: b300x8.")
 @gpu_facts_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address that the server binds.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True,
@@ -111,6 +111,8 @@ def serve_config(
         _print_list(as_json)
         return
     if runtime_name is None:
+        if source is not None:
+            deployment_path(source)  # names the deployments that begin so
         raise click.MissingParameter(param_hint="'--runtime'", param_type="option")
     is_dynamo = runtime_name in DYNAMO
     runtime: Runtime = DYNAMO[runtime_name] if is_dynamo else runtime_name  # type: ignore[assignment]

@@ -11,7 +11,7 @@ import msgspec
 
 from dflash_trt.api.runtime_options import DTYPES
 from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
-from dflash_trt.cli.completion import DEPLOYMENT
+from dflash_trt.cli.completion import DEPLOYMENT, GPUS
 from dflash_trt.cli.options import PATH, gpu_facts_option, json_option, refuse_given, source_options
 from dflash_trt.cli.output import print_written
 from dflash_trt.cli.serve_config import read_deployment, refuse_errors
@@ -34,7 +34,7 @@ from dflash_trt.triton.model_file import Dtype, EmbeddedArguments, TritonConfig,
 @click.option("--method", type=click.Choice(METHODS), default="dflash", show_default=True, help="For trtllm.")
 @click.option("--version", help="Release of TensorRT-LLM; checked by the nearest that is known. Default: the newest.")
 @source_options
-@click.option("--gpus", help="GPUs, for a SOURCE directory and trtllm: b300x8.")
+@click.option("--gpus", type=GPUS, help="GPUs, for a SOURCE directory and trtllm: b300x8.")
 @gpu_facts_option
 @click.option("--max-batch-size", type=click.IntRange(min=1), help="Requests that run at once, for embedded.")
 @click.option("--dtype", type=click.Choice(DTYPES), show_default="auto", help="Type of the target, for embedded.")

@@ -117,7 +117,7 @@ def deployment_path(name: str) -> Path | None:
     """The deployment file that a command's argument names, by its path or as one that comes with the package.
 
     None for a checkpoint or an engine; what lies here comes before a shipped deployment of the same name. Raises
-    ConfigError for a file that is nowhere and for a word that only resembles a shipped name.
+    ConfigError for a file that is nowhere, the beginning of shipped names, and a word that resembles one.
     """
     path, shipped = Path(name), shipped_deployments()
     is_file = path.suffix in (".yaml", ".yml")
@@ -129,6 +129,11 @@ def deployment_path(name: str) -> Path | None:
     stem = name.removesuffix(".yaml")
     if stem in shipped:
         return shipped[stem]
+    if begun := [each for each in shipped if each.startswith(f"{stem}.")]:
+        raise ConfigError(
+            f"{name}: expected the whole name of a deployment, found the beginning of {len(begun)}",
+            hint=f"one of {', '.join(begun)}",
+        )
     near = closest(stem, shipped, "name")
     if is_file or (near and "/" not in name):
         raise ConfigError(

@@ -1,12 +1,14 @@
 # syntax=docker/dockerfile:1
 # The embedded runtime on a CPU: docker build -f docs/deploy/runtime.Dockerfile -t dflash-trt .
 # With NVIDIA Dynamo's worker and frontend: --target dynamo -t dflash-trt:dynamo.
+# --build-arg DFLASH_COMMIT=$(git rev-parse HEAD) is what `dflash-trt --version` then says.
 # Built and run with Debian 12's Python 3.11 in the place of python:3.12-slim, and torch's wheel from a file.
 FROM python:3.12-slim AS wheel
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
 COPY . .
+ARG DFLASH_COMMIT
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.12-slim AS runtime

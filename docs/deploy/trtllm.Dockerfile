@@ -10,6 +10,7 @@ USER 0
 RUN apt-get update && apt-get install --yes --no-install-recommends openssh-server && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
 COPY . .
+ARG DFLASH_COMMIT
 # The image's own torch, transformers and numpy stay: what TensorRT-LLM pins is what runs.
 RUN pip install --no-cache-dir --no-deps . \
     && pip install --no-cache-dir "click>=8.1" "jsonschema>=4.23" "msgspec>=0.20" "rich>=13" "tensorrt>=10.15"

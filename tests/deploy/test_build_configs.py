@@ -9,8 +9,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from dflash_trt.checkpoint.dialects.recognise import DIALECTS
+from dflash_trt.cli import cli
 from dflash_trt.deploy.catalog import catalog, drafts_for, row, trained_for
 from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.deployment_file import Eagle3, deployment_path, load_deployment, shipped_deployments
@@ -194,6 +196,15 @@ def test_an_unknown_name_gives_the_nearest(name: str, near: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(name)}: neither a path here nor .*{re.escape(near)}") as caught:
         deployment_path(name)
     assert caught.value.hint == "dflash-trt serve-config --list"
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-120b", "gpt-oss-120b.b300x8"])
+def test_the_beginning_of_names_gives_all_of_them(name: str) -> None:
+    begun = sorted(file.stem for file in (REPOSITORY / "build_configs").glob(f"{name}.*.yaml"))
+    result = CliRunner().invoke(cli, ["serve-config", name])
+    assert isinstance(result.exception, ConfigError)
+    assert f"found the beginning of {len(begun)}" in str(result.exception)
+    assert result.exception.hint == f"one of {', '.join(begun)}"
 
 
 NAME = re.compile(r"(?P<model>[a-z0-9.-]+)\.(?P<gpus>[a-z0-9]+x[1-8])\.(?P<purpose>latency|throughput|[a-z0-9-]+)")
