@@ -35,6 +35,10 @@ HERE = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 SEPARATORS = ";&|\n"
 
 
+OWN_WORDS = ("$@", "${@}")
+"""A script's own arguments, which whoever starts it gives."""
+
+
 class Server(msgspec.Struct, frozen=True):
     """A command of a script that starts a server."""
 
@@ -53,7 +57,7 @@ def servers(text: str) -> list[Server]:
     variables: dict[str, str] = {}
     files: dict[str, str] = {}
     for words, documents in _statements(text):
-        filled = [_filled(word, variables) for word in words]
+        filled = [_filled(word, variables) for word in words if word not in OWN_WORDS]
         for document in documents:
             files[_target(filled)] = _filled(document, variables)
         if filled[0] in ("export", "declare", "local", "readonly"):
