@@ -22,6 +22,7 @@ from dflash_trt.deploy.cluster.cluster_server import cluster_server
 from dflash_trt.deploy.cluster.dynamo_graph import RUNTIMES as DYNAMO
 from dflash_trt.deploy.cluster.dynamo_graph import SERVICE_PORT, dynamo_graph, dynamo_image
 from dflash_trt.deploy.cluster.kubernetes import kubernetes_manifests
+from dflash_trt.deploy.cluster.node_command import node_script
 from dflash_trt.deploy.cluster.slurm import sbatch_script
 from dflash_trt.deploy.conversion import convert
 from dflash_trt.deploy.deployment_file import METHODS, Method, deployment_path, load_deployment, shipped_deployments
@@ -159,11 +160,13 @@ def serve_config(
         steps = partial(cluster_steps, deployment, str(source), runtime, method, server, launcher=launcher or "dynamo")
         _print_or_write(write(server), output, steps)
         return
-    if deployment.gpus.nodes > 1:
-        raise ConfigError(
-            f"{source}: expected GPUs of one node for a server that is started by hand, found {deployment.gpus}",
-            hint="--launcher slurm or kubernetes, or --runtime dynamo-trtllm",
-        )
+    if (nodes := deployment.gpus.nodes) > 1:
+        if runtime == "trtllm" or deployment.tensor_parallel < deployment.gpus.count:
+            raise ConfigError(
+                f"{source}: expected GPUs of one node for a server that is started by hand, found {deployment.gpus}",
+                hint="--launcher slurm or kubernetes, or --runtime dynamo-trtllm",
+            )
+        rendered = node_script(rendered, runtime, nodes)
     steps = partial(server_steps, deployment, str(source), runtime, method, rendered, version=schema.release, port=port)
     _print_or_write(rendered.text, output, steps)
     if runtime == "trtllm" and method == "dflash" and (load := document_load(config)) is not None:

@@ -36,6 +36,10 @@ REDIRECTION = re.compile(r"(?:\d*|&)(?:>>?|<)(&?[^<>]*)")
 SEPARATORS = ";&|\n"
 
 
+OWN_WORDS = ("$@", "${@}")
+"""A script's own arguments, which whoever starts it gives."""
+
+
 class Word(str):
     """A word or here-document of a script, as the shell reads it, with its place in the text."""
 
@@ -69,7 +73,7 @@ def servers(text: str) -> list[Server]:
     variables: dict[str, str] = {}
     files: dict[str, str] = {}
     for words, documents in _statements(text):
-        filled = [_filled(word, variables) for word in words]
+        filled = [_filled(word, variables) for word in words if word not in OWN_WORDS]
         for document in documents:
             files[_target(filled)] = _filled(document, variables)
         if filled[0] in ("export", "declare", "local", "readonly"):

@@ -12,6 +12,8 @@ import msgspec
 from dflash_trt.deploy.cluster.cluster_server import IMAGES, ClusterServer
 from dflash_trt.deploy.cluster.dynamo_graph import FRONTEND, graph_name
 from dflash_trt.deploy.cluster.kubernetes import LEADER
+from dflash_trt.deploy.cluster.node_command import LEADER as FIRST
+from dflash_trt.deploy.cluster.node_command import RANK
 from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.render import Rendered, render
 from dflash_trt.deploy.resolve import ResolvedDeployment
@@ -41,6 +43,9 @@ DOCKER = (
     "--ulimit", "memlock=-1", "--ulimit", "stack=67108864",
 )  # fmt: skip
 """NVIDIA's own options: TensorRT-LLM's Quick Start Guide, 1.4.0rc1; vLLM's and SGLang's pages give --gpus and --ipc."""
+MOUNTS = '--volume "$PWD:/work" --volume "$HOME/.cache/huggingface:/root/.cache/huggingface"'
+LINKS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+"""Variables that name the interface between nodes."""
 MODEL = """model=$(curl -fsS "$url/v1/models" |
   python3 -c 'import json, sys; print(json.load(sys.stdin)["data"][0]["id"])')"""
 ASK = """curl -fsS "$url/v1/chat/completions" -H 'Content-Type: application/json' \\
@@ -59,7 +64,9 @@ def server_steps(
     deployment: ResolvedDeployment, source: str, runtime: Runtime, method: Method, rendered: Rendered, *,
     version: str, file: Path, port: int,
 ) -> str:  # fmt: skip
-    """Steps for a server on this machine, whose configuration `rendered` is in `file`."""
+    """Steps for a server on this machine, or on each of several nodes, whose configuration `rendered` is in `file`."""
+    if deployment.gpus.nodes > 1:
+        return _node_steps(deployment, source, runtime, method, rendered, IMAGES[runtime].format(version), file, port)
     start = f"sh {quoted(file)}" if runtime != "trtllm" else rendered.start.replace("FILE", quoted(file))
     in_container = render(deployment, runtime, method, host="0.0.0.0", port=port)  # noqa: S104 - published on loopback
     is_engine = runtime == "trtllm" and is_engine_mode(deployment, method)
@@ -77,6 +84,36 @@ def server_steps(
         ),
         *_ask(f"http://127.0.0.1:{port}"),
         Step("Stop it", (f"docker stop {NAME}",), ("Or, without the container: kill %1",)),
+    ]
+    return _script(rendered.text.partition("\n")[0], steps)
+
+
+def _node_steps(
+    deployment: ResolvedDeployment, source: str, runtime: Runtime, method: Method, rendered: Rendered, image: str,
+    file: Path, port: int,
+) -> str:  # fmt: skip
+    """Steps for a script that each node starts; options of the container: NVIDIA's dgx-spark-playbooks @ 0db7c141."""
+    docker = command_line((*DOCKER, "--network", "host", "--device", "/dev/infiniband", "--workdir", "/work"))
+    variables = " ".join(f"--env {name}" for name in (RANK, FIRST, *LINKS, "HF_TOKEN"))
+    inside = command_line(["--entrypoint", "sh", image, f"/config/{file.name}"])
+    links = " ".join(f"{name}=INTERFACE" for name in LINKS)
+    steps = [
+        Step("Get the weights, on every node", tuple(_weights(deployment, source, runtime, method))),
+        Step(
+            f"Start the server in a container ({image}), on every node",
+            (
+                f'export {RANK}="${{{RANK}:?0 on the first node, 1 on the next}}"',
+                f'export {FIRST}="${{{FIRST}:?address of the first node}}"',
+                f"{docker} \\\n  {variables} \\\n  {MOUNTS} \\\n"
+                f"  {command_line(['--volume', f'{file.absolute()}:/config/{file.name}:ro'])} \\\n  {inside}",
+            ),
+            (
+                f"{file.name} has to lie on every node. The link between them: export {links}",
+                f"Or, where {PACKAGES[runtime]} is installed: sh {quoted(file)} &",
+            ),
+        ),
+        *_ask(f"http://127.0.0.1:{port}"),
+        Step("Stop it, on every node", (f"docker stop {NAME}",), ("Or, without the container: kill %1",)),
     ]
     return _script(rendered.text.partition("\n")[0], steps)
 
@@ -162,7 +199,7 @@ def _docker(rendered: Rendered, runtime: Runtime, image: str, file: Path, port: 
     start = rendered.start.replace("FILE", quoted(inside)) if runtime == "trtllm" else rendered.text
     words = shlex.split(start.replace("\\\n", " "), comments=True)
     shared = (*DOCKER, "--publish", f"127.0.0.1:{port}:{port}", "--workdir", "/work", "--env", "HF_TOKEN")
-    mounts = '--volume "$PWD:/work" --volume "$HOME/.cache/huggingface:/root/.cache/huggingface"'
+    mounts = MOUNTS
     if runtime == "trtllm" and not is_below:
         mounts += f" {command_line(['--volume', f'{file.absolute()}:{inside}:ro'])}"
     return f"{command_line(shared)} \\\n  {mounts} \\\n  --entrypoint {command_line([words[0], image, *words[1:]])}"

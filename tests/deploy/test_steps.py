@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -37,15 +38,20 @@ def test_shellcheck_sees_a_fault() -> None:
     assert "SC2086" in shellcheck(Path("bad.sh"))
 
 
+NODES = "gpt-oss-120b.gb10x2.latency"
+
+
 @pytest.mark.parametrize(
-    "name", ["qwen3-4b.h200x1.latency", "gpt-oss-120b.b300x8.latency", "gpt-oss-120b.b300x8.nvfp4"]
+    "name", ["qwen3-4b.h200x1.latency", "gpt-oss-120b.b300x8.latency", "gpt-oss-120b.b300x8.nvfp4", NODES]
 )
 def test_every_kind_of_server_has_valid_steps(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     kinds = [("--runtime", runtime) for runtime in resolved(name).runtimes]
     is_engine = resolved(name).mode == "engine"
     image = ("--image", "registry/image:1") if is_engine else ()
-    kinds += [("--runtime", "trtllm", "--launcher", launcher, *image) for launcher in ("slurm", "kubernetes")]
-    kinds += [("--runtime", runtime, "--image", "registry/image:1") for runtime in DYNAMO if not is_engine]
+    first = resolved(name).runtimes[0]
+    kinds += [("--runtime", first, "--launcher", launcher, *image) for launcher in ("slurm", "kubernetes")]
+    graphs = DYNAMO if name != NODES and not is_engine else ()
+    kinds += [("--runtime", runtime, "--image", "registry/image:1") for runtime in graphs]
     scripts = []
     for number, kind in enumerate(kinds):
         script = Path(f"{number}.sh")
@@ -55,6 +61,26 @@ def test_every_kind_of_server_has_valid_steps(name: str, capsys: pytest.CaptureF
         assert "doctor" in script.read_text()
         assert "Stop it" in script.read_text()
         scripts.append(script)
+    assert shellcheck(*scripts) == ""
+
+
+@pytest.mark.full
+def test_all_that_is_written_is_valid_shell_and_passes_its_check(capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps, commands and sbatch scripts of every deployment and runtime, in one run of shellcheck."""
+    scripts = []
+    for name, runtime in SOURCES:
+        for kind in ((), ("--launcher", "slurm", "--image", "registry/image:1")):
+            place = Path(f"{name}.{runtime}.{len(kind)}")
+            place.with_suffix(".sh").write_text(steps(capsys, name, "--runtime", runtime, *kind))
+            scripts.append(place.with_suffix(".sh"))
+            Path("FILE").rename(place)
+            scripts += [place] if kind or runtime != "trtllm" else []
+            if kind:
+                continue
+            run_here("serve-config", name, "--runtime", runtime, "--check", place, "--json")
+            found = json.loads(capsys.readouterr().out)["findings"]
+            assert {each["severity"] for each in found} <= {"accepted", "not checked"}, (name, runtime, found)
+    assert len(scripts) > 3 * len(NAMES)
     assert shellcheck(*scripts) == ""
 
 

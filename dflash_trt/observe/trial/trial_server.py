@@ -111,11 +111,19 @@ def installed_runtimes() -> dict[Runtime, str]:
 
 
 def chosen_runtime(deployment: ResolvedDeployment, asked: Runtime | None, source: str) -> Runtime:
-    """The runtime asked for, or the first that is installed; MissingDependencyError where it is not."""
+    """The runtime asked for, or the first that is installed; MissingDependencyError where it is not.
+
+    Raises ConfigError for GPUs of several nodes.
+    """
     wanted = deployment.runtimes if asked is None else (asked,)
+    steps = command_line(["dflash-trt", "serve-config", source, "--runtime", wanted[0], "-o", "FILE"])
+    if deployment.gpus.nodes > 1:
+        raise ConfigError(
+            f"{deployment.name}: expected GPUs of this node, found {deployment.gpus}",
+            hint=f"start it on each node, then ask doctor: {steps}",
+        )
     if (runtime := next((each for each in wanted if each in installed_runtimes()), None)) is not None:
         return runtime
-    steps = command_line(["dflash-trt", "serve-config", source, "--runtime", wanted[0], "-o", "FILE"])
     raise MissingDependencyError(
         f"{deployment.name}: expected {' or '.join(wanted)} to be installed here, found none",
         hint=f"install one, or use its container: {steps}",

@@ -23,7 +23,7 @@ from tests.deploy.test_schema import needs
 
 RECORD = f"""#!{sys.executable}
 import json, os, sys
-rank = os.environ.get("SLURM_NODEID", os.environ.get("LWS_WORKER_INDEX"))
+rank = next(os.environ[name] for name in ("SLURM_NODEID", "LWS_WORKER_INDEX", "NODE_RANK") if name in os.environ)
 with open(os.environ["RECORD"], "a") as record:
     record.write(json.dumps([rank, *sys.argv[1:]]) + "\\n")
 """
@@ -65,15 +65,19 @@ def ran(script: str, runtime: Runtime, directory: Path, **environment: str) -> d
     return {rank: words[start:] for rank, *words in lines}
 
 
-def written(source: Path, runtime: Runtime, launcher: str, *options: str) -> str:
-    result = run("serve-config", source, "--runtime", runtime, "--launcher", launcher, *options)
+def written(source: Path, runtime: Runtime, launcher: str | None, *options: str) -> str:
+    launched = () if launcher is None else ("--launcher", launcher)
+    result = run("serve-config", source, "--runtime", runtime, *launched, *options)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
 
-def nodes(source: Path, runtime: Runtime, launcher: str) -> dict[str, list[str]]:
-    """Words of the two servers that a launcher's script or pods start."""
+def nodes(source: Path, runtime: Runtime, launcher: str | None) -> dict[str, list[str]]:
+    """Words of the two servers that a launcher's script or pods start, or people on each node."""
     text = written(source, runtime, launcher)
+    if launcher is None:
+        ranks = [ran(text, runtime, source.parent, NODE_RANK=rank, LEADER="first") for rank in "01"]
+        return ranks[0] | ranks[1]
     if launcher == "slurm":
         return ran(text, runtime, source.parent, NODES="2", SLURM_JOB_NODELIST="any")
     group = next(d for d in yaml.safe_load_all(text) if d["kind"] == "LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]
@@ -87,9 +91,11 @@ def nodes(source: Path, runtime: Runtime, launcher: str) -> dict[str, list[str]]
     return found
 
 
-@pytest.mark.parametrize("launcher", ["slurm", "kubernetes"])
+@pytest.mark.parametrize("launcher", ["slurm", "kubernetes", None])
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_nodes_differ_in_their_rank_alone_and_meet_at_the_first(runtime: Runtime, launcher: str, source: Path) -> None:
+def test_nodes_differ_in_their_rank_alone_and_meet_at_the_first(
+    runtime: Runtime, launcher: str | None, source: Path
+) -> None:
     found = nodes(source, runtime, launcher)
     assert found.keys() == {"0", "1"}
     schema = load_schema(runtime)
@@ -105,6 +111,17 @@ def test_nodes_differ_in_their_rank_alone_and_meet_at_the_first(runtime: Runtime
         assert ("headless" in arguments) == (runtime == "vllm" and rank == "1")
     first, second = (re.sub(r"--node-rank [01]| --headless", "", " ".join(found[rank])) for rank in "01")
     assert first == second
+
+
+def test_a_node_without_its_rank_and_ranks_of_tensorrt_llm_are_refused(source: Path) -> None:
+    text = written(source, "vllm", None)
+    for given, said in (({}, "NODE_RANK: 0 on the first node"), ({"NODE_RANK": "1"}, "LEADER: address of the first")):
+        bare = {key: value for key, value in os.environ.items() if key not in ("NODE_RANK", "LEADER")} | given
+        refused = subprocess.run(["sh", "-c", text], env=bare, capture_output=True, text=True, check=False)
+        assert said in refused.stderr
+        assert refused.returncode != 0
+    by_hand = run("serve-config", source, "--runtime", "trtllm")
+    assert "expected GPUs of one node for a server that is started by hand, found h200x16" in by_hand.stderr
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

@@ -126,6 +126,8 @@ def test_nothing_is_installed() -> None:
     assert error.value.hint == (
         "install one, or use its container: dflash-trt serve-config pair.yaml --runtime vllm -o FILE"
     )
+    with pytest.raises(ConfigError, match="expected GPUs of this node, found gb10x2"):
+        run_here("try", "gpt-oss-120b.gb10x2.latency")
     with pytest.raises(ConfigError, match="nowhere: expected an engine directory or a deployment, found neither"):
         run_here("try", "nowhere")
 
