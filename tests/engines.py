@@ -23,11 +23,13 @@ from tests.paths import FIXTURES
 FloatArray = npt.NDArray[np.float32]
 
 
-def build(draft: Path, output: Path, target: Path | None = None) -> Manifest:
+def build(draft: Path, output: Path, target: Path | None = None, num_ranks: int = 1) -> Manifest:
     """Builds `draft` for `target`; without one, for a target that has just the facts the draft demands."""
     checkpoint = read_draft(draft)
     partner = read_target(target) if target else fitting_target(checkpoint)
-    build_engine(BuildOptions(draft=checkpoint, draft_name=str(draft), target=partner, output=output))
+    build_engine(
+        BuildOptions(draft=checkpoint, draft_name=str(draft), target=partner, output=output, num_ranks=num_ranks)
+    )
     return read_manifest(output)
 
 

@@ -49,8 +49,9 @@ class AttentionKernel {
     a.batch = rope[0];
     a.block = rope[1];
     const int64_t width = (a.num_heads + 2 * a.num_kv_heads) * a.head_dim;
-    const std::vector<int64_t> joined{a.batch * a.block, width}, apart{a.batch, a.block, width};
-    expect(qkv == joined || qkv == apart, "qkv [B*S, (N + 2G)*D] or [B, S, (N + 2G)*D]");
+    const std::vector<int64_t> apart{a.batch, a.block, width};
+    const bool joined = qkv.size() == 2 && qkv[0] >= a.batch * a.block && qkv[1] == width;
+    expect(joined || qkv == apart, "qkv [B*S or more, (N + 2G)*D] or [B, S, (N + 2G)*D]");
     const std::vector<int64_t> norm{a.head_dim}, heads{a.num_heads};
     expect(inputs[1].dims == norm && inputs[2].dims == norm, "q_norm and k_norm [D]");
     expect(cache.size() == 5 && cache[3] == a.num_kv_heads && cache[4] == a.head_dim, "k_cache [P, L, R, G, D]");

@@ -9,6 +9,7 @@ from typing import Any
 import click
 import msgspec
 
+from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.cli.output import human_bytes, print_json, print_table
 from dflash_trt.deploy.deployment_file import load_deployment
 from dflash_trt.deploy.dry_run import as_text, dry_run
@@ -59,7 +60,9 @@ def print_plan_dry_run(
     check_gpus(manifest.quantization.algorithms(), options)
     check_limits(manifest.draft, options.max_batch_size, options.max_seq_len)
     part, of_part = read_parts(engine, manifest)[0]
-    commands = trtexec_commands(engine, manifest.draft, manifest.num_ranks, options, timing_cache)
+    commands = trtexec_commands(
+        engine, manifest.draft, manifest.quantization, manifest.num_ranks, options, timing_cache
+    )
     memory = drafter_memory(of_part, options, part)
     if as_json:
         print_json("plan-dry-run", {"options": options, "memory": memory, "trtexec": commands})
@@ -87,7 +90,8 @@ def _planned_commands(
     spec = deployment.draft_sizes.spec
     check_limits(spec, options.max_batch_size, options.max_seq_len)
     num_ranks = deployment.num_ranks if deployment.mode == "engine" else 1
-    return trtexec_commands(output, spec, num_ranks, options, timing_cache)
+    quantization = Quantization(modules=deployment.algorithms, fp8_kv_cache=False)  # of the same axes as with one
+    return trtexec_commands(output, spec, quantization, num_ranks, options, timing_cache)
 
 
 def _print_memory(deployment: ResolvedDeployment, memory: GpuMemory) -> None:

@@ -34,8 +34,6 @@ VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^}]*))?\})")
 HERE = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 REDIRECTION = re.compile(r"(?:\d*|&)(?:>>?|<)(&?[^<>]*)")
 SEPARATORS = ";&|\n"
-
-
 OWN_WORDS = ("$@", "${@}")
 """A script's own arguments, which whoever starts it gives."""
 

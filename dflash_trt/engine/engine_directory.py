@@ -49,13 +49,12 @@ from dflash_trt.quantize.recipe import Recipe
 CONTEXT_WEIGHTS = "context_kv.safetensors"
 MAX_MANIFEST_BYTES = 2**26
 # Ranks share a draft by tensor parallelism (Megatron-LM, arXiv 1909.08053): rows of q, k, v, gate and up, columns of o
-# and down, whose bias only rank 0 adds. fc, norms and scales are whole on each, so that codes stay as they are.
+# and down. Their biases, fc, norms and scales are whole on each, so that codes stay as they are.
 LAYER = r"layers\.\d+\."
 BY_ROWS = re.compile(
     LAYER + r"((self_attn\.[qkvg]|mlp\.gate|mlp\.up)_proj\.(weight|weight_scale|bias)|self_attn\.sinks)"
 )
 BY_COLUMNS = re.compile(LAYER + r"(self_attn\.o|mlp\.down)_proj\.(weight|weight_scale)")
-ON_FIRST = re.compile(LAYER + r"(self_attn\.o|mlp\.down)_proj\.bias")
 WEIGHT_SUFFIXES = ("weight", "weight_scale", "bias")
 
 
@@ -148,7 +147,7 @@ def build_engine(options: BuildOptions) -> Manifest:
 def _write_graphs(draft: DraftCheckpoint, directory: Path, shard: Shard | None) -> dict[str, Graph]:
     """The graphs of a draft whose tensors lie in `directory`."""
     is_shard = shard is not None
-    graphs = graph_signatures(draft.spec, fp8_cache=draft.quantization.fp8_kv_cache, is_shard=is_shard)
+    graphs = graph_signatures(draft.spec, draft.quantization, is_shard=is_shard)
     _write_graph(context_graph(_with_context_stack(draft)), directory / graphs["context"].file)
     for name, model in (draft_segments(draft) if is_shard else {"draft": draft_graph(draft)}).items():
         _write_graph(model, directory / graphs[name].file)
@@ -289,8 +288,6 @@ def _part(tensor: StoredTensor, shard: Shard) -> NDArray[np.uint8]:
         tensor.file, dtype=np.uint8, mode="r", offset=tensor.offset, shape=(tensor.num_bytes,)
     )
     shape = shard_shape(tensor, shard)
-    if ON_FIRST.fullmatch(tensor.name) and shard.rank:
-        return np.zeros_like(raw)
     if shape == tensor.shape:
         return raw
     if shape[0] == tensor.shape[0]:

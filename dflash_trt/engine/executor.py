@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 AllReduce = Callable[[Tensor], None]
-"""Replaces each rank's tensor with the sum over all ranks, in the current stream's order; every rank calls it."""
+"""Replaces each rank's rows [R, H] with the sum over all ranks, in the current stream's order; every rank calls it."""
 
 
 class DraftInputs(NamedTuple):

@@ -169,8 +169,8 @@ def read_parts(directory: Path, whole: Manifest) -> list[tuple[Path, Manifest]]:
 
 def _check_graphs(file: Path, manifest: Manifest, rebuild: str) -> None:
     """Raises EngineError unless the graphs have the signatures that this version writes, on which callers rely."""
-    fp8_cache, is_shard = manifest.quantization.fp8_kv_cache, manifest.shard is not None
-    signatures = graph_signatures(manifest.draft, fp8_cache=fp8_cache, is_shard=is_shard)
+    is_shard = manifest.shard is not None
+    signatures = graph_signatures(manifest.draft, manifest.quantization, is_shard=is_shard)
     if set(manifest.graphs) != set(signatures):
         found = cut(", ".join(sorted(manifest.graphs))) or "none"
         names = f"those of {manifest.draft.num_layers} layers in segments" if is_shard else " and ".join(GRAPHS)

@@ -6,18 +6,22 @@ Axes: B blocks of the draft's own size S, T new context rows, rows of the page t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
 
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
+from dflash_trt.checkpoint.quantization import NVFP4, Quantization
 
 COMPUTE, FLOAT, FP8, INT32, INT64 = "BFLOAT16", "FLOAT", "FLOAT8E4M3FN", "INT32", "INT64"  # ONNX's spelling
 CONTEXT_LAYOUT_SIZE = 5  # page size, strides of page, K to V, row and head
 PAGE_SIZES = (16, 32, 64)  # of a context in several pages
 TOKENS_PER_PAGE = 32  # of the target's and the drafter's caches; the default of tokens_per_block in TensorRT-LLM
 MAX_CONTEXT = 131072
+TILE_ROWS = 128  # in which TensorRT reads the scales of NVFP4 activations
+ROWS = re.compile(r"((?P<tile>\d+)\*ceil\()?(?P<block>\d+)\*(?P<axis>\w+)(/\d+\))?")
 
 
 def num_pages_for(num_tokens: int) -> int:
@@ -32,11 +36,35 @@ class Port(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     dtype: str
     """ONNX spelling: BFLOAT16, INT32, ..."""
     shape: tuple[str | int, ...]
-    """Sizes; strings are dynamic axes."""
+    """Sizes; strings are dynamic axes, or `rows_axis`."""
 
     def sizes(self, axes: Mapping[str, int]) -> list[int]:
         """The shape where the dynamic axes have these sizes."""
-        return [axes[size] if isinstance(size, str) else size for size in self.shape]
+        return [_size(size, axes) if isinstance(size, str) else size for size in self.shape]
+
+
+def _size(axis: str, axes: Mapping[str, int]) -> int:
+    if (rows := ROWS.fullmatch(axis)) is None:
+        return axes[axis]
+    tile = int(rows["tile"] or 1)
+    return -(-int(rows["block"]) * axes[rows["axis"]] // tile) * tile
+
+
+def rows_axis(block_size: int, *, padded: bool) -> str:
+    """How a shape says the rows of B blocks, filled up to a multiple of TILE_ROWS where they are padded."""
+    rows = f"{block_size}*B"
+    return f"{TILE_ROWS}*ceil({rows}/{TILE_ROWS})" if padded else rows
+
+
+def fits_tiles(spec: PartialDraftSpec) -> bool:
+    """Whether rows of padding change nothing: none looks at others, or blocks of them are whole."""
+    return spec.block_conv is None or TILE_ROWS % spec.block_size == 0
+
+
+def is_padded(spec: PartialDraftSpec, quantization: Quantization) -> bool:
+    """Whether the draft graph fills its rows up to a multiple of TILE_ROWS: some layers take NVFP4 activations."""
+    modules = quantization.modules.items()
+    return fits_tiles(spec) and any(m.startswith("layers.") and a == NVFP4 for m, a in modules)
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,7 +110,7 @@ def num_segments(num_layers: int) -> int:
     return 2 * num_layers + 1
 
 
-def graph_signatures(spec: PartialDraftSpec, *, fp8_cache: bool, is_shard: bool = False) -> dict[str, Graph]:
+def graph_signatures(spec: PartialDraftSpec, quantization: Quantization, *, is_shard: bool = False) -> dict[str, Graph]:
     """The graphs of a draft, by name: what is written, planned, bound and called.
 
     context: target_hidden [T, A*H], positions [T] -> k, v [T, L, G, D].
@@ -94,7 +122,7 @@ def graph_signatures(spec: PartialDraftSpec, *, fp8_cache: bool, is_shard: bool 
     """
     L, G, D, H = spec.num_layers, spec.num_key_value_heads, spec.head_dim, spec.hidden_size
     S = spec.block_size
-    cached = FP8 if fp8_cache else COMPUTE
+    cached = FP8 if quantization.fp8_kv_cache else COMPUTE
 
     def port(name: str, dtype: str, *shape: str | int) -> Port:
         return Port(name=name, dtype=dtype, shape=shape)
@@ -117,9 +145,10 @@ def graph_signatures(spec: PartialDraftSpec, *, fp8_cache: bool, is_shard: bool 
         port("slot_ids", INT32, "B"),
         port("context_lengths", INT32, "B"),
     )
-    hidden = port("hidden", COMPUTE, "B", S, H)
     if is_shard:
-        return {"context": context} | _segments(spec, block, cache, hidden)
+        rows = rows_axis(S, padded=is_padded(spec, quantization))
+        return {"context": context} | _segments(spec, block, cache, port("hidden", COMPUTE, rows, H))
+    hidden = port("hidden", COMPUTE, "B", S, H)
     draft = Graph(file="draft.onnx", inputs=(*block, *cache), outputs=(hidden, *proposals))
     return {"context": context, "draft": draft}
 
@@ -127,9 +156,10 @@ def graph_signatures(spec: PartialDraftSpec, *, fp8_cache: bool, is_shard: bool 
 def _segments(
     spec: PartialDraftSpec, block: tuple[Port, ...], cache: tuple[Port, ...], hidden: Port
 ) -> dict[str, Graph]:
-    """By segment i: residual.i, partial.i [B, S, H] in, of which the ranks have added up partial.i, and i + 1 out.
+    """By segment i: residual.i, partial.i [rows, H] in, of which the ranks have added up partial.i, and i + 1 out.
 
-    Even ones read the context, and rope [B, S, D] that the first, which takes the block, computes.
+    Even ones read the context, and rope [B, S, D] that the first, which takes the block, computes. The last returns
+    `hidden` [rows, H]. Rows are those of the GEMMs, with padding behind: any reshaping here would be a kernel.
     """
     rope = Port(name="rope", dtype=FLOAT, shape=("B", spec.block_size, spec.head_dim))
     segments, last = dict[str, Graph](), num_segments(spec.num_layers) - 1

@@ -61,6 +61,6 @@ def all_reduce(mapping: Any) -> AllReduce:
     module = package(mapping=mapping)
 
     def add_up(partial: Tensor) -> None:
-        partial.copy_(module(partial.flatten(0, -2)).view_as(partial))
+        partial.copy_(module(partial))
 
     return add_up

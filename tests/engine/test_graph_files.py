@@ -13,6 +13,7 @@ from onnx import numpy_helper
 from onnx.external_data_helper import uses_external_data
 from safetensors.torch import load_file
 
+from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.checkpoint.safetensors_file import StoredTensor, read_tensors
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.engine.manifest import read_manifest
@@ -27,7 +28,7 @@ GPT_OSS = published_drafts()["z-lab/gpt-oss-120b-DFlash"].spec
 
 @pytest.mark.parametrize(("fp8_cache", "cached"), [(False, "BFLOAT16"), (True, "FLOAT8E4M3FN")])
 def test_signatures(fp8_cache: bool, cached: str) -> None:
-    graphs = graph_signatures(GPT_OSS, fp8_cache=fp8_cache)
+    graphs = graph_signatures(GPT_OSS, Quantization(modules={}, fp8_kv_cache=fp8_cache))
     found = {
         name: [(port.name, port.dtype, port.shape) for port in (*graph.inputs, *graph.outputs)]
         for name, graph in graphs.items()

@@ -12,10 +12,10 @@ from onnx import TensorProto
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, head_token_ids
 from dflash_trt.checkpoint.draft_spec import CONVOLVED, HEAD, DraftSpec
 from dflash_trt.engine.graph.layers import convolved, gathered, rms_norm, rotary_order, rotary_rows, swiglu, times
-from dflash_trt.engine.graph.linear import fp8_input_scale, linear, product, stacked_biases
+from dflash_trt.engine.graph.linear import fp8_input_scale, linear, partial_linear, product, stacked_biases
 from dflash_trt.engine.graph.onnx_builder import COMPUTE, PLUGIN_DOMAIN, GraphBuilder, rounded
-from dflash_trt.engine.graph.padded_rows import is_padded, pad_rows, unpad_rows
-from dflash_trt.engine.signatures import num_segments, segment_name, stream_names
+from dflash_trt.engine.graph.padded_rows import pad_rows, unpad_rows
+from dflash_trt.engine.signatures import is_padded, num_segments, segment_name, stream_names
 
 ATTENTION = "DFlashKVInjectionAttention"
 PLUGIN_VERSION = "4"
@@ -40,7 +40,7 @@ def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
 
     hidden = times(g, hidden, spec.input_embedding_scale)
     rope = g.op("Concat", *rotary_rows(g, positions, spec), axis=-1)  # [B, S, D]: cos | sin
-    padded = is_padded(draft)
+    padded = is_padded(spec, draft.quantization)
     if padded:
         hidden, rows = pad_rows(g, hidden)
 
@@ -53,10 +53,10 @@ def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
         h = rms_norm(g, hidden, f"{layer}.post_attention_layernorm", spec.rms_norm_eps)
         mlp = partial(swiglu, g, mlp=f"{layer}.mlp", width=spec.intermediate_size)
         h = convolved(g, h, f"{layer}.{CONVOLVED['mlp']}", spec, mlp)
+        if padded and i == len(spec.layers) - 1:
+            hidden, h = (unpad_rows(g, x, rows) for x in (hidden, h))
         hidden = g.named("Add", hidden, h, name=output_name(i))
 
-    if padded:
-        hidden = unpad_rows(g, hidden, rows)
     hidden = g.reshape(rms_norm(g, hidden, "norm", spec.rms_norm_eps), [-1, S, H])
     g.output(hidden, "hidden")
     if spec.has_own_head:
@@ -144,7 +144,7 @@ def attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: Dra
         )
         if spec.attention_gate is not None:
             mixed = _gate(g, mixed, linear(g, h, f"{module}.g_proj"), spec)
-        return linear(g, mixed, f"{module}.o_proj", is_quantized=output_scale is not None)
+        return partial_linear(g, mixed, f"{module}.o_proj", is_quantized=output_scale is not None)
 
 
 def _qkv(g: GraphBuilder, h: str, module: str, spec: DraftSpec) -> tuple[str, list[str]]:
@@ -200,18 +200,23 @@ def draft_segments(shard: DraftCheckpoint) -> dict[str, onnx.ModelProto]:
 def _segment(shard: DraftCheckpoint, i: int) -> onnx.ModelProto:
     """Adds what the ranks added up to the residual stream, then computes this rank's part of a sublayer."""
     spec = shard.spec
-    shape = [-1, spec.block_size, spec.hidden_size]
     g = GraphBuilder(segment_name(i), shard, is_shard=True)
     layer, is_mlp = divmod(i, 2)
     if i == 0:
         hidden = times(g, g.reshape(g.input("noise_embeds"), [-1, spec.hidden_size]), spec.input_embedding_scale)
         rope = g.op("Concat", *rotary_rows(g, g.input("positions"), spec), axis=-1)
-        g.output(rope, "rope")
+        g.renamed_output(rope, "rope")
+        if is_padded(spec, shard.quantization):
+            hidden, _ = pad_rows(g, hidden)
     else:
-        hidden = g.op("Add", *(g.reshape(g.input(name), [-1, spec.hidden_size]) for name in stream_names(i)))
-        rope = "rope"
+        residual, total = (g.input(name) for name in stream_names(i))
+        before = f"layers.{(i - 1) // 2}"
+        summed = f"{before}.self_attn.o_proj" if is_mlp else f"{before}.mlp.down_proj"
+        if (bias := stacked_biases(g, summed)) is not None:
+            total = g.op("Add", total, bias)
+        hidden = g.op("Add", residual, total)
     if layer == len(spec.layers):
-        g.output(g.reshape(rms_norm(g, hidden, "norm", spec.rms_norm_eps), shape), "hidden")
+        g.renamed_output(rms_norm(g, hidden, "norm", spec.rms_norm_eps), "hidden")
         return g.model()
     name = f"layers.{layer}"
     if is_mlp:
@@ -219,9 +224,9 @@ def _segment(shard: DraftCheckpoint, i: int) -> onnx.ModelProto:
         h = swiglu(g, h, f"{name}.mlp", spec.intermediate_size)
     else:
         if i:
-            g.input(rope)
+            g.input("rope")
         h = rms_norm(g, hidden, f"{name}.input_layernorm", spec.rms_norm_eps)
-        h = attention(g, h, rope, [g.input(value) for value in CONTEXT_INPUTS], shard, layer)
+        h = attention(g, h, "rope", [g.input(value) for value in CONTEXT_INPUTS], shard, layer)
     for value, output in zip((hidden, h), stream_names(i + 1), strict=True):
-        g.output(g.reshape(value, shape), output)
+        g.renamed_output(value, output)
     return g.model()

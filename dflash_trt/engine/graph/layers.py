@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.engine.graph.linear import linear
+from dflash_trt.engine.graph.linear import linear, partial_linear
 from dflash_trt.engine.graph.onnx_builder import COMPUTE, GraphBuilder
 
 ROPE_STRIDE = 256
@@ -64,7 +64,7 @@ def swiglu(g: GraphBuilder, x: str, mlp: str, width: int) -> str:
         gate, up = g.split(gate_up, [width, width])
         activated = g.op("Mul", g.op("Mul", gate, g.op("Sigmoid", gate)), up)
         # Behind a Split no extent is static to TensorRT's parser, and NVFP4 wants the one that it blocks to be.
-        return linear(g, g.reshape(activated, [-1, width]), f"{mlp}.down_proj")
+        return partial_linear(g, g.reshape(activated, [-1, width]), f"{mlp}.down_proj")
 
 
 def rotary_rows(g: GraphBuilder, positions: str, spec: DraftSpec) -> tuple[str, str]:

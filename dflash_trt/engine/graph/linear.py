@@ -26,6 +26,11 @@ def linear(g: GraphBuilder, x: str, *modules: str, is_quantized: bool = False) -
     return y if biases is None else g.op("Add", y, biases)
 
 
+def partial_linear(g: GraphBuilder, x: str, module: str, *, is_quantized: bool = False) -> str:
+    """`linear` of one module; in a shard, whose part the ranks add up, without the bias, which is added to the sum."""
+    return (product if g.is_shard else linear)(g, x, module, is_quantized=is_quantized)
+
+
 def product(g: GraphBuilder, x: str, *modules: str, is_quantized: bool = False) -> str:
     """`linear` without biases."""
     if can_stack(g, modules):

@@ -39,8 +39,8 @@ class GraphBuilder:
         self._scope: list[str] = []
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: dict[str, TensorProto] = {}
-        fp8_cache = draft.quantization.fp8_kv_cache
-        self._signature = graph_signatures(draft.spec, fp8_cache=fp8_cache, is_shard=is_shard)[name]
+        self.is_shard = is_shard
+        self._signature = graph_signatures(draft.spec, draft.quantization, is_shard=is_shard)[name]
         self._used: list[str] = []
         self._uses: dict[str, int] = {}
 
@@ -61,9 +61,16 @@ class GraphBuilder:
         return name
 
     def output(self, value: str, name: str) -> None:
-        """Makes `value` the output `name` of the signature, renaming it if necessary."""
+        """Makes `value` the output `name` of the signature, behind an Identity: TensorRT's builder copies a Reshape."""
         if value != name:
             self.named("Identity", value, name=name)
+        self._used.append(name)
+
+    def renamed_output(self, value: str, name: str) -> None:
+        """Makes `value` the output `name` of the signature where it is made: its builder copies a GEMM's Identity."""
+        for node in self._nodes:
+            for names in (node.input, node.output):
+                names[:] = [name if used == value else used for used in names]
         self._used.append(name)
 
     def op(self, op_type: str, *inputs: str, domain: str = "", **attributes: object) -> str:

@@ -20,7 +20,7 @@ from dflash_trt.engine.plans.machine import Gpu
 from dflash_trt.engine.plans.plan import Here, Plan, check_plan
 from dflash_trt.engine.plans.tensorrt_api import RUNTIMES, host_code, plugin_library
 from dflash_trt.engine.recorded_executor import RecordedGraph, graph_tensors
-from dflash_trt.engine.signatures import num_segments, segment_name, stream_names
+from dflash_trt.engine.signatures import Graph, num_segments, segment_name, stream_names
 from dflash_trt.errors import EngineError
 from dflash_trt.files.command import quoted
 
@@ -45,7 +45,7 @@ class PlanRunner(RecordedGraph):
     """
 
     def __init__(
-        self, trt: Any, runtime: Any, file: Path, plan: Plan, *, axis: str, tensors: Mapping[str, Tensor],
+        self, trt: Any, runtime: Any, file: Path, plan: Plan, graph: Graph, *, axis: str, tensors: Mapping[str, Tensor],
         cached: frozenset[str], launcher: Launcher, gpu: Gpu, workspace: Workspace | None = None,
     ) -> None:  # fmt: skip
         """`tensors` are inputs and outputs by name, sized for the largest profile; those in `cached` have no `axis`.
@@ -58,6 +58,8 @@ class PlanRunner(RecordedGraph):
         self._title = f"{RUNTIMES[plan.runtime].title} {trt.__version__}"
         self._launcher = launcher
         self.tensors = tensors
+        self._inputs = {port.name: port for port in graph.inputs}
+        self._axis = axis
         self._cached = cached
         self._engine = runtime.deserialize_cuda_engine(file.read_bytes())
         self._expect(self._engine is not None, "a plan that this TensorRT loads")
@@ -103,8 +105,8 @@ class PlanRunner(RecordedGraph):
         self._expect(chosen, f"profile {profile}")
         context.set_device_memory(self._memory.data_ptr(), self._memory.nbytes)
         for name, tensor in self.tensors.items():
-            if self._engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT:
-                shape = tuple(tensor.shape) if name in self._cached else (rows, *tensor.shape[1:])
+            if (port := self._inputs.get(name)) is not None:
+                shape = tuple(tensor.shape if name in self._cached else port.sizes({self._axis: rows}))
                 self._expect(context.set_input_shape(name, shape), f"input {name} of shape {shape}")
             self._expect(context.set_tensor_address(name, tensor.data_ptr()), f"tensor {name}")
         return context
@@ -175,6 +177,7 @@ class PlanLoader:
             self._runtime,
             self._directory / plan.file,
             plan,
+            graph,
             axis=axis,
             tensors=tensors,
             cached=frozenset(cached),
@@ -203,6 +206,8 @@ class SegmentedPlan:
             plan = loader.load(segment_name(i), "B", cached, given, workspace)
             self._plans.append(plan)
             self.tensors |= plan.tensors
+        blocks = self.tensors["noise_embeds"]
+        self.tensors["hidden"] = self.tensors["hidden"].flatten()[: blocks.numel()].view_as(blocks)
         self.sizes = self._plans[0].sizes
         """Blocks of each profile, rising."""
 
@@ -212,11 +217,11 @@ class SegmentedPlan:
 
     def run(self, rows: int) -> None:
         """Queues all segments and the all-reduces between them."""
-        computed = rows + self.padding(rows)
+        num_tokens = (rows + self.padding(rows)) * self.tensors["noise_embeds"].shape[1]
         for i, plan in enumerate(self._plans):
             if i:
                 _, partial = stream_names(i)
-                self._all_reduce(self.tensors[partial][:computed])
+                self._all_reduce(self.tensors[partial][:num_tokens])
             plan.run(rows)
 
     def close(self) -> None:

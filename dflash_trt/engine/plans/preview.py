@@ -14,6 +14,7 @@ import msgspec
 
 from dflash_trt.checkpoint.draft_shares import shard_spec
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
+from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plans.compile import TimingCache
 from dflash_trt.engine.plans.plan import GRAPHS, PlanOptions, profiles, shapes
@@ -28,8 +29,9 @@ HARDWARE_LEVELS = {"same_compute_capability": "sameComputeCapability", "ampere_p
 
 
 def trtexec_commands(
-    engine: Path, spec: PartialDraftSpec, num_ranks: int, options: PlanOptions, timing_cache: TimingCache | None = None
-) -> list[str]:
+    engine: Path, spec: PartialDraftSpec, quantization: Quantization, num_ranks: int, options: PlanOptions,
+    timing_cache: TimingCache | None = None,
+) -> list[str]:  # fmt: skip
     """What `add_plans` would build of the engine of a draft that `num_ranks` ranks share, one shell line a plan.
 
     The engine need not be there yet, nor TensorRT or a GPU. None for TensorRT-RTX, which has no trtexec.
@@ -37,8 +39,7 @@ def trtexec_commands(
     if options.runtime == "tensorrt_rtx":
         return []
     parts = [engine / shard.directory for shard in shards(num_ranks)] or [engine]
-    # An FP8 cache has the same axes.
-    graphs = graph_signatures(shard_spec(spec, num_ranks), fp8_cache=False, is_shard=num_ranks > 1)
+    graphs = graph_signatures(shard_spec(spec, num_ranks), quantization, is_shard=num_ranks > 1)
     return [
         command_line(_words(part / name, graph, options, timing_cache))
         for part in parts

@@ -14,6 +14,7 @@ import msgspec
 
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.rope import Yarn
+from dflash_trt.engine.signatures import fits_tiles
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
 from dflash_trt.observe.estimate.constants import DATA
@@ -82,19 +83,14 @@ def backends() -> dict[str, Backend]:
     return read_json(DATA / "backends.json", dict[str, Backend], ConfigError, what="the package's data")
 
 
-def small_kernels(
-    backend: Backend, spec: PartialDraftSpec, gemms: Iterable[tuple[str, str]], ranks: int = 1
-) -> SmallKernels:
-    """Kernels of a pass; `gemms` are those of all layers, each with the modules it is of and its algorithm.
-
-    Plans of a share and of a DFlash2 draft do not pad rows for NVFP4 (engine/graph/padded_rows.py).
-    """
+def small_kernels(backend: Backend, spec: PartialDraftSpec, gemms: Iterable[tuple[str, str]]) -> SmallKernels:
+    """Kernels of a pass; `gemms` are those of all layers, each with the modules it is of and its algorithm."""
     widths: dict[Width, int] = {
         "hidden": spec.hidden_size, "heads": spec.num_attention_heads * spec.head_dim, "mlp": spec.intermediate_size,
         "qkv": (spec.num_attention_heads + 2 * spec.num_key_value_heads) * spec.head_dim,
     }  # fmt: skip
     facts = {"", "bias" if spec.attention_bias else "", f"{'scaled' if _is_scaled(spec) else 'plain'} RoPE"}
-    facts |= {"unpadded"} if ranks > 1 or spec.block_conv is not None else set()
+    facts |= set() if fits_tiles(spec) else {"unpadded"}
     used = [(spec.num_layers * each.count, each.width, each.values, each.when) for each in backend.layer]
     for modules, algorithm in gemms:
         kind = _kind(modules)

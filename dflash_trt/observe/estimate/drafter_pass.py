@@ -62,7 +62,7 @@ def drafters_on_ranks(load: ServingLoad, context: float) -> list[DrafterOnRanks]
 def _reckon(load: ServingLoad, draft: DraftSizes, context: float, ranks: int) -> DrafterOnRanks:
     gpu_rates = rates(load.gpus.gpu, "trtllm")
     backend = backend_of("trtllm", is_plan=load.workspace_bytes > 0)
-    shape = dflash_shape(draft.spec, load.algorithms, backend=backend, ranks=ranks)
+    shape = dflash_shape(draft.spec, load.algorithms, backend=backend)
     kv_bytes = 1 if load.is_fp8_context else 2
 
     def seconds(batch: int) -> float:
@@ -93,9 +93,9 @@ def backend_of(runtime: str, *, is_plan: bool) -> str:
 
 
 def dflash_shape(
-    spec: PartialDraftSpec, algorithms: Mapping[str, str], *, name: str = "", backend: str | None = None, ranks: int = 1
+    spec: PartialDraftSpec, algorithms: Mapping[str, str], *, name: str = "", backend: str | None = None
 ) -> DraftShape:
-    """What a step must know of a draft that `ranks` GPUs share, `algorithms` by quantised module.
+    """What a step must know of a draft, `algorithms` by quantised module.
 
     No `backend` has no small kernels.
     """
@@ -124,7 +124,7 @@ def dflash_shape(
         gathered_values=0 if selector is None else 2 * selector.top_k * selector.rank,
         runs_whole_block=runs is not None and runs.has_our_kernel, first_proposing_row=spec.first_proposing_row,
         has_our_kernel=runs is not None and runs.has_our_kernel,
-        small_kernels=SmallKernels() if runs is None else small_kernels(runs, spec, quantized, ranks),
+        small_kernels=SmallKernels() if runs is None else small_kernels(runs, spec, quantized),
     )  # fmt: skip
 
 

@@ -72,7 +72,7 @@ def system(deployment: ResolvedDeployment, runtime: Runtime, *, fetches: bool = 
     backend = backend_of(runtime, is_plan=load.workspace_bytes > 0)
     return System(
         target=target,
-        draft=dflash_shape(draft.spec, load.algorithms, name=draft.name, backend=backend, ranks=load.num_ranks),
+        draft=dflash_shape(draft.spec, load.algorithms, name=draft.name, backend=backend),
         eagle3=eagle3_shape(target), gpu=gpus.gpu, gpu_memory_bytes=gpus.gpu.memory_bytes, num_gpus=gpus.count,
         tensor_parallel=deployment.tensor_parallel, expert_parallel=deployment.expert_parallel,
         drafter_ranks=load.num_ranks, runtime=runtime, attention_dp=load.attention_dp,

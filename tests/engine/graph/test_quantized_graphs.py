@@ -18,9 +18,10 @@ from dflash_trt.checkpoint.quantization import read_scale
 from dflash_trt.engine.graph.draft_graph import ATTENTION
 from dflash_trt.engine.graph.padded_rows import leave_out_padding
 from dflash_trt.errors import CheckpointError
+from dflash_trt.quantize.bounds import Ranges
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
-from dflash_trt.runtime.drafter.onnxruntime import packed_linear
+from dflash_trt.runtime.drafter.onnxruntime import lowering, packed_linear
 from tests.engines import Graphs, build
 from tests.paths import FIXTURES
 from tests.quantize.samples import arrays, dequantised
@@ -250,11 +251,28 @@ def test_graphs_use_the_input_scales_that_the_checkpoint_stores(quantized: Quant
     assert len(qkv) == 1
 
 
+@pytest.mark.parametrize("name", ["tiny-gpt-oss-dflash", "tiny-qwen3-dflash2"])
+def test_rows_of_padding_change_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime, which leaves them out, computes the same with them: a DFlash2 draft's are whole blocks."""
+    draft = read_draft(FIXTURES / name)
+    L, modules = draft.spec.num_layers, draft.spec.linear_modules()
+    ranges = Ranges(inputs=dict.fromkeys(modules, 20.0), k=(9.0,) * L, v=(9.0,) * L)
+    quantize_checkpoint(draft, load_recipe("nvfp4"), tmp_path / "checkpoint", ranges=ranges)
+    build(tmp_path / "checkpoint", tmp_path / "engine")
+    rng, spec = np.random.default_rng(4), draft.spec
+    noise = rng.standard_normal((3, spec.block_size, spec.hidden_size)).astype(np.float32)
+    k, v = rng.standard_normal((2, 3, L, 20, spec.num_key_value_heads, spec.head_dim)).astype(np.float32)
+    expected = Graphs(tmp_path / "engine").draft(noise, (k, v), [0, 1, 2], [20, 0, 7])
+    monkeypatch.setattr(lowering, "leave_out_padding", lambda graph: None)
+    found = Graphs(tmp_path / "engine").draft(noise, (k, v), [0, 1, 2], [20, 0, 7])
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
 def test_rows_of_padding_are_for_tensorrt_alone(quantized: Quantized) -> None:
     """NVFP4's graph has them; without, all that it reads is still there."""
     graph = onnx.load(quantized("tiny-gpt-oss-dflash", "nvfp4")[1] / "draft.onnx", load_external_data=False).graph
     operators = [node.op_type for node in graph.node]
-    assert [operators.count(name) for name in ("Pad", "Slice", "Shape")] == [1, 1, 1]
+    assert [operators.count(name) for name in ("Pad", "Slice", "Shape")] == [1, 2, 1]
     leave_out_padding(graph)
     assert {"Pad", "Slice", "Shape"}.isdisjoint(node.op_type for node in graph.node)
     made = {name for node in graph.node for name in node.output} | {value.name for value in graph.input}

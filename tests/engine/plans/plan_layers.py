@@ -105,6 +105,11 @@ def summary(layers: Sequence[Layer]) -> list[str]:
     return [f"{count} {label}" for label, count in Counter(layer.label for layer in layers).items()]
 
 
+def num_kernels(layers: Sequence[str]) -> int:
+    """Kernels of a summary; a shape_call is none."""
+    return sum(int(line.split()[0]) for line in layers if not line.endswith("shape_call"))
+
+
 def unfused(layers: Sequence[Layer], graph: Path) -> list[str]:
     """Quantised Gemm nodes of an ONNX graph that no layer multiplies as they are, with what does in their place."""
     made_by = {}

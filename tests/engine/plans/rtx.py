@@ -26,6 +26,8 @@ from tests.paths import FIXTURES, REPOSITORY
 
 PAIRS = {"tiny-gpt-oss-dflash": "tiny-gpt-oss", "tiny-qwen3-dflash": "tiny-qwen3"}
 DFLASH2 = "tiny-qwen3-dflash2"
+SHARED = "tiny-gpt-oss-dflash of 2 ranks"
+QUICK = ("bf16", "fp8", "nvfp4")
 RECIPES = ("bf16", "fp8", "int4-w4a16", "nvfp4", "nvfp4-native", "mixed-nvfp4-fp8")
 GOLDEN = REPOSITORY / "tests" / "golden" / "plan_layers.json"
 Engines = Callable[[str, str], Path]
@@ -63,22 +65,24 @@ def compiled(
 
 
 def engine_of(draft: str, recipe: str, directory: Path) -> Path:
-    """The engine of a fixture in a recipe; that of a DFlash2 draft has a head of its own and no recipe."""
+    """The engine of a fixture in a recipe, or a rank's; that of a DFlash2 draft has a head of its own and no recipe."""
     if draft == DFLASH2:
         return build_with_head(FIXTURES / DFLASH2, FIXTURES / "tiny-qwen3", directory)
-    quantize_checkpoint(read_draft(FIXTURES / draft), load_recipe(recipe), directory / "checkpoint")
-    build(directory / "checkpoint", directory / "engine", FIXTURES / PAIRS[draft])
-    return directory / "engine"
+    name, _, shared = draft.partition(" of ")
+    num_ranks = int(shared.split()[0]) if shared else 1
+    quantize_checkpoint(read_draft(FIXTURES / name), load_recipe(recipe), directory / "checkpoint")
+    build(directory / "checkpoint", directory / "engine", FIXTURES / PAIRS[name], num_ranks)
+    return directory / "engine" / ("rank1" if shared else "")
 
 
 def main() -> None:
     """Prints tests/golden/plan_layers.json: `python -m tests.engine.plans.rtx >tests/golden/plan_layers.json`."""
     table: dict[str, dict[str, dict[str, list[str]]]] = {}
     with tempfile.TemporaryDirectory() as directory:
-        for draft in PAIRS:
-            for recipe in RECIPES:
+        for draft in (*PAIRS, SHARED):
+            for recipe in QUICK if draft == SHARED else RECIPES:
                 engine = engine_of(draft, recipe, Path(directory, draft, recipe))
-                layers = {graph: summary(compiled(engine, graph)[1]) for graph in ("context", "draft")}
+                layers = {graph: summary(compiled(engine, graph)[1]) for graph in read_manifest(engine).graphs}
                 table.setdefault(draft, {})[recipe] = layers
     print(json.dumps(table, indent=1))
 

@@ -125,8 +125,9 @@ OPTIONS = PlanOptions(max_batch_size=2, max_seq_len=64, max_num_tokens=100, hard
 
 
 def commands(draft_dir: Path, engine: Path, options: PlanOptions, cache: TimingCache | None) -> list[list[str]]:
-    draft = read_draft(draft_dir).spec
-    return [shlex.split(line) for line in trtexec_commands(engine, draft, 1, options, cache)]
+    draft = read_draft(draft_dir)
+    lines = trtexec_commands(engine, draft.spec, draft.quantization, 1, options, cache)
+    return [shlex.split(line) for line in lines]
 
 
 def test_trtexec_commands(draft_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -18,11 +18,10 @@ from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, sha256
 from dflash_trt.engine.plans.plan_gpus import LOWEST_SM, NAMES, check_precision, sm_of
 from dflash_trt.errors import BuildError
 from tests.checkpoint.samples import refusal
-from tests.engine.plans.plan_layers import inspected_layers, summary, unfused
-from tests.engine.plans.rtx import DFLASH2, GOLDEN, PAIRS, RECIPES, SIZES, Engines, compiled
+from tests.engine.plans.plan_layers import inspected_layers, num_kernels, summary, unfused
+from tests.engine.plans.rtx import DFLASH2, GOLDEN, PAIRS, QUICK, RECIPES, SHARED, SIZES, Engines, compiled
 
 GRAPHS = ("context", "draft")
-QUICK = ("bf16", "fp8", "nvfp4")
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
@@ -40,6 +39,19 @@ def test_layers_are_those_that_were_counted(draft: str, recipe: str, graph: str,
     assert summary(layers) == json.loads(GOLDEN.read_text())[draft][recipe][graph]
     assert unfused(layers, engine / f"{graph}.onnx") == []
     assert len(plan) > (engine / "model.safetensors").stat().st_size // 4
+
+
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(name, marks=() if name == "nvfp4" else pytest.mark.full) for name in QUICK]
+)
+def test_ranks_have_the_layers_of_the_whole(recipe: str, engines: Engines) -> None:
+    """Between all-reduces, no kernel more."""
+    engine = engines(SHARED, recipe)
+    golden = json.loads(GOLDEN.read_text())
+    found = {graph: summary(compiled(engine, graph)[1]) for graph in read_manifest(engine).graphs}
+    assert found == golden[SHARED][recipe]
+    segments = [num_kernels(layers) for graph, layers in found.items() if graph != "context"]
+    assert sum(segments) == num_kernels(golden[SHARED.partition(" of ")[0]][recipe]["draft"])
 
 
 @pytest.mark.full

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
@@ -15,7 +16,8 @@ from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.drafter.torch.calls import VIEWS, fused
 from dflash_trt.runtime.drafter.torch.graph_program import OnnxGraph, Program
 from dflash_trt.runtime.drafter.torch.stored_weights import StoredWeights
-from tests.engine.plans.rtx import GOLDEN
+from tests.engine.plans.plan_layers import num_kernels
+from tests.engine.plans.rtx import GOLDEN, PAIRS, RECIPES
 from tests.engines import trained_engine
 from tests.paths import FIXTURES
 from tools.measured_passes import MeasuredPass, measured_passes, predict
@@ -44,22 +46,22 @@ def test_a_plan_has_the_layers_that_the_builder_left(draft: str, recipe: str, la
 
 
 def test_rows_that_are_not_padded_cost_a_kernel_a_gemm() -> None:
-    """Shares of ranks, in NVFP4: 130 kernels of gpt-oss-120b's drafter in place of 98."""
-    spec = published_drafts()[DRAFT].spec
-    algorithms = load_recipe("nvfp4").algorithms(spec.linear_modules())
-    whole, share = (dflash_shape(spec, algorithms, backend=PLAN, ranks=ranks).small_kernels for ranks in (1, 8))
-    assert share.count - whole.count == 4 * spec.num_layers
+    """A DFlash2 draft in NVFP4 whose blocks do not fill 128 rows evenly."""
+    even = published_drafts()["z-lab/Qwen3.8-27B-DFlash2"].spec
+    algorithms = load_recipe("nvfp4").algorithms(even.linear_modules())
+    odd = msgspec.structs.replace(even, block_size=10)
+    few, more = (dflash_shape(spec, algorithms, backend=PLAN).small_kernels.count for spec in (even, odd))
+    assert more - few == 4 * even.num_layers
 
 
-@pytest.mark.parametrize("recipe", ["bf16", "fp8", "int4-w4a16"])
-@pytest.mark.parametrize("draft", ["tiny-gpt-oss-dflash", "tiny-qwen3-dflash"])
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("draft", PAIRS)
 def test_a_plan_has_the_kernels_that_are_counted_in_every_run(draft: str, recipe: str) -> None:
     """Counts of tests/golden/plan_layers.json, which follow the graphs; a shape_call is no kernel."""
     spec = read_draft(FIXTURES / draft).spec
     shape = dflash_shape(spec, load_recipe(recipe).algorithms(spec.linear_modules()), backend=PLAN)
     layers = json.loads(GOLDEN.read_text())[draft][recipe]["draft"]
-    counted = sum(int(line.split()[0]) for line in layers if not line.endswith("shape_call"))
-    assert shape.small_kernels.count + 5 * spec.num_layers == counted
+    assert shape.small_kernels.count + 5 * spec.num_layers == num_kernels(layers)
 
 
 def test_the_executor_has_the_runs_that_it_compiles() -> None:
