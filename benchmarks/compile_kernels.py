@@ -20,6 +20,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[1]
 PRODUCTS = {"_C*.so": ".", "libdflash_trt_plugins.so": "lib"}
 """What is built, and where it belongs in the package."""
+ARCHITECTURES = "DFLASH_CUDA_ARCHITECTURES"
 
 
 def definitions() -> list[str]:
@@ -27,7 +28,24 @@ def definitions() -> list[str]:
     import torch
 
     major, minor = torch.cuda.get_device_capability()
-    return ["DFLASH_CUDA=ON", f"DFLASH_CUDA_ARCHITECTURES={major}{minor}a"]
+    return ["DFLASH_CUDA=ON", f"{ARCHITECTURES}={major}{minor}a"]
+
+
+def is_built(package: Path, defines: Sequence[str]) -> bool:
+    """Whether every product is there, newer than its sources, with kernels for the architecture that is asked for."""
+    products = [file for pattern, place in PRODUCTS.items() for file in (package / place).glob(pattern)]
+    sources = [file for room in ("cpp", "plugins") for file in (REPOSITORY / room).rglob("*") if file.is_file()]
+    if len(products) < len(PRODUCTS) or min(map(_age, sources)) <= max(map(_age, products)):
+        return False
+    sys.path.insert(0, str(package.parent))
+    from dflash_trt import _C
+
+    asked = [value for name, _, value in (define.partition("=") for define in defines) if name == ARCHITECTURES]
+    return set(asked) <= set(_C.cuda_architectures())
+
+
+def _age(file: Path) -> float:
+    return -file.stat().st_mtime
 
 
 def compile_into(package: Path, defines: Sequence[str]) -> list[Path]:
@@ -48,8 +66,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("defines", nargs="*", metavar="NAME=VALUE", help="definitions of cmake")
     parser.add_argument("--package", type=Path, default=REPOSITORY / "dflash_trt", help="where the files go")
+    parser.add_argument("--if-stale", action="store_true", help="only where sources are newer, or kernels are missing")
     arguments = parser.parse_args()
-    print(*compile_into(arguments.package, arguments.defines or definitions()), sep="\n")
+    defines = arguments.defines or definitions()
+    if arguments.if_stale and is_built(arguments.package, defines):
+        print(f"{arguments.package}: built before, and newer than its sources")
+    else:
+        print(*compile_into(arguments.package, defines), sep="\n")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 
 Before they begin it brings what a bare machine with a driver lacks: TensorRT and nvcc, as wheels that suit the driver,
 and the kernels, compiled for the GPU at hand. Without network it uses what is there: with torch, nvcc and a compiler
-the drafter decodes in torch, and what needs TensorRT is named as lacking. Each step is a process with a time limit: it
+both models decode in torch, and what needs TensorRT is named as lacking; on an H100 with 16 cores that is
+estimated at eight minutes, of which the first five tell most (--seconds). Each step is a process with a time limit: it
 passed, failed, or lacked something, which is named with the command that brings it. After a failure the next step runs.
 The page names the hardware and versions, holds what every step printed, and is written anew after each.
 """
@@ -40,6 +41,7 @@ from dflash_trt.errors import BuildError  # noqa: E402
 from dflash_trt.quantize.recipe import FP8_KV, load_recipe  # noqa: E402
 
 SECONDS = 600
+"""No step begins later than so long after the machine is set up."""
 # As doctor calls them, and what a step of ours brings.
 GPU, PLUGIN, TENSORRT, TRTLLM, TORCH = "NVIDIA GPU", "plugin library", "tensorrt", "tensorrt_llm", "torch with CUDA"
 RTX, RTX_LIBRARIES = RUNTIMES["tensorrt_rtx"].package, "tensorrt_rtx_cu13_libs"
@@ -62,6 +64,7 @@ FIRST_KERNELS = 8.0
 PYTHON, PIP = (sys.executable,), (sys.executable, "-m", "pip", "install")
 CLI = (sys.executable, "-m", "dflash_trt")
 TORCH_RECIPES = ("bf16", "fp8", "nvfp4")
+DECODING, SANITIZER = "tests/gpu/test_decode.py", "tests/gpu/test_sanitizer.py"
 SHAPES = ("qwen3-8b", "gpt-oss-20b")
 TORCH_FIX = "make gpu-report TORCH='torch --index-url URL', with the URL that pytorch.org names for the driver's CUDA"
 NETWORK_FIX = "a route to pypi.org, or the packages installed by hand"
@@ -153,7 +156,8 @@ def is_online() -> bool:
 def compile_kernels(gpu: Gpu | None, *, online: bool = True) -> Step:
     """For the GPU at hand only: a family such as 100f needs CUDA 12.9, which older GPUs do not.
 
-    Without network by cmake, with the nanobind that is there, where pip would fetch its own.
+    Without network by cmake, with the nanobind that is there, where pip would fetch its own; not again where a build
+    is newer than its sources.
     """
     nvcc, lacks = find_nvcc(), None
     capability = gpu.compute_capability if gpu else "9.0"
@@ -164,11 +168,10 @@ def compile_kernels(gpu: Gpu | None, *, online: bool = True) -> Step:
     architecture = capability.replace(".", "") + ("a" if float(capability) >= 9 else "")
     defines = ("DFLASH_CUDA=ON", f"DFLASH_CUDA_ARCHITECTURES={architecture}")
     words = [word for define in defines for word in ("-C", f"cmake.define.{define}")]
-    command = (*PIP, "--no-deps", "--editable", ".", *words)
-    return Step(
-        KERNELS, command if online else (*PYTHON, "benchmarks/compile_kernels.py", *defines), 240, (GPU,), lacks=lacks,
-        environment=_compiler(nvcc) if nvcc else {},
-    )  # fmt: skip
+    by_pip = (*PIP, "--no-deps", "--editable", ".", *words)
+    by_cmake = (*PYTHON, "benchmarks/compile_kernels.py", "--if-stale", *defines)
+    environment = _compiler(nvcc) if nvcc else {}
+    return Step(KERNELS, by_pip if online else by_cmake, 240, (GPU,), lacks=lacks, environment=environment)
 
 
 def _compiler(nvcc: str) -> dict[str, str]:
@@ -179,17 +182,21 @@ def _compiler(nvcc: str) -> dict[str, str]:
 
 def steps(work: Path, gpu: Gpu | None) -> Iterator[Step]:
     """In the order in which they tell most, should the time run out."""
-    plans = (GPU, TORCH, TENSORRT, PLUGIN)
+    plans, running = (GPU, TORCH, TENSORRT, PLUGIN), (GPU, TORCH, KERNELS)
+    tests = (*PYTHON, "-m", "pytest", "-m", "gpu", "-rs")
     for pair in PAIRS:
         yield from _torch_steps(pair, work)
+    yield Step("decoding in torch, tested", (*tests, DECODING), 180, running)
     for recipe in TORCH_RECIPES:
         command = (*OURS, "torch-pass", recipe, str(work / f"torch-{recipe}"))
-        yield Step(f"gpt-oss-120b's drafter in torch, {recipe}: latency", command, 120, (GPU, TORCH, KERNELS))
+        title = f"gpt-oss-120b's drafter in torch, {recipe}: latency"
+        yield Step(title, command, 120, running, lacks=_lacking_precision(recipe, gpu))
+    others = [option for file in (SANITIZER, DECODING) for option in ("--ignore", file)]
+    yield Step("kernels, tested", (*tests, "tests/gpu", *others), 120, running)
     yield from _plan_steps(PAIRS[0], work)
     yield from _rtx_steps(PAIRS[0], work, gpu)
-    yield Step(
-        "kernels, tested", (*PYTHON, "-m", "pytest", "-m", "gpu", "-rs", "tests/gpu"), 180, (GPU, TORCH, KERNELS)
-    )
+    yield from _decoding_steps()
+    yield from _tool_steps(PAIRS[0], work)
     for recipe in RECIPES:
         command = (*OURS, "drafter", recipe, str(work / recipe))
         title = f"gpt-oss-120b's drafter, two layers, {recipe}: plans, fused layers, latency"
@@ -203,20 +210,37 @@ def steps(work: Path, gpu: Gpu | None) -> Iterator[Step]:
     yield Step("TensorRT-LLM's contract", contract, 60, (TRTLLM,))
     bench = (*PYTHON, "benchmarks/bench_kv_injection_attention.py", "--runs", "20", "--max-rows", "131072")
     peers = ("--only", "gpt-oss", "--peer", "FlashAttention", "--peer", "cudnn")  # the others compile for minutes
-    yield Step("attention kernel, measured", (*bench, *peers), 120, (GPU, TORCH, KERNELS))
-    for shape in SHAPES:
-        decoding = (*PYTHON, "benchmarks/bench_gpu.py", "--shape", shape, "--rounds", "1", "--tokens", "64")
-        yield Step(f"decoding at {shape}'s shape, beside transformers", decoding, 180, (GPU, TORCH, KERNELS))
+    yield Step("attention kernel, measured", (*bench, *peers), 120, running)
+    yield Step("kernels, sanitized", (*tests, SANITIZER), 240, running)
 
 
 def _torch_steps(pair: str, work: Path) -> Iterator[Step]:
-    """A trained pair of the fixtures, decoded with the drafter in torch."""
+    """A trained pair of the fixtures, decoded with the drafter in torch, whose kernels the first one compiles."""
     engine, target = str(work / pair), str(FIXTURES / pair)
-    built, running, by_torch = _built(pair), (GPU, TORCH, KERNELS), ("--executor", "torch")
+    built, running = _built(pair), (GPU, TORCH, KERNELS)
     yield Step(built, (*CLI, "build", f"{target}-dflash", "--target", target, "-o", engine), 60)
-    yield Step(f"{pair}: decoding in torch", (*OURS, "decode", engine, target, *by_torch), 90, running, built)
-    yield Step(f"{pair}: torch against ONNX Runtime", (*OURS, "parity", engine, *by_torch), 60, running, built)
-    yield Step(f"{pair}: CUDA graphs in torch", (*OURS, "capture", engine, *by_torch), 60, running, built)
+    decode = (*OURS, "decode", engine, target, "--executor", "torch")
+    yield Step(f"{pair}: decoding in torch", decode, 150, running, built)
+
+
+def _decoding_steps() -> Iterator[Step]:
+    """Both published shapes: few tokens, so that the models' making takes longer than their decoding."""
+    sizes = ("--rounds", "1", "--tokens", "48", "--num-prompts", "2", "--batch", "1", "--batch", "8")
+    for shape in SHAPES:
+        command = (*PYTHON, "benchmarks/bench_gpu.py", "--shape", shape, *sizes)
+        yield Step(f"decoding at {shape}'s shape, beside transformers", command, 150, (GPU, TORCH, KERNELS))
+
+
+def _tool_steps(pair: str, work: Path) -> Iterator[Step]:
+    """The commands that run a target or train on a GPU."""
+    engine, target, features = str(work / pair), str(FIXTURES / pair), str(work / "features.safetensors")
+    draft, running, on_gpu = f"{target}-dflash", (GPU, TORCH, KERNELS), ("--device", "cuda")
+    captured, prompts = f"{pair}: capture", ("--prompts", str(FIXTURES / "prompts.jsonl"), "--max-tokens", "96")
+    yield Step(captured, (*CLI, "capture", draft, "--target", target, *prompts, "-o", features, *on_gpu), 60, running)
+    answers = ("--features", features, *on_gpu)
+    yield Step(f"{pair}: verify of what was captured", (*CLI, "verify", engine, *answers), 60, running, captured)
+    training = ("-o", str(work / "recovered"), "--recipe", "nvfp4", "--steps", "40", "--learning-rate", "5e-4")
+    yield Step(f"{pair}: recovery for NVFP4", (*CLI, "recover", draft, *training, *answers), 90, running, captured)
 
 
 def _built(pair: str) -> str:
@@ -276,7 +300,9 @@ def _lacking_precision(recipe: str, gpu: Gpu | None) -> str | None:
 class Report:
     """The outcomes so far, and the machine as the last look at it found it."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self.seconds = seconds
+        """Time for the steps behind the setup."""
         self.end = math.inf
         """No step begins after it."""
         self.outcomes: list[Outcome] = []
@@ -316,9 +342,9 @@ class Report:
         return Outcome(step, PASSED if status == 0 else FAILED, time.monotonic() - begin, why, output)
 
 
-def make_report(report: Report, work: Path, output: Path, only: str | None = None) -> None:
+def make_report(report: Report, work: Path, output: Path, only: str | None = None, commit: str | None = None) -> None:
     """Runs every step, or those with `only` in their titles and what they need, and writes the page after each."""
-    commit = _commit()
+    commit = commit or _commit()
 
     def run_step(step: Step) -> None:
         report.run(step)
@@ -329,7 +355,7 @@ def make_report(report: Report, work: Path, output: Path, only: str | None = Non
     for step in setup_steps(gpu):
         run_step(step)
     report.machine = examine()  # once, when all is there that there will be
-    report.end = time.monotonic() + SECONDS
+    report.end = time.monotonic() + report.seconds
     for step in chosen(list(steps(work, gpu)), only):
         run_step(step)
 
@@ -428,10 +454,18 @@ def _commit() -> str:
 @click.command()
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("gpu-report.md"), show_default=True)
 @click.option("--only", metavar="NAME", help="Run the steps with NAME in their titles, and what they build on.")
-def main(output: Path, only: str | None) -> None:
+@click.option(
+    "--seconds",
+    type=click.IntRange(min=1),
+    default=SECONDS,
+    show_default=True,
+    help="Begin no step later than this after the setup; the first ones tell most.",
+)
+@click.option("--commit", help="The commit that this tree is of, where git is not at hand.")
+def main(output: Path, only: str | None, seconds: int, commit: str | None) -> None:
     """Run every step and write the page; exits with 0 whatever the steps say, because the page says it."""
     with tempfile.TemporaryDirectory() as work:
-        make_report(Report(), Path(work), output, only)
+        make_report(Report(seconds), Path(work), output, only, commit)
     click.echo(output)
 
 

@@ -25,6 +25,7 @@ from dflash_trt.cli.options import (
     read_checked_draft,
     recipe_and_ranges,
     recipe_option,
+    runtime_options,
     target_option,
 )
 from dflash_trt.cli.output import resumable
@@ -58,17 +59,18 @@ SECONDS_BETWEEN_LINES = 10
     target_option,
     calibration_option,
     force_option,
+    runtime_options("device"),
     click.option("--threads", type=click.IntRange(0, 1024), default=0, show_default=True,
                  help="Threads for training and packing; 0: chosen by the draft's size."),
 )  # fmt: skip
 def recover(
     draft: str, output: Path, recipe: str, features: Path, plot: Path | None, target: str | None, calibration: str,
-    force: bool, threads: int, **settings: Any,
+    force: bool, device: str, threads: int, **settings: Any,
 ) -> None:  # fmt: skip
     """Train DRAFT as --recipe will quantise it, on the target's own answers, then write the quantised copy.
 
-    After an interruption the same command continues. The same seed gives the same bytes on the same machine
-    with the same number of threads. Exits with 1 when the loss on held-out sequences did not fall.
+    After an interruption the same command continues. On a CPU the same seed and number of threads give the same
+    bytes on the same machine. Exits with 1 when the loss on held-out sequences did not fall.
 
     \b
     Example:
@@ -84,7 +86,7 @@ def recover(
     with resumable(state_file(output)), _training_bar(settings["steps"]) as on_step:
         summary, progress = recover_checkpoint(
             checkpoint, loaded, features, Settings(**settings), output,
-            ranges=ranges, force=force, threads=threads, on_step=on_step,
+            ranges=ranges, force=force, device=device, threads=threads, on_step=on_step,
         )  # fmt: skip
     click.echo(_describe(progress), err=True)
     if plot is not None:

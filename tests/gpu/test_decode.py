@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole runtime on a GPU without TensorRT: the fixtures' texts and steps, batches, graphs, prefixes, cancels.
 
-Texts and steps are those of the same pair on this machine's CPU, where every other test of them runs.
+Texts and steps are those of the same pair on this machine's CPU, where every other test of them runs. With `full` each
+test runs on the CPU, too, where a stand-in records and replays what a GPU would.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.engine.plans.launcher import CudaLauncher
@@ -17,7 +19,9 @@ from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.drafter.torch.graph_program import Program
 from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
 from dflash_trt.runtime.session import Session, open_session, run
-from dflash_trt.runtime.targets.packed_target import PackedTarget
+from dflash_trt.runtime.targets.huggingface import load_model
+from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, PackedTarget
+from tests.contract.cuda_graphs import stand_in
 from tests.decoding import greedy
 from tests.engines import trained_engine
 from tests.fixtures_data import PAIRS, prompts
@@ -27,8 +31,7 @@ from tests.runtime.drafter.test_torch_executor import NUM_SLOTS, noise
 from tests.runtime.drafter.test_torch_executor import run as run_drafter
 from tests.runtime.drafter.torch.drafts import MAKERS
 
-pytestmark = pytest.mark.gpu
-DEVICE = "cuda"
+DEVICES = [pytest.param("cpu", marks=pytest.mark.full), pytest.param("cuda", marks=pytest.mark.gpu)]
 NUM_PROMPTS, NUM_TOKENS, NUM_AT_ONCE = 16, 96, 8
 STEPS = {"tiny-qwen3": 485, "tiny-gpt-oss": 460}
 """ONNX Runtime's in FLOAT, all prompts together; a hundredth more or fewer is BF16's."""
@@ -39,10 +42,21 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module")
-def session(name: str) -> Session:
-    options = RuntimeOptions(device=DEVICE, executor="torch", max_batch_size=NUM_AT_ONCE)
-    return open_session(trained_engine(name), str(FIXTURES / name), options)
+@pytest.fixture(scope="module", params=DEVICES)
+def session(request: pytest.FixtureRequest, name: str) -> Iterator[Session]:
+    options = RuntimeOptions(device=request.param, executor="torch", max_batch_size=NUM_AT_ONCE)
+    if request.param == "cuda":
+        yield open_session(trained_engine(name), str(FIXTURES / name), options)
+        return
+    launcher = CudaLauncher(torch.device("cpu"))
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in(patch)
+        patch.setattr("dflash_trt.engine.plans.launcher.EagerLauncher", lambda: launcher)
+        opened = open_session(trained_engine(name), str(FIXTURES / name), options)
+        taps, spec = opened.manifest.draft.target_layer_ids, opened.manifest.target
+        model = load_model(FIXTURES / name, spec, taps)  # without a CPU's own layers
+        opened.target = PackedTarget(model, taps, NUM_AT_ONCE, TORCH_OPERATORS, launcher)
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -116,11 +130,12 @@ def test_a_cancelled_request_leaves_the_others_alone(session: Session, asked: An
         assert requests[index].token_ids == texts[index]
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["gpt-oss", "trimmed head", "DFlash2", "fp8", "fp8+fp8-kv", "nvfp4", "Laguna"])
 def test_it_computes_what_it_does_on_a_cpu(name: str, tmp_path: Any) -> None:
     """Both in BF16, so with noise of their own; FP8 and FP4 codes may flip."""
     manifest = MAKERS[name](tmp_path)
     bound = 0.02 if manifest.quantization.modules == {} else 0.3
-    on_gpu = open_drafter(tmp_path / "engine", manifest, num_slots=NUM_SLOTS, device=DEVICE, executor="torch")
+    on_gpu = open_drafter(tmp_path / "engine", manifest, num_slots=NUM_SLOTS, device="cuda", executor="torch")
     on_cpu = open_drafter(tmp_path / "engine", manifest, num_slots=NUM_SLOTS, executor="torch")
     assert noise(run_drafter(on_gpu), run_drafter(on_cpu)) < bound

@@ -57,11 +57,12 @@ class Objective:
     ) -> torch.Tensor:
         """The sum of w_k * loss_k of one example, with gradients to the draft's weights; `share` is the teacher's."""
         labels, exist = self._slots(example)
+        weights = self._weights.expand(labels.shape)[exist].to(draft.device)
         logits = self._logits(draft, example, exist)
-        losses = F.cross_entropy(logits, labels[exist], reduction="none")
+        losses = F.cross_entropy(logits, labels[exist].to(draft.device), reduction="none")
         if teacher is not None:
             losses = (1 - share) * losses + share * self._divergence(logits, teacher, example, exist)
-        return (losses * self._weights.expand(labels.shape)[exist]).sum()
+        return (losses * weights).sum()
 
     def _divergence(
         self, logits: torch.Tensor, teacher: TorchDraft, example: Example, exist: torch.Tensor
@@ -76,10 +77,10 @@ class Objective:
         sequence, anchors = example
         context = draft.context(sequence.taps[: int(anchors.max())])
         hidden = draft.blocks(self._vocabulary.blocks(sequence, anchors), anchors, context)
-        return self._vocabulary.logits(hidden[:, 1:][exist])
+        return self._vocabulary.logits(hidden[:, 1:][exist.to(draft.device)])
 
     def _slots(self, example: Example) -> tuple[torch.Tensor, torch.Tensor]:
-        """Labels [B, S - 1], and which of them count."""
+        """Labels [B, S - 1], and which of them count, on the CPU."""
         sequence, anchors = example
         indices = anchors[:, None] + torch.arange(1, len(self._weights) + 1)
         last = len(sequence.tokens) - 1
@@ -88,13 +89,13 @@ class Objective:
 
 
 class Vocabulary:
-    """Embedding and head of a draft, in FLOAT; neither is trained."""
+    """Embedding and head of a draft, in FLOAT, the head on a device; neither is trained."""
 
-    def __init__(self, draft: DraftCheckpoint, features: FeatureFile) -> None:
+    def __init__(self, draft: DraftCheckpoint, features: FeatureFile, device: str = "cpu") -> None:
         """Reads what the draft borrows from the feature file."""
         spec = draft.spec
         self._spec, self._embedding = spec, BlockEmbedding(draft, features.mask_embedding())
-        self._head, self._bias = _head(draft, features)
+        self._head, self._bias = _head(draft, features, device)
         self._rows: torch.Tensor | None = None
         if (token_ids := head_token_ids(spec, draft.weights)) is not None:
             self._rows = torch.full([features.facts.target.vocab_size], NOT_PROPOSED)
@@ -115,9 +116,9 @@ class Vocabulary:
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-def _head(draft: DraftCheckpoint, features: FeatureFile) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _head(draft: DraftCheckpoint, features: FeatureFile, device: str) -> tuple[torch.Tensor, torch.Tensor | None]:
     """weight [V', H] and, where the head has one, bias [V']."""
     if draft.spec.has_own_head:
-        return torch.from_numpy(as_float32(map_tensor(draft.weights[f"{HEAD}.weight"]))), None
+        return torch.from_numpy(as_float32(map_tensor(draft.weights[f"{HEAD}.weight"]))).to(device), None
     weight, bias = features.lm_head()
-    return weight.float(), None if bias is None else bias.float()
+    return weight.to(device).float(), None if bias is None else bias.to(device).float()

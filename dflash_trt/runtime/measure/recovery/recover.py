@@ -39,6 +39,7 @@ from dflash_trt.runtime.measure.recovery.training import (
     save_state,
     state_file,
 )
+from dflash_trt.runtime.session import choose_device
 
 SAVE_EVERY = 100
 """Steps between two states on disk."""
@@ -55,19 +56,20 @@ def recover_checkpoint(
     *,
     ranges: Ranges | None = None,
     force: bool = False,
+    device: str = "cpu",
     threads: int = 0,
     save_every: int = SAVE_EVERY,
     on_step: Callable[[Progress], None] = lambda progress: None,
 ) -> tuple[Summary, Progress]:
     """Writes the checkpoint that `recipe` makes of the draft after training, into the new directory `output`.
 
-    It learns from `features`, a file that `capture` wrote; only the linear layers' weights are trained. The scales of
-    activations come from `ranges`, or from the bounds of the given weights. `threads` 0 lets the draft's size decide
-    for the training and takes all for packing. Goes on with a state that an interrupted run left. Raises as
-    `quantize_checkpoint` and `open_features` do, and CheckpointError for another kind than DFlash, or a state of
-    something else.
+    It learns from `features`, a file that `capture` wrote; only the linear layers' weights are trained, on `device`:
+    cpu, cuda or auto. The scales of activations come from `ranges`, or from the bounds of the given weights. `threads`
+    0 lets the draft's size decide for the training and takes all for packing. Goes on with a state that an interrupted
+    run left. Raises as `quantize_checkpoint` and `open_features` do, and CheckpointError for another kind than DFlash,
+    or a state of something else.
     """
-    spec = draft.spec
+    spec, device = draft.spec, choose_device(device)
     if spec.kind != "DFlash":
         raise CheckpointError(
             f"{draft.directory}: expected a DFlash draft, found {spec.kind}, which `recover` does not train",
@@ -79,7 +81,7 @@ def recover_checkpoint(
     check_finite(draft.weights.values())
     if ranges is None and recipe.needs_ranges(draft.spec.linear_modules()):
         ranges = ranges_from_weights(draft)
-    tensors = computed_tensors(draft)
+    tensors = {name: tensor.to(device) for name, tensor in computed_tensors(draft).items()}
     state = state_file(output)
     with open_features(features, draft.spec) as file:
         trainer = Trainer(
@@ -87,9 +89,9 @@ def recover_checkpoint(
             recipe_numerics(draft.spec, recipe, ranges),
             tensors,
             file,
-            Objective(Vocabulary(draft, file), draft.spec.block_size),
+            Objective(Vocabulary(draft, file, device), draft.spec.block_size),
             settings,
-            _identity(draft, recipe, features, settings, ranges),
+            _identity(draft, recipe, features, settings, ranges, device),
         )
         with _torch_threads(threads or _threads(draft.spec)):
             _train(trainer, state, settings.steps, save_every, on_step, draft)
@@ -139,10 +141,12 @@ def _train(
         on_step(trainer.progress)
 
 
-def _identity(draft: DraftCheckpoint, recipe: Recipe, features: Path, settings: Settings, ranges: Ranges | None) -> str:
+def _identity(
+    draft: DraftCheckpoint, recipe: Recipe, features: Path, settings: Settings, ranges: Ranges | None, device: str
+) -> str:
     """sha256 of all that decides the trained weights."""
     digest = hashlib.sha256(__version__.encode())
-    for document in (draft.spec, recipe.rules, settings, ranges):
+    for document in (draft.spec, recipe.rules, settings, ranges, device):
         digest.update(msgspec.json.encode(document, order="deterministic"))
     for tensor in draft.weights.values():
         digest.update(map_tensor(tensor).data)
@@ -161,7 +165,7 @@ def _write_dense(draft: DraftCheckpoint, weights: Tensors, directory: Path) -> D
                 writer.copy(tensor)
             else:
                 bits = weight.view(torch.int16) if weight.dtype == torch.bfloat16 else weight
-                writer.write(name, bits.numpy())
+                writer.write(name, bits.cpu().numpy())
     write_json(directory / "config.json", draft.canonical_config())
     copy_other_files(draft, directory)
     return read_draft(directory)

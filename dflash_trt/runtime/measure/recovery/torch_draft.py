@@ -48,20 +48,21 @@ class TorchDraft:
     """A draft whose linear layers have these weights; biases and norms are the checkpoint's."""
 
     def __init__(self, spec: DraftSpec, numerics: Numerics, tensors: Mapping[str, torch.Tensor]) -> None:
-        """`tensors`: those of `computed_tensors`; what has one axis is kept, in FLOAT."""
+        """`tensors`: those of `computed_tensors`, on one device; what has one axis is kept, in FLOAT."""
         self._spec = spec
         self._numerics = numerics
         self._vectors = {n: t.float() for n, t in tensors.items() if t.ndim == 1}
+        self.device = next(iter(self._vectors.values())).device
         self.weights: dict[str, torch.Tensor] = {}
         """[out, in] FLOAT by module, as they are multiplied: who calls sets them, packed and read back."""
         # float64: positions reach 1e5
-        self._frequencies = torch.from_numpy(spec.rope.inverse_frequencies(spec.head_dim))
+        self._frequencies = torch.from_numpy(spec.rope.inverse_frequencies(spec.head_dim)).to(self.device)
 
     def context(self, taps: torch.Tensor) -> Context:
         """taps [T, A*H] at positions 0..T-1."""
-        h = self._norm(self._linear(self._normed_taps(taps.float()), ["fc"])[0], "hidden_norm")
+        h = self._norm(self._linear(self._normed_taps(taps.to(self.device).float()), ["fc"])[0], "hidden_norm")
         projected = self._keys_values(h)
-        rotary = self._rotary(torch.arange(len(taps)))
+        rotary = self._rotary(torch.arange(len(taps), device=self.device))
         context = Context([], [])
         for attention in self._spec.attention_modules():
             k = self._norm(self._heads(projected[f"{attention}.k_proj"]), f"{attention}.k_norm")
@@ -88,10 +89,10 @@ class TorchDraft:
 
     def blocks(self, noise: torch.Tensor, anchors: torch.Tensor, context: Context) -> torch.Tensor:
         """noise [B, S, H] at token indices anchors [B] -> hidden [B, S, H]; a block sees the context before it."""
-        spec = self._spec
-        positions = (anchors[:, None] + torch.arange(spec.block_size)).flatten()  # [B*S]
+        spec, anchors = self._spec, anchors.to(self.device)
+        positions = (anchors[:, None] + torch.arange(spec.block_size, device=self.device)).flatten()  # [B*S]
         rotary = self._rotary(positions)
-        h = noise.float().flatten(0, 1) * spec.input_embedding_scale
+        h = noise.to(self.device).float().flatten(0, 1) * spec.input_embedding_scale
         for i, attention in enumerate(spec.attention_modules()):
             visible = self._visible(i, anchors, positions, len(context.k[i]))
             normed = self._norm(h, f"layers.{i}.input_layernorm")
@@ -163,9 +164,9 @@ class TorchDraft:
         """[B*S, T + B*S]: what each row of each block sees of the context and of all blocks' rows."""
         S, rule = self._spec.block_size, self._spec.layers[layer]
         starts = anchors.repeat_interleave(S)
-        context = torch.arange(num_context)
+        context = torch.arange(num_context, device=self.device)
         keys = torch.cat([context, positions])
-        block = torch.arange(len(anchors)).repeat_interleave(S)
+        block = torch.arange(len(anchors), device=self.device).repeat_interleave(S)
         visible = torch.cat([context < starts[:, None], block == block[:, None]], dim=1)
         distance = positions[:, None] - keys
         if rule.sliding_window is not None:

@@ -46,7 +46,7 @@ class Trainer:
         settings: Settings,
         identity: str,
     ) -> None:
-        """`tensors`: the dense draft's, by checkpoint name, in its dtypes."""
+        """`tensors`: the dense draft's, by checkpoint name, in its dtypes, on the device that trains."""
         self._spec, self._numerics, self._features = spec, numerics, features
         self._objective, self._settings = objective, settings
         self._dtypes = {module: tensors[f"{module}.weight"].dtype for module in spec.linear_modules()}
@@ -88,7 +88,7 @@ class Trainer:
         self.progress = progress
         for module, master in self._masters.items():
             master.copy_(tensors[f"master/{module}"])
-            moments = {part: tensors[f"{part}/{module}"].clone() for part in PARTS[1:]}
+            moments = {part: tensors[f"{part}/{module}"].to(master.device, copy=True) for part in PARTS[1:]}
             self._optimizer.state[master] = {"step": torch.tensor(float(progress.step)), **moments}
 
     def _quantise(self, *, requires_grad: bool) -> None:

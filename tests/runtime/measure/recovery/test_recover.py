@@ -27,6 +27,7 @@ from dflash_trt.runtime.measure.recovery.settings import Settings
 from dflash_trt.runtime.measure.recovery.training import Progress, state_file
 from tests.cli.commands import run_here
 from tests.paths import FIXTURES, REPOSITORY
+from tests.pretend_device import PretendDevice
 from tests.quantize.samples import arrays, convert, unpacked_fp8, unpacked_int4, unpacked_nvfp4
 from tests.runtime.measure.feature_samples import capture
 from tools.train_fixtures import recovery_prompts
@@ -165,18 +166,21 @@ def test_a_second_run_writes_the_same_bytes(recovered: Path, tmp_path: Path, fea
     assert digests(tmp_path / "again") == digests(recovered)
 
 
-@pytest.mark.parametrize("step", [1, 3])  # before the first state is saved, and between two
+@pytest.mark.parametrize(("step", "device"), [(1, "cpu"), (3, "cuda")])  # before a state is saved, and between two
 def test_an_interrupted_run_goes_on_to_the_same_bytes(
-    step: int, recovered: Path, tmp_path: Path, features: dict[str, Path]
+    step: int, device: str, recovered: Path, tmp_path: Path, features: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output = tmp_path / "q"
-    with pytest.raises(KeyboardInterrupt):
-        recover(features["tiny-gpt-oss"], output, save_every=2, on_step=interrupt_at(step))
-    assert not output.exists()
-    assert state_file(output).exists() == (step > 2)
-    seen: list[int] = []
-    recover(features["tiny-gpt-oss"], output, on_step=lambda progress: seen.append(progress.step))
+    """The GPU is pretended, with a CPU's arithmetic: no call mixes devices, and a state goes back to its own."""
+    monkeypatch.setattr("dflash_trt.runtime.measure.recovery.recover.choose_device", str)
+    output, seen = tmp_path / "q", list[int]()
+    with PretendDevice() as gpu:
+        with pytest.raises(KeyboardInterrupt):
+            recover(features["tiny-gpt-oss"], output, device=device, save_every=2, on_step=interrupt_at(step))
+        assert not output.exists()
+        assert state_file(output).exists() == (step > 2)
+        recover(features["tiny-gpt-oss"], output, device=device, on_step=lambda p: seen.append(p.step))
     assert seen[0] == (2 if step > 2 else 0)
+    assert (gpu.calls > 10_000) == (device == "cuda")
     assert digests(output) == digests(recovered)
     assert not state_file(output).exists()
 
