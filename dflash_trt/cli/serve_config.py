@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,6 +23,7 @@ from dflash_trt.deploy.cluster.dynamo_graph import RUNTIMES as DYNAMO
 from dflash_trt.deploy.cluster.dynamo_graph import SERVICE_PORT, dynamo_graph, dynamo_image
 from dflash_trt.deploy.cluster.kubernetes import kubernetes_manifests
 from dflash_trt.deploy.cluster.slurm import sbatch_script
+from dflash_trt.deploy.conversion import convert
 from dflash_trt.deploy.deployment_file import METHODS, Method, deployment_path, load_deployment, shipped_deployments
 from dflash_trt.deploy.finding import ACCEPTED, ERROR, UNCHECKED, WARNING, Finding, judged, numbered
 from dflash_trt.deploy.gpus import GpuFacts, parse_gpus
@@ -35,9 +37,16 @@ from dflash_trt.deploy.schema import PACKAGES, Runtime, Schema, load_schema
 from dflash_trt.deploy.steps import CONFIGURATION, cluster_steps, server_steps
 from dflash_trt.deploy.trtllm_arguments import is_engine_mode
 from dflash_trt.errors import ConfigError, printable
+from dflash_trt.files.read import decode, read_text
+from dflash_trt.files.strict_yaml import MAX_BYTES
 from dflash_trt.files.write import new_file
 
 LAUNCHERS = ("slurm", "kubernetes")
+CONVERSION_LACKS = (
+    "source", "output", "launcher", "image", "models", "replicas", "method", "file", "host", "port", "settings",
+    "is_list", "as_json",
+)  # fmt: skip
+"""Parameters for a configuration that is written anew, or checked."""
 
 
 @click.command("serve-config", short_help="Write or check a configuration for trtllm-serve, vLLM or SGLang.")
@@ -46,7 +55,7 @@ LAUNCHERS = ("slurm", "kubernetes")
     "--runtime",
     "runtime_name",
     type=click.Choice([*PACKAGES, *DYNAMO]),
-    help="Whose configuration; needed without --list. dynamo-*: a DynamoGraphDeployment.",
+    help="Whose configuration; needed without --list and --from. dynamo-*: a DynamoGraphDeployment.",
 )
 @click.option("-o", "--output", type=PATH,
               help="Write to this file, and print the steps from it to a served answer.")  # fmt: skip
@@ -58,6 +67,8 @@ LAUNCHERS = ("slurm", "kubernetes")
 @click.option("--replicas", type=click.IntRange(min=1), help="Servers in the cluster. Default: 1.")
 @click.option("--method", type=click.Choice(METHODS), default="dflash", show_default=True, help="Decoding method.")
 @click.option("--check", "file", type=PATH, help="Check this file instead of writing one.")
+@click.option("--from", "command", metavar="FILE|-", type=click.Path(path_type=Path, allow_dash=True),
+              help="Write this launch command again, with --draft in the place of its speculation.")  # fmt: skip
 @click.option("--version", help="Release of the runtime; checked by the nearest that is known. Default: the newest.")
 @source_options
 @click.option("--gpus", help="GPUs, for a SOURCE that is no deployment, or --check: b300x8.")
@@ -72,9 +83,9 @@ LAUNCHERS = ("slurm", "kubernetes")
 @click.option("--json", "as_json", is_flag=True, help="Print --list or the findings of --check as one JSON document.")
 def serve_config(
     source: str | None, runtime_name: str | None, output: Path | None, launcher: str | None, image: str | None,
-    models: str | None, replicas: int | None, method: Method, file: Path | None, version: str | None,
-    target: str | None, draft: str | None, gpus: str | None, gpu_facts: GpuFacts | None, host: str, port: int,
-    settings: tuple[str, ...], is_list: bool, is_strict: bool, as_json: bool,
+    models: str | None, replicas: int | None, method: Method, file: Path | None, command: Path | None,
+    version: str | None, target: str | None, draft: str | None, gpus: str | None, gpu_facts: GpuFacts | None,
+    host: str, port: int, settings: tuple[str, ...], is_list: bool, is_strict: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write the configuration of SOURCE for a runtime to stdout: YAML for trtllm, a command line for the others.
 
@@ -82,13 +93,18 @@ def serve_config(
     directory or draft checkpoint; --target is not needed for a draft or target that `dflash-trt drafts` knows. The
     command that starts the server goes to stderr; with -o, stdout has all steps
     to an answer, as a shell script. With --check, report every problem of an existing FILE; SOURCE then says what it
-    is deployed on.
+    is deployed on. With --from, change the speculation of an existing command, plain or EAGLE-3, and what DFlash needs
+    besides: stderr lists each change with its reason, the rest stays as it is written.
 
     \b
     Example:
       dflash-trt serve-config --list
       dflash-trt serve-config gpt-oss-120b.b300x8.latency --runtime trtllm -o serve.yaml
+      dflash-trt serve-config --from eagle3.sh --draft z-lab/Qwen3-8B-DFlash-b16 > dflash.sh
     """
+    if command is not None:
+        _convert(command, runtime_name, version, target, draft, gpus, gpu_facts, is_strict=is_strict)
+        return
     if is_list:
         if source is not None or file is not None or runtime_name is not None:
             raise click.UsageError("--list shows all deployments: no SOURCE, no --check, no --runtime")
@@ -154,6 +170,32 @@ def serve_config(
         click.echo(f"\n{note}", err=True)
     if output is None:
         click.echo(f"\nwith this text in FILE, start it with:\n  {rendered.start}", err=True)
+
+
+def _convert(
+    file: Path, runtime: str | None, version: str | None, target: str | None, draft: str | None, gpus: str | None,
+    gpu_facts: GpuFacts | None, *, is_strict: bool,
+) -> None:  # fmt: skip
+    """Prints the converted command, and on stderr what changed."""
+    refuse_given(CONVERSION_LACKS, "has no use with --from, which keeps all that it does not have to change")
+    if runtime not in (None, *PACKAGES):
+        raise click.UsageError(f"--runtime {runtime}: expected {', '.join(PACKAGES)} or none, which FILE itself says")
+    if draft is None:
+        raise click.MissingParameter(param_hint="'--draft'", param_type="option")
+    is_stdin = str(file) == "-"
+    text = (
+        decode(sys.stdin.buffer.read(), file, ConfigError)
+        if is_stdin
+        else read_text(file, ConfigError, limit=MAX_BYTES)
+    )
+    known = None if gpus is None else parse_gpus(gpus, "--gpus", gpu_facts)
+    done = convert(text, file, draft=draft, runtime=runtime, version=version, target=target, gpus=known)
+    for change in done.changes:
+        click.echo(printable(f"changed: {change}"), err=True)
+    refuse_errors(str(file), PACKAGES[done.schema.runtime], judged(done.findings, {}, is_strict=is_strict))
+    if not done.changes:
+        click.echo("nothing to change", err=True)
+    click.echo(done.text, nl=False)
 
 
 def _print_or_write(text: str, output: Path | None, steps: Callable[..., str]) -> None:

@@ -20,7 +20,7 @@ from dflash_trt.deploy.rules.layout_rules import draft_layout
 from dflash_trt.deploy.rules.target_rules import context_length, other_models, pair, remote_code
 from dflash_trt.deploy.schema import Schema, runtime_keys
 from dflash_trt.deploy.schema_check import check_schema, coerce
-from dflash_trt.deploy.script import servers
+from dflash_trt.deploy.script import Server, servers
 from dflash_trt.deploy.sizes import DraftSizes, draft_sizes, target_sizes
 from dflash_trt.deploy.trtllm_arguments import converted_draft
 from dflash_trt.deploy.trtllm_command import trtllm_document
@@ -79,8 +79,17 @@ def file_configs(
     Raises ConfigError when the file is neither a YAML mapping nor starts a server of the runtime, CheckpointError when
     it names a directory that is no draft.
     """
+    text = read_text(file, ConfigError, limit=MAX_BYTES)
+    return text_configs(text, file, schema, deployment=deployment, gpus=gpus, target=target, draft=draft)
+
+
+def text_configs(
+    text: str, file: Path, schema: Schema, *, deployment: ResolvedDeployment | None = None, gpus: Gpus | None = None,
+    target: str | None = None, draft: str | None = None,
+) -> list[CheckedConfig]:  # fmt: skip
+    """`file_configs` of a text; files that it names are looked for beside `file`."""
     configs = []
-    for document, reading, environment in _read(file, schema):
+    for document, reading, environment in _read(text, file, schema):
         if deployment is not None:
             config = deployment_config(deployment, schema, document)
         else:
@@ -121,13 +130,9 @@ def _original(name: str) -> DraftSizes | None:
     return next((sizes for sizes in published if sizes and converted_draft(sizes) == name), None)
 
 
-def _read(file: Path, schema: Schema) -> list[tuple[dict[str, Any], list[Finding], dict[str, str]]]:
-    """The arguments of each server in a file, what reading them found, and its environment."""
-    text = read_text(file, ConfigError, limit=MAX_BYTES)
-    try:
-        found = servers(text)
-    except ValueError:  # an open quote: an apostrophe in YAML
-        found = []
+def _read(text: str, file: Path, schema: Schema) -> list[tuple[dict[str, Any], list[Finding], dict[str, str]]]:
+    """The arguments of each server in a text, what reading them found, and its environment."""
+    found = text_servers(text)
     if not found:
         return [(_read_yaml(text, file, schema), [], {})]
     ours = [server for server in found if server.runtime == schema.runtime]
@@ -138,7 +143,15 @@ def _read(file: Path, schema: Schema) -> list[tuple[dict[str, Any], list[Finding
         )
     if schema.runtime == "trtllm":
         return [(*trtllm_document(server, file), server.environment) for server in ours]
-    return [(*parse_arguments(server.words, schema), server.environment) for server in ours]
+    return [(*parse_arguments([*map(str, server.words)], schema), server.environment) for server in ours]
+
+
+def text_servers(text: str) -> list[Server]:
+    """Every server that a text starts; none where it is YAML."""
+    try:
+        return servers(text)
+    except ValueError:  # an open quote: an apostrophe
+        return []
 
 
 def _read_yaml(text: str, file: Path, schema: Schema) -> dict[str, Any]:

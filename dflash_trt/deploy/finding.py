@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,7 +16,7 @@ UNCHECKED: Literal["not checked"] = "not checked"
 Severity = Literal["error", "warning", "accepted", "not checked"]
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     """One problem and its fix."""
 
     rule: str
@@ -26,6 +26,8 @@ class Finding(msgspec.Struct, frozen=True):
     problem: str
     """Expected and found values."""
     fix: str
+    settings: dict[str, Any] = {}
+    """Values that mend it, by dotted key or variable; empty where a person decides."""
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.key}: {self.problem}; {self.fix} [{self.rule}]"

@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Iterator
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
@@ -71,17 +73,11 @@ def parse_arguments(words: list[str], schema: Schema) -> tuple[dict[str, Any], l
     arguments: dict[str, Any] = {}
     findings: list[Finding] = []
     positional: list[str] = []
-    start = 0
-    while start < len(words):
-        end = next((i for i in range(start + 1, len(words)) if _is_flag(words[i])), len(words))
+    for start, end in _groups(words):
         if not _is_flag(words[start]):
             positional += words[start:end]
         elif words[start] != "--":
-            flag, is_joined, joined = words[start].partition("=")
-            values = [joined] if is_joined else words[start + 1 : end]
-            positional += _read_flag(flag, values, schema, arguments, findings)
-            positional += words[start + 1 : end] if is_joined else []
-        start = end
+            positional += _read_group(words[start:end], schema, arguments, findings)
     for key, word in zip(_positional(schema.runtime), positional, strict=False):
         arguments = {key: word, **arguments}
     for word in positional[len(_positional(schema.runtime)) :]:
@@ -89,6 +85,29 @@ def parse_arguments(words: list[str], schema: Schema) -> tuple[dict[str, Any], l
                         "quote values of several words")  # fmt: skip
         findings.append(found)
     return arguments, findings
+
+
+def argument_words(words: list[str], schema: Schema) -> Iterator[tuple[str, int, int]]:
+    """Each argument that a flag gives, by its key, with its first word and the one past its last."""
+    for start, end in _groups(words):
+        arguments: dict[str, Any] = {}
+        if _is_flag(words[start]) and words[start] != "--":
+            others = _read_group(words[start:end], schema, arguments, [])
+            yield from ((key, start, end - len(others)) for key in arguments)
+
+
+def _groups(words: list[str]) -> Iterator[tuple[int, int]]:
+    """Bounds of each flag with the words up to the next, and of the words before the first."""
+    starts = [0, *(index for index, word in enumerate(words) if index and _is_flag(word))]
+    yield from pairwise([*starts, len(words)] if words else [])
+
+
+def _read_group(words: list[str], schema: Schema, arguments: dict[str, Any], findings: list[Finding]) -> list[str]:
+    """Adds the argument of a flag, the first word; the words that are not its own."""
+    flag, is_joined, joined = words[0].partition("=")
+    if not is_joined:
+        return _read_flag(flag, words[1:], schema, arguments, findings)
+    return _read_flag(flag, [joined], schema, arguments, findings) + words[1:]
 
 
 def _is_flag(word: str) -> bool:

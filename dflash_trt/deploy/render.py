@@ -10,9 +10,9 @@ import yaml
 
 from dflash_trt import __version__
 from dflash_trt.deploy.choices import chosen, chosen_environment
-from dflash_trt.deploy.deployment_file import Method
+from dflash_trt.deploy.deployment_file import Eagle3, Method
+from dflash_trt.deploy.draft_methods import draft_arguments
 from dflash_trt.deploy.draft_schedule import vllm_schedule
-from dflash_trt.deploy.dspark_methods import dspark_method
 from dflash_trt.deploy.flags import command_text
 from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.resolve import ResolvedDeployment
@@ -24,9 +24,6 @@ from dflash_trt.files.command import command_line, plain
 
 CACHE_DTYPES = {"auto": "auto", "fp8": "fp8_e4m3"}
 """SGLang's names."""
-GB10 = (12, 1)
-"""Compute capability where vLLM 0.26 chooses FlashAttention for a DFlash draft and ends in an assertion (vllm#50707);
-DFlash was served there with triton_attn (z-lab/dflash#129)."""
 
 
 def server_arguments(
@@ -46,9 +43,9 @@ def server_arguments(
         arguments["tool_call_parser"] = parsers.tool[runtime]
     if method == "none":
         return arguments
-    if method == "dflash" and deployment.draft_sizes.spec.is_dspark:
-        return arguments | _dspark(deployment, runtime)
-    return arguments | (_vllm_method(deployment, method) if is_vllm else _sglang_method(deployment, method))
+    if method == "eagle3":
+        return arguments | _eagle3(deployment.eagle3_drafter(), runtime)
+    return arguments | _dflash(deployment, runtime)
 
 
 def _vllm(deployment: ResolvedDeployment, method: Method) -> dict[str, Any]:
@@ -65,22 +62,6 @@ def _vllm(deployment: ResolvedDeployment, method: Method) -> dict[str, Any]:
     }
 
 
-def _vllm_method(deployment: ResolvedDeployment, method: Method) -> dict[str, Any]:
-    if method == "eagle3":
-        eagle3 = deployment.eagle3_drafter()
-        draft, num_tokens = eagle3.model, eagle3.num_draft_tokens
-    else:
-        draft, num_tokens = _draft(deployment), deployment.num_draft_tokens
-    config: dict[str, Any] = {"method": method, "model": draft, "num_speculative_tokens": num_tokens}
-    if method == "dflash" and deployment.draft_schedule:
-        ranges = vllm_schedule(deployment.draft_schedule, deployment.max_batch_size)
-        config["num_speculative_tokens_per_batch_size"] = ranges
-    arguments: dict[str, Any] = {"speculative_config": config}
-    if method == "dflash" and deployment.gpus.gpu.compute_capability == GB10:
-        arguments["attention_backend"] = "TRITON_ATTN"
-    return arguments
-
-
 def _sglang(deployment: ResolvedDeployment, method: Method) -> dict[str, Any]:
     return {
         "tp_size": deployment.tensor_parallel,
@@ -94,33 +75,32 @@ def _sglang(deployment: ResolvedDeployment, method: Method) -> dict[str, Any]:
     }
 
 
-def _sglang_method(deployment: ResolvedDeployment, method: Method) -> dict[str, Any]:
-    if method == "eagle3":
-        eagle3 = deployment.eagle3_drafter()
-        return {
-            "speculative_algorithm": "EAGLE3",
-            "speculative_draft_model_path": eagle3.model,
-            "speculative_num_steps": eagle3.num_draft_tokens,
-            "speculative_eagle_topk": 1,
-            "speculative_num_draft_tokens": eagle3.num_draft_tokens + 1,
-        }
-    if deployment.draft_schedule:
+def _eagle3(eagle3: Eagle3, runtime: Runtime) -> dict[str, Any]:
+    draft, K = eagle3.model, eagle3.num_draft_tokens
+    if runtime == "vllm":
+        return {"speculative_config": {"method": "eagle3", "model": draft, "num_speculative_tokens": K}}
+    return {
+        "speculative_algorithm": "EAGLE3",
+        "speculative_draft_model_path": draft,
+        "speculative_num_steps": K,
+        "speculative_eagle_topk": 1,
+        "speculative_num_draft_tokens": K + 1,
+    }
+
+
+def _dflash(deployment: ResolvedDeployment, runtime: Runtime) -> dict[str, Any]:
+    if deployment.draft_schedule and runtime == "sglang":
         raise ConfigError(
             f"{deployment.name}: expected one draft length, which is all that SGLang takes for DFlash, found"
             " draft_schedule",
             hint="remove draft_schedule, or tune with --runtime sglang",
         )
-    return {
-        "speculative_algorithm": "DFLASH",
-        "speculative_draft_model_path": _draft(deployment),
-        # SGLang counts the verify window, the last verified token included.
-        "speculative_num_draft_tokens": deployment.num_draft_tokens + 1,
-    }
-
-
-def _dspark(deployment: ResolvedDeployment, runtime: Runtime) -> dict[str, Any]:
-    K, name = deployment.num_draft_tokens, deployment.name
-    return dspark_method(deployment.draft_sizes, runtime, _draft(deployment), K, name)
+    sizes, K, gpu = deployment.draft_sizes, deployment.num_draft_tokens, deployment.gpus.gpu
+    arguments = draft_arguments(sizes, runtime, _draft(deployment), K, deployment.name, gpu=gpu)
+    if deployment.draft_schedule:
+        ranges = vllm_schedule(deployment.draft_schedule, deployment.max_batch_size)
+        arguments["speculative_config"]["num_speculative_tokens_per_batch_size"] = ranges
+    return arguments
 
 
 def _draft(deployment: ResolvedDeployment) -> str:

@@ -14,6 +14,7 @@ from dflash_trt.checkpoint.draft_shares import not_shared
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.target_checkpoint import check_pair
 from dflash_trt.deploy.deployment_file import DeploymentFile, Eagle3, Method, SharedSettings
+from dflash_trt.deploy.draft_methods import native_attention
 from dflash_trt.deploy.draft_schedule import Schedule, read_schedule
 from dflash_trt.deploy.gpus import GpuFacts, Gpus, parse_gpus
 from dflash_trt.deploy.published import moe_backend
@@ -82,8 +83,6 @@ PURPOSES = {
     "latency": {"max_batch_size": 64, "max_num_tokens": 16384, "max_seq_len": 32768},
     "throughput": {"max_batch_size": 256, "max_num_tokens": 16384, "max_seq_len": 16384},
 }
-# GPUs that TensorRT-LLM's generated draft attention kernels exist for.
-TRTLLM_ATTENTION = ((10, 0), (10, 3))
 
 
 class ResolvedDeployment(SharedSettings, frozen=True, kw_only=True):
@@ -187,12 +186,10 @@ def resolve(
     longest = min(filter(None, positions), default=limits["max_seq_len"])
     if file.max_seq_len is None and longest < limits["max_seq_len"]:
         limits["max_seq_len"], sources["max_seq_len"] = longest, "max_position_embeddings of draft and target"
-    # TensorRT-LLM's kernels have no finite windows that are not causal, which DFlash2 drafts have (pull request 18155).
     # Our plans read the worker's pool with kernels of their own, on any GPU.
-    has_kernels = gpus.gpu.compute_capability in TRTLLM_ATTENTION and sizes.spec.candidate_selector is None
     attention = choose(
         "draft_attention",
-        "TRTLLM" if file.mode == "engine" or has_kernels else "VANILLA",
+        "TRTLLM" if file.mode == "engine" else native_attention(sizes, gpus.gpu),
         f"{file.mode} mode on {gpus.gpu.sm}",
     )
     is_paired = pairs_pools(attention, file.kv_cache_dtype, partner) and not sizes.spec.is_dspark

@@ -8,7 +8,7 @@ only a running shell knows, such as $(nproc), stays as it is written.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -32,7 +32,21 @@ LAUNCHERS = {
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^}]*))?\})")
 HERE = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
+REDIRECTION = re.compile(r"(?:\d*|&)(?:>>?|<)(&?[^<>]*)")
 SEPARATORS = ";&|\n"
+
+
+class Word(str):
+    """A word or here-document of a script, as the shell reads it, with its place in the text."""
+
+    begin: int
+    end: int
+
+    def __new__(cls, value: str, begin: int, end: int) -> Word:
+        """`value` stands for the characters from `begin` up to `end`."""
+        word = super().__new__(cls, value)
+        word.begin, word.end = begin, end
+        return word
 
 
 class Server(msgspec.Struct, frozen=True):
@@ -40,11 +54,13 @@ class Server(msgspec.Struct, frozen=True):
 
     runtime: str
     words: list[str]
-    """Arguments, with the variables that the script sets."""
+    """Arguments, with the variables that the script sets; no `Word` where a quoted command in the script has them."""
     files: dict[str, str]
     """Texts that the script has written before, by file name."""
     environment: dict[str, str]
     """Variables that the script, env or a container sets."""
+    command: list[Word]
+    """The whole command, from its launcher on."""
 
 
 def servers(text: str) -> list[Server]:
@@ -60,18 +76,19 @@ def servers(text: str) -> list[Server]:
             filled = filled[1:]
         while filled and (assigned := ASSIGNMENT.fullmatch(filled[0])):
             variables[assigned[1]], filled = assigned[2], filled[1:]
+        filled = _without_redirections(filled)
         for runtime, arguments, environment in _started(filled):
-            found.append(Server(runtime, arguments, dict(files), variables | environment))
+            found.append(Server(runtime, arguments, dict(files), variables | environment, filled))
     return found
 
 
-def _assigned(words: list[str]) -> dict[str, str]:
+def _assigned(words: Sequence[str]) -> dict[str, str]:
     """Variables that the words before a program set: of env, or of a container's --env."""
     matches = (ASSIGNMENT.fullmatch(word.removeprefix("--env=")) for word in words)
     return {match[1]: match[2] for match in matches if match is not None}
 
 
-def _target(words: list[str]) -> str:
+def _target(words: Sequence[str]) -> str:
     """File that a command with a here-document writes; empty where it is none."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word in (">", ">>", "tee"):
@@ -81,7 +98,19 @@ def _target(words: list[str]) -> str:
     return ""
 
 
-def _started(words: list[str]) -> Iterator[tuple[str, list[str], dict[str, str]]]:
+def _without_redirections(words: list[Word]) -> list[Word]:
+    """The words that the program gets: not `> log`, `2>&1`."""
+    kept, is_target = [], False
+    for word in words:
+        is_plain = len(word) == word.end - word.begin  # without quotes
+        found = REDIRECTION.fullmatch(word) if is_plain and not is_target else None
+        if found is None and not is_target:
+            kept.append(word)
+        is_target = found is not None and not found[1]
+    return kept
+
+
+def _started(words: Sequence[str]) -> Iterator[tuple[str, list[str], dict[str, str]]]:
     """Runtime, arguments and variables of each server that a simple command starts."""
     if not words:
         return
@@ -92,21 +121,22 @@ def _started(words: list[str]) -> Iterator[tuple[str, list[str], dict[str, str]]
             for program in programs:
                 base = (words[start].rpartition("/")[2], *words[start + 1 : start + len(program)])
                 if base[: len(program)] == program:
-                    yield runtime, words[start + len(program) :], _assigned(words[:start])
+                    yield runtime, list(words[start + len(program) :]), _assigned(words[:start])
                     return
     if name in ("bash", "sh", "docker", "podman", "srun", "sudo", "singularity", "apptainer"):
         for index, word in enumerate(words[1:], 1):  # bash -c 'COMMAND'
             if words[index - 1].endswith("c") and words[index - 1].startswith("-") and " " in word:
                 outer = _assigned(words[:index])
-                yield from ((server.runtime, server.words, outer | server.environment) for server in servers(word))
+                for server in servers(word):
+                    yield server.runtime, [str(each) for each in server.words], outer | server.environment
                 return
     if name in ("docker", "podman", "nerdctl") and "run" in words:
         image = next((i for i, word in enumerate(words) if i > 1 and _is_image(words, i)), None)
         if image is not None:
-            yield "vllm", words[image + 1 :], _assigned(words[:image])
+            yield "vllm", list(words[image + 1 :]), _assigned(words[:image])
 
 
-def _is_image(words: list[str], index: int) -> bool:
+def _is_image(words: Sequence[str], index: int) -> bool:
     """Whether a word is vLLM's image, and no value of a flag before it."""
     before = words[index - 1]
     is_value = before.startswith("-") and "=" not in before and before in VALUED
@@ -117,23 +147,24 @@ VALUED = {"-v", "--volume", "-e", "--env", "--name", "--mount", "-w", "--workdir
 """Flags of `docker run` whose value may look like an image."""
 
 
-def _filled(word: str, variables: dict[str, str]) -> str:
+def _filled(word: Word, variables: dict[str, str]) -> Word:
     """`word` with the variables that the script sets, or a default that it names."""
 
     def value(match: re.Match[str]) -> str:
         return variables.get(match[1] or match[2], match[3] if match[3] is not None else match[0])
 
-    return VARIABLE.sub(value, word)
+    return Word(VARIABLE.sub(value, word), word.begin, word.end)
 
 
-def _statements(text: str) -> Iterator[tuple[list[str], list[str]]]:
+def _statements(text: str) -> Iterator[tuple[list[Word], list[Word]]]:
     """Words of each simple command, and its here-documents."""
-    words: list[str] = []
+    words: list[Word] = []
     word: str | None = None
     ends: list[str] = []  # words that end here-documents of this line
-    position = 0
+    begin = position = 0
     while position < len(text):
         char, following = text[position], text[position + 1 : position + 2]
+        begin = position if word is None else begin
         if char == "\\":
             word = word if following == "\n" else (word or "") + following
             position += 2
@@ -148,22 +179,26 @@ def _statements(text: str) -> Iterator[tuple[list[str], list[str]]]:
         elif char == "$" and following in ("{", "("):
             end = text.find("}" if following == "{" else ")", position) % (len(text) + 1)
             word, position = (word or "") + text[position : end + 1], end + 1
+        elif char == "&" and (following == ">" or (word or "").endswith((">", "<"))):  # &> log, 2>&1
+            word = (word or "") + char
+            position += 1
         elif char in SEPARATORS or char.isspace():
-            words += [] if word is None else [word]
+            words += [] if word is None else [Word(word, begin, position)]
             word = None
             position += 1
             if char in SEPARATORS:
                 documents = []
                 while char == "\n" and ends:
+                    begin = position
                     position, document = _here_document(text, position, ends.pop(0))
-                    documents.append(document)
+                    documents.append(Word(document, begin, begin + len(document)))
                 if words:
                     yield words, documents
                 words = []
         else:
             word = (word or "") + char
             position += 1
-    if words := words + ([] if word is None else [word]):
+    if words := words + ([] if word is None else [Word(word, begin, len(text))]):
         yield words, []
 
 

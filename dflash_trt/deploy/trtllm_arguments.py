@@ -9,8 +9,8 @@ from typing import Any
 from dflash_trt.deploy.cache_groups import vllm_cache_layout
 from dflash_trt.deploy.choices import Circumstances, chosen
 from dflash_trt.deploy.deployment_file import Method
+from dflash_trt.deploy.draft_methods import draft_arguments
 from dflash_trt.deploy.draft_schedule import trtllm_schedule
-from dflash_trt.deploy.dspark_methods import dspark_method
 from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.runtime_arguments import merged
@@ -61,19 +61,13 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
         arguments["moe_config"] = {"backend": deployment.moe_backend}
     if (reasoning := target_parsers(deployment.target).reasoning.get("trtllm")) is not None:
         arguments["reasoning_parser"] = reasoning
-    spec, K, name = deployment.draft_sizes.spec, deployment.num_draft_tokens, deployment.name
-    if method == "dflash" and spec.is_dspark:
-        arguments |= dspark_method(deployment.draft_sizes, "trtllm", _draft(deployment), K, name)
-    elif method == "dflash":
-        arguments["speculative_config"] = {
-            "decoding_type": "DFlash",
-            "speculative_model": _draft(deployment),
-            "max_draft_len": deployment.num_draft_tokens,
-            "attention_backend": deployment.draft_attention,
-            **_draft_facts(deployment),
-            **of_drafts,
-            **_sampling(deployment),
-        }
+    if method == "dflash":
+        sizes, K, name = deployment.draft_sizes, deployment.num_draft_tokens, deployment.name
+        arguments |= draft_arguments(
+            sizes, "trtllm", _draft(deployment), K, name, gpu=None, attention=deployment.draft_attention
+        )
+        if not sizes.spec.is_dspark:
+            arguments["speculative_config"] |= of_drafts | _sampling(deployment)
         if deployment.draft_schedule:
             schedule = trtllm_schedule(deployment.draft_schedule, deployment.max_batch_size)
             arguments["speculative_config"]["draft_len_schedule"] = schedule
@@ -111,10 +105,10 @@ def converted_draft(draft: DraftSizes) -> str | None:
 def _draft(deployment: ResolvedDeployment) -> str:
     """Draft that TensorRT-LLM loads."""
     is_whole = deployment.mode == "native" and deployment.draft == deployment.checkpoint
-    return (converted_draft(deployment.draft_sizes) if is_whole else None) or _place(deployment.draft)
+    return (converted_draft(deployment.draft_sizes) if is_whole else None) or place(deployment.draft)
 
 
-def _place(draft: str) -> str:
+def place(draft: str) -> str:
     """Absolute path of a directory, because the file may be read elsewhere; a repository id unchanged."""
     return str(Path(draft).absolute()) if Path(draft).is_dir() else draft
 
@@ -132,17 +126,6 @@ def circumstances(deployment: ResolvedDeployment, method: Method) -> Circumstanc
         max_batch_size=deployment.max_batch_size,
         decode_tokens=deployment.max_batch_size * (1 + deployment.num_draft_tokens),
     )  # fmt: skip
-
-
-def _draft_facts(deployment: ResolvedDeployment) -> dict[str, Any]:
-    """Facts that TensorRT-LLM reads from the draft's config.json, for a draft that it has yet to download.
-
-    It captures nothing for taps that it has not found by then, and says nothing (DFlashDecodingConfig @ 7c7504c0). A
-    mask token that is not known is left to the draft itself, which is read later.
-    """
-    spec = deployment.draft_sizes.spec
-    mask = {} if spec.mask_token_id is None else {"mask_token_id": spec.mask_token_id}
-    return {"target_layer_ids": list(spec.target_layer_ids), **mask}
 
 
 def trtllm_command(deployment: ResolvedDeployment, method: Method, host: str, port: int) -> list[str]:

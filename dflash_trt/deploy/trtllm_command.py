@@ -6,6 +6,7 @@ Options: tensorrt_llm/commands/serve.py of 1.4.0rc1, a click command, which take
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,17 @@ def trtllm_document(server: Server, script: Path) -> tuple[dict[str, Any], list[
     if isinstance(pool := document.get("kv_cache_config"), dict) and isinstance(named.get("kv_cache_config"), dict):
         named["kv_cache_config"] = pool | named["kv_cache_config"]
     return document | named, findings
+
+
+def file_words(words: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Each YAML file that a command names, with the position of its word, which `--config=FILE` shares."""
+    for index, word in enumerate(words):
+        option, is_joined, value = word.removeprefix("--").partition("=")
+        if word.startswith("--") and option.replace("-", "_") in FILES:
+            if is_joined:
+                yield index, value
+            elif index + 1 < len(words):
+                yield index + 1, words[index + 1]
 
 
 def _set(document: dict[str, Any], key: str, value: Any) -> None:

@@ -55,12 +55,14 @@ def parsed(text: str, runtime: str = "vllm") -> dict[str, Any]:
         ("docker run --entrypoint python3 an/image -m vllm.entrypoints.openai.api_server --model m --port 1",
          {"port": 1}),
         ("srun -N1 bash -lc 'source x; vllm serve m --port 1'", {"port": 1}),
+        ("vllm serve m --port 1 >log 2>&1 &", {"port": 1}),
+        ("vllm serve m --port 1 2> \"a b\" &> log", {"port": 1}),
         ("python -m vllm.entrypoints.cli.main serve m --port 1", {"port": 1}),
         ("/opt/venv/bin/vllm serve m --data-parallel-size -1 > log 2>&1", {"data_parallel_size": -1}),
     ],
 )  # fmt: skip
 def test_vllm(text: str, expected: dict[str, Any]) -> None:
-    document = parsed(text.replace(" > log 2>&1", ""))
+    document = parsed(text)
     assert document.pop("model_tag", None) or document.pop("model") == "m"
     assert document == expected
 

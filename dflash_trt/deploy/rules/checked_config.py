@@ -86,14 +86,14 @@ def served_target(document: dict[str, Any]) -> str | None:
 Rule = Callable[[CheckedConfig], Iterator[Finding]]
 
 
-def error(rule: str, key: str, expected: str, found: object, fix: str) -> Finding:
-    """A setting that the runtime refuses, or that breaks it."""
-    return Finding(rule, ERROR, key, f"expected {expected}, found {found}", fix)
+def error(rule: str, key: str, expected: str, found: object, fix: str, **settings: Any) -> Finding:
+    """A setting that the runtime refuses, or that breaks it; `settings` mend it, by dotted key."""
+    return Finding(rule, ERROR, key, f"expected {expected}, found {found}", fix, settings)
 
 
-def warning(rule: str, key: str, expected: str, found: object, fix: str) -> Finding:
-    """A setting that runs, but badly."""
-    return Finding(rule, WARNING, key, f"expected {expected}, found {found}", fix)
+def warning(rule: str, key: str, expected: str, found: object, fix: str, **settings: Any) -> Finding:
+    """A setting that runs, but badly; `settings` mend it."""
+    return Finding(rule, WARNING, key, f"expected {expected}, found {found}", fix, settings)
 
 
 def unchecked(rule: str, key: str, missing: str, fix: str) -> Finding:
@@ -152,6 +152,8 @@ def check_token_budget(
         f"at least {batch_key} * (1 + K) = {batch} * {1 + num_draft_tokens} = {needed}",
         f"{tokens}{'' if is_refused or not otherwise else f': {otherwise.format(most)}'}",
         f"raise it to {needed}" + (f" or set {batch_key} to {most}" if most else ""),
+        # A batch that the runtime would cut is written as it would be.
+        **({tokens_key: needed} if config.is_set(batch_key) or not most else {batch_key: most}),
     )
 
 

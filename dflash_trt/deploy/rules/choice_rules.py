@@ -94,6 +94,7 @@ def _compared(config: CheckedConfig, choice: Choice, wanted: object) -> Iterator
     yield Finding(
         choice.rule, WARNING, choice.key, f"expected {expected}, found {shown}: {choice.why}",
         f"export {choice.key}={wanted}" if choice.is_environment else _fix(config.schema.runtime, choice.key, wanted),
+        {choice.key: wanted},
     )  # fmt: skip
 
 

@@ -63,7 +63,9 @@ def dp_attention(config: CheckedConfig) -> Iterator[Finding]:
         return
     if config.setting("enable_dp_lm_head") is not True:
         fix = "write --enable-dp-lm-head"
-        yield error("dp-attention", "enable_dp_lm_head", "true with attn_dp_size > 1", "false", fix)
+        yield error(
+            "dp-attention", "enable_dp_lm_head", "true with attn_dp_size > 1", "false", fix, enable_dp_lm_head=True
+        )  # fmt: skip
     if (found := config.number("attn_cp_size") or 1) != 1:
         yield error("dp-attention", "attn_cp_size", "1 with attn_dp_size > 1", found, "set it to 1")
 
@@ -87,7 +89,7 @@ def running_requests(config: CheckedConfig) -> Iterator[Finding]:
         default = rule["default_with_dflash"]
         yield warning(
             "running-requests", "max_running_requests", "a number", f"none: SGLang takes {default} with DFLASH",
-            "set it to the requests that shall run at once",
+            "set it to the requests that shall run at once", max_running_requests=default,
         )  # fmt: skip
 
 

@@ -96,11 +96,16 @@ def _are_others(expected: str, found: object) -> bool:
     return names[0] not in names[1]  # a quantised copy's name contains the model's
 
 
+def longest_context(config: CheckedConfig) -> int | None:
+    """Tokens that draft and target both have positions for, as far as they are known."""
+    positions = [sizes.spec.max_position_embeddings for sizes in (config.draft, config.target) if sizes]
+    return min(filter(None, positions), default=None)
+
+
 def context_length(config: CheckedConfig) -> Iterator[Finding]:
     """No more tokens than draft and target have positions for; one whose RoPE is stretched later may take more."""
     key = runtime_keys()[config.schema.runtime].max_seq_len
-    positions = [sizes.spec.max_position_embeddings for sizes in (config.draft, config.target) if sizes]
-    longest, length = min(filter(None, positions), default=None), config.number(key)
+    longest, length = longest_context(config), config.number(key)
     if longest and length and length > longest:
         yield warning(
             "context-length", key, f"at most {longest}, the smaller max_position_embeddings of draft and target",

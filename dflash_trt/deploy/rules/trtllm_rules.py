@@ -21,7 +21,7 @@ from dflash_trt.deploy.rules.checked_config import (
 )
 from dflash_trt.deploy.rules.engine_rules import engine_rules
 from dflash_trt.deploy.rules.memory_rules import check_memory
-from dflash_trt.deploy.rules.target_rules import target_family
+from dflash_trt.deploy.rules.target_rules import longest_context, target_family
 from dflash_trt.deploy.sizes import CHECKPOINT
 from dflash_trt.deploy.trtllm_arguments import converted_draft
 from dflash_trt.files.read import is_directory
@@ -81,9 +81,11 @@ def required(config: CheckedConfig) -> Iterator[Finding]:
             what = "the draft checkpoint" if key == "speculative_model" else "K, the drafted tokens of a step"
             yield error("missing-key", f"{SPEC}.{key}", what, "no such key", f"add {key}")
     if config.setting("max_seq_len") is None:
+        longest = longest_context(config)
         yield error(
             "max-seq-len", "max_seq_len", "the length that sizes the context arena", "no such key",
             "add max_seq_len: without it the arena takes the draft's max_position_embeddings",
+            **({} if longest is None else {"max_seq_len": longest}),
         )  # fmt: skip
 
 
@@ -176,7 +178,8 @@ def prefix_reuse(config: CheckedConfig) -> Iterator[Finding]:
     if key:
         fix += f", or {SPEC}.{key} above 0 (not for sliding-window targets under cache manager V1)"
     make = warning if config.setting(BACKEND) == "TRTLLM" else error  # its pool may be shared with the target's
-    yield make("prefix-reuse", "kv_cache_config.enable_block_reuse", "false: a hit starves the drafter", said, fix)
+    reuse_key = "kv_cache_config.enable_block_reuse"
+    yield make("prefix-reuse", reuse_key, "false: a hit starves the drafter", said, fix, **{reuse_key: False})
 
 
 def _paired_pools(config: CheckedConfig, said: str) -> Iterator[Finding]:
@@ -192,7 +195,7 @@ def _paired_pools(config: CheckedConfig, said: str) -> Iterator[Finding]:
         yield warning(
             "prefix-reuse", "kv_cache_config.enable_block_reuse",
             "false: pools of a target with recurrent states are not paired, and a hit starves the drafter", said,
-            "set it to false",
+            "set it to false", **{"kv_cache_config.enable_block_reuse": False},
         )  # fmt: skip
     else:
         yield unchecked(

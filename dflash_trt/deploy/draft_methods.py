@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What selects a draft in each runtime's arguments: DFlash, or DSpark's own method, with the runtime's words for K.
+
+DSpark: vLLM 0.33 (config/speculative.py, v1/worker/gpu/spec_decode/dspark): method dspark, K rows of an anchor-first
+block or 1 + K. SGLang (server_args.py): speculative_dspark_block_size is the number of proposals, whatever the block's
+layout. TensorRT-LLM (DSparkDecodingConfig): max_draft_len is the block of an anchor-first draft; it reads all else from
+the draft. Written from sources, not run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dflash_trt.deploy.gpus import GpuSpec
+from dflash_trt.deploy.schema import PACKAGES, Runtime
+from dflash_trt.deploy.sizes import DraftSizes
+from dflash_trt.errors import ConfigError
+
+HERE = "serve it here: dflash-trt serve"
+
+
+GB10 = (12, 1)
+"""Compute capability where vLLM 0.26 chooses FlashAttention for a DFlash draft and ends in an assertion (vllm#50707);
+DFlash was served there with triton_attn (z-lab/dflash#129)."""
+TRTLLM_ATTENTION = ((10, 0), (10, 3))
+"""GPUs that TensorRT-LLM's generated draft attention kernels exist for."""
+
+
+def draft_arguments(
+    sizes: DraftSizes, runtime: Runtime, draft: str, num_draft_tokens: int, name: str, *, gpu: GpuSpec | None,
+    attention: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What selects and describes the draft in the runtime's arguments; ConfigError where it does not serve it.
+
+    `draft` is the name that it is loaded by, `name` whose fault an error is, `attention` TensorRT-LLM's kernel, its own
+    choice for None.
+    """
+    if sizes.spec.is_dspark:
+        return _dspark(sizes, runtime, draft, num_draft_tokens, name)
+    match runtime:
+        case "vllm":
+            config = {"method": "dflash", "model": draft, "num_speculative_tokens": num_draft_tokens}
+            is_gb10 = gpu is not None and gpu.compute_capability == GB10
+            return {"speculative_config": config} | ({"attention_backend": "TRITON_ATTN"} if is_gb10 else {})
+        case "sglang":
+            return {
+                "speculative_algorithm": "DFLASH",
+                "speculative_draft_model_path": draft,
+                # SGLang counts the verify window, the last verified token included.
+                "speculative_num_draft_tokens": num_draft_tokens + 1,
+            }
+        case _:
+            config = {"decoding_type": "DFlash", "speculative_model": draft, "max_draft_len": num_draft_tokens}
+            kernel = {} if attention is None else {"attention_backend": attention}
+            return {"speculative_config": {**config, **kernel, **_draft_facts(sizes)}}
+
+
+def native_attention(sizes: DraftSizes, gpu: GpuSpec) -> str:
+    """TensorRT-LLM's kernel for a native drafter on a GPU.
+
+    Its generated kernels have no finite windows that are not causal, which DFlash2 drafts have (pull request 18155).
+    """
+    has_kernels = gpu.compute_capability in TRTLLM_ATTENTION and sizes.spec.candidate_selector is None
+    return "TRTLLM" if has_kernels else "VANILLA"
+
+
+def _draft_facts(sizes: DraftSizes) -> dict[str, Any]:
+    """Facts that TensorRT-LLM reads from the draft's config.json, for a draft that it has yet to download.
+
+    It captures nothing for taps that it has not found by then, and says nothing (DFlashDecodingConfig @ 7c7504c0). A
+    mask token that is not known is left to the draft itself, which is read later.
+    """
+    spec = sizes.spec
+    mask = {} if spec.mask_token_id is None else {"mask_token_id": spec.mask_token_id}
+    return {"target_layer_ids": list(spec.target_layer_ids), **mask}
+
+
+def _dspark(sizes: DraftSizes, runtime: Runtime, draft: str, num_draft_tokens: int, name: str) -> dict[str, Any]:
+    if (problem := _problem(sizes, runtime)) is not None:
+        raise ConfigError(
+            f"{name}: draft: expected {problem}, found {sizes.spec.kind} {sizes.name}, which {PACKAGES[runtime]} is not"
+            " known to serve",
+            hint=f"give --runtime vllm, or {HERE}" if _dialect(sizes) == "speculators" else HERE,
+        )
+    match runtime:
+        case "vllm":
+            config = {"method": "dspark", "model": draft, "num_speculative_tokens": num_draft_tokens}
+            return {"speculative_config": config}
+        case "sglang":
+            return {
+                "speculative_algorithm": "DSPARK",
+                "speculative_draft_model_path": draft,
+                "speculative_dspark_block_size": num_draft_tokens,
+            }
+        case _:
+            config = {"decoding_type": "DSpark", "speculative_model": draft, "max_draft_len": num_draft_tokens}
+            return {"speculative_config": config}
+
+
+def _problem(sizes: DraftSizes, runtime: Runtime) -> str | None:
+    """What the runtime needs and the draft is not; a published draft's file is not known."""
+    dialect = _dialect(sizes)
+    if dialect not in (None, "dspark", *(["speculators"] if runtime == "vllm" else [])):
+        return "an architecture of DSpark's (Qwen3DSparkModel, DSparkDraftModel)"
+    if runtime == "vllm" and sizes.spec.markov_head is not None and sizes.spec.markov_head.is_gated:
+        return "a vanilla Markov head"  # qwen3_dspark.py has no gate
+    if runtime == "trtllm" and not sizes.spec.sample_from_anchor:
+        return "an anchor-first block"
+    if runtime != "vllm" and sizes.spec.markov_head is None:
+        return "a Markov head"
+    return None
+
+
+def _dialect(sizes: DraftSizes) -> str | None:
+    return None if sizes.checkpoint is None else sizes.checkpoint.dialect.name
