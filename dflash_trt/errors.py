@@ -53,6 +53,10 @@ class CheckpointError(DFlashError):
     """A draft or target checkpoint is incomplete, malformed or does not fit its partner."""
 
 
+class UnreachableError(CheckpointError):
+    """A repository is neither in the Hugging Face cache nor can it be fetched now."""
+
+
 class BuildError(DFlashError):
     """An engine directory cannot be written."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dflash_trt.checkpoint.safetensors_file import StoredTensor, read_entry
 from dflash_trt.checkpoint.weights import INDEX, SINGLE, shard_names
-from dflash_trt.errors import CheckpointError, cut
+from dflash_trt.errors import CheckpointError, UnreachableError, cut
 
 CONFIGURATION = ["*.json", "*.jinja", "*.txt", "*.model"]
 """Facts, tokenizer, chat template: no weights, above all no pickles."""
@@ -119,7 +119,7 @@ def _as_checkpoint_error(repository: str, what: str) -> Iterator[None]:
         if not constants.HF_HUB_OFFLINE and not isinstance(error, LocalEntryNotFoundError):
             first_line = str(error).partition("\n")[0]
             reason += f": {cut(first_line) or type(error).__name__}"
-        raise CheckpointError(
+        raise UnreachableError(
             f"{repository}: no {what} in the Hugging Face cache, and {reason}",
             hint=f"on a machine with network: hf download {repository}",
         ) from None

@@ -27,7 +27,7 @@ from dflash_trt.deploy.catalog import catalog, trained_for
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, read_parts
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.preview import drafter_memory
-from dflash_trt.errors import printable
+from dflash_trt.errors import UnreachableError, printable
 from dflash_trt.files.command import quoted
 
 
@@ -38,13 +38,24 @@ from dflash_trt.files.command import quoted
 def inspect(path: str, target: str | None, as_json: bool) -> None:
     """Show and check the facts of PATH: a draft checkpoint, a target checkpoint or an engine directory.
 
-    PATH and --target are directories or Hugging Face repository ids.
+    PATH and --target are directories or Hugging Face repository ids. Of a draft that cannot be fetched now, what
+    `dflash-trt drafts` knows is shown, with a warning, unless --target asks for a check.
 
     \b
     Example:
       dflash-trt inspect z-lab/gpt-oss-120b-DFlash --target openai/gpt-oss-120b
     """
-    document = _describe(path, target)
+    try:
+        document = _describe(path, target)
+    except UnreachableError as error:
+        known = None if target is not None else _catalogued(path)
+        if known is None:
+            raise
+        document = known
+        click.echo(
+            f"warning: {error.message}; this is what the catalogue knows, read {document['read']}: nothing was checked",
+            err=True,
+        )
     if licence := document.get("licence"):
         click.echo(f"warning: {path}: its licence, {licence}, forbids commercial use", err=True)
     if elsewhere := document.get("elsewhere"):
@@ -117,6 +128,19 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
     elif target is not None:
         raise click.UsageError(f"--target is for a draft or an engine; {path} is a target itself")
     return document
+
+
+def _catalogued(path: str) -> dict[str, object] | None:
+    """What the catalogue knows of a draft by its repository id; None for what it does not know."""
+    known = next((known for known in catalog().drafts if known.draft == path), None)
+    if known is None or (facts := known.facts) is None:
+        return None
+    document: dict[str, object] = {
+        "kind": "catalogued draft", "path": path, "facts": facts, "method": facts.kind,
+        "num_draft_tokens": facts.num_draft_tokens, "known_target": known.target,
+        "weight_bytes": known.weight_bytes(), "source": known.source or catalog().source, "read": known.read,
+    }  # fmt: skip
+    return document if known.licence is None else document | {"licence": known.licence}
 
 
 def _print_summary(path: str, manifest: Manifest, plans: Sequence[str]) -> None:

@@ -14,10 +14,11 @@ import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.target_checkpoint import read_target
+from dflash_trt.deploy.catalog import catalog
 from dflash_trt.engine.manifest import read_manifest
 from tests.checkpoint.dialect_samples import FULL, write_speculators
 from tests.checkpoint.samples import edit_config
-from tests.cli.commands import run, run_here
+from tests.cli.commands import run, run_here, run_process
 from tests.paths import FIXTURES
 
 DRAFT, TARGET = FIXTURES / "tiny-qwen3-dflash", FIXTURES / "tiny-qwen3"
@@ -211,3 +212,18 @@ def test_what_vllm_computes_otherwise_is_said(tmp_path: Path, capsys: pytest.Cap
     assert "vLLM 0.33 computes all layers causal: sliding_window_non_causal, false, holds for full" in printed.err
     run_here("inspect", edit_config(draft, sliding_window_non_causal=True))
     assert "vLLM" not in capsys.readouterr().err
+
+
+def test_a_known_draft_that_cannot_be_fetched(tmp_path: Path) -> None:
+    """The catalogue's facts, with a warning; refused where a check is asked, or nothing is known."""
+    known = next(draft for draft in catalog().drafts if draft.facts is not None)
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    shown = run_process("inspect", known.draft, "--json", **offline)
+    document = json.loads(shown.stdout)
+    assert (document["kind"], document["known_target"]) == ("catalogued draft", known.target)
+    assert document["facts"] == json.loads(msgspec.json.encode(known.facts))
+    assert f"{known.draft}: no files in the Hugging Face cache" in shown.stderr
+    assert "nothing was checked" in shown.stderr
+    for words in ([known.draft, "--target", str(TARGET)], ["someone/unknown"]):
+        refused = run_process("inspect", *words, **offline)
+        assert (refused.returncode, refused.stdout) == (1, "")
