@@ -17,6 +17,15 @@ Manifest = dict[str, Any]
 WEIGHTS = {"name": "models", "persistentVolumeClaim": {"claimName": "models"}}
 """Volume of an existing claim with the weights."""
 METRICS = {"trtllm": "/prometheus/metrics", "vllm": "/metrics", "sglang": "/metrics"}
+ENGINE_TYPES = {"trtllm": "trtllm-serve", "vllm": "vllm", "sglang": "sglang"}
+"""Values of a pod's label llm-d.ai/engine-type, by which llm-d's router knows the names of its metrics
+(pkg/epp/framework/plugins/datalayer/extractor/metrics/factories.go of llm-d/llm-d-router v0.10.0).
+"""
+PMIX_HOSTNAME = {"name": "PMIX_HOSTNAME", "value": "trtllm-node"}
+"""Short name in place of a pod's: Open MPI 5, in TensorRT-LLM's images from 1.3.0rc27 on, spawns no workers under a
+long one (NVIDIA/TensorRT-LLM#19019; llm-d sets it too). Under gpt-oss-120b-b300x8-latency-7d9f8b6c5d-x2x4z 5.0.11
+failed, and spawned with this. Several nodes, started by mpirun, need names that differ.
+"""
 LEADER = "-leader"
 """Suffix of a LeaderWorkerSet's Service: the set itself makes one with its name, for its pods."""
 PATIENCE_SECONDS = 3600
@@ -99,7 +108,8 @@ def pod_spec(server: ClusterServer, container: str, command: list[str], argument
         "command": command,
         **({"args": list(arguments)} if arguments else {}),
         "workingDir": server.models,
-        "env": weights_environment(server),
+        "env": weights_environment(server)
+        + ([PMIX_HOSTNAME] if server.runtime == "trtllm" and server.nodes == 1 else []),
         "resources": {"limits": {"nvidia.com/gpu": server.gpus_per_node}},
         "volumeMounts": mounts,
     }
@@ -115,6 +125,10 @@ def _metadata(server: ClusterServer, labels: dict[str, str]) -> Manifest:
     return {"name": server.name, "labels": labels}
 
 
+def _pod_labels(server: ClusterServer, labels: dict[str, str]) -> dict[str, str]:
+    return labels | {"llm-d.ai/engine-type": ENGINE_TYPES[server.runtime]}
+
+
 def _serving(spec: Manifest, port: int) -> Manifest:
     """Add the port and the probes: slow while the server loads, within seconds afterwards."""
     probe = {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 10, "timeoutSeconds": 5}
@@ -128,15 +142,16 @@ def _serving(spec: Manifest, port: int) -> Manifest:
 
 
 def _deployment(server: ClusterServer, labels: dict[str, str]) -> Manifest:
-    template = {"metadata": {"labels": labels}, "spec": _serving(pod_spec(server, "server", server.words), server.port)}
-    spec = {
+    spec = _serving(pod_spec(server, "server", server.words), server.port)
+    template = {"metadata": {"labels": _pod_labels(server, labels)}, "spec": spec}
+    deployment = {
         "replicas": server.replicas,
         "strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},  # an update finds no GPUs to spare
         "progressDeadlineSeconds": PATIENCE_SECONDS,
         "selector": {"matchLabels": labels},
         "template": template,
     }
-    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": _metadata(server, labels), "spec": spec}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": _metadata(server, labels), "spec": deployment}
 
 
 def _leader_worker_set(server: ClusterServer, labels: dict[str, str]) -> Manifest:
@@ -151,7 +166,7 @@ def _leader_worker_set(server: ClusterServer, labels: dict[str, str]) -> Manifes
             "leaderWorkerTemplate": {
                 "size": server.nodes,
                 "restartPolicy": "RecreateGroupOnPodRestart",
-                "leaderTemplate": {"metadata": {"labels": labels}, "spec": leader},
+                "leaderTemplate": {"metadata": {"labels": _pod_labels(server, labels)}, "spec": leader},
                 "workerTemplate": {"spec": worker},
             },
         },

@@ -212,6 +212,32 @@ def test_manifests_have_the_published_schemas(asked: tuple[str, ...], capsys: py
         kubernetes_validate.validate(broken, "1.34", strict=True)
 
 
+@pytest.mark.usefixtures("two_nodes")
+@pytest.mark.parametrize(
+    ("name", "runtime", "engine", "spawns"),
+    [
+        (NATIVE, "trtllm", "trtllm-serve", True),
+        (NATIVE, "vllm", "vllm", False),
+        (NATIVE, "sglang", "sglang", False),
+        ("two-nodes", "trtllm", "trtllm-serve", False),
+    ],
+)
+def test_a_router_knows_the_server_and_mpi_spawns(
+    name: str, runtime: str, engine: str, *, spawns: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """llm-d's router reads the engine from a label; Open MPI 5 spawns no workers under a pod's long name, while
+    mpirun's nodes must keep names that differ.
+    """
+    documents = read(written(capsys, name, runtime, *KUBERNETES))
+    server = documents.get("Deployment", documents.get("LeaderWorkerSet"))
+    assert server is not None
+    template = server["spec"].get("template") or server["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
+    assert template["metadata"]["labels"]["llm-d.ai/engine-type"] == engine
+    for _, spec in pods(documents):
+        environment = {each["name"]: each["value"] for each in spec["containers"][0]["env"]}
+        assert ("PMIX_HOSTNAME" in environment) == spawns
+
+
 @pytest.mark.full
 @pytest.mark.usefixtures("two_nodes")
 @pytest.mark.parametrize("name", [NATIVE, "two-nodes"])
@@ -299,6 +325,7 @@ def test_commands_of_dynamo(capsys: pytest.CaptureFixture[str]) -> None:
         assert " ".join([*container["command"], *container["args"]]).startswith(expected)
         assert not {"--host", "--port", "--enable-auto-tool-choice", "--tool-call-parser"} & set(container["args"])
         assert "--dyn-reasoning-parser gpt_oss --dyn-tool-call-parser harmony" in " ".join(container["args"])
+        assert (runtime == "dynamo-trtllm") == any(each["name"] == "PMIX_HOSTNAME" for each in container["env"])
     documents = read(written(capsys, ENGINE, "dynamo-trtllm", "--image", "registry/image:1"))
     _, (_, worker) = pods(documents)
     assert worker["containers"][0]["command"] == ["python", "-m", "dflash_trt.trtllm", "dynamo.trtllm"]
