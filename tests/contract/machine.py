@@ -32,9 +32,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch, directory: Path, version: str, gpu:
     def build_plan(trt: Any, directory: Path, graph: Any, profiles: Any, options: Any, **others: Any) -> bytes:
         return plan_of(directory, graph, profiles, options)
 
-    def build_apart(job: PlanJob) -> None:
-        profiles = profiles_of(job.name, job.options)
-        Path(job.output).write_bytes(plan_of(Path(job.directory), job.graph, profiles, job.options))
+    def build_apart(job: PlanJob, directory: Path, output: Path) -> None:
+        output.write_bytes(plan_of(directory, job.graph, profiles_of(job.name, job.options), job.options))
 
     monkeypatch.setattr(add_plans, "build_plan", build_plan)
     monkeypatch.setattr(add_plans, "build_apart", build_apart)

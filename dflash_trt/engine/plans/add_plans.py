@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -95,13 +94,11 @@ def add_plans(directory: Path, options: PlanOptions | None = None, timing_cache:
         for name in due:
             plan, graph = wanted[name], manifest.graphs[name]
             if not is_measured:
-                build_apart(
-                    PlanJob(
-                        directory=str(directory), name=name, graph=graph, options=options,
-                        compute_capabilities=capabilities, output=str(temporary / plan.file), parent=os.getpid(),
-                        plugin=(str(plugin), registered.name, registered.version, registered.namespace),
-                    )
-                )  # fmt: skip
+                library = (str(plugin), registered.name, registered.version, registered.namespace)
+                job = PlanJob(
+                    name=name, graph=graph, options=options, compute_capabilities=capabilities, plugin=library
+                )
+                build_apart(job, directory, temporary / plan.file)
                 continue
             content = build_plan(
                 trt, directory, graph, plan.profiles, options, compute_capabilities=capabilities,

@@ -5,7 +5,6 @@ TensorRT's own builder needs a GPU: in its place the same real builder is called
 allow.
 """
 
-import os
 import shutil
 import signal
 import subprocess
@@ -63,13 +62,13 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Graphs that the real builder was given, here in this process, which saves a start for each."""
     files = list[str]()
 
-    def build_apart(job: PlanJob) -> None:
+    def build_apart(job: PlanJob, directory: Path, output: Path) -> None:
         files.append(job.graph.file)
         plan = build_plan(
-            tensorrt_rtx(), Path(job.directory), job.graph, module.profiles(job.name, job.options), job.options,
+            tensorrt_rtx(), directory, job.graph, module.profiles(job.name, job.options), job.options,
             compute_capabilities=job.compute_capabilities, plugin=None, timing_cache=None,
         )  # fmt: skip
-        Path(job.output).write_bytes(plan)
+        output.write_bytes(plan)
 
     monkeypatch.setenv("DFLASH_TRT_PLUGIN", str(installed_library()))
     monkeypatch.setattr(module, "build_apart", build_apart)
@@ -178,16 +177,15 @@ def test_a_process_of_its_own_says_why(engine: Path, tmp_path: Path, monkeypatch
     monkeypatch.setenv("DFLASH_TRT_PLUGIN", str(installed_library()))
     manifest = read_manifest(engine)
     job = PlanJob(
-        directory=str(engine), name="draft", graph=manifest.graphs["draft"], options=SMALL, parent=os.getpid(),
-        compute_capabilities=("12.0",), output=str(tmp_path / "plan"),
+        name="draft", graph=manifest.graphs["draft"], options=SMALL, compute_capabilities=("12.0",),
         plugin=(str(installed_library()), "DFlashKVInjectionAttention", "5", "dflash_trt"),
     )  # fmt: skip
     assert "expected the plugin dflash_trt::DFlashKVInjectionAttention version 5" in refusal(
-        lambda: build_apart(job), BuildError
+        lambda: build_apart(job, engine, tmp_path / "plan"), BuildError
     )
-    orphan = msgspec.structs.replace(job, parent=1)
+    orphan = msgspec.structs.replace(job, parent="1")
     assert "draft.onnx: expected a plan, found that TensorRT-RTX ended its process with status 1" in refusal(
-        lambda: build_apart(orphan), BuildError
+        lambda: build_apart(orphan, engine, tmp_path / "plan"), BuildError
     )
     assert not (tmp_path / "plan").exists()
 
