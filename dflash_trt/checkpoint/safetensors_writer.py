@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -37,8 +38,12 @@ class SafetensorsWriter:
         tensors: Mapping[str, tuple[str, tuple[int, ...]]],
         *,
         metadata: Mapping[str, str] = MappingProxyType({}),
+        written: Collection[str] = (),
     ) -> None:
-        """`tensors`: dtype in safetensors' spelling and shape, by name, in file order; `metadata` is the header's."""
+        """`tensors`: dtype in safetensors' spelling and shape, by name, in file order; `metadata` is the header's.
+
+        `written` names tensors that an earlier writer of the same layout has put into `file`.
+        """
         header: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
         self._places: dict[str, tuple[int, int]] = {}
         position = 0
@@ -49,7 +54,9 @@ class SafetensorsWriter:
         encoded = json.dumps(header, separators=(",", ":")).encode()
         encoded += b" " * (-len(encoded) % 8)
         self._data_begin = 8 + len(encoded)
-        self._output = file.open("wb")
+        for name in written:
+            del self._places[name]
+        self._output = file.open("r+b" if written else "wb")
         self._output.write(len(encoded).to_bytes(8, "little") + encoded)
 
     def write(self, name: str, values: NDArray[Any] | np.float32) -> None:
@@ -58,6 +65,11 @@ class SafetensorsWriter:
         assert values.nbytes == num_bytes, (name, values.nbytes, num_bytes)
         self._output.seek(self._data_begin + begin)
         self._output.write(np.ascontiguousarray(values).data)
+
+    def flush(self) -> None:
+        """Puts on disk what was written."""
+        self._output.flush()
+        os.fsync(self._output.fileno())
 
     def copy(self, tensor: StoredTensor) -> None:
         """Writes a tensor of another file byte for byte, or decoded where it is packed.

@@ -20,7 +20,7 @@ from dflash_trt.cli.options import (
     required_target_option,
     runtime_options,
 )
-from dflash_trt.cli.output import print_written
+from dflash_trt.cli.output import print_written, resumable
 from dflash_trt.files.command import quoted
 from dflash_trt.runtime.progress_display import progress_bar
 
@@ -34,6 +34,8 @@ from dflash_trt.runtime.progress_display import progress_bar
                  ' "language".'),
     click.option("-o", "--output", required=True, type=PATH, help="safetensors file to write."),
     max_tokens_option(256, 2),
+    click.option("--max-batch-size", type=click.IntRange(min=1), default=8, show_default=True,
+                 help="Prompts answered at once; a GPU answers 64 in hardly more time."),
     click.option("--max-prompts", type=click.IntRange(min=1), help="Use only the first prompts, up to this many."),
     chat_option,
     runtime_options("device", "dtype"),
@@ -61,7 +63,7 @@ def capture(
 
     Only the configuration of DRAFT, a checkpoint directory or Hugging Face repository id, is used: which layers it
     taps, and its mask token. `quantize --calibration FILE`, `search`, `recover` and `verify --features FILE`
-    then run without the target.
+    then run without the target. After an interruption the same command continues.
 
     \b
     Example:
@@ -73,12 +75,13 @@ def capture(
     draft_checkpoint, target_checkpoint = read_pair(draft, target)
     prompts = read_prompts(prompt_file)[:max_prompts]
 
-    from dflash_trt.runtime.measure.feature_capture import CaptureOptions, capture_features
+    from dflash_trt.runtime.measure.feature_capture import CaptureOptions, capture_features, journal_file
 
-    sequences, tokens = capture_features(
-        draft_checkpoint, target_checkpoint, prompts, output,
-        CaptureOptions(target_name=checkpoint_label(target), **settings), force=force, progress=progress_bar,
-    )  # fmt: skip
+    with resumable(journal_file(output)):
+        sequences, tokens = capture_features(
+            draft_checkpoint, target_checkpoint, prompts, output,
+            CaptureOptions(target_name=checkpoint_label(target), **settings), force=force, progress=progress_bar,
+        )  # fmt: skip
     print_written(
         "capture", output, f"{sequences} sequences, {tokens} answer tokens",
         {"sequences": sequences, "answer_tokens": tokens},

@@ -8,7 +8,8 @@ import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.errors import BuildError, ConfigError, VerificationError
-from dflash_trt.runtime.measure.search import recipe_judge
+from dflash_trt.runtime.measure.journal import Journal
+from dflash_trt.runtime.measure.search.recipe_judge import Measurement, RecipeJudge
 from dflash_trt.runtime.measure.search.search import RecipeChoice
 from dflash_trt.runtime.measure.statistics import TauLoss
 from tests.cli.commands import run_here
@@ -52,19 +53,19 @@ def test_a_search_that_was_stopped_goes_on(
 ) -> None:  # fmt: skip
     """Same bytes as one that was not; nothing is measured twice."""
     measured: list[str] = []
-    measure = recipe_judge.Journal.measure
+    measure = Journal.measure
 
     def stop_after(limit: int) -> None:
-        def counted(journal: recipe_judge.Journal, key: str, now: object) -> recipe_judge.Measurement:
-            def counting() -> recipe_judge.Measurement:
+        def counted(entries: Journal[Measurement], key: str, now: object) -> Measurement:
+            def counting() -> Measurement:
                 if len(measured) == limit:
                     raise KeyboardInterrupt
                 measured.append(key)
                 return now()  # type: ignore[no-any-return, operator]
 
-            return measure(journal, key, counting)
+            return measure(entries, key, counting)
 
-        monkeypatch.setattr(recipe_judge.Journal, "measure", counted)
+        monkeypatch.setattr(Journal, "measure", counted)
 
     stop_after(9)
     with pytest.raises((KeyboardInterrupt, click.exceptions.Abort)):
@@ -83,8 +84,8 @@ def test_bytes_that_cannot_be_met(features: dict[str, Path], tmp_path: Path, mon
     def loses_half(_: object, choice: RecipeChoice, *, held_out: bool) -> TauLoss:
         return TauLoss(loss=0.5 * (set(choice.algorithms) != {"none"}), low=0, high=1, num_prompts=9)
 
-    monkeypatch.setattr(recipe_judge.RecipeJudge, "loss", loses_half)
-    monkeypatch.setattr(recipe_judge.RecipeJudge, "error", lambda *_: 1.0)
+    monkeypatch.setattr(RecipeJudge, "loss", loses_half)
+    monkeypatch.setattr(RecipeJudge, "error", lambda *_: 1.0)
     with pytest.raises(VerificationError, match=r"--max-bytes: expected a checkpoint of at most 1024 bytes, found \d+"):
         search(features[NAME], tmp_path / "own.yaml", "--max-bytes", "1KiB")
     with pytest.raises(VerificationError, match="found 889344 as the smallest within --max-tau-loss") as error:
@@ -103,8 +104,8 @@ def test_the_fastest_recipe(features: dict[str, Path], tmp_path: Path, monkeypat
     def loses_nothing(_: object, choice: RecipeChoice, *, held_out: bool) -> TauLoss:
         return TauLoss(loss=0, low=0, high=0, num_prompts=9)
 
-    monkeypatch.setattr(recipe_judge.RecipeJudge, "loss", loses_nothing)
-    monkeypatch.setattr(recipe_judge.RecipeJudge, "error", lambda *_: 1.0)
+    monkeypatch.setattr(RecipeJudge, "loss", loses_nothing)
+    monkeypatch.setattr(RecipeJudge, "error", lambda *_: 1.0)
     options = ("--objective", "step-time", "--gpu")
     search(features[NAME], tmp_path / "own.yaml", *options, "b300")
     text = (tmp_path / "own.yaml").read_text()

@@ -2,15 +2,17 @@
 """`dflash-trt capture`: runs the target over prompts and writes what calibration and replay need of it.
 
 First the answers are decoded; then each prompt with its answer runs once more, in passes as speculative decoding makes
-them, and its taps go to disk. All lengths are known by then, so one sequence is in memory.
+them, and its taps go to disk. All lengths are known by then, so a batch's taps are in memory. A journal beside the
+output holds the answers, and how many sequences the file has: a capture that was stopped goes on.
 """
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, aligned, metadata
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
 from dflash_trt.checkpoint.tokenizer import load_tokenizer
+from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.write import OutputKind, check_replaceable, new_file
 from dflash_trt.runtime.checked_pair import check_prompt
@@ -43,6 +46,7 @@ from dflash_trt.runtime.measure.features import (
     PromptFacts,
     tensor_shapes,
 )
+from dflash_trt.runtime.measure.journal import Journal
 from dflash_trt.runtime.measure.verification import tokenize
 from dflash_trt.runtime.model_runner import LocalRunner
 from dflash_trt.runtime.request import Request
@@ -78,9 +82,12 @@ def answer_prompts(
     temperature: float = 0.0,
     seeds: Sequence[int] | None = None,
     num_slots: int = 1,
-    on_answer: Callable[[], None] = lambda: None,
+    on_answer: Callable[[int, Answered], None] = lambda index, answered: None,
 ) -> list[Answered]:
-    """Decodes every prompt, to a stop token (kept) or `max_tokens` tokens, `num_slots` at once; `seeds` by prompt."""
+    """Decodes every prompt, to a stop token (kept) or `max_tokens` tokens, `num_slots` at once; `seeds` by prompt.
+
+    `on_answer` gets each answer with its prompt's index as soon as it is there.
+    """
     asked = [
         SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
         for seed in seeds or [0] * len(prompts)
@@ -91,13 +98,17 @@ def answer_prompts(
     ]
     longest = max((request.max_length for request in requests), default=0)
     decoder = Decoder(LocalRunner(target, None), SlotPool.for_each_slot(num_slots, longest), FixedLength(0))
-    for request in requests:
-        request.on_progress = lambda request: on_answer() if request.finished else None
+
+    def answered(request: Request) -> Answered:
+        return Answered(token_ids=[*request.prompt_ids, *request.token_ids], prompt_length=len(request.prompt_ids))
+
+    def watch(index: int, request: Request) -> None:
+        request.on_progress = lambda request: on_answer(index, answered(request)) if request.finished else None
+
+    for index, request in enumerate(requests):
+        watch(index, request)
     decoder.run(requests)
-    return [
-        Answered(token_ids=[*request.prompt_ids, *request.token_ids], prompt_length=len(request.prompt_ids))
-        for request in requests
-    ]
+    return [answered(request) for request in requests]
 
 
 def write_features(
@@ -108,31 +119,46 @@ def write_features(
     *,
     block_size: int,
     taps_dtype: torch.dtype = torch.float32,
+    batch_size: int = 1,
+    num_written: int = 0,
+    on_written: Callable[[int], None] = lambda count: None,
 ) -> None:
     """Runs the target over each sequence, in blocks of `block_size`, and writes the feature file (layout: features.py).
 
-    Embeddings and lm_head take BF16 where that keeps every value, else FLOAT; the taps are of `taps_dtype`. Raises
-    CheckpointError for taps that are not finite, OSError when the file cannot be written.
+    Embeddings and lm_head take BF16 where that keeps every value, else FLOAT; the taps are of `taps_dtype`.
+    `batch_size` sequences run at once. The first `num_written` are in the file, from an earlier call with the same
+    arguments; `on_written` gets their number when a batch is on disk. Raises CheckpointError for taps that are not
+    finite, OSError when the file cannot be written.
     """
     head = target.head()
     table = target.embed(torch.tensor(sorted({facts.mask_token_id, *_answer_tokens(answered)})))
     dtypes = {name: narrowest(tensor) for name, tensor in head.items()} | {"embeddings": narrowest(table)}
     dtypes |= {MASK_EMBEDDING: dtypes["embeddings"], "taps": taps_dtype}
     header = {METADATA_KEY: msgspec.json.encode(facts, order="deterministic").decode()}
-    with SafetensorsWriter(output, _layout(answered, facts, dtypes), metadata=header) as writer:
+    layout = _layout(answered, facts, dtypes)
+    done = {name for name in layout if int(name.partition(".")[2] or 0) < num_written}
+    with SafetensorsWriter(output, layout, metadata=header, written=done) as writer:
 
         def write(name: str, values: torch.Tensor) -> None:
             writer.write(name, bits(values, dtypes[name.partition(".")[0]]))
 
-        for name, tensor in head.items():
-            write(name, tensor)
-        write(MASK_EMBEDDING, target.embed(torch.tensor(facts.mask_token_id)))
-        for i, sequence in enumerate(answered):
-            tokens, begin = sequence.token_ids, sequence.prompt_length
-            writer.write(f"tokens.{i}", np.array(tokens, dtype=np.int64))
-            writer.write(f"prompt_length.{i}", np.array(begin, dtype=np.int64))
-            write(f"taps.{i}", _read_taps(target, sequence, block_size, f"{facts.target_name}: sequence {i}"))
-            write(f"embeddings.{i}", target.embed(torch.tensor(tokens[begin:])))
+        if not done:
+            for name, tensor in head.items():
+                write(name, tensor)
+            write(MASK_EMBEDDING, target.embed(torch.tensor(facts.mask_token_id)))
+        for begin in range(num_written, len(answered), batch_size):
+            batch = answered[begin : begin + batch_size]
+            for i, (sequence, taps) in enumerate(zip(batch, _taps(target, batch, block_size), strict=True), begin):
+                answer = sequence.token_ids[sequence.prompt_length :]
+                writer.write(f"tokens.{i}", np.array(sequence.token_ids, dtype=np.int64))
+                writer.write(f"prompt_length.{i}", np.array(sequence.prompt_length, dtype=np.int64))
+                if not torch.isfinite(taps).all():
+                    name = f"{facts.target_name}: sequence {i}"
+                    raise CheckpointError(f"{name}: expected finite taps, found NaN or infinity")
+                write(f"taps.{i}", taps)
+                write(f"embeddings.{i}", target.embed(torch.tensor(answer)))
+            writer.flush()
+            on_written(begin + len(batch))
 
 
 def _answer_tokens(answered: Sequence[Answered]) -> set[int]:
@@ -151,23 +177,34 @@ def _layout(answered: Sequence[Answered], facts: FeatureFacts, dtypes: Mapping[s
     return aligned({name: (spelling(name, allowed), shape) for name, (allowed, shape) in shapes.items()})
 
 
-def _read_taps(target: Target, sequence: Answered, block_size: int, name: str) -> torch.Tensor:
-    """Taps of all tokens but the last.
+def _taps(target: Target, batch: Sequence[Answered], block_size: int) -> list[torch.Tensor]:
+    """Taps of all tokens but the last of each sequence, on the CPU.
 
-    In chunks and blocks as decoding has them: one pass would add its sums in another order.
+    In chunks and blocks as decoding has them: one pass would add its sums in another order. Prompts run one by one,
+    then the blocks of all at once.
     """
-    tokens, begin = sequence.token_ids[:-1], sequence.prompt_length
-    ends = [*range(0, begin, DEFAULTS.prefill_chunk), *range(begin, len(tokens), block_size), len(tokens)]
-    parts = []
-    for first, end in pairwise(ends):
-        segment = Segment(slot=0, token_ids=tokens[first:end], num_logits=0)
-        parts.append(target.verify([segment], with_taps=True).taps)
-        target.rollback(0, 0)
-    target.release(0)
-    taps = torch.cat(parts)
-    if not torch.isfinite(taps).all():
-        raise CheckpointError(f"{name}: expected finite taps, found NaN or infinity")
-    return taps
+    parts: list[list[torch.Tensor]] = [[] for _ in batch]
+
+    def run(pieces: Mapping[int, list[int]]) -> None:
+        segments = [Segment(slot=slot, token_ids=piece, num_logits=0) for slot, piece in pieces.items()]
+        taps = target.verify(segments, with_taps=True).taps.cpu()
+        for slot, rows in zip(pieces, torch.split(taps, [len(piece) for piece in pieces.values()]), strict=True):
+            parts[slot].append(rows)
+            target.rollback(slot, 0)
+
+    for slot, sequence in enumerate(batch):
+        for piece in _pieces(sequence.token_ids[: sequence.prompt_length], DEFAULTS.prefill_chunk):
+            run({slot: piece})
+    blocks = [_pieces(sequence.token_ids[sequence.prompt_length : -1], block_size) for sequence in batch]
+    for number in range(max(map(len, blocks))):
+        run({slot: pieces[number] for slot, pieces in enumerate(blocks) if number < len(pieces)})
+    for slot in range(len(batch)):
+        target.release(slot)
+    return [torch.cat(rows) for rows in parts]
+
+
+def _pieces(tokens: list[int], size: int) -> list[list[int]]:
+    return [tokens[begin : begin + size] for begin in range(0, len(tokens), size)]
 
 
 def narrowest(values: torch.Tensor) -> torch.dtype:
@@ -183,16 +220,14 @@ def bits(values: torch.Tensor, dtype: torch.dtype) -> NDArray[Any]:
     return array
 
 
-BATCH_SIZE = 8
-"""Prompts answered at once."""
-
-
 class CaptureOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a capture."""
 
     target_name: str
     max_tokens: int
     chat: bool
+    max_batch_size: int
+    """Prompts answered at once, and sequences whose taps are in memory."""
     device: str
     """Device of the target: cpu, cuda or auto."""
     dtype: str
@@ -203,6 +238,29 @@ class CaptureOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
 
 
+class Captured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A line of the journal: the answer to a prompt, or how many sequences the file has."""
+
+    key: str
+    token_ids: tuple[int, ...] = ()
+    """Prompt and answer."""
+    num_written: int = 0
+
+
+WRITTEN = "written"
+Progress = Callable[[int, str], AbstractContextManager[Callable[[], None]]]
+
+
+def journal_file(output: Path) -> Path:
+    """File of what an unfinished capture for `output` has done."""
+    return output.with_name(f"{output.name}.journal")
+
+
+def _unfinished(output: Path) -> Path:
+    """The features themselves, until they are complete."""
+    return output.with_name(f"{output.name}.unfinished")
+
+
 def capture_features(
     draft: DraftCheckpoint,
     target: TargetCheckpoint,
@@ -211,11 +269,12 @@ def capture_features(
     options: CaptureOptions,
     *,
     force: bool,
-    progress: Callable[[int, str], AbstractContextManager[Callable[[], None]]],
+    progress: Progress,
 ) -> tuple[int, int]:
     """Writes the feature file `output`; returns the numbers of sequences and of answer tokens.
 
-    BuildError where it cannot be written, RequestError for a prompt that cannot be answered to its last token.
+    Goes on with what an interrupted run left. BuildError where the file cannot be written or what was left is of
+    something else, RequestError for a prompt that cannot be answered to its last token.
     """
     check_replaceable(output, FEATURES, force=force)
     device = choose_device(options.device)
@@ -233,7 +292,7 @@ def capture_features(
             f" reads {width}, all residual streams"
         )
     model = load_model(target.directory, target.spec, taps, dtype=options.dtype, device=device)
-    running = make_target(model, taps, BATCH_SIZE, accelerate)
+    running = make_target(model, taps, options.max_batch_size, accelerate)
     stop_ids = stop_token_ids(model)
     facts = FeatureFacts(
         schema_version=SCHEMA_VERSION,
@@ -249,19 +308,69 @@ def capture_features(
         temperature=options.temperature,
         seed=options.seed if options.temperature else 0,
     )
+    identity = _identity(facts, target, encoded, draft.spec.block_size, (device, options.taps_dtype))
+    partial = _unfinished(output)
     with new_file(output, FEATURES, force=force) as temporary:
-        with progress(len(encoded), "answering") as advance:
-            answered = answer_prompts(
-                running, encoded, options.max_tokens, stop_ids,
-                temperature=options.temperature, seeds=[facts.sampler_seed(i) for i in range(len(encoded))],
-                num_slots=BATCH_SIZE, on_answer=advance,
-            )  # fmt: skip
-        write_features(
-            running,
-            answered,
-            facts,
-            temporary,
-            block_size=draft.spec.block_size,
-            taps_dtype=model.dtype if options.taps_dtype is None else getattr(torch, options.taps_dtype),
-        )
+        journal = Journal(journal_file(output), identity, Captured, of="a capture with these inputs and options")
+        answered = _answers(running, encoded, facts, options.max_batch_size, journal, progress)
+        with progress(len(answered), "recording") as advance:
+            begin = journal.entries[WRITTEN].num_written if WRITTEN in journal.entries and partial.exists() else 0
+            done = 0
+
+            def on_written(count: int) -> None:
+                nonlocal done
+                journal.record(Captured(key=WRITTEN, num_written=count))
+                while done < count:
+                    done += 1
+                    advance()
+
+            try:
+                write_features(
+                    running, answered, facts, partial, block_size=draft.spec.block_size,
+                    taps_dtype=model.dtype if options.taps_dtype is None else getattr(torch, options.taps_dtype),
+                    batch_size=options.max_batch_size, num_written=begin, on_written=on_written,
+                )  # fmt: skip
+            except CheckpointError:  # again it would be no other
+                partial.unlink()
+                journal.remove()
+                raise
+        shutil.move(partial, temporary)
+    journal.remove()
     return len(answered), sum(len(sequence.token_ids) - sequence.prompt_length for sequence in answered)
+
+
+def _answers(
+    target: Target,
+    prompts: Sequence[list[int]],
+    facts: FeatureFacts,
+    num_slots: int,
+    journal: Journal[Captured],
+    progress: Progress,
+) -> list[Answered]:
+    """Every prompt's answer, from the journal or decoded and then recorded there."""
+    left = [i for i in range(len(prompts)) if str(i) not in journal.entries]
+    with progress(len(prompts), "answering") as advance:
+
+        def on_answer(index: int, answered: Answered) -> None:
+            journal.record(Captured(key=str(left[index]), token_ids=tuple(answered.token_ids)))
+            advance()
+
+        for _ in range(len(prompts) - len(left)):
+            advance()
+        answer_prompts(
+            target, [prompts[i] for i in left], facts.max_tokens, frozenset(facts.stop_token_ids),
+            temperature=facts.temperature, seeds=[facts.sampler_seed(i) for i in left], num_slots=num_slots,
+            on_answer=on_answer,
+        )  # fmt: skip
+    tokens = [journal.entries[str(i)].token_ids for i in range(len(prompts))]
+    return [Answered(token_ids=[*t], prompt_length=len(p)) for t, p in zip(tokens, prompts, strict=True)]
+
+
+def _identity(
+    facts: FeatureFacts, target: TargetCheckpoint, prompts: Sequence[list[int]], block_size: int, rest: object
+) -> str:
+    """One line that is the same for the same capture; weights count by their files' sizes and times."""
+    files = sorted({tensor.file for tensor in read_weights(target.directory).values()})
+    weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    document = msgspec.json.encode((facts, weights, prompts, block_size, rest), order="deterministic")
+    return hashlib.sha256(document).hexdigest()

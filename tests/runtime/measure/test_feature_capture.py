@@ -4,9 +4,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+import click
 import numpy as np
 import pytest
 import torch
@@ -17,6 +24,7 @@ from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.errors import BuildError, MissingDependencyError, RequestError
 from dflash_trt.files.write import new_file
+from dflash_trt.runtime.measure import feature_capture
 from dflash_trt.runtime.measure.feature_capture import (
     FEATURES,
     Answered,
@@ -27,15 +35,16 @@ from dflash_trt.runtime.measure.feature_capture import (
 )
 from dflash_trt.runtime.measure.features import FeatureFacts, open_features
 from dflash_trt.runtime.targets.huggingface import make_target
-from dflash_trt.runtime.targets.target import Segment, Verified
+from dflash_trt.runtime.targets.target import Segment, Target, Verified
 from tests.checkpoint.samples import refusal
 from tests.cli.commands import run_here
 from tests.fixtures_data import PAIRS
 from tests.oracle.transformers_dflash import load_target, plain_greedy
-from tests.paths import FIXTURES
+from tests.paths import FIXTURES, REPOSITORY
 from tests.reference.decode_loop import target_forward
 from tests.runtime.measure.feature_samples import Facts, Tensors, capture, edit, read
 
+COMMAND = import_module("dflash_trt.cli.capture")
 FLOAT_ROUNDING = 1e-5  # of sums in another order, over all layers
 
 
@@ -156,6 +165,87 @@ def test_what_the_prompts_file_says_is_kept(tmp_path: Path) -> None:
 def test_same_inputs_same_bytes(features: dict[str, Path], tmp_path: Path) -> None:
     again = capture("tiny-qwen3", tmp_path / "f.safetensors", "--max-prompts", 3, "--max-tokens", 40)
     assert again.read_bytes() == features["tiny-qwen3"].read_bytes()
+
+
+def stop_at(label: str, count: int, stop: Callable[[], object]) -> object:
+    """A progress bar that stops the command when `count` prompts have been answered, or recorded."""
+
+    @contextmanager
+    def bar(_total: int, of: str) -> Iterator[Callable[[], None]]:
+        done = 0
+
+        def advance() -> None:
+            nonlocal done
+            done += 1
+            if (of, done) == (label, count):
+                stop()
+
+        yield advance
+
+    return bar
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("label", "count"), [("answering", 2), ("recording", 2)])
+def test_an_interrupted_capture_goes_on_to_the_same_bytes(
+    label: str, count: int, features: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was answered is not asked again; cut journals and what the file has beyond them are made again."""
+    output, options = tmp_path / "f", ("--max-prompts", 3, "--max-tokens", 40, "--max-batch-size", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(COMMAND, "progress_bar", stop_at(label, count, interrupt))
+        with pytest.raises((KeyboardInterrupt, click.exceptions.Abort)):
+            capture("tiny-qwen3", output, *options)
+    state = {"f.journal"} | ({"f.unfinished"} if label == "recording" else set())
+    assert {path.name for path in tmp_path.iterdir()} == state
+    with pytest.raises(BuildError, match=r"f\.journal: expected a capture with these inputs and options, found others"):
+        capture("tiny-qwen3", output, *options, "--taps-dtype", "bfloat16")
+    with (tmp_path / "f.journal").open("ab") as journal:
+        journal.write(b'{"key": "0", "token_ids": [1')
+    if label == "recording":
+        with (tmp_path / "f.unfinished").open("r+b") as unfinished:
+            length = int.from_bytes(unfinished.read(8), "little")
+            begin, end = json.loads(unfinished.read(length))["taps.2"]["data_offsets"]
+            unfinished.seek(8 + length + begin)
+            unfinished.write(b"?" * (end - begin))  # of the sequence that is not noted
+    asked: list[int] = []
+    decode = feature_capture.answer_prompts
+
+    def counted(target: Target, prompts: Sequence[Sequence[int]], *rest: Any, **named: Any) -> list[Answered]:
+        asked.append(len(prompts))
+        return decode(target, prompts, *rest, **named)
+
+    monkeypatch.setattr(feature_capture, "answer_prompts", counted)
+    capture("tiny-qwen3", output, *options)
+    assert asked == [1 if label == "answering" else 0]
+    assert output.read_bytes() == features["tiny-qwen3"].read_bytes()
+    assert list(tmp_path.iterdir()) == [output]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.runtime.measure.feature_samples import capture
+from tests.runtime.measure.test_feature_capture import COMMAND, stop_at
+
+COMMAND.progress_bar = stop_at(sys.argv[1], int(sys.argv[2]), lambda: os.kill(os.getpid(), signal.SIGKILL))
+capture("tiny-qwen3", Path(sys.argv[3]), "--max-prompts", 3, "--max-tokens", 40, "--max-batch-size", 1)
+"""
+
+
+@pytest.mark.full
+def test_a_capture_that_is_killed_again_and_again(features: dict[str, Path], tmp_path: Path) -> None:
+    output = tmp_path / "f"
+    for place in (("answering", 1), ("answering", 3), ("recording", 1), ("recording", 3)):
+        arguments = [sys.executable, "-c", KILLED, *map(str, place), str(output)]
+        assert subprocess.run(arguments, check=False, cwd=REPOSITORY).returncode == -signal.SIGKILL
+        assert not output.exists()
+    capture("tiny-qwen3", output, "--max-prompts", 3, "--max-tokens", 40, "--max-batch-size", 1)
+    assert output.read_bytes() == features["tiny-qwen3"].read_bytes()
+    assert list(tmp_path.iterdir()) == [output]
 
 
 def test_an_answer_ends_with_its_stop_token() -> None:

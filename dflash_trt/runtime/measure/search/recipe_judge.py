@@ -5,19 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import torch
 
 from dflash_trt.engine.executor import DraftInputs
-from dflash_trt.errors import BuildError
-from dflash_trt.files.json_file import MAX_BYTES, json_value
-from dflash_trt.files.read import read_bytes
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.measure.calibrate import choose_anchors
 from dflash_trt.runtime.measure.features import FeatureFile
+from dflash_trt.runtime.measure.journal import Journal
 from dflash_trt.runtime.measure.replay import RecordedTarget, Replayed, replay
 from dflash_trt.runtime.measure.search.search import RecipeChoice
 from dflash_trt.runtime.measure.statistics import TauLoss, tau_loss
@@ -48,38 +45,6 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     loss: TauLoss | None = None
 
 
-class Journal:
-    """Measurements in a JSON Lines file; a last line that a kill cut off is measured again."""
-
-    def __init__(self, file: Path, fingerprint: str) -> None:
-        """`fingerprint` says what is measured; BuildError where the file has measurements of something else."""
-        self._file = file
-        self._entries: dict[str, Measurement] = {}
-        lines = read_bytes(file, BuildError, limit=MAX_BYTES).split(b"\n")[:-1] if file.exists() else []
-        if lines and lines[0].decode(errors="replace") != fingerprint:
-            raise BuildError(
-                f"{file}: expected measurements of this draft, these features and options, found others",
-                hint=f"remove {file}, or give the options that it was begun with",
-            )
-        for number, line in enumerate(lines[1:], start=2):
-            entry = json_value(line, f"{file}, line {number}", Measurement, BuildError, what="a measurement")
-            self._entries[entry.key] = entry
-        content = b"".join(line + b"\n" for line in lines or [fingerprint.encode()])
-        file.write_bytes(content)  # without what a kill cut off
-
-    def measure(self, key: str, measure: Callable[[], Measurement]) -> Measurement:
-        """Measurement of `key` from the journal, or from `measure`, which is then recorded."""
-        if key not in self._entries:
-            self._entries[key] = measure()
-            with self._file.open("ab") as stream:
-                stream.write(msgspec.json.encode(self._entries[key]) + b"\n")
-        return self._entries[key]
-
-    def remove(self) -> None:
-        """Deletes the file: its search is complete."""
-        self._file.unlink()
-
-
 class RecipeJudge:
     """A `Judge` that replays: each measurement quantises the draft, builds its graphs and runs them."""
 
@@ -88,7 +53,7 @@ class RecipeJudge:
         open_choice: OpenChoice,
         dense: RecipeChoice,
         splits: tuple[SearchSplit, SearchSplit],
-        journal: Journal,
+        journal: Journal[Measurement],
         on_measured: Callable[[], None] = lambda: None,
     ) -> None:
         """`dense` is what losses and errors are against; `splits` to search on and to hold out."""

@@ -26,8 +26,9 @@ from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.measure.calibrate import activation_ranges
 from dflash_trt.runtime.measure.features import FeatureFacts, FeatureFile, open_features
+from dflash_trt.runtime.measure.journal import Journal
 from dflash_trt.runtime.measure.replay import BATCH_SIZE
-from dflash_trt.runtime.measure.search.recipe_judge import Journal, OpenChoice, RecipeJudge, SearchSplit, halves
+from dflash_trt.runtime.measure.search.recipe_judge import Measurement, OpenChoice, RecipeJudge, SearchSplit, halves
 from dflash_trt.runtime.measure.search.search import (
     DENSE,
     Price,
@@ -109,7 +110,10 @@ def search_recipe(
             held_out = stack.enter_context(open_features(options.held_out, draft.spec))
             splits = _whole(file), _whole(held_out)
         advance = stack.enter_context(progress(num_measurements(space), "measuring recipes"))
-        journal = Journal(journal_file(output), _fingerprint(draft, options))
+        journal = Journal(
+            journal_file(output), _fingerprint(draft, options), Measurement,
+            of="measurements of this draft, these features and options",
+        )  # fmt: skip
         opener = _opener(draft, space, ranges, file.facts, options.device)
         result = search(space, RecipeJudge(opener, space.dense, splits, journal, advance), options.max_tau_loss)
     _check_max_bytes(space.checkpoint_bytes(result.best.choice), options, " within --max-tau-loss")

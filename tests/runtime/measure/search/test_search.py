@@ -15,7 +15,8 @@ from dflash_trt.observe.estimate.drafter_pass import drafter_seconds
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.loadable import FORMATS, LOADABLE, Runtime
 from dflash_trt.quantize.recipe import load_recipe
-from dflash_trt.runtime.measure.search.recipe_judge import Journal, Measurement
+from dflash_trt.runtime.measure.journal import Journal
+from dflash_trt.runtime.measure.search.recipe_judge import Measurement
 from dflash_trt.runtime.measure.search.search import RecipeChoice, Space, Trial, make_space, search
 from dflash_trt.runtime.measure.search.search_job import recipe_file
 from dflash_trt.runtime.measure.statistics import TauLoss
@@ -186,18 +187,18 @@ def test_a_journal_survives_a_cut_and_refuses_another_search(tmp_path: Path) -> 
     file = tmp_path / "journal"
     measured: list[str] = []
 
-    def measure(journal: Journal, key: str) -> float | None:
+    def measure(journal: Journal[Measurement], key: str) -> float | None:
         def now() -> Measurement:
             measured.append(key)
             return Measurement(key=key, error=len(measured) / 3)
 
         return journal.measure(key, now).error
 
-    first = Journal(file, "this search")
+    first = Journal(file, "this search", Measurement, of="this search")
     values = [measure(first, key) for key in "ab"]
     file.write_bytes(file.read_bytes()[:-3])
-    again = Journal(file, "this search")
+    again = Journal(file, "this search", Measurement, of="this search")
     assert [measure(again, key) for key in "aab"] == [values[0], values[0], 1.0]
     assert measured == ["a", "b", "b"]
-    with pytest.raises(BuildError, match="expected measurements of this draft, these features and options, found oth"):
-        Journal(file, "another search")
+    with pytest.raises(BuildError, match="expected another search, found others"):
+        Journal(file, "another search", Measurement, of="another search")
