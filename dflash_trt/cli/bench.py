@@ -158,41 +158,56 @@ def bench() -> None:
 @click.option("--concurrency", type=click.IntRange(1),
               help="Concurrency of the table by category. Default: the lowest that every method was measured "
                    "at.")  # fmt: skip
+@click.option("--reference", metavar="NAME", default="none", show_default=True,
+              help="Method that the others are compared with.")  # fmt: skip
+@click.option("--goodput", "objectives", metavar="'METRIC:LIMIT ...'",
+              help="Count requests that meet these SLOs, as AIPerf's option of that name: time_to_first_token, "
+                   "inter_token_latency, request_latency in ms, output_token_throughput_per_user.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), help="Seed of the intervals. Default: the first run's.")
 @json_option
 def report(
     runs: tuple[Path, ...], output: Path, force: bool, user_rates: tuple[float, ...], concurrency: int | None,
-    seed: int | None, as_json: bool,
+    reference: str, objectives: str | None, seed: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Write report.md, report.html, and the curve as SVG and PNG, from what `dflash-trt bench run` measured.
 
     Runs on the same prompts share a curve; runs on others add rows to the table of data sets. The method
-    named `none` is plain decoding: speed-ups are relative to it.
+    named `none` is plain decoding: speed-ups are relative to it, or to another with --reference.
 
     \b
     Example:
       dflash-trt bench report results/ -o report --at 550
       dflash-trt bench report gsm8k/ math500/ humaneval/ -o report
+      dflash-trt bench report run -o report --reference eagle3 --goodput "time_to_first_token:500"
     """
     import jinja2  # noqa: F401 - a missing package fails before the work, not after it
     import matplotlib  # noqa: F401
 
     from dflash_trt.observe.bench import report_tables
     from dflash_trt.observe.bench.comparison_report import report as report_on
+    from dflash_trt.observe.bench.goodput import parse_objectives
     from dflash_trt.observe.bench.run_directory import load_runs
     from dflash_trt.observe.bench.write_report import HTML, REPORT, write_report
 
     check_replaceable(output, REPORT, force=force)
     loaded = load_runs(runs)
-    result = report_on(loaded, loaded[0].run.seed if seed is None else seed, user_rates, concurrency)
+    limits = None if objectives is None else parse_objectives(objectives)
+    result = report_on(
+        loaded, loaded[0].run.seed if seed is None else seed, user_rates, concurrency, reference=reference,
+        objectives=limits,
+    )  # fmt: skip
     write_report(output, result, force=force)
     if as_json:
         print_json("bench-report", msgspec.structs.asdict(result))
         return
+    for line in report_tables.verdict(result):
+        click.echo(line)
     for note in result.notes:
         click.echo(f"note: {note}", err=True)
     for work in result.workloads:
         print_tables([report_tables.speed_table(work), report_tables.sweep_table(work)])
+        if limits is not None:
+            print_tables([report_tables.goodput_table(work, limits)])
         for reason in report_tables.reasons_of(work.at_speeds):
             click.echo(reason)
     print_tables(report_tables.task_table(result, task) for task in result.tasks)
