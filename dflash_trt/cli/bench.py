@@ -14,7 +14,7 @@ import msgspec
 
 from dflash_trt.api.runtime_options import DTYPES
 from dflash_trt.cli.completion import TARGET
-from dflash_trt.cli.options import PATH, json_option, options
+from dflash_trt.cli.options import PATH, json_option, options, refuse_given
 from dflash_trt.cli.output import print_json, print_tables, resumable
 from dflash_trt.errors import shown
 from dflash_trt.files.command import quoted
@@ -72,6 +72,10 @@ class KeyValue(click.ParamType):  # type: ignore[type-arg]
     click.option("--num-prompts", type=click.IntRange(min=1),
                  help="Prompts of each category; they repeat if there are fewer."),
     click.option("--concurrency", type=Concurrencies(), default="1", show_default=True, help="Requests at once."),
+    click.option("--request-rate", type=click.FloatRange(0, 1e6, min_open=True),
+                 help="Open loop: begin so many requests a second; --concurrency then bounds those at once."),
+    click.option("--arrival-pattern", type=click.Choice(["poisson", "constant"]), default="poisson", show_default=True,
+                 help="Gaps between requests of --request-rate."),
     click.option("--template", type=click.Choice(["chat", "completions"]), default="chat", show_default=True),
     click.option("--thinking", type=click.Choice(["on", "off"]), help="enable_thinking of the chat template."),
     click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True),
@@ -130,6 +134,8 @@ def _check_servers(settings: dict[str, Any]) -> None:
         raise click.UsageError("--target, --draft-length and --dtype belong to --engine")
     elif not settings["endpoints"]:
         raise click.UsageError("expected --endpoint NAME=URL or --engine")
+    if settings["request_rate"] is None:
+        refuse_given(("arrival_pattern",), "is for --request-rate")
 
 
 def _command() -> tuple[str, ...]:

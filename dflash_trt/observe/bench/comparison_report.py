@@ -328,7 +328,7 @@ def _losses(runs: Sequence[LoadedRun]) -> Iterator[str]:
 def _workload_notes(work: Workload) -> Iterator[str]:
     if work.baseline() is None:
         yield f"{work.title}: no method named {work.reference!r}, so there are no speed-ups; --reference names another"
-    for field in ("request", "server", "num_gpus", "client"):
+    for field in ("request", "arrivals", "server", "num_gpus", "client"):
         values = {msgspec.json.encode(getattr(series.run, field)) for series in work.series}
         if len(values) > 1:
             yield f"{work.title}: the runs differ in {field}: {', '.join(sorted(value.decode() for value in values))}"

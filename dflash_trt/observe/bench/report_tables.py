@@ -197,12 +197,21 @@ def run_facts(run: BenchRun) -> Iterator[str]:
         f"requests: {request.template}, {thinking}temperature {request.temperature:g}, up to {request.max_tokens}"
         f" tokens, {ended}"
     )
+    yield f"load: {load_text(run)}"
     for m in run.methods:
         overrides = f", with {m.overrides}" if m.overrides else ""
         yield f"{m.name}: {m.model} at {m.url}, {m.runtime} {m.runtime_version or '(version unknown)'}{overrides}"
     yield f"versions: {', '.join(f'{name} {version}' for name, version in run.versions.items())}"
     yield f"command: {command_line(run.command)}"
     yield f"seed: {run.seed}"
+
+
+def load_text(run: BenchRun) -> str:
+    """Closed or open loop, in words."""
+    if run.arrivals is None:
+        return "closed loop: the next request begins when one ends"
+    pattern, rate = run.arrivals.arrival_pattern, run.arrivals.request_rate
+    return f"open loop: {rate:g} requests/s, {pattern}, at most as many at once as the concurrency"
 
 
 def factor_text(factor: MeasuredSpeedup | None) -> str:
@@ -242,6 +251,7 @@ def experiment_tables(run: BenchRun) -> Iterator[Table]:
         ("prompts", f"{run.prompt_set.num_prompts} of {run.prompt_set.name}"),
         ("categories", ", ".join(run.prompt_set.categories) or "-"),
         ("concurrency", ", ".join(map(str, run.concurrencies))),
+        ("load", load_text(run)),
         ("points", str(len(run.methods) * max(1, len(run.prompt_set.categories)) * len(run.concurrencies))),
         *((f"request {key}", _text(value)) for key, value in msgspec.to_builtins(run.request).items()),
         *(("warning", warning) for warning in run.warnings),

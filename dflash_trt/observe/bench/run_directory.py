@@ -23,7 +23,7 @@ from dflash_trt.observe.plots.curves import TITLES
 BASELINE = "none"
 
 RUN_FILE = "run.json"
-SETTINGS = ("seed", "server", "num_gpus", "concurrencies")
+SETTINGS = ("seed", "server", "num_gpus", "concurrencies", "arrivals")
 VERSIONS = ("dflash_trt", "aiperf")
 """Versions whose change makes another run, as settings, prompts and methods do."""
 OTHER_RUN = "give another -o, or the settings with which it was begun"
@@ -108,7 +108,8 @@ def settings_warnings(run: BenchRun) -> Iterator[str]:
     if len(models := {method.model for method in run.methods}) > 1:
         yield f"the methods serve models of different names: {', '.join(sorted(models))}"
     num_prompts = run.prompt_set.num_prompts // max(1, len(run.prompt_set.categories))
-    if unreached := [value for value in run.concurrencies if value > num_prompts]:
+    is_open = run.arrivals is not None  # its concurrency is a bound
+    if not is_open and (unreached := [value for value in run.concurrencies if value > num_prompts]):
         yield (
             f"about {num_prompts} prompts a point never keep {', '.join(map(str, unreached))} requests going:"
             " --num-prompts repeats them"
