@@ -9,16 +9,7 @@ from onnx import TensorProto
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.engine.graph.layers import (
-    gathered,
-    normalize,
-    rms_norm,
-    root_mean_square,
-    rotary_order,
-    rotary_rows,
-    scale,
-    times,
-)
+from dflash_trt.engine.graph.layers import gathered, normalize, rms_norm, rotary_order, rotary_rows, scale, times
 from dflash_trt.engine.graph.linear import linear
 from dflash_trt.engine.graph.onnx_builder import COMPUTE, GraphBuilder, rounded
 
@@ -43,7 +34,10 @@ def context_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
         k, v = (g.reshape(x, [-1, L, G, D]) for x in (k, v))
         v = times(g, v, spec.value_scale)
 
-        k = _norm_and_rotate(g, k, positions, spec)
+        norms = [g.weight(f"layers.{i}.self_attn.k_norm.weight") for i in range(L)]  # L x [D]
+        stacked = g.reshape(g.op("Concat", *norms, axis=0), [L, 1, D])
+        k = scale(g, normalize(g, k, spec.rms_norm_eps), stacked)
+        k = _rotate(g, gathered(g, k, rotary_order(spec)), *rotary_rows(g, positions, spec), D)
 
     if draft.quantization.fp8_kv_cache:
         k, v = (_to_fp8(g, x, draft.cache_scales(name), name) for x, name in ((k, "k"), (v, "v")))
@@ -63,14 +57,10 @@ def _norm_taps(g: GraphBuilder, taps: str, spec: DraftSpec) -> str:
 
 
 def _keys_values(g: GraphBuilder, h: str, spec: DraftSpec) -> list[str]:
-    """All layers' k and v of h [T, H], L*G*D values a row: in one GEMM, or one a layer where each norms h."""
+    """All layers' k and v [T, L*G*D] of h [T, H]: in one GEMM, or a GEMM a layer where each norms h in its own way."""
     L, width = len(spec.layers), spec.num_key_value_heads * spec.head_dim
     if not spec.context_input_layernorm:
-        kv = g.reshape(linear(g, h, *spec.context_modules()), [-1, 2, L * width])
-        # In the order they have: TensorRT-RTX's builder writes k and v in one kernel where they share an operation that
-        # it cannot move into the GEMM; of a mere Split it makes a copy of v.
-        kv = g.op("Gather", kv, g.constant([0, 1]), axis=1)
-        return g.ops("Split", (kv, g.constant([1, 1])), num_outputs=2, axis=1)
+        return g.split(linear(g, h, *spec.context_modules()), [L * width, L * width])
     normed = normalize(g, h, spec.rms_norm_eps)
     pairs = []
     for i, attention in enumerate(spec.attention_modules()):
@@ -89,25 +79,10 @@ def _to_fp8(g: GraphBuilder, x: str, scales: tuple[float, ...], name: str) -> st
     return g.named("QuantizeLinear", x, g.constant(1.0), g.zero(TensorProto.FLOAT8E4M3FN), name=name)
 
 
-def _norm_and_rotate(g: GraphBuilder, k: str, positions: str, spec: DraftSpec) -> str:
-    """k_norm and RoPE of k [T, L, G, D], in FLOAT.
-
-    Rotated, then divided: the norm is one number a head, and the rotation linear. In this order TensorRT-RTX's builder
-    makes one kernel of it all; a rotation of what a reduction has scaled is a second one, by way of FLOAT in memory.
-    """
-    L, D = len(spec.layers), spec.head_dim
-    norms = [g.weight(f"layers.{i}.self_attn.k_norm.weight") for i in range(L)]  # L x [D]
-    weights = g.op("Cast", g.reshape(g.op("Concat", *norms, axis=0), [L, 1, D]), to=TensorProto.FLOAT)
-    k = g.op("Cast", k, to=TensorProto.FLOAT)
-    rows = gathered(g, g.op("Mul", k, weights), rotary_order(spec))
-    rotated = _rotate(g, rows, *rotary_rows(g, positions, spec), D)
-    return g.op("Cast", g.op("Div", rotated, root_mean_square(g, k, spec.rms_norm_eps)), to=COMPUTE)
-
-
 def _rotate(g: GraphBuilder, k: str, cos: str, sin: str, head_dim: int) -> str:
-    """Rotate-half of k [T, L, G, D] by rows cos, sin [T, D/2], all in FLOAT."""
+    """Rotate-half of k [T, L, G, D] by rows cos, sin [T, D/2], in FLOAT."""
     cos, sin = (g.op("Unsqueeze", x, g.constant([1, 2])) for x in (cos, sin))  # [T, 1, 1, D/2]
-    x, y = g.split(k, [head_dim // 2, head_dim // 2])
+    x, y = g.split(g.op("Cast", k, to=TensorProto.FLOAT), [head_dim // 2, head_dim // 2])
     low = g.op("Sub", g.op("Mul", x, cos), g.op("Mul", y, sin))
     high = g.op("Add", g.op("Mul", y, cos), g.op("Mul", x, sin))
-    return g.op("Concat", low, high, axis=-1)
+    return g.op("Cast", g.op("Concat", low, high, axis=-1), to=COMPUTE)
