@@ -17,6 +17,7 @@ import click
 from dflash_trt.cli.options import ENGINE, PATH, drain_option, engine_target_option, options, runtime_options
 
 if TYPE_CHECKING:
+    from dflash_trt.engine.manifest import Manifest
     from dflash_trt.runtime.server.endpoints import Endpoints
     from dflash_trt.runtime.server.http_server import HttpServer
 
@@ -87,10 +88,14 @@ def serve(
             gc.freeze()  # a full collection over the loaded model takes 0.2 s
             name = served_model_name or engine.resolve().name
             max_bytes = int(max_body_mib * 2**20)
-            endpoints = Endpoints(llm.backend, name, max_waiting=max_waiting, max_body_bytes=max_bytes, tracing=tracing)
-            set_up_logging()
+            names: dict[str, str | None] = {}
             if isinstance(llm.backend, EmbeddedBackend):
+                names = _names(llm.backend.session.manifest, target)
                 _say(llm.backend.session.target.summary)
+            endpoints = Endpoints(
+                llm.backend, name, max_waiting=max_waiting, max_body_bytes=max_bytes, tracing=tracing, **names
+            )
+            set_up_logging()
             shown = f"[{host}]" if ":" in host else host
             _say(f"serving {name} on http://{shown}:{listening.getsockname()[1]}")
             is_loopback = ipaddress.ip_address(listening.getsockname()[0]).is_loopback
@@ -112,6 +117,16 @@ async def _serve(server: HttpServer, listening: socket.socket, endpoints: Endpoi
     preparing = asyncio.create_task(endpoints.prepare())
     await server.serve([listening])
     preparing.cancel()
+
+
+def _names(manifest: Manifest, target: str | None) -> dict[str, str | None]:
+    """Names of target and draft: repository ids or names of directories, never a path of this machine."""
+    source = manifest.target_source
+    if target is None and source is not None:
+        target = source.name if source.revision else Path(source.name).name
+    elif target is not None and Path(target).is_dir():
+        target = Path(target).resolve().name
+    return {"target": target, "draft": manifest.source.name}
 
 
 def _say(line: str) -> None:

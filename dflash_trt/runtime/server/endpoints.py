@@ -139,11 +139,15 @@ class Endpoints:
         max_waiting: int,
         max_body_bytes: int,
         tracing: Tracing | None = None,
+        target: str | None = None,
+        draft: str | None = None,
     ) -> None:
+        """`target` and `draft` are the names of the served models, where they are known."""
         check_room(backend)
         self.admission = Admission(backend.max_batch_size + max_waiting)
         self._backend = backend
         self._model = model
+        self._target, self._draft = target, draft
         self.bodies = BodyReader(max_body_bytes)
         self._tracing = tracing
         self._created = int(time.time())
@@ -165,6 +169,7 @@ class Endpoints:
         """GET /v1/models."""
         model = {
             "id": self._model, "object": "model", "created": self._created, "owned_by": "dflash-trt",
+            "root": self._target, "draft_model": self._draft,
             "max_model_len": self._backend.max_length, "num_spec_tokens": self._backend.num_draft_tokens,
             "unscaled_length": self._backend.unscaled_length,
         }  # fmt: skip

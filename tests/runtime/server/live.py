@@ -177,7 +177,10 @@ def serving(
     tracing: Tracing | None = None,
 ) -> Iterator[Live]:
     """A server as `dflash-trt serve` starts it, on a thread."""
-    endpoints = Endpoints(llm.backend, MODEL, max_waiting=max_waiting, max_body_bytes=max_bytes, tracing=tracing)
+    endpoints = Endpoints(
+        llm.backend, MODEL, max_waiting=max_waiting, max_body_bytes=max_bytes, tracing=tracing,
+        target="openai/tiny-gpt-oss", draft="z-lab/tiny-gpt-oss-DFlash",
+    )  # fmt: skip
     listening = bind("127.0.0.1", 0)
     app = make_app(endpoints, keys=keys, origins=origins, hosts=hosts)
     server = HttpServer(app, drain_seconds=5, cancel_all=endpoints.shut_down, connection_limit=connection_limit)

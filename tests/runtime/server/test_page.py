@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,17 +132,117 @@ def test_the_steps_can_be_replayed_by_keyboard(live: Live) -> None:
         assert window.get_log("browser") == []
 
 
+# Elements whose own text has a contrast below 4.5 (WCAG 2.2, 1.4.3), disabled controls left out.
+FAINT = """
+const rgb = (color) => color.match(/[\\d.]+/g).map(Number);
+const luminance = (color) => rgb(color).slice(0, 3).map((c) => c / 255)
+  .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+  .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+const ground = (node) => {
+  const color = getComputedStyle(node).backgroundColor;
+  return rgb(color)[3] === 0 ? ground(node.parentElement) : color;
+};
+return [...document.querySelectorAll("body *")].filter((node) => {
+  const hasText = [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
+  if (!hasText || !node.checkVisibility() || node.disabled) return false;
+  const [a, b] = [luminance(getComputedStyle(node).color), luminance(ground(node))].sort((x, y) => x - y);
+  return (b + 0.05) / (a + 0.05) < 4.5;
+}).map((node) => node.outerHTML.slice(0, 80));
+"""
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280])
-def test_it_fits_every_screen(live: Live, scheme: str, width: int) -> None:
+def test_it_fits_every_screen(live: Live, scheme: str) -> None:
     with chromium() as window:
-        set_size(window, width, 800)
         set_colours(window, scheme)
         window.get(live.url)
         verdict(window)
-        assert not window.execute_script(WIDER)
         ground = window.execute_script("return getComputedStyle(document.body).backgroundColor")
         assert (ground == "rgb(255, 255, 255)") == (scheme == "light")
+        for tab in ("chat", "compare"):
+            window.find_element("id", f"tab-{tab}").click()
+            for width in (360, 390, 768, 1280, 1920):
+                set_size(window, width, 800)
+                assert not window.execute_script(WIDER), (tab, width)
+            assert window.execute_script(FAINT) == []
+            for control in window.find_elements("css selector", "input, textarea, button"):
+                assert not control.is_displayed() or control.accessible_name, control.get_attribute("outerHTML")
+
+
+def test_draft_length_is_a_control(live: Live) -> None:
+    with chromium() as window:
+        window.get(live.url)
+        verdict(window)
+        assert (text_of(window, "#target"), text_of(window, "#draft")) == (
+            "openai/tiny-gpt-oss",
+            "z-lab/tiny-gpt-oss-DFlash",
+        )
+        field = window.find_element("id", "draft-length")
+        field.clear()
+        field.send_keys("2\n")  # Enter begins
+        assert "same text" in verdict(window)
+        titles = [band.get_attribute("title") for band in window.find_elements("css selector", ".step")]
+        assert "of 2 draft" in titles[0]
+        assert not any("of 7 draft" in title for title in titles)
+
+
+def test_what_was_asked_can_be_asked_again_and_exported(live: Live, tmp_path: Path) -> None:
+    with chromium() as window:
+        window.get(live.url)
+        verdict(window)
+        field = window.find_element("id", "prompt")
+        field.clear()
+        field.send_keys("def f(x='it\\'s'")
+        window.find_element("id", "start").click()
+        verdict(window)
+        said = text_of(window, "#dflash .text").removeprefix("def f(x='it\\'s'")
+        answer = subprocess.run(text_of(window, "#curl"), shell=True, capture_output=True, check=True, timeout=PATIENCE)
+        assert json.loads(answer.stdout)["choices"][0]["text"] == said
+        program = [sys.executable, "-c", text_of(window, "#python")]
+        printed = subprocess.run(program, capture_output=True, text=True, check=True, timeout=PATIENCE)
+        assert printed.stdout == said + "\n"
+        where = {"behavior": "allow", "downloadPath": str(tmp_path)}
+        window.execute_cdp_cmd("Browser.setDownloadBehavior", where)
+        window.find_element("id", "export").click()
+        until(lambda: any(tmp_path.glob("dflash-*.json")))
+        exported = json.loads(next(tmp_path.glob("dflash-*.json")).read_text())
+        assert (len(exported["plain"]), len(exported["dflash"])) == (3, 3)
+        for recording in (*exported["plain"], *exported["dflash"]):
+            assert "".join(token["text"] for _, step in recording["steps"] for token in step["tokens"]) == said
+        assert exported["model"]["draft_model"] == "z-lab/tiny-gpt-oss-DFlash"
+        permissions = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+        window.execute_cdp_cmd("Browser.grantPermissions", permissions)
+        window.find_element("css selector", "[data-copy=curl]").click()
+        until(lambda: text_of(window, "#copied") == "copied")
+        copied = window.execute_async_script("navigator.clipboard.readText().then(arguments[0])")
+        assert copied.strip() == text_of(window, "#curl").strip()
+        assert window.get_log("browser") == []
+
+
+def test_a_chat_by_keyboard(live: Live) -> None:
+    with chromium() as window:
+        window.get(live.url)
+        verdict(window)
+        window.find_element("id", "tab-compare").send_keys("\ue014")  # arrow right
+        assert window.switch_to.active_element.get_attribute("id") == "tab-chat"
+        window.find_element("id", "system").send_keys("Be terse.")
+        messages = [{"role": "system", "content": "Be terse."}]
+        for number, said in enumerate(("one", "two"), start=1):
+            window.find_element("id", "message").send_keys(said + "\n")
+            until(lambda number=number: len(window.find_elements("css selector", ".turn.assistant")) == number)
+            until(lambda: not window.find_element("id", "send").get_property("disabled"))
+            messages.append({"role": "user", "content": said})
+            body = {"messages": messages, "max_tokens": 124, "temperature": 0}
+            answer = live.post("/v1/chat/completions", **body).json()["choices"][0]["message"]
+            (*_, shown) = window.find_elements("css selector", ".turn.assistant .said:not(.reasoning)")
+            assert shown.get_property("textContent") == answer["content"]
+            messages.append({"role": "assistant", "content": answer["content"]})
+        (*_, cost) = window.find_elements("css selector", ".turn.assistant .note")
+        assert re.search(r"124 tokens, tau \d\.\d\d, \d+ tokens/s", cost.text)
+        assert '"role":"system","content":"Be terse."' in text_of(window, "#curl")
+        window.find_element("id", "reset").click()
+        assert not window.find_elements("css selector", ".turn")
+        assert window.get_log("browser") == []
 
 
 def test_an_error_is_shown(live: Live) -> None:

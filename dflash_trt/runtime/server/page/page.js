@@ -112,13 +112,30 @@ async function ask(path, options) {
 
 async function fetchModel(signal) {
   const models = await (await ask("v1/models", { signal })).json();
-  byId("model").textContent = models.data[0].id;
-  return models.data[0];
+  const model = models.data[0];
+  byId("model").textContent = model.id;
+  byId("target").textContent = model.root ?? "not named";
+  byId("draft").textContent = model.draft_model ?? "not named";
+  byId("names").hidden = false;
+  byId("most").textContent = `0 (plain) to ${model.num_spec_tokens}`;
+  byId("draft-length").max = model.num_spec_tokens;
+  byId("draft-length").value ||= model.num_spec_tokens; // whole blocks
+  return model;
 }
 
-// Records one completion: {steps: [[seconds since the first one, step]], speed: tokens per second}.
-async function record(body, signal) {
-  const response = await ask("v1/completions", { method: "POST", body: JSON.stringify(body), signal });
+// Fields that comparison and chat share.
+function settings(model) {
+  return {
+    model: model.id,
+    max_tokens: byId("max-tokens").valueAsNumber,
+    temperature: byId("temperature").valueAsNumber,
+    draft_length: byId("draft-length").valueAsNumber,
+  };
+}
+
+// Records one answer: {steps: [[seconds since the first one, step]], speed: tokens per second}; shows its choices.
+async function record(path, body, signal, show = () => {}) {
+  const response = await ask(path, { method: "POST", body: JSON.stringify({ ...body, stream: true, return_steps: true }), signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   const recording = { steps: [], speed: 0 };
   let started = 0;
@@ -133,9 +150,12 @@ async function record(body, signal) {
       if (!data || data === "[DONE]") continue;
       const chunk = JSON.parse(data);
       if (chunk.error) throw new Error(chunk.error.message);
-      for (const choice of chunk.choices) for (const step of choice.steps ?? []) {
-        started ||= performance.now();
-        recording.steps.push([(performance.now() - started) / 1000, step]);
+      for (const choice of chunk.choices) {
+        show(choice);
+        for (const step of choice.steps ?? []) {
+          started ||= performance.now();
+          recording.steps.push([(performance.now() - started) / 1000, step]);
+        }
       }
       recording.speed = chunk.metrics?.tokens_per_second ?? recording.speed; // the server's, without the network
     }
@@ -149,34 +169,30 @@ const ROUNDS = 3;
 async function compareDecoding(event) {
   event.preventDefault();
   const prompt = byId("prompt").value;
-  const body = {
-    prompt,
-    max_tokens: byId("max-tokens").valueAsNumber,
-    temperature: byId("temperature").valueAsNumber,
-    seed: 1, // sampled: both draw the same tokens
-    stream: true,
-    return_steps: true,
-  };
-  if (byId("regex").value) body.structured_outputs = { regex: byId("regex").value };
+  const maxTokens = byId("max-tokens").valueAsNumber;
   controller = new AbortController();
   passes = [];
   byId("inspect").hidden = true;
   byId("replay").hidden = true;
   fail("");
   setRunning(true);
-  plain.reset(prompt, body.max_tokens);
-  dflash.reset(prompt, body.max_tokens);
+  plain.reset(prompt, maxTokens);
+  dflash.reset(prompt, maxTokens);
   try {
     const model = await fetchModel(controller.signal);
-    Object.assign(body, { model: model.id, draft_length: model.num_spec_tokens }); // whole blocks
+    if (!byId("settings").reportValidity()) return setVerdict("", "");
+    const body = { prompt, ...settings(model), seed: 1 }; // sampled: both draw the same tokens
+    if (byId("regex").value) body.structured_outputs = { regex: byId("regex").value };
     for (let round = 1; round <= ROUNDS; round += 1) {
       setVerdict(`Measuring, round ${round} of ${ROUNDS}`, "");
-      dflash.recordings.push(await record(body, controller.signal));
-      plain.recordings.push(await record({ ...body, draft_length: 0 }, controller.signal));
+      dflash.recordings.push(await record("v1/completions", body, controller.signal));
+      plain.recordings.push(await record("v1/completions", { ...body, draft_length: 0 }, controller.signal));
       for (const lane of [plain, dflash]) lane.progress(round / ROUNDS);
     }
     for (const lane of [plain, dflash]) showRecording(lane);
     showVerdict();
+    const verdict = byId("verdict").textContent;
+    keepRun("compare", "v1/completions", body, model, { verdict, plain: plain.recordings, dflash: dflash.recordings });
     if (showSteps()) {
       byId("replay").hidden = false;
       if (!matchMedia("(prefers-reduced-motion: reduce)").matches) await replay();
@@ -226,7 +242,7 @@ async function replay() {
 function showVerdict() {
   const isEqual = plain.ids.length === dflash.ids.length && plain.ids.every((id, i) => id === dflash.ids[i]);
   if (passes.length > 1 && passes.every((step) => step.proposals.length === 0)) {
-    setVerdict("Nothing was drafted, so both decode plainly: was the server started with --draft-length 0?", "bad");
+    setVerdict("Nothing was drafted, so both decode plainly: the draft length is 0, here or at the server’s start.", "bad");
     return;
   }
   const ratio = dflash.recording.speed / plain.recording.speed;
@@ -249,9 +265,8 @@ function fail(message) {
 }
 
 function setRunning(isRunning) {
-  byId("start").disabled = isRunning;
-  byId("replay").disabled = isRunning;
-  byId("stop").disabled = !isRunning;
+  for (const id of ["start", "replay", "send", "reset"]) byId(id).disabled = isRunning;
+  for (const id of ["stop", "stop-chat"]) byId(id).disabled = !isRunning;
 }
 
 function showSteps() {
@@ -314,7 +329,7 @@ function showBars() {
 }
 
 byId("ask").addEventListener("submit", compareDecoding);
-byId("stop").addEventListener("click", () => controller?.abort());
+for (const id of ["stop", "stop-chat"]) byId(id).addEventListener("click", () => controller?.abort());
 byId("replay").addEventListener("click", () => {
   controller = new AbortController();
   replay();
