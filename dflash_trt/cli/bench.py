@@ -76,6 +76,7 @@ class KeyValue(click.ParamType):  # type: ignore[type-arg]
                  help="Open loop: begin so many requests a second; --concurrency then bounds those at once."),
     click.option("--arrival-pattern", type=click.Choice(["poisson", "constant"]), default="poisson", show_default=True,
                  help="Gaps between requests of --request-rate."),
+    click.option("--fixed-schedule", is_flag=True, help="Replay a trace: begin each prompt at its timestamp, in ms."),
     click.option("--template", type=click.Choice(["chat", "completions"]), default="chat", show_default=True),
     click.option("--thinking", type=click.Choice(["on", "off"]), help="enable_thinking of the chat template."),
     click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True),
@@ -134,6 +135,8 @@ def _check_servers(settings: dict[str, Any]) -> None:
         raise click.UsageError("--target, --draft-length and --dtype belong to --engine")
     elif not settings["endpoints"]:
         raise click.UsageError("expected --endpoint NAME=URL or --engine")
+    if settings["fixed_schedule"]:
+        refuse_given(("request_rate",), "has no use with --fixed-schedule, whose timestamps say when requests begin")
     if settings["request_rate"] is None:
         refuse_given(("arrival_pattern",), "is for --request-rate")
 

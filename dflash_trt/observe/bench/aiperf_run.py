@@ -53,6 +53,11 @@ class AiperfLoad:
     """None: closed loop."""
 
     @property
+    def is_replayed(self) -> bool:
+        """Whether prompts begin at their timestamps."""
+        return self.arrivals is not None and self.arrivals.request_rate is None
+
+    @property
     def num_requests(self) -> int:
         """Planned requests; a conversation ends early if one of its requests fails."""
         return sum(prompt.num_requests for prompt in self.prompts)
@@ -92,6 +97,8 @@ def arrival_words(arrivals: Arrivals | None) -> list[str]:
     """AIPerf's options of an open loop."""
     if arrivals is None:
         return []
+    if arrivals.request_rate is None:
+        return ["--fixed-schedule", "--fixed-schedule-auto-offset"]
     return ["--request-rate", f"{arrivals.request_rate:g}", "--arrival-pattern", arrivals.arrival_pattern]
 
 
@@ -102,7 +109,7 @@ def command(program: Path, load: AiperfLoad, prompts: Path, tokenizer: Path, out
         "--model", load.model, "--url", load.url,
         "--endpoint-type", "chat" if load.request.template == "chat" else "completions",
         "--streaming", "--use-server-token-count", "--tokenizer", str(tokenizer),
-        "--custom-dataset-type", "multi-turn", "--input-file", str(prompts),
+        "--custom-dataset-type", "mooncake-trace" if load.is_replayed else "multi-turn", "--input-file", str(prompts),
         "--dataset-sampling-strategy", "sequential", "--conversation-num", str(len(load.prompts)),
         "--concurrency", str(load.concurrency), *arrival_words(load.arrivals), "--random-seed", str(load.seed),
         "--extra-inputs", msgspec.json.encode(body_fields(load.request, load.seed)).decode(),
@@ -117,7 +124,7 @@ def run_load(program: Path, load: AiperfLoad, output: Path, progress: Callable[[
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
     inputs = output / "inputs"
-    _write_inputs(inputs, load.prompts)
+    _write_inputs(inputs, load)
     words = command(program, load, inputs / "prompts.jsonl", inputs, output)
     environment = _environment(load.api_key)
     with (
@@ -142,14 +149,27 @@ def run_load(program: Path, load: AiperfLoad, output: Path, progress: Callable[[
     return export
 
 
-def _write_inputs(folder: Path, prompts: Sequence[Conversation]) -> None:
+def _write_inputs(folder: Path, load: AiperfLoad) -> None:
     folder.mkdir()
     for name, content in TOKENIZER.items():
         (folder / name).write_bytes(content)
     with (folder / "prompts.jsonl").open("wb") as file:
-        for prompt in prompts:
-            turns = [{"role": turn.role, "text": turn.text} for turn in prompt.turns]
-            file.write(msgspec.json.encode({"session_id": prompt.id, "turns": turns}) + b"\n")
+        for prompt in load.prompts:
+            file.write(
+                msgspec.json.encode(_replayed(prompt, load) if load.is_replayed else _multi_turn(prompt)) + b"\n"
+            )
+
+
+def _multi_turn(prompt: Conversation) -> dict[str, object]:
+    return {"session_id": prompt.id, "turns": [{"role": turn.role, "text": turn.text} for turn in prompt.turns]}
+
+
+def _replayed(prompt: Conversation, load: AiperfLoad) -> dict[str, object]:
+    """A line of a Mooncake trace, the form in which AIPerf replays timestamps."""
+    line: dict[str, object] = {"session_id": prompt.id, "timestamp": prompt.timestamp}
+    if load.request.template == "completions":
+        return line | {"text_input": prompt.turns[0].text}
+    return line | {"messages": [{"role": turn.role, "content": turn.text} for turn in prompt.turns]}
 
 
 def _environment(api_key: str | None) -> dict[str, str]:

@@ -53,6 +53,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     turns: tuple[PromptTurn, ...]
     category: str | None = None
+    timestamp: float | msgspec.UnsetType = msgspec.UNSET
+    """Milliseconds at which a trace has it begin."""
 
     @property
     def num_requests(self) -> int:

@@ -113,7 +113,7 @@ def design(
     prompts: str, split: str | None, categories: Sequence[str], pooled: bool, num_prompts: int | None,
     concurrency: tuple[int, ...], extra: KeyValues, overrides: KeyValues, model: str | None, api_key_file: Path | None,
     request_timeout: float, seed: int, hardware: str | None, num_gpus: int | None,
-    request_rate: float | None, arrival_pattern: Literal["poisson", "constant"], **request: Any,
+    request_rate: float | None, arrival_pattern: Literal["poisson", "constant"], fixed_schedule: bool, **request: Any,
 ) -> Experiment:  # fmt: skip
     """The experiment that `bench run`'s options describe; `request` are fields of RequestSettings.
 
@@ -139,10 +139,11 @@ def design(
         server=hardware, num_gpus=num_gpus, prompt_set=chosen.record(is_pooled=pooled),
         request=msgspec.convert({**request, "extra": extra_fields(extra)}, RequestSettings),
         concurrencies=concurrency,
-        arrivals=None if request_rate is None else Arrivals(request_rate=request_rate, arrival_pattern=arrival_pattern),
+        arrivals=_arrivals(request_rate, arrival_pattern, chosen, is_replayed=fixed_schedule),
         methods=tuple(server.method for server in servers),
     )  # fmt: skip
-    run = msgspec.structs.replace(run, warnings=tuple(settings_warnings(run)))
+    warnings = [*settings_warnings(run), *([] if fixed_schedule else _unused_timestamps(chosen))]
+    run = msgspec.structs.replace(run, warnings=tuple(warnings))
     return Experiment(servers=servers, prompts=chosen, run=run, timeout_seconds=request_timeout, api_key=key)
 
 
@@ -158,6 +159,25 @@ def _running(endpoints: KeyValues, model: str | None, key: str | None, timeout: 
             name=name, url=client.url, runtime=runtime.kind, runtime_version=runtime.version, model=runtime.model
         )
         yield MethodServer(method, _running_at(client.url))
+
+
+def _arrivals(
+    rate: float | None, pattern: Literal["poisson", "constant"], prompts: PromptList, *, is_replayed: bool
+) -> Arrivals | None:
+    if not is_replayed:
+        return None if rate is None else Arrivals(request_rate=rate, arrival_pattern=pattern)
+    for prompt in prompts.prompts:
+        if prompt.timestamp is msgspec.UNSET or prompt.num_requests > 1:
+            found = "none" if prompt.timestamp is msgspec.UNSET else "a conversation of several requests"
+            raise ConfigError(
+                f"--fixed-schedule: {prompt.id}: expected one request with a timestamp, in ms, found {found}"
+            )
+    return Arrivals(arrival_pattern="fixed-schedule")
+
+
+def _unused_timestamps(prompts: PromptList) -> Iterator[str]:
+    if any(prompt.timestamp is not msgspec.UNSET for prompt in prompts.prompts):
+        yield "the prompts have timestamps, which only --fixed-schedule replays"
 
 
 def _served_here(

@@ -55,9 +55,14 @@ class RequestSettings(BenchRecord, frozen=True, kw_only=True):
 class Arrivals(BenchRecord, frozen=True, kw_only=True):
     """Open loop: requests begin at a rate, whatever the server answers, and a point's concurrency only bounds them."""
 
-    request_rate: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
-    """Requests a second."""
-    arrival_pattern: Literal["poisson", "constant"] = "poisson"
+    request_rate: Annotated[float, msgspec.Meta(gt=0, le=1e6)] | None = None
+    """Requests a second; None with fixed-schedule."""
+    arrival_pattern: Literal["poisson", "constant", "fixed-schedule"] = "poisson"
+    """fixed-schedule: each prompt begins at its own timestamp."""
+
+    def __post_init__(self) -> None:
+        if (self.request_rate is None) != (self.arrival_pattern == "fixed-schedule"):
+            raise ConfigError(f"arrivals: expected a rate or fixed-schedule, found {shown(msgspec.to_builtins(self))}")
 
 
 class BenchMethod(BenchRecord, frozen=True, kw_only=True):

@@ -211,6 +211,8 @@ def load_text(run: BenchRun) -> str:
     if run.arrivals is None:
         return "closed loop: the next request begins when one ends"
     pattern, rate = run.arrivals.arrival_pattern, run.arrivals.request_rate
+    if rate is None:
+        return "open loop: each prompt begins at its timestamp"
     return f"open loop: {rate:g} requests/s, {pattern}, at most as many at once as the concurrency"
 
 

@@ -218,6 +218,10 @@ def test_what_it_is_asked() -> None:
     words = command(Path("aiperf"), replace(LOAD, arrivals=arrivals), Path("p"), Path("t"), Path("o"))
     start = words.index("--concurrency")
     assert words[start + 2 : start + 6] == ["--request-rate", "2.5", "--arrival-pattern", "constant"]
+    replayed = replace(LOAD, arrivals=Arrivals(arrival_pattern="fixed-schedule"))
+    words = command(Path("aiperf"), replayed, Path("p"), Path("t"), Path("o"))
+    assert "--fixed-schedule" in words
+    assert words[words.index("--custom-dataset-type") + 1] == "mooncake-trace"
 
 
 def test_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,25 @@ def test_our_own_lines(tmp_path: Path) -> None:
     assert [prompt.num_requests for prompt in found.prompts] == [1, 2, 1]
 
 
+def test_lines_of_others(tmp_path: Path) -> None:
+    """An OpenAI batch, ShareGPT and a Mooncake trace, as AIPerf names their fields."""
+    body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "a"}]}
+    said = [{"from": "human", "value": "b"}, {"from": "gpt", "value": "x"}, {"from": "human", "value": "c"}]
+    rows = [
+        {"custom_id": "r1", "method": "POST", "url": "/v1/chat/completions", "body": body},
+        {"custom_id": "r2", "method": "POST", "url": "/v1/completions", "body": {"prompt": "p"}},
+        {"id": "QWJhYvA_0", "conversations": said},
+        {"timestamp": 1000, "text_input": "t", "output_length": 4, "hash_ids": [1]},
+        {"timestamp": 1500.5, "messages": [{"role": "user", "content": "m"}], "session_id": "s"},
+    ]
+    found = read_prompt_list(write(tmp_path / "p.jsonl", *rows))
+    assert texts(found) == [["a"], ["p"], ["b", "c"], ["t"], ["m"]]
+    assert [prompt.id for prompt in found.prompts] == ["r1", "r2", "QWJhYvA_0", "line4", "line5"]
+    assert [prompt.timestamp for prompt in found.prompts][3:] == [1000, 1500.5]
+    ours = read_prompt_list(write(tmp_path / "q.jsonl", {"prompt": "a"}))
+    assert b"timestamp" not in msgspec.json.encode(ours.prompts), "an old run's hash stands"
+
+
 def test_categories_and_numbers(tmp_path: Path) -> None:
     rows = [{"prompt": f"{kind}{n}", "category": kind, "id": f"{kind}{n}"} for n in range(3) for kind in "ab"]
     found = read_prompt_list(write(tmp_path / "p.jsonl", *rows))
@@ -77,6 +96,8 @@ def test_categories_and_numbers(tmp_path: Path) -> None:
         ([{"prompt": "a", "id": "x"}, {"prompt": "b", "id": "x"}], "x twice"),
         ([{"prompt": "a", "category": "c"}, {"prompt": "b"}], "a category for all prompts or for none, found 1 of 2"),
         ([{"prompt": 3}], "p.jsonl:1: expected a prompt"),
+        ([{"timestamp": 1, "input_length": 90}], "expected a prompt's text, found its length alone"),
+        ([{"body": {"prompt": "a"}, "text_input": "b"}], "expected one of prompt, turns and messages"),
         ([{"text": "a"}], "unknown field `text`"),
     ],
 )

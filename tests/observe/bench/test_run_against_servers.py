@@ -214,6 +214,27 @@ def test_an_open_loop_begins_requests_at_its_rate(shared: Live, aiperf: Path, pr
     assert len(first) == 4, starts  # 0, 0.25, 0.5 and 0.75 s; a second turn begins when its first has ended
 
 
+def test_a_trace_is_replayed_at_its_timestamps(shared: Live, aiperf: Path, tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text(
+        '{"timestamp": 5000, "text_input": "def f(", "output_length": 4}\n'
+        '{"timestamp": 6500, "messages": [{"role": "user", "content": "x"}]}\n'
+        '{"timestamp": 5500, "text_input": "import os"}\n'
+    )
+    run_here(
+        "bench", "run", "--endpoint", f"dflash={shared.url}", "--prompts", file, "--fixed-schedule", "--concurrency",
+        "8", "--max-tokens", "4", "--aiperf", aiperf, "-o", tmp_path / "run",
+    )  # fmt: skip
+    records = (tmp_path / "run/points/dflash/aiperf/c8/profile_export.jsonl").read_text().splitlines()
+    starts = {
+        found["conversation_id"]: found["request_start_ns"] / 1e9
+        for found in (json.loads(line)["metadata"] for line in records)
+    }
+    assert starts["line3"] - starts["line1"] == pytest.approx(0.5, abs=0.2)
+    assert starts["line2"] - starts["line1"] == pytest.approx(1.5, abs=0.2)
+    assert read_run(tmp_path / "run").warnings == ()
+
+
 def test_what_fails_is_counted(shared: Live, aiperf: Path, tmp_path: Path) -> None:
     """One prompt of three is too long for the target."""
     file = tmp_path / "p.jsonl"
