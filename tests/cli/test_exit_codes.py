@@ -173,17 +173,16 @@ def test_closed_pipe(draft_dir: Path) -> None:
     assert result.returncode == 1
 
 
-def test_missing_extra(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
+def test_build_needs_no_extra(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
     pair = (draft_dir, "--target", target_dir, "-o", tmp_path / "out")
-    result = run_process("build", *pair, script=WITHOUT.format(packages=("onnx",)))
-    assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == ("error: missing package onnx\n\nhint: pip install 'dflash-trt[run]'\n")
-    assert not (tmp_path / "out").exists()
+    packages = tuple(EXTRAS.keys() - {"google"})  # onnx brings protobuf, too
+    result = run_process("build", *pair, script=WITHOUT.format(packages=packages))
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize(
     "package",
-    ["torch", *(pytest.param(name, marks=pytest.mark.full) for name in ("transformers", "onnxruntime", "onnx"))],
+    ["torch", *(pytest.param(name, marks=pytest.mark.full) for name in ("transformers", "onnxruntime"))],
 )
 def test_missing_extra_of_generate(package: str) -> None:
     arguments = ("generate", trained_engine("tiny-qwen3"), "prompt", "--target", FIXTURES / "tiny-qwen3")
