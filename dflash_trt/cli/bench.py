@@ -14,7 +14,7 @@ import msgspec
 
 from dflash_trt.api.runtime_options import DTYPES
 from dflash_trt.cli.completion import TARGET
-from dflash_trt.cli.options import PATH, json_option, options
+from dflash_trt.cli.options import PATH, json_option, options, refuse_given
 from dflash_trt.cli.output import print_json, print_tables, resumable
 from dflash_trt.errors import shown
 from dflash_trt.files.command import quoted
@@ -72,6 +72,10 @@ class KeyValue(click.ParamType):  # type: ignore[type-arg]
     click.option("--num-prompts", type=click.IntRange(min=1),
                  help="Prompts of each category; they repeat if there are fewer."),
     click.option("--concurrency", type=Concurrencies(), default="1", show_default=True, help="Requests at once."),
+    click.option("--request-rate", type=click.FloatRange(0, 1e6, min_open=True),
+                 help="Open loop: begin so many requests a second; --concurrency then bounds those at once."),
+    click.option("--arrival-pattern", type=click.Choice(["poisson", "constant"]), default="poisson", show_default=True,
+                 help="Gaps between requests of --request-rate."),
     click.option("--template", type=click.Choice(["chat", "completions"]), default="chat", show_default=True),
     click.option("--thinking", type=click.Choice(["on", "off"]), help="enable_thinking of the chat template."),
     click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True),
@@ -130,6 +134,8 @@ def _check_servers(settings: dict[str, Any]) -> None:
         raise click.UsageError("--target, --draft-length and --dtype belong to --engine")
     elif not settings["endpoints"]:
         raise click.UsageError("expected --endpoint NAME=URL or --engine")
+    if settings["request_rate"] is None:
+        refuse_given(("arrival_pattern",), "is for --request-rate")
 
 
 def _command() -> tuple[str, ...]:
@@ -158,41 +164,56 @@ def bench() -> None:
 @click.option("--concurrency", type=click.IntRange(1),
               help="Concurrency of the table by category. Default: the lowest that every method was measured "
                    "at.")  # fmt: skip
+@click.option("--reference", metavar="NAME", default="none", show_default=True,
+              help="Method that the others are compared with.")  # fmt: skip
+@click.option("--goodput", "objectives", metavar="'METRIC:LIMIT ...'",
+              help="Count requests that meet these SLOs, as AIPerf's option of that name: time_to_first_token, "
+                   "inter_token_latency, request_latency in ms, output_token_throughput_per_user.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), help="Seed of the intervals. Default: the first run's.")
 @json_option
 def report(
     runs: tuple[Path, ...], output: Path, force: bool, user_rates: tuple[float, ...], concurrency: int | None,
-    seed: int | None, as_json: bool,
+    reference: str, objectives: str | None, seed: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Write report.md, report.html, and the curve as SVG and PNG, from what `dflash-trt bench run` measured.
 
     Runs on the same prompts share a curve; runs on others add rows to the table of data sets. The method
-    named `none` is plain decoding: speed-ups are relative to it.
+    named `none` is plain decoding: speed-ups are relative to it, or to another with --reference.
 
     \b
     Example:
       dflash-trt bench report results/ -o report --at 550
       dflash-trt bench report gsm8k/ math500/ humaneval/ -o report
+      dflash-trt bench report run -o report --reference eagle3 --goodput "time_to_first_token:500"
     """
     import jinja2  # noqa: F401 - a missing package fails before the work, not after it
     import matplotlib  # noqa: F401
 
     from dflash_trt.observe.bench import report_tables
     from dflash_trt.observe.bench.comparison_report import report as report_on
+    from dflash_trt.observe.bench.goodput import parse_objectives
     from dflash_trt.observe.bench.run_directory import load_runs
     from dflash_trt.observe.bench.write_report import HTML, REPORT, write_report
 
     check_replaceable(output, REPORT, force=force)
     loaded = load_runs(runs)
-    result = report_on(loaded, loaded[0].run.seed if seed is None else seed, user_rates, concurrency)
+    limits = None if objectives is None else parse_objectives(objectives)
+    result = report_on(
+        loaded, loaded[0].run.seed if seed is None else seed, user_rates, concurrency, reference=reference,
+        objectives=limits,
+    )  # fmt: skip
     write_report(output, result, force=force)
     if as_json:
         print_json("bench-report", msgspec.structs.asdict(result))
         return
+    for line in report_tables.verdict(result):
+        click.echo(line)
     for note in result.notes:
         click.echo(f"note: {note}", err=True)
     for work in result.workloads:
         print_tables([report_tables.speed_table(work), report_tables.sweep_table(work)])
+        if limits is not None:
+            print_tables([report_tables.goodput_table(work, limits)])
         for reason in report_tables.reasons_of(work.at_speeds):
             click.echo(reason)
     print_tables(report_tables.task_table(result, task) for task in result.tasks)

@@ -21,7 +21,7 @@ from dflash_trt.files.read import open_file
 from dflash_trt.observe.bench.aiperf_export import RECORDS, Export, first_error, read_export
 from dflash_trt.observe.bench.child_process import child_process
 from dflash_trt.observe.bench.data_sets import Conversation
-from dflash_trt.observe.bench.records import RequestSettings
+from dflash_trt.observe.bench.records import Arrivals, RequestSettings
 
 VERSION = "0.13.0"
 """The release whose exports `aiperf_export` reads."""
@@ -49,6 +49,8 @@ class AiperfLoad:
     seed: int
     timeout_seconds: float
     api_key: str | None = None
+    arrivals: Arrivals | None = None
+    """None: closed loop."""
 
     @property
     def num_requests(self) -> int:
@@ -86,6 +88,13 @@ def body_fields(request: RequestSettings, seed: int) -> dict[str, object]:
     return fields | request.extra
 
 
+def arrival_words(arrivals: Arrivals | None) -> list[str]:
+    """AIPerf's options of an open loop."""
+    if arrivals is None:
+        return []
+    return ["--request-rate", f"{arrivals.request_rate:g}", "--arrival-pattern", arrivals.arrival_pattern]
+
+
 def command(program: Path, load: AiperfLoad, prompts: Path, tokenizer: Path, output: Path) -> list[str]:
     """AIPerf's command line; without the key, because other users may see the words."""
     return [
@@ -95,7 +104,7 @@ def command(program: Path, load: AiperfLoad, prompts: Path, tokenizer: Path, out
         "--streaming", "--use-server-token-count", "--tokenizer", str(tokenizer),
         "--custom-dataset-type", "multi-turn", "--input-file", str(prompts),
         "--dataset-sampling-strategy", "sequential", "--conversation-num", str(len(load.prompts)),
-        "--concurrency", str(load.concurrency), "--random-seed", str(load.seed),
+        "--concurrency", str(load.concurrency), *arrival_words(load.arrivals), "--random-seed", str(load.seed),
         "--extra-inputs", msgspec.json.encode(body_fields(load.request, load.seed)).decode(),
         "--request-timeout-seconds", str(load.timeout_seconds),
         "--no-gpu-telemetry", "--no-server-metrics", "--ui-type", "none",

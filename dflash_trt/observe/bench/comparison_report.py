@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from dflash_trt.api.acceptance import Acceptance
-from dflash_trt.observe.bench.records import BenchRun, RecordedAcceptance, RequestRow
+from dflash_trt.observe.bench.goodput import Goodput, Objectives, goodput, latencies
+from dflash_trt.observe.bench.records import BenchRun, Distribution, RecordedAcceptance, RequestRow
 from dflash_trt.observe.bench.run_directory import BASELINE, LoadedRun, MethodSeries, Workload, workloads
 from dflash_trt.observe.bench.speed_curve import (
     AtSpeed,
@@ -37,11 +38,15 @@ class MethodFigures(msgspec.Struct, frozen=True):
     rate: float | None
     """Tokens a second: of all users in a sweep, of one request in tasks."""
     speedup: MeasuredSpeedup | None
-    """Over plain decoding; None for itself."""
+    """Over the reference; None for itself."""
     tau_of_drafting_passes: float | None = None
     user_rate: float | None = None
     lost: int | None = None
     """Requests that failed or timed out."""
+    goodput: Goodput | None = None
+    """Where objectives are given."""
+    latencies: tuple[tuple[str, Distribution], ...] = ()
+    """In seconds, by title."""
 
 
 class ComparisonRow(msgspec.Struct, frozen=True):
@@ -60,8 +65,8 @@ class Average(msgspec.Struct, frozen=True):
     taus_of_drafting_passes: dict[str, float]
 
 
-def sweep(workload: Workload, seed: int) -> tuple[ComparisonRow, ...]:
-    """Every concurrency that some method was measured at; speed-ups of throughput where plain decoding was, too."""
+def sweep(workload: Workload, seed: int, objectives: Objectives | None = None) -> tuple[ComparisonRow, ...]:
+    """Every concurrency that some method was measured at; speed-ups of throughput where the reference was, too."""
     rows = []
     for concurrency in sorted({p.concurrency for series in workload.series for p in series.points}):
         by_method = {}
@@ -73,6 +78,7 @@ def sweep(workload: Workload, seed: int) -> tuple[ComparisonRow, ...]:
                     point.output_tokens_per_second / gpus_of(series, workload),
                     _sweep_speedup(workload, series, concurrency, seed), point.acceptance.tau_of_drafting_passes,
                     user.p50 if user else None, point.requests.failed + point.requests.timed_out,
+                    goodput(point, objectives) if objectives else None, tuple(latencies(point)),
                 )  # fmt: skip
         if by_method:
             rows.append(ComparisonRow(str(concurrency), concurrency, by_method))
@@ -80,16 +86,16 @@ def sweep(workload: Workload, seed: int) -> tuple[ComparisonRow, ...]:
 
 
 def _sweep_speedup(workload: Workload, series: MethodSeries, concurrency: int, seed: int) -> MeasuredSpeedup | None:
-    if series.name == BASELINE:
+    if series.name == workload.reference:
         return None
     baseline, point = workload.baseline(), series.at(concurrency)
     plain = baseline.at(concurrency) if baseline else None
     if baseline is None or plain is None or point is None:
-        return MeasuredSpeedup(None, why=f"plain decoding was not measured at concurrency {concurrency}")
+        return MeasuredSpeedup(None, why=f"{workload.reference_title} was not measured at concurrency {concurrency}")
     pairs = ((point, series), (plain, baseline))
     rates = [p.output_tokens_per_second / gpus_of(of, workload) for p, of in pairs]
     if not rates[1]:
-        return MeasuredSpeedup(None, why="plain decoding brought no token")
+        return MeasuredSpeedup(None, why=f"{workload.reference_title} brought no token")
     samples = [
         point_rates(p, seed, f"{of.name}/{p.category}/{concurrency}")[1] / gpus_of(of, workload) for p, of in pairs
     ]
@@ -106,26 +112,24 @@ def category_rows(
     whole: Workload | None, categories: Sequence[Workload], concurrency: int, seed: int
 ) -> tuple[ComparisonRow, ...]:
     """A row per category: from points of its own, or else from the requests of it among those on all prompts."""
-    rows = [_task_row(work.category or "", work.series, concurrency, seed) for work in categories]
+    rows = [_task_row(work.category or "", work, concurrency, seed) for work in categories]
     if not categories and whole is not None:
         points = [point for series in whole.series for point in series.points]
         names = {row.category for point in points for row in point.rows if row.category is not None}
-        rows = [_task_row(name, whole.series, concurrency, seed, category=name) for name in sorted(names)]
+        rows = [_task_row(name, whole, concurrency, seed, category=name) for name in sorted(names)]
     return tuple(row for row in rows if row.by_method)
 
 
 def data_set_row(workload: Workload, seed: int) -> ComparisonRow | None:
     """At the lowest concurrency that every method has; None where they share none."""
     matched = matched_concurrencies(workload)
-    return _task_row(workload.title, workload.series, matched[0], seed) if matched else None
+    return _task_row(workload.title, workload, matched[0], seed) if matched else None
 
 
-def _task_row(
-    name: str, series: Iterable[MethodSeries], concurrency: int, seed: int, category: str | None = None
-) -> ComparisonRow:
+def _task_row(name: str, workload: Workload, concurrency: int, seed: int, category: str | None = None) -> ComparisonRow:
     """With `category`, of its requests only."""
     requests: dict[str, tuple[tuple[RequestRow, ...], float | None]] = {}
-    for method in series:
+    for method in workload.series:
         point = method.at(concurrency)
         rows = () if point is None else tuple(row for row in point.rows if category in (None, row.category))
         if point is not None and rows:
@@ -134,8 +138,8 @@ def _task_row(
     by_method = {}
     for method_name, (rows, tau) in requests.items():
         speedup = None
-        if method_name != BASELINE:
-            speedup = _speedup(name, method_name, rows, requests.get(BASELINE, ((), None))[0], seed)
+        if method_name != workload.reference:
+            speedup = _speedup(name, method_name, rows, requests.get(workload.reference, ((), None))[0], workload, seed)
         by_method[method_name] = MethodFigures(request_rate(rows), speedup, tau)
     return ComparisonRow(name, concurrency, by_method)
 
@@ -147,18 +151,19 @@ def _tau_of_drafting_passes(rows: Sequence[RequestRow]) -> float | None:
 
 
 def _speedup(
-    name: str, method: str, rows: Sequence[RequestRow], plain: Sequence[RequestRow], seed: int
+    name: str, method: str, rows: Sequence[RequestRow], plain: Sequence[RequestRow], workload: Workload, seed: int
 ) -> MeasuredSpeedup:
     rate, plain_rate = request_rate(rows), request_rate(plain)
     if not plain_rate or rate is None:
-        return MeasuredSpeedup(None, why="plain decoding was not measured on it")
-    samples = request_rates(rows, seed, f"{method}/{name}") / request_rates(plain, seed, f"none/{name}")
+        return MeasuredSpeedup(None, why=f"{workload.reference_title} was not measured on it")
+    samples = request_rates(rows, seed, f"{method}/{name}")
+    samples = samples / request_rates(plain, seed, f"{workload.reference}/{name}")
     return MeasuredSpeedup(rate / plain_rate, interval(samples))
 
 
-def average(rows: Sequence[ComparisonRow], methods: Sequence[str]) -> Average | None:
+def average(rows: Sequence[ComparisonRow], methods: Sequence[str], reference: str = BASELINE) -> Average | None:
     """Over the rows in which every method has a speed-up; None where there is no such row, or a single one."""
-    compared = [method for method in methods if method != BASELINE]
+    compared = [method for method in methods if method != reference]
     whole = [row for row in rows if all(_factor(row, method) is not None for method in compared)]
     if len(whole) < 2:
         return None
@@ -193,6 +198,9 @@ class WorkloadReport(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     titles: dict[str, str]
     """Display titles by method."""
+    reference: str
+    reference_title: str
+    """In sentences."""
     per: str
     """"GPU", or "server" where not every run states its GPUs."""
     curves: tuple[SpeedCurve, ...]
@@ -225,22 +233,30 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[TaskReport, ...]
     methods: tuple[str, ...]
     titles: dict[str, str]
+    reference: str
+    objectives: dict[str, float]
 
 
 def report(
-    runs: Sequence[LoadedRun], seed: int, user_rates: Sequence[float] = (), concurrency: int | None = None
-) -> BenchReport:
-    """`user_rates` are those at which throughput is compared, round ones unless given; `concurrency`: of categories."""
-    measured = workloads(runs)
+    runs: Sequence[LoadedRun], seed: int, user_rates: Sequence[float] = (), concurrency: int | None = None, *,
+    reference: str = BASELINE, objectives: Objectives | None = None,
+) -> BenchReport:  # fmt: skip
+    """`user_rates` are those at which throughput is compared, round ones unless given; `concurrency`: of categories.
+
+    `reference` is the method that the others are compared with. Raises ConfigError where no run has it.
+    """
+    measured = workloads(runs, reference)
     series = {each.name: each for work in measured for each in work.series}
     return BenchReport(
         runs=tuple(RunFacts(loaded.directory.name, loaded.run) for loaded in runs),
         seed=seed,
         notes=notes(runs, measured),
-        workloads=tuple(_workload_report(w, seed, user_rates) for w in measured if _has_curve(w, measured)),
+        workloads=tuple(_workload_report(w, seed, user_rates, objectives) for w in measured if _has_curve(w, measured)),
         tasks=tuple(_tasks(measured, seed, concurrency)),
         methods=tuple(series),
         titles={name: each.title for name, each in series.items()},
+        reference=reference,
+        objectives=dict(objectives or {}),
     )
 
 
@@ -250,13 +266,16 @@ def _has_curve(work: Workload, measured: Sequence[Workload]) -> bool:
     return work.category is None or is_swept or len(measured) == 1
 
 
-def _workload_report(work: Workload, seed: int, user_rates: Sequence[float]) -> WorkloadReport:
+def _workload_report(
+    work: Workload, seed: int, user_rates: Sequence[float], objectives: Objectives | None
+) -> WorkloadReport:
     curves = tuple(curve(series, gpus_of(series, work)) for series in work.series)
     per = "server" if num_gpus(work) is None else "GPU"
     return WorkloadReport(
-        title=work.title, titles={series.name: series.title for series in work.series}, per=per, curves=curves,
+        title=work.title, titles={series.name: series.title for series in work.series},
+        reference=work.reference, reference_title=work.reference_title, per=per, curves=curves,
         ends=tuple(ends(each, per) for each in curves),
-        at_speeds=at_speeds(work, user_rates or speeds(curves), seed), sweep=sweep(work, seed),
+        at_speeds=at_speeds(work, user_rates or speeds(curves), seed), sweep=sweep(work, seed, objectives),
         acceptance=tuple(shares for series in work.series for shares in _shares(series)),
     )  # fmt: skip
 
@@ -282,7 +301,9 @@ def _tasks(measured: Sequence[Workload], seed: int, concurrency: int | None) -> 
         rows = () if chosen is None else category_rows(whole, categories, chosen, seed)
         if rows:
             methods = tuple(dict.fromkeys(series.name for work in of_set for series in work.series))
-            yield TaskReport(title=f"{name}, by category", rows=rows, average=average(rows, methods))
+            yield TaskReport(
+                title=f"{name}, by category", rows=rows, average=average(rows, methods, of_set[0].reference)
+            )
     rows = tuple(row for work in measured if work.category is None and (row := data_set_row(work, seed)))
     if rows:
         yield TaskReport(title="Data sets", rows=rows, average=None)
@@ -306,8 +327,8 @@ def _losses(runs: Sequence[LoadedRun]) -> Iterator[str]:
 
 def _workload_notes(work: Workload) -> Iterator[str]:
     if work.baseline() is None:
-        yield f"{work.title}: no method named {BASELINE!r}, so there are no speed-ups"
-    for field in ("request", "server", "num_gpus", "client"):
+        yield f"{work.title}: no method named {work.reference!r}, so there are no speed-ups; --reference names another"
+    for field in ("request", "arrivals", "server", "num_gpus", "client"):
         values = {msgspec.json.encode(getattr(series.run, field)) for series in work.series}
         if len(values) > 1:
             yield f"{work.title}: the runs differ in {field}: {', '.join(sorted(value.decode() for value in values))}"

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -26,7 +26,7 @@ from dflash_trt.files.processor import cpu_model
 from dflash_trt.files.read import read_bytes
 from dflash_trt.observe.bench.child_process import child_process
 from dflash_trt.observe.bench.prompt_list import PromptList, read_prompt_list
-from dflash_trt.observe.bench.records import BenchMethod, BenchRun, LoadMachine, RequestSettings, check_name
+from dflash_trt.observe.bench.records import Arrivals, BenchMethod, BenchRun, LoadMachine, RequestSettings, check_name
 from dflash_trt.observe.bench.run_directory import settings_warnings
 from dflash_trt.observe.endpoints.client import Client, read_api_key
 from dflash_trt.observe.endpoints.identify import identify
@@ -112,7 +112,8 @@ def design(
     *, endpoints: KeyValues, engine: Path | None, target: str | None, draft_length: str | None, dtype: str | None,
     prompts: str, split: str | None, categories: Sequence[str], pooled: bool, num_prompts: int | None,
     concurrency: tuple[int, ...], extra: KeyValues, overrides: KeyValues, model: str | None, api_key_file: Path | None,
-    request_timeout: float, seed: int, hardware: str | None, num_gpus: int | None, **request: Any,
+    request_timeout: float, seed: int, hardware: str | None, num_gpus: int | None,
+    request_rate: float | None, arrival_pattern: Literal["poisson", "constant"], **request: Any,
 ) -> Experiment:  # fmt: skip
     """The experiment that `bench run`'s options describe; `request` are fields of RequestSettings.
 
@@ -137,7 +138,9 @@ def design(
         versions={"dflash_trt": __version__, "python": platform.python_version()}, client=_load_machine(),
         server=hardware, num_gpus=num_gpus, prompt_set=chosen.record(is_pooled=pooled),
         request=msgspec.convert({**request, "extra": extra_fields(extra)}, RequestSettings),
-        concurrencies=concurrency, methods=tuple(server.method for server in servers),
+        concurrencies=concurrency,
+        arrivals=None if request_rate is None else Arrivals(request_rate=request_rate, arrival_pattern=arrival_pattern),
+        methods=tuple(server.method for server in servers),
     )  # fmt: skip
     run = msgspec.structs.replace(run, warnings=tuple(settings_warnings(run)))
     return Experiment(servers=servers, prompts=chosen, run=run, timeout_seconds=request_timeout, api_key=key)

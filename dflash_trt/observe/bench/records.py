@@ -52,6 +52,14 @@ class RequestSettings(BenchRecord, frozen=True, kw_only=True):
     """Further fields of each body: reasoning_effort, top_p."""
 
 
+class Arrivals(BenchRecord, frozen=True, kw_only=True):
+    """Open loop: requests begin at a rate, whatever the server answers, and a point's concurrency only bounds them."""
+
+    request_rate: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+    """Requests a second."""
+    arrival_pattern: Literal["poisson", "constant"] = "poisson"
+
+
 class BenchMethod(BenchRecord, frozen=True, kw_only=True):
     name: str
     url: str
@@ -79,6 +87,8 @@ class BenchRun(BenchRecord, frozen=True, kw_only=True):
     prompt_set: PromptSet
     request: RequestSettings
     concurrencies: tuple[Positive, ...]
+    arrivals: Arrivals | None = None
+    """None: closed loop, with as many requests at once as a point's concurrency says."""
     methods: tuple[BenchMethod, ...]
     warnings: tuple[str, ...] = ()
 

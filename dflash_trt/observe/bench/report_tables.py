@@ -9,16 +9,23 @@ import msgspec
 
 from dflash_trt.files.command import command_line
 from dflash_trt.observe.bench.comparison_report import BenchReport, ComparisonRow, TaskReport, WorkloadReport
+from dflash_trt.observe.bench.goodput import Objectives, in_words
 from dflash_trt.observe.bench.records import BenchPoint, BenchRun, Distribution
-from dflash_trt.observe.bench.run_directory import BASELINE
+from dflash_trt.observe.bench.run_directory import reference_title
 from dflash_trt.observe.bench.speed_curve import AtSpeed, MeasuredSpeedup, SpeedCurve
+from dflash_trt.observe.bench.speed_verdict import verdicts
 from dflash_trt.observe.pages.page_templates import Table
-from dflash_trt.observe.plots.curves import Plot, PlotCurve, PlotPoint, styles
+from dflash_trt.observe.plots.curves import TITLES, Plot, PlotCurve, PlotPoint, styles
 
 IF_ANY = ("lost", "cut")
 """Columns that are left out if all their cells are 0."""
 NONE = "-"
 TAU = "tau of drafting passes"
+
+
+def title_of(method: str) -> str:
+    """In tables."""
+    return TITLES.get(method, method)
 
 
 def title(report: BenchReport) -> str:
@@ -41,7 +48,7 @@ def workload_plot(report: BenchReport, work: WorkloadReport) -> Plot:
 
 def speed_table(work: WorkloadReport) -> Table:
     """Throughput where each user gets a speed, between measured points."""
-    compared = [curve.name for curve in work.curves if curve.name != BASELINE]
+    compared = [curve.name for curve in work.curves if curve.name != work.reference]
     columns = ("tokens/s/user", *(curve.title for curve in work.curves))
     rows = [
         (f"{at.user_rate:,g}", *(_reached(curve, at) for curve in work.curves),
@@ -50,8 +57,8 @@ def speed_table(work: WorkloadReport) -> Table:
     ]  # fmt: skip
     return Table(
         title=f"Tokens/s per {work.per} at equal speed of a user: {work.title}",
-        columns=columns + tuple(f"{work.titles[name]} / plain" for name in compared), rows=tuple(rows),
-        num_text_columns=0,
+        columns=columns + tuple(f"{work.titles[name]} / {title_of(work.reference)}" for name in compared),
+        rows=tuple(rows), num_text_columns=0,
     )  # fmt: skip
 
 
@@ -66,57 +73,98 @@ def reasons_of(at_speeds: Sequence[AtSpeed]) -> tuple[str, ...]:
 
 
 def sweep_table(work: WorkloadReport) -> Table:
+    columns = ("concurrency", "method", f"tokens/s/{work.per}", "tokens/s/user", f"x {title_of(work.reference)}", TAU)
+    has_lost = any(measured.lost for line in work.sweep for measured in line.by_method.values())
     rows = []
     for line in work.sweep:
         for name, measured in line.by_method.items():
             rates = (_rate(measured.rate), _rate(measured.user_rate))
-            factor = "" if name == BASELINE else factor_text(measured.speedup)
-            rows.append(
-                (
-                    line.name,
-                    work.titles[name],
-                    *rates,
-                    factor,
-                    _tau(measured.tau_of_drafting_passes),
-                    str(measured.lost),
-                )
-            )
+            factor = "" if name == work.reference else factor_text(measured.speedup)
+            lost = (str(measured.lost),) if has_lost else ()
+            rows.append((line.name, work.titles[name], *rates, factor, _tau(measured.tau_of_drafting_passes), *lost))
     return Table(
         title=f"At equal concurrency: {work.title}", rows=tuple(rows), num_text_columns=2,
-        columns=("concurrency", "method", f"tokens/s/{work.per}", "tokens/s/user", "x plain", TAU, "lost"),
+        columns=columns + (("lost",) if has_lost else ()),
     )  # fmt: skip
 
 
-def acceptance_table(work: WorkloadReport) -> Table:
-    """Counts, and the share of drafting passes in which the draft at position 1, 2, ... was accepted."""
-    most = max((len(line.shares) for line in work.acceptance), default=0)
+def drafts_table(work: WorkloadReport) -> Table:
+    """Counts of drafts; a column says where they are from unless all are from one source."""
+    sources = dict.fromkeys(line.acceptance.source for line in work.acceptance)
+    is_mixed = len(sources) > 1
     rows = []
     for line in work.acceptance:
-        counts = line.acceptance.counts
+        counts, source = line.acceptance.counts, (line.acceptance.source,) if is_mixed else ()
         numbers = (None,) * 3 if counts is None else (counts.drafting_passes, counts.proposed, counts.accepted)
-        shares = [f"{share:.0%}" for share in line.shares]
         rows.append(
-            (work.titles[line.method], line.acceptance.source, str(line.concurrency),
+            (work.titles[line.method], *source, str(line.concurrency),
              *(NONE if count is None else f"{count:,}" for count in numbers),
-             _tau(line.acceptance.tau_of_drafting_passes),
-             *shares, *[NONE] * (most - len(shares)))
+             _tau(line.acceptance.tau_of_drafting_passes))
         )  # fmt: skip
     return Table(
-        title=f"Acceptance by position: {work.title}", rows=tuple(rows), num_text_columns=2,
-        columns=("method", "source", "concurrency", "drafting passes", "proposed", "accepted", TAU,
-                 *map(str, range(1, most + 1))),
+        title=f"Drafts{'' if is_mixed else f' ({next(iter(sources))})'}: {work.title}", rows=tuple(rows),
+        columns=("method", *(("source",) if is_mixed else ()), "concurrency", "drafting passes", "proposed", "accepted",
+                 TAU), num_text_columns=1 + is_mixed,
     )  # fmt: skip
+
+
+def position_tables(work: WorkloadReport) -> Iterator[Table]:
+    """The share of drafting passes in which the draft at position 1, 2, ... was accepted: a table for each method."""
+    for method in dict.fromkeys(line.method for line in work.acceptance if line.shares):
+        lines = [line for line in work.acceptance if line.method == method and line.shares]
+        most = max(len(line.shares) for line in lines)
+        shares = [[f"{share:.0%}" for share in line.shares] + [NONE] * (most - len(line.shares)) for line in lines]
+        yield Table(
+            title=f"Acceptance by position, {work.titles[method]}: {work.title}", num_text_columns=0,
+            columns=("position", *(f"at {line.concurrency}" for line in lines)),
+            rows=tuple((str(position), *cells) for position, cells in enumerate(zip(*shares, strict=True), 1)),
+        )  # fmt: skip
+
+
+def latency_tables(work: WorkloadReport) -> Iterator[Table]:
+    """Percentiles: a table for each latency that was measured."""
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for line in work.sweep:
+        for name, measured in line.by_method.items():
+            for title, d in measured.latencies:
+                cells = (_milliseconds(value) for value in (d.p50, d.p90, d.p99))
+                found.setdefault(title, []).append((line.name, work.titles[name], *cells))
+    for title, rows in found.items():
+        columns = ("concurrency", "method", "p50", "p90", "p99")
+        yield Table(title=f"{title}, ms: {work.title}", columns=columns, rows=tuple(rows), num_text_columns=2)
+
+
+def goodput_table(work: WorkloadReport, objectives: Objectives) -> Table:
+    """Requests that met all objectives."""
+    rows = [
+        (line.name, work.titles[name], f"{found.per_second:.2f}", f"{found.good / max(1, found.sent):.0%}")
+        for line in work.sweep for name, measured in line.by_method.items() if (found := measured.goodput) is not None
+    ]  # fmt: skip
+    return Table(
+        title=f"Goodput, {in_words(objectives)}: {work.title}", rows=tuple(rows), num_text_columns=2,
+        columns=("concurrency", "method", "good requests/s", "share of those sent"),
+    )  # fmt: skip
+
+
+def over(report: BenchReport) -> str:
+    """What speed-ups are relative to."""
+    return reference_title(report.reference)
+
+
+def verdict(report: BenchReport) -> tuple[str, ...]:
+    """The first lines of a report."""
+    return tuple(line for work in report.workloads for line in verdicts(work))
 
 
 def task_table(report: BenchReport, task: TaskReport) -> Table:
     """Tokens/s of one request, speed-up and tau of each method."""
-    compared = [name for name in report.methods if name != BASELINE]
-    columns: tuple[str, ...] = ("task", "concurrency", "plain, tokens/s")
+    compared = [name for name in report.methods if name != report.reference]
+    columns: tuple[str, ...] = ("task", "concurrency", f"{title_of(report.reference)}, tokens/s")
     for name in compared:
         columns += (f"{report.titles[name]}, tokens/s", "speed-up", TAU)
     rows = []
     for row in task.rows:
-        cells = [row.name, str(row.concurrency), *_task_cells(row, BASELINE)[:1]]
+        cells = [row.name, str(row.concurrency), *_task_cells(row, report.reference)[:1]]
         rows.append((*cells, *(cell for name in compared for cell in _task_cells(row, name))))
     if (mean := task.average) is not None:
         name = "average" if mean.num_rows == len(task.rows) else f"average of {mean.num_rows}"
@@ -149,6 +197,7 @@ def run_facts(run: BenchRun) -> Iterator[str]:
         f"requests: {request.template}, {thinking}temperature {request.temperature:g}, up to {request.max_tokens}"
         f" tokens, {ended}"
     )
+    yield f"load: {load_text(run)}"
     for m in run.methods:
         overrides = f", with {m.overrides}" if m.overrides else ""
         yield f"{m.name}: {m.model} at {m.url}, {m.runtime} {m.runtime_version or '(version unknown)'}{overrides}"
@@ -157,12 +206,24 @@ def run_facts(run: BenchRun) -> Iterator[str]:
     yield f"seed: {run.seed}"
 
 
+def load_text(run: BenchRun) -> str:
+    """Closed or open loop, in words."""
+    if run.arrivals is None:
+        return "closed loop: the next request begins when one ends"
+    pattern, rate = run.arrivals.arrival_pattern, run.arrivals.request_rate
+    return f"open loop: {rate:g} requests/s, {pattern}, at most as many at once as the concurrency"
+
+
 def factor_text(factor: MeasuredSpeedup | None) -> str:
     """3.1x (2.9-3.3), or a dash."""
     if factor is None or factor.value is None:
         return NONE
     spread = "" if factor.interval is None else f" ({factor.interval[0]:.2f}-{factor.interval[1]:.2f})"
     return f"{factor.value:.2f}x{spread}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:,.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.1f}"
 
 
 def _reached(curve: SpeedCurve, at: AtSpeed) -> str:
@@ -190,6 +251,7 @@ def experiment_tables(run: BenchRun) -> Iterator[Table]:
         ("prompts", f"{run.prompt_set.num_prompts} of {run.prompt_set.name}"),
         ("categories", ", ".join(run.prompt_set.categories) or "-"),
         ("concurrency", ", ".join(map(str, run.concurrencies))),
+        ("load", load_text(run)),
         ("points", str(len(run.methods) * max(1, len(run.prompt_set.categories)) * len(run.concurrencies))),
         *((f"request {key}", _text(value)) for key, value in msgspec.to_builtins(run.request).items()),
         *(("warning", warning) for warning in run.warnings),

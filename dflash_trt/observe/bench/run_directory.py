@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.errors import ConfigError
+from dflash_trt.errors import ConfigError, shown
 from dflash_trt.files.json_file import read_json
 from dflash_trt.files.read import open_file
 from dflash_trt.files.write import OutputKind, new_file
@@ -23,7 +23,7 @@ from dflash_trt.observe.plots.curves import TITLES
 BASELINE = "none"
 
 RUN_FILE = "run.json"
-SETTINGS = ("seed", "server", "num_gpus", "concurrencies")
+SETTINGS = ("seed", "server", "num_gpus", "concurrencies", "arrivals")
 VERSIONS = ("dflash_trt", "aiperf")
 """Versions whose change makes another run, as settings, prompts and methods do."""
 OTHER_RUN = "give another -o, or the settings with which it was begun"
@@ -108,7 +108,8 @@ def settings_warnings(run: BenchRun) -> Iterator[str]:
     if len(models := {method.model for method in run.methods}) > 1:
         yield f"the methods serve models of different names: {', '.join(sorted(models))}"
     num_prompts = run.prompt_set.num_prompts // max(1, len(run.prompt_set.categories))
-    if unreached := [value for value in run.concurrencies if value > num_prompts]:
+    is_open = run.arrivals is not None  # its concurrency is a bound
+    if not is_open and (unreached := [value for value in run.concurrencies if value > num_prompts]):
         yield (
             f"about {num_prompts} prompts a point never keep {', '.join(map(str, unreached))} requests going:"
             " --num-prompts repeats them"
@@ -173,17 +174,28 @@ class Workload(msgspec.Struct, frozen=True):
     prompt_set: str
     category: str | None
     series: tuple[MethodSeries, ...]
+    reference: str = BASELINE
+    """Method that the others are compared with."""
 
     @property
     def title(self) -> str:
         return self.prompt_set if self.category is None else f"{self.prompt_set}, {self.category}"
 
+    @property
+    def reference_title(self) -> str:
+        return reference_title(self.reference)
+
     def baseline(self) -> MethodSeries | None:
-        """Plain decoding, if it was measured."""
-        return next((series for series in self.series if series.name == BASELINE), None)
+        """The reference, if it was measured."""
+        return next((series for series in self.series if series.name == self.reference), None)
 
     def compared(self) -> tuple[MethodSeries, ...]:
-        return tuple(series for series in self.series if series.name != BASELINE)
+        return tuple(series for series in self.series if series.name != self.reference)
+
+
+def reference_title(name: str) -> str:
+    """What a method is called in sentences."""
+    return "plain decoding" if name == BASELINE else TITLES.get(name, name)
 
 
 def load_runs(directories: Sequence[Path]) -> tuple[LoadedRun, ...]:
@@ -201,16 +213,22 @@ def load_runs(directories: Sequence[Path]) -> tuple[LoadedRun, ...]:
     return tuple(loaded)
 
 
-def workloads(runs: Sequence[LoadedRun]) -> tuple[Workload, ...]:
-    """Every set of prompts as a whole, then its categories, where there is a point; runs of one set are merged."""
+def workloads(runs: Sequence[LoadedRun], reference: str = BASELINE) -> tuple[Workload, ...]:
+    """Every set of prompts as a whole, then its categories, where there is a point; runs of one set are merged.
+
+    Raises ConfigError for a `reference` other than plain decoding that no run has.
+    """
+    names = dict.fromkeys(method.name for loaded in runs for method in loaded.run.methods)
+    if reference not in (BASELINE, *names):
+        raise ConfigError(f"--reference: expected one of {', '.join(names)}, found {shown(reference)}")
     result = []
     for key in dict.fromkeys(_key(run) for run in runs):
         of_set = [run for run in runs if _key(run) == key]
         categories = dict.fromkeys(category for loaded in of_set for category in loaded.run.prompt_set.categories)
         for category in (None, *categories):
-            series = _series(of_set, category)
+            series = _series(of_set, category, reference)
             if series:
-                result.append(Workload(key[0], category, series))
+                result.append(Workload(key[0], category, series, reference))
     return tuple(result)
 
 
@@ -218,7 +236,7 @@ def _key(loaded: LoadedRun) -> tuple[str, str]:
     return loaded.run.prompt_set.name, loaded.run.prompt_set.sha256
 
 
-def _series(runs: Sequence[LoadedRun], category: str | None) -> tuple[MethodSeries, ...]:
+def _series(runs: Sequence[LoadedRun], category: str | None, reference: str) -> tuple[MethodSeries, ...]:
     names = Counter(method.name for loaded in runs for method in loaded.run.methods)
     series: list[MethodSeries] = []
     for loaded in runs:
@@ -227,7 +245,7 @@ def _series(runs: Sequence[LoadedRun], category: str | None) -> tuple[MethodSeri
             if points:
                 is_first = not any(earlier.method.name == method.name for earlier in series)
                 name = method.name
-                if names[name] > 1 and not (name == BASELINE and is_first):
+                if names[name] > 1 and not (name == reference and is_first):
                     name = f"{TITLES.get(name, name)} ({loaded.directory.name})"
                 ordered = tuple(sorted(points, key=lambda p: p.concurrency))
                 series.append(MethodSeries(name, loaded.run, method, ordered))

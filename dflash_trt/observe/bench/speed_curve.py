@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_trt.observe.bench.records import BenchPoint, RequestRow
-from dflash_trt.observe.bench.run_directory import BASELINE, MethodSeries, Workload
+from dflash_trt.observe.bench.run_directory import MethodSeries, Workload
 from dflash_trt.observe.plots.curves import frontier, rate_between
 
 ROUND = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
@@ -108,7 +108,7 @@ class AtSpeed(msgspec.Struct, frozen=True):
     gpu_rates: dict[str, float | None]
     """Between measured points; None where a curve does not reach it."""
     factors: dict[str, MeasuredSpeedup]
-    """Over plain decoding."""
+    """Over the reference."""
 
 
 def num_gpus(workload: Workload) -> int | None:
@@ -155,7 +155,7 @@ def _round_speeds(low: float, high: float, parts: int) -> set[float]:
 
 
 def at_speeds(workload: Workload, user_rates: Sequence[float], seed: int) -> tuple[AtSpeed, ...]:
-    """Every method at those speeds of a user, and its factor over plain decoding."""
+    """Every method at those speeds of a user, and its factor over the reference."""
     curves = {series.name: curve(series, gpus_of(series, workload)) for series in workload.series}
     draws = {series.name: _resampled_fronts(workload, series, seed) for series in workload.series}
     return tuple(_at_speed(workload, curves, draws, user_rate) for user_rate in user_rates)
@@ -167,16 +167,17 @@ def _at_speed(
     rates = {name: rate_between(line.front, user_rate) for name, line in curves.items()}
     factors = {}
     for series in workload.compared():
-        rate, plain_rate = rates[series.name], rates.get(BASELINE)
-        if BASELINE not in curves:
-            factors[series.name] = MeasuredSpeedup(None, why="plain decoding was not measured")
+        reference = workload.reference
+        rate, plain_rate = rates[series.name], rates.get(reference)
+        if reference not in curves:
+            factors[series.name] = MeasuredSpeedup(None, why=f"{workload.reference_title} was not measured")
         elif rate is None or plain_rate is None:
-            missing = [curves[name] for name in (series.name, BASELINE) if rates[name] is None]
+            missing = [curves[name] for name in (series.name, reference) if rates[name] is None]
             factors[series.name] = MeasuredSpeedup(
                 None, why="; ".join(_does_not_reach(line, user_rate) for line in missing)
             )
         else:
-            samples = [_rates_between(draws[name], user_rate) for name in (series.name, BASELINE)]
+            samples = [_rates_between(draws[name], user_rate) for name in (series.name, reference)]
             factors[series.name] = MeasuredSpeedup(rate / plain_rate, interval(samples[0] / samples[1]))
     return AtSpeed(user_rate, rates, factors)
 

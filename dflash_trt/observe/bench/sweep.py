@@ -96,7 +96,7 @@ class Sweep:
         load = AiperfLoad(
             url=client.url, model=runtime.model, prompts=self.experiment.prompts.of(point.category), request=request,
             concurrency=point.concurrency, seed=self.run.seed, timeout_seconds=self.experiment.timeout_seconds,
-            api_key=self.experiment.api_key,
+            api_key=self.experiment.api_key, arrivals=self.run.arrivals,
         )  # fmt: skip
         file = point_file(self.directory, point.method, point.category, point.concurrency)
         with acceptance_during(meter(client, runtime)) as end:

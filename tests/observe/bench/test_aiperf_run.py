@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from dflash_trt.observe.bench.aiperf_export import measured_point, read_export, 
 from dflash_trt.observe.bench.aiperf_run import VERSION, AiperfLoad, body_fields, command, find_aiperf, run_load
 from dflash_trt.observe.bench.child_process import child_process
 from dflash_trt.observe.bench.data_sets import Conversation, PromptTurn
-from dflash_trt.observe.bench.records import BenchPoint, RequestSettings
+from dflash_trt.observe.bench.records import Arrivals, BenchPoint, RequestSettings
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting
 from tests.observe.bench.aiperf_samples import Json, record, write_export
 
@@ -212,6 +213,11 @@ def test_what_it_is_asked() -> None:
     assert words[words.index("--conversation-num") + 1] == "1"
     assert json.loads(words[words.index("--extra-inputs") + 1]) == {"max_tokens": 64, "temperature": 0.0}
     assert LOAD.num_requests == 2
+    assert "--request-rate" not in words
+    arrivals = Arrivals(request_rate=2.5, arrival_pattern="constant")
+    words = command(Path("aiperf"), replace(LOAD, arrivals=arrivals), Path("p"), Path("t"), Path("o"))
+    start = words.index("--concurrency")
+    assert words[start + 2 : start + 6] == ["--request-rate", "2.5", "--arrival-pattern", "constant"]
 
 
 def test_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

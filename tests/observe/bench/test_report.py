@@ -289,7 +289,9 @@ def test_everything_is_written_and_stands_alone(written: Path) -> None:
     assert "* 200: EAGLE-3 does not reach it: its fastest point is 150 tokens/s/user at concurrency 1; plain" in text
     assert "* DFlash: from 300 tokens/s/user, 240.0 tokens/s/server (concurrency 1) to 80 tokens/s/user, 400.0" in text
     assert "| 4 | DFlash | 400 | 80.0 | 2.00x (2.00-2.00) | - | 1 |" in text
-    assert "| DFlash | counters | 1 | 10 | 30 | 18 | 2.80 | 80% | 50% | 50% |" in text
+    assert "### Drafts (counters): ours\n" in text
+    assert "| DFlash | 1 | 10 | 30 | 18 | 2.80 |" in text
+    assert "| position | at 1 |\n| ---: | ---: |\n| 1 | 80% |\n| 2 | 50% |\n| 3 | 50% |\n" in text
     assert "monday: dflash, concurrency 4: 1 of 5 requests failed or timed out and are in no rate: HTTP 500 (1)" in text
     facts = ("a CPU, 2 cores, 8 GiB", "dflash_trt 0.1.0", "dflash-trt bench run", "seed: 7", "server: not stated")
     for name in ("report.md", "report.html"):
@@ -347,8 +349,8 @@ def test_without_plain_decoding_the_report_says_so(tmp_path: Path) -> None:
     write_run(tmp_path, samples.run("dflash"))
     write_point(tmp_path, samples.point("dflash", 1, 100, 80))
     found = report(load_runs([tmp_path]), seed=7)
-    assert found.notes == ("ours: no method named 'none', so there are no speed-ups",)
-    assert "| 1 | DFlash | 80.0 | 100 | - | - | 0 |" in render_report(found, "markdown")
+    assert found.notes == ("ours: no method named 'none', so there are no speed-ups; --reference names another",)
+    assert "| 1 | DFlash | 80.0 | 100 | - | - |" in render_report(found, "markdown")
 
 
 def test_categories_measured_one_by_one_are_table_1_with_its_average_and_no_data_set(tmp_path: Path) -> None:

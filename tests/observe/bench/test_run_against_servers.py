@@ -23,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.errors import DFlashError, MissingDependencyError
 from dflash_trt.observe.bench.aiperf_run import find_aiperf
+from dflash_trt.observe.bench.records import Arrivals
 from dflash_trt.observe.bench.run_directory import read_points, read_run
 from dflash_trt.observe.endpoints.observed_acceptance import MetricsPage
 from tests.cli.commands import run_here
@@ -195,6 +196,22 @@ def test_every_figure_is_the_servers_own(
     tokens = later["vllm:generation_tokens_total"] - kept["vllm:generation_tokens_total"]
     assert tokens == points[3].output_tokens + 8  # that point and a warm-up: the others are kept
     assert "prose" in capsys.readouterr().out
+
+
+def test_an_open_loop_begins_requests_at_its_rate(shared: Live, aiperf: Path, prompts: Path, tmp_path: Path) -> None:
+    run_here(
+        "bench", "run", "--endpoint", f"dflash={shared.url}", "--prompts", prompts, "--pooled", "--concurrency", "64",
+        "--request-rate", "4", "--arrival-pattern", "constant", "--max-tokens", "4", "--aiperf", aiperf,
+        "-o", tmp_path / "run",
+    )  # fmt: skip
+    begun = read_run(tmp_path / "run")
+    assert begun.arrivals == Arrivals(request_rate=4, arrival_pattern="constant")
+    assert begun.warnings == ()
+    records = (tmp_path / "run/points/dflash/aiperf/c64/profile_export.jsonl").read_text().splitlines()
+    starts = sorted(json.loads(line)["metadata"]["request_start_ns"] / 1e9 for line in records)
+    first = [start for start in starts if start - starts[0] < 0.9]
+    assert len(starts) >= 6
+    assert len(first) == 4, starts  # 0, 0.25, 0.5 and 0.75 s; a second turn begins when its first has ended
 
 
 def test_what_fails_is_counted(shared: Live, aiperf: Path, tmp_path: Path) -> None:
