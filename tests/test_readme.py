@@ -81,10 +81,14 @@ def test_swapping_eagle3(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_quantise_path(tmp_path: Path) -> None:
-    """NVFP4 costs about what README says."""
-    said = run_script(path_of_the_readme("Check or quantise my draft"), tmp_path)
+    """README's path begins the page; NVFP4 costs about what README says, and a searched recipe keeps its budget."""
+    scripts = FENCE.findall((REPOSITORY / "docs" / "own_draft.md").read_text().replace("\n    ", "\n"))
+    assert scripts[0] == path_of_the_readme("Check or quantise my draft")
+    assert len(scripts) == 3
+    said = run_script("".join(scripts), tmp_path)
     (loss,) = re.findall(r"tau loss\W+([0-9.]+)%", said)
     assert 6 < float(loss) < 10
+    assert {"quantised", "recovered"} <= {path.name for path in tmp_path.iterdir()}
 
 
 @pytest.mark.full
