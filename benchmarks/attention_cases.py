@@ -17,6 +17,7 @@ LAYERS = 8  # of both drafters
 PAGE = 64  # rows of a page for peers that read pages; what a slot has room for is a multiple of it
 BATCHES = (1, 4, 16, 64)
 CONTEXTS = (512, 4096, 32768, 131072 - PAGE)  # a slot, with the block behind its context, holds 131,072 rows at most
+BORDERS = (1024, 2048)  # where the kernel of short contexts may cease to be the fastest
 DRAFTERS = {"gpt-oss": GPT_OSS, "Qwen3-8B": QWEN3_8B}
 
 
@@ -25,11 +26,12 @@ def cases() -> dict[str, list[Case]]:
     tables: dict[str, list[Case]] = {}
     for (name, draft), cache in product(DRAFTERS.items(), (BF16, FP8)):
         whole = [(context,) * batch for batch, context in product(BATCHES, CONTEXTS)]
+        whole += [(context,) * batch for batch, context in product((1, 64), BORDERS)]
         tables[title(name, draft, cache)] = [
             make(draft, cache, lengths) for lengths in (*whole, ragged(16), ragged(64))
         ]
         rank = replace(draft, N=draft.N // draft.G, G=1)
-        shared = [(4096,) * batch for batch in BATCHES] + [(32768,)]
+        shared = [(4096,) * batch for batch in BATCHES] + [(512,), (32768,)]
         heading = title(f"{name}, a rank of {draft.G}", rank, cache)
         tables[heading] = [make(rank, cache, lengths) for lengths in shared]
     return tables

@@ -37,6 +37,8 @@ from tools.count_kernel import GPUS
 
 COPY_BYTES = 2**30
 OURS = "dflash-trt"
+SHORT_ROWS = 4096
+"""Up to which the kernel of short contexts is measured; where its border lies is to be seen."""
 PEAKS = {"H100 80GB HBM3": 3.35e12, "H100 PCIe": 2.0e12} | {gpu.name: gpu.terabytes * 1e12 for gpu in GPUS}
 COLUMNS = ["B x context", "MB", "way", "us a layer", "GB/s", "of copy", "of peak", "ours is faster by", "off by"]
 
@@ -91,6 +93,14 @@ def our_calls(inputs: Inputs, kernel: str = "best") -> list[Call]:
     return calls
 
 
+def other_kernels(case: Case) -> Iterator[str]:
+    """Kernels that the GPU has beside the one that it takes."""
+    if torch.cuda.get_device_capability()[0] == 9:
+        yield "mma"
+    if case.D in (64, 128) and max(case.context_lengths) <= SHORT_ROWS:
+        yield "short"
+
+
 def difference(output: torch.Tensor, ours: torch.Tensor) -> float:
     return ((output.reshape(-1).float() - ours.reshape(-1).float()).abs().max() / ours.float().abs().max()).item()
 
@@ -114,11 +124,11 @@ def measure(case: Case, peers: Sequence[Peer], copy: float, peak: float | None, 
         return [*begin, name, f"{time * 1e6:.1f}", f"{rate / 1e9:.0f}", f"{rate / copy:.0%}", share, by, off]
 
     yield row(OURS, ours, "", "")
-    if torch.cuda.get_device_capability()[0] == 9:  # which has two kernels
-        calls = our_calls(inputs, "mma")
+    for kernel in other_kernels(case):
+        calls = our_calls(inputs, kernel)
         off = difference(calls[0](), output)
         time = each_layer(calls, runs)
-        yield row(f"{OURS}, mma", time, f"{time / ours:.2f}", f"{off:.3f}")
+        yield row(f"{OURS}, {kernel}", time, f"{time / ours:.2f}", f"{off:.3f}")
     for peer in peers:
         if peer.refusal(case, torch.cuda.get_device_capability()):
             continue

@@ -9,7 +9,9 @@ GPU would read the cache if one thing alone held it up and everything else were 
   MMA    mma.m16n8k16 or wgmma at the rate below; MUFU: exp2 at 16 results a clock and SM (32 on 10.3)
   shared 128 bytes a clock and SM: copies, ldmatrix, stmatrix and wgmma's right operands, bank conflicts included
 
-For sm_90a both kernels are counted: attention.cuh (mma) and, where it is compiled for the call, wgmma_attention.cuh.
+The general kernel (mma) is counted, and where they are compiled for the call that of short contexts (short) and
+sm_90a's (wgmma). Of each, one request of 512 context rows: the instructions that a warp of team 0 issues from beginning
+to end at least, and how many different ones, which are the code that the SM has to fetch once (tools/sass.py).
 
 No ceiling is a measurement: latency and the other warps' work come on top. Clocks are boost clocks.
 Prints tables, asserts nothing.
@@ -36,12 +38,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from dflash_trt.cli.output import print_table
 from tests.paths import REPOSITORY
 from tests.plugins.cases import BF16, FP8, GPT_OSS, QWEN3_8B, SHORT, Case, wgmma_rows
-from tools.sass import PIPES, cheapest_round, parse, pipe
+from tools.sass import PIPES, cheapest_path, cheapest_round, parse, pipe
 
 PLUGINS = REPOSITORY / "plugins"
 SM_REGISTERS = 65536
 SHARED_BYTES_PER_CLOCK = 128
 RESERVED_SHARED_BYTES = 1024  # of every CTA
+SHORT_CONTEXT = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +87,13 @@ template __global__ void wgmma_attention<{D}, {rows}, BF16, {bytes}>(
     const __grid_constant__ Params, const __grid_constant__ LaunchConfig);
 }}
 """
+SHORT_KERNEL = """
+#include "kv_injection_attention/kernel/attention.cuh"
+namespace dflash::kv_injection {{
+template __global__ void short_attention<{D}, BF16, {bytes}>(
+    const __grid_constant__ Params, const __grid_constant__ LaunchConfig);
+}}
+"""
 KERNEL = """
 #include "kv_injection_attention/kernel/attention.cuh"
 namespace dflash::kv_injection {{
@@ -101,11 +111,16 @@ int main() {{
   p.batch = p.slots = p.layers = 1;
   p.block = {S}; p.num_heads = {N}; p.num_kv_heads = {G}; p.head_dim = {D}; p.max_pages = 1;
   p.block_dtype = DType::kBF16; p.cache_dtype = {cache};
-  const LaunchConfig config = {wgmma} ? make_wgmma_launch_config(p, 132) : make_launch_config(p, 264);
+  const bool is_short = {short};
+  const LaunchConfig config = {wgmma}    ? make_wgmma_launch_config(p, 132)
+                              : is_short ? make_short_launch_config(p, 132, kWgmmaShared)
+                                         : make_launch_config(p, 264);
   const int stages = {wgmma} ? wgmma_stages({D}, {itemsize}) : num_stages({D}, {itemsize});
   const int step = {wgmma} ? kWgmmaKeys : step_keys({D}, {itemsize});
-  std::printf("%d %d %d %d %d %d %d", config.tile_rows, config.row_groups, config.teams, stages, config.shared_bytes,
-              step, warp_tiles(p.head_dim));
+  const int units = {context} / kUnitKeys, parts = is_short ? 1 : worthwhile_ranges(config, units);
+  const int ctas = units - units / parts <= config.combine_cost ? 1 : parts;  // as Schedule has it
+  std::printf("%d %d %d %d %d %d %d %d", config.tile_rows, config.row_groups, config.teams, stages, config.shared_bytes,
+              step, is_short ? 1 : warp_tiles(p.head_dim), ctas);
   using Rows = StoredRows<{D} * {itemsize}>;
   constexpr int vectors = {D} * {itemsize} / 16;
   int read[8] = {{}}, written[8] = {{}};  // lanes of eight, by the bank group of their 16 bytes
@@ -129,9 +144,19 @@ class LaunchConfig:
     shared_bytes: int
     step_keys: int
     warp_tiles: int
+    parts: int
+    """CTAs that share one request of SHORT_CONTEXT rows and a kv head."""
     # Wavefronts beyond one that eight lanes of 16 bytes take: ldmatrix on a step's rows, and copies that write them.
     read_conflicts: int
     write_conflicts: int
+
+
+@dataclass(frozen=True)
+class ShortCall:
+    """Instructions on a warp's path through a call of one request with SHORT_CONTEXT rows."""
+
+    issued: int
+    different: int
 
 
 @dataclass(frozen=True)
@@ -145,6 +170,7 @@ class Count:
     registers: int
     code_bytes: int  # of the whole kernel, padding included
     opcodes: Counter[str]
+    short_call: ShortCall
 
     @property
     def step_bytes(self) -> int:
@@ -204,13 +230,13 @@ def run(*command: str) -> str:
     return result.stdout + result.stderr
 
 
-def make_launch_config(case: Case, wgmma: bool, directory: Path) -> LaunchConfig:
+def make_launch_config(case: Case, kernel: str, directory: Path) -> LaunchConfig:
     source, program = directory / "config.cpp", directory / "config"
     cache = "DType::kF8E4M3" if case.cache_dtype is FP8 else "DType::kBF16"
     source.write_text(
         PRINT_LAUNCH_CONFIG.format(
             S=case.S, N=case.N, G=case.G, D=case.D, cache=cache, itemsize=case.cache_dtype.itemsize,
-            wgmma=str(wgmma).lower(),
+            wgmma=str(kernel == "wgmma").lower(), short=str(kernel == "short").lower(), context=SHORT_CONTEXT,
         )
     )  # fmt: skip
     names = ("launch_config.cpp", "wgmma_launch_config.cpp")
@@ -221,7 +247,8 @@ def make_launch_config(case: Case, wgmma: bool, directory: Path) -> LaunchConfig
 
 def kernels(case: Case, architecture: str) -> list[str]:
     """Kernels that are compiled for the call."""
-    return ["mma", "wgmma"] if architecture == "90a" and wgmma_rows(case) else ["mma"]
+    short = ["short"] if case.D in (64, 128) else []
+    return ["mma", *short, *(["wgmma"] if architecture == "90a" and wgmma_rows(case) else [])]
 
 
 def rows(case: Case) -> int:
@@ -230,7 +257,7 @@ def rows(case: Case) -> int:
 
 def count(case: Case, architecture: str, kernel: str, directory: Path) -> Count:
     source, cubin = directory / "kernel.cu", directory / "kernel.cubin"
-    template = WGMMA_KERNEL if kernel == "wgmma" else KERNEL
+    template = {"mma": KERNEL, "short": SHORT_KERNEL, "wgmma": WGMMA_KERNEL}[kernel]
     source.write_text(template.format(D=case.D, rows=wgmma_rows(case), bytes=str(case.cache_dtype is FP8).lower()))
     code = f"--generate-code=arch=compute_{architecture},code=sm_{architecture}"
     nvcc = find("nvcc", "install the CUDA toolkit")
@@ -238,9 +265,12 @@ def count(case: Case, architecture: str, kernel: str, directory: Path) -> Count:
     found = re.search(r"Used (\d+) registers", ptxas)
     assert found, ptxas
     text = run(find("nvdisasm", "pip install 'nvidia-cuda-nvdisasm>=13'"), "-c", str(cubin))
-    config = make_launch_config(case, kernel == "wgmma", directory)
-    step = wgmma_step(text, case, config) if kernel == "wgmma" else team_step(text, case, config)
-    return Count(case, architecture, kernel, config, int(found[1]), code_bytes(text), step)
+    config = make_launch_config(case, kernel, directory)
+    step, path = (wgmma_step, wgmma_path) if kernel == "wgmma" else (team_step, team_path)
+    return Count(
+        case, architecture, kernel, config, int(found[1]), code_bytes(text), step(text, case, config),
+        short_call(text, path(case, config)),
+    )  # fmt: skip
 
 
 def code_bytes(text: str) -> int:
@@ -277,6 +307,59 @@ def wgmma_step(text: str, case: Case, config: LaunchConfig) -> Counter[str]:
     return Counter({opcode: 4 * n for opcode, n in warp.items()})
 
 
+def short_call(text: str, sequence: list[str]) -> ShortCall:
+    blocks = parse(text)
+    path = cheapest_path(blocks, sequence)
+    issued, different = (sum(len(blocks[i].opcodes) for i in each) for each in (path, set(path)))
+    return ShortCall(issued, different)
+
+
+def steps_of_team_0(config: LaunchConfig) -> int:
+    keys = -(-SHORT_CONTEXT // config.parts)
+    return -(-keys // (config.step_keys * config.teams))
+
+
+def merge_turns(case: Case, config: LaunchConfig) -> int:
+    return -(-min(config.tile_rows, rows(case)) * case.D // 2 // (32 * config.row_groups * config.teams))
+
+
+def team_path(case: Case, config: LaunchConfig) -> list[str]:
+    """What warp 0 issues in this order in attention.cuh, which raises its maxima with the first 16 keys."""
+    tiles, D, itemsize = min(config.warp_tiles, -(-rows(case) // 16)), case.D, case.cache_dtype.itemsize
+    steps = steps_of_team_0(config)
+    keys = values = ["HMMA"] * (tiles * D // 8)
+    tried, raised = ["MUFU.EX2"] * (8 * tiles), ["MUFU.EX2"] * (10 * tiles)
+    at_once = 32 * config.row_groups * config.teams // (4 if D == 64 else 16 if D == 256 else 8)
+    row_passes = -(-(config.tile_rows + 16 * -(-case.S // 16)) // at_once)
+    copies = 2 * min(steps, config.stages - 1) * max(1, config.step_keys * D * itemsize // 512 // config.row_groups)
+    turns = steps * config.step_keys // 16
+    return [
+        *["LDG"] * 9, *["LDGSTS"] * copies,  # of the context's place: length, slot, layout, pointer, the table's entry
+        *(["LDG"] * 8 + ["MUFU.RSQ"]) * row_passes, "BAR",
+        *keys, *tried, *keys, *raised, *values, *(keys + tried + values) * (turns - 1),
+        *keys, *raised, *values,  # the block
+        "BAR", *["STS"] * (tiles * (D // 2 + 4)), "BAR", "LDS", "MUFU.EX2", "BAR",
+        *["STG"] * merge_turns(case, config),
+    ]  # fmt: skip
+
+
+def wgmma_path(case: Case, config: LaunchConfig) -> list[str]:
+    """What warp 0 issues in wgmma_attention.cuh, whose team 0 has no part of the block."""
+    steps, N, is_fp8 = steps_of_team_0(config), config.tile_rows, case.cache_dtype is FP8
+    keys = ["QGMMA"] * (case.D // 32) if is_fp8 else ["HGMMA"] * (case.D // 16)
+    values, again = ["HGMMA"] * (case.D // 16), keys if is_fp8 and case.D == 64 and N == 80 else []
+    exponentials = N // 2 - (N // 2 // 13 if again else 0)
+    weights = [*["MUFU.EX2"] * exponentials, *["STSM"] * (N // 16), *values]
+    copies = ["LDGSTS"] * (2 * config.step_keys * case.D * case.cache_dtype.itemsize // 16 // 128)
+    return [
+        *["LDG"] * 3, "BAR", *["LDG"] * 13, *copies * min(steps, config.stages - 1), "MUFU.RSQ", "BAR",
+        *keys, *["SHFL"] * (N // 4 * 3), *["MUFU.EX2"] * (N // 4), *again, *weights,
+        *["LDGDEPBAR", *keys, *weights] * (steps - 1),
+        "BAR", *["STS"] * (N // 4 * (case.D // 32 + 2)), "BAR", "LDS", "MUFU.EX2", "BAR",
+        *["STG"] * merge_turns(case, config),
+    ]  # fmt: skip
+
+
 def name(counted: Count) -> str:
     case = counted.case
     return f"{case.name} ({rows(case)} rows, D {case.D}), {SHORT[case.cache_dtype].upper()}"
@@ -294,6 +377,9 @@ def instruction_row(counted: Count) -> list[str]:
         str(counted.registers),
         f"{config.shared_bytes / 1024:.0f}",
         f"{counted.code_bytes / 1024:.0f}",
+        str(config.parts),
+        str(counted.short_call.issued),
+        str(counted.short_call.different),
         f"{config.read_conflicts}, {config.write_conflicts}",
     ]
 
@@ -346,6 +432,9 @@ def main(drafters: tuple[str, ...], architectures: tuple[str, ...], caches: tupl
         "registers",
         "KiB shared",
         "KiB of code",
+        "CTAs",
+        f"path of 1 x {SHORT_CONTEXT}",
+        "different",
         "bank conflicts",
     ]
     print_table("Warp instructions for a KiB of the cache, and what a CTA takes", columns, map(instruction_row, counts))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machine code of a GPU, as nvdisasm prints it: its basic blocks, and the cheapest way around a loop."""
+"""Machine code of a GPU, as nvdisasm prints it: its basic blocks, and the cheapest ways around a loop and to an end."""
 
 from __future__ import annotations
 
 import heapq
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 LABEL = re.compile(r"^(\.L_x_\d+):")
@@ -95,6 +95,40 @@ def cheapest_round(blocks: list[Block], exactly: Mapping[str, int], at_least: Ma
     if best is None:
         raise ValueError(f"no loop issues {dict(exactly)} and at least {dict(at_least)}")
     return Counter(opcode for i in best[1] for opcode in blocks[i].opcodes)
+
+
+def cheapest_path(blocks: list[Block], sequence: Sequence[str]) -> list[int]:
+    """The blocks of the shortest walk from the kernel's first instruction to an end that issues, in this order, what
+    begins with these prefixes, whatever it issues between them.
+
+    A lower bound of what runs: work that no prefix names is left out where a branch allows it. Raises ValueError if
+    there is no such walk.
+    """
+    begin = (0, 0)
+    came: dict[tuple[int, int], tuple[int, int]] = {}
+    cost = {begin: 0}
+    queue = [(0, begin)]
+    while queue:
+        so_far, state = heapq.heappop(queue)
+        if so_far > cost[state]:
+            continue
+        block, done = state
+        for opcode in blocks[block].opcodes:
+            done += done < len(sequence) and opcode.startswith(sequence[done])
+        if done == len(sequence) and blocks[block].opcodes[-1] == "EXIT":
+            path = [block]
+            while state in came:
+                state = came[state]
+                path.append(state[0])
+            return path[::-1]
+        total = so_far + len(blocks[block].opcodes)
+        for target in blocks[block].following:
+            following = (target, done)
+            if target < len(blocks) and total < cost.get(following, 1 << 60):
+                cost[following] = total
+                came[following] = state
+                heapq.heappush(queue, (total, following))
+    raise ValueError(f"no path issues {', '.join(map(str, Counter(sequence).items()))}")
 
 
 def _walk(

@@ -47,8 +47,9 @@ static void check(const attention::Attributes& attributes, int32_t batch, int32_
 static attention::Kernel kernel_named(const std::string& name) {
   if (name == "best") return attention::Kernel::kBest;
   if (name == "mma") return attention::Kernel::kMma;
+  if (name == "short") return attention::Kernel::kShort;
   if (name == "wgmma") return attention::Kernel::kWgmma;
-  throw std::invalid_argument("kernel: expected best, mma or wgmma, found " + name);
+  throw std::invalid_argument("kernel: expected best, mma, short or wgmma, found " + name);
 }
 
 static void launch(const attention::Attributes& attributes, const Inputs& inputs, const Array& out,

@@ -14,6 +14,7 @@ size_t workspace_size(const Params& params);
 enum class Kernel {
   kBest,   // of those that the GPU, the build and the call allow
   kMma,    // attention.cuh: mma.sync, everywhere
+  kShort,  // short_attention() of attention.cuh: calls that short_fits(), best with short contexts
   kWgmma,  // wgmma_attention.cuh: GPUs of compute capability 9.0, calls that wgmma_fits()
 };
 

@@ -8,14 +8,21 @@
 namespace dflash::kv_injection {
 namespace {
 
+constexpr int32_t kReservedBytes = 1024;  // of shared memory, by the driver for each CTA
+
 int32_t ceil_div(int32_t a, int32_t b) { return (a + b - 1) / b; }
 int32_t round_up(int32_t a, int32_t b) { return ceil_div(a, b) * b; }
 
 int32_t element_bytes(const Params& p) { return p.cache_dtype == DType::kF8E4M3 ? 1 : 2; }
 
+// Tiles of 16 rows of a warp, and at most so many warps of a CTA, and of them beside each other.
+struct Shape {
+  int32_t tiles, warps, row_groups;
+};
+
 // At most `row_groups` warps beside each other, each with its own rows.
-void set_rows(const Params& p, int32_t row_groups, LaunchConfig& config) {
-  const int32_t D = p.head_dim, warp_rows = 16 * warp_tiles(D);
+void set_rows(const Params& p, int32_t tiles, int32_t row_groups, LaunchConfig& config) {
+  const int32_t D = p.head_dim, warp_rows = 16 * tiles;
   config.group = p.num_heads / p.num_kv_heads;
   config.rows = p.block * config.group;
   config.row_tiles = ceil_div(config.rows, warp_rows * row_groups);
@@ -26,33 +33,41 @@ void set_rows(const Params& p, int32_t row_groups, LaunchConfig& config) {
   config.stages_at = round_up(config.block_at + 2 * config.block_rows * row_bytes(D, 2), kRowsAlignment);
 }
 
-// Teams of warps that find room for their stages. Rows are laid out alike for every GPU, and so is the workspace.
-void set_teams(const Params& p, LaunchConfig& config) {
+// Teams of warps that find room for their stages, in a CTA of those that lie in `parts` beside each other on an SM. Rows
+// are laid out alike for every GPU, and so is the workspace.
+template <class Parts>
+void set_teams(const Params& p, const Shape& shape, Parts parts, LaunchConfig& config) {
   const int32_t D = p.head_dim;
   const int32_t bytes = element_bytes(p);
   config.stage_bytes = 2 * step_keys(D, bytes) * row_bytes(D, bytes);
   const int32_t team_bytes = num_stages(D, bytes) * config.stage_bytes;
-  const auto teams_in = [&](int32_t shared) {
-    return std::min({kMaxTeams, max_warps(D) / config.row_groups, (shared - config.stages_at) / team_bytes});
+  const auto teams_in = [&](int32_t shared, int32_t warps) {
+    return std::min({kMaxTeams, warps / config.row_groups, (shared - config.stages_at) / team_bytes});
   };
-  int32_t row_groups = kMaxRowGroups;
-  for (set_rows(p, row_groups, config); teams_in(kSharedBudget) == 0;) set_rows(p, --row_groups, config);
-  config.teams = teams_in(config.shared_limit);
+  const auto try_rows = [&](int32_t row_groups) { set_rows(p, shape.tiles, row_groups, config); };
+  int32_t row_groups = shape.row_groups;
+  for (try_rows(row_groups); teams_in(kSharedBudget, shape.warps) == 0;) try_rows(--row_groups);
+  const int32_t ctas = parts();
+  const int32_t shared = (config.shared_limit + kReservedBytes) / ctas - kReservedBytes;
+  config.teams = std::max(1, teams_in(shared, shape.warps / ctas));
   // At the end the teams' results reuse this memory (see merge.cuh).
-  const int32_t values = warp_tiles(D) * (D / 2 + 4);
+  const int32_t values = shape.tiles * (D / 2 + 4);
   const int32_t results =
       config.teams * results_bytes(32 * config.row_groups, values) + config.tile_rows * kRowOutputBytes;
   config.shared_bytes = std::max(config.stages_at + config.teams * team_bytes, results);
 }
 
+// Of the context rows that a request's block may see, and up to 15 before them.
+int32_t longest_context(const Params& p) {
+  // The size of pages is an input, too; rows before the window are read where its first row shares 16 with them.
+  const int64_t room = p.max_pages == 1 ? kMaxContext : int64_t{p.max_pages} * kMaxPageSize;
+  return static_cast<int32_t>(std::min<int64_t>({room, kMaxContext, window_of(p.sliding_window) + kChunkRows - 2}));
+}
+
 }  // namespace
 
 void set_ranges(const Params& p, int32_t ctas, LaunchConfig& config) {
-  // The size of pages is an input, too; rows before the window are read where its first row shares 16 with them.
-  const int64_t room = p.max_pages == 1 ? kMaxContext : int64_t{p.max_pages} * kMaxPageSize;
-  const int32_t longest =
-      static_cast<int32_t>(std::min<int64_t>({room, kMaxContext, window_of(p.sliding_window) + kChunkRows - 2}));
-  const int32_t units = p.batch * std::max(1, ceil_div(longest, kUnitKeys));
+  const int32_t units = p.batch * std::max(1, ceil_div(longest_context(p), kUnitKeys));
   config.ranges = std::clamp(std::min(ctas, kMaxCtas) / columns(p, config), 1, units);
   // While a CTA reads a unit, the others read theirs; partial results are combined by the whole GPU.
   const int32_t unit_bytes = 2 * kUnitKeys * p.head_dim * element_bytes(p);
@@ -69,8 +84,21 @@ LaunchConfig make_launch_config(const Params& p, int32_t ctas, int32_t shared_li
   LaunchConfig config{};
   config.shared_limit = shared_limit;
   config.out_factor = 1 / p.out_scale;
-  set_teams(p, config);
+  set_teams(p, {warp_tiles(p.head_dim), max_warps(p.head_dim), kMaxRowGroups}, [] { return 1; }, config);
   set_ranges(p, ctas, config);
+  return config;
+}
+
+bool short_fits(const Params& p) { return p.head_dim == 64 || p.head_dim == 128; }
+bool short_pays(const Params& p) { return short_fits(p) && longest_context(p) <= kShortRows; }
+
+LaunchConfig make_short_launch_config(const Params& p, int32_t sms, int32_t shared_limit) {
+  LaunchConfig config{};
+  config.shared_limit = shared_limit;
+  config.out_factor = 1 / p.out_scale;
+  config.ranges = p.batch;
+  const auto ctas_an_sm = [&] { return ceil_div(columns(p, config) * p.batch, sms); };
+  set_teams(p, {1, short_warps(p.head_dim), kShortRowGroups}, ctas_an_sm, config);
   return config;
 }
 

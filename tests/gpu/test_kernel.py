@@ -45,12 +45,12 @@ def test_against_the_reference(case: Case) -> None:
     assert_close(Launch(case, moved(tensors, "cuda")).run(), reference(case, tensors), tolerance)
 
 
-@pytest.mark.parametrize("kernel", ["mma", "wgmma"])
-@pytest.mark.parametrize("case", [case for case in CASES if wgmma_rows(case)], ids=named)
-def test_both_kernels_of_sm_90a(case: Case, kernel: str) -> None:
-    """Whichever of them such a GPU would take."""
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs a GPU of compute capability 9.0")
+@pytest.mark.parametrize("kernel", ["mma", "short", "wgmma"])
+@pytest.mark.parametrize("case", [case for case in CASES if case.D in (64, 128)], ids=named)
+def test_each_kernel_by_name(case: Case, kernel: str) -> None:
+    """Whichever of them the GPU would take."""
+    if kernel == "wgmma" and (torch.cuda.get_device_capability() != (9, 0) or not wgmma_rows(case)):
+        pytest.skip("needs a GPU of compute capability 9.0, and rows that its kernel is compiled for")
     tensors = draw(case)
     assert_close(Launch(case, moved(tensors, "cuda"), kernel=kernel).run(), *expect(case, tensors, kernel))
 
@@ -102,9 +102,13 @@ def test_inputs_are_left_as_they_were(case: Case) -> None:
         assert torch.equal(bits(tensor), bits(copy))
 
 
-@pytest.mark.parametrize("case", SOME, ids=named)
-def test_every_run_gives_the_same_bits(case: Case) -> None:
-    launch = Launch(case, draw(case, "cuda"))
+@pytest.mark.parametrize(
+    ("case", "kernel"),
+    [*((case, "best") for case in SOME), *((case, "short") for case in SOME if case.D in (64, 128))],
+    ids=lambda value: value if isinstance(value, str) else named(value),
+)
+def test_every_run_gives_the_same_bits(case: Case, kernel: str) -> None:
+    launch = Launch(case, draw(case, "cuda"), kernel=kernel)
     first = launch.run().clone()
     for _ in range(20):
         launch.out.fill_(torch.nan)

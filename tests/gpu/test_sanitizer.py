@@ -57,6 +57,7 @@ def calls(capability: tuple[int, int]) -> list[tuple[Case, Tensors, str]]:
     many_rows = [(case, kernel) for case in MANY_ROWS_FP8 for kernel in ("mma", "wgmma")]
     return [
         *((case, draw(case), "best") for case in CASES if takes(case, capability)),
+        *((case, draw(case), "short") for case in CASES if takes(case, capability) and case.D in (64, 128)),
         *((case, out_of_range(draw(case), *value), "best")
           for case in OUT_OF_RANGE if takes(case, capability) for value in bad),
         *((case, draw(case), kernel) for case, kernel in many_rows if capability == (9, 0)),

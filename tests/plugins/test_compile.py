@@ -35,6 +35,7 @@ from tools.count_kernel import main as count
 from tools.kernel_phases import build as build_phases
 from tools.kernel_phases import durations
 from tools.kernel_phases import main as kernel_phases
+from tools.sass import cheapest_path, parse
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_a_call_reads_the_output_of_the_call_in_front() -> None:
 
 @pytest.mark.parametrize(
     ("capability", "kernels", "caches"),
-    [((9, 0), {"best", "mma", "wgmma"}, 3), ((10, 3), {"best"}, 3), ((8, 0), {"best"}, 2)],
+    [((9, 0), {"best", "mma", "short", "wgmma"}, 3), ((10, 3), {"best", "short"}, 3), ((8, 0), {"best", "short"}, 2)],
 )
 def test_the_sanitizer_sees_every_kernel_of_the_gpu(
     capability: tuple[int, int], kernels: set[str], caches: int
@@ -295,10 +296,9 @@ def compile_source(build: Path, source: str, architectures: tuple[str, ...]) -> 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_nvcc_neither_warns_nor_spills(head_dim: int, tmp_path: Path) -> None:
     made = compile_source(tmp_path, f"head_dim_{head_dim}.cu", ARCHITECTURES)
-    # Two formats of the block, and of attention two of the cache for each.
-    expected = [
-        (name, arch) for arch in ARCHITECTURES if arch in MACHINE_CODE for name in ("attention",) * 4 + ("combine",) * 2
-    ]
+    # Two formats of the block, and of each attention two of the cache for each; some have short ones.
+    names = ("attention",) * (8 if head_dim in (64, 128) else 4) + ("combine",) * 2
+    expected = [(name, arch) for arch in ARCHITECTURES if arch in MACHINE_CODE for name in names]
     assert sorted((kernel.name, kernel.architecture) for kernel in made) == sorted(expected)
     assert [kernel for kernel in made if kernel.stack or kernel.spills] == []
     most = SM_REGISTERS // (2 * 32 * WARPS[head_dim])
@@ -320,6 +320,38 @@ def test_the_kernel_of_sm_90a_neither_warns_nor_spills(head_dim: int, rows: int,
     assert [(kernel.name, kernel.architecture) for kernel in made] == [("attention", "90a")] * 4 * rows
     assert [kernel for kernel in made if kernel.stack or kernel.spills] == []
     assert max(kernel.registers for kernel in made) <= SM_REGISTERS // (128 * teams)
+
+
+# A branch around an instruction, a loop of two, an early end and the last.
+SASS = """
+        /*0000*/                   LDG.E R1, [R2.64] ;
+        /*0010*/              @!P0 BRA `(.L_x_1) ;
+        /*0020*/                   MUFU.EX2 R3, R4 ;
+.L_x_1:
+        /*0030*/                   STS [R5], R3 ;
+        /*0040*/               @P1 BRA `(.L_x_1) ;
+        /*0050*/               @P2 EXIT ;
+        /*0060*/                   STG.E [R2.64], R1 ;
+        /*0070*/                   EXIT ;
+"""
+
+
+@pytest.mark.parametrize(
+    ("sequence", "blocks"),
+    [
+        ([], [0, 2, 3]),
+        (["LDG", "STG"], [0, 2, 3, 4]),
+        (["MUFU"], [0, 1, 2, 3]),
+        (["STS", "STS", "STS", "STG"], [0, 2, 2, 2, 3, 4]),
+    ],
+)
+def test_the_cheapest_path_to_an_end(sequence: list[str], blocks: list[int]) -> None:
+    assert cheapest_path(parse(SASS), sequence) == blocks
+
+
+def test_no_path_issues_what_is_behind_it() -> None:
+    with pytest.raises(ValueError, match=r"no path issues \('STG', 1\), \('LDG', 1\)"):
+        cheapest_path(parse(SASS), ["STG", "LDG"])
 
 
 def test_durations_of_phases() -> None:

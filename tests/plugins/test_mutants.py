@@ -14,8 +14,18 @@ import pytest
 
 from tests.plugins.cases import FP8, Case, Pages
 from tests.plugins.kernel import emulation
-from tests.plugins.kernel.emulation import ALL_FORMATS, BF16_BLOCKS_FP8_CACHES, EmulationError, check
+from tests.plugins.kernel.emulation import (
+    ALL_FORMATS,
+    BF16_BLOCKS_FP8_CACHES,
+    HOPPER,
+    MMA,
+    SHORT,
+    EmulationError,
+    Gpu,
+    check,
+)
 from tests.plugins.test_kernel import MANY_UNEVEN, call_far
+from tests.plugins.test_short import WHOLE_SM
 
 # Two teams of three warps, of which the last has a tile without rows; ranges cut two of the three requests. The longest
 # ends with the cache.
@@ -57,10 +67,10 @@ MUTANTS = [
            "races with thread|while a copy"),
     Mutant("results taken too early", "attention.cuh", "syncthreads();\n    merge_and_write<", "merge_and_write<",
            "races with thread"),
-    Mutant("no barrier between segments", "attention.cuh", "syncthreads();  // shared memory is free", "//",
+    Mutant("no barrier between segments", "attention.cuh", "if (!kShort) syncthreads();  // shared memory", "//",
            "races with thread|while a copy"),
     Mutant("no wait for the attention grid", "combine.cuh", "griddepcontrol_wait();", ""),
-    Mutant("no wait for the kernel before", "attention.cuh", "griddepcontrol_wait();", "", "before the grid before"),
+    Mutant("no wait for the kernel before", "attention.cuh", WAIT, "", "before the grid before"),
     Mutant("a wait behind a read", "attention.cuh", f"{WAIT}\n  {SCHEDULE}", f"{SCHEDULE}\n  {WAIT}"),
     Mutant("rows beyond the segment", LOADER, "cp_async(at, k, left > 0);", "cp_async(at, k, true);",
            "AddressSanitizer"),
@@ -79,7 +89,11 @@ MUTANTS = [
     Mutant("cut requests that nobody combines", "schedule.cuh", "return parts_ == 1;", "return parts_ != 1;"),
     Mutant("a slot without its values", "rows.cuh", WIDTH, "(p.num_heads + p.num_kv_heads)"),
     Mutant("queries for keys", "rows.cuh", "p.num_heads + kv_head", "kv_head"),
-    Mutant("keys for values", "rows.cuh", "(at + p.num_kv_heads)", "at"),
+    Mutant("keys for values", "rows.cuh", "p.num_heads + p.num_kv_heads + kv_head", "p.num_heads + kv_head"),
+    Mutant("keys normed as queries", "rows.cuh", "is_key ? p.k_norm :", "is_key ? p.q_norm :"),
+    Mutant("keys scaled as queries", "rows.cuh", "is_key ? 1 : factor", "factor"),
+    Mutant("rows of padding that are not written", "rows.cuh", "const bool stored = key < keys,", "const bool stored ="
+           " key < keys && (is_key ? slot < p.block : row < config.rows),", None),
 ]  # fmt: skip
 
 
@@ -251,17 +265,44 @@ WGMMA_MUTANTS = [
 ]  # fmt: skip
 
 
-def build(mutant: Mutant, directory: Path, wgmma_rows: int = 0, formats: int = BF16_BLOCKS_FP8_CACHES) -> Path:
+# Of the attention of short contexts, a CTA of three teams of five warps.
+SHORT_CASE = replace(CASE, context_lengths=(700, 3, 300))
+SHORT_MUTANTS = [
+    Mutant("no wait for the kernel before", "attention.cuh", "griddepcontrol_wait();  // as attention() does", "",
+           "before the grid before"),
+    Mutant("another request's context", "attention.cuh", "ContextSpan(p, ctaid_y(), 0,", "ContextSpan(p, 0, 0,", None),
+    Mutant("contexts without their first rows", "attention.cuh", "ctaid_y(), 0, kMax", "ctaid_y(), 1, kMax", None),
+    Mutant("contexts without their last rows", "attention.cuh", "ctaid_y(), 0, kMaxContext", "ctaid_y(), 0, 2", None),
+    Mutant("scores that are made once", "attention.cuh", "if (raise || block.try", "if (block.try", None),
+    Mutant("scores that keep the maximum", "attention.cuh", "queries, keys, state, !raise",
+           "queries, keys, state, true"),
+    Mutant("two tiles of a warp", "attention.cuh", "kShort ? 1 : warp_tiles(D)", "warp_tiles(D)", None),
+    Mutant("results over stages in use", "attention.cuh", "syncthreads();  // every team is done", "//",
+           "races with thread|while a copy"),
+    Mutant("results taken too early", "attention.cuh", "syncthreads();\n    merge_and_write<", "merge_and_write<",
+           "races with thread"),
+    Mutant("no room between warps", "merge.cuh", "(thread + thread / 32) * 4", "(thread + thread / 32 * 5) * 4",
+           "races with thread|of .* bytes"),
+]  # fmt: skip
+
+
+def build(mutant: Mutant, directory: Path, kernel: int = MMA, formats: int = BF16_BLOCKS_FP8_CACHES) -> Path:
     plugins = directory / "plugins"
     shutil.copytree(emulation.PLUGINS, plugins)
     source = plugins / "kv_injection_attention" / "kernel" / mutant.file
     text = source.read_text()
     assert text.count(mutant.right) == 1, mutant.right
     source.write_text(text.replace(mutant.right, mutant.wrong))
-    return emulation.build_kernel(directory / "mutant", CASE.D, wgmma_rows, plugins=plugins, formats=formats)
+    return emulation.build_kernel(
+        directory / "mutant", CASE.D, kernel, plugins=plugins, formats=formats, gpu=gpu_of(kernel)
+    )
 
 
-# How each mutant is called: the case, the GPU's CTAs and the query rows of sm_90a's kernel, or 0.
+def gpu_of(kernel: int) -> Gpu:
+    return WHOLE_SM if kernel == SHORT else HOPPER
+
+
+# How each mutant is called: the case, the GPU's CTAs, and the kernel: MMA, SHORT or the query rows of sm_90a's.
 CALLS = [
     *((mutant, CASE, CTAS, 0) for mutant in MUTANTS),
     *((mutant, CASE, CTAS, 80) for mutant in WGMMA_MUTANTS),
@@ -275,19 +316,23 @@ CALLS = [
     *((mutant, PAGED, CTAS, 80) for mutant in WGMMA_PAGE_MUTANTS),
     *((mutant, FUSED, CTAS, 0) for mutant in (*FUSED_MUTANTS, *VALUE_MUTANTS)),
     *((mutant, FUSED, CTAS, 80) for mutant in (*FUSED_MUTANTS, *WGMMA_VALUE_MUTANTS)),
+    *((mutant, SHORT_CASE, 132, SHORT) for mutant in SHORT_MUTANTS),
 ]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("mutant", "case", "ctas", "rows"),
+    ("mutant", "case", "ctas", "kernel"),
     CALLS,
-    ids=[f"{mutant.name}{'-fused' * case.bias}{'-sm_90a' * (rows > 0)}" for mutant, case, _, rows in CALLS],
+    ids=[
+        f"{mutant.name}{'-fused' * case.bias}{'-sm_90a' * (kernel > 0)}{'-short' * (kernel == SHORT)}"
+        for mutant, case, _, kernel in CALLS
+    ],
 )
-def test_is_noticed(mutant: Mutant, case: Case, ctas: int, rows: int, tmp_path: Path) -> None:
-    program = build(mutant, tmp_path, wgmma_rows=rows)
+def test_is_noticed(mutant: Mutant, case: Case, ctas: int, kernel: int, tmp_path: Path) -> None:
+    program = build(mutant, tmp_path, kernel)
     with pytest.raises(mutant.noticed_as(), match=mutant.notices or None):
-        check(program, tmp_path / "call", case, ctas=ctas, rounded_queries=rows > 0)
+        check(program, tmp_path / "call", case, ctas=ctas, rounded_queries=kernel > 0)
 
 
 @pytest.mark.full
@@ -298,15 +343,15 @@ def test_an_address_of_32_bits_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("rows", [0, 80])
-def test_the_kernel_as_it_is_passes(rows: int, tmp_path: Path) -> None:
-    program = emulation.build_kernel(tmp_path / "right", CASE.D, rows, formats=BF16_BLOCKS_FP8_CACHES)
-    few_rows = [] if rows else [(MANY, 264)]  # which that kernel does not take
+@pytest.mark.parametrize("kernel", [MMA, 80])
+def test_the_kernel_as_it_is_passes(kernel: int, tmp_path: Path) -> None:
+    program = emulation.build_kernel(tmp_path / "right", CASE.D, kernel, formats=BF16_BLOCKS_FP8_CACHES)
+    few_rows = [] if kernel else [(MANY, 264)]  # which that kernel does not take
     for case, ctas in ((CASE, CTAS), (PAGED, CTAS), (ALIKE, 12), (FUSED, CTAS), *few_rows):
         check(
             program,
             tmp_path / f"{case.name}-{case.pages}-{case.bias}-{ctas}",
             case,
             ctas=ctas,
-            rounded_queries=rows > 0,
+            rounded_queries=kernel > 0,
         )

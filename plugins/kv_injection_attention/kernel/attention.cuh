@@ -4,6 +4,9 @@
 // A CTA holds the query rows of one kv head (S slots times N/G heads, so that a cache row is read once for all of
 // them) and goes through one range of the context, request by request. Its warps form teams; a team goes through its
 // own steps of the context at its own pace, each of its warps with its own rows.
+//
+// short_attention() is the same for short contexts: a CTA has all of a request's, so there is nothing to schedule and
+// nothing to combine, and a warp has 16 rows. A short call waits for its code, and this is less.
 #pragma once
 
 #include <type_traits>
@@ -18,8 +21,8 @@
 namespace dflash::kv_injection {
 
 // T is the block's format. An FP8 cache is widened to F16, exactly, so its products are F16 products; the block's own
-// values stay in T, whose range they may use.
-template <int D, class T, bool kFp8>
+// values stay in T, whose range they may use. kShort: a span is all of a request's context.
+template <int D, class T, bool kFp8, bool kShort = false>
 class Attention {
  public:
   DFLASH_DEVICE Attention(const Params& p, const LaunchConfig& config) : p_(p), config_(config), worker_(config) {}
@@ -29,27 +32,29 @@ class Attention {
     constexpr Columns kColumns = kFp8 ? Columns::kPairs : Columns::kPlain;
     // Products with the context's keys are scores in units of log2. The k_scale of 16-bit keys is 1.
     const float factor = kFp8 ? p_.softmax_scale * p_.k_scale : p_.softmax_scale;
-    store_queries<D, T, Score, kColumns>(p_, config_, span, kv_head(), first_row(), config_.tile_rows, factor, kLog2E,
-                                         shared_memory());
-    if (span.ends()) {
-      store_block<D, T, Score, kColumns, kFp8 ? Columns::kEvenOdd : Columns::kPlain>(
-          p_, span, kv_head(), config_.block_rows, block_keys(), block_values());
+    store_rows<D, T, Score, kColumns>(p_, config_, span, kv_head(), first_row(), config_.tile_rows,
+                                      has_block(span) ? config_.block_rows : 0, factor, kLog2E, shared_memory(),
+                                      block_keys());
+    if (has_block(span)) {
+      store_block_values<D, T, kFp8 ? Columns::kEvenOdd : Columns::kPlain>(p_, span, kv_head(), config_.block_rows,
+                                                                           block_values());
     }
     syncthreads();
 
     // All warps take the same of the two, for they meet in its barriers.
     kMostTiles > 1 && config_.tile_rows > 16 ? attend<kMostTiles>(span, context) : attend<1>(span, context);
-    syncthreads();  // shared memory is free for the next span
+    if (!kShort) syncthreads();  // shared memory is free for the next span
   }
 
  private:
-  static constexpr int kMostTiles = warp_tiles(D);
+  static constexpr int kMostTiles = kShort ? 1 : warp_tiles(D);
   static constexpr int kStep = step_keys(D, kFp8 ? 1 : 2);
   static constexpr int kStride = row_bytes(D, 2);
   static_assert(kMostTiles <= 2);
   using Score = std::conditional_t<kFp8, F16, T>;
   using Context = ContextLoader<D, kFp8 ? 1 : 2>;
 
+  static DFLASH_DEVICE bool has_block(const ContextSpan& span) { return kShort || span.ends(); }
   DFLASH_DEVICE int kv_head() const { return ctaid_x() / config_.row_tiles; }
   // The first row of the CTA, counted over all row tiles; of the warp, counted in the CTA.
   DFLASH_DEVICE int first_row() const { return ctaid_x() % config_.row_tiles * config_.tile_rows; }
@@ -80,7 +85,7 @@ class Attention {
       }
     }
     if (kFp8) state.scale_outputs(p_.v_scale);
-    if (span.ends()) attend_block(state);
+    if (has_block(span)) attend_block(state);
     merge(state, span);
   }
 
@@ -92,16 +97,15 @@ class Attention {
     const int window_begin = span.length - window_of(p_.sliding_window) + 1 - first;
     const int end = span.key_end - first;
     Block<D, kTiles, kHeld, Score, Score, kFp8> block(worker_.lane());
-    const auto score = [&](const State<D, kHeld>* from) {
-      block.multiply_keys(queries, keys, from);
+#pragma unroll(kShort ? 1 : 2)
+    for (int turn = 0; turn < 2; ++turn) {
+      const bool raise = turn > 0;
+      block.multiply_keys(queries, keys, state, !raise);
       if (end < kMmaKeys || window_begin + p_.block > 1) {
         block.mask([&](int t, int half) { return window_begin + slot(t, half); }, [&](int, int) { return end; });
       }
-    };
-    score(&state);
-    if (!block.try_softmax_weights(state)) {
-      score(nullptr);
-      block.rescale_and_softmax_weights(state, 1);
+      if (raise) block.rescale_and_softmax_weights(state, 1);
+      if (raise || block.try_softmax_weights(state)) break;
     }
     block.add_values(state, values);
   }
@@ -114,7 +118,7 @@ class Attention {
     for (int begin = worker_.team * kMmaKeys; begin < p_.block; begin += config_.teams * kMmaKeys) {
       Block<D, kTiles, kTiles, Score, T, false> block(worker_.lane());
       const Queries<D, kTiles> queries(shared_memory() + warp_row() * kStride, worker_.lane());
-      block.multiply_keys(queries, block_keys() + begin * kStride, nullptr);
+      block.multiply_keys(queries, block_keys() + begin * kStride, state, false);
       block.mask([&](int t, int half) { return slot(t, half) - window + 1 - begin; },
                  [&](int t, int half) {
                    const int ahead = p_.causal ? 1 : window;
@@ -164,7 +168,7 @@ class Attention {
       }
     }
     syncthreads();
-    merge_and_write<Rows>(ResultWriter<D, T>(p_, config_, span, kv_head()), shared_memory(), threads, config_.teams,
+    merge_and_write<Rows>(ResultWriter<D, T, kShort>(p_, config_, span, kv_head()), shared_memory(), threads, config_.teams,
                           first_row(), min(config_.tile_rows, config_.rows - first_row()));
   }
 
@@ -189,6 +193,15 @@ __global__ void __launch_bounds__(32 * max_warps(D), 2)
     ++request;
     begin = 0;
   }
+}
+
+// Grid: [kv heads * row tiles, requests].
+template <int D, class T, bool kFp8>
+__global__ void __launch_bounds__(32 * short_warps(D), 1)
+    short_attention(const __grid_constant__ Params p, const __grid_constant__ LaunchConfig config) {
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();  // as attention() does
+  Attention<D, T, kFp8, true>(p, config).run(ContextSpan(p, ctaid_y(), 0, kMaxContext));
 }
 
 }  // namespace dflash::kv_injection

@@ -20,6 +20,16 @@ cudaError_t launch_head_dim(const Params& p, const LaunchConfig& config) {
 }
 
 template <int D>
+cudaError_t launch_short(const Params& p, const LaunchConfig& config) {
+  const bool fp8 = p.cache_dtype == DType::kF8E4M3;
+  const auto kernel = p.block_dtype == DType::kF16
+                          ? fp8 ? short_attention<D, F16, true> : short_attention<D, F16, false>
+                      : fp8 ? short_attention<D, BF16, true>
+                            : short_attention<D, BF16, false>;
+  return start_attention(kernel, p, config, config.shared_limit);
+}
+
+template <int D>
 cudaError_t launch_combine(const Params& p, const LaunchConfig& config) {
   if (config.ranges == 1) return cudaSuccess;
   return start(p.block_dtype == DType::kF16 ? combine<D, F16> : combine<D, BF16>, combine_grid(p, config), p.stream, p,

@@ -12,6 +12,8 @@ namespace dflash::kv_injection {
 template <int D>
 cudaError_t launch_head_dim(const Params& params, const LaunchConfig& config);  // head_dim_*.cu
 template <int D>
+cudaError_t launch_short(const Params& params, const LaunchConfig& config);  // head_dim_*.cu
+template <int D>
 cudaError_t launch_wgmma_head_dim(const Params& params, const LaunchConfig& config);  // wgmma_*.cu
 
 namespace {
@@ -78,6 +80,12 @@ cudaError_t launch_mma(const Params& p, const Gpu& gpu) {
   }
 }
 
+cudaError_t launch_short(const Params& p, const Gpu& gpu) {
+  if (!short_fits(p)) return cudaErrorNotSupported;
+  const LaunchConfig config = make_short_launch_config(p, gpu.sms, gpu.cta_bytes);
+  return p.head_dim == 64 ? launch_short<64>(p, config) : launch_short<128>(p, config);
+}
+
 #ifdef DFLASH_HAS_WGMMA
 bool has_wgmma(const Params& p, const Gpu& gpu) { return gpu.major == 9 && gpu.minor == 0 && wgmma_fits(p); }
 
@@ -92,6 +100,7 @@ cudaError_t launch_wgmma(const Params&, const Gpu&) { return cudaErrorNotSupport
 #endif
 
 cudaError_t launch_kernel(const Params& p, const Gpu& gpu, Kernel kernel) {
+  if (kernel == Kernel::kShort || (kernel == Kernel::kBest && short_pays(p))) return launch_short(p, gpu);
   const bool wgmma_available = has_wgmma(p, gpu);
   if (kernel == Kernel::kWgmma) return wgmma_available ? launch_wgmma(p, gpu) : cudaErrorNotSupported;
   return wgmma_available && kernel == Kernel::kBest && wgmma_pays(p) ? launch_wgmma(p, gpu) : launch_mma(p, gpu);

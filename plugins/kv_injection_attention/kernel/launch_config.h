@@ -29,6 +29,9 @@ inline constexpr int kStartBytes = 200 << 10;
 // As many as a CTA of sm_90a's kernel reads while partial results are combined: the second kernel's wait, schedule,
 // loads and stores. An H100's short calls were measured with it; other values were not tried.
 inline constexpr int kCombineBytes = 160 << 10;
+// Context rows up to which short_attention() is taken. Counted on paper it is faster up to about 512; no GPU has said so
+// yet, and until one does it is taken only where a caller names it.
+inline constexpr int kShortRows = 0;
 // Partial results of a row that a warp adds up one after another, at most while there are warps.
 inline constexpr int kPartialsAWarp = 8;
 // All the shared memory of a CTA of SM 8.6, 8.9 and 12.x, and half of an SM of 9.0 or 10.x, where two CTAs hide each
@@ -52,6 +55,9 @@ DFLASH_ANYWHERE constexpr int num_stages(int head_dim, int element_bytes) {
 DFLASH_ANYWHERE constexpr int warp_tiles(int head_dim) { return head_dim == 256 ? 1 : 2; }
 // Warps of a CTA, so that two CTAs share an SM's 65,536 registers: 168 or 255 a thread.
 DFLASH_ANYWHERE constexpr int max_warps(int head_dim) { return head_dim == 64 ? 6 : 4; }
+// Warps of a CTA of short_attention(), of 128 or 168 registers a thread, and of them beside each other, with 16 rows each.
+DFLASH_ANYWHERE constexpr int short_warps(int head_dim) { return head_dim == 64 ? 15 : 12; }
+inline constexpr int kShortRowGroups = 5;
 // From a row in shared memory to the next. 16 bytes of padding make eight rows start in eight different bank groups.
 // Rows of 64 bytes are swizzled instead: two of them are copied at a time, and padded ones would meet in a bank group.
 DFLASH_ANYWHERE constexpr int row_bytes(int head_dim, int element_bytes) {
@@ -81,7 +87,7 @@ inline constexpr int kRowsAlignment = 128;
 
 // Bytes of a team in the results that the teams of a CTA leave in shared memory for each other (see merge.cuh):
 // `values` words for each thread, and one between two warps.
-inline constexpr int kResultsPadding = 4;  // words of a value: a team has at most so many warps
+inline constexpr int kResultsPadding = 4;  // words of a value: a team has at most so many warps and one
 DFLASH_ANYWHERE constexpr int results_bytes(int threads, int values) {
   return values * (threads + kResultsPadding) * 4;
 }
@@ -132,6 +138,14 @@ constexpr int32_t shared_limit(int32_t sm_bytes, int32_t reserved_bytes, int32_t
 // The launch for a GPU that holds `ctas` CTAs at once, each with at most `shared_limit` bytes of shared memory, which
 // are not less than kSharedBudget. `params` has passed check_sizes and is not empty.
 LaunchConfig make_launch_config(const Params& params, int32_t ctas, int32_t shared_limit = kSharedBudget);
+
+// Whether short_attention() is compiled for the call's sizes, and whether it is taken: from sizes alone, so that a
+// context beyond kShortRows never meets it. `params` has passed check_sizes.
+bool short_fits(const Params& params);
+bool short_pays(const Params& params);
+// Its launch, of one CTA for each request and column: the more of them an SM holds, the fewer teams has each. It takes
+// no workspace.
+LaunchConfig make_short_launch_config(const Params& params, int32_t sms, int32_t shared_limit);
 
 // Cuts the context into ranges; the rows of `config` are laid out already.
 void set_ranges(const Params& params, int32_t ctas, LaunchConfig& config);

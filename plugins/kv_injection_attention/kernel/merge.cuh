@@ -46,8 +46,8 @@ class TeamResults {
 // at `results`, and writes them; all threads call. Row says where a row's values stand: kValues of a thread,
 // kSumThreads threads that share its sum, and for at most kMostTeams teams. `threads` are of a team; kAllThreads of the
 // CTA, where the kernel knows how many.
-template <class Row, int kAllThreads = 0, int D, class T>
-DFLASH_DEVICE void merge_and_write(const ResultWriter<D, T>& writer, Shared results, int threads, int teams,
+template <class Row, int kAllThreads = 0, int D, class T, bool kWhole>
+DFLASH_DEVICE void merge_and_write(const ResultWriter<D, T, kWhole>& writer, Shared results, int threads, int teams,
                                    int first_row, int rows) {
   constexpr int kMost = Row::kMostTeams, kLanes = 4;
   static_assert(kMost <= kMaxTeams);
@@ -91,7 +91,7 @@ DFLASH_DEVICE void merge_and_write(const ResultWriter<D, T>& writer, Shared resu
 
 // Two at a time would spill where head_dim is 256, and for sm_90a they would be more code, which short calls wait for.
 // Where head_dim is 128, nvcc 13.0 makes the loop over the context longer for it.
-#pragma unroll(D == 256 || (D == 64 && kAllThreads > 0) ? 1 : 2)
+#pragma unroll(D == 256 || kWhole || (D == 64 && kAllThreads > 0) ? 1 : 2)
   for (int i = tid_x(); i < rows * (D / 2); i += all_threads) {
     const int row = i / (D / 2), column = i % (D / 2) * 2;
     const Row place(row);

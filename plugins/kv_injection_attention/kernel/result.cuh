@@ -57,8 +57,9 @@ struct RowOutput {
   float factor;
 };
 
-// Where the rows of a CTA end up: in the output if the span is all of its request, else as partial results.
-template <int D, class T>
+// Where the rows of a CTA end up: in the output if the span is all of its request, else as partial results. kWhole: it
+// always is.
+template <int D, class T, bool kWhole = false>
 class ResultWriter {
  public:
   DFLASH_DEVICE ResultWriter(const Params& p, const LaunchConfig& config, const ContextSpan& span, int kv_head)
@@ -66,8 +67,8 @@ class ResultWriter {
         config_(config),
         request_(span.request),
         kv_head_(kv_head),
-        is_whole_(span.starts(p) && span.ends()),
-        first_(Partials<D>::row(p, config, ctaid_y(), ctaid_x(), span.starts(p))) {}
+        is_whole_(kWhole || (span.starts(p) && span.ends())),
+        first_(kWhole ? 0 : Partials<D>::row(p, config, ctaid_y(), ctaid_x(), span.starts(p))) {}
 
   // Row `row` of the kv head, row `cta_row` of the CTA. One thread calls.
   DFLASH_DEVICE RowOutput row(int row, int cta_row, const Softmax& softmax) const {

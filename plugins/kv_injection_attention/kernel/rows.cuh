@@ -167,55 +167,35 @@ DFLASH_DEVICE const float* rope_of(const Params& p, const ContextSpan& span) {
   return p.rope + span.request * p.block * D;
 }
 
-// The rows of a CTA's queries, or of the block's keys. `locate(i, &slot, &head)` says which head of which block slot
-// row i is; false for a row of padding, which becomes 0.
-template <int D, class T, class Stored, Columns kColumns, class Locate>
-DFLASH_DEVICE void store_rotated_rows(const Params& p, const ContextSpan& span, RowSource source, float eps, int rows,
-                                      Shared to, Locate locate) {
+// `queries` query rows of a kv head from `first_row` on, and behind them `keys` of the block's keys, in one pass; those
+// behind the last of either become 0. `factor` and `unit` are of queries, as in RowSource.
+template <int D, class T, class Stored, Columns kColumns>
+DFLASH_DEVICE void store_rows(const Params& p, const LaunchConfig& config, const ContextSpan& span, int kv_head,
+                              int first_row, int queries, int keys, float factor, float unit, Shared to_queries,
+                              Shared to_keys) {
   constexpr int kLanes = D == 64 ? 4 : D == 256 ? 16 : 8;  // D / 16, or the power of 2 above
-  const int thread = tid_x(), part = thread % kLanes;
-  const int at_once = ntid_x() / kLanes;
+  const int part = tid_x() % kLanes;
 #pragma unroll 1
-  for (int begin = 0; begin < rows; begin += at_once) {
-    const int i = begin + thread / kLanes;
-    int slot = 0, head = 0;
-    const bool stored = i < rows;
-    const bool real = stored && locate(i, slot, head);
+  for (int begin = 0; begin < queries + keys; begin += ntid_x() / kLanes) {
+    const int i = begin + tid_x() / kLanes, key = i - queries, row = first_row + i;
+    const bool is_key = key >= 0;
+    const int slot = is_key ? key : row / config.group;
+    const int head = is_key ? p.num_heads + kv_head : query_head(config, kv_head, row);
+    const bool stored = key < keys, real = stored && (is_key ? slot < p.block : row < config.rows);
+    const RowSource source{p.qkv, p.qkv_bias, is_key ? p.k_norm : p.q_norm, is_key ? 1 : factor, is_key ? 1 : unit};
     const RowVectors loaded = load_row<D>(source, qkv_row(p, span.request, slot, head), head,
                                           rope_of<D>(p, span) + int64_t{slot} * D, part, real);
-    norm_and_rotate<D, T, Stored, kLanes>(loaded, source, eps, part, stored, [&](int index, const Words4& vector) {
-      store_vector<kColumns>(to + i * row_bytes(D, 2), index, vector);
-    });
+    const Shared to = is_key ? to_keys + key * row_bytes(D, 2) : to_queries + i * row_bytes(D, 2);
+    norm_and_rotate<D, T, Stored, kLanes>(loaded, source, !is_key && span.slot < 0 ? as_float(0x7fc00000u) : p.rms_norm_eps, part, stored,
+                                          [&](int index, const Words4& vector) {
+                                            store_vector<kColumns>(to, index, vector);
+                                          });
   }
 }
 
-// `rows` query rows of a kv head from `first_row` on; those behind its last become 0. `factor` and `unit` are as in
-// RowSource.
-template <int D, class T, class Stored, Columns kColumns>
-DFLASH_DEVICE void store_queries(const Params& p, const LaunchConfig& config, const ContextSpan& span, int kv_head,
-                                 int first_row, int rows, float factor, float unit, Shared to) {
-  const auto locate = [&](int i, int& slot, int& head) {
-    const int row = first_row + i;
-    slot = row / config.group;
-    head = query_head(config, kv_head, row);
-    return row < config.rows;
-  };
-  const float eps = span.slot < 0 ? as_float(0x7fc00000u) : p.rms_norm_eps;  // NaN queries make NaN outputs
-  store_rotated_rows<D, T, Stored, kColumns>(p, span, {p.qkv, p.qkv_bias, p.q_norm, factor, unit}, eps, rows, to,
-                                             locate);
-}
-
-// The block's keys, normed and rotated, and its values with their bias, `rows` of each; those behind slot S become 0.
-template <int D, class T, class Stored, Columns kKeyColumns, Columns kValueColumns>
-DFLASH_DEVICE void store_block(const Params& p, const ContextSpan& span, int kv_head, int rows, Shared keys,
-                               Shared values) {
-  const auto locate = [&](int i, int& slot, int& head) {
-    slot = i;
-    head = p.num_heads + kv_head;
-    return i < p.block;
-  };
-  store_rotated_rows<D, T, Stored, kKeyColumns>(p, span, {p.qkv, p.qkv_bias, p.k_norm, 1}, p.rms_norm_eps, rows, keys,
-                                                locate);
+// The block's values with their bias, `rows` of them; those behind slot S become 0.
+template <int D, class T, Columns kColumns>
+DFLASH_DEVICE void store_block_values(const Params& p, const ContextSpan& span, int kv_head, int rows, Shared values) {
   constexpr int kVectors = D / 8;
 #pragma unroll 1
   for (int i = tid_x(); i < rows * kVectors; i += ntid_x()) {
@@ -226,7 +206,7 @@ DFLASH_DEVICE void store_block(const Params& p, const ContextSpan& span, int kv_
       vector = ld_global_v4(from + qkv_row(p, span.request, slot, head) * D * 2 + i % kVectors * 16);
       if (p.qkv_bias != nullptr) vector = add<T>(vector, load_bias<D>(p.qkv_bias, head, i % kVectors));
     }
-    store_vector<kValueColumns>(values + i / kVectors * row_bytes(D, 2), i % kVectors, vector);
+    store_vector<kColumns>(values + i / kVectors * row_bytes(D, 2), i % kVectors, vector);
   }
 }
 

@@ -112,8 +112,15 @@ struct Block {
 
   DFLASH_DEVICE explicit Block(int lane_index) : lane(lane_index) {}
 
-  // Scores in units of log2, each less its row's maximum if there is a state.
-  DFLASH_DEVICE void multiply_keys(const Queries<D, kHeld>& queries, Shared keys, const State<D, kHeld>* state) {
+  // Scores in units of log2, each less its row's maximum if `relative`.
+  DFLASH_DEVICE void multiply_keys(const Queries<D, kHeld>& queries, Shared keys, const State<D, kHeld>& state,
+                                   bool relative) {
+    float begin[kTiles][4];
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) begin[t][j] = relative ? state.negated_maximum[t][j] : 0;
+    }
 #pragma unroll
     for (int i = 0; i < D / 32; ++i) {
       uint32_t a[kTiles][2][4], b[2][2][2];
@@ -124,11 +131,10 @@ struct Block {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           float (&to)[4] = score[t][j % 2];
-          constexpr float kZero[4] = {};
           if (i > 0 || j > 1) {
             mma_m16n8k16(Score{}, to, a[t][j / 2], b[j / 2][j % 2], to);
           } else {
-            mma_m16n8k16(Score{}, to, a[t][0], b[0][j], state ? state->negated_maximum[t] : kZero);
+            mma_m16n8k16(Score{}, to, a[t][0], b[0][j], begin[t]);
           }
         }
       }

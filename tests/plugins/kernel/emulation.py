@@ -37,6 +37,7 @@ FLAGS = [
 ASAN_OPTIONS = "detect_leaks=0:detect_stack_use_after_return=0:malloc_context_size=1:quarantine_size_mb=1"
 DIGEST_CHARACTERS = 16
 ALL_FORMATS, BF16_BLOCKS, BF16_BLOCKS_FP8_CACHES = range(3)
+MMA, SHORT = 0, -1
 DTYPES = {F16: 0, BF16: 1, FP8: 2}
 shared = Path("unknown before conftest.py says it")
 """Where what is built once lies."""
@@ -120,15 +121,16 @@ def config_sources(plugins: Path = PLUGINS) -> list[Path]:
 
 
 def build_kernel(
-    program: Path, head_dim: int, wgmma_rows: int = 0, plugins: Path = PLUGINS, formats: int = ALL_FORMATS,
+    program: Path, head_dim: int, kernel: int = MMA, plugins: Path = PLUGINS, formats: int = ALL_FORMATS,
     gpu: Gpu = HOPPER,
 ) -> Path:  # fmt: skip
-    """The program that `call` runs; with `wgmma_rows`, of the attention of sm_90a for that many rows.
+    """The program that `call` runs, of the general attention (MMA), of short contexts' (SHORT), or of sm_90a's for
+    `kernel` rows.
 
     The fewer `formats`, the sooner it is compiled.
     """
     sources = [HERE / "emulated_call.cpp", *emulator(), *config_sources(plugins)]
-    defines = [f"-DDFLASH_HEAD_DIM={head_dim}", f"-DDFLASH_WGMMA_ROWS={wgmma_rows}", f"-DDFLASH_FORMATS={formats}"]
+    defines = [f"-DDFLASH_HEAD_DIM={head_dim}", f"-DDFLASH_KERNEL={kernel}", f"-DDFLASH_FORMATS={formats}"]
     return build(program, sources, *defines, plugins=plugins, gpu=gpu)
 
 

@@ -77,6 +77,38 @@ void check(const kv::Params& p, int ctas, int shared) {
   }
 }
 
+// The kernel of short contexts, on a GPU of `sms` SMs, each CTA with at most `shared` bytes.
+void check_short(const kv::Params& p, int sms, int shared) {
+  if (!kv::short_fits(p)) return;
+  const kv::LaunchConfig config = kv::make_short_launch_config(p, sms, shared);
+  const kv::Grid grid = kv::attention_grid(p, config);
+  const auto expect = [&](bool holds, const char* what) {
+    if (!holds) std::printf("short, D %d, %d rows, B %d, %d SMs: %s\n", p.head_dim, config.rows, p.batch, sms, what);
+  };
+  const int itemsize = p.cache_dtype == kv::DType::kF8E4M3 ? 1 : 2;
+  const int stages = config.teams * kv::num_stages(p.head_dim, itemsize) * config.stage_bytes;
+  expect(config.shared_bytes <= shared, "too much shared memory");
+  expect(config.stages_at + stages <= config.shared_bytes, "stages do not fit");
+  expect(grid.y == p.batch && grid.x * config.tile_rows >= p.num_kv_heads * config.rows, "rows that no CTA has");
+  expect(config.tile_rows == 16 * config.row_groups, "rows that no warp has");
+  expect(config.teams >= 1 && config.teams <= kv::kMaxTeams, "teams beyond the barriers");
+  expect(grid.threads <= 32 * kv::short_warps(p.head_dim), "too many threads");
+  expect(config.row_groups <= kv::kResultsPadding + 1, "words between warps that a value has no room for");
+}
+
+// Calls whose context is short whatever their lengths are: of few pages, or with a window.
+void check_short_pays(kv::Params p) {
+  const auto expect = [&](bool pays, const char* what) {
+    if (kv::short_pays(p) != (pays && kv::kShortRows >= 512)) std::printf("short contexts: %s\n", what);
+  };
+  p.batch = 1, p.block = 10, p.head_dim = 64, p.num_heads = 64, p.num_kv_heads = 8;
+  p.max_pages = 8, expect(true, "eight pages of at most 64 rows");
+  p.max_pages = 2048, expect(false, "a long context");
+  p.max_pages = 1, expect(false, "a dense cache of any size");
+  p.sliding_window = 128, expect(true, "a window");
+  p.head_dim = 96, expect(false, "a head_dim that it is not compiled for");
+}
+
 // Eight lanes of ldmatrix, with 16 bytes of eight rows each, and of copies, with 128 bytes in a row or two, meet in no
 // bank. Copies of rows that 128 does not divide are left out.
 template <int kBytes>
@@ -128,12 +160,13 @@ int main() {
   p.k_scale = p.out_scale = 1;
   p.block_dtype = kv::DType::kBF16;
   check_sharded_drafter(p);
+  check_short_pays(p);
   check_shared_limits();
   check_banks<64>(), check_banks<96>(), check_banks<128>(), check_banks<192>(), check_banks<256>(), check_banks<512>();
   const auto try_sizes = [&] {
     for (const int ctas : {1, 114, 188, 264, 320}) check(p, ctas, kv::kSharedBudget);
     check(p, 108, 163 << 10);  // an A100
-    for (const int sms : {1, 132}) check_wgmma(p, sms);
+    for (const int sms : {1, 132}) check_wgmma(p, sms), check_short(p, sms, 227 << 10), check_short(p, sms, 99 << 10);
   };
   const auto try_heads = [&](int group) {
     for (const int kv_heads : {1, 8}) {
