@@ -92,8 +92,6 @@ MUTANTS = [
     Mutant("keys for values", "rows.cuh", "p.num_heads + p.num_kv_heads + kv_head", "p.num_heads + kv_head"),
     Mutant("keys normed as queries", "rows.cuh", "is_key ? p.k_norm :", "is_key ? p.q_norm :"),
     Mutant("keys scaled as queries", "rows.cuh", "is_key ? 1 : factor", "factor"),
-    Mutant("rows of padding that are not written", "rows.cuh", "const bool stored = key < keys,", "const bool stored ="
-           " key < keys && (is_key ? slot < p.block : row < config.rows),", None),
 ]  # fmt: skip
 
 
