@@ -9,6 +9,8 @@ from pathlib import Path
 import click
 
 import dflash_trt
+from dflash_trt.errors import DFlashError
+from dflash_trt.files.read import read_text
 
 PACKAGE = Path(dflash_trt.__file__).parent
 NO_KERNELS = "none: built without nvcc; make test-gpu compiles them in a clone"
@@ -25,7 +27,8 @@ def commit(package: Path = PACKAGE) -> str:
     """What git says of a checkout now; of an installed package what the build has recorded: 12 digits, or `-dirty`."""
     if not (package.parent / ".git").exists():
         recorded = package / "commit"
-        return (recorded.read_text().strip() if recorded.is_file() else "") or "not recorded by the build"
+        text = read_text(recorded, DFlashError, limit=64) if recorded.is_file() else ""
+        return text.strip() or "not recorded by the build"
     command = ["git", "-C", str(package.parent), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)  # noqa: S603

@@ -57,8 +57,9 @@ def test_bounds(name: str) -> None:
 
 
 FIELDS = RuntimeOptions.__struct_fields__
-# generate decodes one prompt after the other, unless it is told otherwise: the seconds of each are shown.
-OTHER_DEFAULTS = {("generate", "max_batch_size"): 1}
+# generate decodes one prompt after the other, unless it is told otherwise: the seconds of each are shown. capture knows
+# no engine that says a number.
+OTHER_DEFAULTS = {("generate", "max_batch_size"): 1, ("capture", "max_batch_size"): 8}
 
 
 def test_the_api_has_its_names_and_defaults() -> None:
