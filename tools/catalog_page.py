@@ -29,21 +29,20 @@ def catalogue() -> str:
     lines = [
         "", "## Known checkpoints", "",
         "Facts were " + page.source + ".",
-        "`dflash-trt drafts` prints them all, `drafts TARGET` those of a target; `--json` adds where each fact is",
-        "from, and whether config.json itself was read. In brackets: the block size, then GB of the weights in BF16,",
-        "FP8 and NVFP4, where fc and DFlash2's convolutions and codebooks count as BF16; nothing where config.json was",
-        "not read. A runtime that is not named is not known. What was verified here was verified on a CPU.", "",
+        "`dflash-trt drafts --json` adds where each fact is from. In brackets: the block size, then GB of the weights",
+        "in BF16, FP8 and NVFP4, where config.json was read (fc and DFlash2's convolutions and codebooks count",
+        "as BF16). A runtime that is not named is not known. *Here*: what was verified here, on a CPU.", "",
     ]  # fmt: skip
     for name, family in page.families.items():
         members = ", ".join(_named(draft) for draft in page.drafts if draft.family == name)
-        lines += [f"* **{name}**, dialect {family.dialect or 'not read'}: {members}"]
+        lines += [f"* **{name}** ({family.dialect or 'not read'}): {members}"]
         lines += [f"    * {runtime}" for runtime in _runtimes(family.runtimes)]
-        lines += [f"    * verified here: {family.verified}"]
+        lines += [f"    * here: {family.verified}"]
     lines += [
         "", "## Published speed-ups", "",
-        "Speed-ups are over plain decoding, as published, each in its own setting. None was measured here.", "",
+        "Over plain decoding, as published, each in its own setting. None was measured here.", "",
         *_markdown(("draft", "speed-up", "source"), _speedups(page)), "",
-        "These licences forbid commercial use:", "",
+        "Licences that forbid commercial use:", "",
     ]  # fmt: skip
     lines += _grouped((_name(draft), draft.licence) for draft in page.drafts if draft.licence)
     return "\n".join(lines).rstrip() + "\n"
@@ -75,8 +74,19 @@ def _speedups(page: Catalog) -> list[tuple[str, ...]]:
     rows: dict[tuple[str, str], list[str]] = {}
     for draft in page.drafts:
         for speedup in draft.speedups:
-            rows.setdefault((_name(draft), speedup.source), []).append(f"{speedup.ratio} x: {speedup.setting}")
-    return [(draft, "; ".join(figures), source) for (draft, source), figures in rows.items()]
+            rows.setdefault((_name(draft), speedup.source), []).append(f"**{speedup.ratio}x** {speedup.setting}")
+    return [(draft, "; ".join(figures), _link(source)) for (draft, source), figures in rows.items()]
+
+
+def _link(source: str) -> str:
+    """A model card or a paper as a short link, any other source as it is written."""
+    kind, _, name = source.rpartition(" ")
+    match kind:
+        case "card of":
+            return f"[card](https://huggingface.co/{name})"
+        case "arXiv":
+            return f"[arXiv](https://arxiv.org/abs/{name})"
+    return source
 
 
 def _grouped(statements: Iterable[tuple[str, str]]) -> list[str]:
