@@ -29,15 +29,16 @@ def catalogue() -> str:
     lines = [
         "", "## Known checkpoints", "",
         "Facts were " + page.source + ".",
-        "`dflash-trt drafts --json` adds where each fact is from. In brackets: the block size, then GB of the weights",
-        "in BF16, FP8 and NVFP4, where config.json was read (fc and DFlash2's convolutions and codebooks count",
-        "as BF16). A runtime that is not named is not known. *Here*: what was verified here, on a CPU.", "",
+        "`dflash-trt drafts --json` adds where each fact is from. In brackets: the block size, then GB of the",
+        "weights in BF16, FP8 and NVFP4, where config.json was read (fc and DFlash2's convolutions and codebooks count",
+        "as BF16). A runtime that is not named is not known.", "",
     ]  # fmt: skip
     for name, family in page.families.items():
         members = ", ".join(_named(draft) for draft in page.drafts if draft.family == name)
         lines += [f"* **{name}** ({family.dialect or 'not read'}): {members}"]
         lines += [f"    * {runtime}" for runtime in _runtimes(family.runtimes)]
-        lines += [f"    * here: {family.verified}"]
+    lines += ["", "Verified here, on a CPU:", ""]
+    lines += _grouped((name, family.verified) for name, family in page.families.items())
     lines += [
         "", "## Published speed-ups", "",
         "Over plain decoding, as published, each in its own setting. None was measured here.", "",
@@ -49,9 +50,10 @@ def catalogue() -> str:
 
 
 def _runtimes(answers: Mapping[str, str]) -> list[str]:
-    """One line for all that load a family without conditions, then a line for each other."""
-    plain = ", ".join(runtime for runtime, answer in answers.items() if answer == "yes")
-    others = [f"{runtime}: {answer}" for runtime, answer in answers.items() if answer not in ("yes", UNKNOWN)]
+    """One line for all that load a family without conditions, then a line for each other; ours stand above."""
+    known = {name: answer for name, answer in answers.items() if name != "dflash-trt" and answer != UNKNOWN}
+    plain = ", ".join(name for name, answer in known.items() if answer == "yes")
+    others = [f"{name}: {answer}" for name, answer in known.items() if answer != "yes"]
     return [f"loaded by {plain}", *others] if plain else others
 
 
