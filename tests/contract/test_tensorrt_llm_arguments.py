@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.drafter_contract import NEEDED
 from tests.paths import REPOSITORY
 from tests.trtllm.fake_package import WORKER, write_package
 
@@ -207,6 +208,8 @@ def test_a_tree_of_single_files_is_judged_as_far_as_it_goes(tmp_path: Path) -> N
     ]  # fmt: skip
     assert "engine mode, with the worker of 8d62b3e5f164" in result.stdout
     assert "written configurations, refused" not in result.stdout
+    page = (REPOSITORY / "docs" / "engine_mode.md").read_text()
+    assert all(f"`{name}`" in page for name in ("llmapi/llm_args.py", *(f"_torch/{name}" for name in NEEDED)))
 
 
 def test_without_a_directory_it_says_how(tmp_path: Path) -> None:
