@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import subprocess
 import sys
@@ -64,9 +65,10 @@ def _check_command(schema: Schema, document: dict[str, Any], installed: str) -> 
     words = shlex.split(command_text(schema.runtime, document).replace("\\\n", " "))
     name = f"the parser of {schema.runtime} {installed}"
     command = [sys.executable, "-m", __name__, schema.runtime, *words]
+    environment = os.environ | {"HF_HUB_OFFLINE": "0"}  # offline, vLLM's arguments look for the model on this machine
     try:
         result = subprocess.run(  # noqa: S603 - our own module, arguments as words
-            command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False
+            command, env=environment, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
         yield Finding("runtime", UNCHECKED, schema.runtime, f"{name} took more than {SECONDS} s", "run it by hand")
@@ -114,6 +116,9 @@ def _sglang(words: list[str]) -> None:
 def runtime_parser(runtime: str) -> Any:
     """The runtime's own argument parser; vLLM's reads words that begin with `serve`."""
     if runtime == "vllm":
+        platforms: Any = import_module("vllm.platforms")
+        if not platforms.current_platform.device_type:  # no GPU here, where its parser of a CUDA build ends
+            platforms.current_platform = import_module("vllm.platforms.cpu").CpuPlatform()
         parser = import_module("vllm.utils.argparse_utils").FlexibleArgumentParser(prog="vllm")
         import_module("vllm.entrypoints.cli.serve").ServeSubcommand().subparser_init(parser.add_subparsers())
     else:

@@ -82,6 +82,10 @@ def test_vllm_for_machines_without_a_gpu_is_vllm(monkeypatch: pytest.MonkeyPatch
 
 VLLM = """
 import argparse
+import os
+from vllm.platforms import current_platform
+if not current_platform.device_type:
+    raise RuntimeError("Failed to infer device type")
 class ServeSubcommand:
     def subparser_init(self, subparsers):
         parser = subparsers.add_parser("serve")
@@ -91,6 +95,8 @@ class ServeSubcommand:
 class AsyncEngineArgs:
     def from_cli_args(arguments):
         assert arguments.model == "m"
+        if os.environ["HF_HUB_OFFLINE"] == "1":
+            raise OSError("the model is not on this machine")
         if arguments.max_num_seqs == 0:
             raise ValueError("no sequences")
 class FlexibleArgumentParser(argparse.ArgumentParser):
@@ -120,12 +126,17 @@ def test_the_parser_of_the_runtime_reads_the_command(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A package with vLLM's module names and a parser of a few lines; the process and what becomes of it are real."""
-    for package in ("", "utils", "entrypoints", "entrypoints/cli", "engine"):
+    """A package with vLLM's module names and a parser of a few lines; the process and what becomes of it are real.
+
+    It finds no GPU and, offline, no model: vLLM's own ends there.
+    """
+    for package in ("", "utils", "entrypoints", "entrypoints/cli", "engine", "platforms"):
         (tmp_path / "vllm" / package).mkdir(exist_ok=True)
         (tmp_path / "vllm" / package / "__init__.py").touch()
     for name in ("entrypoints/cli/serve", "engine/arg_utils", "utils/argparse_utils"):
         (tmp_path / "vllm" / f"{name}.py").write_text(VLLM)
+    (tmp_path / "vllm" / "platforms" / "__init__.py").write_text("class current_platform:\n    device_type = ''\n")
+    (tmp_path / "vllm" / "platforms" / "cpu.py").write_text("class CpuPlatform:\n    device_type = 'cpu'\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(real_classes, "installed_version", lambda runtime: found)
     findings = list(check_with_package(load_schema("vllm"), {"model_tag": "m", **arguments}))
@@ -205,10 +216,6 @@ SCALARS = (
 READ_ALL = """
 import json, sys
 from dflash_trt.deploy.real_classes import runtime_parser
-if sys.argv[1] == "vllm":  # its parser asks which machine it is on, and ends on one without a GPU
-    from vllm import platforms
-    from vllm.platforms.cpu import CpuPlatform
-    platforms._current_platform = CpuPlatform()
 parser = runtime_parser(sys.argv[1])
 for name, words in json.load(sys.stdin).items():
     print(name, file=sys.stderr)

@@ -141,9 +141,9 @@ def test_scripts_pass_shellcheck(runtime: Runtime, source: Path, tmp_path: Path)
 
 
 @pytest.mark.full
-@needs("vllm")
-def test_vllms_own_parser_takes_each_nodes_command(source: Path) -> None:
-    schema = load_schema("vllm")
-    for words in nodes(source, "vllm", "slurm").values():
+@pytest.mark.parametrize("runtime", [pytest.param(name, marks=needs(name)) for name in RUNTIMES])
+def test_the_runtimes_own_parser_takes_each_nodes_command(runtime: Runtime, source: Path) -> None:
+    schema = load_schema(runtime)
+    for words in nodes(source, runtime, "slurm").values():
         arguments, _ = parse_arguments(words, schema)
         assert [str(f) for f in check_with_package(schema, arguments)] == []
