@@ -31,9 +31,10 @@ def command_text(runtime: str, arguments: dict[str, Any], environment: dict[str,
     """
     variables = [f"{name}={value}" for name, value in (environment or {}).items()]
     command = (*(["env", *variables] if variables else []), *COMMANDS[runtime])
-    lines = [command_line([*command, *(argument(arguments[key], key) for key in _positional(runtime))])]
+    positional = [key for key in _positional(runtime) if key in arguments]
+    lines = [command_line([*command, *(argument(arguments[key], key) for key in positional)])]
     for key, value in arguments.items():
-        if key not in _positional(runtime) and (text := _flag(runtime, key, value)):
+        if key not in positional and (text := _flag(runtime, key, value)):
             lines.append(text)
     return " \\\n  ".join(lines) + "\n"
 

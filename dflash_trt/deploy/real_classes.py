@@ -104,7 +104,7 @@ def main(runtime: str, command: list[str]) -> None:
 def _vllm(words: list[str]) -> None:
     """Run what `vllm serve` runs before it starts: its parser, then the engine's arguments."""
     arguments = runtime_parser("vllm").parse_args(["serve", *words])
-    arguments.model = arguments.model_tag
+    arguments.model = arguments.model_tag or arguments.model
     import_module("vllm.engine.arg_utils").AsyncEngineArgs.from_cli_args(arguments)
 
 

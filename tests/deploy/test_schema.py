@@ -89,7 +89,7 @@ if not current_platform.device_type:
 class ServeSubcommand:
     def subparser_init(self, subparsers):
         parser = subparsers.add_parser("serve")
-        parser.add_argument("model_tag")
+        parser.add_argument("model_tag", nargs="?")
         parser.add_argument("--max-num-seqs", type=int)
         parser.add_argument("--model")
 class AsyncEngineArgs:
@@ -107,15 +107,16 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
 @pytest.mark.parametrize(
     ("arguments", "found", "severity", "words"),
     [
-        ({"max_num_seqs": 8}, "0.33.0", None, ""),
+        ({"model_tag": "m", "max_num_seqs": 8}, "0.33.0", None, ""),
+        ({"model": "m"}, "0.33.0", None, ""),
         (
-            {"max_num_seqs": "many"},
+            {"model_tag": "m", "max_num_seqs": "many"},
             "0.33.0",
             "error",
             "the parser of vllm 0.33.0 says: vllm serve: error: argument --max",
         ),
-        ({"zzz": 8}, "0.32.0", "warning", "says: vllm: error: unrecognized arguments: --zzz 8"),
-        ({"max_num_seqs": 0}, "0.33.0", "error", "says: ValueError: no sequences"),
+        ({"model_tag": "m", "zzz": 8}, "0.32.0", "warning", "says: vllm: error: unrecognized arguments: --zzz 8"),
+        ({"model_tag": "m", "max_num_seqs": 0}, "0.33.0", "error", "says: ValueError: no sequences"),
     ],
 )
 def test_the_parser_of_the_runtime_reads_the_command(
@@ -139,7 +140,7 @@ def test_the_parser_of_the_runtime_reads_the_command(
     (tmp_path / "vllm" / "platforms" / "cpu.py").write_text("class CpuPlatform:\n    device_type = 'cpu'\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(real_classes, "installed_version", lambda runtime: found)
-    findings = list(check_with_package(load_schema("vllm"), {"model_tag": "m", **arguments}))
+    findings = list(check_with_package(load_schema("vllm"), arguments))
     assert [finding.severity for finding in findings] == ([] if severity is None else [severity])
     assert words in "".join(finding.problem for finding in findings)
 
