@@ -6,6 +6,11 @@ Rewritten to the flags alone: model names are facts, paths are made up. The thir
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.deploy.conversion import Conversion, convert
+
 
 def vllm(spec: str, more: str = "", *, model: str = "Qwen/Qwen3-8B") -> str:
     """`vllm serve` with a JSON speculative_config."""
@@ -103,3 +108,11 @@ COMMANDS: list[tuple[str, str, tuple[str, ...]]] = [
     ("trtllm", TRTLLM.format("DFlash", "  speculative_model: d\nmax_seq_len: 8192\n", "--config", "--port 8000"), ()),
     ("trtllm", TRTLLM.format("NGram", "  max_matching_ngram_size: 2\n", "--config", "--backend pytorch"), ()),
 ]  # fmt: skip
+QWEN = "z-lab/Qwen3-8B-DFlash-b16"
+DRAFTS = {"Qwen3.5-27B ": "z-lab/Qwen3.5-27B-DFlash", "google/gemma": "z-lab/gemma-4-26B-A4B-it-DFlash"}
+
+
+def converted(text: str, **options: Any) -> Conversion:
+    """`text` with a draft of its target, Qwen3-8B's unless another is known."""
+    draft = next((draft for words, draft in DRAFTS.items() if words in text), QWEN)
+    return convert(text, Path("run.sh"), **{"draft": draft, **options})

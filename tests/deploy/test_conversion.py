@@ -14,22 +14,15 @@ import pytest
 import yaml
 
 from dflash_trt.deploy.checker import check, file_configs
-from dflash_trt.deploy.conversion import SPECULATION, Conversion, convert
+from dflash_trt.deploy.conversion import SPECULATION, convert
 from dflash_trt.deploy.edit_yaml import with_value
 from dflash_trt.deploy.finding import ERROR, WARNING
 from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.errors import ConfigError
 from tests.cli.commands import run
-from tests.deploy.documented_commands import COMMANDS
+from tests.deploy.documented_commands import COMMANDS, QWEN, converted
 from tests.paths import FIXTURES
-
-QWEN = "z-lab/Qwen3-8B-DFlash-b16"
-DRAFTS = {"Qwen3.5-27B ": "z-lab/Qwen3.5-27B-DFlash", "google/gemma": "z-lab/gemma-4-26B-A4B-it-DFlash"}
-
-
-def converted(text: str, **options: Any) -> Conversion:
-    return convert(text, Path("run.sh"), draft=options.pop("draft", QWEN), **options)
 
 
 @pytest.mark.parametrize(("runtime", "text", "others"), COMMANDS)
@@ -38,7 +31,7 @@ def test_commands_of_the_documentation(runtime: str, text: str, others: tuple[st
 
     Flags of other releases, which no check knows, are refused by name; a second conversion changes nothing.
     """
-    options = {"draft": next((draft for words, draft in DRAFTS.items() if words in text), QWEN)}
+    options = {}
     if runtime == "trtllm":  # whose YAML names no target
         options = {"draft": "z-lab/gpt-oss-120b-DFlash", "target": "openai/gpt-oss-120b"}
     (tmp_path / "run.sh").write_text(text)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from hypothesis import strategies as st
 from dflash_trt.deploy import real_classes
 from dflash_trt.deploy.checker import check
 from dflash_trt.deploy.deployment_file import METHODS
+from dflash_trt.deploy.finding import ERROR
 from dflash_trt.deploy.flags import command_text, parse_arguments
 from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.real_classes import check_trtllm, check_with_package, installed_version
@@ -37,6 +39,8 @@ from dflash_trt.deploy.script import servers
 from dflash_trt.deploy.sizes import draft_sizes, target_sizes
 from dflash_trt.errors import ConfigError
 from tests.deploy.deployments import SERVED, rendered, resolved
+from tests.deploy.documented_commands import COMMANDS as DOCUMENTED
+from tests.deploy.documented_commands import converted
 
 
 def needs(runtime: str) -> pytest.MarkDecorator:
@@ -216,28 +220,47 @@ SCALARS = (
 
 READ_ALL = """
 import json, sys
-from dflash_trt.deploy.real_classes import runtime_parser
-parser = runtime_parser(sys.argv[1])
+from dflash_trt.deploy.flags import COMMANDS
+from dflash_trt.deploy.real_classes import main
+refused = {}
 for name, words in json.load(sys.stdin).items():
-    print(name, file=sys.stderr)
-    parser.parse_args(words)
+    try:
+        main(sys.argv[1], [*COMMANDS[sys.argv[1]], *words])
+    except (SystemExit, Exception) as problem:
+        refused[name] = repr(problem)
+print(json.dumps(refused))
 """
+
+
+def refusals(runtime: str, commands: dict[str, list[str]]) -> set[str]:
+    """Names of those commands that the runtime's own code refuses; one process, because its import takes longest."""
+    result = subprocess.run(
+        [sys.executable, "-c", READ_ALL, runtime], input=json.dumps(commands), capture_output=True, text=True,
+        check=True, env=os.environ | {"HF_HUB_OFFLINE": "0"},
+    )  # fmt: skip
+    refused: dict[str, str] = json.loads(result.stdout.splitlines()[-1])
+    print(refused, result.stderr[-2000:], sep="\n")
+    return set(refused)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("runtime", [pytest.param(name, marks=needs(name)) for name in ("vllm", "sglang")])
-def test_the_runtimes_own_parser_takes_every_shipped_command(runtime: Runtime) -> None:
-    """In one process, because importing a runtime takes longest: the last name on stderr is that of what is refused."""
-    commands = {}
+def test_the_runtimes_own_parser_takes_what_we_take(runtime: Runtime) -> None:
+    """Every shipped command, documented commands and those with another draft; it refuses flags of other releases."""
+    commands, wrong = {}, set()
     for name in (name for name, served in SERVED if served == runtime):
         for method in METHODS if resolved(name).eagle3 else ("dflash", "none"):
             (server,) = servers(rendered(name, runtime, method).text)
-            commands[f"{name} {method}"] = [*(["serve"] if runtime == "vllm" else []), *server.words]
-    result = subprocess.run(
-        [sys.executable, "-c", READ_ALL, runtime], input=json.dumps(commands), capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr[-2000:]
+            commands[f"{name} {method}"] = server.words
+    for _, text, others in (command for command in DOCUMENTED if command[0] == runtime):
+        done = converted(text)
+        for written in (text, done.text):
+            (server,) = servers(written)
+            commands[written] = server.words
+        wrong |= {text} if others else set()
+        wrong |= {done.text} if any(finding.severity == ERROR for finding in done.findings) else set()
+    assert len(commands) > 100
+    assert refusals(runtime, commands) == wrong
 
 
 def agrees(key: str, value: Any) -> None:
