@@ -33,8 +33,8 @@ void set_rows(const Params& p, int32_t tiles, int32_t row_groups, LaunchConfig& 
   config.stages_at = round_up(config.block_at + 2 * config.block_rows * row_bytes(D, 2), kRowsAlignment);
 }
 
-// Teams of warps that find room for their stages, in a CTA of those that lie in `parts` beside each other on an SM. Rows
-// are laid out alike for every GPU, and so is the workspace.
+// Teams of warps that find room for their stages, in a CTA of those that lie in `parts` beside each other on an SM.
+// Rows are laid out alike for every GPU, and so is the workspace.
 template <class Parts>
 void set_teams(const Params& p, const Shape& shape, Parts parts, LaunchConfig& config) {
   const int32_t D = p.head_dim;

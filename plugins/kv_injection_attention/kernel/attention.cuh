@@ -168,8 +168,8 @@ class Attention {
       }
     }
     syncthreads();
-    merge_and_write<Rows>(ResultWriter<D, T, kShort>(p_, config_, span, kv_head()), shared_memory(), threads, config_.teams,
-                          first_row(), min(config_.tile_rows, config_.rows - first_row()));
+    merge_and_write<Rows>(ResultWriter<D, T, kShort>(p_, config_, span, kv_head()), shared_memory(), threads,
+                          config_.teams, first_row(), min(config_.tile_rows, config_.rows - first_row()));
   }
 
   const Params& p_;

@@ -29,8 +29,8 @@ inline constexpr int kStartBytes = 200 << 10;
 // As many as a CTA of sm_90a's kernel reads while partial results are combined: the second kernel's wait, schedule,
 // loads and stores. An H100's short calls were measured with it; other values were not tried.
 inline constexpr int kCombineBytes = 160 << 10;
-// Context rows up to which short_attention() is taken. Counted on paper it is faster up to about 512; no GPU has said so
-// yet, and until one does it is taken only where a caller names it.
+// Context rows up to which short_attention() is taken. Counted on paper it is faster up to about 512; no GPU has said
+// so yet, and until one does it is taken only where a caller names it.
 inline constexpr int kShortRows = 0;
 // Partial results of a row that a warp adds up one after another, at most while there are warps.
 inline constexpr int kPartialsAWarp = 8;
@@ -55,7 +55,8 @@ DFLASH_ANYWHERE constexpr int num_stages(int head_dim, int element_bytes) {
 DFLASH_ANYWHERE constexpr int warp_tiles(int head_dim) { return head_dim == 256 ? 1 : 2; }
 // Warps of a CTA, so that two CTAs share an SM's 65,536 registers: 168 or 255 a thread.
 DFLASH_ANYWHERE constexpr int max_warps(int head_dim) { return head_dim == 64 ? 6 : 4; }
-// Warps of a CTA of short_attention(), of 128 or 168 registers a thread, and of them beside each other, with 16 rows each.
+// Warps of a CTA of short_attention(), of 128 or 168 registers a thread, and of them beside each other, with 16 rows
+// each.
 DFLASH_ANYWHERE constexpr int short_warps(int head_dim) { return head_dim == 64 ? 15 : 12; }
 inline constexpr int kShortRowGroups = 5;
 // From a row in shared memory to the next. 16 bytes of padding make eight rows start in eight different bank groups.

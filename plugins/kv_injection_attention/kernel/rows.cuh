@@ -186,10 +186,9 @@ DFLASH_DEVICE void store_rows(const Params& p, const LaunchConfig& config, const
     const RowVectors loaded = load_row<D>(source, qkv_row(p, span.request, slot, head), head,
                                           rope_of<D>(p, span) + int64_t{slot} * D, part, real);
     const Shared to = is_key ? to_keys + key * row_bytes(D, 2) : to_queries + i * row_bytes(D, 2);
-    norm_and_rotate<D, T, Stored, kLanes>(loaded, source, !is_key && span.slot < 0 ? as_float(0x7fc00000u) : p.rms_norm_eps, part, stored,
-                                          [&](int index, const Words4& vector) {
-                                            store_vector<kColumns>(to, index, vector);
-                                          });
+    norm_and_rotate<D, T, Stored, kLanes>(
+        loaded, source, !is_key && span.slot < 0 ? as_float(0x7fc00000u) : p.rms_norm_eps, part, stored,
+        [&](int index, const Words4& vector) { store_vector<kColumns>(to, index, vector); });
   }
 }
 
