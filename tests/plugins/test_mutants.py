@@ -213,14 +213,10 @@ WGMMA_MUTANTS = [
     Mutant("a polynomial that is not clamped", "exp2.cuh", "fma_rn_sat(x", "fma_rn(x"),
     Mutant("weights as they are", STATE, "(warp * 2 + lane / 8 % 2) ^ lane % 8", "(warp * 2 + lane / 8 % 2)"),
     Mutant("a barrier for all warpgroups", STATE, "return 1 + team();", "return 1;", "races|waits|product"),
-    Mutant("no vote", WGMMA, "if (!barrier_red_or(Group::barrier(), kThreads, exceeds) || raise) break;",
-           "barrier_red_or(Group::barrier(), kThreads, exceeds);\n      if (raise || true) break;"),
     Mutant("a step's end without a barrier", WGMMA_LOADER, "bar_sync(barrier_, 32 * kWarpgroupWarps);", "",
            "races with thread|while a"),
     Mutant("a step that is not there yet", WGMMA_LOADER, "cp_async_wait_group<kStages - 2>();", "",
            "while a copy into it is under way"),
-    Mutant("copies under way at the end", WGMMA_LOADER, "cp_async_wait_group<0>();", "",
-           "while a copy|copies under way"),
     Mutant("rows beyond the end", WGMMA_LOADER, "cp_async(to, from, left > row)", "cp_async(to, from, true)",
            "AddressSanitizer"),
     Mutant("copies that are not swizzled", WGMMA_LOADER, "Step::Rows::at(row_, vector * 16)",
@@ -262,6 +258,12 @@ WGMMA_MUTANTS = [
     Mutant("no slots", WGMMA, "attention.prepare();", "", None),
 ]  # fmt: skip
 
+# Of scores so far apart that a later step raises the maxima.
+SHARP = replace(CASE, norm=12.0)
+VOTE_MUTANT = Mutant(
+    "no vote", WGMMA, "if (!barrier_red_or(Group::barrier(), kThreads, exceeds) || raise) break;",
+    "barrier_red_or(Group::barrier(), kThreads, exceeds);\n      if (raise || true) break;",
+)  # fmt: skip
 
 # Of the attention of short contexts, a CTA of three teams of five warps.
 SHORT_CASE = replace(CASE, context_lengths=(700, 3, 300))
@@ -309,6 +311,7 @@ CALLS = [
     (LANE_MUTANT, MANY, 264, 0),
     *((mutant, PAGED, CTAS, 0) for mutant in PAGE_MUTANTS),
     (ROWS_MUTANT, LONG_BLOCK, CTAS, 80),
+    (VOTE_MUTANT, SHARP, CTAS, 80),
     (EMPTY_MUTANT, ALIKE, 12, 80),
     (WINDOW_MUTANT, PAGED, CTAS, 80),
     *((mutant, PAGED, CTAS, 80) for mutant in WGMMA_PAGE_MUTANTS),
