@@ -12,6 +12,7 @@ import pytest
 from tests.paths import REPOSITORY
 
 FRAGMENT = re.compile(r"\s*(?:(?:Of|That|Those|The same|And|Or|As|Its|Until|Also)\b|\.\.\.)")
+QUOTED_FRAGMENT = re.compile(rf"""['"]{FRAGMENT.pattern}""")
 
 
 def docstrings(file: Path) -> list[ast.Constant]:
@@ -22,7 +23,7 @@ def docstrings(file: Path) -> list[ast.Constant]:
 
 @pytest.mark.parametrize("room", ["dflash_trt", "tests", "benchmarks", "tools"])
 def test_docstrings_stand_alone(room: str) -> None:
-    files = sorted((REPOSITORY / room).rglob("*.py"))
+    files = [file for file in sorted((REPOSITORY / room).rglob("*.py")) if QUOTED_FRAGMENT.search(file.read_text())]
     found = [(file, text) for file in files for text in docstrings(file) if FRAGMENT.match(str(text.value))]
     assert [f"{file.relative_to(REPOSITORY)}:{text.lineno}: {text.value!r}" for file, text in found] == []
 

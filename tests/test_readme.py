@@ -128,6 +128,7 @@ def test_verify_with_a_loss_budget(tmp_path: Path) -> None:
     assert "tau loss" in example("verify_with_a_loss_budget.sh", *pair, "60%", cwd=tmp_path)
 
 
+@pytest.mark.full
 def test_deploy(tmp_path: Path) -> None:
     assert "serve.yaml: nothing wrong in what was checked" in example("deploy.sh", cwd=tmp_path)
     written = {path.name for path in (tmp_path / "deployment").rglob("*")}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.drafter_contract import NEEDED
+from tests.contract.tensorrt_llm_arguments import main
 from tests.paths import REPOSITORY
 from tests.trtllm.fake_package import WORKER, write_package
 
@@ -119,8 +120,8 @@ def package(directory: Path, **changes: str) -> Path:
     return directory
 
 
-def contract(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.contract.tensorrt_llm_arguments", *map(str, arguments)]
+def contract(directory: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.contract.tensorrt_llm_arguments", str(directory)]
     return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
 
 
@@ -130,42 +131,6 @@ def section(output: str, title: str) -> list[str]:
     start = next(index for index, line in enumerate(lines) if title in line)
     below = lines[start + 1 :]
     return below[: next((i for i, line in enumerate(below) if not line.startswith("  ")), len(below))]
-
-
-def test_everything_written_is_taken_and_differences_are_named(tmp_path: Path) -> None:
-    result = contract(package(tmp_path))
-    assert result.returncode == 0, result.stderr
-    assert "TensorRT-LLM 1.4.0rc1 in" in result.stdout
-    assert section(result.stdout, "replaced") == ["  tensorrt_llm.mapping: RuntimeError: no CUDA"]
-    assert section(result.stdout, "written configurations, refused") == []
-    keys = section(result.stdout, "keys that are not the same")
-    assert "  DFlashDecodingConfig.a_new_key: only in the release" in keys
-    assert "  DFlashDecodingConfig.draft_len_schedule: only in our schema" in keys
-    verdicts = section(result.stdout, "judged differently")
-    # Neither the linter's null fraction nor its sampling mode in capitals: enums are real, and this model takes null.
-    assert any(line.startswith("  no share of the memory: the release takes it") for line in verdicts)
-    assert not any("a sampling mode in capitals" in line or "nothing drafted" in line for line in verdicts)
-    assert not any("a word for a number" in line for line in verdicts)
-
-
-def test_a_release_that_refuses_what_we_write(tmp_path: Path) -> None:
-    arguments = FILES["llmapi/llm_args"].replace("    target_layer_ids: Optional[list[int]] = None\n", "")
-    result = contract(package(tmp_path, **{"llmapi/llm_args": arguments}))
-    assert result.returncode == 1
-    refused = section(result.stdout, "written configurations, refused")
-    assert any("target_layer_ids: TorchLlmArgs says: Extra inputs are not permitted" in line for line in refused)
-
-
-def test_a_worker_that_asks_the_drafter_for_more(tmp_path: Path) -> None:
-    """Found in the file: the package cannot be imported here."""
-    worker = package(tmp_path) / "tensorrt_llm" / WORKER
-    whole = contract(tmp_path)
-    assert section(whole.stdout, "engine mode, with the worker of 8d62b3e5f164") == []
-    worker.write_text(worker.read_text().replace("draft_model._num_heads", "draft_model.rope_table"))
-    result = contract(tmp_path)
-    assert result.returncode == 1
-    differences = section(result.stdout, "engine mode, with the worker of 8d62b3e5f164")
-    assert differences == ["  TensorRT-LLM uses rope_table of the drafter, which engine mode does not implement"]
 
 
 TARGET = """
@@ -181,42 +146,70 @@ class OneTarget:
 """
 
 
-def test_workers_and_drafters_of_single_targets_are_named(tmp_path: Path) -> None:
-    """They are no difference: only TRTLLM_MODELING_V2 selects them."""
-    place = "_torch/_experimental/modeling_v2/models/one/targets/one__sm_100__tp1/spec_worker"
-    result = contract(package(tmp_path, **{place: TARGET}))
-    assert result.returncode == 0, result.stdout
-    module = f"tensorrt_llm.{place.replace('/', '.')}"
+PLACE = "_torch/_experimental/modeling_v2/models/one/targets/one__sm_100__tp1/spec_worker"
+WORKER_SECTION = "engine mode, with the worker of 8d62b3e5f164"
+
+
+def test_everything_written_is_taken_and_differences_are_named(tmp_path: Path) -> None:
+    """Workers and drafters of single targets are no difference: only TRTLLM_MODELING_V2 selects them."""
+    result = contract(package(tmp_path, **{PLACE: TARGET}))
+    assert result.returncode == 0, result.stderr
+    assert "TensorRT-LLM 1.4.0rc1 in" in result.stdout
+    assert section(result.stdout, "replaced") == ["  tensorrt_llm.mapping: RuntimeError: no CUDA"]
+    assert section(result.stdout, "written configurations, refused") == []
+    keys = section(result.stdout, "keys that are not the same")
+    assert "  DFlashDecodingConfig.a_new_key: only in the release" in keys
+    assert "  DFlashDecodingConfig.draft_len_schedule: only in our schema" in keys
+    verdicts = section(result.stdout, "judged differently")
+    # Neither the linter's null fraction nor its sampling mode in capitals: enums are real, and this model takes null.
+    assert any(line.startswith("  no share of the memory: the release takes it") for line in verdicts)
+    assert not any("a sampling mode in capitals" in line or "nothing drafted" in line for line in verdicts)
+    assert not any("a word for a number" in line for line in verdicts)
+    assert section(result.stdout, WORKER_SECTION) == []
+    module = f"tensorrt_llm.{PLACE.replace('/', '.')}"
     assert section(result.stdout, "targets with a worker") == [
         f"  {module}.OneTargetsWorker: a worker that asks the drafter for a_kernel_of_its_own",
         f"  {module}._build_draft_model(self, draft_config): builds a drafter of its own",
     ]
 
 
-def test_a_tree_of_single_files_is_judged_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_a_release_that_refuses_what_we_write_and_asks_the_drafter_for_more(tmp_path: Path) -> None:
+    """The second is found in the file: the package cannot be imported here."""
+    arguments = FILES["llmapi/llm_args"].replace("    target_layer_ids: Optional[list[int]] = None\n", "")
+    worker = package(tmp_path, **{"llmapi/llm_args": arguments}) / "tensorrt_llm" / WORKER
+    worker.write_text(worker.read_text().replace("draft_model._num_heads", "draft_model.rope_table"))
+    result = contract(tmp_path)
+    assert result.returncode == 1
+    refused = section(result.stdout, "written configurations, refused")
+    assert any("target_layer_ids: TorchLlmArgs says: Extra inputs are not permitted" in line for line in refused)
+    differences = section(result.stdout, WORKER_SECTION)
+    assert differences == ["  TensorRT-LLM uses rope_table of the drafter, which engine mode does not implement"]
+
+
+def test_a_tree_of_single_files_is_judged_as_far_as_it_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = package(tmp_path / "whole") / "tensorrt_llm"
     single = tmp_path / "single" / "tensorrt_llm"
     for name in (WORKER, "_torch/speculative/interface.py", "_torch/models/modeling_speculative.py"):
         (single / name).parent.mkdir(parents=True, exist_ok=True)
         (single / name).write_text((whole / name).read_text())
-    result = contract(single.parent)
-    assert result.returncode == 1
-    missing = section(result.stdout, "files that are needed and not here")
+    assert main(str(single.parent)) == 1
+    said = capsys.readouterr().out
+    missing = section(said, "files that are needed and not here")
     assert [line.split(":")[0].strip() for line in missing] == [
         "tensorrt_llm/_torch/models/modeling_utils.py", "tensorrt_llm/_torch/models/modeling_dflash.py",
         "tensorrt_llm/_torch/models/checkpoints/base_weight_mapper.py", "tensorrt_llm/llmapi/llm_args.py",
     ]  # fmt: skip
-    assert "engine mode, with the worker of 8d62b3e5f164" in result.stdout
-    assert "written configurations, refused" not in result.stdout
+    assert WORKER_SECTION in said
+    assert "written configurations, refused" not in said
     page = (REPOSITORY / "docs" / "engine_mode.md").read_text()
     assert all(f"`{name}`" in page for name in ("llmapi/llm_args.py", *(f"_torch/{name}" for name in NEEDED)))
 
 
-def test_without_a_directory_it_says_how(tmp_path: Path) -> None:
-    missing = contract()
-    assert missing.returncode == 2
-    assert "make contract TENSORRT_LLM=DIR" in missing.stderr
-    assert f"found no tensorrt_llm.llmapi.llm_args in {tmp_path}" in contract(tmp_path).stderr
+def test_without_a_directory_it_says_how(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(None) == 2
+    assert "make contract TENSORRT_LLM=DIR" in capsys.readouterr().err
+    assert main(str(tmp_path)) == 2
+    assert f"found no tensorrt_llm.llmapi.llm_args in {tmp_path}" in capsys.readouterr().err
 
 
 def test_errors_of_the_classes_themselves_are_seen(tmp_path: Path) -> None:

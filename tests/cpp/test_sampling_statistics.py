@@ -187,7 +187,9 @@ def test_the_distribution_is_the_targets(temperature: float, top_p: float) -> No
 def test_the_textbook_rule_passes_the_same_checks() -> None:
     chain = Chain(_C.SamplerParams())
     draw = np.random.default_rng(1).random
-    run = chain.run(lambda state, _: textbook_verify(chain.block_targets[state], chain.proposal_list(state), draw))
+    run = chain.run(
+        lambda state, _: textbook_verify(chain.block_targets[state], chain.proposal_list(state), draw), DRAWN_TOKENS
+    )
     assert min(check(run) for check in CHECKS) > MIN_P_VALUE
 
 
@@ -197,7 +199,8 @@ def test_a_replacement_drawn_from_the_whole_distribution_is_seen() -> None:
     run = chain.run(
         lambda state, _: textbook_verify(
             chain.block_targets[state], chain.proposal_list(state), draw, exclude_rejected=False
-        )
+        ),
+        DRAWN_TOKENS,
     )
     distance, by_chance = total_variation(run)
     assert distance > 1.5 * by_chance
@@ -217,14 +220,14 @@ def test_one_random_number_for_a_whole_pass_is_seen() -> None:
                 break
         return emitted
 
-    assert pairs_p_value(chain.run(emit)) < 1e-12
+    assert pairs_p_value(chain.run(emit, DRAWN_TOKENS)) < 1e-12
 
 
 def test_random_numbers_used_twice_are_seen() -> None:
     """Positions that count passes instead of tokens."""
     chain = Chain(_C.SamplerParams())
     passes = itertools.count()
-    run = chain.run(lambda state, _: chain.verify_block(state, next(passes)))
+    run = chain.run(lambda state, _: chain.verify_block(state, next(passes)), DRAWN_TOKENS)
     assert pairs_p_value(run) < 1e-12
 
 
