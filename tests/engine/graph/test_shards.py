@@ -99,8 +99,10 @@ def eight_heads(output: Path) -> DraftCheckpoint:
     return featured_draft(DRAFT, output, {"num_attention_heads": 16, "num_key_value_heads": 8})
 
 
-@pytest.mark.parametrize("recipe", ["bf16", "fp8", "nvfp4", "padded nvfp4"])
-@pytest.mark.parametrize("name", ["tiny-gpt-oss", "tiny-qwen3"])
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [*(("tiny-gpt-oss", recipe) for recipe in ("bf16", "nvfp4", "padded nvfp4")), ("tiny-qwen3", "fp8")],
+)
 def test_two_ranks_are_the_whole_drafter(
     tmp_path: Path, name: str, recipe: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +121,7 @@ def test_two_ranks_are_the_whole_drafter(
     assert largest_error(*hidden_of(tmp_path / "engine", [0, 1])) <= 1e-5
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("num_ranks", [2, 8])
 def test_any_number_of_ranks_that_divides_the_heads(tmp_path: Path, num_ranks: int) -> None:
     whole = build(eight_heads(tmp_path / "draft"), tmp_path / "engine", num_ranks)
     _, part = read_shard(tmp_path / "engine", whole, num_ranks - 1)
