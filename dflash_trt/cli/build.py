@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
-from dflash_trt.checkpoint.draft_shares import not_shared
 from dflash_trt.checkpoint.draft_spec import D2T, HEAD
 from dflash_trt.checkpoint.source import checkpoint_directory, configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, read_pair
@@ -27,6 +26,7 @@ from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.plans.compile import TimingCache
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.plan_gpus import parse_gpus
+from dflash_trt.engine.signatures import not_shared
 from dflash_trt.errors import DFlashError
 from dflash_trt.files.command import quoted
 
