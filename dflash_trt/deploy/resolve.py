@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from dflash_trt.checkpoint.draft_shares import not_shared
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.target_checkpoint import check_pair
 from dflash_trt.deploy.deployment_file import DeploymentFile, Eagle3, Method, SharedSettings
@@ -23,6 +22,7 @@ from dflash_trt.deploy.schema import PACKAGES, Runtime
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes, draft_sizes, target_sizes
 from dflash_trt.engine.manifest import read_num_ranks
 from dflash_trt.engine.plans.plan import PlanOptions
+from dflash_trt.engine.signatures import not_shared
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.read import is_directory
 from dflash_trt.quantize.recipe import load_recipe
