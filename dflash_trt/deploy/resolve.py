@@ -13,12 +13,17 @@ import msgspec
 from dflash_trt.checkpoint.draft_shares import not_shared
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.target_checkpoint import check_pair
-from dflash_trt.deploy.deployment_file import DeploymentFile, Eagle3, Method, SharedSettings
-from dflash_trt.deploy.draft_methods import native_attention
-from dflash_trt.deploy.draft_schedule import Schedule, read_schedule
+from dflash_trt.deploy.deployment_file import (
+    DeploymentFile,
+    Eagle3,
+    Method,
+    RuntimeArguments,
+    SharedSettings,
+    with_pairs,
+)
+from dflash_trt.deploy.draft_methods import Schedule, native_attention, read_schedule
 from dflash_trt.deploy.gpus import GpuFacts, Gpus, parse_gpus
 from dflash_trt.deploy.published import moe_backend
-from dflash_trt.deploy.runtime_arguments import RuntimeArguments, with_pairs
 from dflash_trt.deploy.schema import PACKAGES, Runtime
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes, draft_sizes, target_sizes
 from dflash_trt.engine.manifest import read_num_ranks

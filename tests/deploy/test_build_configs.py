@@ -17,8 +17,7 @@ from dflash_trt.deploy.catalog import catalog, drafts_for, row, trained_for
 from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.deployment_file import Eagle3, deployment_path, load_deployment, shipped_deployments
 from dflash_trt.deploy.finding import ERROR, WARNING
-from dflash_trt.deploy.parsers import missing_parsers, target_parsers
-from dflash_trt.deploy.published import published_drafts
+from dflash_trt.deploy.published import missing_parsers, published_drafts, target_parsers
 from dflash_trt.deploy.render import render
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.schema import Runtime, load_schema, schemas, versions

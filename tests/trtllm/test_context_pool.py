@@ -18,8 +18,7 @@ from dflash_trt.errors import EngineError
 from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.session import Session, open_session
-from dflash_trt.trtllm.context_pool import declare_pool
-from dflash_trt.trtllm.drafter_module import DFlash2EngineDrafter
+from dflash_trt.trtllm.drafter_module import DFlash2EngineDrafter, declare_pool
 from dflash_trt.trtllm.registration import build_draft_model
 from tests.checkpoint.samples import edit_config
 from tests.contract.drafter_contract import contract_data

@@ -26,8 +26,7 @@ from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.runtime.drafter.open import choose_executor, open_drafter
 from dflash_trt.runtime.session import Session, open_session
 from dflash_trt.trtllm.drafter_module import EngineDrafter
-from dflash_trt.trtllm.rank_engine import DISTRIBUTED
-from dflash_trt.trtllm.registration import build_draft_model
+from dflash_trt.trtllm.registration import DISTRIBUTED, build_draft_model
 from tests.checkpoint.dialect_samples import write_dspark
 from tests.contract.drafter_contract import contract_data
 from tests.contract.host_runtime import VERSIONS

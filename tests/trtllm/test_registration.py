@@ -16,12 +16,10 @@ from typing import Any
 
 import pytest
 
+from dflash_trt.deploy.render import ENGINE_MODE
 from dflash_trt.deploy.schema import versions
-from dflash_trt.deploy.trtllm_arguments import ENGINE_MODE
 from dflash_trt.errors import EngineError, MissingDependencyError
-from dflash_trt.trtllm.contract import RELEASES, check_contract
-from dflash_trt.trtllm.registration import build_draft_model, register
-from dflash_trt.trtllm.start import MODULE, check_start
+from dflash_trt.trtllm.registration import MODULE, RELEASES, build_draft_model, check_contract, check_start, register
 from tests.contract.drafter_contract import contract_data, read_package
 from tests.engines import build
 from tests.paths import FIXTURES, REPOSITORY
@@ -110,7 +108,7 @@ def test_a_launcher_that_sends_tasks_otherwise(tmp_path: Path) -> None:
     write_launcher(write_package(tmp_path))
     session = tmp_path / "tensorrt_llm" / "llmapi" / "mpi_session.py"
     session.write_text(session.read_text().replace("def submit(self, task,", "def submit(self, work,"))
-    script = "from dflash_trt.trtllm.start import register_in_remote_ranks as r; r()"
+    script = "from dflash_trt.trtllm.registration import register_in_remote_ranks as r; r()"
     refused = run([sys.executable, "-c", script], tmp_path)
     assert "submit: expected (self, task, *args, ...), found (self, work, args" in refused.stderr
 

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from dflash_trt.deploy.cluster.cluster_server import CONFIG, ClusterServer, shortened
 from dflash_trt.deploy.cluster.kubernetes import WEIGHTS, Manifest, config_maps, pod_spec, to_yaml, weights_environment
 from dflash_trt.deploy.flags import flag_words
-from dflash_trt.deploy.parsers import target_parsers
+from dflash_trt.deploy.published import target_parsers
+from dflash_trt.deploy.render import ENGINE_MODE
 from dflash_trt.deploy.schema import Runtime
-from dflash_trt.deploy.trtllm_arguments import ENGINE_MODE
 from dflash_trt.errors import ConfigError
 
 RELEASE = "1.6.1"

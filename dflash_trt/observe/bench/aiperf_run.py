@@ -19,8 +19,8 @@ import msgspec
 from dflash_trt.errors import DFlashError, EndpointError, MissingDependencyError, cut
 from dflash_trt.files.read import open_file
 from dflash_trt.observe.bench.aiperf_export import RECORDS, Export, first_error, read_export
-from dflash_trt.observe.bench.child_process import child_process
 from dflash_trt.observe.bench.data_sets import Conversation
+from dflash_trt.observe.bench.local_server import child_process
 from dflash_trt.observe.bench.records import Arrivals, RequestSettings
 
 VERSION = "0.13.0"

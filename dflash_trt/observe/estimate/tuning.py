@@ -11,8 +11,7 @@ import msgspec
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.constants import Band, Influence, Rates, rates, vary
-from dflash_trt.observe.estimate.curve import BATCHES, AcceptanceProfile, Traffic, point
-from dflash_trt.observe.estimate.measured_points import MeasuredPoints, PredictedPoint
+from dflash_trt.observe.estimate.curve import BATCHES, AcceptanceProfile, MeasuredPoints, PredictedPoint, Traffic, point
 from dflash_trt.observe.estimate.report import batch_limit
 from dflash_trt.observe.estimate.shapes import System
 from dflash_trt.observe.estimate.step import StepModel

@@ -21,8 +21,8 @@ from dflash_trt.deploy.sizes import draft_sizes
 from dflash_trt.errors import BuildError
 from dflash_trt.observe.estimate.constants import constants, rates
 from dflash_trt.observe.estimate.drafter_pass import PLAN, DrafterOnRanks, drafter_pass, drafters_on_ranks
-from dflash_trt.observe.estimate.experts import inclusion, measured_kernel, power_law, skew, touched
 from dflash_trt.observe.estimate.inputs import draft_shape, open_system, target_shape
+from dflash_trt.observe.estimate.kernel_times import inclusion, measured_kernel, power_law, skew, touched
 from dflash_trt.observe.estimate.shapes import METHODS, Method, System
 from dflash_trt.observe.estimate.step import Head, StepLoad, StepModel
 from tests.cli.commands import run

@@ -16,9 +16,8 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.observe.bench.records import BenchPoint, RecordedAcceptance
 from dflash_trt.observe.bench.run_directory import write_point, write_run
 from dflash_trt.observe.estimate.constants import rates
-from dflash_trt.observe.estimate.curve import Traffic, from_tau, point
+from dflash_trt.observe.estimate.curve import MeasuredPoint, MeasuredPoints, Traffic, from_tau, measured_points, point
 from dflash_trt.observe.estimate.inputs import open_system
-from dflash_trt.observe.estimate.measured_points import MeasuredPoint, MeasuredPoints, measured_points
 from dflash_trt.observe.estimate.shapes import System
 from dflash_trt.observe.estimate.step import StepModel
 from dflash_trt.observe.estimate.tuned_deployment import TunedDeployment, tune_deployment
