@@ -74,7 +74,7 @@ def test_ranks_with_their_own_pools(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert sum(ours != theirs for ours, theirs in pairs) <= (0.02 * len(pairs) if how == "shared" else 0)
 
 
-@pytest.mark.parametrize("command", ["trtllm-serve", "dynamo.trtllm"])
+@pytest.mark.parametrize("command", ["trtllm-serve", pytest.param("dynamo.trtllm", marks=pytest.mark.full)])
 def test_spawned_ranks_register_the_drafter(tmp_path: Path, command: str) -> None:
     """mpi4py imports the main module into the ranks it spawns; with the console script alone they would not know us."""
     write_server(write_package(tmp_path))
