@@ -18,7 +18,7 @@ import msgspec
 import yaml
 
 from dflash_trt.deploy.checker import check, text_configs, text_servers
-from dflash_trt.deploy.deployment_file import merged
+from dflash_trt.deploy.deployment_file import merged, nested
 from dflash_trt.deploy.draft_methods import draft_arguments, native_attention
 from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.flags import argument_words, file_words, flag_words
@@ -164,7 +164,7 @@ def _selected(
         is_same = _at(old, keys.draft) == name
         wanted = merged(new, old) if is_same else merged(old, new)
         if not is_same and fits:
-            wanted = merged(wanted, _nested(keys.num_draft_tokens, K))
+            wanted = merged(wanted, nested(keys.num_draft_tokens, K))
         if SGLANG_BLOCK in old and keys.num_draft_tokens not in old:
             wanted.pop(keys.num_draft_tokens, None)
         new = wanted
@@ -175,11 +175,6 @@ def _at(document: dict[str, Any], path: str) -> Any:
     outer, _, inner = path.partition(".")
     value = document.get(outer)
     return (value.get(inner) if isinstance(value, dict) else None) if inner else value
-
-
-def _nested(path: str, value: Any) -> dict[str, Any]:
-    outer, _, inner = path.partition(".")
-    return {outer: {inner: value} if inner else value}
 
 
 def _edited(text: str, file: Path, server: Server | None, schema: Schema, changes: dict[str, Any]) -> str:
@@ -221,18 +216,16 @@ def _flag_edits(text: str, server: Server, schema: Schema, changes: dict[str, An
         written = command_line(flags)
         for found, start, end in places:
             if found == key:
-                yield words[start].begin if written else _space(server, words[start]), words[end - 1].end, written
+                begin = words[start].begin
+                if not written:  # with the space before it
+                    begin = max((each.end for each in server.command if each.end <= begin), default=begin)
+                yield begin, words[end - 1].end, written
                 written = ""
         added += [written] if written else []
     last = max(word.end for word in server.command)
     several = re.search(r"\\\n[ \t]*", text[server.command[0].begin : last])
     separator = f" {several[0]}" if several else " "
     yield last, last, "".join(f"{separator}{flag}" for flag in added)
-
-
-def _space(server: Server, word: Word) -> int:
-    """Beginning of the space before a word."""
-    return max((each.end for each in server.command if each.end <= word.begin), default=word.begin)
 
 
 def _file_edits(text: str, file: Path, server: Server, changes: dict[str, Any]) -> Iterator[Edit]:
@@ -281,7 +274,7 @@ def with_value(text: str, path: str, value: Any) -> str:
     outer, _, inner = path.partition(".")
     root = yaml.compose(text, yaml.SafeLoader)
     if not isinstance(root, yaml.MappingNode):  # empty
-        return f"{text.rstrip()}\n{_block({outer: {inner: value} if inner else value})}\n".lstrip("\n")
+        return f"{text.rstrip()}\n{_block(nested(path, value))}\n".lstrip("\n")
     section = next((found for key, found in root.value if key.value == outer), None)
     if inner and isinstance(section, yaml.MappingNode):
         return _put(text, section, inner, value)

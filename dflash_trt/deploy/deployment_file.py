@@ -63,7 +63,7 @@ def with_pairs(arguments: RuntimeArguments, runtime: Runtime, settings: Sequence
         if not is_joined or not key:
             raise ConfigError(f"--set: expected KEY=VALUE, found {setting!r}")
         words.append(command_line([f"--{key.lstrip('-').replace('_', '-')}", value]))
-        added = merged(added, _nested(key.split("."), yaml_document(value, Path("--set"), ConfigError)))
+        added = merged(added, nested(key, yaml_document(value, Path("--set"), ConfigError)))
     if runtime == "trtllm":
         return msgspec.structs.replace(arguments, trtllm=merged(arguments.trtllm, added))
     return msgspec.structs.replace(arguments, **{runtime: (*getattr(arguments, runtime), *words)})
@@ -78,8 +78,10 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _nested(path: Sequence[str], value: Any) -> dict[str, Any]:
-    return {path[0]: _nested(path[1:], value) if len(path) > 1 else value}
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """A mapping with the value at a dotted path."""
+    outer, _, inner = path.partition(".")
+    return {outer: nested(inner, value) if inner else value}
 
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]

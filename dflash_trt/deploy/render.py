@@ -10,9 +10,9 @@ import msgspec
 import yaml
 
 from dflash_trt import __version__
-from dflash_trt.deploy.choices import Circumstances, chosen, chosen_environment
-from dflash_trt.deploy.deployment_file import Eagle3, Method, merged
-from dflash_trt.deploy.draft_methods import draft_arguments, trtllm_schedule, vllm_schedule
+from dflash_trt.deploy.choices import Circumstances, chosen
+from dflash_trt.deploy.deployment_file import Method, merged
+from dflash_trt.deploy.draft_methods import draft_arguments, selection, trtllm_schedule, vllm_schedule
 from dflash_trt.deploy.flags import command_text
 from dflash_trt.deploy.published import target_parsers, vllm_cache_layout
 from dflash_trt.deploy.resolve import ResolvedDeployment
@@ -77,13 +77,8 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
             arguments["speculative_config"]["draft_len_schedule"] = schedule
     elif method == "eagle3":
         eagle3 = deployment.eagle3_drafter()
-        arguments["speculative_config"] = {
-            "decoding_type": "Eagle3",
-            "speculative_model": eagle3.model,
-            "max_draft_len": eagle3.num_draft_tokens,
-            **of_drafts,
-            **_sampling(deployment),
-        }
+        arguments |= selection("eagle3", "trtllm", eagle3.model, eagle3.num_draft_tokens)
+        arguments["speculative_config"] |= of_drafts | _sampling(deployment)
     return merged(arguments, deployment.runtime_arguments.of("trtllm", method, deployment.name))
 
 
@@ -168,7 +163,8 @@ def server_arguments(
     if method == "none":
         return arguments
     if method == "eagle3":
-        return arguments | _eagle3(deployment.eagle3_drafter(), runtime)
+        eagle3 = deployment.eagle3_drafter()
+        return arguments | selection("eagle3", runtime, eagle3.model, eagle3.num_draft_tokens)
     return arguments | _dflash(deployment, runtime)
 
 
@@ -199,19 +195,6 @@ def _sglang(deployment: ResolvedDeployment, method: Method) -> dict[str, Any]:
     }
 
 
-def _eagle3(eagle3: Eagle3, runtime: Runtime) -> dict[str, Any]:
-    draft, K = eagle3.model, eagle3.num_draft_tokens
-    if runtime == "vllm":
-        return {"speculative_config": {"method": "eagle3", "model": draft, "num_speculative_tokens": K}}
-    return {
-        "speculative_algorithm": "EAGLE3",
-        "speculative_draft_model_path": draft,
-        "speculative_num_steps": K,
-        "speculative_eagle_topk": 1,
-        "speculative_num_draft_tokens": K + 1,
-    }
-
-
 def _dflash(deployment: ResolvedDeployment, runtime: Runtime) -> dict[str, Any]:
     if deployment.draft_schedule and runtime == "sglang":
         raise ConfigError(
@@ -220,15 +203,12 @@ def _dflash(deployment: ResolvedDeployment, runtime: Runtime) -> dict[str, Any]:
             hint="remove draft_schedule, or tune with --runtime sglang",
         )
     sizes, K, gpu = deployment.draft_sizes, deployment.num_draft_tokens, deployment.gpus.gpu
-    arguments = draft_arguments(sizes, runtime, _draft(deployment), K, deployment.name, gpu=gpu)
+    draft = deployment.checkpoint if deployment.mode == "engine" else deployment.draft
+    arguments = draft_arguments(sizes, runtime, draft, K, deployment.name, gpu=gpu)
     if deployment.draft_schedule:
         ranges = vllm_schedule(deployment.draft_schedule, deployment.max_batch_size)
         arguments["speculative_config"]["num_speculative_tokens_per_batch_size"] = ranges
     return arguments
-
-
-def _draft(deployment: ResolvedDeployment) -> str:
-    return deployment.checkpoint if deployment.mode == "engine" else deployment.draft
 
 
 class Rendered(msgspec.Struct, frozen=True):
@@ -266,5 +246,5 @@ def render(deployment: ResolvedDeployment, runtime: Runtime, method: Method, *, 
         return Rendered(arguments, {}, text, command_line(trtllm_command(deployment, method, host, port)))
     more = deployment.runtime_arguments.of(runtime, method, deployment.name)
     arguments = merged(server_arguments(deployment, runtime, method, host, port), more)
-    environment = chosen_environment(runtime, circumstances(deployment, method))
+    environment = chosen(runtime, circumstances(deployment, method), is_environment=True)
     return Rendered(arguments, environment, head + command_text(runtime, arguments, environment), "sh FILE")

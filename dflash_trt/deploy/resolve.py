@@ -179,7 +179,8 @@ def resolve(
         return default if given is None else given
 
     num_ranks, sources["num_ranks"] = ranks_of_drafter(file, name, gpus, sizes.spec, served)
-    experts, sources["moe_backend"] = _moe_backend(file.target, gpus)
+    experts = moe_backend(file.target, gpus.gpu.compute_capability)
+    sources["moe_backend"] = "runtime's own choice" if experts is None else f"published for {gpus.gpu.sm}"
     num_draft_tokens = choose(
         "num_draft_tokens", sizes.spec.num_draft_tokens, f"{BLOCK[sizes.spec.first_proposing_row]}, {sizes.origin}"
     )
@@ -309,8 +310,3 @@ def _runtimes(file: DeploymentFile, name: str) -> tuple[Runtime, ...]:
             hint="add runtimes: [trtllm]",
         )
     return runtimes
-
-
-def _moe_backend(target: str, gpus: Gpus) -> tuple[str | None, str]:
-    backend = moe_backend(target, gpus.gpu.compute_capability)
-    return backend, "runtime's own choice" if backend is None else f"published for {gpus.gpu.sm}"

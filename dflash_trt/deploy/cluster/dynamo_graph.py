@@ -83,7 +83,8 @@ def dynamo_graph(server: ClusterServer) -> str:
         ],
         "volumes": [WEIGHTS],
     }
-    worker = pod_spec(server, "main", _worker_command(server), _worker_arguments(server))
+    start = [*(ENGINE_MODE if server.is_engine_mode else ("python3", "-m")), f"dynamo.{server.runtime}"]
+    worker = pod_spec(server, "main", start, _worker_arguments(server))
     worker["volumes"] = [volume for volume in worker["volumes"] if volume["name"] != "shm"]  # the operator's own
     main = worker["containers"][0]
     main["env"] += [{"name": name, "value": value} for name, value in server.environment.items()]
@@ -110,10 +111,6 @@ def dynamo_graph(server: ClusterServer) -> str:
     }
     place = f"port {SERVICE_PORT} of the Service {server.name}-{FRONTEND}"
     return to_yaml(server, place, [*config_maps(server), graph])
-
-
-def _worker_command(server: ClusterServer) -> list[str]:
-    return [*(ENGINE_MODE if server.is_engine_mode else ("python3", "-m")), f"dynamo.{server.runtime}"]
 
 
 def _worker_arguments(server: ClusterServer) -> list[str]:

@@ -155,13 +155,9 @@ def _write_inputs(folder: Path, load: AiperfLoad) -> None:
         (folder / name).write_bytes(content)
     with (folder / "prompts.jsonl").open("wb") as file:
         for prompt in load.prompts:
-            file.write(
-                msgspec.json.encode(_replayed(prompt, load) if load.is_replayed else _multi_turn(prompt)) + b"\n"
-            )
-
-
-def _multi_turn(prompt: Conversation) -> dict[str, object]:
-    return {"session_id": prompt.id, "turns": [{"role": turn.role, "text": turn.text} for turn in prompt.turns]}
+            turns = [{"role": turn.role, "text": turn.text} for turn in prompt.turns]
+            line = _replayed(prompt, load) if load.is_replayed else {"session_id": prompt.id, "turns": turns}
+            file.write(msgspec.json.encode(line) + b"\n")
 
 
 def _replayed(prompt: Conversation, load: AiperfLoad) -> dict[str, object]:

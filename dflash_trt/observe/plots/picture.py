@@ -54,18 +54,15 @@ def draw_verification(report: VerificationReport, file: Path) -> None:
 
     error = None if report.comparison is None else report.comparison.error
     figure = Figure(figsize=(6.4 if error is None else 12, 5), dpi=160, layout="constrained")
-    figure.suptitle(_verification_headline(report.engine), x=0.01, ha="left", color=GREY, fontsize="medium")
+    count = len(report.engine.prompts)
+    tokens = "tokens identical to" if report.engine.identical else "TOKENS DIFFER from"
+    headline = f"{report.engine.source}: {tokens} plain greedy decoding, {count} prompt{'s' if count != 1 else ''}"
+    figure.suptitle(headline, x=0.01, ha="left", color=GREY, fontsize="medium")
     columns = figure.subplots(1, 1 if error is None else 2, squeeze=False)[0]
     _draw_acceptance(columns[0], report)
     if error is not None:
         _draw_error(columns[1], error)
     save_picture(figure, file)
-
-
-def _verification_headline(engine: EngineReport) -> str:
-    count = len(engine.prompts)
-    tokens = "tokens identical to" if engine.identical else "TOKENS DIFFER from"
-    return f"{engine.source}: {tokens} plain greedy decoding, {count} prompt{'s' if count != 1 else ''}"
 
 
 def _draw_acceptance(axes: Axes, report: VerificationReport) -> None:
