@@ -124,9 +124,9 @@ def verify(
     failure = find_failure(report, max_tau_loss)
     _print_verdict(report, print_report, failure, max_tau_loss, as_json=as_json)
     if plot is not None:
-        from dflash_trt.observe.plots.verification_plot import draw
+        from dflash_trt.observe.plots.picture import draw_verification
 
-        draw(report, plot)
+        draw_verification(report, plot)
     if report.comparison is not None and report.comparison.tau_loss is not None:
         _warn_of_few(report.comparison.tau_loss.num_prompts)
     if failure is not None:

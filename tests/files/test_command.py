@@ -20,7 +20,7 @@ from tests.checkpoint.samples import refusal
 from tests.deploy.deployments import BUILD_CONFIGS
 from tests.paths import REPOSITORY
 
-OWN_ARGUMENTS = {"runtime/ranks/join.py", "trtllm/llm_backend.py", "trtllm/start.py"}  # repeat the user's own
+OWN_ARGUMENTS = {"runtime/ranks/join.py", "trtllm/llm_backend.py", "trtllm/registration.py"}  # repeat the user's own
 LATENCY = BUILD_CONFIGS / "gpt-oss-120b.b300x8.latency.yaml"
 
 
