@@ -44,7 +44,7 @@ from dflash_trt.runtime.decoder import Decoder  # noqa: E402
 from dflash_trt.runtime.draft_length import FixedLength  # noqa: E402
 from dflash_trt.runtime.drafter.onnxruntime import ort_session  # noqa: E402
 from dflash_trt.runtime.kvcache.slots import SlotPool  # noqa: E402
-from dflash_trt.runtime.model_runner import NO_SLOT, LocalRunner  # noqa: E402
+from dflash_trt.runtime.model_runner import NO_SLOT, ModelRunner  # noqa: E402
 from dflash_trt.runtime.session import Session, open_session  # noqa: E402
 from dflash_trt.runtime.targets import packed_target  # noqa: E402
 from dflash_trt.runtime.targets.gathered_pass import GatheredPass  # noqa: E402
@@ -200,7 +200,7 @@ class Steps:
     def _begin(self) -> None:
         session = self._session
         slots = SlotPool(self._batch, session.decoder().slots.num_tokens)
-        local = LocalRunner(session.target, None if self._way == "plain" else session.drafter)
+        local = ModelRunner(session.target, None if self._way == "plain" else session.drafter)
         self._decoder = Decoder(local, slots, FixedLength(self._block - 1), cache_owner=session.cache_owner)
         params = decoding.greedy(MAX_TOKENS)
         if self._way == "sampled":

@@ -32,7 +32,7 @@ from transformers import (
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import DraftLength
 from dflash_trt.runtime.drafter.proposals import Draw, Proposals
-from dflash_trt.runtime.model_runner import LocalRunner
+from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.target import Segment
 from tests.reference.synthetic import DraftSizes, write_random_draft
@@ -114,7 +114,7 @@ def random_prompts(count: int, sizes: DraftSizes = DRAFT) -> list[list[int]]:
     return [[rng.randrange(sizes.vocab_size - 1) for _ in range(PROMPT_TOKENS)] for _ in range(count)]
 
 
-class ForcedRunner(LocalRunner):
+class ForcedRunner(ModelRunner):
     """Proposes the target's own continuation up to a drawn position, and a wrong token there."""
 
     def __init__(
@@ -176,7 +176,7 @@ class ForcedLogits:
         return [*proposals[:count], *rejected]
 
 
-class ForcedLogitsRunner(LocalRunner):
+class ForcedLogitsRunner(ModelRunner):
     """Decodes with a target whose logits of drafted blocks are forced."""
 
     def __init__(self, session: Session, length: DraftLength, num_slots: int) -> None:

@@ -16,8 +16,10 @@ QUOTED_FRAGMENT = re.compile(rf"""['"]{FRAGMENT.pattern}""")
 
 
 def docstrings(file: Path) -> list[ast.Constant]:
-    """Strings that are statements: docstrings, and those below fields and constants."""
-    expressions = [node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Expr)]
+    """Strings that are statements, of a file with a fragment: docstrings, and those below fields and constants."""
+    if not re.search(f'"""{FRAGMENT.pattern}', text := file.read_text()):
+        return []
+    expressions = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
     return [value for value in expressions if isinstance(value, ast.Constant) and isinstance(value.value, str)]
 
 

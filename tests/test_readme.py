@@ -68,18 +68,6 @@ def test_deploy_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_swapping_eagle3(tmp_path: Path) -> None:
-    """The command of the page is converted without the hub, its other words as they were; then a GPU begins."""
-    script = FENCE.findall((REPOSITORY / "docs" / "swap_eagle3.md").read_text())[0]
-    run_script(script, tmp_path)
-    before, after = ((tmp_path / name).read_text() for name in ("eagle3.sh", "dflash.sh"))
-    words = shlex.split(after.replace("\\\n", " "))
-    assert '"method": "dflash"' in after
-    assert words[words.index("--port") + 1] == "8002"
-    assert before.splitlines()[0].replace("8001", "8002") == after.splitlines()[0]
-
-
-@pytest.mark.full
 def test_quantise_path(tmp_path: Path) -> None:
     """README's path begins the page; NVFP4 costs about what README says, and a searched recipe keeps its budget."""
     scripts = FENCE.findall((REPOSITORY / "docs" / "own_draft.md").read_text().replace("\n    ", "\n"))

@@ -38,7 +38,7 @@ def catalogue() -> str:
         lines += [f"* **{name}** ({family.dialect or 'not read'}): {members}"]
         lines += [f"    * {runtime}" for runtime in _runtimes(family.runtimes)]
     lines += ["", "Verified here, on a CPU:", ""]
-    lines += _grouped((name, family.verified) for name, family in page.families.items())
+    lines += _grouped((name, family.verified) for name, family in page.families.items() if family.dialect)
     lines += [
         "", "## Published speed-ups", "",
         "Over plain decoding, as published, each in its own setting. None was measured here.", "",

@@ -20,7 +20,7 @@ from dflash_trt.observe.estimate.curve import AcceptanceProfile, Traffic, from_t
 from dflash_trt.observe.estimate.inputs import draft_shape, eagle3_shape, target_shape
 from dflash_trt.observe.estimate.shapes import Method, System
 from dflash_trt.observe.estimate.step import StepModel
-from dflash_trt.observe.estimate.validation import AIM, HeldOut, kind_of
+from dflash_trt.observe.estimate.tables import AIM, HeldOut, kind_of
 from dflash_trt.observe.plots.curves import frontier
 from tools import measured_passes
 from tools.published_points import PublishedPoint, Quantity, published_points

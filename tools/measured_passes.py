@@ -12,9 +12,9 @@ from dflash_trt.deploy.gpus import known_gpu
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
-from dflash_trt.observe.estimate.backends import backends
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.drafter_pass import PLAN, drafter_pass
+from dflash_trt.observe.estimate.shapes import backends
 from dflash_trt.observe.estimate.step import StepLoad
 
 OUTSIDE = ("tap projection", "context K and V")

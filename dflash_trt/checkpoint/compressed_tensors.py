@@ -25,8 +25,8 @@ from dflash_trt.checkpoint.compressed_codes import (
     decoder,
     grid,
 )
-from dflash_trt.checkpoint.decoded import DecodedTensor, decoded
 from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.mapped import DecodedTensor, decoded
 from dflash_trt.checkpoint.quantization import COMPRESSED, DENSE_DTYPES, SECTION
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.errors import CheckpointError, cut, human_bytes

@@ -4,24 +4,24 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from dflash_trt.checkpoint.decoded import DecodedTensor
 from dflash_trt.checkpoint.dialects import dflash2, modelopt, speculators
 from dflash_trt.checkpoint.dialects.dialect import T2D, Layout
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, head_token_ids, read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.checkpoint.mapped import check_finite
+from dflash_trt.checkpoint.mapped import DecodedTensor, check_finite
 from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
 from dflash_trt.checkpoint.safetensors_writer import PRODUCER, PRODUCER_KEY, SafetensorsWriter, aligned, is_ours
 from dflash_trt.checkpoint.weights import INDEX, PICKLE_SUFFIXES, SINGLE
 from dflash_trt.errors import BuildError, CheckpointError
 from dflash_trt.files.json_file import write_json
-from dflash_trt.files.write import OutputKind, check_replaceable, new_directory
+from dflash_trt.files.write import OutputKind, new_directory
 
 LAYOUTS = {layout.name: layout for layout in (dflash2.LAYOUT, speculators.LAYOUT, modelopt.LAYOUT)}
 CARRIED_KEYS = {
@@ -49,34 +49,37 @@ def convert_dialect(
     Raises CheckpointError for what the layout cannot hold, and for decoded weights that are not finite; BuildError when
     `output` exists and `force` is false, holds the draft, or cannot be written.
     """
-    refuse_own_source(draft, output)
-    check_replaceable(output, WRITTEN, force=force)
-    config = _config(draft, layout, verifier)
-    check_finite(tensor for tensor in draft.weights.values() if isinstance(tensor, DecodedTensor))
-    tensors = layout.stored(draft.weights)
-    derived = _t2d(draft) if layout is speculators.LAYOUT else {}
-    sizes = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
-    sizes |= {name: ("BOOL", values.shape) for name, values in derived.items()}
-    with new_directory(output, WRITTEN, force=force) as directory:
+    with new_checkpoint(draft, output, force=force) as directory:
+        config = _config(draft, layout, verifier)
+        check_finite(tensor for tensor in draft.weights.values() if isinstance(tensor, DecodedTensor))
+        tensors = layout.stored(draft.weights)
+        derived = _t2d(draft) if layout is speculators.LAYOUT else {}
+        sizes = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+        sizes |= {name: ("BOOL", values.shape) for name, values in derived.items()}
         with SafetensorsWriter(directory / SINGLE, aligned(sizes), metadata={PRODUCER_KEY: PRODUCER}) as writer:
             for tensor in tensors.values():
                 writer.copy(tensor)
             for name, values in derived.items():
                 writer.write(name, values)
         write_json(directory / "config.json", config)
-        copy_other_files(draft, directory)
         if (details := draft.directory / HF_QUANT_CONFIG).is_file():
             shutil.copyfile(details, directory / HF_QUANT_CONFIG)
         _check(draft, read_draft(directory))
 
 
-def refuse_own_source(draft: DraftCheckpoint, output: Path) -> None:
-    """Raises BuildError where `output` would replace what it is made from."""
+@contextmanager
+def new_checkpoint(draft: DraftCheckpoint, output: Path, *, force: bool) -> Iterator[Path]:
+    """A directory for a checkpoint made of `draft`, which becomes `output` with all files that are neither weights nor
+    configuration; raises BuildError, also where `output` would replace the draft itself.
+    """
     if draft.directory.resolve().is_relative_to(output.resolve()):
         raise BuildError(
             f"{output}: expected a directory that does not hold the draft itself, found {draft.directory}",
             hint="choose another -o DIR",
         )
+    with new_directory(output, WRITTEN, force=force) as directory:
+        yield directory
+        copy_other_files(draft, directory)
 
 
 def copy_other_files(draft: DraftCheckpoint, directory: Path) -> None:

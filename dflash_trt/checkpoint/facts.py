@@ -54,6 +54,11 @@ class Facts:
         """A copy of the whole object, as it stands in the file."""
         return dict(self._values)
 
+    def peek(self, key: str) -> dict[str, object]:
+        """The object at `key` as it stands, empty where there is none; it does not count as read."""
+        found = self._values.get(key)
+        return found if isinstance(found, dict) else {}
+
     def replaced(self, **values: object) -> Facts:
         """Facts of the file as if it had these values."""
         return Facts(self._values | values, self.file, self._scope, was_read=self._was_read)

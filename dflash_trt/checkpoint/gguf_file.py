@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dflash_trt.checkpoint.decoded import decoded
+from dflash_trt.checkpoint.mapped import decoded
 from dflash_trt.checkpoint.safetensors_file import (
     BITS_PER_ELEMENT,
     MAX_FILE_BYTES,

@@ -50,16 +50,13 @@ SERVERS = {"fp8": "vLLM and SGLang serve", "exl3": "exllamav3 serves", "gptq": "
 
 def is_compressed(config: Facts) -> bool:
     """Whether config.json says that compressed-tensors wrote the weights."""
-    section = config.values().get(SECTION)
-    return isinstance(section, dict) and section.get("quant_method") == COMPRESSED
+    return config.peek(SECTION).get("quant_method") == COMPRESSED
 
 
 def refuse_foreign(config: Facts) -> None:
     """Raises CheckpointError for a draft of another quantiser than modelopt and those that are read as BF16."""
-    section = config.values().get(SECTION)
-    if not isinstance(section, dict) or not isinstance(method := section.get("quant_method"), str):
-        return
-    if method not in ("modelopt", COMPRESSED):
+    method = config.peek(SECTION).get("quant_method")
+    if isinstance(method, str) and method not in ("modelopt", COMPRESSED):
         raise CheckpointError(
             f"{config.file}: quantization_config: expected modelopt's or compressed-tensors', found {cut(method)}",
             hint=f"{SERVERS.get(method, 'its own quantiser names who serves')} this draft; for dflash-trt give the"

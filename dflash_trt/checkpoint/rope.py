@@ -107,32 +107,26 @@ def read_rope(config: Facts) -> Rope:
     Raises CheckpointError where the two contradict each other.
     """
     interleaved = _read_interleaved(config)
-    if "rope_parameters" in config:
-        section = config.section("rope_parameters")
-        if not section.agrees(config, "rope_theta"):
-            raise config.conflict("rope_theta", "the same value as in rope_parameters.rope_theta")
-        if not section.agrees(config, PARTIAL):
-            raise config.conflict(PARTIAL, f"the same value as in rope_parameters.{PARTIAL}")
-        part = _read_part(section if PARTIAL in section else config)
-        if "rope_scaling" in config and _read_scaling(config.section("rope_scaling")) != _read_scaling(section):
-            raise config.error("rope_scaling", "what rope_parameters says, or null")
+    key = next((key for key in ("rope_parameters", "rope_scaling") if key in config), None)
+    if key is None:
         return Rope(
-            theta=_read_theta(section),
-            scaling=_read_scaling(section),
-            partial_rotary_factor=part,
-            interleaved=interleaved,
+            theta=_read_theta(config), scaling=None, partial_rotary_factor=_read_part(config), interleaved=interleaved
         )
-    scaling = None
-    if "rope_scaling" in config:
-        section = config.section("rope_scaling")
-        if not section.agrees(config, "rope_theta"):
-            raise config.conflict("rope_theta", "the same value as in rope_scaling.rope_theta")
-        if PARTIAL in section and section.number(PARTIAL) != _read_part(config):
+    section = config.section(key)
+    for fact in ("rope_theta", PARTIAL):
+        if not section.agrees(config, fact):
+            raise config.conflict(fact, f"the same value as in {key}.{fact}")
+    scaling = _read_scaling(section)
+    if key == "rope_parameters":
+        place = section
+        if "rope_scaling" in config and _read_scaling(config.section("rope_scaling")) != scaling:
+            raise config.error("rope_scaling", "what rope_parameters says, or null")
+    else:
+        place = config
+        if PARTIAL in section and PARTIAL not in config and section.number(PARTIAL) != 1:
             raise section.conflict(PARTIAL, f"the same value as {PARTIAL} at the top level")
-        scaling = _read_scaling(section)
-    return Rope(
-        theta=_read_theta(config), scaling=scaling, partial_rotary_factor=_read_part(config), interleaved=interleaved
-    )
+    part = _read_part(place if PARTIAL in place else config)
+    return Rope(theta=_read_theta(place), scaling=scaling, partial_rotary_factor=part, interleaved=interleaved)
 
 
 def _read_interleaved(config: Facts) -> bool:

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
-from dflash_trt.checkpoint.draft_shares import not_shared
 from dflash_trt.checkpoint.draft_spec import D2T, HEAD
 from dflash_trt.checkpoint.source import checkpoint_directory, configuration_directory
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, read_pair
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.cli.build_dry_run import print_dry_run, print_plan_dry_run
 from dflash_trt.cli.completion import DRAFT_OR_DEPLOYMENT, RECIPE, TARGET
-from dflash_trt.cli.options import PATH, describe, options, recipe_and_ranges, refuse_given, say_dequantised
+from dflash_trt.cli.options import PATH, describe, options, parsed, recipe_and_ranges, refuse_given, say_dequantised
 from dflash_trt.cli.output import human_bytes
 from dflash_trt.deploy.catalog import trained_for
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
@@ -27,6 +26,7 @@ from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.plans.compile import TimingCache
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.plan_gpus import parse_gpus
+from dflash_trt.engine.signatures import not_shared
 from dflash_trt.errors import DFlashError
 from dflash_trt.files.command import quoted
 
@@ -43,26 +43,13 @@ BACKENDS: dict[str, RuntimeName] = {"tensorrt": "tensorrt", "tensorrt-rtx": "ten
 SIZE = click.IntRange(1, 2**31 - 1)  # slots, lengths and positions are INT32 in both graphs
 
 
-def _head(context: click.Context, parameter: click.Parameter, text: str) -> HeadChoice | None:
+def _head(text: str) -> HeadChoice | None:
     """Parses --head; loads the builder only where the draft gets a head of its own."""
     if text == "target":
         return None
     from dflash_trt.engine.proposal_head import parse_head
 
-    try:
-        return parse_head(text)
-    except ValueError:
-        raise click.BadParameter(
-            f"expected target, fp8, nvfp4, trim:N, trim:N:fp8 or trim:N:nvfp4, found {text}", context, parameter
-        ) from None
-
-
-def _gpus(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
-    """--gpu as compute capabilities."""
-    try:
-        return None if text is None else parse_gpus(text)
-    except ValueError as problem:
-        raise click.BadParameter(str(problem), context, parameter) from None
+    return parse_head(text)
 
 
 def _workspace(context: click.Context, parameter: click.Parameter, gib: float | None) -> int | None:
@@ -81,7 +68,7 @@ def _workspace(context: click.Context, parameter: click.Parameter, gib: float | 
                  help="In place of DRAFT: build the TensorRT plans that this engine directory lacks."),
     click.option("--recipe", type=RECIPE, help="Quantise first: a recipe as for `dflash-trt quantize`."),
     click.option("--calibration", metavar="FILE|none", default="none", show_default=True, help="For --recipe."),
-    click.option("--head", metavar="HEAD", default="target", show_default=True, callback=_head,
+    click.option("--head", metavar="HEAD", default="target", show_default=True, callback=parsed(_head),
                  help="What proposes tokens: target, or a copy of its lm_head: fp8, nvfp4, trim:N, trim:N:fp8,"
                  " trim:N:nvfp4."),
     click.option("--head-tokens", metavar="FILE", type=PATH,
@@ -97,7 +84,7 @@ def _workspace(context: click.Context, parameter: click.Parameter, gib: float | 
     click.option("--backend", type=click.Choice(["onnx", *BACKENDS]), default="onnx", show_default=True,
                  help="tensorrt: plans for this machine's GPU as well; tensorrt-rtx: by TensorRT-RTX, for --gpu or this"
                  " machine's."),
-    click.option("--gpu", "compute_capabilities", metavar="GPU,...", callback=_gpus,
+    click.option("--gpu", "compute_capabilities", metavar="GPU,...", callback=parsed(parse_gpus),
                  help="Plans by TensorRT-RTX, which builds on any machine: sm80, sm86, sm89, sm120, sm121, or names"
                  " such as a100, rtx4090, rtx5090, gb10."),
     click.option("--max-batch-size", type=SIZE,

@@ -36,6 +36,7 @@ UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "
 PATH = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
 Command = TypeVar("Command", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 class EnginePath(click.Path):
@@ -71,26 +72,31 @@ def refuse_given(names: Collection[str], reason: str) -> None:
             raise click.UsageError(f"{parameter.opts[0]} {reason}")
 
 
-def share(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
-    """`3%` and `0.03` as 0.03; usage error for anything that is no share from 0 up to, but without, 1."""
-    if text is None:
-        return None
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1
-    if not 0 <= value < 1:
-        raise click.BadParameter(f"expected a share such as 3% or 0.03, found {text!r}", context, parameter)
+def parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str | None], T | None]:
+    """Callback of an option whose text `parse` reads; its ValueError is a usage error."""
+
+    def read(context: click.Context, parameter: click.Parameter, text: str | None) -> T | None:
+        try:
+            return None if text is None else parse(text)
+        except ValueError as problem:
+            raise click.BadParameter(str(problem), context, parameter) from None
+
+    return read
+
+
+def share(text: str) -> float:
+    """`3%` and `0.03` as 0.03; ValueError for anything that is no share from 0 up to, but without, 1."""
+    match = re.fullmatch(r"(\d*\.?\d+|\d+\.)(%?)", text, flags=re.ASCII)
+    if match is None or (value := float(match[1]) / (100 if match[2] else 1)) >= 1:
+        raise ValueError(f"expected a share such as 3% or 0.03, found {text!r}")
     return value
 
 
-def num_bytes(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
-    """`400MiB`, `0.5 GB` and `4096` as bytes; usage error for anything else."""
-    if text is None:
-        return None
+def num_bytes(text: str) -> int:
+    """`400MiB`, `0.5 GB` and `4096` as bytes; ValueError for anything else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]i?B|B|)", text, flags=re.ASCII)
     if match is None:
-        raise click.BadParameter(f"expected bytes such as 400MiB or 4096, found {text!r}", context, parameter)
+        raise ValueError(f"expected bytes such as 400MiB or 4096, found {text!r}")
     return int(float(match[1]) * UNITS[match[2]])
 
 

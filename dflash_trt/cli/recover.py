@@ -90,9 +90,9 @@ def recover(
         )  # fmt: skip
     click.echo(_describe(progress), err=True)
     if plot is not None:
-        from dflash_trt.observe.plots.loss_plot import draw
+        from dflash_trt.observe.plots.picture import draw_loss
 
-        draw(progress, loaded.name, plot)
+        draw_loss(progress, loaded.name, plot)
     click.echo(describe(summary), err=True)
     click.echo(output)
     before, after = progress.held_out[0][1], progress.held_out[-1][1]

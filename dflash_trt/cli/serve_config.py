@@ -18,25 +18,23 @@ from dflash_trt.cli.options import PATH, gpu_facts_option, refuse_given, source_
 from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.deploy.catalog import known_deployments, known_pair
 from dflash_trt.deploy.checker import check, deployment_config, file_configs
-from dflash_trt.deploy.cluster.cluster_server import cluster_server
+from dflash_trt.deploy.cluster.cluster_server import cluster_server, node_script
 from dflash_trt.deploy.cluster.dynamo_graph import RUNTIMES as DYNAMO
 from dflash_trt.deploy.cluster.dynamo_graph import SERVICE_PORT, dynamo_graph, dynamo_image
 from dflash_trt.deploy.cluster.kubernetes import kubernetes_manifests
-from dflash_trt.deploy.cluster.node_command import node_script
 from dflash_trt.deploy.cluster.slurm import sbatch_script
 from dflash_trt.deploy.conversion import convert
 from dflash_trt.deploy.deployment_file import METHODS, Method, deployment_path, load_deployment, shipped_deployments
 from dflash_trt.deploy.finding import ACCEPTED, ERROR, UNCHECKED, WARNING, Finding, judged, numbered
 from dflash_trt.deploy.gpus import GpuFacts, parse_gpus
 from dflash_trt.deploy.memory import drafter_in_words
-from dflash_trt.deploy.parsers import missing_parsers
+from dflash_trt.deploy.published import missing_parsers
 from dflash_trt.deploy.real_classes import check_with_package
-from dflash_trt.deploy.render import render
+from dflash_trt.deploy.render import is_engine_mode, render
 from dflash_trt.deploy.resolve import ResolvedDeployment, draft_deployment, resolve, with_settings
 from dflash_trt.deploy.rules.memory_rules import document_load
 from dflash_trt.deploy.schema import PACKAGES, Runtime, Schema, load_schema
 from dflash_trt.deploy.steps import CONFIGURATION, cluster_steps, server_steps
-from dflash_trt.deploy.trtllm_arguments import is_engine_mode
 from dflash_trt.errors import ConfigError, printable
 from dflash_trt.files.read import decode, read_text
 from dflash_trt.files.strict_yaml import MAX_BYTES

@@ -20,6 +20,7 @@ from dflash_trt.cli.options import (
     json_option,
     max_tokens_option,
     options,
+    parsed,
     refuse_given,
     runtime_options,
     share,
@@ -58,7 +59,7 @@ MIN_TOKENS = 3
     chat_option,
     max_tokens_option(128, MIN_TOKENS),
     runtime_options("device", "executor", "dtype"),
-    click.option("--max-tau-loss", metavar="SHARE", callback=share,
+    click.option("--max-tau-loss", metavar="SHARE", callback=parsed(share),
                  help="Fail when the mean loss of tau exceeds this, e.g. 3%; needs --reference."),
     json_option,
     click.option("--plot", type=FILE, help="Also plot acceptance and error by layer to this PNG file."),
@@ -123,9 +124,9 @@ def verify(
     failure = find_failure(report, max_tau_loss)
     _print_verdict(report, print_report, failure, max_tau_loss, as_json=as_json)
     if plot is not None:
-        from dflash_trt.observe.plots.verification_plot import draw
+        from dflash_trt.observe.plots.picture import draw_verification
 
-        draw(report, plot)
+        draw_verification(report, plot)
     if report.comparison is not None and report.comparison.tau_loss is not None:
         _warn_of_few(report.comparison.tau_loss.num_prompts)
     if failure is not None:

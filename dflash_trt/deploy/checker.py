@@ -9,21 +9,19 @@ from typing import Any
 import msgspec
 
 from dflash_trt.deploy.finding import Finding
-from dflash_trt.deploy.flags import normalize, parse_arguments
+from dflash_trt.deploy.flags import normalize, parse_arguments, trtllm_document
 from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.published import published_drafts
+from dflash_trt.deploy.render import converted_draft
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.rules import sglang_rules, trtllm_rules, vllm_rules
 from dflash_trt.deploy.rules.checked_config import BLOCKS, METHOD_KEYS, CheckedConfig, served_target
 from dflash_trt.deploy.rules.choice_rules import choices, packed_weights, parsers, release, unchecked_method
-from dflash_trt.deploy.rules.layout_rules import draft_layout
-from dflash_trt.deploy.rules.target_rules import context_length, other_models, pair, remote_code
+from dflash_trt.deploy.rules.target_rules import context_length, draft_layout, other_models, pair, remote_code
 from dflash_trt.deploy.schema import Schema, runtime_keys
 from dflash_trt.deploy.schema_check import check_schema, coerce
 from dflash_trt.deploy.script import Server, servers
 from dflash_trt.deploy.sizes import DraftSizes, draft_sizes, target_sizes
-from dflash_trt.deploy.trtllm_arguments import converted_draft
-from dflash_trt.deploy.trtllm_command import trtllm_document
 from dflash_trt.engine.manifest import read_num_ranks
 from dflash_trt.errors import ConfigError, shown
 from dflash_trt.files.command import quoted

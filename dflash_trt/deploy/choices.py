@@ -101,17 +101,8 @@ CHOICES: dict[Runtime, tuple[Choice, ...]] = {
 }  # fmt: skip
 
 
-def chosen(runtime: Runtime, circumstances: Circumstances) -> dict[str, Any]:
-    """Every argument that is written, by dotted key."""
-    return _chosen(runtime, circumstances, is_environment=False)
-
-
-def chosen_environment(runtime: Runtime, circumstances: Circumstances) -> dict[str, str]:
-    """Every variable that is set."""
-    return _chosen(runtime, circumstances, is_environment=True)
-
-
-def _chosen(runtime: Runtime, circumstances: Circumstances, *, is_environment: bool) -> dict[str, Any]:
+def chosen(runtime: Runtime, circumstances: Circumstances, *, is_environment: bool = False) -> dict[str, Any]:
+    """Every argument that is written, by dotted key, or every variable that is set."""
     written = (c for c in CHOICES[runtime] if not c.is_default and c.is_environment == is_environment)
     values = {choice.key: choice.wanted(circumstances) for choice in written}
     return {key: value for key, value in values.items() if value is not None}

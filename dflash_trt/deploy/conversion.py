@@ -7,6 +7,7 @@ the rules (`Finding.settings`). What the command had wrong before is left, and s
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -14,20 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml
 
 from dflash_trt.deploy.checker import check, text_configs, text_servers
+from dflash_trt.deploy.deployment_file import merged, nested
 from dflash_trt.deploy.draft_methods import draft_arguments, native_attention
-from dflash_trt.deploy.edit_yaml import with_value
 from dflash_trt.deploy.finding import ERROR, Finding
-from dflash_trt.deploy.flags import argument_words, flag_words
+from dflash_trt.deploy.flags import argument_words, file_words, flag_words
 from dflash_trt.deploy.gpus import Gpus
+from dflash_trt.deploy.render import converted_draft, place
 from dflash_trt.deploy.rules.checked_config import METHOD_KEYS, CheckedConfig
-from dflash_trt.deploy.runtime_arguments import merged
 from dflash_trt.deploy.schema import Runtime, Schema, load_schema, runtime_keys
 from dflash_trt.deploy.script import Server, Word
 from dflash_trt.deploy.sizes import DraftSizes, draft_sizes
-from dflash_trt.deploy.trtllm_arguments import converted_draft, place
-from dflash_trt.deploy.trtllm_command import file_words
 from dflash_trt.engine.manifest import read_num_ranks
 from dflash_trt.errors import ConfigError, shown
 from dflash_trt.files.command import command_line, quoted
@@ -164,7 +164,7 @@ def _selected(
         is_same = _at(old, keys.draft) == name
         wanted = merged(new, old) if is_same else merged(old, new)
         if not is_same and fits:
-            wanted = merged(wanted, _nested(keys.num_draft_tokens, K))
+            wanted = merged(wanted, nested(keys.num_draft_tokens, K))
         if SGLANG_BLOCK in old and keys.num_draft_tokens not in old:
             wanted.pop(keys.num_draft_tokens, None)
         new = wanted
@@ -175,11 +175,6 @@ def _at(document: dict[str, Any], path: str) -> Any:
     outer, _, inner = path.partition(".")
     value = document.get(outer)
     return (value.get(inner) if isinstance(value, dict) else None) if inner else value
-
-
-def _nested(path: str, value: Any) -> dict[str, Any]:
-    outer, _, inner = path.partition(".")
-    return {outer: {inner: value} if inner else value}
 
 
 def _edited(text: str, file: Path, server: Server | None, schema: Schema, changes: dict[str, Any]) -> str:
@@ -221,18 +216,16 @@ def _flag_edits(text: str, server: Server, schema: Schema, changes: dict[str, An
         written = command_line(flags)
         for found, start, end in places:
             if found == key:
-                yield words[start].begin if written else _space(server, words[start]), words[end - 1].end, written
+                begin = words[start].begin
+                if not written:  # with the space before it
+                    begin = max((each.end for each in server.command if each.end <= begin), default=begin)
+                yield begin, words[end - 1].end, written
                 written = ""
         added += [written] if written else []
     last = max(word.end for word in server.command)
     several = re.search(r"\\\n[ \t]*", text[server.command[0].begin : last])
     separator = f" {several[0]}" if several else " "
     yield last, last, "".join(f"{separator}{flag}" for flag in added)
-
-
-def _space(server: Server, word: Word) -> int:
-    """Beginning of the space before a word."""
-    return max((each.end for each in server.command if each.end <= word.begin), default=word.begin)
 
 
 def _file_edits(text: str, file: Path, server: Server, changes: dict[str, Any]) -> Iterator[Edit]:
@@ -274,3 +267,48 @@ def _first_command(text: str) -> int:
 
 def _shown(value: Any) -> str:
     return msgspec.json.encode(value).decode() if isinstance(value, (dict, list, bool)) else str(value)
+
+
+def with_value(text: str, path: str, value: Any) -> str:
+    """The text of a mapping, with the value at a path of one key or two in place of what it has there, or added."""
+    outer, _, inner = path.partition(".")
+    root = yaml.compose(text, yaml.SafeLoader)
+    if not isinstance(root, yaml.MappingNode):  # empty
+        return f"{text.rstrip()}\n{_block(nested(path, value))}\n".lstrip("\n")
+    section = next((found for key, found in root.value if key.value == outer), None)
+    if inner and isinstance(section, yaml.MappingNode):
+        return _put(text, section, inner, value)
+    return _put(text, root, outer, {inner: value} if inner else value)
+
+
+def _put(text: str, mapping: yaml.MappingNode, key: str, value: Any) -> str:
+    is_flow = mapping.flow_style
+    written = _flow({key: value})[1:-1] if is_flow else _block({key: value}, mapping.start_mark.column)
+    place = next((entry for entry in mapping.value if entry[0].value == key), None)
+    if place is not None:
+        return text[: place[0].start_mark.index] + written + text[_end(text, place[1]) :]
+    if is_flow:
+        end = mapping.end_mark.index - 1
+        return f"{text[:end].rstrip()}{', ' if mapping.value else ''}{written}{text[end:]}"
+    line_end = text.find("\n", _end(text, mapping)) % (len(text) + 1)
+    return f"{text[:line_end]}\n{' ' * mapping.start_mark.column}{written}{text[line_end:]}"
+
+
+def _end(text: str, node: yaml.Node) -> int:
+    """Position behind the last value; the parser's own end of a block is behind the comments that follow it."""
+    if isinstance(node, yaml.MappingNode) and not node.flow_style and node.value:
+        return _end(text, node.value[-1][1])
+    if isinstance(node, yaml.SequenceNode) and not node.flow_style and node.value:
+        return _end(text, node.value[-1])
+    end: int = node.end_mark.index
+    return len(text[:end].rstrip())
+
+
+def _block(value: dict[str, Any], column: int = 0) -> str:
+    lines = yaml.safe_dump(value, sort_keys=False, default_flow_style=False, width=120).splitlines()
+    return f"\n{' ' * column}".join(lines)
+
+
+def _flow(value: dict[str, Any]) -> str:
+    text: str = yaml.safe_dump(value, sort_keys=False, default_flow_style=True, width=math.inf)
+    return text.strip()

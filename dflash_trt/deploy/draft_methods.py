@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What selects a draft in each runtime's arguments: DFlash, or DSpark's own method, with the runtime's words for K.
+"""What selects a draft in each runtime's arguments: DFlash, DSpark or EAGLE-3, with the runtime's words for K.
 
 DSpark: vLLM 0.33 (config/speculative.py, v1/worker/gpu/spec_decode/dspark): method dspark, K rows of an anchor-first
 block or 1 + K. SGLang (server_args.py): speculative_dspark_block_size is the number of proposals, whatever the block's
@@ -9,7 +9,8 @@ the draft. Written from sources, not run.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from dflash_trt.deploy.gpus import GpuSpec
 from dflash_trt.deploy.schema import PACKAGES, Runtime
@@ -36,23 +37,41 @@ def draft_arguments(
     choice for None.
     """
     if sizes.spec.is_dspark:
-        return _dspark(sizes, runtime, draft, num_draft_tokens, name)
+        _check_dspark(sizes, runtime, name)
+        return selection("dspark", runtime, draft, num_draft_tokens)
+    arguments = selection("dflash", runtime, draft, num_draft_tokens)
+    if runtime == "vllm" and gpu is not None and gpu.compute_capability == GB10:
+        arguments["attention_backend"] = "TRITON_ATTN"
+    if runtime == "trtllm":
+        kernel = {} if attention is None else {"attention_backend": attention}
+        arguments["speculative_config"] |= kernel | _draft_facts(sizes)
+    return arguments
+
+
+def selection(
+    method: Literal["dflash", "dspark", "eagle3"], runtime: Runtime, draft: str, num_draft_tokens: int
+) -> dict[str, Any]:
+    """Method, draft and draft length, K, in the runtime's words."""
     match runtime:
         case "vllm":
-            config = {"method": "dflash", "model": draft, "num_speculative_tokens": num_draft_tokens}
-            is_gb10 = gpu is not None and gpu.compute_capability == GB10
-            return {"speculative_config": config} | ({"attention_backend": "TRITON_ATTN"} if is_gb10 else {})
-        case "sglang":
             return {
-                "speculative_algorithm": "DFLASH",
-                "speculative_draft_model_path": draft,
-                # SGLang counts the verify window, the last verified token included.
-                "speculative_num_draft_tokens": num_draft_tokens + 1,
+                "speculative_config": {"method": method, "model": draft, "num_speculative_tokens": num_draft_tokens}
             }
+        case "sglang":
+            # Its number of draft tokens is the verify window, the last verified token included.
+            window = {"speculative_num_draft_tokens": num_draft_tokens + 1}
+            lengths = {
+                "dflash": window,
+                "dspark": {"speculative_dspark_block_size": num_draft_tokens},
+                "eagle3": {"speculative_num_steps": num_draft_tokens, "speculative_eagle_topk": 1, **window},
+            }
+            return {
+                "speculative_algorithm": method.upper(), "speculative_draft_model_path": draft, **lengths[method],
+            }  # fmt: skip
         case _:
-            config = {"decoding_type": "DFlash", "speculative_model": draft, "max_draft_len": num_draft_tokens}
-            kernel = {} if attention is None else {"attention_backend": attention}
-            return {"speculative_config": {**config, **kernel, **_draft_facts(sizes)}}
+            kind = {"dflash": "DFlash", "dspark": "DSpark", "eagle3": "Eagle3"}[method]
+            config = {"decoding_type": kind, "speculative_model": draft, "max_draft_len": num_draft_tokens}
+            return {"speculative_config": config}
 
 
 def native_attention(sizes: DraftSizes, gpu: GpuSpec) -> str:
@@ -75,26 +94,13 @@ def _draft_facts(sizes: DraftSizes) -> dict[str, Any]:
     return {"target_layer_ids": list(spec.target_layer_ids), **mask}
 
 
-def _dspark(sizes: DraftSizes, runtime: Runtime, draft: str, num_draft_tokens: int, name: str) -> dict[str, Any]:
+def _check_dspark(sizes: DraftSizes, runtime: Runtime, name: str) -> None:
     if (problem := _problem(sizes, runtime)) is not None:
         raise ConfigError(
             f"{name}: draft: expected {problem}, found {sizes.spec.kind} {sizes.name}, which {PACKAGES[runtime]} is not"
             " known to serve",
             hint=f"give --runtime vllm, or {HERE}" if _dialect(sizes) == "speculators" else HERE,
         )
-    match runtime:
-        case "vllm":
-            config = {"method": "dspark", "model": draft, "num_speculative_tokens": num_draft_tokens}
-            return {"speculative_config": config}
-        case "sglang":
-            return {
-                "speculative_algorithm": "DSPARK",
-                "speculative_draft_model_path": draft,
-                "speculative_dspark_block_size": num_draft_tokens,
-            }
-        case _:
-            config = {"decoding_type": "DSpark", "speculative_model": draft, "max_draft_len": num_draft_tokens}
-            return {"speculative_config": config}
 
 
 def _problem(sizes: DraftSizes, runtime: Runtime) -> str | None:
@@ -113,3 +119,49 @@ def _problem(sizes: DraftSizes, runtime: Runtime) -> str | None:
 
 def _dialect(sizes: DraftSizes) -> str | None:
     return None if sizes.checkpoint is None else sizes.checkpoint.dialect.name
+
+
+Schedule = tuple[tuple[int, int], ...]
+"""Smallest batch and drafts from there on, smallest batch first; 0 drafts is plain decoding."""
+
+
+def read_schedule(lengths: Mapping[int, int], num_draft_tokens: int, where: str) -> Schedule:
+    """Read a deployment file's schedule; ConfigError, naming `where`, for an invalid one."""
+    schedule = tuple(sorted(lengths.items()))
+    if not schedule or schedule[0] != (1, num_draft_tokens):
+        found = f"{{{schedule[0][0]}: {schedule[0][1]}, ...}}" if schedule else "{}"
+        raise ConfigError(
+            f"{where}: expected to begin with batch 1 and num_draft_tokens {num_draft_tokens}, found {found}",
+            hint="set num_draft_tokens to the length at batch 1",
+        )
+    if above := [(batch, length) for batch, length in schedule if length > num_draft_tokens]:
+        raise ConfigError(
+            f"{where}: expected at most num_draft_tokens {num_draft_tokens}, found {above[0][1]} from batch"
+            f" {above[0][0]} on"
+        )
+    return schedule
+
+
+def trtllm_schedule(schedule: Schedule, max_batch_size: int) -> dict[int, int]:
+    """TensorRT-LLM's draft_len_schedule: largest batch of each length.
+
+    Raises ConfigError for plain decoding: its worker stores no context in a step without drafts.
+    """
+    if plain := [batch for batch, length in schedule if not length and batch <= max_batch_size]:
+        raise ConfigError(
+            "draft_schedule: expected 1 or more drafts for every batch with TensorRT-LLM, found 0 from batch"
+            f" {plain[0]} on",
+            hint=f"set max_batch_size to {plain[0] - 1}, or write 1: a step without drafts stores no context",
+        )
+    return {end: length for _, end, length in _ranges(schedule, max_batch_size)}
+
+
+def vllm_schedule(schedule: Schedule, max_batch_size: int) -> list[list[int]]:
+    """vLLM's num_speculative_tokens_per_batch_size: [smallest batch, largest batch, length]."""
+    return [list(entry) for entry in _ranges(schedule, max_batch_size)]
+
+
+def _ranges(schedule: Schedule, max_batch_size: int) -> list[tuple[int, int, int]]:
+    begins = [begin for begin, _ in schedule if begin <= max_batch_size]
+    ends = [*(begin - 1 for begin in begins[1:]), max_batch_size]
+    return [(begin, end, length) for (begin, length), end in zip(schedule, ends, strict=False)]

@@ -10,19 +10,24 @@ from typing import Any
 
 import msgspec
 
-from dflash_trt.checkpoint.draft_shares import not_shared
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.target_checkpoint import check_pair
-from dflash_trt.deploy.deployment_file import DeploymentFile, Eagle3, Method, SharedSettings
-from dflash_trt.deploy.draft_methods import native_attention
-from dflash_trt.deploy.draft_schedule import Schedule, read_schedule
+from dflash_trt.deploy.deployment_file import (
+    DeploymentFile,
+    Eagle3,
+    Method,
+    RuntimeArguments,
+    SharedSettings,
+    with_pairs,
+)
+from dflash_trt.deploy.draft_methods import Schedule, native_attention, read_schedule
 from dflash_trt.deploy.gpus import GpuFacts, Gpus, parse_gpus
 from dflash_trt.deploy.published import moe_backend
-from dflash_trt.deploy.runtime_arguments import RuntimeArguments, with_pairs
 from dflash_trt.deploy.schema import PACKAGES, Runtime
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes, draft_sizes, target_sizes
 from dflash_trt.engine.manifest import read_num_ranks
 from dflash_trt.engine.plans.plan import PlanOptions
+from dflash_trt.engine.signatures import not_shared
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.read import is_directory
 from dflash_trt.quantize.recipe import load_recipe
@@ -174,7 +179,8 @@ def resolve(
         return default if given is None else given
 
     num_ranks, sources["num_ranks"] = ranks_of_drafter(file, name, gpus, sizes.spec, served)
-    experts, sources["moe_backend"] = _moe_backend(file.target, gpus)
+    experts = moe_backend(file.target, gpus.gpu.compute_capability)
+    sources["moe_backend"] = "runtime's own choice" if experts is None else f"published for {gpus.gpu.sm}"
     num_draft_tokens = choose(
         "num_draft_tokens", sizes.spec.num_draft_tokens, f"{BLOCK[sizes.spec.first_proposing_row]}, {sizes.origin}"
     )
@@ -304,8 +310,3 @@ def _runtimes(file: DeploymentFile, name: str) -> tuple[Runtime, ...]:
             hint="add runtimes: [trtllm]",
         )
     return runtimes
-
-
-def _moe_backend(target: str, gpus: Gpus) -> tuple[str | None, str]:
-    backend = moe_backend(target, gpus.gpu.compute_capability)
-    return backend, "runtime's own choice" if backend is None else f"published for {gpus.gpu.sm}"

@@ -3,8 +3,9 @@
 
 Extensions: `x-source` of a definition says where its keys were read, `x-rules` holds the figures
 that the rules work with, and an enum with `x-open` may have more values than are listed; those of `x-newer` came after
-the release, with the source that has them. `x-coerces` and `x-case` say how the runtime reads values (coerce.py). A key
-with `x-removed` is read and dropped. Another name of a key is a property that only refers to it.
+the release, with the source that has them. `x-coerces` and `x-case` say how the runtime reads values
+(schema_check.py). A key with `x-removed` is read and dropped. Another name of a key is a property that only refers to
+it.
 """
 
 from __future__ import annotations

@@ -9,16 +9,14 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.deploy.cluster.cluster_server import IMAGES, ClusterServer
+from dflash_trt.deploy.cluster.cluster_server import IMAGES, RANK, ClusterServer
+from dflash_trt.deploy.cluster.cluster_server import LEADER as FIRST
 from dflash_trt.deploy.cluster.dynamo_graph import FRONTEND, graph_name
 from dflash_trt.deploy.cluster.kubernetes import LEADER
-from dflash_trt.deploy.cluster.node_command import LEADER as FIRST
-from dflash_trt.deploy.cluster.node_command import RANK
 from dflash_trt.deploy.deployment_file import Method
-from dflash_trt.deploy.render import Rendered, render
+from dflash_trt.deploy.render import Rendered, converted_draft, is_engine_mode, render
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.schema import PACKAGES, Runtime
-from dflash_trt.deploy.trtllm_arguments import converted_draft, is_engine_mode
 from dflash_trt.errors import BuildError
 from dflash_trt.files.command import command_line, quoted
 from dflash_trt.files.read import open_file

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from dflash_trt import __version__
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, for_pool
-from dflash_trt.checkpoint.draft_shares import not_shared, shard_spec
 from dflash_trt.checkpoint.draft_spec import D2T, DraftSpec
 from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
 from dflash_trt.checkpoint.safetensors_file import StoredTensor, read_tensors
@@ -38,7 +37,7 @@ from dflash_trt.engine.manifest import (
 )
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.proposal_head import HeadChoice, with_head
-from dflash_trt.engine.signatures import Graph, Shard, graph_signatures, shards
+from dflash_trt.engine.signatures import Graph, Shard, graph_signatures, not_shared, shard_spec, shards
 from dflash_trt.errors import BuildError, EngineError
 from dflash_trt.files.read import read_bytes
 from dflash_trt.files.write import OutputKind, check_replaceable, new_directory

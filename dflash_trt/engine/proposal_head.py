@@ -40,12 +40,10 @@ class HeadChoice(msgspec.Struct, frozen=True, kw_only=True):
     """N of trim:N; None keeps the whole vocabulary."""
 
 
-def parse_head(text: str) -> HeadChoice | None:
-    """The choice, None for `target`; raises ValueError for text that --head does not accept."""
-    if text == "target":
-        return None
+def parse_head(text: str) -> HeadChoice:
+    """The choice of a head other than `target`; raises ValueError for text that --head does not accept."""
     if (match := CHOICE.fullmatch(text)) is None:
-        raise ValueError(text)
+        raise ValueError(f"expected target, fp8, nvfp4, trim:N, trim:N:fp8 or trim:N:nvfp4, found {text}")
     whole, count, trimmed = match.groups()
     name = whole or trimmed
     return HeadChoice(algorithm=ALGORITHMS[name] if name else None, num_tokens=int(count) if count else None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plans.launcher import Launcher
 from dflash_trt.engine.signatures import MAX_CONTEXT, PAGE_SIZES, TOKENS_PER_PAGE, Graph, Port
 from dflash_trt.errors import EngineError
+
+if TYPE_CHECKING:
+    from dflash_trt.engine.plans.plan_loader import SegmentedPlan
 
 ALIGNMENT = 16
 DTYPES = {
@@ -112,27 +115,6 @@ class RecordedGraph:
         self.tensors = {}
 
 
-class Recorded(Protocol):
-    """What RecordedGraph shows, which several graphs in a row may show as well."""
-
-    @property
-    def tensors(self) -> Mapping[str, Tensor]:
-        """Inputs and outputs, by name."""
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        """Rows of each call, rising."""
-
-    def padding(self, rows: int) -> int:
-        """Rows that `run` computes beyond `rows`."""
-
-    def run(self, rows: int) -> None:
-        """Queues the smallest call that has `rows` rows."""
-
-    def close(self) -> None:
-        """Frees the graphs now."""
-
-
 class RecordedExecutor:
     """What both executors share; a subclass loads the graphs."""
 
@@ -141,7 +123,7 @@ class RecordedExecutor:
         self._manifest = manifest
         self._launcher = launcher
         self._context: RecordedGraph | None = None
-        self._draft: Recorded | None = None
+        self._draft: RecordedGraph | SegmentedPlan | None = None
 
     @property
     def device(self) -> torch.device:
@@ -156,7 +138,7 @@ class RecordedExecutor:
         """The context graph, with a call for each number of rows."""
         raise NotImplementedError
 
-    def _load_draft(self, cached: Mapping[str, Tensor]) -> Recorded:
+    def _load_draft(self, cached: Mapping[str, Tensor]) -> RecordedGraph | SegmentedPlan:
         """The draft graph, with a call for each number of blocks; `cached` is where the context lies."""
         raise NotImplementedError
 
@@ -255,12 +237,14 @@ class RecordedExecutor:
         assert self._context is not None, "load comes first"
         return self._context
 
-    def _bound_draft(self) -> Recorded:
+    def _bound_draft(self) -> RecordedGraph | SegmentedPlan:
         assert self._draft is not None, "bind comes first"
         return self._draft
 
 
-def _draft_part(draft: Recorded, inputs: DraftInputs, outputs: Mapping[str, torch.dtype]) -> list[Tensor]:
+def _draft_part(
+    draft: RecordedGraph | SegmentedPlan, inputs: DraftInputs, outputs: Mapping[str, torch.dtype]
+) -> list[Tensor]:
     B, tensors = len(inputs.page_ids), draft.tensors
     tensors["page_table"][:B, : inputs.page_ids.shape[1]].copy_(inputs.page_ids)
     for name in ("noise_embeds", "positions", "context_lengths"):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dflash_trt import __version__
 from dflash_trt._C import pack_fp8, pack_int4, pack_nvfp4
-from dflash_trt.checkpoint.convert_dialect import WRITTEN, copy_other_files, refuse_own_source
+from dflash_trt.checkpoint.convert_dialect import new_checkpoint
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_spec, refuse_quantised
 from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
@@ -42,7 +42,6 @@ from dflash_trt.checkpoint.safetensors_writer import PRODUCER, PRODUCER_KEY, Lay
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.json_file import write_json
-from dflash_trt.files.write import check_replaceable, new_directory
 from dflash_trt.quantize.bounds import Ranges, ranges_from_weights
 from dflash_trt.quantize.recipe import Recipe
 from dflash_trt.quantize.scales import cache_scales, input_scales, naming, weight_scales
@@ -182,12 +181,8 @@ def quantize_checkpoint(
     Raises as `quantised` does, and BuildError when `output` exists and `force` is false, holds the draft, or cannot be
     written.
     """
-    refuse_own_source(draft, output)
-    check_replaceable(output, WRITTEN, force=force)
-    unwritten = quantised(draft, recipe, ranges=ranges, threads=threads)
-    with new_directory(output, WRITTEN, force=force) as directory:
-        unwritten.write(directory, metadata={PRODUCER_KEY: PRODUCER})
-        copy_other_files(draft, directory)
+    with new_checkpoint(draft, output, force=force) as directory:
+        quantised(draft, recipe, ranges=ranges, threads=threads).write(directory, metadata={PRODUCER_KEY: PRODUCER})
     return summary(draft, recipe)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,41 +27,8 @@ MAX_PASSES = 32
 """Passes kept before they are concatenated; amortises the copy."""
 
 
-class ModelRunner(Protocol):
-    """Target and perhaps drafter, in one process or on the ranks of several: what a step does with all its requests."""
-
-    def claim(self) -> bool:
-        """Whether nobody else has used the models' pages since this runner last asked; from now on it does."""
-
-    def num_written(self, slot: int) -> int:
-        """Tokens of the slot's sequence that are in both caches for good."""
-
-    def catch_up(self) -> None:
-        """Brings the drafter's context to what the target has committed."""
-
-    def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
-        """Gives an empty slot its pages of both caches; its first `num_tokens` tokens are in them already."""
-
-    def draft(
-        self, slots: Sequence[int], anchors: Sequence[int], draft_length: int, draws: Sequence[Draw | None] = ()
-    ) -> list[Proposals]:
-        """`draft_length` proposals, 1 to K, that follow the last verified tokens `anchors` of each of `slots`.
-
-        Greedy, except where `draws` has a Draw for a slot and the drafter knows distributions.
-        """
-
-    def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """One pass of the target; logits [sum of num_logits, V] FLOAT. A `commit` follows."""
-
-    def commit(self, num_tokens: Sequence[int]) -> None:
-        """Makes the first num_tokens[i] of the last pass's segment i context, and rolls the rest back."""
-
-    def release(self, slot: int) -> None:
-        """Empties a slot."""
-
-
-class LocalRunner(ModelRunner):
-    """Target and drafter in this process; without a drafter, what plain decoding needs."""
+class ModelRunner:
+    """Target and perhaps drafter: what a step of the decode loop does with them; ranks repeat it on theirs."""
 
     def __init__(self, target: Target, drafter: Drafter | None) -> None:
         self._target = target
@@ -76,13 +42,16 @@ class LocalRunner(ModelRunner):
         """Tokens by slot that are in both caches, so not those whose taps are pending."""
 
     def claim(self) -> bool:
+        """Whether nobody else has used the models' pages since this runner last asked; from now on it does."""
         was_there = self._target.claim(self._user)
         return (self._drafter is None or self._drafter.claim(self._user)) and was_there
 
     def num_written(self, slot: int) -> int:
+        """Tokens of the slot's sequence that are in both caches for good."""
         return self._written[slot]
 
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
+        """Gives an empty slot its pages of both caches; its first `num_tokens` tokens are in them already."""
         self._written[slot] = num_tokens
         self._target.reserve(slot, pages, num_tokens)
         if self._drafter is not None:
@@ -92,9 +61,12 @@ class LocalRunner(ModelRunner):
     def draft(
         self, slots: Sequence[int], anchors: Sequence[int], draft_length: int, draws: Sequence[Draw | None] = ()
     ) -> list[Proposals]:
-        """Runs one pass over the blocks [anchor, mask, mask, ...]."""
+        """`draft_length` proposals, 1 to K, of one pass over the blocks [anchor, mask, mask, ...] of `slots`.
+
+        Greedy, except where `draws` has a Draw for a slot and the drafter knows distributions.
+        """
         assert self._drafter is not None, "there is no drafter"
-        self.catch_up()
+        self._catch_up()
         spec, anchor_ids = self._drafter.spec, torch.from_numpy(np.array(anchors))
         embeds = self._drafter.embedding.blocks(anchor_ids, spec.block_size, self._target.embed)
         if spec.num_candidates is not None:
@@ -109,13 +81,13 @@ class LocalRunner(ModelRunner):
         return [Proposals(tokens[begin : begin + draft_length]) for begin in range(0, len(tokens), draft_length)]
 
     def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """Runs one pass of the target and keeps its taps until `commit`."""
+        """One pass of the target; logits [sum of num_logits, V] FLOAT. Keeps the taps until `commit`, which follows."""
         verified = self._target.verify(segments, with_taps=self._drafter is not None)
         self._segments, self._tapped = segments, verified.tapped
         return verified.logits
 
     def commit(self, num_tokens: Sequence[int]) -> None:
-        """Rolls the target back, and keeps the taps of accepted tokens for the drafter's context."""
+        """Makes the first num_tokens[i] of the last pass's segment i context, and rolls the rest back."""
         owners: list[int] = []
         for segment, committed in zip(self._segments, num_tokens, strict=True):
             num_rejected = len(segment.token_ids) - committed
@@ -128,10 +100,14 @@ class LocalRunner(ModelRunner):
         if self._pending.num_bytes > MAX_PENDING_BYTES:
             self._pending.compact()
             if self._pending.num_bytes > MAX_PENDING_BYTES // 2:
-                self.catch_up()
+                self._catch_up()
+
+    def catch_up(self) -> None:
+        """Brings the drafter's context to what the target has committed."""
+        self._catch_up()
 
     @torch.inference_mode()
-    def catch_up(self) -> None:
+    def _catch_up(self) -> None:
         slots, counts, taps = self._pending.take()
         if self._drafter is None or taps is None:
             return
@@ -149,6 +125,7 @@ class LocalRunner(ModelRunner):
             self._written[slot] += num_tokens
 
     def release(self, slot: int) -> None:
+        """Empties a slot."""
         self._target.release(slot)
         self._written.pop(slot, None)
         self._pending.drop(slot)

@@ -28,7 +28,7 @@ from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.logits_processors import GrammarCompiler, LogitBias, LogitsProcessor, MinTokens
-from dflash_trt.runtime.model_runner import LocalRunner, ModelRunner
+from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.ranks.parallel_runner import TensorParallelRunner, follow, rank_facts
 from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.request import Request, completion
@@ -131,6 +131,7 @@ class Session:
 
         With `prefix_caching` a prompt begins with what earlier ones left in the caches, where the target keeps it.
         """
+        assert not isinstance(self.ranks, Follower), "only rank 0 decides"
         policy = policy or FixedLength(self.manifest.draft.num_draft_tokens)
         is_plain = isinstance(policy, FixedLength) and policy.length == 0
         if prefix_caching and not self.target.keeps_prefixes:
@@ -147,18 +148,14 @@ class Session:
     def follow(self) -> None:
         """Decodes what rank 0 decodes, until it has finished; for the other ranks."""
         assert isinstance(self.ranks, Follower)
-        follow(self.ranks, self._local_runners())
+        follow(self.ranks, [self._runner(0), self._runner(1)])
 
     def _runner(self, index: int) -> ModelRunner:
-        local = self._local_runners()[index]
-        if self.ranks is None or self.ranks.size == 1:
-            return local
-        assert isinstance(self.ranks, Leader), "only rank 0 decides"
-        return TensorParallelRunner(self.ranks, local, index)
-
-    def _local_runners(self) -> tuple[LocalRunner, LocalRunner]:
-        """Runners with the drafter, and without."""
-        return LocalRunner(self.target, self.drafter), LocalRunner(self.target, None)
+        """Runner with the drafter for index 0, without for 1."""
+        drafter = None if index else self.drafter
+        if self.ranks is None or self.ranks.size == 1 or isinstance(self.ranks, Follower):
+            return ModelRunner(self.target, drafter)
+        return TensorParallelRunner(self.ranks, self.target, drafter, index)
 
     def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
         """Decodes one prompt with the drafter."""

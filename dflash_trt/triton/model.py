@@ -26,8 +26,7 @@ from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.errors import ConfigError, DFlashError, RequestError
 from dflash_trt.triton import mpi_ranks
 from dflash_trt.triton.model_file import MODEL_FILE, TritonConfig, read_model
-from dflash_trt.triton.service import Service
-from dflash_trt.triton.tensors import INPUTS
+from dflash_trt.triton.service import INPUTS, Service
 from dflash_trt.triton.watchdog import start_watchdog
 from dflash_trt.trtllm.launch_environment import read_mpi_launch
 

@@ -11,8 +11,7 @@ from typing import Any, NoReturn
 
 from dflash_trt.errors import EngineError
 from dflash_trt.trtllm.launch_environment import forget_mpi_job, import_mpi, read_mpi_launch
-from dflash_trt.trtllm.registration import register
-from dflash_trt.trtllm.start import MODULE
+from dflash_trt.trtllm.registration import MODULE, register
 
 
 def leader_session() -> dict[str, Any]:

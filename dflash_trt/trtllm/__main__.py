@@ -13,8 +13,7 @@ import sys
 
 from dflash_trt.errors import DFlashError
 from dflash_trt.trtllm.launch_environment import is_trtllm_launch
-from dflash_trt.trtllm.registration import register
-from dflash_trt.trtllm.start import register_in_remote_ranks, run_command
+from dflash_trt.trtllm.registration import register, register_in_remote_ranks, run_command
 
 if __name__ == "__main__":
     try:

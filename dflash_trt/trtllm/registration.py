@@ -1,17 +1,192 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put our drafter in the place of TensorRT-LLM's own, in this process."""
+"""Put our drafter in the place of TensorRT-LLM's own in every rank, in releases that engine mode is written for.
+
+`make contract TENSORRT_LLM=DIR` compares every use of the drafter in a release with what ours implements.
+"""
 
 from __future__ import annotations
 
 import inspect
-from functools import wraps
+import runpy
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from dflash_trt.engine.manifest import read_manifest
-from dflash_trt.errors import EngineError
-from dflash_trt.trtllm.contract import INTERFACE, REGISTRY, WORKER, check_contract
+from dflash_trt.deploy.render import ENGINE_MODE
+from dflash_trt.engine.manifest import Manifest, read_manifest, read_shard
+from dflash_trt.errors import EngineError, MissingDependencyError
+from dflash_trt.files.command import quoted
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dflash_trt.engine.executor import AllReduce
+
+MODULE = ENGINE_MODE[-1]
+DYNAMO = "dynamo.trtllm"
+"""NVIDIA Dynamo's worker around TensorRT-LLM, which has no console script."""
+SESSION = "tensorrt_llm.llmapi.mpi_session"
+CLIENT = "RemoteMpiCommSessionClient"
+T = TypeVar("T")
+
+
+def run_command(command: Sequence[str]) -> None:
+    """Runs the console script `command[0]`, or dynamo.trtllm, with the rest as arguments; exits with its status."""
+    if command and command[0] == DYNAMO:
+        sys.argv[:] = list(command)
+        runpy.run_module(DYNAMO, run_name="__main__")  # in place: sys.modules keeps the main module that registers
+        sys.exit()
+    scripts = {script.name: script for script in entry_points(group="console_scripts")}
+    if not command or command[0] not in scripts:
+        sys.exit(f"usage: {' '.join(ENGINE_MODE)} trtllm-serve|trtllm-bench|dflash-trt ARGUMENTS...")
+    sys.argv[:] = list(command)
+    sys.exit(scripts[command[0]].load()())
+
+
+def check_start() -> None:
+    """Raise EngineError where ranks would not import the registration."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is None or spec.name != f"{MODULE}.__main__":
+        raise EngineError(
+            "engine mode: expected a start that registers the drafter in every rank, found another main module",
+            hint=f"{' '.join(ENGINE_MODE)} dflash-trt {shlex.join(sys.argv[1:])}",
+        )
+
+
+def register_in_remote_ranks() -> None:
+    """Make every task register the drafter in its rank first; EngineError where tasks are sent another way.
+
+    Ranks of trtllm-llmapi-launch import no main module but unpickle tasks. They run TensorRT-LLM's own modules
+    (llmapi/mgmn_leader_node.py on rank 0, mgmn_worker_node.py on the others) and wait; the command, which is no MPI
+    process, sends them functions through one method (llmapi/mpi_session.py, read on NVIDIA/TensorRT-LLM's main of
+    November 2026).
+    """
+    client: Any = getattr(import_module(SESSION), CLIENT, None)
+    submit: Any = getattr(client, "submit", lambda: None)
+    found = list(inspect.signature(submit).parameters)
+    if found[:3] != ["self", "task", "args"]:
+        raise EngineError(f"{SESSION}.{CLIENT}.submit: expected (self, task, *args, ...), found ({', '.join(found)})")
+
+    @wraps(submit)
+    def submit_registered(self: Any, task: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return submit(self, partial(run_registered, task), *args, **kwargs)
+
+    client.submit = submit_registered
+
+
+def run_registered(task: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Register the drafter in this rank, then run the task."""
+    register()
+    return task(*args, **kwargs)
+
+
+DISTRIBUTED = "tensorrt_llm._torch.distributed"
+
+
+def rank_engine(directory: Path, whole: Manifest, mapping: Any) -> tuple[Path, Manifest]:
+    """Directory and manifest of the whole drafter, or of the shard of `mapping`'s rank.
+
+    Raises EngineError for shards of another number of ranks, or where ranks have requests of their own.
+    """
+    if whole.shard is not None:
+        raise EngineError(
+            f"{directory}: expected the engine of all ranks, found the part of {whole.shard}",
+            hint=f"set speculative_config.speculative_model to {quoted(directory.parent)}",
+        )
+    if whole.num_ranks == 1:
+        return directory, whole
+    if mapping.enable_attention_dp:
+        raise EngineError(
+            f"{directory}: expected a whole drafter for attention by data parallelism, whose ranks have requests of"
+            f" their own, found one shared by {whole.num_ranks} ranks",
+            hint="build without --tp",
+        )
+    if mapping.tp_size != whole.num_ranks:
+        raise EngineError(
+            f"{directory}: expected a drafter shared by {mapping.tp_size} ranks (tensor_parallel_size), found one"
+            f" shared by {whole.num_ranks}",
+            hint=f"dflash-trt build DRAFT --target TARGET --tp {mapping.tp_size} -o {quoted(directory)} --force",
+        )
+    return read_shard(directory, whole, mapping.tp_rank)
+
+
+def all_reduce(mapping: Any) -> AllReduce:
+    """TensorRT-LLM's all-reduce among the ranks of `mapping`; EngineError where it takes no mapping."""
+    package: Any = getattr(import_module(DISTRIBUTED), "AllReduce", lambda: None)
+    found = list(inspect.signature(package).parameters)
+    if "mapping" not in found:
+        raise EngineError(
+            f"{DISTRIBUTED}.AllReduce: expected it to take a mapping, found ({', '.join(found)})",
+            hint="build the engine without --tp: then ranks add up nothing",
+        )
+    module = package(mapping=mapping)
+
+    def add_up(partial: Tensor) -> None:
+        partial.copy_(module(partial))
+
+    return add_up
+
+
+PACKAGE = "tensorrt_llm"
+RELEASES = ("1.3.0rc27", "1.3.0rc29", "1.4.0rc1")
+INTERFACE, WORKER = f"{PACKAGE}._torch.speculative.interface", f"{PACKAGE}._torch.speculative.dflash"
+REGISTRY, DRAFTER = f"{PACKAGE}._torch.models.modeling_utils", f"{PACKAGE}._torch.models.modeling_dflash"
+SIGNATURES = {
+    (REGISTRY, "register_draft_model"): "mode",
+    (REGISTRY, "get_registered_draft_model_builder"): "mode",
+    (WORKER, "DFlashWorker._forward_impl"): "self attn_metadata spec_metadata draft_model ...",
+    (DRAFTER, "DFlashForCausalLM.dflash_forward"): "self noise_embedding query_positions num_ctx_per_req ctx_k_cache"
+    " ctx_v_cache ctx_cache_batch_idx ctx_kv_cache ctx_page_table",
+}
+"""Parameters of what we call, wrap and stand in for, by module and function; with "..." there may be others."""
+
+
+def import_tensorrt_llm(asked_by: str) -> Any:
+    """Import the package; MissingDependencyError, in the name of `asked_by`, where that fails."""
+    try:
+        return import_module(PACKAGE)
+    except ImportError as problem:
+        raise MissingDependencyError(
+            f"{asked_by}: expected {PACKAGE}, found: {problem}",
+            # As NVIDIA's installation guide of 1.3.0rc24 has it.
+            hint="in an environment of its own, from a clone: pip install '.[trtllm]'",
+        ) from None
+
+
+def check_contract() -> str:
+    """Return the installed release; EngineError with every difference where engine mode was not written for it."""
+    package = import_tensorrt_llm("engine mode")
+    version = str(getattr(package, "__version__", "none"))
+    differences = [] if version in RELEASES else [f"version: expected {' or '.join(RELEASES)}, found {version}"]
+    for (module, path), expected in SIGNATURES.items():
+        found, wanted = _parameters(module, path), expected.split()
+        fits = found == wanted or (found is not None and wanted[-1] == "..." and {*wanted[:-1]} <= {*found})
+        if not fits:
+            shown = "none" if found is None else f"({', '.join(found)})"
+            differences.append(f"{module}.{path}: expected ({expected.replace(' ', ', ')}), found {shown}")
+    if differences:
+        raise EngineError(
+            "engine mode: expected a TensorRT-LLM that it was written for, found one that differs:"
+            + "".join(f"\n  - {difference}" for difference in differences),
+            hint=f"serve in native mode, or install tensorrt_llm {' or '.join(v for v in RELEASES if v != version)}",
+        )
+    return version
+
+
+def _parameters(module: str, path: str) -> list[str] | None:
+    """Names of a function's parameters in order; None where there is no such function."""
+    try:
+        found: Any = import_module(module)
+    except ImportError:
+        return None
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return list(inspect.signature(found).parameters) if callable(found) else None
 
 
 def register() -> str:
@@ -63,9 +238,8 @@ def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model:
     """
     from dflash_trt.engine.plans.launcher import CurrentStreamLauncher
     from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
-    from dflash_trt.trtllm.context_pool import BACKENDS, declare_pool
-    from dflash_trt.trtllm.drafter_module import DFlash2EngineDrafter, EngineDrafter
-    from dflash_trt.trtllm.rank_engine import all_reduce, rank_engine
+    from dflash_trt.trtllm.drafter_module import BACKENDS, DFlash2EngineDrafter, EngineDrafter, declare_pool
+    from dflash_trt.trtllm.registration import all_reduce, rank_engine
 
     spec_config = model_config.spec_config
     if spec_config.attention_backend not in BACKENDS:

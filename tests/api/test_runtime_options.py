@@ -16,7 +16,7 @@ from dflash_trt.llm import LLM
 from dflash_trt.runtime.dynamo.generate_request import read_request
 from dflash_trt.runtime.open_backend import open_backend, open_embedded
 from dflash_trt.runtime.server.requests import parse_request
-from dflash_trt.triton.tensors import INPUTS, read_inputs
+from dflash_trt.triton.service import INPUTS, read_inputs
 from dflash_trt.trtllm.llm_backend import sampling_arguments
 from tests.paths import FIXTURES
 

@@ -84,17 +84,6 @@ def test_dflash2_survives_speculators_layout(tmp_path: Path) -> None:
         to(first, "modelopt", tmp_path / "modelopt")
 
 
-def test_ids_are_one_more_in_speculators(tmp_path: Path) -> None:
-    draft = read_draft(FIXTURES / "tiny-qwen3-dflash")
-    to(draft, "speculators", tmp_path / "draft")
-    config = json.loads((tmp_path / "draft" / "config.json").read_text())
-    assert config["aux_hidden_state_layer_ids"] == [tap + 1 for tap in draft.spec.target_layer_ids]
-    assert config["speculators_config"]["verifier"] == {
-        "name_or_path": "owner/target",
-        "architectures": ["Qwen3ForCausalLM"],
-    }
-
-
 @pytest.mark.parametrize("non_causal", [True, False])
 def test_windows_in_speculators(non_causal: bool, tmp_path: Path) -> None:
     directory = write_speculators(tmp_path / "a", sliding_window_non_causal=non_causal)

@@ -9,8 +9,6 @@ import torch
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import BlockConv, DraftLayer, MarkovHead, SelectorSizes
-from dflash_trt.errors import CheckpointError
-from dflash_trt.quantize.bounds import ranges_from_weights
 from dflash_trt.quantize.recipe import load_recipe
 from tests.checkpoint.dialect_samples import add_random, write_dspark, write_speculators
 from tests.checkpoint.samples import edit_config, edit_tensors, refusal
@@ -33,16 +31,6 @@ def test_dspark_facts_and_tensors(head: Markov, facts: MarkovHead | None, num_te
     assert not any(layer.causal for layer in draft.spec.layers)
     assert len(draft.weights) == len(draft.spec.tensor_shapes()) == num_tensors
     assert not any("markov" in name or "confidence" in name for name in draft.spec.linear_modules())
-
-
-def test_keys_may_be_nested(tmp_path: Path) -> None:
-    """SpecForge writes them with its own name of the architecture."""
-    expected = read_draft(write_dspark(tmp_path)).spec
-    config = json.loads((tmp_path / "config.json").read_text())
-    moved = [key for key in config if "markov" in key or key in ("mask_token_id", "target_layer_ids")]
-    section = {key: config[key] for key in moved} | {"projector_type": "dspark"}
-    edit_config(tmp_path, *moved, architectures=["DSparkDraftModel"], dflash_config=section)
-    assert read_draft(tmp_path).spec == expected
 
 
 @pytest.mark.parametrize(
@@ -206,23 +194,3 @@ def test_no_recipe_touches_convolution_and_selector(recipe: str, dflash2_dir: Pa
 def test_what_does_not_fit_dflash2_is_named(changed: dict[str, object], message: str, dflash2_dir: Path) -> None:
     edit_config(dflash2_dir, **changed)
     assert message in refusal(lambda: read_draft(dflash2_dir))
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("candidate_selector.successor_codebook", "[96, 12] (1 of 51 missing)"),
-        ("confidence_head.proj.bias", "[1] (1 of 42 missing)"),
-    ],
-)
-def test_a_missing_tensor_of_a_head_is_named(name: str, words: str, dflash2_dir: Path, tmp_path: Path) -> None:
-    directory = dflash2_dir if "selector" in name else write_dspark(tmp_path / "dspark")
-    edit_tensors(directory, lambda tensors: tensors.pop(name))
-    assert f"missing tensor '{name}' {words}" in refusal(lambda: read_draft(directory))
-
-
-def test_weights_do_not_bound_convolved_activations(dflash2_dir: Path) -> None:
-    draft = read_draft(dflash2_dir)
-    with pytest.raises(CheckpointError, match="found block convolutions") as refused:
-        ranges_from_weights(draft)
-    assert "--calibration FEATURES" in str(refused.value.hint)

@@ -89,21 +89,6 @@ def test_wrong_dtype(name: str, dtype: torch.dtype, found: str, draft_dir: Path)
     assert message.endswith(f"found {found}")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("dialect", ["gpt_oss", "qwen3"])
-def test_float_weights_are_read_as_they_are(dtype: torch.dtype, dialect: str, tmp_path: Path) -> None:
-    draft = read_draft(write_random_draft(tmp_path / "draft", dialect=dialect, dtype=dtype))  # type: ignore[arg-type]
-    expected = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}[dtype]
-    assert {tensor.dtype for tensor in draft.weights.values()} == {expected}
-
-
-def test_a_pickle_beside_the_weights(draft_dir: Path) -> None:
-    """MiMo keeps a trained mask embedding there: without it the drafter would be another one."""
-    (draft_dir / "mask_embedding.pt").write_bytes(b"\x80\x04.")
-    message = refusal(lambda: read_draft(draft_dir))
-    assert "expected all tensors in safetensors files, found mask_embedding.pt (pickle)" in message
-
-
 H, N, D, A, V = 48, 4, 16, 3, 96
 
 
@@ -301,8 +286,8 @@ def test_wrong_value(key: str, value: object, words: str, draft_dir: Path) -> No
     assert f"{draft_dir / 'config.json'}: {key.replace('__', '.')}: expected {words}" in message
 
 
-@pytest.mark.parametrize("key", ["final_logit_softcapping", "output_multiplier"])
-def test_what_becomes_of_logits(key: str, draft_dir: Path) -> None:
+@pytest.mark.parametrize("key", ["final_logit_softcapping", "output_multiplier", "input_embedding_scale"])
+def test_scales_of_embeddings_and_logits(key: str, draft_dir: Path) -> None:
     """Gemma's: read, but not whatever stands there."""
     assert getattr(spec_of(edit_config(draft_dir, **{f"dflash_config__{key}": 30.0})), key) == 30
     message = refusal(lambda: read_draft(edit_config(draft_dir, **{f"dflash_config__{key}": -1})))
@@ -325,21 +310,3 @@ def test_facts_at_the_top_level_or_in_dflash_config(key: str, draft_dir: Path) -
     assert spec_of(draft_dir) == spec
     message = refusal(lambda: read_draft(edit_config(draft_dir, **{key: OTHER[key]})))
     assert f"config.json: {key}: expected the same value as in dflash_config.{key}, found {OTHER[key]}" in message
-
-
-def test_gpt_oss_drafter_exported_as_qwen3(draft_dir: Path) -> None:
-    """modelopt writes qwen3 whatever the target is; biases and YaRN are facts of their own."""
-    spec = spec_of(draft_dir)
-    renamed = spec_of(edit_config(draft_dir, model_type="qwen3"))
-    assert renamed.model_type == "qwen3"
-    assert (renamed.attention_bias, renamed.rope) == (True, spec.rope)
-    assert renamed.tensor_shapes() == spec.tensor_shapes()
-
-
-def test_embedding_scale(tmp_path: Path) -> None:
-    draft = write_random_draft(tmp_path / "draft", dialect="qwen3")
-    edit_config(draft, dflash_config__input_embedding_scale=48**0.5)
-    assert spec_of(draft).input_embedding_scale == 48**0.5
-    edit_config(draft, dflash_config__input_embedding_scale="sqrt")
-    message = refusal(lambda: read_draft(draft))
-    assert "dflash_config.input_embedding_scale: expected a number > 0" in message

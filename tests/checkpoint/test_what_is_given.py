@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.target_checkpoint import read_target
@@ -108,9 +107,3 @@ def test_directories_of_something_else(file: str, words: str, tmp_path: Path) ->
 def test_weights_of_other_quantisers(section: dict[str, object], words: str, draft_dir: Path) -> None:
     edit_config(draft_dir, quantization_config=section)
     assert words in refusal(lambda: read_draft(draft_dir))
-
-
-def test_no_pickle_is_loaded(draft_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "load", lambda *_: pytest.fail("opened a pickle"))
-    (draft_dir / "optimizer.pt").write_bytes(b"")
-    read_draft(draft_dir)

@@ -333,31 +333,24 @@ def test_inspect_shows_plans_and_memory(
         (["draft", "--plans-for", "ENGINE"], "expected either DRAFT or --plans-for ENGINE"),
         (["--plans-for", "ENGINE", "--recipe", "fp8"], "--recipe cannot be used with --plans-for"),
         (["--plans-for", "ENGINE", "--force"], "--force cannot be used with --plans-for"),
-        (["--plans-for", "ENGINE", "--calibration", "features"], "--calibration cannot be used with --plans-for"),
-        (["--plans-for", "ENGINE", "--target", "t"], "--target cannot be used with --plans-for"),
         (["--plans-for", "ENGINE", "--reproducible"], "--reproducible needs --timing-cache"),
         (["draft", "--max-seq-len", 3], "--max-seq-len is for --backend tensorrt"),
         (["draft", "--workspace-gib", 3], "--workspace-gib is for --backend tensorrt"),
         (["draft", "--reproducible"], "--reproducible is for --backend tensorrt"),
-        (["draft", "--timing-cache", "t"], "--timing-cache is for --backend tensorrt"),
         (["draft", *TENSORRT], "Missing option '--target'"),
         (["draft", "--gpu", "sm90"], "found 'sm90'; plans for other GPUs are TensorRT's own"),
         (["draft", *TENSORRT, "--gpu", "sm120"], "--gpu is for --backend tensorrt-rtx"),
         (["draft", "--gpu", "sm120", "--version-compatible"], "--version-compatible is for --backend tensorrt; Tens"),
         (["draft", "--gpu", "sm80", "--hardware-compatibility", "none"], "--hardware-compatibility is for --backend"),
         (["draft", "--backend", "tensorrt-rtx", "--timing-cache", "t"], "--timing-cache is for --backend tensorrt;"),
-        (["draft", "--gpu", "sm80", "--reproducible", "--timing-cache", "t"], "--timing-cache is for --backend"),
         (["draft", "--backend", "tensorflow"], "'tensorflow' is not one of 'onnx', 'tensorrt', 'tensorrt-rtx'"),
         (["draft", *TENSORRT, "--workspace-gib", 0], "0.0 is not in the range"),
         (["draft", *TENSORRT, "--workspace-gib", "nan"], "--workspace-gib: expected a finite number, found nan"),
-        (["draft", *TENSORRT, "--workspace-gib", "inf"], "--workspace-gib: expected a finite number, found inf"),
         (["draft", *TENSORRT, "--max-batch-size", 2**31], "2147483648 is not in the range"),
-        (["draft", *TENSORRT, "--max-seq-len", 2**31], "2147483648 is not in the range"),
-        (["draft", *TENSORRT, "--max-num-tokens", 2**31], "2147483648 is not in the range"),
     ],
 )
 def test_usage(engine: Path, arguments: list[object], words: str) -> None:
-    build_engine(engine)
+    engine.mkdir()
     here = [engine if argument == "ENGINE" else argument for argument in arguments]
     with pytest.raises(click.UsageError) as caught:
         run_here("build", *here)

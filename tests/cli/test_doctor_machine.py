@@ -16,7 +16,7 @@ from dflash_trt.cli import doctor_machine as doctor
 from dflash_trt.cli.doctor_machine import MachineFinding, examine, gpu_findings, load_plugin, plugin_finding
 from dflash_trt.engine.plans import tensorrt_api
 from dflash_trt.engine.plans.tensorrt_api import installed_library
-from dflash_trt.trtllm import contract
+from dflash_trt.trtllm import registration
 from tests.contract.host_runtime import VERSIONS
 from tests.paths import REPOSITORY
 
@@ -82,7 +82,7 @@ def test_extras_of_the_gpu_machine_are_the_releases_that_were_read() -> None:
     assert extras["tensorrt"] == [f"tensorrt>={oldest['tensorrt']}"]
     assert extras["rtx"][0].startswith(f"{tensorrt_api.RUNTIMES['tensorrt_rtx'].package}>={oldest['tensorrt_rtx']},")
     release, tensorrt = (requirement.partition("==")[::2] for requirement in extras["trtllm"])
-    assert release == ("tensorrt_llm", contract.RELEASES[-1])
+    assert release == ("tensorrt_llm", registration.RELEASES[-1])
     assert tensorrt == ("tensorrt-cu13", VERSIONS[-1])
     extras_named = {name for name, (_, fix) in doctor.PACKAGES.items() if "dflash-trt[" in fix or "'.[" in fix}
     assert {"tensorrt", "tensorrt_llm"} <= extras_named

@@ -11,6 +11,7 @@ from typing import Any
 import click
 import msgspec
 import pytest
+from huggingface_hub import constants
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.target_checkpoint import read_target
@@ -18,7 +19,7 @@ from dflash_trt.deploy.catalog import catalog
 from dflash_trt.engine.manifest import read_manifest
 from tests.checkpoint.dialect_samples import FULL, write_speculators
 from tests.checkpoint.samples import edit_config
-from tests.cli.commands import run, run_here, run_process
+from tests.cli.commands import run, run_here
 from tests.paths import FIXTURES
 
 DRAFT, TARGET = FIXTURES / "tiny-qwen3-dflash", FIXTURES / "tiny-qwen3"
@@ -214,16 +215,16 @@ def test_what_vllm_computes_otherwise_is_said(tmp_path: Path, capsys: pytest.Cap
     assert "vLLM" not in capsys.readouterr().err
 
 
-def test_a_known_draft_that_cannot_be_fetched(tmp_path: Path) -> None:
+def test_a_known_draft_that_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The catalogue's facts, with a warning; refused where a check is asked, or nothing is known."""
     known = next(draft for draft in catalog().drafts if draft.facts is not None)
-    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    shown = run_process("inspect", known.draft, "--json", **offline)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    shown = run("inspect", known.draft, "--json")
     document = json.loads(shown.stdout)
     assert (document["kind"], document["known_target"]) == ("catalogued draft", known.target)
     assert document["facts"] == json.loads(msgspec.json.encode(known.facts))
     assert f"{known.draft}: no files in the Hugging Face cache" in shown.stderr
     assert "nothing was checked" in shown.stderr
     for words in ([known.draft, "--target", str(TARGET)], ["someone/unknown"]):
-        refused = run_process("inspect", *words, **offline)
+        refused = run("inspect", *words)
         assert (refused.returncode, refused.stdout) == (1, "")

@@ -11,19 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.cli.output import human_bytes, print_json, print_table, resumable
+from dflash_trt.cli.output import print_json, print_table, resumable
 from dflash_trt.runtime import progress_display
 from dflash_trt.runtime.progress_display import progress_bar, progress_line
 from tests.paths import REPOSITORY
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (2**20, "1.0 MiB"), (1_568_669_696, "1.5 GiB"),
-     (2**50, "1024.0 TiB")],
-)  # fmt: skip
-def test_human_bytes(count: int, text: str) -> None:
-    assert human_bytes(count) == text
 
 
 def test_cells_are_text_and_not_markup(capsys: pytest.CaptureFixture[str]) -> None:

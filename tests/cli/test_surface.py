@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import click
 import pytest
+from click.shell_completion import shell_complete
 
 from dflash_trt.cli import cli
-from tests.cli.commands import run, run_process, surface
+from tests.cli.commands import run, surface
 from tests.paths import REPOSITORY
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "cli.txt"
@@ -51,13 +52,13 @@ def test_completion(monkeypatch: pytest.MonkeyPatch) -> None:
         ("serve-config engine --gpus b300x8", "plain,b300x8"),
     ],
 )
-def test_names_and_paths_are_completed(words: str, expected: str) -> None:
-    count = len(words.split())
-    result = run_process(
-        _DFLASH_TRT_COMPLETE="bash_complete", COMP_WORDS=f"dflash-trt {words}", COMP_CWORD=str(count),
-        script="from dflash_trt.cli import cli; cli(prog_name='dflash-trt')",
-    )  # fmt: skip
-    assert expected in result.stdout.splitlines(), result.stdout + result.stderr
+def test_names_and_paths_are_completed(
+    words: str, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COMP_WORDS", f"dflash-trt {words}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
+    assert shell_complete(cli, {}, "dflash-trt", "_DFLASH_TRT_COMPLETE", "bash_complete") == 0
+    assert expected in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize("name", ["draft", "target", "recipe", "config", "source", "path", "subject", "engine"])

@@ -2,7 +2,6 @@
 """`dflash-trt verify` on trained pairs, decoded or replayed: what it prints and draws, and when it exits with 1."""
 
 import json
-import shutil
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -14,12 +13,11 @@ import msgspec
 import pytest
 
 from dflash_trt.api.completion import Completion
-from dflash_trt.errors import CheckpointError, EngineError, RequestError, VerificationError
+from dflash_trt.errors import CheckpointError, RequestError, VerificationError
 from dflash_trt.runtime.measure.replay import ReplayReport
 from dflash_trt.runtime.measure.verification import TokenPrompt, Verification
 from dflash_trt.runtime.measure.verification_report import VerificationReport
 from dflash_trt.runtime.session import Session
-from tests.checkpoint.samples import edit_config
 from tests.cli.commands import run, run_here
 from tests.damage import copy_scaled
 from tests.engines import build
@@ -130,18 +128,6 @@ def test_tables(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert table["final norm"][0] == "0.00%"
 
 
-@pytest.mark.full
-def test_a_reference_in_torch(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both drafters in BF16, and errors layer by layer between them."""
-    with pytest.raises(VerificationError, match="tau loss"):
-        verify(
-            place, "damaged", "--reference", place / "engine", "--max-tau-loss", "3%", "--executor", "torch", "--json"
-        )
-    errors = json.loads(capsys.readouterr().out)["comparison"]["error"]
-    assert all(layer["k"] == layer["v"] == 0 for layer in errors["layers"])
-    assert errors["hidden"] > 0.1
-
-
 def test_an_engine_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plot = place / "alone.png"
     verify(place, "engine", "--json", "--plot", plot)
@@ -208,38 +194,6 @@ def test_different_tokens_exit_with_1_after_the_report(
     with pytest.raises(VerificationError, match=r"found others in 3 of 3 prompts; the first is .* output token 5:"):
         verify(place, "engine", *FEW)
     assert capsys.readouterr().out.startswith("TOKENS DIFFER from plain greedy decoding")
-
-
-def test_a_differing_reference_is_refused_before_anything_is_loaded(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dflash_trt.runtime.session.load_model", too_late)
-    draft = tmp_path / "draft"
-    shutil.copytree(FIXTURES / f"{NAME}-dflash", draft)
-    build(edit_config(draft, rms_norm_eps=0.001), tmp_path / "other", TARGET)
-    arguments = ("--target", TARGET, "--prompts", place / "prompts.jsonl")
-    with pytest.raises(
-        EngineError, match=r"other is an engine of another draft: rms_norm_eps: expected 1e-0\d, found 0.001"
-    ):
-        run_here("verify", place / "engine", *arguments, "--reference", tmp_path / "other")
-
-
-@pytest.mark.parametrize(
-    ("lines", "words"),
-    [
-        ('{"prompt": "a"}\n{"prompt": }\n', "prompts.jsonl:2:"),
-        ('{"prompt": "a"}\n\n{"promt": "a"}\n', "prompts.jsonl:3:"),
-        ('{"prompt": "a", "token_ids": [1]}\n', "prompts.jsonl:1:"),
-        ('{"token_ids": ["a"]}\n', "prompts.jsonl:1:"),
-        ("", "found none"),
-    ],
-)
-def test_malformed_prompts(place: Path, tmp_path: Path, lines: str, words: str) -> None:
-    (tmp_path / "prompts.jsonl").write_text(lines)
-    with pytest.raises(RequestError) as error:
-        run_here("verify", place / "engine", "--target", TARGET, "--prompts", tmp_path / "prompts.jsonl")
-    assert words in error.value.message
-    assert "prompts.jsonl" in error.value.message
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import msgspec
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
-from dflash_trt.trtllm.contract import INTERFACE, PACKAGE, WORKER
+from dflash_trt.trtllm.registration import INTERFACE, PACKAGE, WORKER
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

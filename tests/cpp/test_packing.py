@@ -149,26 +149,6 @@ def test_stored_modelopt_vectors(type_name: str) -> None:
         assert_same(nvfp4.data, stored[f"{name}.nvfp4.weight"], f"{name} data")
 
 
-@type_names
-def test_modelopt_itself_on_millions_of_weights(type_name: str) -> None:
-    modelopt = pytest.importorskip("modelopt", reason="pip install nvidia-modelopt==0.47 to compare directly")
-    assert modelopt.__version__ == "0.47.0"
-    from tests.golden.packing import make_vectors
-
-    torch_dtype = make_vectors.TYPES[type_name]
-    for name, tensor in make_vectors.typed_cases(512, 1920, torch_dtype).items():
-        weights = make_vectors.as_numpy(tensor)
-        amax = _C.amax(weights)
-        fp8 = make_vectors.export(tensor, "fp8")
-        nvfp4 = make_vectors.export(tensor, "nvfp4")
-        assert fp8_scale(amax) == fp8["weight_scale"]
-        assert nvfp4_scale_2(amax) == nvfp4["weight_scale_2"]
-        assert_same(pack_fp8(weights, fp8_scale(amax)), fp8["weight"], f"{name} fp8")
-        packed = pack_nvfp4(weights, nvfp4_scale_2(amax))
-        assert_same(packed.scales, nvfp4["weight_scale"], f"{name} scales")
-        assert_same(packed.data, nvfp4["weight"], f"{name} data")
-
-
 # --- the formulas --------------------------------------------------------------------------------
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from dflash_trt.deploy.cache_groups import LAYOUT, AttentionLayers, HybridCache, hybrid_caches, vllm_cache_layout
 from dflash_trt.deploy.checker import check, file_configs
 from dflash_trt.deploy.cluster.cluster_server import cluster_server
 from dflash_trt.deploy.cluster.dynamo_graph import dynamo_graph
+from dflash_trt.deploy.published import LAYOUT, AttentionLayers, HybridCache, hybrid_caches, vllm_cache_layout
 from dflash_trt.deploy.schema import load_schema
 from tests.deploy.deployments import findings, rendered, resolved
 from tests.deploy.test_schema import needs

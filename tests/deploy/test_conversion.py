@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from dflash_trt.deploy.checker import check, file_configs
-from dflash_trt.deploy.conversion import SPECULATION, convert
-from dflash_trt.deploy.edit_yaml import with_value
+from dflash_trt.deploy.conversion import SPECULATION, convert, with_value
 from dflash_trt.deploy.finding import ERROR, WARNING
 from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.schema import load_schema

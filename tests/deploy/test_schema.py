@@ -425,7 +425,7 @@ DOCUMENTS = st.dictionaries(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(document=DOCUMENTS, schema=st.sampled_from(list(schemas().values())), gpus=st.sampled_from([None, "h200x8"]))
 def test_no_document_breaks_a_check(document: dict[str, Any], schema: Schema, gpus: str | None) -> None:
     """Whatever a file holds, a check ends in findings, each on one line."""

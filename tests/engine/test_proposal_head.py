@@ -11,22 +11,17 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.proposal_head import HeadChoice, parse_head, with_head
 from dflash_trt.errors import BuildError
-from dflash_trt.quantize.convert import quantize_checkpoint, unchanged
-from dflash_trt.quantize.recipe import FP8_KV, load_recipe, recipe_names
+from dflash_trt.quantize.convert import unchanged
 from dflash_trt.runtime.drafter.onnxruntime.ort_session import graph_session
-from dflash_trt.runtime.drafter.open import open_drafter
-from dflash_trt.runtime.measure.feature_capture import answer_prompts
 from dflash_trt.runtime.measure.features import captured_tokens, frequent_tokens, kept_shares, open_features
-from dflash_trt.runtime.session import Session
 from tests.cli.commands import run_here
 from tests.decoding import decode, greedy, open_without_tokenizer
-from tests.fixtures_data import PAIRS, prompts
+from tests.fixtures_data import prompts
 from tests.paths import FIXTURES
 from tests.quantize.samples import arrays, convert, dequantised, rounded_fp8, rounded_nvfp4
 from tests.runtime.measure.feature_samples import Facts, Tensors, edit
@@ -37,12 +32,11 @@ BYTES_AND_SPECIALS = 258  # 256 bytes, eos and mask
 
 
 def test_what_head_takes() -> None:
-    assert parse_head("target") is None
     assert parse_head("fp8") == HeadChoice(algorithm="FP8", num_tokens=None)
     assert parse_head("trim:400") == HeadChoice(algorithm=None, num_tokens=400)
     assert parse_head("trim:400:nvfp4") == HeadChoice(algorithm="NVFP4", num_tokens=400)
     for text in ("", "fp4", "trim", "trim:", "trim:4:int8", "nvfp4:400", "trim:-1"):
-        with pytest.raises(ValueError, match=f"^{text}$"):
+        with pytest.raises(ValueError, match=f"expected target, .*, found {text}$"):
             parse_head(text)
 
 
@@ -134,7 +128,6 @@ def test_the_text_stays_the_targets(recipe: str, head: str, tmp_path: Path, feat
     engine = build(tmp_path / "engine", features, recipe, head)
     manifest = read_manifest(engine)
     kind = parse_head(head)
-    assert kind is not None
     assert manifest.draft.draft_vocab_size == (kind.num_tokens or 1024)
     assert manifest.quantization.modules.get("lm_head") == kind.algorithm
     session, plain = open_without_tokenizer(engine, TARGET), None
@@ -144,32 +137,6 @@ def test_the_text_stays_the_targets(recipe: str, head: str, tmp_path: Path, feat
         ours, expected = (decode(s, prompt, greedy(24)) for s in (session, plain))
         assert ours.token_ids == expected.token_ids
         assert sum(len(step.token_ids) - 1 for step in ours.steps) > 0, "nothing was ever accepted"
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("recipe", [f"{name}{suffix}" for name in recipe_names() for suffix in ("", FP8_KV)])
-@pytest.mark.parametrize("name", PAIRS)
-def test_every_recipe_with_every_head_is_lossless(
-    name: str, recipe: str, sessions: dict[str, Session], features: dict[str, Path], tmp_path: Path
-) -> None:
-    """Greedy and sampled, the tokens of decoding without a drafter."""
-    session, prompt, length = sessions[name], prompts(FIXTURES / name)[3], 16
-    plain = {
-        T: answer_prompts(session.target, [prompt], length, frozenset(), temperature=T, seeds=[7])[0] for T in (0, 0.8)
-    }
-    quantize_checkpoint(read_draft(FIXTURES / f"{name}-dflash"), load_recipe(recipe), tmp_path / "draft", threads=1)
-    for head in ("target", "fp8", "nvfp4", "trim:400", "trim:500:nvfp4"):
-        tokens = ("--head-tokens", features[name]) if head.startswith("trim") else ()
-        engine = tmp_path / "engine"
-        arguments = ("--target", FIXTURES / name, "-o", engine, "--head", head, "--force")
-        run_here("build", tmp_path / "draft", *arguments, *tokens)
-        manifest = read_manifest(engine)
-        ours = session.with_drafter(manifest, open_drafter(engine, manifest))
-        for T, expected in plain.items():
-            params = SamplingParams(max_tokens=length, temperature=T, seed=7, ignore_eos=True)
-            found = decode(ours, prompt, params)
-            assert [*prompt, *found.token_ids] == expected.token_ids, (head, T)
-            assert any(step.proposed for step in found.steps)
 
 
 def test_proposals_are_the_rows_of_the_target(tmp_path: Path, features: dict[str, Path]) -> None:

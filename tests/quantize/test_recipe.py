@@ -67,10 +67,10 @@ def test_first_match_decides(tmp_path: Path) -> None:
     assert set(MODULES) - algorithms.keys() == {m for m in MODULES if m.startswith("layers.1.")}
 
 
-def complaint(tmp_path: Path, text: str | bytes) -> str:
+def complaint(tmp_path: Path, text: str) -> str:
     """What is said about a recipe file, without its path."""
     file = tmp_path / "own.yaml"
-    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    file.write_text(text)
     with pytest.raises(RecipeError) as caught:
         load_recipe(str(file)).algorithms(MODULES)
     assert str(file) in caught.value.message
@@ -80,35 +80,14 @@ def complaint(tmp_path: Path, text: str | bytes) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        # unknown
-        (ALL + "rule: []\n",
-         "FILE: unknown key rule (nearest key: rules): expected only description, rules, fp8_kv_cache"),
         (HEAD + "  - {module: '*', algorithm: FP8}\n",
          "FILE: unknown key rules[0].module (nearest key: modules): expected only modules, algorithm"),
         (ALL + "name: mine\n", "FILE: name: expected no such key (a recipe's file names it), found 'mine'"),
-        # missing
-        ("description: mine\n", "FILE: missing key rules: found only description"),
-        (HEAD + "  - {modules: '*', algorithm: FP8}\n  - {modules: fc}\n",
-         "FILE: missing key rules[1].algorithm: found only modules"),
-        # mistyped
-        ("description: 3\nrules: []\n", "FILE: description: expected `str`, got `int`"),
-        ("description: mine\nrules: fc\n", "FILE: rules: expected `array`, got `str`"),
         (
             HEAD + "  - {modules: '*', algorithm: FP4}\n",
             "FILE: rules[0].algorithm: expected one of FP8, NVFP4, W4A16_AWQ, W4A16_NVFP4, none, found 'FP4'"
             " (nearest value: NVFP4)",
         ),
-        (HEAD + "  - {modules: '*', algorithm: null}\n", "FILE: rules[0].algorithm: expected `str`, got `null`"),
-        (ALL + "fp8_kv_cache: 'yes'\n", "FILE: fp8_kv_cache: expected `bool`, got `str`"),
-        ("- a\n", "FILE: document: expected `object`, got `array`"),
-        ("", "FILE: document: expected `object`, got `null`"),
-        # not a recipe's YAML
-        (ALL + "rules: []\n", "FILE: expected YAML, found key 'rules' twice in one mapping"),
-        ("rules: [", "FILE: expected YAML, found while parsing"),
-        (b"\xff\xfe\x00", "FILE: expected text, found byte 0xff at 0"),
-        ("description: !!python/object:os.system {}\nrules: []\n",
-         "FILE: expected YAML, found the tag 'tag:yaml.org,2002:python/object:os.system'"),
-        # does not fit the draft
         (HEAD + "  - {modules: layers.*, algorithm: FP8}\n",
          "recipe FILE: rules: expected one that matches module 'fc', found only layers.*"),
         (
@@ -123,5 +102,5 @@ def complaint(tmp_path: Path, text: str | bytes) -> str:
         ),
     ],
 )  # fmt: skip
-def test_malformed_recipe(tmp_path: Path, text: str | bytes, message: str) -> None:
+def test_malformed_recipe(tmp_path: Path, text: str, message: str) -> None:
     assert complaint(tmp_path, text).startswith(message)

@@ -18,7 +18,7 @@ from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength
 from dflash_trt.runtime.drafter.proposals import Draw, Proposals
 from dflash_trt.runtime.kvcache.slots import SlotPool
-from dflash_trt.runtime.model_runner import LocalRunner
+from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session, open_session
 from dflash_trt.runtime.targets.huggingface import load_model
@@ -66,7 +66,7 @@ class Workload:
         self, length: DraftLength | int, *, num_tokens: int = 10**6, num_slots: int = NUM_SLOTS, prefill_chunk: int = 64
     ) -> Decoder:
         policy = FixedLength(length) if isinstance(length, int) else length
-        pair = LocalRunner(self.session.target, self.session.drafter)
+        pair = ModelRunner(self.session.target, self.session.drafter)
         return Decoder(pair, SlotPool(num_slots, num_tokens), policy, prefill_chunk=prefill_chunk)
 
     def request(self, job: Job, params: SamplingParams | None = None) -> Request:
@@ -136,7 +136,7 @@ def drive(
     assert (slots.free_slots, slots.free_tokens) == (slots.num_slots, slots.num_tokens)
 
 
-class PartlyRight(LocalRunner):
+class PartlyRight(ModelRunner):
     """Proposes a random number of tokens of the answer, a wrong one, and then what the drafter does."""
 
     def __init__(

@@ -16,7 +16,7 @@ from dflash_trt.api.completion import FinishReason
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength, parse_draft_length
-from dflash_trt.runtime.model_runner import LocalRunner
+from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.targets.target import Segment
 from tests.decoding import greedy
@@ -50,7 +50,7 @@ def workload(workloads: Callable[[str], Workload]) -> Workload:
     return workloads("random-qwen3")
 
 
-class WatchedRunner(LocalRunner):
+class WatchedRunner(ModelRunner):
     """Remembers the segments of every pass."""
 
     def __init__(self, workload: Workload) -> None:

@@ -29,7 +29,7 @@ from dflash_trt.runtime.accept import argmax, argmax_and_finite, num_equal
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength, StepRecord
 from dflash_trt.runtime.kvcache.slots import SlotPool
-from dflash_trt.runtime.model_runner import NO_SLOT, LocalRunner, PendingTaps
+from dflash_trt.runtime.model_runner import NO_SLOT, ModelRunner, PendingTaps
 from dflash_trt.runtime.request import Request, completion
 from dflash_trt.runtime.session import Session, open_session, run
 from dflash_trt.runtime.targets.target import Verified
@@ -370,7 +370,7 @@ def test_a_step_record_says_that_prompts_were_read() -> None:
     engine, options = trained_engine("tiny-qwen3"), RuntimeOptions(max_batch_size=2)
     session, policy = open_session(engine, str(FIXTURES / "tiny-qwen3"), options), Alternating()
     first, second = (session.request(prompts(session)[i], greedy(30)) for i in range(2))
-    decoder = Decoder(LocalRunner(session.target, session.drafter), SlotPool(2, 10**4), policy, prefill_chunk=8)
+    decoder = Decoder(ModelRunner(session.target, session.drafter), SlotPool(2, 10**4), policy, prefill_chunk=8)
     decoder.add(first)
     while not first.steps:
         decoder.step()

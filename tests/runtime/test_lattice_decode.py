@@ -15,13 +15,12 @@ from msgspec.structs import replace
 
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.runtime import proposal_choice
+from dflash_trt.runtime import accept
+from dflash_trt.runtime.accept import ProposalChoice
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
-from dflash_trt.runtime.drafter.candidate_selector import Candidates
-from dflash_trt.runtime.drafter.markov_head import MarkovScorer
+from dflash_trt.runtime.drafter.candidate_selector import Candidates, MarkovScorer
 from dflash_trt.runtime.drafter.proposals import Draw, Proposals
-from dflash_trt.runtime.proposal_choice import ProposalChoice
 from dflash_trt.runtime.session import Session, open_session, run
 from tests.checkpoint.samples import edit_config, edit_tensors
 from tests.engines import build, build_with_head
@@ -94,7 +93,7 @@ def test_drawn_proposals_leave_the_distribution(session: Session, monkeypatch: p
 def test_choosing_between_ways_leaves_the_distribution(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are greedy or drawn in turn; the test sees a choice that looks at what was drawn."""
     plain = drawn(session, session.plain_decoder(), max_tokens=5, first_seed=0)
-    monkeypatch.setattr(proposal_choice, "ENOUGH", 10**9)
+    monkeypatch.setattr(accept, "ENOUGH", 10**9)
     assert same_distribution(drawn(session, session.decoder(), max_tokens=5), plain) > 1e-3
     honest = Candidates.sampled_walk
 
@@ -153,7 +152,7 @@ def test_a_seed_promises_plain_tokens(session: Session) -> None:
     assert [len(answer.logprobs or ()) for answer in answers[2:]] == [len(answer.token_ids) for answer in answers[2:]]
 
 
-@pytest.mark.parametrize("rows", [None, 400])
+@pytest.mark.parametrize("rows", [pytest.param(None, marks=pytest.mark.full), 400])
 def test_a_head_of_its_own(rows: int | None, session: Session, tmp_path: Path) -> None:
     """A copy of the head proposes the same; of a trimmed one, candidates and codebooks meet by the target's ids."""
     token_ids = None if rows is None else np.sort(np.random.default_rng(0).permutation(1024)[:rows])
@@ -194,7 +193,7 @@ def dspark(tmp_path_factory: pytest.TempPathFactory, sessions: dict[str, Session
     work = tmp_path_factory.mktemp("dspark")
     draft = write_random_draft(work / "random", dialect="qwen3", dspark="vanilla", sizes=SIZES, dtype=torch.float32)
     text = sessions["tiny-qwen3"]
-    asked = [*prompts(text)[:6], *[prompts(text)[3]] * 20]
+    asked = [*prompts(text)[:6], *[prompts(text)[3]] * 10]
     settings = [SamplingParams(max_tokens=48, temperature=0.8, top_k=3, seed=seed) for seed in range(len(asked))]
     answers = [text.generate_plain(*request).token_ids for request in zip(asked, settings, strict=True)]
     common = sorted(token for token, _ in Counter(t for answer in answers for t in answer).most_common(RANK))

@@ -22,7 +22,7 @@ from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.engine.graph.context_graph import context_graph
 from dflash_trt.engine.graph.draft_graph import draft_graph
-from dflash_trt.runtime.model_runner import LocalRunner
+from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.request import Request, completion
 from dflash_trt.runtime.session import Session, open_session
 from dflash_trt.runtime.targets.running_model import Taps
@@ -187,7 +187,7 @@ def test_trap_7_proposals_are_the_argmax(session: Session) -> None:
     hidden = session.drafter.draft([0], noise)
     assert torch.equal(hidden, session.drafter.draft([0], noise))
     logits = session.target.model.get_output_embeddings()(hidden[:, 1:])
-    (drafted,) = LocalRunner(session.target, session.drafter).draft(
+    (drafted,) = ModelRunner(session.target, session.drafter).draft(
         [0], [prompt[-1]], session.manifest.draft.num_draft_tokens
     )
     session.drafter.release(0)

@@ -29,10 +29,9 @@ from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.triton import mpi_ranks
 from dflash_trt.triton.repository import server_command
-from dflash_trt.triton.service import response_tensors
-from dflash_trt.triton.tensors import INPUTS, OUTPUTS, is_stop, read_inputs
+from dflash_trt.triton.service import INPUTS, OUTPUTS, is_stop, read_inputs, response_tensors
 from dflash_trt.trtllm.launch_environment import read_mpi_launch
-from dflash_trt.trtllm.start import check_start
+from dflash_trt.trtllm.registration import check_start
 from tests.cli.commands import run_here
 from tests.paths import REPOSITORY
 from tests.triton.conftest import TARGET

@@ -24,7 +24,7 @@ from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.session import Session, open_session
 from dflash_trt.trtllm.drafter_module import EngineDrafter
-from dflash_trt.trtllm.rank_engine import rank_engine
+from dflash_trt.trtllm.registration import rank_engine
 from tests.contract.host_runtime import VERSIONS
 from tests.contract.launcher import HostLauncher
 from tests.contract.machine import pretend

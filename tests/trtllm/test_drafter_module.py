@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from shutil import copytree
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,8 +27,7 @@ from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.runtime.drafter.open import choose_executor, open_drafter
 from dflash_trt.runtime.session import Session, open_session
 from dflash_trt.trtllm.drafter_module import EngineDrafter
-from dflash_trt.trtllm.rank_engine import DISTRIBUTED
-from dflash_trt.trtllm.registration import build_draft_model
+from dflash_trt.trtllm.registration import DISTRIBUTED, build_draft_model
 from tests.checkpoint.dialect_samples import write_dspark
 from tests.contract.drafter_contract import contract_data
 from tests.contract.host_runtime import VERSIONS
@@ -39,7 +39,7 @@ from tests.featured import build_featured, featured_draft
 from tests.fixtures_data import PAIRS, prompts
 from tests.paths import FIXTURES
 from tests.trtllm.pool_schedule import build_with_plans
-from tests.trtllm.worker import Decoding, Trace, Worker, decode, draft_config, share
+from tests.trtllm.worker import Decoding, Trace, Worker, decode, draft_config, engine_of, share
 
 STEPS = 8
 BATCH, CONTEXT, ROWS = 3, 240, 24
@@ -78,14 +78,16 @@ def check(session: Session, traces: list[Trace]) -> None:
 @pytest.fixture
 def engine(session: Session, tmp_path: Path) -> Path:
     """A directory of its own, because plans are added to it."""
-    name = "tiny-gpt-oss" if session.manifest.draft.model_type == "gpt_oss" else "tiny-qwen3"
-    build(FIXTURES / f"{name}-dflash", tmp_path / "engine", FIXTURES / name)
-    return tmp_path / "engine"
+    return copytree(engine_of(session), tmp_path / "engine")
 
 
 @pytest.mark.parametrize(
-    ("generation", "num_drafts"), [("414ba69f", None), ("414ba69f", 2), ("864a4300", None), ("8d62b3e5", None)]
-)
+    ("generation", "num_drafts"),
+    [
+        ("414ba69f", 2), ("864a4300", None),
+        *(pytest.param(name, None, marks=pytest.mark.full) for name in ("414ba69f", "8d62b3e5")),
+    ],
+)  # fmt: skip
 def test_drafts_are_our_own_runtimes(session: Session, engine: Path, generation: str, num_drafts: int | None) -> None:
     """The drafter sees whole blocks even where the worker verifies fewer drafts."""
     worker = make_worker(session, OnnxExecutor(engine, session.manifest), num_drafts, generation)
@@ -103,7 +105,7 @@ def test_a_cache_that_the_worker_replaces(session: Session, engine: Path) -> Non
     check(session, decode(worker, session.target, drafter, texts(session), STEPS))
 
 
-@pytest.mark.parametrize("num_drafts", [None, 2])
+@pytest.mark.parametrize("num_drafts", [None, pytest.param(2, marks=pytest.mark.full)])
 def test_requests_that_come_and_go(session: Session, engine: Path, num_drafts: int | None) -> None:
     """Chunks of one prompt between the steps of others, a warm-up that is rolled back, a slot that is used again."""
     worker = make_worker(session, OnnxExecutor(engine, session.manifest), num_drafts)
@@ -242,9 +244,8 @@ def test_plans_of_another_tensorrt_are_refused(engine: Path, tmp_path: Path, mon
     assert refused.value.hint == f"rebuild: dflash-trt build --plans-for {engine}"
 
 
-def test_pipeline_stages_are_refused(tmp_path: Path) -> None:
-    build(FIXTURES / "tiny-qwen3-dflash", tmp_path / "engine", FIXTURES / "tiny-qwen3")
-    spec_config = SimpleNamespace(attention_backend="VANILLA", speculative_model=str(tmp_path / "engine"))
+def test_pipeline_stages_are_refused(engine: Path) -> None:
+    spec_config = SimpleNamespace(attention_backend="VANILLA", speculative_model=str(engine))
     model_config = SimpleNamespace(spec_config=spec_config, mapping=SimpleNamespace(pp_size=2))
     with pytest.raises(EngineError, match="expected pipeline_parallel_size 1, found 2") as refused:
         build_draft_model(model_config, None, None, None)

@@ -27,10 +27,10 @@ from dflash_trt.api.backend import Chunk
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.deploy.deployment_file import Method
+from dflash_trt.deploy.render import trtllm_arguments
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.schema import load_schema, versions
 from dflash_trt.deploy.schema_check import check_schema
-from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.errors import ConfigError, EngineError, MissingDependencyError, RequestError, VerificationError
 from dflash_trt.trtllm.llm_backend import TrtllmBackend, sampling_arguments
 from tests.cli.commands import run, run_here
@@ -245,10 +245,9 @@ def test_what_the_one_model_sampler_would_refuse(package: Package) -> None:
     assert len(generate(resolved("qwen3-8b.h200x1.latency"), "none", [[1]], params)) == 1
 
 
-@pytest.mark.parametrize("target", [TARGET, "someone/a-target-that-is-not-here"])
-def test_without_tensorrt_llm(target: Path | str, config: Path, prompts: Path) -> None:
+def test_without_tensorrt_llm(config: Path, prompts: Path) -> None:
     """It is said before a target that is not here is asked for."""
-    result = run("verify", config, "--target", target, "--prompts", prompts)
+    result = run("verify", config, "--target", "someone/a-target-that-is-not-here", "--prompts", prompts)
     assert result.returncode == 1
     assert result.stderr.startswith("error: a deployment file: expected tensorrt_llm, found: No module named")
     assert "pip install '.[trtllm]'" in result.stderr
@@ -289,8 +288,6 @@ def test_verify(package: Package, config: Path, prompts: Path, capsys: pytest.Ca
     assert document["prompts"][0]["first_difference"] is None
     assert document["tau"] == document["prompts"][0]["tau"] > 1
     assert package.events == ["open DFlash", "close DFlash", "open none", "close none"]
-    run_here(*arguments)
-    assert [line for line in capsys.readouterr().out.splitlines() if "line 2" in line and "3.00" in line]
 
 
 def test_verify_finds_another_token(

@@ -16,12 +16,10 @@ from typing import Any
 
 import pytest
 
+from dflash_trt.deploy.render import ENGINE_MODE
 from dflash_trt.deploy.schema import versions
-from dflash_trt.deploy.trtllm_arguments import ENGINE_MODE
 from dflash_trt.errors import EngineError, MissingDependencyError
-from dflash_trt.trtllm.contract import RELEASES, check_contract
-from dflash_trt.trtllm.registration import build_draft_model, register
-from dflash_trt.trtllm.start import MODULE, check_start
+from dflash_trt.trtllm.registration import MODULE, RELEASES, build_draft_model, check_contract, check_start, register
 from tests.contract.drafter_contract import contract_data, read_package
 from tests.engines import build
 from tests.paths import FIXTURES, REPOSITORY
@@ -76,7 +74,7 @@ def test_ranks_with_their_own_pools(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert sum(ours != theirs for ours, theirs in pairs) <= (0.02 * len(pairs) if how == "shared" else 0)
 
 
-@pytest.mark.parametrize("command", ["trtllm-serve", "dynamo.trtllm"])
+@pytest.mark.parametrize("command", ["trtllm-serve", pytest.param("dynamo.trtllm", marks=pytest.mark.full)])
 def test_spawned_ranks_register_the_drafter(tmp_path: Path, command: str) -> None:
     """mpi4py imports the main module into the ranks it spawns; with the console script alone they would not know us."""
     write_server(write_package(tmp_path))
@@ -110,7 +108,7 @@ def test_a_launcher_that_sends_tasks_otherwise(tmp_path: Path) -> None:
     write_launcher(write_package(tmp_path))
     session = tmp_path / "tensorrt_llm" / "llmapi" / "mpi_session.py"
     session.write_text(session.read_text().replace("def submit(self, task,", "def submit(self, work,"))
-    script = "from dflash_trt.trtllm.start import register_in_remote_ranks as r; r()"
+    script = "from dflash_trt.trtllm.registration import register_in_remote_ranks as r; r()"
     refused = run([sys.executable, "-c", script], tmp_path)
     assert "submit: expected (self, task, *args, ...), found (self, work, args" in refused.stderr
 

@@ -16,6 +16,7 @@ import inspect
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from dflash_trt.runtime.drafter.drafter import Drafter
+from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
+from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.target import Segment, Target
 
 
@@ -248,6 +251,12 @@ def share(drafter: Any, target: Any) -> None:
     drafter.load_weights(weights={}, **({"weight_mapper": None} if is_mapped else {}))
     shared = SimpleNamespace(embed_tokens=LmHead(target.embed))
     drafter.load_weights_from_target_model(SimpleNamespace(model=shared, lm_head=LmHead(target.logits)))
+
+
+def engine_of(session: Session) -> Path:
+    executor = session.drafter.executor
+    assert isinstance(executor, OnnxExecutor)
+    return executor._directory
 
 
 def draft_config(spec: Any) -> SimpleNamespace:

@@ -104,15 +104,19 @@ def added_tokens(file: Path) -> dict[str, int]:
 
 
 def has_architecture(config: Facts, *names: str) -> bool:
-    """Whether one of `names` is the architecture, or among them; False for anything else that stands there."""
-    architectures = config.values().get("architectures")
-    return any(name in architectures if isinstance(architectures, list) else name == architectures for name in names)
+    """Whether one of `names` is the architecture, or among them."""
+    return not set(names).isdisjoint(architectures(config))
+
+
+def architectures(config: Facts) -> list[str]:
+    """The names at `architectures`; none where something else stands there."""
+    found = config.values().get("architectures")
+    return [name for name in (found if isinstance(found, list) else [found]) if isinstance(name, str)]
 
 
 def section_keys(config: Facts, key: str) -> set[str]:
     """The keys of the object at `key`; none where there is no object."""
-    section = config.values().get(key)
-    return config.section(key).keys() if isinstance(section, dict) else set()
+    return {name for name, value in config.peek(key).items() if value is not None}
 
 
 def read_backbone(config: Facts) -> dict[str, Any]:

@@ -34,9 +34,7 @@ def recognises(config: Facts) -> bool:
 
 def _is_named(config: Facts) -> bool:
     """By its architecture, or as SpecForge's first exports were: z-lab's architecture and the projector's name."""
-    section = config.values().get(SECTION)
-    projector = section.get(PROJECTOR) if isinstance(section, dict) else None
-    is_older = has_architecture(config, zlab.ARCHITECTURE) and projector == "dspark"
+    is_older = has_architecture(config, zlab.ARCHITECTURE) and config.peek(SECTION).get(PROJECTOR) == "dspark"
     return is_older or has_architecture(config, *ARCHITECTURES)
 
 

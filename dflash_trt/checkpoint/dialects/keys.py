@@ -75,4 +75,4 @@ def _unknown(place: Facts, key: str) -> CheckpointError:
 
 
 def _sections(place: Facts, name: str) -> list[Facts]:
-    return [place.section(name)] if isinstance(place.values().get(name), dict) else []
+    return [place.section(name)] if place.peek(name) else []

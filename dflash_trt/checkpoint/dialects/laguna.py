@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 
-from dflash_trt.checkpoint.decoded import row_range
 from dflash_trt.checkpoint.dialects import zlab
 from dflash_trt.checkpoint.dialects.dialect import Dialect, Places, Weights, has_architecture, layer_types, layers
 from dflash_trt.checkpoint.draft_spec import DraftSpec, GateWidth
 from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.mapped import row_range
 
 ARCHITECTURE = "DFlashLagunaForCausalLM"
 GATES: dict[str, GateWidth] = {"per-head": "per_head", "per-element": "per_element"}

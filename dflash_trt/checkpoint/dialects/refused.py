@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from dflash_trt.checkpoint.dialects import dspark
-from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, section_keys
+from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, architectures, section_keys
+from dflash_trt.checkpoint.dialects.keys import SECTION
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.errors import CheckpointError, cut
 
@@ -28,28 +29,15 @@ def named(name: str, *sizes: str) -> Callable[[Facts], bool]:
     """Whether an architecture, the projector, Speculators' type or a key bears `name`, or one of the keys is there."""
 
     def recognises(config: Facts) -> bool:
-        values, section = config.values(), dflash_config(config)
-        names = architectures(config)
-        keys = config.keys() | section_keys(config, "dflash_config")
+        projector, algorithm = config.peek(SECTION).get(dspark.PROJECTOR), config.values().get("speculators_model_type")
+        keys = config.keys() | section_keys(config, SECTION)
         return (
-            any(name in architecture.lower() for architecture in names)
-            or name in (section.get("projector_type"), values.get("speculators_model_type"))
+            any(name in architecture.lower() for architecture in architectures(config))
+            or name in (projector, algorithm)
             or any(key in sizes or key.startswith(f"{name}_") for key in keys)
         )
 
     return recognises
-
-
-def architectures(config: Facts) -> list[str]:
-    """The names at `architectures`; none where something else stands there."""
-    found = config.values().get("architectures")
-    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
-
-
-def dflash_config(config: Facts) -> dict[str, object]:
-    """The object `dflash_config`; empty where it is missing or not an object."""
-    section = config.values().get("dflash_config")
-    return section if isinstance(section, dict) else {}
 
 
 def is_other_dspark(config: Facts) -> bool:

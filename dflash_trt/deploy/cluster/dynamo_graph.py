@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from dflash_trt.deploy.cluster.cluster_server import CONFIG, ClusterServer, shortened
 from dflash_trt.deploy.cluster.kubernetes import WEIGHTS, Manifest, config_maps, pod_spec, to_yaml, weights_environment
 from dflash_trt.deploy.flags import flag_words
-from dflash_trt.deploy.parsers import target_parsers
+from dflash_trt.deploy.published import target_parsers
+from dflash_trt.deploy.render import ENGINE_MODE
 from dflash_trt.deploy.schema import Runtime
-from dflash_trt.deploy.trtllm_arguments import ENGINE_MODE
 from dflash_trt.errors import ConfigError
 
 RELEASE = "1.6.1"
@@ -83,7 +83,8 @@ def dynamo_graph(server: ClusterServer) -> str:
         ],
         "volumes": [WEIGHTS],
     }
-    worker = pod_spec(server, "main", _worker_command(server), _worker_arguments(server))
+    start = [*(ENGINE_MODE if server.is_engine_mode else ("python3", "-m")), f"dynamo.{server.runtime}"]
+    worker = pod_spec(server, "main", start, _worker_arguments(server))
     worker["volumes"] = [volume for volume in worker["volumes"] if volume["name"] != "shm"]  # the operator's own
     main = worker["containers"][0]
     main["env"] += [{"name": name, "value": value} for name, value in server.environment.items()]
@@ -110,10 +111,6 @@ def dynamo_graph(server: ClusterServer) -> str:
     }
     place = f"port {SERVICE_PORT} of the Service {server.name}-{FRONTEND}"
     return to_yaml(server, place, [*config_maps(server), graph])
-
-
-def _worker_command(server: ClusterServer) -> list[str]:
-    return [*(ENGINE_MODE if server.is_engine_mode else ("python3", "-m")), f"dynamo.{server.runtime}"]
 
 
 def _worker_arguments(server: ClusterServer) -> list[str]:

@@ -8,8 +8,7 @@ from typing import Any
 
 import yaml
 
-from dflash_trt.deploy.cluster.cluster_server import CONFIG, NO_IMAGE, ClusterServer
-from dflash_trt.deploy.cluster.node_command import node_command
+from dflash_trt.deploy.cluster.cluster_server import CONFIG, NO_IMAGE, ClusterServer, node_command
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.command import command_line
 

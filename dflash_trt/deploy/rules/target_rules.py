@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules about targets: context length, families without a drafter, repositories with their own Python."""
+"""Rules about models: context length, families without a drafter, repositories with Python, layouts of drafts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from dflash_trt.checkpoint.dialects.dflash2 import LAYOUT
+from dflash_trt.checkpoint.dialects.speculators import SPECULATORS
 from dflash_trt.checkpoint.source import REPOSITORY_ID
 from dflash_trt.checkpoint.target_checkpoint import check_pair
 from dflash_trt.deploy.finding import ERROR, Finding
@@ -22,8 +24,9 @@ from dflash_trt.deploy.rules.checked_config import (
     unchecked,
     warning,
 )
-from dflash_trt.deploy.schema import runtime_keys
+from dflash_trt.deploy.schema import PACKAGES, runtime_keys
 from dflash_trt.errors import CheckpointError, ConfigError
+from dflash_trt.files.command import command_line
 from dflash_trt.files.json_file import read_json
 
 KEY = "trust_remote_code"
@@ -136,3 +139,27 @@ def target_family(config: CheckedConfig) -> Iterator[Finding]:
                 " empty and nothing is accepted (tau 1)", f"{entry.family}: {entry.found} ({entry.source})",
                 "serve it with vLLM or SGLang" if entry.severity == "error" else "look at tau of the first run",
             )  # fmt: skip
+
+
+READ = LAYOUT.name
+"""Layout that SGLang (models/dflash.py) and TensorRT-LLM (speculative/dflash.py) read, its facts in dflash_config."""
+
+
+def draft_layout(config: CheckedConfig) -> Iterator[Finding]:
+    """Speculators' layout, of which vLLM alone reads the facts; what `convert` makes of it, where it can."""
+    draft, runtime = config.draft, config.schema.runtime
+    if runtime == "vllm" or draft is None or draft.checkpoint is None:
+        return
+    checkpoint = draft.checkpoint
+    if checkpoint.dialect is not SPECULATORS or config.mode == "engine":
+        return
+    copy = f"{draft.name.rstrip('/')}-{READ}"
+    fix = f"{command_line(['dflash-trt', 'convert', draft.name, '-o', copy, '--to', READ])}, and serve {copy}"
+    try:
+        LAYOUT.to_config(checkpoint.spec, checkpoint.torch_dtype())
+    except CheckpointError as refused:
+        fix = f"serve it with vLLM: convert --to {READ} refuses it ({refused.message})"
+    yield error(
+        "draft-layout", runtime_keys()[runtime].draft,
+        f"the layout {READ} (config.json with dflash_config), which {PACKAGES[runtime]} reads", "speculators", fix,
+    )  # fmt: skip

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.checkpoint.draft_shares import shard_spec
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plans.compile import TimingCache
 from dflash_trt.engine.plans.plan import GRAPHS, PlanOptions, profiles, shapes
 from dflash_trt.engine.plans.tensorrt_api import installed_library, plugin_library
-from dflash_trt.engine.signatures import Graph, Port, graph_signatures, shards
+from dflash_trt.engine.signatures import Graph, Port, graph_signatures, shard_spec, shards
 from dflash_trt.errors import MissingDependencyError
 from dflash_trt.files.command import command_line
 

@@ -19,8 +19,8 @@ import msgspec
 from dflash_trt.errors import DFlashError, EndpointError, MissingDependencyError, cut
 from dflash_trt.files.read import open_file
 from dflash_trt.observe.bench.aiperf_export import RECORDS, Export, first_error, read_export
-from dflash_trt.observe.bench.child_process import child_process
 from dflash_trt.observe.bench.data_sets import Conversation
+from dflash_trt.observe.bench.local_server import child_process
 from dflash_trt.observe.bench.records import Arrivals, RequestSettings
 
 VERSION = "0.13.0"
@@ -155,13 +155,9 @@ def _write_inputs(folder: Path, load: AiperfLoad) -> None:
         (folder / name).write_bytes(content)
     with (folder / "prompts.jsonl").open("wb") as file:
         for prompt in load.prompts:
-            file.write(
-                msgspec.json.encode(_replayed(prompt, load) if load.is_replayed else _multi_turn(prompt)) + b"\n"
-            )
-
-
-def _multi_turn(prompt: Conversation) -> dict[str, object]:
-    return {"session_id": prompt.id, "turns": [{"role": turn.role, "text": turn.text} for turn in prompt.turns]}
+            turns = [{"role": turn.role, "text": turn.text} for turn in prompt.turns]
+            line = _replayed(prompt, load) if load.is_replayed else {"session_id": prompt.id, "turns": turns}
+            file.write(msgspec.json.encode(line) + b"\n")
 
 
 def _replayed(prompt: Conversation, load: AiperfLoad) -> dict[str, object]:

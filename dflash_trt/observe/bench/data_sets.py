@@ -139,7 +139,9 @@ def read_hub_set(name: str) -> tuple[str, list[Conversation]]:
         Conversation(id=f"{name}-{number}", turns=prompt_turns(turns))
         for number, turns in enumerate((turns for file in files for turns in _turns(file, hub_set)), start=1)
     ]
-    return f"{hub_set.repository}@{_revision(files[0], hub_set.files[0])} {' '.join(hub_set.files)}", prompts
+    # The cache has the commit as the folder above the repository's files
+    revision = files[0].parents[len(Path(hub_set.files[0]).parts) - 1].name
+    return f"{hub_set.repository}@{revision} {' '.join(hub_set.files)}", prompts
 
 
 def _turns(file: Path, hub_set: HubSet) -> Iterator[tuple[str, ...]]:
@@ -169,11 +171,6 @@ def _file(repository: str, file: str) -> Path:
             f"{repository}: expected {file} in the hub's cache or on the hub, found: {str(error).splitlines()[0]}",
             hint=f"where there is a network: hf download {repository} {file} --repo-type dataset",
         ) from None
-
-
-def _revision(file: Path, name: str) -> str:
-    """The commit, which the cache has as the folder above the repository's files."""
-    return file.parents[len(Path(name).parts) - 1].name
 
 
 def read_parquet(

@@ -5,81 +5,28 @@ from __future__ import annotations
 
 import os
 import platform
-import re
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from dflash_trt import __version__
-from dflash_trt.errors import ConfigError, EndpointError, shown
+from dflash_trt.errors import ConfigError, shown
 from dflash_trt.files.json_file import json_document
 from dflash_trt.files.processor import cpu_model
-from dflash_trt.files.read import read_bytes
-from dflash_trt.observe.bench.child_process import child_process
+from dflash_trt.observe.bench.local_server import engine_server, engine_words
 from dflash_trt.observe.bench.prompt_list import PromptList, read_prompt_list
 from dflash_trt.observe.bench.records import Arrivals, BenchMethod, BenchRun, LoadMachine, RequestSettings, check_name
 from dflash_trt.observe.bench.run_directory import settings_warnings
 from dflash_trt.observe.endpoints.client import Client, read_api_key
 from dflash_trt.observe.endpoints.identify import identify
 
-SERVING = re.compile(r"^serving .* on (http://\S+)$", re.MULTILINE)
-START_SECONDS = 3600  # a large target on a slow disk
-MAX_LOG_BYTES = 2**20  # until it serves
 MODEL = "engine"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnServer:
-    """How one is started."""
-
-    engine: Path
-    target: str | None
-    """None: the one that the engine was built for."""
-    draft_length: str | None
-    """Value of `--draft-length`; "0" decodes plainly."""
-    max_batch_size: int | None = None
-    dtype: str | None = None
-
-    def words(self) -> list[str]:
-        """The command's, without the program."""
-        words = ["serve", str(self.engine), "--served-model-name", MODEL]
-        words.append("--no-enable-prefix-caching")  # prompts return at every point, and would be found from the second
-        for name in ("target", "draft_length", "max_batch_size", "dtype"):
-            if (value := getattr(self, name)) is not None:
-                words += [f"--{name.replace('_', '-')}", str(value)]
-        return words
-
-    @contextmanager
-    def running(self) -> Iterator[str]:
-        """The server's URL once it serves; raises EndpointError with its output where it does not."""
-        with tempfile.NamedTemporaryFile(prefix="dflash-trt-serve-", suffix=".log") as log:
-            command = [sys.executable, "-m", "dflash_trt", *self.words(), "--port", "0", "--drain-seconds", "0"]
-            with child_process(command, log.fileno()) as process:
-                yield _url(process, Path(log.name))
-
-
-def _url(process: subprocess.Popen[bytes], log: Path) -> str:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        is_over = process.poll() is not None
-        text = read_bytes(log, EndpointError, limit=MAX_LOG_BYTES).decode(errors="replace")
-        if serving := SERVING.search(text):
-            return serving[1]
-        if is_over:
-            raise EndpointError(f"dflash-trt serve did not start: {text.strip() or 'no message'}")
-        time.sleep(0.1)
-    raise EndpointError(f"dflash-trt serve was still loading after {START_SECONDS} s")
-
-
 PLAIN, DFLASH = "none", "dflash"
 FIELD_TYPES = {"temperature": float, "max_tokens": int, "template": str, "thinking": str, "ignore_eos": str}
 """Settings of requests that a method may override."""
@@ -158,7 +105,7 @@ def _running(endpoints: KeyValues, model: str | None, key: str | None, timeout: 
         method = BenchMethod(
             name=name, url=client.url, runtime=runtime.kind, runtime_version=runtime.version, model=runtime.model
         )
-        yield MethodServer(method, _running_at(client.url))
+        yield MethodServer(method, partial(nullcontext[str], client.url))
 
 
 def _arrivals(
@@ -187,12 +134,18 @@ def _served_here(
         raise ConfigError(f"{engine}: expected an engine directory", hint="dflash-trt build writes one")
     batch = concurrency if concurrency > DEFAULT_SERVER_BATCH else None
     for name, length in ((PLAIN, "0"), (DFLASH, draft_length)):
-        server = OwnServer(engine=engine, target=target, draft_length=length, max_batch_size=batch, dtype=dtype)
+        words = engine_words(
+            engine, served_model_name=MODEL, target=target, draft_length=length, max_batch_size=batch, dtype=dtype
+        )
         method = BenchMethod(
-            name=name, url=" ".join(("dflash-trt", *server.words())), runtime="dflash-trt",
-            runtime_version=__version__, model=MODEL,
+            name=name, url=" ".join(("dflash-trt", *words)), runtime="dflash-trt", runtime_version=__version__,
+            model=MODEL,
         )  # fmt: skip
-        yield MethodServer(method, server.running)
+        yield MethodServer(method, partial(_served, words))
+
+
+def _served(words: list[str]) -> AbstractContextManager[str]:
+    return engine_server(words).running(lambda *_: None)
 
 
 def _with_overrides(
@@ -234,10 +187,6 @@ def extra_fields(pairs: KeyValues) -> Mapping[str, Value]:
             value = text
         fields[field] = value if isinstance(value, int | float) else text
     return fields
-
-
-def _running_at(url: str) -> Callable[[], AbstractContextManager[str]]:
-    return lambda: nullcontext(url)
 
 
 def _load_machine() -> LoadMachine:

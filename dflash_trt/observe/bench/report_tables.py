@@ -4,16 +4,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import msgspec
 
 from dflash_trt.files.command import command_line
-from dflash_trt.observe.bench.comparison_report import BenchReport, ComparisonRow, TaskReport, WorkloadReport
+from dflash_trt.observe.bench.comparison_report import (
+    BenchReport,
+    ComparisonRow,
+    MethodFigures,
+    TaskReport,
+    WorkloadReport,
+)
 from dflash_trt.observe.bench.goodput import Objectives, in_words
 from dflash_trt.observe.bench.records import BenchPoint, BenchRun, Distribution
 from dflash_trt.observe.bench.run_directory import reference_title
 from dflash_trt.observe.bench.speed_curve import AtSpeed, MeasuredSpeedup, SpeedCurve
-from dflash_trt.observe.bench.speed_verdict import verdicts
 from dflash_trt.observe.pages.page_templates import Table
 from dflash_trt.observe.plots.curves import TITLES, Plot, PlotCurve, PlotPoint, styles
 
@@ -151,11 +157,6 @@ def over(report: BenchReport) -> str:
     return reference_title(report.reference)
 
 
-def verdict(report: BenchReport) -> tuple[str, ...]:
-    """The first lines of a report."""
-    return tuple(line for work in report.workloads for line in verdicts(work))
-
-
 def task_table(report: BenchReport, task: TaskReport) -> Table:
     """Tokens/s of one request, speed-up and tau of each method."""
     compared = [name for name in report.methods if name != report.reference]
@@ -285,12 +286,12 @@ def _row(point: BenchPoint) -> dict[str, str]:
         "tokens/s": f"{point.output_tokens_per_second:.1f}",
         "tokens/s per user": _median(point.user_tokens_per_second, 1, 1),
         "TTFT, ms": _median(point.ttft_seconds, 1e3, 0),
-        "tau of drafting passes": "-" if tau is None else f"{tau:.2f}",
+        TAU: _tau(tau),
     }
 
 
 def _median(distribution: Distribution | None, scale: float, decimals: int) -> str:
-    return "-" if distribution is None else f"{distribution.p50 * scale:.{decimals}f}"
+    return NONE if distribution is None else f"{distribution.p50 * scale:.{decimals}f}"
 
 
 def _settings(request: msgspec.Struct) -> str:
@@ -310,3 +311,58 @@ def describe_point(point: BenchPoint) -> str:
     requests = f"{point.requests.completed} of {point.requests.sent} requests"
     rate = f"{point.output_tokens_per_second:.1f} tokens/s"
     return f"{point.method}{category} c{point.concurrency}: {requests}, {rate}{acceptance}"
+
+
+FASTER, SLOWER, UNDECIDED = "faster", "slower", "not decided"
+
+
+def verdict(report: BenchReport) -> tuple[str, ...]:
+    """The first lines: one for each method but the reference, over all concurrencies that both were measured at."""
+    return tuple(_verdict(work, name) for work in report.workloads for name in work.titles if name != work.reference)
+
+
+def _verdict(work: WorkloadReport, name: str) -> str:
+    found = [(row, _speedup(row, name)) for row in work.sweep]
+    measured = [(row, speedup) for row, speedup in found if speedup is not None and speedup.value is not None]
+    title = f"{work.titles[name]} against {work.reference_title}, {work.title}"
+    if not measured:
+        return f"{title}: not compared, because no concurrency was measured with both"
+    groups = [(kind, list(rows)) for kind, rows in groupby(measured, key=lambda each: judged(each[1]))]
+    kinds = {kind for kind, _ in groups}
+    whole = f"{kinds.pop()} everywhere" if len(kinds) == 1 and len(measured) > 1 else ""
+    parts = [f"{'' if whole else f'{kind} '}{_at(rows)}" for kind, rows in groups]
+    best = _goodputs(work, name)
+    return f"{title}: {f'{whole}: ' if whole else ''}{'; '.join(parts)}{f'. {best}' if best else ''}"
+
+
+def judged(speedup: MeasuredSpeedup) -> str:
+    """Faster or slower only where the 95 % interval says so."""
+    low, high = speedup.interval or (0.0, float("inf"))
+    return FASTER if low > 1 else SLOWER if high < 1 else UNDECIDED
+
+
+def _speedup(row: ComparisonRow, name: str) -> MeasuredSpeedup | None:
+    figures = row.by_method.get(name)
+    return None if figures is None else figures.speedup
+
+
+def _at(rows: Sequence[tuple[ComparisonRow, MeasuredSpeedup]]) -> str:
+    """at concurrency 1 to 8 (1.93x to 1.31x)."""
+    names, values = [row.name for row, _ in rows], sorted(speedup.value or 0.0 for _, speedup in rows)
+    if len(rows) == 1:
+        return f"at concurrency {names[0]} ({values[0]:.2f}x)"
+    return f"at concurrency {names[0]} to {names[-1]} ({values[0]:.2f}x to {values[-1]:.2f}x)"
+
+
+def _goodputs(work: WorkloadReport, name: str) -> str:
+    """The best goodput of both."""
+    best = {method: _best(work.sweep, method) for method in (name, work.reference)}
+    if None in best.values():
+        return ""
+    texts = [f"{value.goodput.per_second:.2f} requests/s at {row.name}" for row, value in best.values()]  # type: ignore[union-attr,misc]
+    return f"Best goodput: {texts[0]}, {work.reference_title} {texts[1]}"
+
+
+def _best(sweep: Sequence[ComparisonRow], method: str) -> tuple[ComparisonRow, MethodFigures] | None:
+    found = [(row, figures) for row in sweep if (figures := row.by_method.get(method)) and figures.goodput is not None]
+    return max(found, key=lambda each: each[1].goodput.per_second if each[1].goodput else 0.0, default=None)

@@ -15,8 +15,7 @@ import msgspec
 
 from dflash_trt.errors import EndpointError
 from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer, ProbeGroup, ProbePrompt, passage, prompts
-from dflash_trt.observe.endpoints.answer import Answer
-from dflash_trt.observe.endpoints.client import Client
+from dflash_trt.observe.endpoints.client import Answer, Client
 from dflash_trt.observe.endpoints.identify import Runtime
 from dflash_trt.observe.endpoints.meters import acceptance_during, meter
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance

@@ -15,8 +15,7 @@ from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
 from dflash_trt.deploy.rules.memory_rules import POOL_FRACTION, worker_buffers
 from dflash_trt.deploy.schema import Runtime, load_schema
 from dflash_trt.deploy.sizes import checkpoint_place, draft_sizes, shape_sizes
-from dflash_trt.deploy.target_config import read_target_shape
-from dflash_trt.deploy.target_shape import TargetShape
+from dflash_trt.deploy.target_shape import TargetShape, read_target_shape
 from dflash_trt.engine.plans.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
 from dflash_trt.engine.plans.plan_gpus import check_precision
 from dflash_trt.errors import ConfigError
@@ -25,7 +24,7 @@ from dflash_trt.files.strict_yaml import closest
 from dflash_trt.observe.estimate.constants import DATA, constants
 from dflash_trt.observe.estimate.curve import AcceptanceProfile, from_tau, read_acceptance, read_routing
 from dflash_trt.observe.estimate.drafter_pass import backend_of, dflash_shape
-from dflash_trt.observe.estimate.experts import inclusion
+from dflash_trt.observe.estimate.kernel_times import inclusion
 from dflash_trt.observe.estimate.shapes import DraftShape, Gemm, Method, System
 
 MAX_EAGLE3_DRAFTS = 5

@@ -13,11 +13,9 @@ import msgspec
 
 from dflash_trt.deploy.sizes import BF16_BITS
 from dflash_trt.deploy.target_shape import TargetShape
-from dflash_trt.observe.estimate.attention import kernel_seconds
-from dflash_trt.observe.estimate.backends import ROW_MULTIPLE
 from dflash_trt.observe.estimate.constants import Rates
-from dflash_trt.observe.estimate.experts import expert_seconds, power_law, skew, touched
-from dflash_trt.observe.estimate.shapes import DraftShape, Gemm, Method, System
+from dflash_trt.observe.estimate.kernel_times import expert_seconds, kernel_seconds, power_law, skew, touched
+from dflash_trt.observe.estimate.shapes import ROW_MULTIPLE, DraftShape, Gemm, Method, System
 
 ACTIVATION_BYTES = 2  # BF16
 STATE_FLOPS = 7

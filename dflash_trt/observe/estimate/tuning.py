@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from dflash_trt.deploy.draft_methods import Schedule
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.constants import Band, Influence, Rates, rates, vary
-from dflash_trt.observe.estimate.curve import BATCHES, AcceptanceProfile, Traffic, point
-from dflash_trt.observe.estimate.measured_points import MeasuredPoints, PredictedPoint
+from dflash_trt.observe.estimate.curve import BATCHES, AcceptanceProfile, MeasuredPoints, PredictedPoint, Traffic, point
 from dflash_trt.observe.estimate.report import batch_limit
 from dflash_trt.observe.estimate.shapes import System
 from dflash_trt.observe.estimate.step import StepModel
@@ -24,9 +24,6 @@ TIE = 0.02
 """A shorter schedule wins where it costs less than this."""
 WORTH = 0.02
 """What a quantised recipe must gain over bf16 before it is proposed: it is not free, see `verify`."""
-
-
-Schedule = tuple[tuple[int, int], ...]
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):

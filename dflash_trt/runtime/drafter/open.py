@@ -23,8 +23,8 @@ def open_drafter(
     Raises MissingDependencyError and EngineError as `choose_executor` does and its choice when it is loaded.
     """
     chosen = choose_executor(engine, manifest, device=device, executor=executor, expose=expose)
-    from dflash_trt.runtime.drafter.embedding import DraftEmbedding
-    from dflash_trt.runtime.drafter.markov_head import read_scorer
+    from dflash_trt.runtime.drafter.candidate_selector import read_scorer
+    from dflash_trt.runtime.drafter.drafter import DraftEmbedding
 
     embedding = DraftEmbedding.read(engine, manifest.draft, chosen.device)
     scorer = read_scorer(engine, manifest.draft, chosen.device)

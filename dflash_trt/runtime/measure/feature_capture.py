@@ -48,7 +48,7 @@ from dflash_trt.runtime.measure.features import (
 )
 from dflash_trt.runtime.measure.journal import Journal
 from dflash_trt.runtime.measure.verification import tokenize
-from dflash_trt.runtime.model_runner import LocalRunner
+from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import choose_device
 from dflash_trt.runtime.targets.huggingface import load_model, make_target, stop_token_ids
@@ -97,7 +97,7 @@ def answer_prompts(
         for prompt, params in zip(prompts, asked, strict=True)
     ]
     longest = max((request.max_length for request in requests), default=0)
-    decoder = Decoder(LocalRunner(target, None), SlotPool.for_each_slot(num_slots, longest), FixedLength(0))
+    decoder = Decoder(ModelRunner(target, None), SlotPool.for_each_slot(num_slots, longest), FixedLength(0))
 
     def answered(request: Request) -> Answered:
         return Answered(token_ids=[*request.prompt_ids, *request.token_ids], prompt_length=len(request.prompt_ids))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Acceptance without the target: the greedy decode loop, walked along answers that `capture` recorded.
 
-It is the loop that serves (`Decoder`, `LocalRunner`), with a target that says what was recorded: the steps are those of
+It is the loop that serves (`Decoder`, `ModelRunner`), with a target that says what was recorded: the steps are those of
 decoding wherever the taps are. No model is loaded; a file has its lm_head.
 """
 
@@ -36,7 +36,7 @@ from dflash_trt.runtime.measure.verification_report import (
     compare,
     engine_facts,
 )
-from dflash_trt.runtime.model_runner import LocalRunner
+from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import choose_device
 from dflash_trt.runtime.targets.target import Segment, Target, Verified
@@ -80,7 +80,7 @@ def replay(
     num_slots = len(drafter.cache.lengths)
     longest = max((request.max_length for request in requests), default=0)
     length = FixedLength(drafter.spec.num_draft_tokens if draft_length is None else draft_length)
-    pair = LocalRunner(RecordedTarget(features, chosen, drafter.executor.device), drafter)
+    pair = ModelRunner(RecordedTarget(features, chosen, drafter.executor.device), drafter)
     decoder = Decoder(pair, SlotPool.for_each_slot(num_slots, longest), length, prefill_chunk=PREFILL_CHUNK)
     decoder.run(requests)
     return [

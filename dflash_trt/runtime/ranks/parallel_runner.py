@@ -20,10 +20,11 @@ import transformers
 from dflash_trt import __version__
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
 from dflash_trt.engine.manifest import MANIFEST, sha256
+from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.proposals import Draw, Proposals
 from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.ranks.roles import Follower, Leader
-from dflash_trt.runtime.targets.target import Segment
+from dflash_trt.runtime.targets.target import Segment, Target
 
 Method = Literal["catch_up", "reserve", "draft", "verify", "commit", "release"]
 
@@ -40,47 +41,39 @@ _DECODER = msgspec.msgpack.Decoder(Command)
 
 
 class TensorParallelRunner(ModelRunner):
-    """Runner of rank 0, whose calls all ranks repeat."""
+    """Runner of rank 0, whose calls all ranks repeat; what it answers is rank 0's, which alone draws."""
 
-    def __init__(self, leader: Leader, local: ModelRunner, index: int = 0) -> None:
-        """`local` is this rank's own runner, and `index` its place among the runners of the other ranks."""
+    def __init__(self, leader: Leader, target: Target, drafter: Drafter | None, index: int) -> None:
+        """`index` is its place among the runners of each of the other ranks."""
+        super().__init__(target, drafter)
         self._leader = leader
-        self._local = local
         self._index = index
-
-    def claim(self) -> bool:
-        """Rank 0's answer: the others do what it does, in the same order."""
-        return self._local.claim()
-
-    def num_written(self, slot: int) -> int:
-        return self._local.num_written(slot)
 
     def catch_up(self) -> None:
         self._send("catch_up")
-        self._local.catch_up()
+        super().catch_up()
 
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         self._send("reserve", slot, pages, num_tokens)
-        self._local.reserve(slot, pages, num_tokens)
+        super().reserve(slot, pages, num_tokens)
 
     def draft(
         self, slots: Sequence[int], anchors: Sequence[int], draft_length: int, draws: Sequence[Draw | None] = ()
     ) -> list[Proposals]:
-        """Proposals of rank 0, which alone draws."""
         self._send("draft", slots, anchors, draft_length)
-        return self._local.draft(slots, anchors, draft_length, draws)
+        return super().draft(slots, anchors, draft_length, draws)
 
     def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
         self._send("verify", segments)
-        return self._local.verify(segments)
+        return super().verify(segments)
 
     def commit(self, num_tokens: Sequence[int]) -> None:
         self._send("commit", num_tokens)
-        self._local.commit(num_tokens)
+        super().commit(num_tokens)
 
     def release(self, slot: int) -> None:
         self._send("release", slot)
-        self._local.release(slot)
+        super().release(slot)
 
     def _send(self, method: Method, *arguments: int | Sequence[int] | Sequence[Segment]) -> None:
         command = Command(self._index, method, arguments)

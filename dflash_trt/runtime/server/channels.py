@@ -6,14 +6,13 @@
 
 Calls in Hermes's format, which Qwen2.5 and Qwen3 share: <tool_call>{"name": ..., "arguments": {...}}</tool_call>.
 
-transformers 5.24's ResponseParser reports the name of a call only after its arguments, and raises for text that is no
-JSON; here the name comes first, and such text is content.
+transformers 5.24's ResponseParser raises for text that is no JSON; here such text is content.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 BEGIN, END = "<tool_call>", "</tool_call>"
 NAME = r"[a-zA-Z0-9_-]{1,64}"
 """Names of functions, as in the OpenAI API."""
-HEADER = re.compile(rf'\s*\{{\s*"name"\s*:\s*"({NAME})"\s*,\s*"arguments"\s*:\s*(?=\{{)')
-MARK = re.compile(r'["\\{}\[\]<\x00-\x1f]')
 
 
 class CallDelta(msgspec.Struct, frozen=True):
@@ -41,107 +38,40 @@ class CallDelta(msgspec.Struct, frozen=True):
 
 
 class HermesParser:
-    """Incremental parser of one answer: text in, content and calls out; text that is no call is content.
-
-    Arguments are streamed where a call begins with its name and an object, as templates and grammars write it; any
-    other call is reported when it has ended.
-    """
+    """Incremental parser of one answer: text in, content and whole calls out; text that is no call is content."""
 
     def __init__(self) -> None:
         self.has_open_call = False
-        """Whether the text so far ends inside arguments."""
-        self._text = self._content = ""
-        self._is_last = self._has_calls = False
-        self._calls: list[CallDelta] = []
-        self._reading = self._read()
+        """Whether the answer ended inside a call; its text is content."""
+        self._text = ""
+        self._has_calls = self._follows_call = False
 
     def push(self, text: str, *, is_last: bool) -> tuple[str, list[CallDelta]]:
         """Returns what `text` adds to (content, calls); drops whitespace around calls."""
         self._text += text
-        self._is_last = is_last
-        self._content, self._calls = "", []
-        next(self._reading)
-        return self._content, self._calls
-
-    def _read(self) -> Iterator[None]:
-        """Reads what is there, and yields for more."""
-        while True:
-            before, begin, rest = self._text.partition(BEGIN)
-            if not begin:
-                ready = self._text if self._is_last else self._text[: len(self._text) - overlap(self._text, BEGIN)]
-                self._content += self._take(len(ready if self._is_last and not self._has_calls else ready.rstrip()))
-                yield
-                continue
-            self._content += self._take(len(before.rstrip()))
+        content, calls = "", list[CallDelta]()
+        while BEGIN in self._text:
+            before, _, rest = self._text.partition(BEGIN)
             body, end, after = rest.partition(END)
-            if header := HEADER.match(rest):
-                yield from self._begin_call(CallDelta(header[1], ""), rest[header.end() :], JsonObject())
-            elif not end and not self._is_last:
-                yield
-            elif call := _whole_call(body):
-                yield from self._begin_call(call, after)
+            if not end and not is_last:
+                break
+            if call := _whole_call(body):
+                calls.append(call)
+                content += self._take(len(before.rstrip()))
+                self._text, self._has_calls, self._follows_call = after, True, True
             else:
-                self._content += self._take(len(self._text) - len(after))
-
-    def _begin_call(self, call: CallDelta, rest: str, arguments: JsonObject | None = None) -> Iterator[None]:
-        """Reads a call, and `arguments` that follow; drops text between them and the end, unless that is missing."""
-        self._calls.append(call)
-        self._has_calls, self._text = True, rest
-        if arguments is not None:
-            self.has_open_call = True
-            while not arguments.has_ended:
-                if text := self._take(arguments.take(self._text, is_last=self._is_last)):
-                    self._calls.append(CallDelta(None, text))
-                if not arguments.has_ended:
-                    yield
-            self.has_open_call = False
-            while END not in self._text and not self._is_last:
-                yield
-            _, end, after = self._text.partition(END)
-            rest = self._text.lstrip().removeprefix("}")
-            self._text = after if end else "" if END.startswith(rest.lstrip()) else rest
-        while not (stripped := self._text.lstrip()):
-            yield
-        self._text = stripped
+                content += self._take(len(self._text) - len(after))
+                self.has_open_call = not end
+        before, begin, _ = self._text.partition(BEGIN)
+        ready = before if begin or is_last else before[: len(before) - overlap(before, BEGIN)]
+        return content + self._take(len(ready if is_last and not self._has_calls else ready.rstrip())), calls
 
     def _take(self, size: int) -> str:
         text, self._text = self._text[:size], self._text[size:]
+        if self._follows_call:
+            text = text.lstrip()
+            self._follows_call = not text
         return text
-
-
-class JsonObject:
-    """Finds the end of a JSON object in a stream: the last bracket, or the end of the call if that is earlier."""
-
-    def __init__(self) -> None:
-        self.has_ended = False
-        self._depth = 0
-        self._is_in_string = False
-
-    def take(self, text: str, *, is_last: bool) -> int:
-        """Number of characters of `text` that belong to the object; `text` begins with what was not taken before."""
-        end = 0
-        while mark := MARK.search(text, end):
-            begin, end = mark.span()
-            if self._is_in_string:
-                if mark[0] == "\\":
-                    if end == len(text) and not is_last:
-                        return begin
-                    end += 1
-                elif mark[0] == '"' or mark[0] < " ":  # a string of JSON has no line breaks
-                    self._is_in_string = False
-            elif mark[0] == '"':
-                self._is_in_string = True
-            elif mark[0] == "<":
-                tag = text[begin : begin + len(END)]
-                self.has_ended = tag == END
-                if self.has_ended or (END.startswith(tag) and not is_last):
-                    return begin
-            else:
-                self._depth += (mark[0] in "{[") - (mark[0] in "}]")
-                if self._depth == 0 and mark[0] in "}]":
-                    self.has_ended = True
-                    return end
-        return len(text)
 
 
 class _Call(msgspec.Struct):

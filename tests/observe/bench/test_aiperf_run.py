@@ -17,8 +17,8 @@ import pytest
 from dflash_trt.errors import EndpointError, MissingDependencyError
 from dflash_trt.observe.bench.aiperf_export import measured_point, read_export, recorded
 from dflash_trt.observe.bench.aiperf_run import VERSION, AiperfLoad, body_fields, command, find_aiperf, run_load
-from dflash_trt.observe.bench.child_process import child_process
 from dflash_trt.observe.bench.data_sets import Conversation, PromptTurn
+from dflash_trt.observe.bench.local_server import child_process
 from dflash_trt.observe.bench.records import Arrivals, BenchPoint, RequestSettings
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting
 from tests.observe.bench.aiperf_samples import Json, record, write_export
@@ -103,7 +103,7 @@ def test_other_units_and_names_are_refused(tmp_path: Path) -> None:
 PATIENCE = 60.0
 STARTS = """
 import sys
-from dflash_trt.observe.bench.child_process import child_process
+from dflash_trt.observe.bench.local_server import child_process
 with child_process(["/bin/sleep", "600"], sys.stderr.fileno()) as process:
     print(process.pid, flush=True)
     process.wait()
@@ -151,7 +151,7 @@ def test_it_ends_with_who_started_it(number: signal.Signals) -> None:
 # Its daemon has left its session and lost its parent.
 DAEMON = """
 import sys
-from dflash_trt.observe.bench.child_process import child_process
+from dflash_trt.observe.bench.local_server import child_process
 script = "(setsid sh -c 'echo $$ >&3; exec sleep 600' &) ; wait; exec sleep 600"
 with child_process(["/bin/sh", "-c", f"exec 3>{sys.argv[1]}; {script}"], sys.stderr.fileno()) as process:
     print(process.pid, flush=True)

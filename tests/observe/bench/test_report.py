@@ -305,20 +305,20 @@ def test_the_same_run_gives_the_same_report(measured: Path, written: Path) -> No
     assert render_report(report(loaded, 7, (80, 200)), "markdown") == (written / "report.md").read_text()
 
 
-def test_one_json_document(measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_here("bench", "report", measured, "-o", tmp_path / "out", "--json", "--at", "80")
-    document = json.loads(capsys.readouterr().out)
-    assert document["schema"] == "dflash-trt/bench-report/1"
-    assert document["workloads"][0]["at_speeds"][0]["factors"]["dflash"]["value"] == pytest.approx(400 / 140)
-
-
-def test_an_older_report_is_replaced_only_when_asked_and_nothing_else_ever(measured: Path, written: Path) -> None:
+def test_an_older_report_is_replaced_only_when_asked_and_nothing_else_ever(
+    measured: Path, written: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The new one is also printed as a JSON document."""
     before = (written / "report.html").stat().st_ino
     with pytest.raises(BuildError, match="found one") as raised:
         run_here("bench", "report", measured, "-o", written)
     assert "--force" in str(raised.value.hint)
     assert (written / "report.html").stat().st_ino == before
-    run_here("bench", "report", measured, "-o", written, "--force")
+    goodput = ("--goodput", "request_latency:1000")
+    run_here("bench", "report", measured, "-o", written, "--force", "--json", "--at", "80", *goodput)
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["objectives"]) == ("dflash-trt/bench-report/1", {"request_latency": 1000})
+    assert document["workloads"][0]["at_speeds"][0]["factors"]["dflash"]["value"] == pytest.approx(400 / 140)
     assert (written / "report.html").stat().st_ino != before
     with pytest.raises(BuildError, match="expected a report of a bench run or none, found another directory"):
         run_here("bench", "report", measured, "-o", measured, "--force")

@@ -17,7 +17,7 @@ from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.drafter.drafter import Drafter
-from dflash_trt.runtime.model_runner import LocalRunner
+from dflash_trt.runtime.model_runner import ModelRunner
 from tests.engines import build
 from tests.paths import FIXTURES
 
@@ -136,9 +136,9 @@ def ignore_temperature(llm: LLM) -> None:
     backend.request = greedy  # type: ignore[method-assign]
 
 
-def pair(llm: LLM) -> LocalRunner:
+def pair(llm: LLM) -> ModelRunner:
     found = llm.backend._decoder._runner
-    assert isinstance(found, LocalRunner)
+    assert isinstance(found, ModelRunner)
     return found
 
 

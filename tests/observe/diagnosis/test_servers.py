@@ -91,17 +91,6 @@ def said(findings: list[EndpointFinding]) -> list[tuple[str, str]]:
     return [(finding.name, finding.causes[0].name) for finding in findings]
 
 
-def test_a_healthy_server() -> None:
-    short = group("short")
-    assert judge.low_acceptance(OURS, short, None, None) == []
-    assert judge.low_acceptance(OURS, short, group("short"), short.tau_of_drafting_passes) == []
-    assert judge.long_contexts(OURS, short, group("long", 0.5, count=8), None) == []
-    assert judge.long_contexts(OURS, short, group("long", 0.5, count=8), group("long", 0.5, count=8)) == []
-    assert judge.repeated_prefixes(OURS, group("first", count=8), group("again", count=8)) == []
-    assert judge.temperature(OURS, group("one", text="x", count=6), group("two", text="y", count=6)) == []
-    assert judge.lossless(OURS, short, group("plain", count=6)) == []
-
-
 @pytest.mark.parametrize("name", ["no drafts", "acceptance near zero"])
 def test_nothing_is_accepted(name: str) -> None:
     short = ProbeGroup(name="short", samples=[NO_DRAFTS] * 4) if name == "no drafts" else group("short", 0.02)
@@ -152,14 +141,6 @@ def test_windows_that_are_ignored_and_features_that_a_prefix_cache_loses() -> No
     assert finding.causes[0].name == "prefix"
     assert "context_recompute_tail" in finding.causes[0].setting
     assert "3584 of its tokens came from the cache" in finding.figure
-
-
-def test_texts_that_are_the_same_at_temperature_1_or_differ_at_0() -> None:
-    one, other = group("one", count=6), group("two", count=6)
-    assert said(judge.temperature(OURS, one, other)) == [("temperature ignored", "temperature")]
-    assert judge.temperature(OURS, one, ProbeGroup(name="two", samples=other.samples[:3])) == []
-    (finding,) = judge.lossless(OURS, group("short"), group("plain", text="other", count=6))
-    assert finding.figure == "6 of 6 greedy answers differ from plain decoding's"
 
 
 @pytest.mark.parametrize(("kind", "hits", "found"), [("vllm", 0, 1), ("vllm", 64, 0), ("vllm", None, 0)])
@@ -376,9 +357,7 @@ def test_silent_servers_and_slow_metrics(capsys: pytest.CaptureFixture[str]) -> 
     assert "nothing wrong in 0 of 6 checks" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "page", [b"<html>no</html>", b"vllm:spec_decode_num_drafts_total{ 3\n", b"vllm:x \xff\xfe\n", b'{"a": 1}']
-)
+@pytest.mark.parametrize("page", [b"<html>no</html>", b"vllm:x \xff\xfe\n"])
 def test_metrics_that_are_no_page_are_a_finding(page: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     with hostile(pages={"/metrics": page}) as url, pytest.raises(EndpointError, match="metrics cannot be read"):
         run_here("doctor", url, "--no-load")

@@ -46,7 +46,9 @@ def names(diagnosis: Diagnosis | Verdict) -> tuple[list[str], list[str]]:
     return [f.name for f in diagnosis.findings], [f.name for f in diagnosis.unmeasured]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "sglang" else pytest.param(kind, marks=pytest.mark.full) for kind in KINDS]
+)
 def test_a_healthy_server_is_compared_with_its_published_figure(kind: str) -> None:
     found = ask(kind, HEALTHY)
     assert names(found) == ([], [])

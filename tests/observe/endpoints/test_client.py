@@ -16,8 +16,7 @@ import pytest
 from dflash_trt.errors import EndpointError
 from dflash_trt.observe.endpoints import client as client_module
 from dflash_trt.observe.endpoints import meters
-from dflash_trt.observe.endpoints.answer import events
-from dflash_trt.observe.endpoints.client import Client, base_url
+from dflash_trt.observe.endpoints.client import Client, base_url, events
 from dflash_trt.observe.endpoints.identify import identify
 from dflash_trt.observe.endpoints.meters import acceptance_during, meter
 from dflash_trt.observe.endpoints.observed_acceptance import MetricsPage, ObservedAcceptance, drafting, of_request

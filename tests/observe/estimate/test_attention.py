@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from dflash_trt.deploy.gpus import known_gpu
-from dflash_trt.observe.estimate.attention import kernel_seconds, tables
+from dflash_trt.observe.estimate.kernel_times import attention_tables, kernel_seconds
 from dflash_trt.observe.estimate.step import StepLoad
 from tests.observe.estimate.systems import ENGINE, MOE, model_of
 
@@ -14,7 +14,7 @@ H200, H100 = known_gpu("h200").memory_bandwidth, known_gpu("h100").memory_bandwi
 
 
 def test_measured_cells_are_what_was_measured() -> None:
-    for table in tables().tables:
+    for table in attention_tables().tables:
         heads = (table.num_key_value_heads, table.head_dim, table.cache_bytes)
         for requests, rows, microseconds in table.microseconds:
             assert kernel_seconds(*heads, requests, rows, H200) == pytest.approx(microseconds * 1e-6)

@@ -10,8 +10,8 @@ import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.deploy.published import published_drafts
-from dflash_trt.observe.estimate.backends import SmallKernels, backends
 from dflash_trt.observe.estimate.drafter_pass import PLAN, dflash_shape
+from dflash_trt.observe.estimate.shapes import SmallKernels, backends
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.drafter.torch.calls import VIEWS, fused
 from dflash_trt.runtime.drafter.torch.graph_program import OnnxGraph, Program

@@ -19,11 +19,11 @@ from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.deploy.deployment_file import load_deployment, shipped_deployments
 from dflash_trt.deploy.gpus import known_gpu, known_gpus
 from dflash_trt.deploy.published import published_targets
-from dflash_trt.deploy.target_config import read_target_shape, shape_of
+from dflash_trt.deploy.target_shape import read_target_shape, shape_of
 from dflash_trt.errors import CheckpointError, ConfigError
 from dflash_trt.observe.estimate.constants import GPU_RATES, Rates, constants, rates
-from dflash_trt.observe.estimate.experts import tables
 from dflash_trt.observe.estimate.inputs import draft_shape, target_shape
+from dflash_trt.observe.estimate.kernel_times import expert_tables
 from dflash_trt.observe.estimate.step import StepLoad
 from tests.observe.estimate.systems import B300, CONFIGS, HYBRID, LATENT, model_of, target_of
 from tests.runtime.targets.families import FAMILIES, write_family
@@ -155,12 +155,12 @@ def test_rates_and_tables_are_all_of_their_files() -> None:
     constant = constants().kernels[name]
     assert rates(B300, "trtllm", {name: "low"}).bandwidth_efficiency == constant.low
     assert rates(B300, "trtllm", {name: "high"}).bandwidth_efficiency == constant.high
-    for kernel in tables().kernels:
+    for kernel in expert_tables().kernels:
         assert kernel.gpu in known_gpus()
         tokens = [n for n, _ in kernel.microseconds]
         assert tokens == sorted(set(tokens))
         assert all(time > 1 for _, time in kernel.microseconds)
-    assert msgspec.json.encode(tables())
+    assert msgspec.json.encode(expert_tables())
 
 
 @pytest.mark.parametrize(

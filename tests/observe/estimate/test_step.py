@@ -21,8 +21,8 @@ from dflash_trt.deploy.sizes import draft_sizes
 from dflash_trt.errors import BuildError
 from dflash_trt.observe.estimate.constants import constants, rates
 from dflash_trt.observe.estimate.drafter_pass import PLAN, DrafterOnRanks, drafter_pass, drafters_on_ranks
-from dflash_trt.observe.estimate.experts import inclusion, measured_kernel, power_law, skew, touched
 from dflash_trt.observe.estimate.inputs import draft_shape, open_system, target_shape
+from dflash_trt.observe.estimate.kernel_times import inclusion, measured_kernel, power_law, skew, touched
 from dflash_trt.observe.estimate.shapes import METHODS, Method, System
 from dflash_trt.observe.estimate.step import Head, StepLoad, StepModel
 from tests.cli.commands import run
@@ -100,7 +100,6 @@ def test_both_are_printed() -> None:
     assert re.search(line, said), said
     document = json.loads(run("estimate", ENGINE, "--tau", "4.7", "--json").stdout)
     assert [each["ranks"] for each in document["drafters"]] == [1, 8]
-    assert "shared by 8 GPUs" in run("estimate", ENGINE, "--tau", "4.7").stdout
 
 
 SPEC = published_drafts()[DRAFT].spec
@@ -189,7 +188,7 @@ METHOD = st.sampled_from(METHODS)
 BATCH = st.integers(1, 512)
 CONTEXT = st.integers(1, 100_000)
 PROMPT = st.integers(0, 8192)
-EXAMPLES = settings(max_examples=60, deadline=None)
+EXAMPLES = settings(max_examples=30, deadline=None)
 
 
 def load(batch: int, num_draft_tokens: int, context: int, prompt: int = 0) -> StepLoad:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -16,9 +17,8 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.observe.bench.records import BenchPoint, RecordedAcceptance
 from dflash_trt.observe.bench.run_directory import write_point, write_run
 from dflash_trt.observe.estimate.constants import rates
-from dflash_trt.observe.estimate.curve import Traffic, from_tau, point
+from dflash_trt.observe.estimate.curve import MeasuredPoint, MeasuredPoints, Traffic, from_tau, measured_points, point
 from dflash_trt.observe.estimate.inputs import open_system
-from dflash_trt.observe.estimate.measured_points import MeasuredPoint, MeasuredPoints, measured_points
 from dflash_trt.observe.estimate.shapes import System
 from dflash_trt.observe.estimate.step import StepModel
 from dflash_trt.observe.estimate.tuned_deployment import TunedDeployment, tune_deployment
@@ -116,18 +116,16 @@ def test_speeds_too_low_and_too_high() -> None:
 
 
 def test_candidates_speeds_and_schedules() -> None:
-    tuning = tune({"bf16": system_of(MOE)}, Traffic(), TAU, 400)
+    slow, tuning, fast = (tune({"bf16": system_of(MOE)}, Traffic(), TAU, slo) for slo in (100, 400, 900))
     assert all(other.gpu_rate <= tuning.best.gpu_rate for other in tuning.others)
     assert all(other.user_rate >= 400 for other in tuning.others)
     assert {(other.tensor_parallel, other.expert_parallel) for other in tuning.others} > {(8, 1), (4, 1)}
-    rates = [tune({"bf16": system_of(MOE)}, Traffic(), TAU, slo).best.gpu_rate for slo in (100, 300, 500, 900)]
-    assert rates == sorted(rates, reverse=True)
-    tuning = tune({"bf16": system_of(MOE)}, Traffic(), TAU, 100)
-    batches = [batch for batch, _ in tuning.schedule]
+    assert slow.best.gpu_rate > tuning.best.gpu_rate > fast.best.gpu_rate
+    batches = [batch for batch, _ in slow.schedule]
     assert batches[0] == 1
     assert batches == sorted(batches)
-    assert tuning.schedule[0][1] == max(length for _, length in tuning.schedule) == 9
-    assert tuning.schedule[-1][1] < 9  # long blocks do not pay at large batches
+    assert slow.schedule[0][1] == max(length for _, length in slow.schedule) == 9
+    assert slow.schedule[-1][1] < 9  # long blocks do not pay at large batches
 
 
 def test_measured_points_come_before_the_model() -> None:
@@ -193,11 +191,12 @@ def test_recipes_that_the_gpu_has_tensor_cores_for(config: str, recipes: set[str
 FLEET_TRAFFIC = Traffic(prompt_tokens=1024, output_tokens=512)
 
 
-def tuned_fleet(fleet: Fleet | None, slo: float = 300) -> Tuning:
+@cache
+def tuned_fleet(fleet: Fleet, slo: float = 300) -> Tuning:
     return tune({"bf16": system_of(MOE)}, FLEET_TRAFFIC, TAU, slo, fleet=fleet)
 
 
-@pytest.mark.parametrize("request_rate", [1.0, 30.0, 200.0])
+@pytest.mark.parametrize("request_rate", [1.0, 500.0])
 def test_no_other_candidate_takes_the_rate_on_fewer_gpus(request_rate: float) -> None:
     fleet = Fleet(request_rate=request_rate, output_tokens=512)
     tuning = tuned_fleet(fleet)
@@ -238,11 +237,10 @@ def test_what_tune_proposes_can_be_written(tmp_path: Path) -> None:
     per_gpu = float(line.partition("a GPU at most ")[2].partition(" tokens")[0].replace(",", ""))
     total = float(line.partition("24 GPUs: ")[2].partition(" tokens")[0].replace(",", ""))
     assert total == pytest.approx(24 * per_gpu, rel=0.001)
-    assert json.loads(run("estimate", MOE, "--tau", 4.7, "--replicas", 3, "--json").stdout)["replicas"] == 3
 
 
 REFUSED = "gpt-oss-120b.b200x2.throughput"  # attention data parallelism
-QUICK = ("gpt-oss-120b.h200x8.latency", "qwen3-4b.h200x1.latency", "gpt-oss-20b.b200x1.nvfp4")
+QUICK = ("qwen3-4b.h200x1.latency", "gpt-oss-20b.b200x1.nvfp4")
 SLO, SLO_OF_GB10 = 50.0, 20.0
 TRAFFIC = Traffic()
 
@@ -296,12 +294,13 @@ def test_schedules_by_hand() -> None:
 
 def test_the_longest_context_stays_what_the_file_says(tmp_path: Path) -> None:
     """But requests that were asked about fit."""
-    assert "max_seq_len" not in tuned(QUICK[0]).text
+    usual = tuned(QUICK[0])
+    assert "max_seq_len" not in usual.text
     file = tmp_path / "long.yaml"
     source = shipped_deployments()[QUICK[0]].read_text()
-    file.write_text(source + "max_seq_len: 65536\n")
+    file.write_text(source + "max_seq_len: 32768\n")
     long = tuned(str(file))
-    assert "max_seq_len: 65536" in long.text
+    assert "max_seq_len: 32768" in long.text
     file.write_text(source + "max_seq_len: 1024\n")
     assert f"max_seq_len: {TRAFFIC.max_tokens}" in tuned(str(file)).text
-    assert long.tuning.best.gpu_rate <= tuned(QUICK[0]).tuning.best.gpu_rate
+    assert long.tuning.best.gpu_rate <= usual.tuning.best.gpu_rate

@@ -15,8 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.runtime.kvcache.page_table import PageTable, grown, zeros
-from dflash_trt.runtime.kvcache.prefix_index import ROOT
-from dflash_trt.runtime.kvcache.slots import SlotPool
+from dflash_trt.runtime.kvcache.slots import ROOT, SlotPool
 
 PAGE = 4096
 
@@ -179,21 +178,6 @@ class SlotPoolMachine(RuleBasedStateMachine):
 
 SlotPoolMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 TestSlotPool = SlotPoolMachine.TestCase
-
-
-def test_the_refusal_names_what_is_free() -> None:
-    pool = SlotPool(2, 96)
-    pool.allocate(33)
-    with pytest.raises(ValueError, match="room for 33 tokens, found 1 slots and 32 tokens free"):
-        pool.allocate(33)
-    assert pool.allocate(3) == (1, [2], 0)
-    with pytest.raises(ValueError, match="room for 0 tokens, found 0 slots and 0 tokens free"):
-        pool.allocate(0)
-
-
-def test_a_pool_for_each_slots_longest_holds_them_all() -> None:
-    pool = SlotPool.for_each_slot(3, 33)
-    assert [pool.allocate(33)[1] for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_what_is_forgotten_while_somebody_holds_it_is_not_found() -> None:

@@ -28,7 +28,9 @@ def decode(ranks: Leader | Follower, engine: str, target: str, output: str) -> N
     if isinstance(ranks, Follower):
         follow(ranks, pairs)
         return
-    answers = run_script(*(TensorParallelRunner(ranks, pair, index) for index, pair in enumerate(pairs)))
+    answers = run_script(
+        *(TensorParallelRunner(ranks, pair._target, pair._drafter, index) for index, pair in enumerate(pairs))
+    )
     torch.save(answers | {"share": torch.tensor(share)}, output)
 
 

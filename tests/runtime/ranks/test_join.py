@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from torch import distributed
 
 from dflash_trt.errors import RankError
+from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.ranks.join import _backend, _use_device, join
 from dflash_trt.runtime.ranks.link import FRAME_BYTES, LENGTH_BYTES, MAX_MESSAGE_BYTES, Link
 from dflash_trt.runtime.ranks.parallel_runner import TensorParallelRunner, follow
@@ -180,28 +182,30 @@ def test_a_length_that_no_rank_sends_is_refused() -> None:
             received.result(timeout=20)
 
 
-class Recorder:
-    """A pair that only remembers what it was asked."""
+class Recorder(ModelRunner):
+    """A runner that only remembers what it was asked."""
 
-    def __init__(self, answer: torch.Tensor) -> None:
+    def __init__(self, *_: object) -> None:
         self.calls: list[object] = []
-        self._answer = answer
+        self.answer = torch.tensor([1])
 
-    def draft(
-        self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int, draws: Sequence[object] = ()
-    ) -> torch.Tensor:
-        self.calls.append(("draft", list(slots), list(anchors), num_tokens))
-        return self._answer
+    def draft(self, slots: Sequence[int], anchors: Sequence[int], draft_length: int, draws: Any = ()) -> Any:
+        self.calls.append(("draft", list(slots), list(anchors), draft_length))
+        return self.answer
 
     def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
         self.calls.append([(s.slot, list(s.token_ids), s.num_logits) for s in segments])
-        return self._answer
+        return self.answer
 
     def commit(self, num_tokens: Sequence[int]) -> None:
         self.calls.append(("commit", list(num_tokens)))
 
     def release(self, slot: int) -> None:
         self.calls.append(("release", slot))
+
+
+class LeadingRecorder(TensorParallelRunner, Recorder):
+    """Rank 0's, which also sends what it was asked."""
 
 
 SLOTS = st.integers(0, 63)
@@ -226,14 +230,14 @@ CALLS = st.one_of(
 @given(st.lists(st.tuples(st.integers(0, 1), CALLS), max_size=6))
 @settings(deadline=None, max_examples=10)
 def test_a_follower_does_what_rank_0_does(calls: list[tuple[int, tuple[str, list[object]]]]) -> None:
-    answer = torch.tensor([1])
-    here, there = ([Recorder(answer), Recorder(answer)] for _ in range(2))
+    there = [Recorder(), Recorder()]
     with pair_of_ranks() as (leader, follower):
-        pairs = [TensorParallelRunner(leader, pair, index) for index, pair in enumerate(here)]
+        here = [LeadingRecorder(leader, None, None, index) for index in range(2)]  # type: ignore[arg-type]
         following = threading.Thread(target=follow, args=(follower, there), daemon=True)
         following.start()
         for index, (name, arguments) in calls:
-            assert getattr(pairs[index], name)(*arguments) is (answer if name in ("draft", "verify") else None)
+            answer = here[index].answer
+            assert getattr(here[index], name)(*arguments) is (answer if name in ("draft", "verify") else None)
         stop = threading.Thread(target=leader.shutdown)
         stop.start()
         following.join(timeout=10)

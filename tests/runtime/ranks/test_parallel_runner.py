@@ -18,7 +18,7 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.runtime.cpu.accelerate import accelerate
 from dflash_trt.runtime.drafter.open import open_drafter
-from dflash_trt.runtime.model_runner import LocalRunner, ModelRunner
+from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.ranks.join import join
 from dflash_trt.runtime.ranks.parallel_runner import rank_facts
 from dflash_trt.runtime.ranks.roles import LINGER_SECONDS, Follower, Leader
@@ -34,7 +34,7 @@ PROMPTS = {0: range(40, 130), 1: range(300, 307), 3: range(200, 233)}
 """Longer than the sliding window, shorter than a block, between the two; slot 2 stays empty."""
 
 
-def load_pairs(engine: Path, target: Path, ranks: Leader | Follower) -> tuple[list[LocalRunner], float]:
+def load_pairs(engine: Path, target: Path, ranks: Leader | Follower) -> tuple[list[ModelRunner], float]:
     """This rank's pair, and the same target without a drafter; which share of the target's weights it holds."""
     manifest = read_manifest(engine)
     checkpoint = read_target(target)
@@ -43,7 +43,7 @@ def load_pairs(engine: Path, target: Path, ranks: Leader | Follower) -> tuple[li
     options = {"distributed_config": sharding(target, ranks.size)} if ranks.size > 1 else {}
     model = load_model(target, checkpoint.spec, taps, **options)
     shared = make_target(model, taps, NUM_SLOTS, accelerate)
-    pairs = [LocalRunner(shared, open_drafter(engine, manifest, num_slots=NUM_SLOTS)), LocalRunner(shared, None)]
+    pairs = [ModelRunner(shared, open_drafter(engine, manifest, num_slots=NUM_SLOTS)), ModelRunner(shared, None)]
     return pairs, _share(model)
 
 

@@ -14,7 +14,6 @@ import pytest
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.neutral_fields import IGNORED, NEUTRAL_VALUES
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.runtime.server.openai_logprobs import TokenTexts
 from dflash_trt.runtime.server.requests import OTHER_FIELDS, SAMPLING_FIELDS
 from tests.runtime.server.live import MODEL, Live
 
@@ -81,24 +80,6 @@ def test_top_logprobs_of_a_chat(live: Live) -> None:
     ]
 
 
-def test_each_token_is_decoded_once(live: Live) -> None:
-    decoded: list[int] = []
-
-    class Tokenizer:
-        def decode(self, token_ids: list[int]) -> str:
-            decoded.extend(token_ids)
-            return f"<{token_ids}>"
-
-    texts = TokenTexts(Tokenizer())  # type: ignore[arg-type]
-    assert [texts[token] for token in (5, 6, 5)] == ["<[5]>", "<[6]>", "<[5]>"]
-    assert decoded == [5, 6]
-    live.endpoints._token_texts.clear()
-    top = live.complete(prompt=PROMPT, max_tokens=2, temperature=0, logprobs=3)["choices"][0]["logprobs"][
-        "top_logprobs"
-    ]
-    assert set(live.endpoints._token_texts.values()) == {text for each in top for text in each}
-
-
 def test_logit_bias(live: Live) -> None:
     expected = live.llm.generate(PROMPT, SamplingParams(max_tokens=12, logit_bias={300: 100.0}))[0]
     answer = live.openai().completions.create(
@@ -115,8 +96,9 @@ def steps_of(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [step for part in parts for choice in part["choices"] for step in choice["steps"]]
 
 
-@pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 1.5, "seed": 3}], ids=str)
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("settings", "stream"), [({"temperature": 0}, True), ({"temperature": 1.5, "seed": 3}, False)], ids=str
+)
 def test_steps_are_the_decoders(live: Live, settings: dict[str, Any], stream: bool) -> None:
     answer = live.llm.generate(STACK, SamplingParams(max_tokens=60, **settings))[0]
     body = {"prompt": STACK, "max_tokens": 60, "return_steps": True, **settings}
@@ -142,7 +124,7 @@ def test_texts_of_characters_in_pieces(live: Live) -> None:
     ids = live.llm.backend.encode("x = 'é世🙂'")
     from dflash_trt.api.acceptance import Step
     from dflash_trt.api.backend import Chunk
-    from dflash_trt.runtime.server.step_texts import StepTexts
+    from dflash_trt.runtime.server.responses import StepTexts
 
     texts = StepTexts(live.llm.backend.tokenizer)
     step = Step(token_ids=ids[1:], proposals=[*ids[1:-1], ids[0]], accepted=len(ids) - 2)
@@ -151,7 +133,7 @@ def test_texts_of_characters_in_pieces(live: Live) -> None:
     assert any(token["text"] == "" for part in read for token in part["tokens"])
 
 
-@pytest.mark.parametrize("length", range(8))
+@pytest.mark.parametrize("length", [0, 3, 7])
 def test_draft_length_caps_the_proposals(live: Live, length: int) -> None:
     plain = live.complete(prompt=STACK, max_tokens=20, temperature=0)
     given = live.complete(prompt=STACK, max_tokens=20, temperature=0, draft_length=length, return_steps=True)
@@ -293,7 +275,7 @@ def expected(live: Live, prompt: str | list[int] = PROMPT, **settings: Any) -> C
 @pytest.mark.parametrize(
     ("settings", "ours"),
     [
-        pytest.param(settings, ours, marks=() if i == 0 or j == 0 or i == j else pytest.mark.full)
+        pytest.param(settings, ours, marks=() if i == j % 3 else pytest.mark.full)
         for i, settings in enumerate(SETTINGS)
         for j, ours in enumerate(OURS)
     ],
@@ -430,12 +412,6 @@ def test_acceptance_of_a_request(live: Live) -> None:
         assert figures["mean_acceptance_length"] == acceptance.tau_of_drafting_passes
         assert len(histogram) == figures["num_spec_tokens"] + 1 == 8
         assert given["metrics"]["tokens_per_second"] > 0
-
-
-def test_plain_decoding_of_one_request(live: Live) -> None:
-    given = live.complete(prompt=PROMPT, max_tokens=24, temperature=0, draft_length=0)
-    assert given["choices"][0]["text"] == expected(live).text
-    assert given["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
 
 
 def test_the_other_paths(live: Live) -> None:

@@ -43,7 +43,7 @@ NAMED = {"type": "function", "function": {"name": "get_time"}}
 
 Calls = list[tuple[str, str]]
 CALL = '{"name": "f", "arguments": {"a": 1}}'
-NESTED = '{"a": {"b": ["}", "\\\\\\"}{"]}, "c": "</tool_call>"}'
+NESTED = '{"a": {"b": ["}", "\\\\\\"}{"]}, "c": "<tool_call>"}'
 
 
 def parse_hermes(pieces: list[str]) -> tuple[str, Calls, bool]:
@@ -69,34 +69,24 @@ def cut(text: str, size: int) -> list[str]:
     [("Hi <b> there", "Hi <b> there", []), (f"<tool_call>\n{CALL}\n</tool_call>", "", [("f", '{"a": 1}')]),
      (f"Let me see.\n<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>\n", "Let me see.",
       [("f", '{"a": 1}')] * 2),
-     (f"<tool_call>{CALL}", "", [("f", '{"a": 1}')]), (f"<tool_call>{CALL} x ", "x", [("f", '{"a": 1}')]),
-     (f"<tool_call>{CALL}\n</tool", "", [("f", '{"a": 1}')]),
+     (f"<tool_call>{CALL}", "", [("f", '{"a": 1}')]), (f"x <tool_call>{CALL} x ", f"x <tool_call>{CALL} x ", []),
      ("<tool_call>{x}</tool_call> x", "<tool_call>{x}</tool_call> x", []),
      ("a <tool_call>{", "a <tool_call>{", []), ("a <tool_ca", "a <tool_ca", []), (" \n", " \n", []),
      ('<tool_call>["f"]</tool_call>', '<tool_call>["f"]</tool_call>', []),
      ('<tool_call>{"name": "f", "arguments": 5}', '<tool_call>{"name": "f", "arguments": 5}', []),
      ('<tool_call>{"arguments": {"a" :1}, "name": "é"}</tool_call>', "", [("é", '{"a" :1}')]),
      ('<tool_call>{"name": "f"}</tool_call>x', "x", [("f", "{}")]),
-     (f'<tool_call>{{"name": "f", "arguments": {NESTED}, "id": 5}}</tool_call>', "", [("f", NESTED)]),
-     ('<tool_call>{"name": "f", "arguments": {"a": </tool_call> x', "x", [("f", '{"a": ')]),
-     ('<tool_call>{"name": "f", "arguments": {"a": "b\n</tool_call> x', "x", [("f", '{"a": "b\n')]),
+     (f'<tool_call>{{"name": "f", "arguments": {NESTED}, "id": 5}}</tool_call> x ', "x", [("f", NESTED)]),
+     (f"<tool_call>{CALL}</tool_call> <tool_call>{{x}}</tool_call> a\n", "<tool_call>{x}</tool_call> a",
+      [("f", '{"a": 1}')]),
      ("<tool_call>" + "[" * 5000 + "</tool_call>", "<tool_call>" + "[" * 5000 + "</tool_call>", [])],
     ids=lambda value: str(value)[:20],
 )  # fmt: skip
 @pytest.mark.parametrize("size", [1, 3, 5, 10_000])
 def test_calls_and_content_of_hermes(text: str, content: str, calls: Calls, size: int) -> None:
-    assert parse_hermes(cut(text, size)) == (content, calls, False)
-
-
-def test_arguments_of_hermes_come_as_they_are_written() -> None:
-    text = f'<tool_call>\n{{"name": "f", "arguments": {NESTED}}}\n</tool_call>'
-    parser = HermesParser()
-    deltas = [delta for character in text for delta in parser.push(character, is_last=False)[1]]
-    assert deltas[0].name == "f"
-    assert len(deltas) > len(NESTED) - 20  # held back: what may be the call's end, or half of an escape
-    begin = text.index(NESTED)
-    for end in range(begin + 1, begin + len(NESTED)):
-        assert parse_hermes(cut(text[:end], 1)) == parse_hermes([text[:end]]) == ("", [("f", text[begin:end])], True)
+    found, found_calls, is_open = parse_hermes(cut(text, size))
+    assert (found, found_calls) == (content, calls)
+    assert is_open == ("<tool_call>" in text.rpartition("</tool_call>")[2] and not calls)
 
 
 def test_pieces_of_hermes_change_nothing() -> None:
@@ -152,8 +142,8 @@ def test_deltas_are_the_whole(served: Live, choice: Any, limits: dict[str, Any])
     assert calls == shaped
     assert reasons == [each.finish_reason for each in whole]
     num_calls = sum(map(len, calls))
-    assert len(ids) == num_calls > 0
-    assert num_deltas > 2 * num_calls
+    assert len(ids) == num_deltas == num_calls
+    assert num_calls or "stop" in limits
     if limits.get("stop") == ["precise"]:
         assert "stop" in reasons  # inside the arguments, so nothing is to be called
     else:
