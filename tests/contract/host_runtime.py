@@ -118,7 +118,7 @@ def _function(
 ) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         given = args[skip:]
-        if not any(_accepts(overload, len(given), set(kwargs)) for overload in overloads):
+        if not any(accepts(overload, len(given), set(kwargs)) for overload in overloads):
             raise TypeError(f"TensorRT {host.__version__}: {name}{given}{kwargs}: none of {overloads}")
         host.calls.append((name, (*given, *kwargs.values())))
         if isinstance(answer := host.answers.get(name), Exception):
@@ -134,7 +134,8 @@ def _function(
     return call
 
 
-def _accepts(overload: list[str], positional: int, keywords: set[str]) -> bool:
+def accepts(overload: list[str], positional: int, keywords: set[str]) -> bool:
+    """Whether an overload can be called with so many positional arguments and these keywords."""
     names = [name.rstrip("=") for name in overload]
     filled = {*names[:positional], *keywords}
     required = {name for name in overload if not name.endswith("=")}
