@@ -15,12 +15,12 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from dflash_trt import _C
 from dflash_trt.runtime.cpu.accelerate import accelerate
-from dflash_trt.runtime.cpu.kernel_call import openmp_team
-from dflash_trt.runtime.cpu.panel_linear import (
+from dflash_trt.runtime.cpu.linear_layers import (
     MIN_INPUTS,
     PanelLinear,
     lay_out_linear_layers,
     linear,
+    openmp_team,
     panels,
     replace_linear_layers,
     rows_of,

@@ -19,7 +19,6 @@ from dflash_trt.checkpoint.tokenizer import load_tokenizer
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError, RequestError
 from dflash_trt.runtime.targets import huggingface
-from dflash_trt.runtime.targets.dtype import target_dtype
 from dflash_trt.runtime.targets.huggingface import (
     check_memory,
     free_bytes,
@@ -29,9 +28,8 @@ from dflash_trt.runtime.targets.huggingface import (
     placement,
     stop_token_ids,
 )
-from dflash_trt.runtime.targets.refusal import NOT_RUN
+from dflash_trt.runtime.targets.runnable import GPT_OSS_PLAN, NOT_RUN, sharding, target_dtype
 from dflash_trt.runtime.targets.sequential_target import SequentialTarget
-from dflash_trt.runtime.targets.sharding import GPT_OSS_PLAN, sharding
 from dflash_trt.runtime.targets.target import Segment
 from tests.checkpoint.samples import refusal
 from tests.paths import FIXTURES
@@ -384,7 +382,7 @@ def test_what_transformers_does_not_run_is_named_with_who_does(
 
 def without_compressed_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hides the package with which transformers reads such weights."""
-    monkeypatch.setattr("dflash_trt.runtime.targets.refusal.find_spec", lambda _: None)
+    monkeypatch.setattr("dflash_trt.runtime.targets.runnable.find_spec", lambda _: None)
 
 
 def test_a_quantised_language_model_inside_a_multimodal_one(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
