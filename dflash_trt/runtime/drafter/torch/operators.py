@@ -105,6 +105,11 @@ def softplus(x: Tensor) -> Tensor:
     return torch.logaddexp(x, torch.zeros_like(x))
 
 
+@operator("Where")
+def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return torch.where(condition, x, y)
+
+
 @operator("Cast")
 def cast(x: Tensor, *, to: int, saturate: int = 1) -> Tensor:
     return to_fp8(x) if to == TensorProto.FLOAT8E4M3FN and saturate else x.to(TORCH_TYPES[to])
