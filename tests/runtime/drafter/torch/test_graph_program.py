@@ -23,7 +23,14 @@ from dflash_trt.runtime.drafter import torch_executor
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.drafter.torch import calls, operators, scaled_linear
 from dflash_trt.runtime.drafter.torch.graph_program import OnnxGraph, Program
-from dflash_trt.runtime.drafter.torch.scaled_linear import fp4_linear, fp4_product, fp8_linear, fp8_product, patterns
+from dflash_trt.runtime.drafter.torch.scaled_linear import (
+    biased_linear,
+    fp4_linear,
+    fp4_product,
+    fp8_linear,
+    fp8_product,
+    patterns,
+)
 from dflash_trt.runtime.drafter.torch.stored_weights import StoredWeights
 from dflash_trt.runtime.drafter.torch_executor import TorchExecutor, check_kernels
 from tests.checkpoint.samples import refusal
@@ -221,7 +228,8 @@ def test_the_products_that_a_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {}
     for capability in ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
-        found[capability] = patterns(torch.device("cuda"))
+        biased, *found[capability] = patterns(torch.device("cuda"))
+        assert biased == biased_linear
     assert found == {(8, 0): [], (8, 9): [fp8_linear], (9, 0): [fp8_linear], (10, 0): [fp8_linear, fp4_linear],
                      (12, 0): [fp8_linear, fp4_linear]}  # fmt: skip
 
