@@ -31,7 +31,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
-from dflash_trt.runtime.cpu import grouped_experts, panel_linear  # noqa: E402
+from dflash_trt.runtime.cpu import linear_layers  # noqa: E402
 
 SHAPES = ((128, 128), (128, 384), (128, 1024), (512, 512), (1024, 1024), (1024, 3072), (3072, 1024), (1024, 151936))
 """Inputs and outputs."""
@@ -61,7 +61,7 @@ def main(dtypes: Sequence[str], seconds: float, cold: int) -> None:
             ways = bfloat16_ways(weight) if dtype == "bfloat16" else float_ways(weight)
             counts = [rows for rows in ROWS if rows * inputs * outputs <= LARGEST]
             cells = [measured(ways, torch.randn(rows, inputs).to(weight.dtype), other, seconds) for rows in counts]
-            is_ours = dtype == "float32" or inputs >= panel_linear.MIN_INPUTS
+            is_ours = dtype == "float32" or inputs >= linear_layers.MIN_INPUTS
             rule = "ours" if is_ours else "torch"
             table.append((f"{inputs} -> {outputs}", *cells, *[""] * (len(ROWS) - len(cells)), rule))
         print_table(f"{cpu_model()}, one thread, {dtype}", ("weight", *map(str, ROWS), "rule"), table)
@@ -104,7 +104,7 @@ def expert_ways(hidden: int, inner: int, number: int, asked: int, dtype: torch.d
     )  # fmt: skip
     theirs = Qwen3MoeForCausalLM(config).to(dtype)
     ours = copy.deepcopy(theirs)
-    grouped_experts.group_experts(ours)
+    linear_layers.group_experts(ours)
     modules = [model.model.layers[0].mlp.experts for model in (ours, theirs)]
 
     def mixed(function: Callable[..., torch.Tensor], module: nn.Module, rows: torch.Tensor) -> torch.Tensor:
@@ -112,12 +112,12 @@ def expert_ways(hidden: int, inner: int, number: int, asked: int, dtype: torch.d
         top = torch.rand(len(rows), number, generator=generator).topk(asked)
         return function(module, rows, top.indices, top.values.to(rows.dtype))
 
-    functions = (grouped_experts.experts, grouped_mm_experts_forward)
+    functions = (linear_layers.experts, grouped_mm_experts_forward)
     return tuple(partial(mixed, *pair) for pair in zip(functions, modules, strict=True))
 
 
 def bfloat16_ways(weight: torch.Tensor) -> Ways:
-    return lambda rows: panel_linear.linear(weight, None, rows), lambda rows: F.linear(rows, weight)
+    return lambda rows: linear_layers.linear(weight, None, rows), lambda rows: F.linear(rows, weight)
 
 
 def float_ways(weight: torch.Tensor) -> Ways:
@@ -125,7 +125,7 @@ def float_ways(weight: torch.Tensor) -> Ways:
     layer.weight.data = weight
     reordered = torch.ops.mkldnn._reorder_linear_weight(weight, 8)
     return (
-        panel_linear.PanelLinear(layer),
+        linear_layers.PanelLinear(layer),
         lambda rows: F.linear(rows, weight),
         lambda rows: torch.ops.mkldnn._linear_pointwise(rows, reordered, None, "none", [], ""),
     )

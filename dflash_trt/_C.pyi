@@ -323,9 +323,9 @@ def kv_injection_attention_workspace_bytes(
     """Scratch that kv_injection_attention needs for these shapes, on any GPU."""
 
 def kv_injection_append_reference(
-    k: _Tensor, v: _Tensor, page_ids: _Tensor, offsets: _Tensor, k_cache: _Tensor, v_cache: _Tensor
+    kv: _Tensor, page_ids: _Tensor, offsets: _Tensor, k_cache: _Tensor, v_cache: _Tensor
 ) -> None:
-    """Puts rows k, v [T, L, G, D] into k_cache, v_cache [pages, L, R, G, D]: row t at offsets[t] of page page_ids[t].
+    """Puts rows kv [T, 2, L, G, D] into k_cache, v_cache [pages, L, R, G, D]: row t at offsets[t] of page page_ids[t].
 
     Runs on the CPU and defines the append kernel. Tensors share a dtype (float16, bfloat16, float8_e4m3fn or float32;
     NumPy has no FP8); page_ids and offsets are int32. Skips a row whose page or offset does not exist. Of rows that go
@@ -336,7 +336,7 @@ def kv_injection_append_reference(
     """
 
 def kv_injection_append(
-    k: _Tensor, v: _Tensor, page_ids: _Tensor, offsets: _Tensor, k_cache: _Tensor, v_cache: _Tensor, stream: int
+    kv: _Tensor, page_ids: _Tensor, offsets: _Tensor, k_cache: _Tensor, v_cache: _Tensor, stream: int
 ) -> None:
     """kv_injection_append_reference on the current CUDA device: one launch on `stream` (a cudaStream_t), asynchronous.
 

@@ -81,8 +81,8 @@ class Graphs:
     def context(self, target_hidden: FloatArray, positions: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
         """target_hidden [T, A*H], positions [T] -> k, v [T, L, G, D]."""
         feed = {"target_hidden": target_hidden, "positions": positions.astype(np.int32)}
-        k, v = self._context.run(["k", "v"], feed)
-        return k, v
+        (kv,) = self._context.run(["kv"], feed)
+        return kv[:, 0], kv[:, 1]
 
     def draft(
         self,

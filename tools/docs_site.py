@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).parents[1]
 PAGES = {
     "README.md": "index.md", "CHANGELOG.md": "changelog.md", "benchmarks/RESULTS.md": "results.md",
-    "plugins/README.md": "plugins.md",
+    "plugins/README.md": "plugins.md", ".github/CONTRIBUTING.md": "contributing.md",
 }  # fmt: skip
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:)([^)#\s]+)(#[^)\s]*)?\)")
 

@@ -76,18 +76,18 @@ static void launch(const attention::Attributes& attributes, const Inputs& inputs
 
 using Input = nb::ndarray<nb::ro>;
 
-static void append_reference(const Input& k, const Input& v, const Input& page_ids, const Input& offsets,
-                             const Array& k_cache, const Array& v_cache) {
+static void append_reference(const Input& kv, const Input& page_ids, const Input& offsets, const Array& k_cache,
+                             const Array& v_cache) {
   const attention::AppendParams params =
-      append_params({k, v, page_ids, offsets}, k_cache, v_cache, nb::device::cpu::value);
+      append_params({kv, page_ids, offsets}, k_cache, v_cache, nb::device::cpu::value);
   refuse(check_append(params));
   const nb::gil_scoped_release release;
   attention::append_reference(params);
 }
 
-static void append(const Input& k, const Input& v, const Input& page_ids, const Input& offsets, const Array& k_cache,
+static void append(const Input& kv, const Input& page_ids, const Input& offsets, const Array& k_cache,
                    const Array& v_cache, uintptr_t stream) {
-  attention::AppendParams params = append_params({k, v, page_ids, offsets}, k_cache, v_cache, nb::device::cuda::value);
+  attention::AppendParams params = append_params({kv, page_ids, offsets}, k_cache, v_cache, nb::device::cuda::value);
   refuse(check_append(params));
   params.stream = reinterpret_cast<void*>(stream);
   if (const char* error = attention::launch_append(params)) throw std::runtime_error(error);
@@ -140,8 +140,8 @@ void bind_kv_injection(nb::module_& module) {
   module.def("kv_injection_attention", &launch, nb::arg("attributes"), nb::arg("inputs"), nb::arg("out"),
              nb::arg("workspace"), nb::arg("stream"), nb::kw_only(), nb::arg("host_slot_ids") = nb::none(),
              nb::arg("host_context_lengths") = nb::none(), nb::arg("kernel") = "best");
-  module.def("kv_injection_append_reference", &append_reference, nb::arg("k"), nb::arg("v"), nb::arg("page_ids"),
+  module.def("kv_injection_append_reference", &append_reference, nb::arg("kv"), nb::arg("page_ids"),
              nb::arg("offsets"), nb::arg("k_cache"), nb::arg("v_cache"));
-  module.def("kv_injection_append", &append, nb::arg("k"), nb::arg("v"), nb::arg("page_ids"), nb::arg("offsets"),
+  module.def("kv_injection_append", &append, nb::arg("kv"), nb::arg("page_ids"), nb::arg("offsets"),
              nb::arg("k_cache"), nb::arg("v_cache"), nb::arg("stream"));
 }

@@ -67,8 +67,8 @@ class Executor(Protocol):
     def release(self) -> None:
         """Drops the bound caches, so that their owner can free them; `bind` comes next."""
 
-    def context(self, taps: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """k, v [T, L, G, D] of taps [T, A*H] at positions [T], T >= 1; the next call may overwrite them."""
+    def context(self, taps: Tensor, positions: Tensor) -> Tensor:
+        """kv [T, 2, L, G, D] of taps [T, A*H] at positions [T], T >= 1; the next call may overwrite them."""
 
     def draft(self, inputs: DraftInputs) -> Tensor:
         """hidden [B, S, H] in the dtype of `noise_embeds`, B >= 1; the bound caches are only read."""

@@ -22,8 +22,9 @@ from dflash_trt.files.json_file import SchemaVersion, read_json
 from dflash_trt.files.read import is_file_name
 
 MANIFEST = "manifest.json"
-# 1: draft.onnx had a dynamic block size; 2: q, k and v reached its attention nodes apart; 3: it read dense caches
-SCHEMA_VERSION = 4
+# 1: draft.onnx had a dynamic block size; 2: q, k and v reached its attention nodes apart; 3: it read dense caches;
+# 4: context.onnx had two outputs, k and v
+SCHEMA_VERSION = 5
 
 
 NumRanks = Annotated[int, msgspec.Meta(ge=1, le=1024)]

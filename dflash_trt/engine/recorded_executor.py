@@ -182,19 +182,19 @@ class RecordedExecutor:
             self._draft.close()
         self._draft = None
 
-    def context(self, taps: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """k, v [T, L, G, D] in the cache's dtype."""
+    def context(self, taps: Tensor, positions: Tensor) -> Tensor:
+        """kv [T, 2, L, G, D] in the cache's dtype."""
         graph = self._loaded_context()
         T, most = len(taps), graph.sizes[-1]
         with self._launcher.queued():
             if most >= T:
                 return self._context_part(taps, positions)
-            buffers = (graph.tensors["k"], graph.tensors["v"])
-            k, v = (buffer.new_empty(T, *buffer.shape[1:]) for buffer in buffers)
+            buffer = graph.tensors["kv"]
+            kv = buffer.new_empty(T, *buffer.shape[1:])
             for begin in range(0, T, most):
                 part = slice(begin, begin + most)
-                k[part], v[part] = self._context_part(taps[part], positions[part])
-            return k, v
+                kv[part] = self._context_part(taps[part], positions[part])
+            return kv
 
     def draft(self, inputs: DraftInputs) -> Tensor:
         """hidden [B, S, H]."""
@@ -225,13 +225,13 @@ class RecordedExecutor:
             ]
             return parts[0] if len(parts) == 1 else [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
 
-    def _context_part(self, taps: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _context_part(self, taps: Tensor, positions: Tensor) -> Tensor:
         T, graph = len(taps), self._loaded_context()
         tensors = graph.tensors
         tensors["target_hidden"][:T].copy_(taps)
         tensors["positions"][:T].copy_(positions)
         graph.run(T)
-        return tensors["k"][:T], tensors["v"][:T]
+        return tensors["kv"][:T]
 
     def _loaded_context(self) -> RecordedGraph:
         assert self._context is not None, "load comes first"

@@ -144,7 +144,7 @@ def num_segments(num_layers: int) -> int:
 def graph_signatures(spec: PartialDraftSpec, quantization: Quantization, *, is_shard: bool = False) -> dict[str, Graph]:
     """The graphs of a draft, by name: what is written, planned, bound and called.
 
-    context: target_hidden [T, A*H], positions [T] -> k, v [T, L, G, D].
+    context: target_hidden [T, A*H], positions [T] -> kv [T, 2, L, G, D], K before V.
     draft: noise_embeds [B, S, H], positions [B, S], context_pointers [L], context_layout [5],
     page_table [slots, pages], slot_ids [B], context_lengths [B] -> hidden [B, S, H], and with a head of the draft's own
     token_ids [B, K]: its proposals, by the target's ids; or, where candidates are scored, candidate_ids and
@@ -166,7 +166,7 @@ def graph_signatures(spec: PartialDraftSpec, quantization: Quantization, *, is_s
     context = Graph(
         file="context.onnx",
         inputs=(port("target_hidden", COMPUTE, "T", spec.target_hidden_size), port("positions", INT32, "T")),
-        outputs=(port("k", cached, "T", L, G, D), port("v", cached, "T", L, G, D)),
+        outputs=(port("kv", cached, "T", 2, L, G, D),),
     )
     block = (port("noise_embeds", COMPUTE, "B", S, H), port("positions", INT32, "B", S))
     cache = (

@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -22,12 +21,6 @@ from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.targets.target import Segment
 
 Rows = npt.NDArray[np.float32]
-
-
-if TYPE_CHECKING:
-    from dflash_trt.runtime.request import Request
-
-
 NO_PROPOSALS = Proposals([])
 
 

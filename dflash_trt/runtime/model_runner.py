@@ -140,39 +140,32 @@ TapRows = tuple[Sequence[Tensor], npt.NDArray[np.int64]]
 class PendingTaps:
     """Taps of committed tokens that are not the drafter's context yet, in the order of their passes.
 
-    Plain decoding adds to them in each step, so a pass's tensors wait until there are MAX_PASSES to concatenate, and so
-    do the concatenated ones: each row is copied a few times. They do not wait for longer, because the next pass would
-    use their memory again, and thousands of objects set off Python's garbage collector.
+    Plain decoding adds to them in each step, so they are concatenated when MAX_PASSES passes have come. They do not
+    wait for longer, because the next pass would use their memory again, and thousands of objects set off Python's
+    garbage collector.
     """
 
     def __init__(self) -> None:
         self.num_bytes = 0
         """Bytes held, rejected rows included."""
-        self._levels: list[list[TapRows]] = [[]]
-        """Passes, concatenations of MAX_PASSES passes, concatenations of those, ...; the newest level first."""
+        self._parts: list[TapRows] = []
 
     def add(self, tapped: Sequence[Tensor], owners: Sequence[int]) -> None:
         """Keeps a pass's A tapped hidden states, [R, H] or [1, R, H] each, for the slots that own the rows."""
-        self._levels[0].append((tapped, np.array(owners)))
+        self._parts.append((tapped, np.array(owners)))
         self.num_bytes += len(tapped) * tapped[0].nbytes
-        for level, parts in enumerate(self._levels):
-            if len(parts) < MAX_PASSES:
-                return
-            if level + 1 == len(self._levels):
-                self._levels.append([])
-            self._levels[level + 1].append(self._joined(parts))
-            parts.clear()
+        if len(self._parts) > MAX_PASSES:
+            self.compact()
 
     def drop(self, slot: int) -> None:
         """Forgets a slot's rows."""
-        for _, owners in chain(*self._levels):
+        for _, owners in self._parts:
             owners[owners == slot] = NO_SLOT
 
     def take(self) -> tuple[list[int], list[int], Tensor | None]:
         """Removes all rows; returns slots, how many rows each has, and the rows [T, A*H] slot by slot or None."""
         self.compact()
-        (parts,) = self._levels
-        self.num_bytes, self._levels = 0, [[]]
+        parts, self.num_bytes, self._parts = self._parts, 0, []
         if not parts or not len(parts[0][1]):
             return [], [], None
         ((taps,), owners) = parts[0]
@@ -185,18 +178,13 @@ class PendingTaps:
         return list(numbers), [len(own) for own in numbers.values()], taps
 
     def compact(self) -> None:
-        """Frees rows that no slot waits for: rejected ones, and those of dropped slots."""
-        parts = [*chain.from_iterable(reversed(self._levels))]
-        self._levels = [[self._joined(parts)] if parts else []]
-
-    def _joined(self, parts: Sequence[TapRows]) -> TapRows:
-        """Rows of `parts` that a slot waits for, as one tensor."""
-        rows = [side_by_side(tapped) for tapped, _ in parts]
+        """Joins what is held, and frees rows that no slot waits for: rejected ones, and those of dropped slots."""
+        if not self._parts:
+            return
+        rows = [side_by_side(tapped) for tapped, _ in self._parts]
         taps = rows[0] if len(rows) == 1 else torch.cat(rows)
-        owners = np.concatenate([owners for _, owners in parts])
+        owners = np.concatenate([owners for _, owners in self._parts])
         waiting = np.flatnonzero(owners != NO_SLOT)
         if len(waiting) < len(owners):
-            self.num_bytes -= taps.nbytes
             taps, owners = taps.index_select(0, torch.from_numpy(waiting).to(taps.device)), owners[waiting]
-            self.num_bytes += taps.nbytes
-        return [taps], owners
+        self._parts, self.num_bytes = [([taps], owners)], taps.nbytes

@@ -32,10 +32,9 @@ from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.ranks.parallel_runner import TensorParallelRunner, follow, rank_facts
 from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.request import Request, completion
-from dflash_trt.runtime.targets.dtype import target_dtype
 from dflash_trt.runtime.targets.huggingface import load_model, make_target, stop_token_ids
+from dflash_trt.runtime.targets.runnable import sharding, target_dtype
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
-from dflash_trt.runtime.targets.sharding import sharding
 from dflash_trt.runtime.text import TextStream
 
 if TYPE_CHECKING:

@@ -28,13 +28,12 @@ Problem check_append(const AppendParams& p) {
   if (p.page_rows > kMaxContext) {
     return text("page_rows: expected at most ", kMaxContext, ", found ", p.page_rows);
   }
-  // The kernel counts 16 bytes of K in 32 bits.
+  // The kernel counts 16 bytes of K and V in 32 bits.
   const int64_t most =
-      std::numeric_limits<int32_t>::max() / (p.row_bytes / kVectorBytes) / (p.layers > 0 ? p.layers : 1);
+      std::numeric_limits<int32_t>::max() / (p.row_bytes / kVectorBytes) / (p.layers > 0 ? 2 * p.layers : 1);
   if (p.rows > most) return text("rows: expected at most ", most, " of this size, found ", p.rows);
   if (p.rows == 0) return std::nullopt;  // tensors of no element may have no address
-  for (const auto& [name, pointer] : {std::pair{"k", p.k},
-                                      {"v", p.v},
+  for (const auto& [name, pointer] : {std::pair{"kv", p.kv},
                                       {"k_cache", static_cast<const void*>(p.k_cache)},
                                       {"v_cache", static_cast<const void*>(p.v_cache)}}) {
     if (Problem problem = check_address(name, pointer, kVectorBytes)) return problem;
@@ -46,17 +45,16 @@ Problem check_append(const AppendParams& p) {
 }
 
 void append_reference(const AppendParams& p) {
-  const auto copy = [&](void* cache, const void* rows, int64_t to, int64_t from) {
-    std::memcpy(static_cast<unsigned char*>(cache) + to * p.row_bytes,
-                static_cast<const unsigned char*>(rows) + from * p.row_bytes, static_cast<size_t>(p.row_bytes));
-  };
+  const auto* from = static_cast<const unsigned char*>(p.kv);
+  const auto row_bytes = static_cast<size_t>(p.row_bytes);
   for (int64_t row = 0; row < p.rows; ++row) {
     const int64_t page = p.page_ids[row], offset = p.offsets[row];
-    if (page < 0 || page >= p.num_pages || offset < 0 || offset >= p.page_rows) continue;
-    for (int64_t layer = 0; layer < p.layers; ++layer) {
-      const int64_t to = (page * p.layers + layer) * p.page_rows + offset, from = row * p.layers + layer;
-      copy(p.k_cache, p.k, to, from);
-      copy(p.v_cache, p.v, to, from);
+    const bool is_there = page >= 0 && page < p.num_pages && offset >= 0 && offset < p.page_rows;
+    for (void* cache : {p.k_cache, p.v_cache}) {
+      for (int64_t layer = 0; layer < p.layers; ++layer, from += p.row_bytes) {
+        const int64_t to = (page * p.layers + layer) * p.page_rows + offset;
+        if (is_there) std::memcpy(static_cast<unsigned char*>(cache) + to * p.row_bytes, from, row_bytes);
+      }
     }
   }
 }

@@ -18,8 +18,7 @@ struct AppendParams {
   int32_t page_rows;  // R, of a page; a dense cache has one page a slot
   int64_t row_bytes;  // of G * D elements, a multiple of 16
 
-  const void* k;            // [T, L, G, D]
-  const void* v;            // [T, L, G, D]
+  const void* kv;           // [T, 2, L, G, D]: K, then V
   const int32_t* page_ids;  // [T]
   const int32_t* offsets;   // [T], the row in its page
   void* k_cache;            // [pages, L, R, G, D]

@@ -244,35 +244,32 @@ Params make_params(const Attributes& attributes, std::span<const TensorView> ten
 }
 
 const char* append_input_name(int32_t input) {
-  constexpr const char* kNames[] = {"k", "v", "page_ids", "offsets"};
+  constexpr const char* kNames[] = {"kv", "page_ids", "offsets"};
   static_assert(std::size(kNames) == kAppendInputs);
   return kNames[input];
 }
 
 AppendParams make_append_params(std::span<const TensorView> inputs, const TensorView& k_cache,
                                 const TensorView& v_cache) {
-  const TensorView &k = inputs[kNewK], &v = inputs[kNewV], &page_ids = inputs[kPageIds], &offsets = inputs[kOffsets];
-  expect_shape("k", k, {kAny, kAny, kAny, kAny});
+  const TensorView &kv = inputs[kNewRows], &page_ids = inputs[kPageIds], &offsets = inputs[kOffsets];
+  expect_shape("kv", kv, {kAny, 2, kAny, kAny, kAny});
   expect_shape("k_cache", k_cache, {kAny, kAny, kAny, kAny, kAny});
   AppendParams p{};
-  p.rows = size("k", k, 0);
+  p.rows = size("kv", kv, 0);
   p.num_pages = size("k_cache", k_cache, 0);
   p.layers = size("k_cache", k_cache, 1);
   p.page_rows = size("k_cache", k_cache, 2);
   const int64_t heads = size("k_cache", k_cache, 3), width = size("k_cache", k_cache, 4);
-  expect_shape("k", k, {p.rows, p.layers, heads, width});
-  expect_shape("v", v, {p.rows, p.layers, heads, width});
+  expect_shape("kv", kv, {p.rows, 2, p.layers, heads, width});
   expect_shape("v_cache", v_cache, {p.num_pages, p.layers, p.page_rows, heads, width});
   expect_shape("page_ids", page_ids, {p.rows});
   expect_shape("offsets", offsets, {p.rows});
   expect_type("page_ids", page_ids, ElementType::kI32);
   expect_type("offsets", offsets, ElementType::kI32);
-  expect_type("k", k, k_cache.type);
-  expect_type("v", v, k_cache.type);
+  expect_type("kv", kv, k_cache.type);
   expect_type("v_cache", v_cache, k_cache.type);
   p.row_bytes = heads * width * element_bytes("k_cache", k_cache);
-  p.k = k.data;
-  p.v = v.data;
+  p.kv = kv.data;
   p.page_ids = data<int32_t>(&page_ids);
   p.offsets = data<int32_t>(&offsets);
   p.k_cache = k_cache.data;

@@ -84,8 +84,7 @@ Problem check_limits(const Attributes& attributes, int32_t batch, int32_t block)
 
 // The inputs of an append, in order.
 enum AppendInput : int32_t {
-  kNewK,     // [T, L, G, D]              any dtype but kOther
-  kNewV,     // [T, L, G, D]              as k
+  kNewRows,  // [T, 2, L, G, D]           any dtype but kOther
   kPageIds,  // [T]                       I32
   kOffsets,  // [T]                       I32
   kAppendInputs,

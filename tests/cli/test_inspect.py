@@ -164,16 +164,6 @@ def test_an_engine_that_ranks_share(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert caches[0] == 2 * caches[1]
 
 
-def test_changed_engine(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
-    run_here("build", draft_dir, "--target", target_dir, "-o", tmp_path / "engine")
-    (tmp_path / "engine" / "draft.onnx").write_bytes(b"")
-    result = run("inspect", tmp_path / "engine", "--json")
-    assert result.returncode == 1
-    assert json.loads(result.stdout)["schema"] == "dflash-trt/error/1"
-    assert f"error: {tmp_path / 'engine' / 'draft.onnx'}: expected sha256" in result.stderr
-    assert "\n\nhint: dflash-trt build DRAFT --target TARGET -o DIR\n" in result.stderr
-
-
 @pytest.mark.parametrize("name", ["[/b]", "[red]x", "x\udcff"])
 def test_table_of_a_strange_directory(
     name: str, draft_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

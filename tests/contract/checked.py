@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 from typing import Any
 
-from tests.contract.host_runtime import offer_of
+from tests.contract.host_runtime import accepts, offer_of
 from tests.engine.plans.rtx import tensorrt_rtx
 
 
@@ -46,7 +46,7 @@ class Checked:
         """`real`, called only as one of `overloads` is."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not any(_accepts(overload, len(args), set(kwargs)) for overload in overloads):
+            if not any(accepts(overload, len(args), set(kwargs)) for overload in overloads):
                 raise TypeError(f"TensorRT {self.__version__}: {name}{args}{kwargs}: none of {overloads}")
             self.calls.append((name, (*args, *kwargs.values())))
             if isinstance(answer := self.answers.get(name), Exception):
@@ -104,13 +104,6 @@ class CheckedObject:
             raise AttributeError(f"TensorRT {self._module.__version__}: {self._name}.{key} cannot be set")
         self._module.calls.append((f"{self._name}.{key}", (value,)))
         setattr(self._real, key, value)
-
-
-def _accepts(overload: list[str], positional: int, keywords: set[str]) -> bool:
-    names = [name.rstrip("=") for name in overload]
-    filled = {*names[:positional], *keywords}
-    required = {name for name in overload if not name.endswith("=")}
-    return positional <= len(names) and keywords <= set(names[positional:]) and required <= filled
 
 
 def _unwrap(value: Any) -> Any:

@@ -118,7 +118,7 @@ def _function(
 ) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         given = args[skip:]
-        if not any(_accepts(overload, len(given), set(kwargs)) for overload in overloads):
+        if not any(accepts(overload, len(given), set(kwargs)) for overload in overloads):
             raise TypeError(f"TensorRT {host.__version__}: {name}{given}{kwargs}: none of {overloads}")
         host.calls.append((name, (*given, *kwargs.values())))
         if isinstance(answer := host.answers.get(name), Exception):
@@ -134,7 +134,8 @@ def _function(
     return call
 
 
-def _accepts(overload: list[str], positional: int, keywords: set[str]) -> bool:
+def accepts(overload: list[str], positional: int, keywords: set[str]) -> bool:
+    """Whether an overload can be called with so many positional arguments and these keywords."""
     names = [name.rstrip("=") for name in overload]
     filled = {*names[:positional], *keywords}
     required = {name for name in overload if not name.endswith("=")}
@@ -159,7 +160,7 @@ def _deserialize(host: HostRuntime, runtime: Any, serialized: bytes) -> Any:
     outputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
     session = model_session(model, file.parent)
     context = _attention_attributes(file.parent)
-    scales = {x: np.array([layer[f"{x}_scale"] for layer in context], dtype=np.float32) for x in "kv"}
+    scales = np.array([[layer[f"{x}_scale"] for layer in context] for x in "kv"], dtype=np.float32)  # [2, L]
     return _make(
         host, "ICudaEngine", plan=plan, inputs=inputs, outputs=outputs, session=session, scales=scales,
         context=context,
@@ -243,7 +244,7 @@ def _execute(host: HostRuntime, context: Any, stream_handle: int) -> bool:
         feed |= _caches(engine._context, *where, feed["context_lengths"])
     for name, value in zip(engine._outputs, engine._session.run(list(engine._outputs), feed), strict=True):
         dtype = engine._outputs[name]
-        codes = value / _by_layer(engine._scales[name[0]], value) if dtype == TensorProto.FLOAT8E4M3FN else value
+        codes = value / engine._scales[..., None, None] if dtype == TensorProto.FLOAT8E4M3FN else value
         _write(context._addresses[name], dtype, codes)
     return True
 
@@ -260,11 +261,6 @@ def _caches(attributes: list[dict[str, Any]], pointers: Any, layout: Any, table:
             values = _read(at + row % size * row_stride + head * head_stride, dtype, (D,))
             caches[kv, b, layer, row, head] = values * attributes[layer][f"{'kv'[kv]}_scale"]
     return {"k_cache": caches[0], "v_cache": caches[1], "page_ids": np.arange(len(slots), dtype=np.int32)[:, None]}
-
-
-def _by_layer(scales: Any, value: Any) -> Any:
-    """`scales` [L] along axis 1, where cache rows and caches have their layers."""
-    return scales.reshape(-1, *[1] * (value.ndim - 2))
 
 
 def _read(address: int, dtype: int, shape: tuple[int, ...]) -> Any:

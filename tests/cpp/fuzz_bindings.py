@@ -139,8 +139,8 @@ def calls() -> dict[str, tuple[Callable[..., Any], Arguments]]:
               "presence_penalty": 0.1, "frequency_penalty": 0.1, "seed": 3}  # fmt: skip
     ids = torch.tensor([1, 2, 3])
     logits = torch.randn(3, 48)
-    rows, cache = torch.randn(4, 2, 2, 16), torch.zeros(3, 2, 9, 2, 16)
-    append = {"k": rows, "v": rows, "page_ids": ids.int().new_zeros(4), "offsets": ids.int().new_ones(4),
+    rows, cache = torch.randn(4, 2, 2, 2, 16), torch.zeros(3, 2, 9, 2, 16)
+    append = {"kv": rows, "page_ids": ids.int().new_zeros(4), "offsets": ids.int().new_ones(4),
               "k_cache": cache, "v_cache": cache.clone()}  # fmt: skip
     packing = {"weights": torch.randn(3, 48), "threads": 2}
     call = {"attributes": ATTRIBUTES, "tensors": node, "out": out}

@@ -18,7 +18,6 @@ from dflash_trt.deploy.flags import normalize, parse_arguments
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.deploy.script import servers
 from dflash_trt.errors import ConfigError
-from tests.deploy.documented_commands import COMMANDS
 
 DRAFT = '{"method": "dflash", "model": "z-lab/Qwen3-8B-DFlash-b16", "num_speculative_tokens": 15}'
 SPEC = json.loads(DRAFT)
@@ -189,16 +188,3 @@ def test_trtllm_serve_with_the_file_that_it_names(tmp_path: Path) -> None:
         file_configs(script, schema)
     (tmp_path / "other.yaml").write_text("max_seq_len: 7\n")
     assert file_configs(script, schema)[0].document == {"max_seq_len": 7}
-
-
-@pytest.mark.parametrize(("runtime", "text", "others"), COMMANDS)
-def test_commands_of_the_documentation(runtime: str, text: str, others: tuple[str, ...], tmp_path: Path) -> None:
-    """No flag is unknown, ambiguous or of a wrong type, but those of other releases."""
-    (tmp_path / "run.sh").write_text(text)
-    (config,) = file_configs(tmp_path / "run.sh", load_schema(runtime))
-    refused = {f.key: str(f) for f in check(config) if f.severity == ERROR and f.rule in READING}
-    assert set(refused) == set(others), refused
-    assert config.document
-
-
-READING = ("unknown-key", "ambiguous", "wrong-type", "unknown-value", "out-of-range")

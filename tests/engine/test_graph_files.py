@@ -37,8 +37,7 @@ def test_signatures(fp8_cache: bool, cached: str) -> None:
         "context": [
             ("target_hidden", "BFLOAT16", ("T", 14400)),
             ("positions", "INT32", ("T",)),
-            ("k", cached, ("T", 8, 8, 64)),
-            ("v", cached, ("T", 8, 8, 64)),
+            ("kv", cached, ("T", 2, 8, 8, 64)),
         ],
         "draft": [
             ("noise_embeds", "BFLOAT16", ("B", 10, 2880)),
@@ -51,7 +50,7 @@ def test_signatures(fp8_cache: bool, cached: str) -> None:
             ("hidden", "BFLOAT16", ("B", 10, 2880)),
         ],
     }
-    assert [(graph.file, len(graph.outputs)) for graph in graphs.values()] == [("context.onnx", 2), ("draft.onnx", 1)]
+    assert [(graph.file, len(graph.outputs)) for graph in graphs.values()] == [("context.onnx", 1), ("draft.onnx", 1)]
 
 
 GRAPHS = ["context.onnx", "draft.onnx"]

@@ -45,7 +45,7 @@ def test_a_captured_append_takes_rows_and_places_from_their_tensors() -> None:
         tensor.copy_(value)
     graph.replay()
     pages, offsets = (list(values) for values in (other.page_ids, other.offsets))
-    for cache, rows in zip(caches, tensors, strict=False):
+    for cache, rows in zip(caches, tensors[0].unbind(1), strict=True):
         assert torch.equal(cache[pages, :, offsets], rows)
 
 
@@ -57,7 +57,7 @@ def test_a_cache_beyond_4_gib() -> None:
     caches = [torch.full((size,), UNTOUCHED, dtype=torch.uint8, device="cuda") for _ in "kv"]
     append(FAR, [cache.view(FAR.dtype).view(FAR.cache_shape) for cache in caches])
     tensors = draw(FAR)
-    for cache, rows in zip(caches, (tensors.k, tensors.v), strict=True):
+    for cache, rows in zip(caches, tensors.kv.unbind(1), strict=True):
         placed = cache.view(FAR.dtype).view(FAR.cache_shape)
         assert torch.equal(placed[5, :, FAR.offsets[0] :].cpu(), rows.transpose(0, 1))
         placed[5, :, FAR.offsets[0] :].view(torch.int16).fill_(-1)

@@ -51,18 +51,16 @@ FAR = Case(name="far", page_ids=(5, 5), offsets=(131070, 131071), pages=6, L=8, 
 
 @dataclass(frozen=True)
 class Tensors:
-    k: torch.Tensor  # [T, L, G, D]
-    v: torch.Tensor  # [T, L, G, D]
+    kv: torch.Tensor  # [T, 2, L, G, D]
     page_ids: torch.Tensor  # [T] INT32
     offsets: torch.Tensor  # [T] INT32
 
 
 def draw(case: Case) -> Tensors:
     generator = torch.Generator().manual_seed(len(case.page_ids))
-    shape = (len(case.page_ids), case.L, case.G, case.D)
-    k, v = (torch.randn(shape, generator=generator).to(case.dtype) for _ in "kv")
+    kv = torch.randn(len(case.page_ids), 2, case.L, case.G, case.D, generator=generator).to(case.dtype)
     indices = (torch.tensor(values, dtype=torch.int32) for values in (case.page_ids, case.offsets))
-    return Tensors(k, v, *indices)
+    return Tensors(kv, *indices)
 
 
 def by_torch(case: Case, tensors: Tensors) -> list[torch.Tensor]:
@@ -70,7 +68,7 @@ def by_torch(case: Case, tensors: Tensors) -> list[torch.Tensor]:
     real = (tensors.page_ids >= 0) & (tensors.page_ids < case.pages)
     real &= (tensors.offsets >= 0) & (tensors.offsets < case.R)
     caches = []
-    for rows in (tensors.k, tensors.v):
+    for rows in tensors.kv.unbind(1):
         cache = torch.full((*case.cache_shape[:-1], case.D * case.dtype.itemsize), UNTOUCHED, dtype=torch.uint8)
         cache[tensors.page_ids[real], :, tensors.offsets[real]] = rows.view(torch.uint8)[real]
         caches.append(cache)
@@ -94,7 +92,7 @@ def emulate(program: Path, directory: Path, case: Case, tensors: Tensors, seed: 
         "row_bytes": case.G * case.D * case.dtype.itemsize,
     }  # fmt: skip
     (directory / "params").write_text("".join(f"{name} {value}\n" for name, value in numbers.items()))
-    for name in ("k", "v", "page_ids", "offsets"):
+    for name in ("kv", "page_ids", "offsets"):
         (directory / name).write_bytes(emulation.raw_bytes(getattr(tensors, name)))
     size = case.pages * case.L * case.R * numbers["row_bytes"] + 2 * GUARD_BYTES
     files = [directory / "k_cache", directory / "v_cache"]
@@ -121,7 +119,7 @@ def test_the_kernel_writes_what_torch_writes_and_nothing_else(case: Case, progra
 
 def check_far(program: Path, directory: Path) -> None:
     tensors = draw(FAR)
-    for path, rows in zip(emulate(program, directory, FAR, tensors), (tensors.k, tensors.v), strict=True):
+    for path, rows in zip(emulate(program, directory, FAR, tensors), tensors.kv.unbind(1), strict=True):
         assert path.stat().st_blocks * 512 <= 2 * FAR.L * 4096  # nothing else was written
         row = FAR.G * FAR.D * 2
         with path.open("rb") as file:
@@ -174,7 +172,7 @@ def test_the_reference_writes_what_torch_writes(case: Case) -> None:
         torch.full_like(expected, UNTOUCHED).view(case.dtype).view(case.cache_shape)
         for expected in by_torch(case, tensors)
     ]
-    _C.kv_injection_append_reference(tensors.k, tensors.v, tensors.page_ids, tensors.offsets, *caches)
+    _C.kv_injection_append_reference(tensors.kv, tensors.page_ids, tensors.offsets, *caches)
     for cache, expected in zip(caches, by_torch(case, tensors), strict=True):
         assert torch.equal(cache.view(torch.uint8), expected)
 
@@ -182,12 +180,12 @@ def test_the_reference_writes_what_torch_writes(case: Case) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"k": torch.zeros(4, 2, 2, 32).bfloat16()}, r"k: expected shape \[4, 2, 2, 64\], found \[4, 2, 2, 32\]"),
-        ({"v": torch.zeros(3, 2, 2, 64).bfloat16()}, r"v: expected shape \[4, 2, 2, 64\], found \[3, 2, 2, 64\]"),
-        ({"v": torch.zeros(4, 2, 2, 64)}, "v: expected dtype bfloat16, found float32"),
+        ({"kv": torch.zeros(4, 2, 2, 2, 32).bfloat16()}, r"kv: expected shape \[4, 2, 2, 2, 64\], found .*32\]"),
+        ({"kv": torch.zeros(4, 1, 2, 2, 64).bfloat16()}, r"kv: expected shape \[any, 2, any, any, any\], found \[4, 1"),
+        ({"kv": torch.zeros(4, 2, 2, 2, 64)}, "kv: expected dtype bfloat16, found float32"),
         ({"page_ids": torch.zeros(4, dtype=torch.int64)}, "page_ids: expected dtype int32, found int64"),
         ({"offsets": torch.zeros(5, dtype=torch.int32)}, r"offsets: expected shape \[4\], found \[5\]"),
-        ({"k": torch.zeros(4, 2, 64, 2).bfloat16().mT}, "k: expected a dense row-major tensor, found strides"),
+        ({"kv": torch.zeros(4, 2, 2, 64, 2).bfloat16().mT}, "kv: expected a dense row-major tensor, found strides"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(change: dict[str, torch.Tensor], message: str) -> None:
@@ -199,11 +197,11 @@ def test_what_does_not_fit_is_refused(change: dict[str, torch.Tensor], message: 
 
 
 def test_rows_of_odd_size_and_on_the_cpu_are_refused() -> None:
-    rows, cache = torch.zeros(1, 1, 1, 7), torch.zeros(1, 1, 1, 1, 7)
+    rows, cache = torch.zeros(1, 2, 1, 1, 7), torch.zeros(1, 1, 1, 1, 7)
     index = torch.zeros(1, dtype=torch.int32)
     with pytest.raises(ValueError, match="a row: expected a multiple of 16 bytes, found 28"):
-        _C.kv_injection_append_reference(rows, rows, index, index, cache, cache.clone())
+        _C.kv_injection_append_reference(rows, index, index, cache, cache.clone())
     tensors, case = draw(CASES[0]), CASES[0]
     caches = [torch.zeros(case.cache_shape, dtype=case.dtype) for _ in "kv"]
-    with pytest.raises(ValueError, match="k: expected a CUDA tensor, found a CPU tensor"):
-        _C.kv_injection_append(tensors.k, tensors.v, tensors.page_ids, tensors.offsets, *caches, stream=0)
+    with pytest.raises(ValueError, match="kv: expected a CUDA tensor, found a CPU tensor"):
+        _C.kv_injection_append(tensors.kv, tensors.page_ids, tensors.offsets, *caches, stream=0)

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.errors import BuildError, CheckpointError
+from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe, recipe_names
 from dflash_trt.quantize.scales import scale_groups
@@ -235,23 +235,6 @@ def test_other_weight_types(tmp_path: Path, dtype: torch.dtype) -> None:
     test_every_other_tensor_survives_byte_for_byte(case)
 
 
-def test_sharded_draft(tmp_path: Path) -> None:
-    source = write_random_draft(tmp_path / "draft", dialect="qwen3")
-    tensors = load_file(source / "model.safetensors")
-    names = sorted(tensors)
-    shards = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
-    for shard, members in shards.items():
-        save_file({name: tensors[name] for name in members}, source / shard)
-    index = {"weight_map": {name: shard for shard, members in shards.items() for name in members}}
-    whole = convert(source, tmp_path / "whole", "nvfp4")
-    (source / "model.safetensors").unlink()
-    (source / "model.safetensors.index.json").write_text(json.dumps(index))
-    case = convert(source, tmp_path / "q", "nvfp4")
-    for path in whole.quantised.directory.iterdir():
-        assert path.read_bytes() == (case.quantised.directory / path.name).read_bytes(), path.name
-    assert not (case.quantised.directory / "model.safetensors.index.json").exists()
-
-
 @pytest.mark.parametrize(
     ("first", "found"), [("nvfp4", "NVFP4"), ("mixed-nvfp4-fp8", "FP8, NVFP4"), ("int4-w4a16", "W4A16_AWQ")]
 )
@@ -259,33 +242,6 @@ def test_quantised_already(tmp_path: Path, first: str, found: str) -> None:
     convert(FIXTURES / "tiny-gpt-oss-dflash", tmp_path / "q", first)
     with pytest.raises(CheckpointError, match=f"q: expected an unquantised draft, found {found}\n"):
         convert(tmp_path / "q", tmp_path / "again", "fp8")
-
-
-def test_existing_output_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "q").mkdir()
-    with pytest.raises(BuildError, match="expected a directory that does not exist yet, found one"):
-        convert(FIXTURES / "tiny-gpt-oss-dflash", tmp_path / "q", "fp8")
-    convert(FIXTURES / "tiny-gpt-oss-dflash", tmp_path / "q", "bf16", force=True)
-    convert(FIXTURES / "tiny-gpt-oss-dflash", tmp_path / "q", "fp8", force=True)
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_only_what_it_wrote_is_replaced(force: bool, tmp_path: Path) -> None:
-    """A home directory, or the draft of somebody else."""
-    other = edited_draft(tmp_path)
-    before = {path.name: path.read_bytes() for path in other.iterdir()}
-    with pytest.raises(BuildError, match="expected a checkpoint that dflash-trt wrote or none, found"):
-        convert(FIXTURES / "tiny-gpt-oss-dflash", other, "fp8", force=force)
-    assert {path.name: path.read_bytes() for path in other.iterdir()} == before
-    assert [path.name for path in tmp_path.iterdir()] == [other.name]
-
-
-@pytest.mark.parametrize("output", ["draft", "draft/../draft", "."])
-def test_the_draft_is_never_replaced(tmp_path: Path, output: str) -> None:
-    source = edited_draft(tmp_path)
-    with pytest.raises(BuildError, match="expected a directory that does not hold the draft itself, found"):
-        convert(source, tmp_path / output, "fp8", force=True)
-    assert read_draft(source)
 
 
 def test_a_checkpoint_is_never_in_memory(tmp_path: Path) -> None:

@@ -12,11 +12,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests.oracle.transformers_dflash import load_assistant
 from tests.reference.dflash_float64 import (
-    Array,
     AttentionRule,
     ReferenceDrafter,
     RotaryEmbedding,
-    read_attention_rules,
     yarn,
 )
 from tests.reference.synthetic import Dialect, DraftSizes, write_random_draft
@@ -37,23 +35,6 @@ GPT_OSS_YARN["original_max_position_embeddings"] = 4096
 def test_visible_keys(rule: AttentionRule, visible: list[str]) -> None:
     seen = rule.visible(np.arange(3, 6), np.arange(6))
     assert ["".join(str(int(flag)) for flag in row) for row in seen] == visible
-
-
-def test_causality_sources() -> None:
-    layer_types = ["sliding_attention", "full_attention"]
-    base = {"num_hidden_layers": 2, "layer_types": layer_types, "sliding_window": 4}
-    cases: list[tuple[dict[str, object], list[bool]]] = [
-        ({}, [True, False]),
-        ({"dflash_config": {"causal": False}}, [False, False]),
-        ({"dflash_config": {"causal": True}}, [True, True]),
-        ({"dflash_config": {"causal": True}, "is_causal": False}, [False, False]),
-        ({"dflash_config": {"is_causal": True}}, [True, True]),
-    ]
-    for extra, causal in cases:
-        rules = read_attention_rules(base | extra)
-        assert [rule.causal for rule in rules] == causal, extra
-        assert [rule.window for rule in rules] == [4, None], extra
-    assert read_attention_rules({"num_hidden_layers": 1}) == [AttentionRule(causal=False, window=None)]
 
 
 def test_interleaved_pairs_are_those_of_glm() -> None:
@@ -162,25 +143,3 @@ def test_draft_equals_transformers(
                 past_key_values=cache,
             ).last_hidden_state[0]
         np.testing.assert_allclose(ours, theirs.double().numpy(), rtol=0, atol=tolerance, err_msg=f"call {call}")
-
-
-def change_of_slots(drafter: ReferenceDrafter, slot: int) -> Array:
-    """[S]: how much each output moves when the embedding of one slot does."""
-    sizes = DraftSizes()
-    random = np.random.default_rng(0)
-    k, v = drafter.context_kv(random.standard_normal((9, sizes.num_taps * sizes.hidden)), np.arange(9))
-    noise = random.standard_normal((sizes.block_size, sizes.hidden))
-    moved = noise.copy()
-    moved[slot] += 1.0
-    positions = np.arange(9, 9 + sizes.block_size)
-    change = drafter.draft(moved, k, v, positions) - drafter.draft(noise, k, v, positions)
-    return np.asarray(np.abs(change).max(axis=-1))
-
-
-def test_causal_block_hides_later_slots(tmp_path: Path) -> None:
-    causal = ReferenceDrafter.load(write_random_draft(tmp_path / "1", dialect="gpt_oss", is_causal=True))
-    change = change_of_slots(causal, 3)
-    assert (change[:3] == 0).all()
-    assert (change[3:] > 1e-6).all()
-    both_ways = ReferenceDrafter.load(write_random_draft(tmp_path / "2", dialect="gpt_oss"))
-    assert (change_of_slots(both_ways, 3) > 1e-6).all()

@@ -51,12 +51,10 @@ def test_logprobs_are_the_targets_own(workload: Workload, prefill_chunk: int, bi
                 np.testing.assert_allclose(list(top.values()), row[list(top)], atol=2e-4)
 
 
-@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.2}], ids=str)
-def test_a_bias_with_drafts_is_the_bias_without(workload: Workload, settings: dict[str, float]) -> None:
-    params = SamplingParams(
-        max_tokens=24, logit_bias={1: 1.0, 2: -100.0}, ignore_eos=True, seed=3, logprobs=True, **settings
-    )
-    drafted, plain = ([workload.request(job, params) for job in workload.jobs[:16]] for _ in range(2))
+def test_a_bias_with_drafts_is_the_bias_without(workload: Workload) -> None:
+    settings = {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.2}
+    params = SamplingParams(max_tokens=24, logit_bias={1: 1.0, 2: -100.0}, ignore_eos=True, seed=3, **settings)
+    drafted, plain = ([workload.request(job, params) for job in workload.jobs[:8]] for _ in range(2))
     drive(workload.decoder(workload.num_draft_tokens), drafted)
     drive(workload.decoder(0), plain)
     assert [request.token_ids for request in drafted] == [request.token_ids for request in plain]
@@ -160,21 +158,6 @@ def test_the_batch_and_the_draft_length_change_no_output(workload: Workload) -> 
         for ours, theirs in zip(requests, alone, strict=True):
             assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
         assert length == 0 or sum(step.accepted for r in requests for step in r.steps) > 5, "nothing was accepted"
-
-
-def test_logprobs_are_those_of_the_targets_softmax(workload: Workload) -> None:
-    """Before temperature, filters and penalties."""
-    jobs = workload.jobs[:18]
-    requests = [workload.request(job, settings_of(job, index)) for index, job in enumerate(jobs)]
-    requests.append(workload.request(jobs[0], SamplingParams(max_tokens=9, logprobs=True)))
-    drive(workload.decoder(5, prefill_chunk=9), requests)
-    for request in requests:
-        prompt, output = list(request.prompt_ids), request.token_ids
-        logits = target_logits(workload, [*prompt, *output[:-1]])[len(prompt) - 1 :]
-        expected = logits.double().log_softmax(dim=-1)[torch.arange(len(output)), output]
-        assert np.array(request.logprobs) == pytest.approx(expected.numpy(), abs=1e-4)
-        assert completion(request).logprobs == request.logprobs
-    assert completion(workload.alone(jobs[0], 5)).logprobs is None, "nobody asked for them"
 
 
 def test_logprobs_end_with_the_answer() -> None:

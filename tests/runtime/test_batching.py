@@ -228,14 +228,6 @@ def test_first_come_first_served(workload: Workload, num_tokens: int) -> None:
     assert times == sorted(times)
 
 
-def test_a_slots_next_request_sees_nothing_of_the_last(workload: Workload) -> None:
-    decoder = workload.decoder(5, num_slots=1, prefill_chunk=1000)
-    for job in workload.jobs[:12]:
-        request = workload.request(job)
-        drive(decoder, [request])
-        assert request.token_ids == job.expected
-
-
 @pytest.mark.parametrize("when", ["waiting", "prefilling", "decoding"])
 @pytest.mark.parametrize("length", [pytest.param(0, marks=pytest.mark.full), 5])
 def test_a_cancelled_request_leaves_the_others_as_they_are(workload: Workload, when: str, length: int) -> None:
@@ -335,23 +327,3 @@ def test_a_decoder_that_nobody_has_any_more_gives_way(workload: Workload) -> Non
     gc.collect()
     drive(workload.session.decoder(), [request := workload.request(job)])
     assert request.token_ids == job.expected
-
-
-@pytest.mark.parametrize("length", [pytest.param(0, marks=pytest.mark.full), pytest.param(3, marks=pytest.mark.full)])
-def test_a_step_leaves_little_to_the_garbage_collector(workload: Workload, length: int) -> None:
-    """The process has 390,000 objects, and goes through all when a quarter as many new ones have been kept."""
-    decoder = workload.decoder(length)
-    for job in workload.jobs[:NUM_SLOTS]:
-        decoder.add(workload.session.request(job.prompt_ids, greedy(120)))
-    while any(not request.is_prefilled for request in decoder.running.values()) or decoder.waiting:
-        decoder.step()
-    numbers = []
-    for _ in range(2):
-        gc.collect()
-        numbers.append(len(gc.get_objects()))
-        for _ in range(24):
-            decoder.step()
-    gc.collect()
-    assert len(decoder.running) == NUM_SLOTS, "nobody has ended meanwhile"
-    assert len(gc.get_objects()) - numbers[1] < 24 * NUM_SLOTS, "less than one of each request and step"
-    drive(decoder, [])

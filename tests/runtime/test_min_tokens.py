@@ -51,14 +51,6 @@ def test_tokens_equal_transformers(llm: LLM, ended: list[int]) -> None:
         assert answer.tau > 1  # drafts were verified
 
 
-def test_beside_ignore_eos_it_changes_nothing(llm: LLM, ended: list[int]) -> None:
-    free, both = (
-        llm.chat([CHAT], SamplingParams(max_tokens=40, ignore_eos=True, min_tokens=least))[0] for least in (0, 40)
-    )
-    assert free.token_ids == both.token_ids
-    assert len(both.token_ids) == 40 > len(ended)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_stop_token_ids_wait_too(llm: LLM, temperature: float) -> None:
     settings = {"max_tokens": 40, "temperature": temperature, "seed": 1, "ignore_eos": True}

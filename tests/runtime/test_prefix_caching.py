@@ -236,15 +236,6 @@ def test_the_least_recently_used_go_first(session: Session) -> None:
         assert same(request, expected[number])
 
 
-def test_a_cache_that_is_exactly_full(session: Session) -> None:
-    prompt = texts(session)[0][: 3 * P - 8]
-    expected, decoder = alone(session, prompt, 8), caching(session, num_pages=3)
-    for turn in range(3):
-        drive(decoder, [request := session.request(prompt, greedy(8))])
-        assert request.num_cached_tokens == (2 * P if turn else 0)
-        assert same(request, expected)
-
-
 def test_what_another_decoder_has_overwritten_is_not_found(session: Session) -> None:
     """Decoders of one session share its models, and each has pages of its own numbering."""
     prompt, other = texts(session)[0][: 2 * P + 1], texts(session)[1]

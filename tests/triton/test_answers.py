@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real tritonserver answers what `dflash-trt generate` answers, and does what the examples of docs/serve.md say.
+"""A real tritonserver answers what `dflash-trt generate` answers, and does what docs/serve.md and docs/examples say.
 
 Without a server: the watchdog and rank of the model process, what is read of requests, and what answers become.
 """
@@ -213,15 +213,14 @@ def watchdog_of(model: subprocess.Popen[bytes], server: subprocess.Popen[bytes])
 TEXT = (REPOSITORY / "docs" / "serve.md").read_text().partition("## Triton Inference Server\n")[2]
 
 
-def blocks(language: str, server: Server) -> list[str]:
-    """The page's code blocks of a language, with this server's ports."""
+def with_ports(text: str, server: Server) -> str:
+    """Examples with this server's ports."""
     ports = {"8000": server.http, "8001": server.grpc, "8002": server.prometheus}
-    found = re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-    return [re.sub(r"(?<=127\.0\.0\.1:)\d+", lambda match: str(ports[match[0]]), block) for block in found]
+    return re.sub(r"(?<=127\.0\.0\.1:)\d+", lambda match: str(ports[match[0]]), text)
 
 
 def test_the_python_client(server: Server, llm: LLM) -> None:
-    (script,) = blocks("python", server)
+    script = with_ports((REPOSITORY / "docs" / "examples" / "triton_stream.py").read_text(), server)
     result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
@@ -237,7 +236,8 @@ def test_the_python_client(server: Server, llm: LLM) -> None:
 def test_the_command_lines(server: Server) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
-    lines = [line for block in blocks("sh", server) for line in block.splitlines() if line.startswith("curl")]
+    blocks = re.findall(r"^```sh\n(.*?)^```", with_ports(TEXT, server), re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("curl")]
     assert len(lines) == 3
     for line in lines:
         command = ["sh", "-c", line]

@@ -20,8 +20,13 @@ ROPE_STRIDE = 256
 def normalize(g: GraphBuilder, x: str, eps: float) -> str:
     """x / sqrt(mean(x^2) + eps) over the last axis, in FLOAT."""
     x = g.op("Cast", x, to=TensorProto.FLOAT)
+    return g.op("Div", x, root_mean_square(g, x, eps))
+
+
+def root_mean_square(g: GraphBuilder, x: str, eps: float) -> str:
+    """sqrt(mean(x^2) + eps) of x FLOAT over the last axis, which stays as one of 1."""
     mean_square = g.op("ReduceMean", g.op("Mul", x, x), g.constant([-1]), keepdims=1)
-    return g.op("Div", x, g.op("Sqrt", g.op("Add", mean_square, g.constant(eps))))
+    return g.op("Sqrt", g.op("Add", mean_square, g.constant(eps)))
 
 
 def scale(g: GraphBuilder, x: str, weight: str) -> str:

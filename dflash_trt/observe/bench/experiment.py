@@ -105,7 +105,11 @@ def _running(endpoints: KeyValues, model: str | None, key: str | None, timeout: 
         method = BenchMethod(
             name=name, url=client.url, runtime=runtime.kind, runtime_version=runtime.version, model=runtime.model
         )
-        yield MethodServer(method, partial(nullcontext[str], client.url))
+        yield MethodServer(method, partial(_elsewhere, client.url))
+
+
+def _elsewhere(url: str) -> AbstractContextManager[str]:
+    return nullcontext(url)
 
 
 def _arrivals(

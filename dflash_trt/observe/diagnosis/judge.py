@@ -122,17 +122,8 @@ def low_acceptance(
     if len(values) >= MIN_SAMPLES and upper_bound(values) < NEAR_ZERO:
         figure = f"{_tau(short)}: nearly every draft is rejected"
         names: tuple[str, ...] = (
-            "layout",
-            "pairing",
-            "scales",
-            "projections",
-            "cache",
-            "taps",
-            "head",
-            "k_norm",
-            "block",
-            "pair",
-        )
+            "layout", "pairing", "scales", "projections", "cache", "taps", "head", "k_norm", "block", "pair",
+        )  # fmt: skip
         return [finding(kind, "acceptance near zero", figure, *names)]
     if baseline is not None and (found := _below_baseline(kind, short, baseline)):
         return found
@@ -230,16 +221,13 @@ def long_contexts(
     size = f"at {min(lengths)} to {max(lengths)} tokens" if lengths else "at long contexts"
     if found := no_drafts(kind, long, "no drafts at long contexts", "no drafter"):
         return found
+    names = ("window", "rope", "prefix")
     if is_share_below(*_values(long, short), COLLAPSED):
         figure = f"{_tau(long)} {size}, {_tau(short)} at short ones; {_dead_from(long)}"
-        return [finding(kind, "acceptance collapses at long contexts", figure, "window", "rope", "prefix")]
+        return [finding(kind, "acceptance collapses at long contexts", figure, *names)]
     if baseline is not None and (loss := _paired_loss(long, baseline)) is not None:
         figure = f"{_tau(long)} {size}, {_tau(baseline)} in the baseline: {loss:.0%} fewer drafts accepted"
-        return [
-            finding(
-                kind, "acceptance at long contexts below the baseline", figure, "window", "rope", "prefix", "scales"
-            )
-        ]
+        return [finding(kind, "acceptance at long contexts below the baseline", figure, *names, "scales")]
     return []
 
 

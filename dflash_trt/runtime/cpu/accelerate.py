@@ -12,10 +12,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from dflash_trt import _C
-from dflash_trt.runtime.cpu.grouped_experts import group_experts
-from dflash_trt.runtime.cpu.kernel_call import openmp_team
+from dflash_trt.runtime.cpu.linear_layers import (
+    group_experts,
+    lay_out_linear_layers,
+    openmp_team,
+    replace_linear_layers,
+)
 from dflash_trt.runtime.cpu.paged_attention import PagedPass
-from dflash_trt.runtime.cpu.panel_linear import lay_out_linear_layers, replace_linear_layers
 from dflash_trt.runtime.targets.packed_target import Acceleration
 
 PROBE_ROWS = 4

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dflash_trt._C import TOKENS_PER_PAGE, VALUE_ALIGNMENT, PassRows
 from dflash_trt.engine import signatures
-from dflash_trt.runtime.cpu.kernel_call import openmp_team
+from dflash_trt.runtime.cpu.linear_layers import openmp_team
 from dflash_trt.runtime.targets.packed_pass import AttentionRule, RaggedPass
 
 IS_BF16 = {torch.float32: False, torch.bfloat16: True}

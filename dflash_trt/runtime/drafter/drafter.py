@@ -130,8 +130,7 @@ class Drafter:
             self.executor.bind(self.cache.k, self.cache.v)
         if places[0]:
             positions, pages, offsets = self._upload(*np.array(places, dtype=np.int32))
-            k, v = self.executor.context(taps, positions)
-            self.cache.write(pages, offsets, k, v)
+            self.cache.write(pages, offsets, self.executor.context(taps, positions))
 
     def draft(self, slots: Sequence[int], noise_embeds: Tensor) -> Tensor:
         """hidden [B, S, H] of blocks with embeddings noise_embeds [B, S, H], each right after its slot's context.

@@ -39,8 +39,6 @@ class OnnxExecutor:
         self._directory = directory
         self._manifest = manifest
         self._expose = expose
-        self._context_rows = {port.name: port.sizes({"T": 1})[1:] for port in manifest.graphs["context"].outputs}
-        """[L, G, D] of k and v."""
         self._sessions: dict[str, onnxruntime.InferenceSession] = {}
         self._bound: dict[str, BoundGraph] = {}
 
@@ -74,11 +72,11 @@ class OnnxExecutor:
         for graph in self._bound.values():
             graph.forget()
 
-    def context(self, taps: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """k, v [T, L, G, D] FLOAT."""
+    def context(self, taps: Tensor, positions: Tensor) -> Tensor:
+        """kv [T, 2, L, G, D] FLOAT."""
+        (port,) = self._manifest.graphs["context"].outputs
         inputs = {"target_hidden": taps, "positions": positions}
-        k, v = self._bound["context"].run(inputs, {name: (len(taps), *row) for name, row in self._context_rows.items()})
-        return k, v
+        return self._bound["context"].run(inputs, {port.name: port.sizes({"T": len(taps)})})[0]
 
     def draft(self, inputs: DraftInputs) -> Tensor:
         """hidden [B, S, H]."""

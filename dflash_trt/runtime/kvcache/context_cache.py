@@ -77,9 +77,9 @@ class ContextCache:
             self.k, self.v = (grown(cache, 0, self.table.num_pages, self.table.written) for cache in (self.k, self.v))
         return positions, pages, [position % size for position in positions]
 
-    def write(self, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
-        """Writes rows k, v [T, L, G, D] to `pages` and the `offsets` in them, [T] INT32, as `extend` returns them."""
-        tensors = (k, v, pages, offsets, self.k, self.v)
+    def write(self, pages: Tensor, offsets: Tensor, kv: Tensor) -> None:
+        """Writes rows kv [T, 2, L, G, D] to `pages` and the `offsets` in them, [T] INT32, as `extend` returns them."""
+        tensors = (kv, pages, offsets, self.k, self.v)
         if not self.k.is_cuda:
             if self.k.dtype == torch.float32:  # NumPy's cross over in half the time
                 _C.kv_injection_append_reference(*(tensor.numpy() for tensor in tensors))
@@ -89,7 +89,7 @@ class ContextCache:
             with torch.cuda.device(self.k.device):
                 _C.kv_injection_append(*tensors, torch.cuda.current_stream().cuda_stream)
         else:
-            for cache, rows in ((self.k, k), (self.v, v)):
+            for cache, rows in zip((self.k, self.v), kv.unbind(1), strict=True):
                 _bytes(cache)[pages, :, offsets] = _bytes(rows)
 
     def page_ids(self, slots: Sequence[int], num_rows: int) -> list[list[int]]:

@@ -151,12 +151,8 @@ class SlotPool:
         return TOKENS_PER_PAGE * len(list(self.index.find(prompt_ids[:-1])))
 
     def allocate(self, num_tokens: int, prompt_ids: Sequence[int] = ()) -> Reservation:
-        """A free slot and pages for `num_tokens` tokens that begin with `prompt_ids`; ValueError when there is none."""
-        if not self.fits(num_tokens):
-            raise ValueError(
-                f"expected a free slot with room for {num_tokens} tokens, found {self.free_slots} slots"
-                f" and {self.free_tokens} tokens free"
-            )
+        """A free slot and pages for `num_tokens` tokens, which must fit, that begin with `prompt_ids`."""
+        assert self.fits(num_tokens), f"there is no free slot with room for {num_tokens} tokens"
         slot = heapq.heappop(self._free)
         cached_entries = list(self.index.find(prompt_ids[:-1])) if self.prefix_caching else []
         cached = [page for _, page in cached_entries]
@@ -196,9 +192,7 @@ class SlotPool:
                 self.index.remove(page)
 
     def free(self, slot: int) -> None:
-        """Frees an allocated slot and its pages; ValueError for one that is not allocated."""
-        if slot not in self._pages:
-            raise ValueError(f"slot {slot}: expected an allocated slot, found it free")
+        """Frees an allocated slot and its pages."""
         for page in reversed(self._pages.pop(slot)):  # so that the end of a prefix is evicted before its beginning
             self._holders[page] -= 1
             if self._holders[page] == 0:

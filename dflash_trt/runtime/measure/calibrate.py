@@ -65,7 +65,7 @@ def replay(draft: DraftCheckpoint, file: FeatureFile) -> Iterator[tuple[str, Flo
     num_blocks = 0
     for number, sequence in enumerate(file.sequences()):
         outputs = replayer.context(sequence)
-        k, v = outputs["k"], outputs["v"]
+        k, v = outputs["kv"].swapaxes(0, 1)
         yield from _named(replayer.context_readers, outputs)
         for layer, attention in enumerate(draft.spec.attention_modules()):
             yield f"{attention}.k", k[:, layer]
@@ -100,7 +100,7 @@ class Replayer:
         self._draft = model_session(draft_graph(placed), placed.directory, list(self.block_readers))
 
     def context(self, sequence: FeatureSequence) -> dict[str, FloatArray]:
-        """k, v [n - 1, L, G, D] of all tokens with taps, and the linear layers' inputs by value name."""
+        """kv [n - 1, 2, L, G, D] of all tokens with taps, and the linear layers' inputs by value name."""
         positions = np.arange(len(sequence.taps), dtype=np.int32)
         feed = {"target_hidden": sequence.taps.float().numpy(), "positions": positions}
         return _run(self._context, feed)

@@ -194,9 +194,9 @@ class Endpoints:
         """POST /tokenize: token ids of a prompt, or of messages in the chat template."""
         client = _client(request)
         async with self.bodies.read(request, client) as encoded:
-            return JSONResponse(await cancel_on_disconnect(request.receive, self._tokenize(encoded, client)))
+            return JSONResponse(await cancel_on_disconnect(request.receive, self._tokenize(encoded)))
 
-    async def _tokenize(self, encoded: bytes, client: str) -> Json:
+    async def _tokenize(self, encoded: bytes) -> Json:
         body = decode_object(encoded)
         if unknown := sorted(body.keys() - TOKENIZE_FIELDS):
             raise HttpError(400, f"{unknown[0]}: unknown field")
@@ -206,9 +206,9 @@ class Endpoints:
             raise HttpError(400, f"add_special_tokens: expected {expected}, found another value")
         if "messages" in body:
             messages = read_messages(body["messages"])
-            ids = await self._tokenizers.encode_chat(messages, num_bytes=len(encoded), client=client)
+            ids = await self._tokenizers.encode_chat(messages, num_bytes=len(encoded))
         elif isinstance(prompt := body.get("prompt"), str):
-            ids = await self._tokenizers.encode(prompt, client)
+            ids = await self._tokenizers.encode(prompt)
         else:
             raise HttpError(400, f"prompt: expected a text, found {type(prompt).__name__}")
         return {"count": len(ids), "max_model_len": self._backend.max_length, "tokens": ids}
@@ -234,9 +234,7 @@ class Endpoints:
                 body = decode_object(encoded)
                 request = parse_request(body, self._model, self._backend.max_length, self._tool_format, is_chat=is_chat)
                 admission.enter_context(self.admission.admit(request.n * max(1, len(request.prompts)), client))
-                prompt_ids = await cancel_on_disconnect(
-                    http_request.receive, self._prompt_ids(request, len(encoded), client)
-                )
+                prompt_ids = await cancel_on_disconnect(http_request.receive, self._prompt_ids(request, len(encoded)))
             if (grammar := request.params.structured_outputs) is not None:
                 compiled = await cancel_on_disconnect(http_request.receive, self.grammars.compile(grammar, client))
                 http_request.scope["dflash_trt.grammar"] = compiled  # in use, so not compiled again
@@ -259,13 +257,13 @@ class Endpoints:
                 raise
             return EventStream(_prepend(first, events, admission.pop_all()), headers)
 
-    async def _prompt_ids(self, request: CompletionRequest, num_bytes: int, client: str) -> list[list[int]]:
+    async def _prompt_ids(self, request: CompletionRequest, num_bytes: int) -> list[list[int]]:
         if request.is_chat:
             tools = () if request.tools is None else request.tools.definitions
             messages, kwargs = request.messages, request.template_kwargs
-            return [await self._tokenizers.encode_chat(messages, tools, kwargs, num_bytes=num_bytes, client=client)]
+            return [await self._tokenizers.encode_chat(messages, tools, kwargs, num_bytes=num_bytes)]
         return [
-            await self._tokenizers.encode(prompt, client) if isinstance(prompt, str) else list(prompt)
+            await self._tokenizers.encode(prompt) if isinstance(prompt, str) else list(prompt)
             for prompt in request.prompts
         ]
 

@@ -9,8 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Any
 
 from dflash_trt.api.chat_template import encode, render_chat
 from dflash_trt.errors import RequestError
@@ -20,12 +19,8 @@ if TYPE_CHECKING:
 
 CHUNK_CHARACTERS = 2**16
 """Chunk in which a longer prompt is counted before it is tokenised whole."""
-MAX_QUEUED_PER_CLIENT = 2
-"""Texts of one client that may wait for a thread, so that another client's turn comes soon."""
 SLACK_TOKENS = 16
 """Tokens that a chunk may add where its end cuts a word."""
-
-T = TypeVar("T")
 
 
 class TokenizerPool:
@@ -35,7 +30,6 @@ class TokenizerPool:
         """Refuses prompts of more than `max_length` tokens."""
         self._tokenizer = tokenizer
         self._max_length = max_length
-        self._shares: WeakValueDictionary[tuple[ThreadPoolExecutor, str], asyncio.Semaphore] = WeakValueDictionary()
         self._short = ThreadPoolExecutor(1, thread_name_prefix="dflash-trt tokenizer")
         self._long = ThreadPoolExecutor(1, thread_name_prefix="dflash-trt long prompts")
 
@@ -48,9 +42,9 @@ class TokenizerPool:
     def _copy(self) -> PreTrainedTokenizerBase:
         return copy.deepcopy(self._tokenizer)
 
-    async def encode(self, text: str, client: str = "") -> list[int]:
+    async def encode(self, text: str) -> list[int]:
         """Token ids of a text as it is; RequestError where it is too long."""
-        return await self._run(text, lambda tokenizer, text: encode(tokenizer, text, chat=False), client)
+        return await self._run(text, lambda tokenizer, text: encode(tokenizer, text, chat=False))
 
     async def encode_chat(
         self,
@@ -59,7 +53,6 @@ class TokenizerPool:
         template_kwargs: Mapping[str, Any] | None = None,
         *,
         num_bytes: int = 0,
-        client: str = "",
     ) -> list[int]:
         """Token ids of a conversation in the chat template; RequestError where it is too long, or the template fails.
 
@@ -74,14 +67,12 @@ class TokenizerPool:
         def render() -> str:
             return render_chat(tokenizer(), messages, tools=tools, template_kwargs=template_kwargs)
 
-        text = await self._in_turn(pool, client, render)
+        text = await asyncio.get_running_loop().run_in_executor(pool, render)
         return await self._run(
-            text, lambda tokenizer, text: list(tokenizer(text, add_special_tokens=False)["input_ids"]), client
+            text, lambda tokenizer, text: list(tokenizer(text, add_special_tokens=False)["input_ids"])
         )
 
-    async def _run(
-        self, text: str, tokenize: Callable[[PreTrainedTokenizerBase, str], list[int]], client: str
-    ) -> list[int]:
+    async def _run(self, text: str, tokenize: Callable[[PreTrainedTokenizerBase, str], list[int]]) -> list[int]:
         """Runs `tokenize` on a thread; stops between chunks when the caller is cancelled."""
         self._check_characters(len(text))
         pool, tokenizer = self._choose(len(text))
@@ -92,15 +83,9 @@ class TokenizerPool:
             return [] if cancelled.is_set() else tokenize(tokenizer(), text)
 
         try:
-            return await self._in_turn(pool, client, work)
+            return await asyncio.get_running_loop().run_in_executor(pool, work)
         finally:
             cancelled.set()
-
-    async def _in_turn(self, pool: ThreadPoolExecutor, client: str, work: Callable[[], T]) -> T:
-        share = self._shares.get((pool, client)) or asyncio.Semaphore(MAX_QUEUED_PER_CLIENT)
-        self._shares[pool, client] = share
-        async with share:
-            return await asyncio.get_running_loop().run_in_executor(pool, work)
 
     def _choose(self, size: int) -> tuple[ThreadPoolExecutor, Callable[[], PreTrainedTokenizerBase]]:
         if size > CHUNK_CHARACTERS:

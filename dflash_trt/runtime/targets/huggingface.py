@@ -13,7 +13,7 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import (
@@ -35,15 +35,10 @@ from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.engine.plans.launcher import CudaLauncher
 from dflash_trt.errors import CheckpointError, EngineError
 from dflash_trt.files.read import read_text
-from dflash_trt.runtime.targets.dtype import target_dtype
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, Acceleration, PackedTarget
-from dflash_trt.runtime.targets.refusal import check_architecture
+from dflash_trt.runtime.targets.runnable import check_architecture, target_dtype
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
 from dflash_trt.runtime.targets.sequential_target import SequentialTarget
-
-if TYPE_CHECKING:
-    import torch
-
 
 PACKED_SUFFIX, SCALES_SUFFIX = "_blocks", "_scales"
 """Tensors of gpt-oss's MXFP4 experts: two 4-bit codes a byte, which transformers unpacks, and their scales."""
@@ -98,14 +93,14 @@ def loaded_bytes(weights: Mapping[str, StoredTensor], dtype: torch.dtype) -> int
 
 
 def _head_copy(sizes: Mapping[str, int]) -> int:
-    """Values of the embeddings where they are the head, too: `panel_linear` lays them out beside themselves."""
+    """Values of the embeddings where they are the head, too: `cpu/linear_layers` lays them out beside themselves."""
     if any(name.endswith(HEAD) for name in sizes):
         return 0
     return max((size for name, size in sizes.items() if name.endswith(EMBEDDINGS)), default=0)
 
 
 def _experts_copy(counts: Mapping[str, int]) -> int:
-    """Values of the first matrices of a layer's experts: `grouped_experts` lays them out before it lets them go."""
+    """Values of the first matrices of a layer's experts: `cpu/linear_layers` lays them out before it lets them go."""
     layers: Counter[str] = Counter()
     for name, count in counts.items():
         if EXPERTS in name and not any(second in name for second in SECOND_MATRICES):

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies new context rows into the cache. Grid: [16 bytes of all rows and layers, by kAppendThreads; K, V].
+// Copies new context rows into the cache. Grid: [16 bytes of all rows, K and V, and layers, by kAppendThreads].
 #pragma once
 
 #include "kv_injection_attention/append.h"
@@ -12,8 +12,8 @@ inline constexpr int kAppendThreads = 256;
 inline constexpr int kAppendBytes = 16;  // of a thread
 
 inline Grid append_grid(const AppendParams& p) {
-  const int64_t vectors = int64_t{p.rows} * p.layers * (p.row_bytes / kAppendBytes);
-  return {static_cast<int32_t>((vectors + kAppendThreads - 1) / kAppendThreads), 2, kAppendThreads, 0};
+  const int64_t vectors = int64_t{p.rows} * 2 * p.layers * (p.row_bytes / kAppendBytes);
+  return {static_cast<int32_t>((vectors + kAppendThreads - 1) / kAppendThreads), 1, kAppendThreads, 0};
 }
 
 __global__ void __launch_bounds__(kAppendThreads) append(const __grid_constant__ AppendParams p) {
@@ -22,15 +22,15 @@ __global__ void __launch_bounds__(kAppendThreads) append(const __grid_constant__
   const int vectors = static_cast<int>(p.row_bytes / kAppendBytes);
   const uint32_t index = static_cast<uint32_t>(ctaid_x()) * kAppendThreads + static_cast<uint32_t>(tid_x());
   const int from = static_cast<int>(index / vectors), at = static_cast<int>(index % vectors) * kAppendBytes;
-  const int row = from / p.layers, layer = from % p.layers;
+  const int row = from / (2 * p.layers), layer = from % p.layers;
   if (row >= p.rows) return;
   // The host has refused these where it knows them: this keeps a wrong one from writing elsewhere.
   const int page = p.page_ids[row], offset = p.offsets[row];
   if (page < 0 || page >= p.num_pages || offset < 0 || offset >= p.page_rows) return;
 
-  const bool is_v = ctaid_y() == 1;
+  const bool is_v = from / p.layers % 2 == 1;
   const int64_t to = (int64_t{page} * p.layers + layer) * p.page_rows + offset;
-  const auto* rows = static_cast<const unsigned char*>(is_v ? p.v : p.k);
+  const auto* rows = static_cast<const unsigned char*>(p.kv);
   auto* cache = static_cast<unsigned char*>(is_v ? p.v_cache : p.k_cache);
   st_global_v4(cache + to * p.row_bytes + at, ld_global_v4(rows + from * p.row_bytes + at));
 }

@@ -15,20 +15,16 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import DraftLayer
 from dflash_trt.checkpoint.rope import Llama3, Rope, Yarn
-from dflash_trt.quantize.convert import quantize_checkpoint
-from dflash_trt.quantize.recipe import load_recipe
 from tests.checkpoint.dialect_samples import WRITERS, write_muse_glimmer
-from tests.decoding import decode, greedy, open_without_tokenizer
 from tests.engine.graph.test_parity import cache_of, compare_context, compare_draft, features
 from tests.engines import Graphs, build
 from tests.featured import build_featured, featured_draft
 from tests.reference.dflash_float64 import AttentionRule, ReferenceDrafter, llama3, read_rotary, yarn
 from tests.reference.synthetic import write_random_draft
 
-H, V = 48, 96
+H = 48
 
 
 WINDOW, N, D = 7, 4, 16
@@ -206,46 +202,6 @@ def test_graphs_of_each_dialect(name: str, tmp_path: Path) -> None:
     for length in (1, 6, 7, 8, 9, 40):
         compare_context(graphs, reference, 0)
         compare_draft(graphs, reference, length)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Qwen3 of the samples' sizes."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=V, hidden_size=H, intermediate_size=80, num_hidden_layers=6, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=D, max_position_embeddings=512, tie_word_embeddings=False,
-        eos_token_id=None, bos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
-    path = tmp_path_factory.mktemp("target")
-    Qwen3ForCausalLM(config).save_pretrained(path)
-    return path
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", TRUTH)
-def test_each_dialect_is_quantised_built_and_generates_the_targets_text(
-    name: str, tmp_path: Path, target: Path
-) -> None:
-    """The copy that `quantize` writes, in any layout, drafts the same tokens as the original."""
-    from transformers import AutoModelForCausalLM
-
-    source = WRITERS[name](tmp_path / "draft")
-    quantize_checkpoint(read_draft(source), load_recipe("bf16"), tmp_path / "bf16")
-    quantize_checkpoint(read_draft(source), load_recipe("fp8"), tmp_path / "fp8")
-    prompt = [3, 14, 15, 92, 65, 35, 8, 9, 79, 3, 23, 84]
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
-    plain = model.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0, len(prompt) :].tolist()
-    proposed = {}
-    for step in ("draft", "bf16", "fp8"):
-        engine = tmp_path / f"engine-{step}"
-        build(tmp_path / step, engine, target)
-        request = decode(open_without_tokenizer(engine, target), prompt, greedy(20))
-        assert request.token_ids == plain
-        proposed[step] = [list(found.proposals) for found in request.steps]
-    assert proposed["bf16"] == proposed["draft"]
 
 
 @pytest.mark.full

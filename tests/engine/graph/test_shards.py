@@ -48,7 +48,8 @@ class Ranks:
     def context(self, taps: FloatArray) -> list[Rows]:
         """k, v [T, L, G, D] of each rank."""
         feed = {"target_hidden": taps, "positions": np.arange(len(taps), dtype=np.int32)}
-        return [tuple(sessions["context"].run(["k", "v"], feed)) for _, sessions in self._graphs]
+        found = (sessions["context"].run(["kv"], feed)[0] for _, sessions in self._graphs)
+        return [(kv[:, 0], kv[:, 1]) for kv in found]
 
     def draft(self, noise: FloatArray, caches: list[Rows], length: int) -> list[FloatArray]:
         """hidden [1, S, H] of each rank, whose caches [1, L, T, G, D] hold its own heads."""

@@ -171,7 +171,7 @@ def test_one_launch_a_call_and_everything_bound_once(built: Path, manifest: Mani
         offer = offer_of(version)["classes"]
         used = {tuple(name.split(".")) for name, _ in host.calls if "." in name}
         assert all(method in {**offer[owner]["methods"], "__init__": 0} for owner, method in used)
-    assert bound == 2 * 4 + 4 * 8
+    assert bound == 2 * 3 + 4 * 8
     assert len(host.arguments("ICudaEngine.create_execution_context")) == sum(profiles)
     memories = {arguments[0] for arguments in host.arguments("IExecutionContext.set_device_memory")}
     assert len(memories) == 2  # contexts of a plan share their workspace

@@ -7,6 +7,7 @@ import json
 
 import msgspec
 import pytest
+import torch
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.deploy.published import published_drafts
@@ -15,6 +16,7 @@ from dflash_trt.observe.estimate.shapes import SmallKernels, backends
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.drafter.torch.calls import VIEWS, fused
 from dflash_trt.runtime.drafter.torch.graph_program import OnnxGraph, Program
+from dflash_trt.runtime.drafter.torch.scaled_linear import patterns
 from dflash_trt.runtime.drafter.torch.stored_weights import StoredWeights
 from tests.engine.plans.plan_layers import num_kernels
 from tests.engine.plans.rtx import GOLDEN, PAIRS, RECIPES
@@ -67,15 +69,15 @@ def test_a_plan_has_the_kernels_that_are_counted_in_every_run(draft: str, recipe
 def test_the_executor_has_the_runs_that_it_compiles() -> None:
     """Each run of elementwise calls is a kernel: of the gpt-oss fixture, whose projections have biases, in BF16."""
     engine = trained_engine("tiny-gpt-oss")
-    graph = OnnxGraph(engine, "draft.onnx", StoredWeights(engine, "cpu"))
-    program = Program(graph, ("hidden",))
+    cpu = torch.device("cpu")
+    program = Program(OnnxGraph(engine, "draft.onnx", StoredWeights(engine, cpu)), ("hidden",), patterns(cpu))
     calls = fused(program.calls, program.outputs)
     names = [getattr(call.operator, "__name__", "compiled") for call in calls if call.operator not in VIEWS]
     num_layers = names.count("attend")
-    assert names.count("gemm") == 4 * num_layers
-    torch = backends()["torch"]
+    assert names.count("gemm") + names.count("linear") == 4 * num_layers
+    ours = backends()["torch"]
     # RoPE shares the first run, whose shapes make two kernels of it; the copy of the output is no call.
-    assert names.count("compiled") == num_layers * sum(each.count for each in torch.layer) + torch.once - 2
+    assert names.count("compiled") == num_layers * sum(each.count for each in ours.layer) + ours.once - 2
     assert len(names) == names.count("compiled") + 5 * num_layers
 
 

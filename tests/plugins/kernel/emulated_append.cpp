@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // emulated_append DIRECTORY SEED: one append, emulated, into DIRECTORY/k_cache and v_cache.
 //
-// These files are the caches between kGuardBytes that are no part of them; what is written shows in them. DIRECTORY/k,
-// v, page_ids and offsets are the tensors' bytes, DIRECTORY/params has a line "name value" for each number. On the
+// These files are the caches between kGuardBytes that are no part of them; what is written shows in them. DIRECTORY/kv,
+// page_ids and offsets are the tensors' bytes, DIRECTORY/params has a line "name value" for each number. On the
 // stream before the append is a kernel that writes its inputs.
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -60,7 +60,7 @@ int main(int, char** arguments) {
   const auto number = [&](const char* of) { return static_cast<int32_t>(numbers.at(of)); };
 
   std::map<std::string, Input> inputs;
-  for (const char* of : {"k", "v", "page_ids", "offsets"}) inputs.try_emplace(of, directory + of);
+  for (const char* of : {"kv", "page_ids", "offsets"}) inputs.try_emplace(of, directory + of);
   const auto address = [&](const char* of) { return inputs.at(of).bytes; };
   kv::AppendParams p{};
   p.rows = number("rows");
@@ -68,8 +68,7 @@ int main(int, char** arguments) {
   p.num_pages = number("num_pages");
   p.page_rows = number("page_rows");
   p.row_bytes = numbers.at("row_bytes");
-  p.k = address("k");
-  p.v = address("v");
+  p.kv = address("kv");
   p.page_ids = reinterpret_cast<const int32_t*>(address("page_ids"));
   p.offsets = reinterpret_cast<const int32_t*>(address("offsets"));
   p.k_cache = map(directory + "k_cache");

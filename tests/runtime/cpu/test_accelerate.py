@@ -18,7 +18,7 @@ from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.runtime import session
 from dflash_trt.runtime.cpu import accelerate as accelerate_module
 from dflash_trt.runtime.cpu.accelerate import accelerate, fuse_norms, normed, slow_parts
-from dflash_trt.runtime.cpu.grouped_experts import experts, group_experts
+from dflash_trt.runtime.cpu.linear_layers import experts, group_experts
 from dflash_trt.runtime.cpu.paged_attention import PagedPass
 from dflash_trt.runtime.session import open_session, run
 from dflash_trt.runtime.targets.gathered_pass import GatheredPass

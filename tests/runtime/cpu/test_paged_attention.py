@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dflash_trt import _C
-from dflash_trt.runtime.cpu.kernel_call import openmp_team
+from dflash_trt.runtime.cpu.linear_layers import openmp_team
 from dflash_trt.runtime.cpu.paged_attention import _place
 
 PAGE = 32

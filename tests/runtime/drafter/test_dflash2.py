@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
@@ -91,17 +91,6 @@ def test_deepspec_still_says_so(case: DSparkCase, tmp_path: Path) -> None:
     assert_same(run_dspark(case, tmp_path / "draft"), golden(case, DSPARK_KEYS))
 
 
-@pytest.mark.parametrize(
-    "tensor", ["markov_head.markov_w1.weight", "markov_head.markov_w2.weight", "markov_head.gate_proj.bias"]
-)
-def test_each_tensor_counts(tensor: str, tmp_path: Path) -> None:
-    file = DSPARK_CASES[2].write(tmp_path / "draft") / "model.safetensors"
-    tensors = load_file(file)
-    save_file(tensors | {tensor: tensors[tensor].flip(0).contiguous()}, file)
-    with pytest.raises(AssertionError):
-        assert_same(dspark(DSPARK_CASES[2], file.parent, tmp_path / "engine"), golden(DSPARK_CASES[2], DSPARK_KEYS))
-
-
 def test_a_drawn_path_survives_as_its_own_tokens_say(tmp_path: Path) -> None:
     """The first slot's confidence is the anchor's, whatever is drawn; the next follow what was drawn."""
     case, expected = DSPARK_CASES[1], golden(DSPARK_CASES[1], DSPARK_KEYS)
@@ -162,7 +151,7 @@ def assert_same(found: Arrays, expected: Arrays) -> None:
         np.testing.assert_allclose(found[key], expected[key], atol=ATOL, rtol=ATOL if key == "scores" else 0)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.full), 3])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_it_is_zlabs(case: Case, rows: int, tmp_path: Path) -> None:
     assert_same(ours(case, case.write(tmp_path / "draft"), tmp_path / "engine", rows=rows), golden(case))
@@ -193,28 +182,6 @@ def test_its_loop_takes_the_same_steps(block_size: int, tmp_path: Path) -> None:
     run_requests(session.decoder(), requests)
     steps = [until_enough([len(step.token_ids) for step in request.steps]) for request in requests]
     assert steps == golden_steps(block_size)
-
-
-@pytest.mark.parametrize(
-    ("tensor", "change"),
-    [
-        ("layers.1.attention_conv.base_kernel", lambda t: t.flip(1)),
-        ("layers.1.mlp_conv.base_kernel", lambda t: t.flip(0)),
-        ("layers.2.mlp_conv.kernel_projection.weight", lambda t: t.flip(0)),
-    ],
-)
-def test_each_side_and_tap_counts(tensor: str, change: Any, tmp_path: Path) -> None:
-    """Sides or taps that are exchanged change the hidden states far beyond the tolerance."""
-    file = CASES[0].write(tmp_path / "draft") / "model.safetensors"
-    tensors = load_file(file)
-    save_file(tensors | {tensor: change(tensors[tensor]).contiguous()}, file)
-    found = ours(CASES[0], file.parent, tmp_path / "engine")
-    assert np.abs(found["hidden"] - golden(CASES[0])["hidden"]).max() > 100 * ATOL
-
-
-def test_a_causal_window_is_another_draft(tmp_path: Path) -> None:
-    draft = edit_config(CASES[2].write(tmp_path / "draft"), is_causal=None)
-    assert np.abs(ours(CASES[2], draft, tmp_path / "engine")["hidden"] - golden(CASES[2])["hidden"]).max() > 100 * ATOL
 
 
 def test_the_walk_draws_behind_what_it_drew() -> None:
@@ -248,13 +215,3 @@ def test_a_broken_draft_draws_from_a_distribution(scores: float) -> None:
     lattice = Candidates(torch.arange(6).view(1, 2, 3), torch.full((1, 2, 3, 3), scores))
     _, q = lattice.sampled_walk(torch.tensor([1e-30]), torch.tensor([[0.5, 1 - 2**-53]], dtype=torch.float64))
     torch.testing.assert_close(q.sum(-1), torch.ones(1, 2, dtype=torch.float64))
-
-
-def test_the_walk_follows_what_it_took() -> None:
-    """By hand: behind candidate 1 of slot 0 the best of slot 1 is candidate 0; of equals the first is taken."""
-    scores = torch.zeros(1, 3, 2, 2)
-    scores[0, 0, :, 1] = 1.0  # slot 0: candidate 1
-    scores[0, 1, 0] = torch.tensor([0.0, 9.0])  # behind candidate 0: not taken
-    scores[0, 1, 1] = torch.tensor([2.0, 1.0])
-    ids = torch.tensor([[[10, 11], [20, 21], [30, 31]]])
-    assert Candidates(ids, scores).greedy_walk().tolist() == [[11, 20, 30]]

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -19,7 +17,6 @@ import pytest
 from tests.runtime.dynamo.cluster import (
     PATIENCE,
     Cluster,
-    Host,
     Stream,
     Worker,
     check,
@@ -31,59 +28,8 @@ from tests.runtime.dynamo.cluster import (
 )
 from tests.runtime.dynamo.conftest import TARGET
 
-SUBNET = "10.213.47"
-
-
-class Network:
-    """`hosts[i]` is a namespace; the test itself is on the bridge, too."""
-
-    def __init__(self, names: list[str]) -> None:
-        self._names = names
-        self.hosts = [Host(f"{SUBNET}.{i + 1}", ("ip", "netns", "exec", name)) for i, name in enumerate(names)]
-
-    @contextmanager
-    def partition(self, index: int) -> Iterator[None]:
-        """Nothing reaches the host, and nothing leaves it; its processes and addresses stay."""
-        _ip("link", "set", self._names[index], "down")
-        try:
-            yield
-        finally:
-            _ip("link", "set", self._names[index], "up")
-
-
-@contextmanager
-def network(num_hosts: int) -> Iterator[Network]:
-    """Skips the test where this user may not make namespaces."""
-    if shutil.which("ip") is None or os.geteuid() != 0:
-        pytest.skip("network namespaces need iproute2's ip, and root")
-    bridge, names = f"dfb{os.getpid()}", [f"df{i}-{os.getpid()}" for i in range(num_hosts)]
-    with ExitStack() as made:
-        try:
-            _ip("link", "add", bridge, "type", "bridge")
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"this kernel or container allows no bridge: {error.stderr.strip()}")
-        made.callback(_ip, "link", "delete", bridge)
-        _ip("address", "add", f"{SUBNET}.254/24", "dev", bridge)
-        _ip("link", "set", bridge, "up")
-        for index, name in enumerate(names):
-            _ip("netns", "add", name)
-            made.callback(_ip, "netns", "delete", name)
-            _ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
-            made.callback(_ip, "link", "delete", name)
-            _ip("link", "set", name, "master", bridge, "up")
-            _ip("-n", name, "address", "add", f"{SUBNET}.{index + 1}/24", "dev", "eth0")
-            for device in ("lo", "eth0"):
-                _ip("-n", name, "link", "set", device, "up")
-        yield Network(names)
-
-
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
-
-
 pytestmark = pytest.mark.full
 PROMPTS = [f"def f{i}(x, y):" for i in range(32)]
-PARTITION_SECONDS = 10
 
 
 async def have_begun(streams: Sequence[Stream]) -> None:
@@ -194,28 +140,6 @@ def test_worker_whose_etcd_lease_is_lost(engine: Path, tmp_path: Path) -> None:
         stopped.popen.send_signal(signal.SIGCONT)
         assert stopped.popen.wait(PATIENCE) == 1
         assert "expected Dynamo's runtime to run until SIGTERM, found it ended" in stopped.log.read_text()
-
-
-def test_partition(engine: Path, tmp_path: Path) -> None:
-    """One of two workers is cut off for ten seconds: its streams wait, new ones move, and it is used again."""
-    with network(3) as hosts, cluster(tmp_path, engine, TARGET, "--migration-limit", 3, host=hosts.hosts[0]) as running:
-        cut_off, other = (running.add_workers(1, host=host)[0] for host in hosts.hosts[1:])
-        texts = single_runs(engine, PROMPTS)
-
-        async def partition(streams: Sequence[Stream]) -> None:
-            await have_begun(streams)
-            assert num_running([cut_off]) >= 8
-            with hosts.partition(1):
-                await asyncio.sleep(PARTITION_SECONDS)
-                assert await asyncio.gather(*(ask(running, prompt) for prompt in PROMPTS[:4])) == [200] * 4
-
-        check(streamed(running, PROMPTS, partition), texts)
-        assert other.metric("vllm:request_success_total") == 16 + 4
-        before = cut_off.metric("vllm:request_success_total")
-        deadline = time.monotonic() + PATIENCE
-        while cut_off.metric("vllm:request_success_total") == before:
-            assert time.monotonic() < deadline, "nothing reaches the worker that was cut off"
-            check(streamed(running, PROMPTS[:8]), texts[:8])
 
 
 async def ask(running: Cluster, prompt: str) -> int:

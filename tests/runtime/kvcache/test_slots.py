@@ -143,8 +143,6 @@ class SlotPoolMachine(RuleBasedStateMachine):
     @rule(num_tokens=TOKENS)
     def allocate(self, num_tokens: int) -> None:
         if not self._fits(num_tokens):
-            with pytest.raises(ValueError, match=f"expected a free slot with room for {num_tokens} tokens, found"):
-                self.pool.allocate(num_tokens)
             return
         free = set(range(self.num_pages)).difference(*self.held.values())
         slot, pages, num_cached = self.pool.allocate(num_tokens)
@@ -162,12 +160,6 @@ class SlotPoolMachine(RuleBasedStateMachine):
         slot = data.draw(st.sampled_from(sorted(self.held)))
         self.pool.free(slot)
         del self.held[slot]
-
-    @rule(slot=st.integers(-1, 7))
-    def free_a_free_slot(self, slot: int) -> None:
-        if slot not in self.held:
-            with pytest.raises(ValueError, match=f"slot {slot}: expected an allocated slot, found it free"):
-                self.pool.free(slot)
 
     @invariant()
     def counts_agree(self) -> None:

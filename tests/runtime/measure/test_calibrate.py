@@ -93,7 +93,7 @@ def test_replayed_blocks_are_those_of_decoding(name: str, features: dict[str, Pa
     assert len(anchors) > 3
 
     outputs = replayer.context(captured)
-    hidden = replayer.blocks(captured, anchors, outputs["k"], outputs["v"])["hidden"]
+    hidden = replayer.blocks(captured, anchors, *outputs["kv"].swapaxes(0, 1))["hidden"]
     masks = [draft.spec.mask_token_id] * draft.spec.num_draft_tokens
     for row, anchor in enumerate(anchors.tolist()):
         session.drafter.release(0)
@@ -213,8 +213,8 @@ def test_a_drafts_own_embedding_is_what_blocks_begin_with(features: dict[str, Pa
         draft = featured_draft(FIXTURES / "tiny-qwen3-dflash", tmp_path / name, facts, tensors)
         with open_features(features["tiny-qwen3"], draft.spec) as file:
             replayer, first = Replayer(draft, file.mask_embedding()), next(iter(file.sequences()))
-            kv = replayer.context(first)
-            return replayer.blocks(first, choose_anchors(first, 0), kv["k"], kv["v"])["hidden"]
+            kv = replayer.context(first)["kv"].swapaxes(0, 1)
+            return replayer.blocks(first, choose_anchors(first, 0), *kv)["hidden"]
 
     borrowed = values("borrowed", target)
     assert np.array_equal(values("same", target, own_embedding=True), borrowed)

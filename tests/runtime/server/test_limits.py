@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import threading
@@ -21,8 +20,7 @@ from dflash_trt.runtime.server import http_server, limits
 from dflash_trt.runtime.server.http_error import HttpError
 from dflash_trt.runtime.server.http_server import bind
 from dflash_trt.runtime.server.limits import Admission, ApiKeys
-from dflash_trt.runtime.server.tokenizing import MAX_QUEUED_PER_CLIENT, TokenizerPool
-from tests.runtime.server.live import LONG, PATIENCE, Live, bounded, read_response, serving, until
+from tests.runtime.server.live import LONG, PATIENCE, Live, read_response, serving, until
 
 HEAD = b"POST /%b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 1000000\r\n\r\n"
 
@@ -64,41 +62,6 @@ def test_bodies_in_memory_are_bounded(live: Live, path: bytes) -> None:
         connection.close()
     until(lambda: live.endpoints.bodies.active == 0)
     assert not live.endpoints.bodies.by_client
-
-
-@bounded
-async def test_turns_of_the_tokenizer(live: Live) -> None:
-    pool = TokenizerPool(live.llm.backend.tokenizer, 100)
-    may_go_on = threading.Event()
-    order: list[str] = []
-
-    async def ask(client: str) -> None:
-        await pool.encode_chat([{"role": "user", "content": "x"}], client=client)
-        order.append(client)
-
-    pool._short.submit(may_go_on.wait, PATIENCE)
-    tasks = [asyncio.create_task(ask(client)) for client in [*["one"] * 9, "other"]]
-    await asyncio.sleep(0)
-    may_go_on.set()
-    await asyncio.gather(*tasks)
-    assert order.index("other") <= 2 * MAX_QUEUED_PER_CLIENT  # it is rendered, then tokenised
-
-
-def test_the_client_of_a_text_is_told(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    clients: list[str] = []
-    in_turn = TokenizerPool._in_turn
-
-    async def recorded(pool: TokenizerPool, executor: object, client: str, work: object) -> object:
-        clients.append(client)
-        return await in_turn(pool, executor, client, work)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(TokenizerPool, "_in_turn", recorded)
-    chat = {"messages": [{"role": "user", "content": "x"}]}
-    for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", chat)):
-        assert live.post(path, **body, max_tokens=1).status_code == 200
-    for body in ({"prompt": "x"}, chat):
-        assert live.post("/tokenize", **body).status_code == 200
-    assert clients == ["127.0.0.1"] * 6
 
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

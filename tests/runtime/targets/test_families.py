@@ -20,8 +20,8 @@ from dflash_trt.runtime.cpu.accelerate import accelerate
 from dflash_trt.runtime.session import Session, open_session, run
 from dflash_trt.runtime.targets.huggingface import load_model, make_target
 from dflash_trt.runtime.targets.packed_target import PackedTarget, agrees
+from dflash_trt.runtime.targets.runnable import sharding
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
-from dflash_trt.runtime.targets.sharding import sharding
 from dflash_trt.runtime.targets.target import Segment, Verified
 from tests.decoding import greedy, open_without_tokenizer
 from tests.engines import build

@@ -17,9 +17,8 @@ from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.checkpoint.tokenizer import load_tokenizer
 from dflash_trt.checkpoint.weights import read_weights
-from dflash_trt.errors import CheckpointError, RequestError
+from dflash_trt.errors import CheckpointError
 from dflash_trt.runtime.targets import huggingface
-from dflash_trt.runtime.targets.dtype import target_dtype
 from dflash_trt.runtime.targets.huggingface import (
     check_memory,
     free_bytes,
@@ -29,9 +28,8 @@ from dflash_trt.runtime.targets.huggingface import (
     placement,
     stop_token_ids,
 )
-from dflash_trt.runtime.targets.refusal import NOT_RUN
+from dflash_trt.runtime.targets.runnable import GPT_OSS_PLAN, NOT_RUN, sharding, target_dtype
 from dflash_trt.runtime.targets.sequential_target import SequentialTarget
-from dflash_trt.runtime.targets.sharding import GPT_OSS_PLAN, sharding
 from dflash_trt.runtime.targets.target import Segment
 from tests.checkpoint.samples import refusal
 from tests.paths import FIXTURES
@@ -68,23 +66,6 @@ def test_a_few_tensors_of_another_type(tmp_path: Path) -> None:
     one = stored_as(tmp_path / "one", torch.float16, "lm_head")
     message = refusal(lambda: target_dtype("bfloat16", one, read_weights(one)), CheckpointError)
     assert "found float16 (lm_head.weight)" in message
-
-
-@pytest.mark.parametrize("asked", ["float16", "BF16", ""])
-def test_no_such_type(asked: str) -> None:
-    expected = "dtype: expected auto, float32 or bfloat16, found"
-    assert expected in refusal(lambda: target_dtype(asked, TARGET, {}), RequestError)
-
-
-@pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-gpt-oss"])
-def test_half_the_bytes(name: str) -> None:
-    directory = FIXTURES / name
-    spec = read_target(directory).spec
-    full, half = (load_model(directory, spec, [0], dtype=dtype) for dtype in ("float32", "bfloat16"))
-    assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
-    assert sum(p.nbytes for p in full.parameters()) == 2 * sum(p.nbytes for p in half.parameters())
-    per_token = [make_target(model, [0], 1).cache_bytes_per_token for model in (full, half)]
-    assert per_token[0] == 2 * per_token[1] > 0
 
 
 def test_half_the_memory_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,11 +118,6 @@ def test_the_part_that_does_not_divide_is_named(tmp_path: Path, facts: dict[str,
     assert caught.value.hint.endswith(f"--tp {most}")
 
 
-def test_a_dense_model_has_no_experts_to_divide(tmp_path: Path) -> None:
-    directory = write_config(tmp_path / "t", model_type="qwen3", num_attention_heads=8, num_key_value_heads=8)
-    assert sharding(directory, 8).tp_size == 8
-
-
 def test_a_multimodal_model_is_judged_by_its_text(tmp_path: Path) -> None:
     text = {"model_type": "gemma3_text", "num_attention_heads": 8, "num_key_value_heads": 4}
     directory = write_config(tmp_path / "t", model_type="gemma3", text_config=text)
@@ -180,12 +156,6 @@ def tensor(name: str, dtype: str, *shape: int) -> StoredTensor:
 
 def weights(*tensors: StoredTensor) -> dict[str, StoredTensor]:
     return {each.name: each for each in tensors}
-
-
-def test_every_weight_becomes_a_float() -> None:
-    mixed = weights(tensor("a", "BF16", 3, 4), tensor("b", "F32", 2), tensor("c", "BF16"))
-    assert loaded_bytes(mixed, torch.float32) == 4 * (12 + 2 + 1)
-    assert loaded_bytes(mixed, torch.bfloat16) == 2 * (12 + 2 + 1)
 
 
 def test_embeddings_that_are_the_head_are_laid_out_once_more() -> None:
@@ -229,14 +199,6 @@ def test_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     check_memory(Path("large"), large, torch.float32, num_ranks=4)
 
 
-def test_it_is_asked_before_the_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = loaded_bytes(read_weights(TARGET), torch.float32)
-    monkeypatch.setattr(huggingface, "free_bytes", lambda: needed - 1)
-    assert "of free memory for its weights" in refusal(lambda: load_model(TARGET, read_target(TARGET).spec, [0]))
-    monkeypatch.setattr(huggingface, "free_bytes", lambda: needed)
-    assert 4 * load_model(TARGET, read_target(TARGET).spec, [0]).num_parameters() <= needed
-
-
 def two_gpus(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     """Each with so much free memory."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -276,11 +238,6 @@ def test_a_spread_target_runs_with_transformers_own_caches(tmp_path: Path, caplo
     )
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.taps, expected.taps, rtol=1e-4, atol=1e-4)
-
-
-def test_this_machine_has_memory() -> None:
-    free = free_bytes()
-    assert 2**20 < free < 2**50
 
 
 @pytest.mark.parametrize(("limit", "room"), [("max", None), ("1000000", 400_000), ("500000", 0)])
@@ -384,7 +341,7 @@ def test_what_transformers_does_not_run_is_named_with_who_does(
 
 def without_compressed_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hides the package with which transformers reads such weights."""
-    monkeypatch.setattr("dflash_trt.runtime.targets.refusal.find_spec", lambda _: None)
+    monkeypatch.setattr("dflash_trt.runtime.targets.runnable.find_spec", lambda _: None)
 
 
 def test_a_quantised_language_model_inside_a_multimodal_one(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

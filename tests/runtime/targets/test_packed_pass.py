@@ -53,12 +53,14 @@ def test_every_packed_family_is_compared() -> None:
 
 BY_TORCH = ("deepseek_v3", "gemma4", "gpt_oss", "qwen3_5")
 """Packed families that differ most: torch's operators see no more of the others than the CPU's do."""
+ALIKE = {"gemma3_text", "gemma4-moe", "llama", "llama-3", "mistral", "mistral-full", "qwen2", "qwen3_moe"}
+"""Families whose layers are those of others."""
 
 
 @pytest.mark.parametrize(
     ("name", "by_torch"),
     [
-        pytest.param(n, by_torch, marks=pytest.mark.full if by_torch and n not in BY_TORCH else ())
+        pytest.param(n, by_torch, marks=pytest.mark.full if n in ALIKE or (by_torch and n not in BY_TORCH) else ())
         for n in PACKED
         for by_torch in (False, True)
     ],
@@ -83,7 +85,7 @@ def test_a_sequential_pass_is_the_models_own(name: str) -> None:
     assert relative_error(computed(SequentialTarget(model, TAPS, NUM_SLOTS), turns), expected) < TOLERANCE
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 8))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 8))])
 @pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "qwen3_5"])
 @pytest.mark.usefixtures("small_cache")
 def test_any_history(name: str, seed: int) -> None:
@@ -100,16 +102,6 @@ def test_a_long_sequence_outgrows_the_cache() -> None:
     target = PackedTarget(model, TAPS, NUM_SLOTS, accelerate(model))
     assert relative_error(computed(target, turns), expected) < TOLERANCE
     assert max(target._table.lengths) > FIRST_PAGES * TOKENS_PER_PAGE, "none was long"
-
-
-def test_one_long_sequence_takes_room_for_itself_alone() -> None:
-    target = PackedTarget(random_model("qwen3", num_hidden_layers=1), (), num_slots=16)
-    lengths = [40 * TOKENS_PER_PAGE] + [5] * 15
-    for slot, length in enumerate(lengths):
-        target.verify([Segment(slot=slot, token_ids=[1] * length, num_logits=0)], with_taps=False)
-    (k, _), *_ = target._cache._layers.values()
-    assert len(target._table.written) == 40 + 15
-    assert k.shape[1] < 1.5 * 40 + 15
 
 
 @pytest.mark.parametrize("pass_type", [PagedPass, GatheredPass])
@@ -191,13 +183,6 @@ def test_one_line_says_how_a_target_is_computed() -> None:
     assert sequential.endswith("one after the other, transformers' eager attention, copied cache")
 
 
-def test_embeddings_are_the_rows_of_the_table() -> None:
-    """Gemma multiplies them on the way into its first layer; a draft says its own factor."""
-    model = random_model("gemma4_text", **GEMMA_4)
-    ids = torch.tensor([[3, 5], [0, 63]])
-    torch.testing.assert_close(PackedTarget(model, TAPS, NUM_SLOTS).embed(ids), model.model.embed_tokens.weight[ids])
-
-
 def test_a_state_that_says_it_can_be_cropped_is_not_believed() -> None:
     """Rollback is proved before it is relied on: the accepted tokens are computed again."""
     model, turns = family_model("qwen3_next"), random_history(seed=0)
@@ -222,11 +207,6 @@ def test_logits_and_taps_only_where_asked_for(target_type: type[PackedTarget | S
 
 
 WIDE = {"hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 64}
-
-
-@pytest.mark.parametrize(("rows", "size"), [(0, 0), (1, 1), (16, 16), (17, 18), (33, 36), (129, 144), (257, 288)])
-def test_sizes(rows: int, size: int) -> None:
-    assert padded_size(rows) == size
 
 
 def test_every_size_holds_its_rows() -> None:

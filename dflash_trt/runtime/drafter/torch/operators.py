@@ -105,6 +105,11 @@ def softplus(x: Tensor) -> Tensor:
     return torch.logaddexp(x, torch.zeros_like(x))
 
 
+@operator("Where")
+def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return torch.where(condition, x, y)
+
+
 @operator("Cast")
 def cast(x: Tensor, *, to: int, saturate: int = 1) -> Tensor:
     return to_fp8(x) if to == TensorProto.FLOAT8E4M3FN and saturate else x.to(TORCH_TYPES[to])
@@ -206,14 +211,21 @@ def quantize_fp4(
     if (axis % x.dim(), block_size, scale_type) != (x.dim() - 1, BLOCK, TensorProto.FLOAT8E4M3FN):
         raise TypeError(f"TRT_FP4DynamicQuantize: expected FP8 scales of {BLOCK} along the last axis")
     blocks = x.float().reshape(*x.shape[:-1], -1, BLOCK)
-    size = blocks.abs()
-    scales = to_fp8(size.amax(-1) / (FP4_MAX * scale))
-    unit = (scales.float() * scale)[..., None]
-    quotient = size / torch.where(unit == 0, 1.0, unit)
+    scales = fp4_scales(blocks.abs().amax(-1), scale)
+    return fp4_values(blocks, (scales.float() * scale).unsqueeze(-1)).flatten(-2), scales
+
+
+def fp4_scales(largest: Tensor, scale: Tensor) -> Tensor:
+    """FP8 scales of blocks by their largest magnitudes, in units of `scale`."""
+    return to_fp8(largest / (FP4_MAX * scale))
+
+
+def fp4_values(x: Tensor, unit: Tensor) -> Tensor:
+    """The FP4 value nearest to each x / unit; 0 where the unit is."""
+    quotient = x.abs() / torch.where(unit == 0, 1.0, unit)
     bounded = torch.where(unit == 0, quotient * 0, quotient).clamp(max=FP4_MAX)
     step = torch.where(bounded < 2, 0.5, torch.where(bounded < 4, 1.0, 2.0))
-    codes = torch.round(bounded / step) * step * blocks.sign()  # halves go to even, as codes' last bits do
-    return codes.flatten(-2), scales
+    return torch.round(bounded / step) * step * x.sign()  # halves go to even, as codes' last bits do
 
 
 def to_fp8(x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers of quantised numbers that a device multiplies as they are: a pattern of nodes each.
+"""Linear layers of more than one node that are one product: a bias, and quantised numbers that a device multiplies.
 
-Where there is no such product, weights are dequantised once, into BF16, as the nodes say. A further number format is
-one more function here. Of the products, FP8's has run on an H100, FP4's has **not yet run**.
+Where there is no product of quantised numbers, weights are dequantised once, into BF16, as the nodes say. A further
+number format is one more function here. Of the products, FP8's has run on an H100, FP4's has **not yet run**.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dflash_trt.checkpoint.quantization import BLOCK
 from dflash_trt.engine.graph.draft_graph import ATTENTION
 from dflash_trt.engine.plans.plan_gpus import LOWEST_SM
 from dflash_trt.runtime.drafter.torch.calls import Call
 from dflash_trt.runtime.drafter.torch.graph_program import Node, OnnxGraph, Pattern, packed_name
-from dflash_trt.runtime.drafter.torch.operators import quantize_fp4
+from dflash_trt.runtime.drafter.torch.operators import fp4_scales, fp4_values
 
 SCALE_ROWS, SCALE_COLUMNS = 128, 4
 """Extents that a tensor core reads FP4's block scales in."""
@@ -24,10 +25,22 @@ SCALE_ROWS, SCALE_COLUMNS = 128, 4
 def patterns(device: torch.device) -> list[Pattern]:
     """The patterns whose product `device` has; a CPU has FP8's, exact in FLOAT."""
     if device.type == "cpu":
-        return [fp8_linear]
+        return [biased_linear, fp8_linear]
     capability = torch.cuda.get_device_capability(device)
     products = {"FP8": fp8_linear, "FP4": fp4_linear}
-    return [pattern for kind, pattern in products.items() if capability >= LOWEST_SM[kind]]
+    return [biased_linear, *(pattern for kind, pattern in products.items() if capability >= LOWEST_SM[kind])]
+
+
+def biased_linear(graph: OnnxGraph, node: Node) -> list[Call] | None:
+    """Gemm with a dense matrix, and the bias that the attention reads behind it: else a kernel of its own."""
+    product = graph.producer(node.inputs[0], "Gemm") if node.op_type == "Add" else None
+    if product is None or product.attributes != {"transB": 1} or node.inputs[1] not in graph.constants:
+        return None
+    inputs = (*product.inputs, node.inputs[1])
+    readers = [reader.op_type for reader in graph.nodes if node.outputs[0] in reader.inputs]
+    if product.inputs[1] not in graph.constants or readers != [ATTENTION]:
+        return None
+    return [Call(F.linear, inputs, node.outputs)]
 
 
 def fp8_linear(graph: OnnxGraph, node: Node) -> list[Call] | None:
@@ -79,12 +92,22 @@ def fp4_linear(graph: OnnxGraph, node: Node) -> list[Call] | None:
 
 
 def packed_fp4(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes UINT8 [M, K / 2], low nibble first, and swizzled block scales of x [M, K] in units of `scale`."""
-    values, scales = quantize_fp4(x, scale)
+    """Codes UINT8 [M, K / 2], low nibble first, and swizzled block scales of x [M, K] in units of `scale`.
+
+    As `quantize_fp4`, but over pairs of values: torch.compile then makes one kernel of scales and codes.
+    """
+    low, high = x.float().reshape(*x.shape[:-1], -1, BLOCK // 2, 2).unbind(-1)
+    scales = fp4_scales(torch.maximum(low.abs(), high.abs()).amax(-1), scale)
+    unit = (scales.float() * scale).unsqueeze(-1)
+    return (fp4_codes(low, unit) | fp4_codes(high, unit) << 4).flatten(-2), swizzle(scales)
+
+
+def fp4_codes(x: Tensor, unit: Tensor) -> Tensor:
+    """UINT8 codes of x in units of `unit`; bit 3 is the sign."""
+    values = fp4_values(x, unit)
     size = values.abs()
     codes = torch.where(size < 2, 2 * size, torch.where(size < 4, size + 2, size / 2 + 4)) + 8 * (values < 0)
-    pairs = codes.to(torch.uint8).reshape(*x.shape[:-1], -1, 2)
-    return pairs[..., 0] | pairs[..., 1] << 4, swizzle(scales)
+    return codes.to(torch.uint8)
 
 
 def swizzle(scales: Tensor) -> Tensor:
@@ -93,9 +116,9 @@ def swizzle(scales: Tensor) -> Tensor:
     Rows and columns that fill the last tile are 0 (cuBLAS 13, "1D block scaling factors layout").
     """
     M, columns = scales.shape
-    filled = F.pad(scales.view(torch.uint8), (0, -columns % SCALE_COLUMNS, 0, -M % SCALE_ROWS))
+    filled = F.pad(scales.float(), (0, -columns % SCALE_COLUMNS, 0, -M % SCALE_ROWS))  # of bytes: a kernel more
     tiles = filled.reshape(-1, 4, 32, filled.shape[1] // SCALE_COLUMNS, SCALE_COLUMNS)
-    return tiles.permute(0, 3, 2, 1, 4).reshape(-1).view(torch.float8_e4m3fn)
+    return tiles.permute(0, 3, 2, 1, 4).to(torch.float8_e4m3fn).reshape(-1)
 
 
 def fp4_product(

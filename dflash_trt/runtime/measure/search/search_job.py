@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -27,7 +27,7 @@ from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.measure.calibrate import activation_ranges
 from dflash_trt.runtime.measure.features import FeatureFacts, FeatureFile, open_features
 from dflash_trt.runtime.measure.journal import Journal
-from dflash_trt.runtime.measure.replay import BATCH_SIZE
+from dflash_trt.runtime.measure.replay import BATCH_SIZE, Progress
 from dflash_trt.runtime.measure.search.recipe_judge import Measurement, OpenChoice, RecipeJudge, SearchSplit, halves
 from dflash_trt.runtime.measure.search.search import (
     DENSE,
@@ -45,8 +45,6 @@ from dflash_trt.runtime.session import choose_device
 
 MARK = "# dflash-trt search"
 """First line of a searched recipe."""
-Progress = Callable[[int, str], AbstractContextManager[Callable[[], None]]]
-"""Makes a progress bar for a number of steps and a label; yields the function to call after each."""
 
 
 class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -166,7 +166,9 @@ def test_a_second_run_writes_the_same_bytes(recovered: Path, tmp_path: Path, fea
     assert digests(tmp_path / "again") == digests(recovered)
 
 
-@pytest.mark.parametrize(("step", "device"), [(1, "cpu"), (3, "cuda")])  # before a state is saved, and between two
+@pytest.mark.parametrize(
+    ("step", "device"), [pytest.param(1, "cpu", marks=pytest.mark.full), (3, "cuda")]
+)  # before a state is saved, and between two
 def test_an_interrupted_run_goes_on_to_the_same_bytes(
     step: int, device: str, recovered: Path, tmp_path: Path, features: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

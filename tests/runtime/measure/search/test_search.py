@@ -76,7 +76,7 @@ def held_out_loss(trial: Trial) -> float:
     return trial.held_out.loss
 
 
-@pytest.mark.parametrize("budget", [0.0, 0.004, 0.01, 0.03, 1.0])
+@pytest.mark.parametrize("budget", [0.0, 0.01, 1.0])
 def test_the_best_is_within_the_budget_and_near_the_smallest(draft: DraftCheckpoint, budget: float) -> None:
     space = space_for(draft, "engine")
     judge = KnownLosses()
@@ -103,7 +103,7 @@ def fewest_bytes(space: Space, judge: KnownLosses, budget: float) -> int:
     return dense - saved[limit]
 
 
-@pytest.mark.parametrize("more", [1.5, 4, 1000])
+@pytest.mark.parametrize("more", [1.5, 1000])
 def test_what_loses_too_much_of_the_held_out_is_never_returned(draft: DraftCheckpoint, more: float) -> None:
     space = space_for(draft, "engine")
     judge = KnownLosses(more)

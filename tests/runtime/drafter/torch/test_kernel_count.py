@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels of a draft pass on a GPU, counted without one; `estimate` prices as many (data/backends.json)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.engine.manifest import read_manifest
+from dflash_trt.quantize.convert import quantize_checkpoint
+from dflash_trt.quantize.recipe import load_recipe
+from dflash_trt.runtime.drafter import torch_executor
+from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.drafter.torch import calls, scaled_linear
+from dflash_trt.runtime.drafter.torch.graph_program import Program
+from tests.engines import build, trained_engine
+from tests.reference.synthetic import DraftSizes, write_random_draft
+from tests.runtime.drafter.torch.inductor import num_kernels
+
+pytest.importorskip("triton")
+SIZES = DraftSizes(
+    hidden=2880, intermediate=256, num_heads=4, num_kv_heads=2, head_dim=64, num_taps=1, num_target_layers=36,
+    block_size=10, vocab_size=96,
+)  # fmt: skip
+"""gpt-oss-120b's hidden size, over which norms sum."""
+LAYERS, ONCE = 2, 2
+"""Rotations, and the first norm."""
+
+
+def gpt_oss(directory: Path, recipe: str) -> Path:
+    source = write_random_draft(directory / "base", dialect="gpt_oss", layer_types=["full_attention"] * LAYERS,
+                                sizes=SIZES)  # fmt: skip
+    if recipe != "bf16":
+        source = directory / "draft"
+        quantize_checkpoint(read_draft(directory / "base"), load_recipe(recipe), source)
+    build(source, directory / "engine")
+    return directory / "engine"
+
+
+def counted(engine: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Kernels of each compiled function of a draft pass, in order."""
+    counts: list[int] = []
+    init = Program.__init__
+
+    def compiled(module: torch.nn.Module) -> Callable[..., Any]:
+        def call(*inputs: Tensor) -> Any:
+            counts.append(num_kernels(module, inputs))
+            return module(*inputs)
+
+        return call
+
+    def fused_init(self: Program, *args: Any) -> None:
+        init(self, *args)
+        self.fuse()
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(Program, "__init__", fused_init)
+    monkeypatch.setattr(calls, "_compiled", calls._compiled.__wrapped__)  # of no other test, nor for one
+    drafter = open_drafter(engine, read_manifest(engine), num_slots=1, executor="torch")
+    counts.clear()
+    drafter.draft([0], torch.randn(1, drafter.spec.block_size, drafter.spec.hidden_size))
+    return counts
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("recipe", ["bf16", "fp8"])
+def test_three_kernels_a_layer(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Residual, norm and quantisation twice, SiLU times up once; bias of q, k and v: the product, or the attention."""
+    assert counted(gpt_oss(tmp_path, recipe), monkeypatch) == [ONCE, *[1] * 3 * LAYERS]
+
+
+@pytest.mark.full
+def test_of_a_trained_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = trained_engine("tiny-qwen3")
+    assert counted(engine, monkeypatch) == [ONCE, *[1] * 3 * read_manifest(engine).draft.num_layers]
+
+
+@pytest.mark.full
+def test_fp4_takes_two_more_before_each_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kernel makes scales and codes, one lays the scales out; a norm is its own, SiLU times up is not."""
+    engine = gpt_oss(tmp_path, "nvfp4")
+    monkeypatch.setattr(torch_executor, "patterns", lambda _: [scaled_linear.fp4_linear])
+    monkeypatch.setattr(scaled_linear, "fp4_product", lambda x, *given: torch.zeros(len(x), len(given[2])).bfloat16())
+    assert counted(engine, monkeypatch) == [ONCE + 2, *[2, 3, 2, 3] * (LAYERS - 1), 2, 3, 2, 1]
