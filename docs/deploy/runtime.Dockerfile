@@ -1,24 +1,31 @@
 # syntax=docker/dockerfile:1
-# The embedded runtime on a CPU: docker build -f docs/deploy/runtime.Dockerfile -t dflash-trt .
-# With NVIDIA Dynamo's worker and frontend: --target dynamo -t dflash-trt:dynamo.
+# The embedded runtime on a CPU: docker build -f docs/deploy/runtime.Dockerfile --target runtime -t dflash-trt .
+# --target gpu -t dflash-trt:gpu: with CUDA's torch and our kernels; docker run --gpus all (driver 580 or newer).
+# --target dynamo -t dflash-trt:dynamo: NVIDIA Dynamo's worker and frontend.
 # --build-arg DFLASH_COMMIT=$(git rev-parse HEAD) is what `dflash-trt --version` then says.
-# Built and run with Debian 12's Python 3.11 in the place of python:3.12-slim, and torch's wheel from a file.
-FROM python:3.12-slim AS wheel
+# Built and run on a CPU with Debian 12's Python 3.11 in the place of python:3.12-slim, and torch's wheel from a file.
+ARG TORCH=torch==2.13.0
+
+FROM python:3.12-slim AS source
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
 COPY . .
 ARG DFLASH_COMMIT
+
+FROM source AS wheel
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
-FROM python:3.12-slim AS runtime
-# torch without CUDA: 0.2 GB in the place of several.
-COPY --from=wheel /wheels /wheels
-# hadolint ignore=DL3013
-RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu "torch==2.13.0" \
-    && wheel=$(echo /wheels/*.whl) && pip install --no-cache-dir "${wheel}[serve]" \
-    && useradd --uid 1000 --create-home dflash
-USER 1000
+FROM source AS wheel-gpu
+# nvcc and its libraries, all of one release; the wheels have them in lib, where nvcc looks in lib64.
+RUN pip install --no-cache-dir "nvidia-cuda-nvcc==13.0.*" "nvidia-nvvm==13.0.*" "nvidia-cuda-crt==13.0.*" \
+    "nvidia-cuda-runtime==13.0.*" "nvidia-cuda-cccl==13.0.*"
+RUN cuda=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/nvidia/cu13 \
+    && CUDACXX=$cuda/bin/nvcc LIBRARY_PATH=$cuda/lib \
+    pip wheel --no-cache-dir --no-deps --wheel-dir /wheels -C cmake.define.DFLASH_CUDA=ON .
+
+FROM python:3.12-slim AS server
+RUN useradd --uid 1000 --create-home dflash
 ENV HF_HOME=/models HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1
 WORKDIR /models
 EXPOSE 8000
@@ -27,10 +34,36 @@ HEALTHCHECK --start-period=120s --interval=15s --timeout=5s \
 ENTRYPOINT ["dflash-trt"]
 CMD ["serve", "/models/engine", "--target", "/models/target", "--host", "0.0.0.0"]
 
+FROM server AS gpu
+# torch.compile's kernels are launched by what Triton compiles with gcc.
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+ARG TORCH
+# hadolint ignore=DL3013
+RUN pip install --no-cache-dir "${TORCH}"
+# serve,tensorrt or serve,rtx: to build and run plans, too.
+ARG EXTRAS=serve
+# hadolint ignore=DL3013
+RUN --mount=type=bind,from=wheel-gpu,source=/wheels,target=/wheels \
+    wheel=$(echo /wheels/*.whl) && pip install --no-cache-dir "${wheel}[${EXTRAS}]"
+USER 1000
+CMD ["serve", "/models/engine", "--target", "/models/target", "--host", "0.0.0.0", "--device", "cuda"]
+
+FROM server AS runtime
+ARG TORCH
+# Without CUDA: 0.2 GB in the place of several.
+# hadolint ignore=DL3013
+RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu "${TORCH}"
+# hadolint ignore=DL3013
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    wheel=$(echo /wheels/*.whl) && pip install --no-cache-dir "${wheel}[serve]"
+USER 1000
+
 FROM runtime AS dynamo
 USER 0
 # hadolint ignore=DL3013
-RUN wheel=$(echo /wheels/*.whl) && pip install --no-cache-dir "${wheel}[serve,dynamo]" \
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    wheel=$(echo /wheels/*.whl) && pip install --no-cache-dir "${wheel}[serve,dynamo]" \
     && pip install --no-cache-dir --no-deps "ai-dynamo==1.6.1" \
     && install --directory --owner=1000 /discovery
 USER 1000

@@ -13,7 +13,7 @@ COPY . .
 ARG DFLASH_COMMIT
 # The image's own torch, transformers and numpy stay: what TensorRT-LLM pins is what runs.
 RUN pip install --no-cache-dir --no-deps . \
-    && pip install --no-cache-dir "click>=8.1" "jsonschema>=4.23" "msgspec>=0.20" "onnx>=1.20" "rich>=13" "tensorrt>=10.15"
+    && pip install --no-cache-dir "click>=8.1" "jsonschema>=4.23" "msgspec>=0.22" "onnx>=1.20" "rich>=13" "tensorrt>=10.15"
 USER ${USER}
 WORKDIR /models
 ENV HF_HOME=/models HF_HUB_OFFLINE=1
