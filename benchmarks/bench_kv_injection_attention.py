@@ -32,7 +32,7 @@ from benchmarks.attention_peers import PEERS, Call, Peer
 from dflash_trt.cli.output import print_table
 from tests.gpu.launches import Launch, why_no_launch
 from tests.paths import REPOSITORY
-from tests.plugins.cases import Case
+from tests.plugins.cases import Case, ahead_fits
 from tools.count_kernel import GPUS
 
 COPY_BYTES = 2**30
@@ -97,6 +97,8 @@ def other_kernels(case: Case) -> Iterator[str]:
     """Kernels that the GPU has beside the one that it takes."""
     if torch.cuda.get_device_capability()[0] == 9:
         yield "mma"
+        if ahead_fits(case):
+            yield "ahead"
     if case.D in (64, 128) and max(case.context_lengths) <= SHORT_ROWS:
         yield "short"
 

@@ -49,7 +49,8 @@ static attention::Kernel kernel_named(const std::string& name) {
   if (name == "mma") return attention::Kernel::kMma;
   if (name == "short") return attention::Kernel::kShort;
   if (name == "wgmma") return attention::Kernel::kWgmma;
-  throw std::invalid_argument("kernel: expected best, mma, short or wgmma, found " + name);
+  if (name == "ahead") return attention::Kernel::kAhead;
+  throw std::invalid_argument("kernel: expected best, mma, short, wgmma or ahead, found " + name);
 }
 
 static void launch(const attention::Attributes& attributes, const Inputs& inputs, const Array& out,

@@ -16,6 +16,7 @@ enum class Kernel {
   kMma,    // attention.cuh: mma.sync, everywhere
   kShort,  // short_attention() of attention.cuh: calls that short_fits(), best with short contexts
   kWgmma,  // wgmma_attention.cuh: GPUs of compute capability 9.0, calls that wgmma_fits()
+  kAhead,  // the same with products ahead: calls that wgmma_ahead_fits()
 };
 
 // The current GPU's compute capability, as architecture.h counts it; 0 without a GPU, its driver or kernels.

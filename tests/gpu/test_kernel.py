@@ -10,7 +10,7 @@ import torch
 
 from tests.gpu.launches import Launch, bits, moved
 from tests.plugins import cases
-from tests.plugins.cases import FAR, FAR_FP8, OUT_OF_RANGE, Case, wgmma_rows
+from tests.plugins.cases import FAR, FAR_FP8, OUT_OF_RANGE, Case, ahead_fits, wgmma_rows
 from tests.plugins.compare import assert_close, rounding
 from tests.plugins.kernel.oracle import Expected
 from tests.plugins.kernel.oracle import expect as expect_in_float64
@@ -31,7 +31,7 @@ def named(case: Case) -> str:
 def expect(case: Case, tensors: Tensors, kernel: str = "best") -> Expected:
     """What `kernel` is to give on this GPU: that of sm_90a rounds queries where they meet an FP8 cache's keys."""
     may = torch.cuda.get_device_capability() == (9, 0) and wgmma_rows(case) > 0
-    takes = kernel == "wgmma" or (kernel == "best" and case.S * case.N // case.G > 32)
+    takes = kernel in ("wgmma", "ahead") or (kernel == "best" and case.S * case.N // case.G > 32)
     return expect_in_float64(case, tensors, rounded_queries=may and takes)
 
 
@@ -45,12 +45,14 @@ def test_against_the_reference(case: Case) -> None:
     assert_close(Launch(case, moved(tensors, "cuda")).run(), reference(case, tensors), tolerance)
 
 
-@pytest.mark.parametrize("kernel", ["mma", "short", "wgmma"])
+@pytest.mark.parametrize("kernel", ["mma", "short", "wgmma", "ahead"])
 @pytest.mark.parametrize("case", [case for case in CASES if case.D in (64, 128)], ids=named)
 def test_each_kernel_by_name(case: Case, kernel: str) -> None:
     """Whichever of them the GPU would take."""
-    if kernel == "wgmma" and (torch.cuda.get_device_capability() != (9, 0) or not wgmma_rows(case)):
+    if kernel in ("wgmma", "ahead") and (torch.cuda.get_device_capability() != (9, 0) or not wgmma_rows(case)):
         pytest.skip("needs a GPU of compute capability 9.0, and rows that its kernel is compiled for")
+    if kernel == "ahead" and not ahead_fits(case):
+        pytest.skip("products ahead are for an FP8 cache and more than 32 rows")
     tensors = draw(case)
     assert_close(Launch(case, moved(tensors, "cuda"), kernel=kernel).run(), *expect(case, tensors, kernel))
 

@@ -54,7 +54,7 @@ def test_the_sanitizer_finds_nothing(tool: str) -> None:
 def calls(capability: tuple[int, int]) -> list[tuple[Case, Tensors, str]]:
     """Case, inputs and kernel of each; the FP8 kernel of warpgroup instructions is for compute capability 9.0 alone."""
     bad = [(name, values[2]) for name, values in BAD.items()]
-    many_rows = [(case, kernel) for case in MANY_ROWS_FP8 for kernel in ("mma", "wgmma")]
+    many_rows = [(case, kernel) for case in MANY_ROWS_FP8 for kernel in ("mma", "wgmma", "ahead")]
     return [
         *((case, draw(case), "best") for case in CASES if takes(case, capability)),
         *((case, draw(case), "short") for case in CASES if takes(case, capability) and case.D in (64, 128)),

@@ -166,6 +166,11 @@ def wgmma_rows(case: Case) -> int:
     return min((rows for rows in (32, 64, 80) if needed <= rows <= most), default=0)
 
 
+def ahead_fits(case: Case) -> bool:
+    """Whether that is compiled for the case with products ahead, too."""
+    return case.cache_dtype is FP8 and wgmma_rows(case) > 32
+
+
 GPT_OSS = Case(name="gpt-oss", N=64, G=8, D=64, S=10)  # z-lab's drafters for gpt-oss
 QWEN3_8B = Case(name="qwen3-8b", N=32, G=8, D=128, S=16)
 RAGGED = Case(name="ragged", C_max=200, context_lengths=(150, 73))

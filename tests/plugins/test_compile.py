@@ -57,7 +57,11 @@ def test_a_call_reads_the_output_of_the_call_in_front() -> None:
 
 @pytest.mark.parametrize(
     ("capability", "kernels", "caches"),
-    [((9, 0), {"best", "mma", "short", "wgmma"}, 3), ((10, 3), {"best", "short"}, 3), ((8, 0), {"best", "short"}, 2)],
+    [
+        ((9, 0), {"best", "mma", "short", "wgmma", "ahead"}, 3),
+        ((10, 3), {"best", "short"}, 3),
+        ((8, 0), {"best", "short"}, 2),
+    ],
 )
 def test_the_sanitizer_sees_every_kernel_of_the_gpu(
     capability: tuple[int, int], kernels: set[str], caches: int
@@ -145,8 +149,8 @@ WRAPPERS = [
     Wrapper("wait_group", "", "cp_async_commit_group(); cp_async_wait_group<2>();",
             ("cp.async.commit_group", "cp.async.wait_group 2")),
     Wrapper("fence", "", "fence_proxy_async();", ("fence.proxy.async.shared::cta",)),
-    Wrapper("wgmma_fences", "", "wgmma_fence(); wgmma_commit_group(); wgmma_wait_group();",
-            ("wgmma.fence.sync.aligned", "wgmma.commit_group.sync.aligned", "wgmma.wait_group.sync.aligned 0")),
+    Wrapper("wgmma_fences", "", "wgmma_fence(); wgmma_commit_group(); wgmma_wait_group<1>();",
+            ("wgmma.fence.sync.aligned", "wgmma.commit_group.sync.aligned", "wgmma.wait_group.sync.aligned 1")),
     Wrapper("grid", "", "griddepcontrol_launch_dependents(); griddepcontrol_wait();",
             ("griddepcontrol.launch_dependents", "griddepcontrol.wait")),
     *(wgmma(rows, tag, shape, transpose) for rows in (32, 64, 80) for tag, shape, transpose in (
@@ -316,8 +320,11 @@ def test_the_append_neither_warns_nor_spills(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("head_dim", "rows", "teams"), [(64, 3, 3), (128, 2, 2)])
 def test_the_kernel_of_sm_90a_neither_warns_nor_spills(head_dim: int, rows: int, teams: int, tmp_path: Path) -> None:
     made = compile_source(tmp_path, f"wgmma_{head_dim}.cu", ARCHITECTURES)
-    # For each number of rows two formats of the block, and for each of them two of the cache.
-    assert [(kernel.name, kernel.architecture) for kernel in made] == [("attention", "90a")] * 4 * rows
+    # For each number of rows two formats of the block, and for each of them two of the cache; above 32 with products
+    # ahead, too, for one of these.
+    assert [(kernel.name, kernel.architecture) for kernel in made] == [("attention", "90a")] * (
+        4 * rows + 2 * (rows - 1)
+    )
     assert [kernel for kernel in made if kernel.stack or kernel.spills] == []
     assert max(kernel.registers for kernel in made) <= SM_REGISTERS // (128 * teams)
 

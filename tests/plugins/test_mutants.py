@@ -15,6 +15,7 @@ import pytest
 from tests.plugins.cases import FP8, Case, Pages
 from tests.plugins.kernel import emulation
 from tests.plugins.kernel.emulation import (
+    AHEAD,
     ALL_FORMATS,
     BF16_BLOCKS_FP8_CACHES,
     HOPPER,
@@ -32,7 +33,7 @@ from tests.plugins.test_short import WHOLE_SM
 CASE = Case(name="mutated", N=8, G=1, S=10, cache_dtype=FP8, k_scale=0.02, v_scale=0.03, norm=4.0, sinks=True,
             context_lengths=(1700, 3, 300), slot_ids=(2, 0, 1))  # fmt: skip
 CTAS = 5
-MOST_SECONDS = 10  # of CPU time, far above what these calls take
+MOST_SECONDS = 30  # of CPU time: these calls take up to 5
 WAIT = "griddepcontrol_wait();  // all that is read may be its: the block, slots and lengths, rows just appended"
 LOADER, PAGES = "context_loader.cuh", "context_pages.cuh"
 SCHEDULE = "const Schedule schedule(p, config);"
@@ -192,9 +193,9 @@ WGMMA_MUTANTS = [
            "without a proxy fence"),
     Mutant("no wgmma.fence", STATE, "wgmma_fence();\n    const uint64_t queries = Rounded",
            "const uint64_t queries = Rounded", "without a wgmma.fence"),
-    Mutant("no wait for scores", STATE, f"wgmma_wait_group();\n{SCORES_MADE}", SCORES_MADE,
+    Mutant("no wait for scores", STATE, f"wgmma_wait_group<pending>();\n{SCORES_MADE}", SCORES_MADE,
            "a product under way|AddressSanitizer"),
-    Mutant("no wait for outputs", STATE, "wgmma_wait_group();\n#pragma", "#pragma",
+    Mutant("no wait for outputs", STATE, "wgmma_wait_group<0>();\n#pragma", "#pragma",
            "product|AddressSanitizer|under way"),
     Mutant("scores added to what was there", STATE, "i * kDescribedColumns, i > 0);", "i * kDescribedColumns, true);"),
     Mutant("a wrong stride", "wgmma.cuh", "{kBytes >> 4}", "{kBytes >> 5}"),
@@ -272,6 +273,32 @@ VOTE_MUTANT = Mutant(
     "barrier_red_or(Group::barrier(), kThreads, exceeds);\n      if (raise || true) break;",
 )  # fmt: skip
 
+# Of products ahead.
+AHEAD_MUTANTS = [
+    Mutant("keys that are not there yet", WGMMA, "context.wait_for_next();\n      syncwarp();", "syncwarp();",
+           "while a copy into it is under way"),
+    Mutant("keys of other lanes", WGMMA, "syncwarp();  // a warp's", "// a warp's", "races with thread|while a copy"),
+    Mutant("one place for weights", WGMMA, "place = wgmma_weight_bytes(N) - place;", "place = 0;",
+           "while a product reads|races with thread"),
+    Mutant("no wait for the next scores", WGMMA, "finish_key_bytes<1>", "finish_key_bytes<2>",
+           "under way|AddressSanitizer"),
+    Mutant("no wait for outputs ahead", WGMMA, "state.finish_values();\n    }\n  }", "}\n  }",
+           "under way|AddressSanitizer"),
+    Mutant("no proxy fence before the vote", WGMMA, "fence_proxy_async();\n      // All of", "// All of",
+           "without a proxy fence"),
+    Mutant("no proxy fence behind raised weights", WGMMA, "fence_proxy_async();\n        Group::sync();",
+           "Group::sync();", "without a proxy fence"),
+    Mutant("copies before the vote", WGMMA, "const bool raise = barrier_red_or(Group::barrier(), kThreads, exceeds);\n"
+           "      context.take_next([] { return span(); });",
+           "context.take_next([] { return span(); });\n"
+           "      const bool raise = barrier_red_or(Group::barrier(), kThreads, exceeds);",
+           "races with thread|while a copy"),
+    Mutant("weights of the other place", WGMMA, "uniform_team_weights(place)", "uniform_team_weights()", None),
+]  # fmt: skip
+AHEAD_VOTE_MUTANT = Mutant(
+    "no vote", WGMMA, "kThreads, exceeds);\n      context", "kThreads, exceeds && first);\n      context"
+)
+
 # Of the attention of short contexts, a CTA of three teams of five warps.
 SHORT_CASE = replace(CASE, context_lengths=(700, 3, 300))
 SHORT_MUTANTS = [
@@ -309,7 +336,7 @@ def gpu_of(kernel: int) -> Gpu:
     return WHOLE_SM if kernel == SHORT else HOPPER
 
 
-# How each mutant is called: the case, the GPU's CTAs, and the kernel: MMA, SHORT or the query rows of sm_90a's.
+# How each mutant is called: the case, the GPU's CTAs, and the kernel as emulation.build_kernel has it.
 CALLS = [
     *((mutant, CASE, CTAS, 0) for mutant in MUTANTS),
     *((mutant, CASE, CTAS, 80) for mutant in WGMMA_MUTANTS),
@@ -319,6 +346,8 @@ CALLS = [
     *((mutant, PAGED, CTAS, 0) for mutant in PAGE_MUTANTS),
     (ROWS_MUTANT, LONG_BLOCK, CTAS, 80),
     (VOTE_MUTANT, SHARP, CTAS, 80),
+    *((mutant, CASE, 1, AHEAD + 80) for mutant in AHEAD_MUTANTS),  # more steps than stages
+    (AHEAD_VOTE_MUTANT, SHARP, CTAS, AHEAD + 80),
     (EMPTY_MUTANT, ALIKE, 12, 80),
     (WINDOW_MUTANT, PAGED, CTAS, 80),
     *((mutant, PAGED, CTAS, 80) for mutant in WGMMA_PAGE_MUTANTS),
@@ -328,12 +357,16 @@ CALLS = [
 ]
 
 
+def suffix(kernel: int) -> str:
+    return "-short" if kernel == SHORT else "-ahead" if kernel > AHEAD else ""
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("mutant", "case", "ctas", "kernel"),
     CALLS,
     ids=[
-        f"{mutant.name}{'-fused' * case.bias}{'-sm_90a' * (kernel > 0)}{'-short' * (kernel == SHORT)}"
+        f"{mutant.name}{'-fused' * case.bias}{'-sm_90a' * (kernel > 0)}{suffix(kernel)}"
         for mutant, case, _, kernel in CALLS
     ],
 )
@@ -351,7 +384,7 @@ def test_an_address_of_32_bits_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kernel", [MMA, 80])
+@pytest.mark.parametrize("kernel", [MMA, 80, AHEAD + 80])
 def test_the_kernel_as_it_is_passes(kernel: int, tmp_path: Path) -> None:
     program = emulation.build_kernel(tmp_path / "right", CASE.D, kernel, formats=BF16_BLOCKS_FP8_CACHES)
     few_rows = [] if kernel else [(MANY, 264)]  # which that kernel does not take

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from tests.plugins import cases
-from tests.plugins.cases import FP8, GPT_OSS_FP8, OUT_OF_RANGE, Case, Pages, wgmma_rows
+from tests.plugins.cases import FP8, GPT_OSS_FP8, OUT_OF_RANGE, Case, Pages, ahead_fits, wgmma_rows
 from tests.plugins.compare import assert_close
 from tests.plugins.kernel import emulation
-from tests.plugins.kernel.emulation import EmulationError, build_kernel, check, once
+from tests.plugins.kernel.emulation import AHEAD, BF16_BLOCKS_FP8_CACHES, EmulationError, build_kernel, check, once
 from tests.plugins.kernel.oracle import expect
 from tests.plugins.tensors import BAD, draw
 from tests.plugins.test_kernel import call_far
@@ -24,13 +24,17 @@ CASES = [case for case in EVERY if wgmma_rows(case)]
 Program = Callable[[Case], Path]
 
 
-@pytest.fixture
-def program() -> Program:
+@pytest.fixture(params=[0, AHEAD], ids=["", "ahead"])
+def program(request: pytest.FixtureRequest) -> Program:
     """The emulated kernel for a case, compiled when it is first asked for."""
 
     def get(case: Case) -> Path:
-        rows = wgmma_rows(case)
-        return once(f"wgmma_head_dim_{case.D}_rows_{rows}", lambda path: build_kernel(path, case.D, rows))
+        if request.param == AHEAD and not (ahead_fits(case) and case.dtype is cases.BF16):
+            pytest.skip("products ahead are for FP8 caches and many rows, and emulated for blocks of BF16")
+        kernel = request.param + wgmma_rows(case)
+        formats = BF16_BLOCKS_FP8_CACHES if request.param == AHEAD else emulation.ALL_FORMATS
+        name = f"wgmma_head_dim_{case.D}_kernel_{kernel}"
+        return once(name, lambda path: build_kernel(path, case.D, kernel, formats=formats))
 
     return get
 

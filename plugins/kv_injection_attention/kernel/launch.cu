@@ -15,6 +15,8 @@ template <int D>
 cudaError_t launch_short(const Params& params, const LaunchConfig& config);  // head_dim_*.cu
 template <int D>
 cudaError_t launch_wgmma_head_dim(const Params& params, const LaunchConfig& config);  // wgmma_*.cu
+template <int D>
+cudaError_t launch_ahead_head_dim(const Params& params, const LaunchConfig& config);  // wgmma_*.cu
 
 namespace {
 
@@ -94,14 +96,24 @@ cudaError_t launch_wgmma(const Params& p, const Gpu& gpu) {
   return p.head_dim == 64 ? launch_both(launch_wgmma_head_dim<64>, launch_combine<64>, p, config)
                           : launch_both(launch_wgmma_head_dim<128>, launch_combine<128>, p, config);
 }
+
+cudaError_t launch_ahead(const Params& p, const Gpu& gpu) {
+  const LaunchConfig config = make_wgmma_launch_config(p, gpu.sms, true);
+  return p.head_dim == 64 ? launch_both(launch_ahead_head_dim<64>, launch_combine<64>, p, config)
+                          : launch_both(launch_ahead_head_dim<128>, launch_combine<128>, p, config);
+}
 #else
 bool has_wgmma(const Params&, const Gpu&) { return false; }
 cudaError_t launch_wgmma(const Params&, const Gpu&) { return cudaErrorNotSupported; }
+cudaError_t launch_ahead(const Params&, const Gpu&) { return cudaErrorNotSupported; }
 #endif
 
 cudaError_t launch_kernel(const Params& p, const Gpu& gpu, Kernel kernel) {
   if (kernel == Kernel::kShort || (kernel == Kernel::kBest && short_pays(p))) return launch_short(p, gpu);
   const bool wgmma_available = has_wgmma(p, gpu);
+  if (kernel == Kernel::kAhead) {
+    return wgmma_available && wgmma_ahead_fits(p) ? launch_ahead(p, gpu) : cudaErrorNotSupported;
+  }
   if (kernel == Kernel::kWgmma) return wgmma_available ? launch_wgmma(p, gpu) : cudaErrorNotSupported;
   return wgmma_available && kernel == Kernel::kBest && wgmma_pays(p) ? launch_wgmma(p, gpu) : launch_mma(p, gpu);
 }

@@ -70,6 +70,7 @@ DFLASH_DEVICE void griddepcontrol_wait() {
 DFLASH_DEVICE bool any_sync(bool value) { return __any_sync(~0u, value); }
 DFLASH_DEVICE uint32_t ballot_sync(bool value) { return __ballot_sync(~0u, value); }
 DFLASH_DEVICE int lowest_set_bit(uint32_t bits) { return __ffs(static_cast<int>(bits)) - 1; }
+DFLASH_DEVICE void syncwarp() { __syncwarp(); }
 DFLASH_DEVICE int shfl_sync(int value, int lane) { return __shfl_sync(~0u, value, lane); }
 DFLASH_DEVICE int shfl_up_sync(int value, int by) { return __shfl_up_sync(~0u, value, by); }
 DFLASH_DEVICE float shfl_xor_sync(float value, int mask) { return __shfl_xor_sync(~0u, value, mask); }

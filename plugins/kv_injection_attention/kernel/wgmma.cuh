@@ -77,8 +77,11 @@ DFLASH_DEVICE void fence_registers(uint32_t (&values)[n][4]) {
 // Between any access to registers and a wgmma of them.
 DFLASH_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DFLASH_DEVICE void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Waits for all of this thread's committed products.
-DFLASH_DEVICE void wgmma_wait_group() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+// Waits for all of this thread's committed groups of products but the last `pending`.
+template <int pending>
+DFLASH_DEVICE void wgmma_wait_group() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
 
 // ---- Matrices
 
@@ -114,7 +117,7 @@ DFLASH_DEVICE uint32_t cvt_e4m3x4(float a, float b, float c, float d) {
 #define DFLASH_SUMS40 DFLASH_SUMS32, DFLASH_SUMS8(32)
 
 // d = d + a * b, or a * b: 64x16 in the warpgroup's registers times 16xN, whose N rows of 16 columns `b` describes.
-// d and a are the thread's until wgmma_wait_group().
+// d and a are the thread's again after wgmma_wait_group().
 // For E4M3 it is 64x32 times 32xN. A thread's word r of the left operand then has columns 4 (lane % 4) to
 // 4 (lane % 4) + 3, 16 on if r > 1, of row 16 warp + lane / 4, eight on if r is odd (PTX ISA 9.2, 9.7.15.5.1.1.3,
 // figure 152): the words that ldmatrix gives of rows of bytes.

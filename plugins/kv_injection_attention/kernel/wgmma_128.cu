@@ -4,5 +4,6 @@
 namespace dflash::kv_injection {
 
 template cudaError_t launch_wgmma_head_dim<128>(const Params&, const LaunchConfig&);
+template cudaError_t launch_ahead_head_dim<128>(const Params&, const LaunchConfig&);
 
 }  // namespace dflash::kv_injection

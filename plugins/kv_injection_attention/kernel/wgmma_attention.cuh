@@ -17,8 +17,9 @@
 
 namespace dflash::kv_injection {
 
-// T is the block's format, N the launch's tile_rows. V of an FP8 cache is widened to F16, exactly.
-template <int D, int N, class T, bool kFp8>
+// T is the block's format, N the launch's tile_rows. V of an FP8 cache is widened to F16, exactly. kAhead: the scores of
+// a team's next step are made while the values of a step are multiplied, see attend_ahead().
+template <int D, int N, class T, bool kFp8, bool kAhead = false>
 class WgmmaAttention {
  public:
   DFLASH_DEVICE WgmmaAttention(const Params& p, const LaunchConfig& config) : p_(p), config_(config) {}
@@ -111,22 +112,22 @@ class WgmmaAttention {
     return min(steps(now), kTeams) + (now.ends() ? 1 : 0);
   }
 
-  static constexpr int kTeams = wgmma_teams(D);
-  static constexpr int kThreads = Warpgroup<D, N, kFp8>::kThreads;
+  using Group = Warpgroup<D, N, kFp8, kAhead>;
+  static constexpr int kTeams = Group::kTeams;
+  static constexpr int kThreads = Group::kThreads;
   static constexpr int kElementBytes = kFp8 ? 1 : 2;
   static constexpr int kStride = row_bytes(D, 2);
   static constexpr int kWarps = kTeams * kWarpgroupWarps;
-  using Context = WgmmaContextLoader<D, kElementBytes>;
-  using Group = Warpgroup<D, N, kFp8>;
+  using Context = WgmmaContextLoader<D, kElementBytes, kAhead>;
   using CacheOperands = LeftOperands<D, kFp8>;
   using BlockOperands = LeftOperands<D, false>;  // of the block's rows
-  using State = WgmmaState<D, N, kFp8>;
+  using State = WgmmaState<D, N, kFp8, kAhead>;
   using Score = std::conditional_t<kFp8, F16, T>;
   static_assert(kTeams * wgmma_number_bytes(N) >= kWarps * 4);
 
   // Taken from one lane, so that the compiler knows it to be uniform.
-  static DFLASH_DEVICE Shared uniform_team_weights() {
-    return static_cast<Shared>(shfl_sync(static_cast<int>(Group::weights(Group::team())), 0));
+  static DFLASH_DEVICE Shared uniform_team_weights(Shared place = 0) {
+    return static_cast<Shared>(shfl_sync(static_cast<int>(Group::weights(Group::team()) + place), 0));
   }
 
   // Where a thread reads and writes in every step, and the factor of its scores.
@@ -302,13 +303,16 @@ class WgmmaAttention {
     uint32_t keys[D / (kFp8 ? 32 : 16)][4];
     CacheOperands::load_keys(keys, rows + addresses.keys);
     if constexpr (kFp8) {
-      State::multiply_key_bytes(score, keys);
+      State::start_key_bytes(score, keys);
+      State::template finish_key_bytes<0>(score);
       state.template scale_scores<kRaise>(score, addresses.score_factor);
     } else {
       if (!kRaise) state.load_negated_maxima(score);
       State::template multiply_keys<Score>(score, keys, 0, !kRaise);
     }
-    if (all_visible) return;
+    if (!all_visible) mask_context(score, left);
+  }
+  DFLASH_DEVICE void mask_context(float (&score)[N / 2], int left) const {
     const ContextSpan now = span();
     // The window of slot s begins `s` rows behind this one.
     const int window_begin = now.length - window_of(p_.sliding_window) + 1 - (now.key_end - left);
@@ -339,7 +343,57 @@ class WgmmaAttention {
     constexpr int kSteps = kWgmmaKeys / 16;
     uint32_t values[D / 64 * kSteps][4];
     CacheOperands::template load_values<kSteps>(values, rows + addresses.values);
-    state.template add_values<Score, kSteps>(values, uniform_team_weights());
+    state.template start_values<Score, kSteps>(values, uniform_team_weights());
+    state.finish_values();
+  }
+
+  // Whether a step of which `left` rows of the span are left is full, and all slots see all of it.
+  static DFLASH_DEVICE bool all_visible(int left) { return left >= kWgmmaKeys && left <= rows_visible_to_all(); }
+
+  // attend_steps() of an FP8 cache. A step's products run while other work is done: those of the next step's keys while
+  // this one's values are loaded, those of the values while the next scores become weights. These have a second place,
+  // so that one barrier a step is enough.
+  DFLASH_DEVICE void attend_ahead(State& state, Context& context, bool& first) const {
+    if (!context.find_next()) return;
+    context.wait_for_next();
+    const StepAddresses addresses;
+    constexpr int kSteps = kWgmmaKeys / 16;
+    float score[N / 2], sums[N / 4];
+    Shared place = 0;  // of the step's weights, from the first ones on
+    for (bool exceeds = true;;) {
+      fence_proxy_async();
+      // All of the step's weights and values are there now, and its predecessor's stage and weights are free.
+      const bool raise = barrier_red_or(Group::barrier(), kThreads, exceeds);
+      context.take_next([] { return span(); });
+      if (raise) {  // there are no weights, or too large ones: as in attend_keys()
+        const int left = context.rows_left();
+        make_scores<true>(state, score, addresses, all_visible(left), left, context.rows());
+        state.raise_maxima(score, Group{});
+        state.template softmax_weights<Score>(score, sums, addresses.weights + place);
+        fence_proxy_async();
+        Group::sync();
+      }
+      first = false;
+#pragma unroll
+      for (int c = 0; c < N / 4; ++c) state.sum[c] += sums[c];
+
+      context.wait_for_next();
+      syncwarp();  // a warp's keys are those that it copied; behind the last step nobody takes what is made of them
+      uint32_t keys[D / 32][4], values[D / 64 * kSteps][4];
+      CacheOperands::load_keys(keys, context.next_rows() + addresses.keys);
+      State::start_key_bytes(score, keys);
+      CacheOperands::template load_values<kSteps>(values, context.rows() + addresses.values);
+      state.template start_values<Score, kSteps>(values, uniform_team_weights(place));
+      State::template finish_key_bytes<1>(score);
+      if (!context.find_next()) return state.finish_values();
+
+      const int left = context.rows_left();
+      state.template scale_scores<false>(score, addresses.score_factor);
+      if (!all_visible(left)) mask_context(score, left);
+      place = wgmma_weight_bytes(N) - place;
+      exceeds = state.template softmax_weights<Score>(score, sums, addresses.weights + place);
+      state.finish_values();
+    }
   }
 
   // Block slot j is visible to slot s if |s - j| < window, and if causal j <= s.
@@ -367,7 +421,8 @@ class WgmmaAttention {
     for (int c = 0; c < N / 4; ++c) state.sum[c] += sums[c];
     uint32_t values[D / 64 * kSteps][4];
     BlockOperands::template load_values<kSteps>(values, block_values() + BlockOperands::values_at(warp, lane));
-    state.template add_values<T, kSteps>(values, Group::weights(Group::team()));
+    state.template start_values<T, kSteps>(values, Group::weights(Group::team()));
+    state.finish_values();
   }
 
   // Where a query row stands in the results of a team: of each column of a thread's its maximum, sum and outputs.
@@ -420,12 +475,16 @@ class WgmmaAttention {
   // `first` becomes false if there is a step. Teams without steps and block wait for the others all the same.
   DFLASH_DEVICE void attend_steps(Context& context, bool& first, bool has_block) const {
     State state;
-    const StepAddresses addresses;
-    while (context.next([] { return span(); })) {
-      const bool all_visible = context.rows_left() >= kWgmmaKeys && context.rows_left() <= rows_visible_to_all();
-      attend_keys(state, addresses, first, all_visible, context.rows_left(), context.rows());
-      if (first) stamp(Phase::kFirstStep);
-      first = false;
+    if constexpr (kAhead) {
+      attend_ahead(state, context, first);
+    } else {
+      const StepAddresses addresses;
+      while (context.next([] { return span(); })) {
+        const int left = context.rows_left();
+        attend_keys(state, addresses, first, all_visible(left), left, context.rows());
+        if (first) stamp(Phase::kFirstStep);
+        first = false;
+      }
     }
     stamp(Phase::kContext);
     if (kFp8) state.scale_outputs(p_.v_scale);
@@ -438,12 +497,12 @@ class WgmmaAttention {
   const LaunchConfig& config_;
 };
 
-template <int D, int N, class T, bool kFp8>
-__global__ void __launch_bounds__(32 * kWarpgroupWarps * wgmma_teams(D), 1)
+template <int D, int N, class T, bool kFp8, bool kAhead = false>
+__global__ void __launch_bounds__(32 * kWarpgroupWarps * wgmma_teams(D, kAhead), 1)
     wgmma_attention(const __grid_constant__ Params p, const __grid_constant__ LaunchConfig config) {
   stamp(Phase::kStart);
   griddepcontrol_launch_dependents();
-  const WgmmaAttention<D, N, T, kFp8> attention(p, config);
+  const WgmmaAttention<D, N, T, kFp8, kAhead> attention(p, config);
   attention.prepare();
   griddepcontrol_wait();  // as attention() does
   stamp(Phase::kGridBefore);

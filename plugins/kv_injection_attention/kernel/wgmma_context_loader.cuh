@@ -8,7 +8,7 @@
 
 namespace dflash::kv_injection {
 
-template <int D, int kElementBytes>
+template <int D, int kElementBytes, bool kAhead>
 class WgmmaContextLoader {
  public:
   using Step = ContextStep<D, kElementBytes, kWgmmaKeys>;
@@ -40,28 +40,41 @@ class WgmmaContextLoader {
   // Goes on to the team's next step. False after the last, when no copy is under way.
   template <class GetSpan>
   DFLASH_DEVICE bool next(GetSpan get_span) {
-    rows_left_ -= kTeamKeys;
-    if (rows_left_ <= 0) {
-      cp_async_wait_group<0>();
-      return false;
-    }
-    cp_async_wait_group<kStages - 2>();
+    if (!find_next()) return false;
+    wait_for_next();
     // Now all threads' copies of this step are there, and all are done with the step before: its stage is free.
     bar_sync(barrier_, 32 * kWarpgroupWarps);
-    copy_step(rows_left_ - (kStages - 1) * kTeamKeys, stage_, get_span);
-    stage_ = stage_ == last_stage_ ? stage_ - (kStages - 1) * kStageBytes : stage_ + kStageBytes;
+    take_next(get_span);
     return true;
+  }
+  // The same in parts, for a caller with a barrier of its own. rows() are those of the step before until take_next(),
+  // which comes behind the barrier.
+  DFLASH_DEVICE bool find_next() {
+    rows_left_ -= kTeamKeys;
+    if (rows_left_ > 0) return true;
+    cp_async_wait_group<0>();
+    return false;
+  }
+  // For this thread's copies of the step behind rows().
+  DFLASH_DEVICE void wait_for_next() const { cp_async_wait_group<kStages - 2>(); }
+  template <class GetSpan>
+  DFLASH_DEVICE void take_next(GetSpan get_span) {
+    copy_step(rows_left_ - (kStages - 1) * kTeamKeys, stage_, get_span);
+    stage_ = next_rows();
   }
 
   // Rows of the span from the step's first on, and the step's stage: K and behind it V. Those from the span's
   // end on are 0.
   DFLASH_DEVICE int rows_left() const { return rows_left_; }
   DFLASH_DEVICE Shared rows() const { return stage_; }
+  DFLASH_DEVICE Shared next_rows() const {
+    return stage_ == last_stage_ ? stage_ - (kStages - 1) * kStageBytes : stage_ + kStageBytes;
+  }
 
  private:
-  static constexpr int kTeams = wgmma_teams(D);
+  static constexpr int kTeams = wgmma_teams(D, kAhead);
   static constexpr int kTeamKeys = kTeams * kWgmmaKeys;  // from one of the team's steps to its next
-  static constexpr int kStages = wgmma_stages(D, kElementBytes);
+  static constexpr int kStages = wgmma_stages(D, kElementBytes, kAhead);
   static constexpr int kStageBytes = Step::kStageBytes;
   static constexpr int kRowBytes = Step::kRowBytes;
   static_assert(kStageBytes == wgmma_stage_bytes(D, kElementBytes));

@@ -23,6 +23,20 @@ cudaError_t launch_wgmma_format(const Params& p, const LaunchConfig& config) {
   return cudaErrorInvalidValue;
 }
 
+template <int D, class T>
+cudaError_t launch_ahead_format(const Params& p, const LaunchConfig& config) {
+  if (config.tile_rows == 64) return start_attention(wgmma_attention<D, 64, T, true, true>, p, config, kWgmmaShared);
+  if constexpr (wgmma_rows(D, 80) == 80) {
+    return start_attention(wgmma_attention<D, 80, T, true, true>, p, config, kWgmmaShared);
+  }
+  return cudaErrorInvalidValue;
+}
+
+template <int D>
+cudaError_t launch_ahead_head_dim(const Params& p, const LaunchConfig& config) {
+  return p.block_dtype == DType::kF16 ? launch_ahead_format<D, F16>(p, config) : launch_ahead_format<D, BF16>(p, config);
+}
+
 template <int D>
 cudaError_t launch_wgmma_head_dim(const Params& p, const LaunchConfig& config) {
   return p.block_dtype == DType::kF16 ? launch_wgmma_format<D, F16>(p, config)

@@ -13,10 +13,12 @@ inline constexpr int kWgmmaKeys = 64;
 // All the shared memory that a CTA of an sm_90 can have.
 inline constexpr int kWgmmaShared = 227 * 1024;
 
-// Warpgroups of a CTA: of 168 registers a thread where head_dim is 64, of 255 otherwise.
-DFLASH_ANYWHERE constexpr int wgmma_teams(int head_dim) { return head_dim == 64 ? 3 : 2; }
+// Warpgroups of a CTA: of 168 registers a thread where head_dim is 64, of 255 otherwise. `ahead`: with products ahead,
+// whose operands take registers (see attend_ahead).
+DFLASH_ANYWHERE constexpr int wgmma_teams(int head_dim, bool ahead = false) { return head_dim == 64 && !ahead ? 3 : 2; }
 // Steps of a team in flight or in use, as many as find room.
-DFLASH_ANYWHERE constexpr int wgmma_stages(int head_dim, int element_bytes) {
+DFLASH_ANYWHERE constexpr int wgmma_stages(int head_dim, int element_bytes, bool ahead = false) {
+  if (head_dim == 64 && ahead) return 8;
   return head_dim == 64 ? (element_bytes == 1 ? 5 : 3) : (element_bytes == 1 ? 4 : 2);
 }
 // The N of wgmma: query rows, rounded up to what is compiled; 0 where there are too many.
@@ -32,14 +34,17 @@ DFLASH_ANYWHERE constexpr int wgmma_query_bytes(int head_dim, int rows, int elem
   return head_dim * rows * (element_bytes == 1 ? 3 : 2);
 }
 DFLASH_ANYWHERE constexpr int wgmma_weight_bytes(int rows) { return kWgmmaKeys * rows * 2; }
+// Places for weights that a team has.
+DFLASH_ANYWHERE constexpr int wgmma_weight_places(bool ahead) { return ahead ? 2 : 1; }
 // Bytes of a number for each warp of a team and each row.
 DFLASH_ANYWHERE constexpr int wgmma_number_bytes(int rows) { return kWarpgroupWarps * rows * 4; }
 // Bytes of the words that tell a CTA's span, and behind them of the factor of its scores.
 inline constexpr int kSpanBytes = 48;
 // Where the block's K begins, behind queries, weights, numbers, each row's slot, and the span.
-DFLASH_ANYWHERE constexpr int wgmma_block_at(int head_dim, int rows, int element_bytes) {
-  const int each = wgmma_weight_bytes(rows) + wgmma_number_bytes(rows);
-  return wgmma_query_bytes(head_dim, rows, element_bytes) + wgmma_teams(head_dim) * each + rows * 4 + kSpanBytes;
+DFLASH_ANYWHERE constexpr int wgmma_block_at(int head_dim, int rows, int element_bytes, bool ahead = false) {
+  const int each = wgmma_weight_places(ahead) * wgmma_weight_bytes(rows) + wgmma_number_bytes(rows);
+  const int queries = wgmma_query_bytes(head_dim, rows, element_bytes);
+  return queries + wgmma_teams(head_dim, ahead) * each + rows * 4 + kSpanBytes;
 }
 // Values that a thread leaves for the merge: for each of its N / 4 columns a maximum, a sum and D / 32 outputs.
 DFLASH_ANYWHERE constexpr int wgmma_values(int head_dim, int rows) { return rows / 4 * (head_dim / 32 + 2); }
@@ -53,7 +58,10 @@ bool wgmma_fits(const Params& params);
 // Whether the kernel is taken for a call that fits: where mma.sync pads its rows or holds up an FP8 cache, on paper.
 bool wgmma_pays(const Params& params);
 
+// Whether it is compiled for them with products ahead, too: for an FP8 cache and more than 32 rows.
+bool wgmma_ahead_fits(const Params& params);
+
 // The launch for a GPU of `sms` SMs, for calls that fit: tile_rows is N, row_groups the warps of a team.
-LaunchConfig make_wgmma_launch_config(const Params& params, int32_t sms);
+LaunchConfig make_wgmma_launch_config(const Params& params, int32_t sms, bool ahead = false);
 
 }  // namespace dflash::kv_injection

@@ -22,9 +22,11 @@ namespace dflash::kv_injection {
 // Where a warpgroup's operands lie, and who this thread is in it. Recomputed each time, not kept:
 // registers are scarce.
 // kFp8 says that the cache is E4M3.
-template <int D, int N, bool kFp8>
+template <int D, int N, bool kFp8, bool kAhead>
 struct Warpgroup {
   static constexpr int kThreads = 32 * kWarpgroupWarps;
+  static constexpr int kTeams = wgmma_teams(D, kAhead);
+  static constexpr int kWeightBytes = wgmma_weight_places(kAhead) * wgmma_weight_bytes(N);
 
   static DFLASH_DEVICE int lane() { return tid_x() & 31; }
   static DFLASH_DEVICE int warp() { return tid_x() / 32u % kWarpgroupWarps; }
@@ -41,12 +43,12 @@ struct Warpgroup {
   static DFLASH_DEVICE Shared rounded_queries() { return queries() + wgmma_query_bytes(D, N, 2); }
   // SwizzledRows [N, 64 keys].
   static DFLASH_DEVICE Shared weights(int of_team) {
-    return queries() + wgmma_query_bytes(D, N, kFp8 ? 1 : 2) + of_team * wgmma_weight_bytes(N);
+    return queries() + wgmma_query_bytes(D, N, kFp8 ? 1 : 2) + of_team * kWeightBytes;
   }
   // [warps][N] floats.
-  static DFLASH_DEVICE Shared numbers() { return weights(wgmma_teams(D)) + team() * wgmma_number_bytes(N); }
+  static DFLASH_DEVICE Shared numbers() { return weights(kTeams) + team() * wgmma_number_bytes(N); }
   // [N] integers: the block slot of each query row.
-  static DFLASH_DEVICE Shared slots() { return weights(wgmma_teams(D)) + wgmma_teams(D) * wgmma_number_bytes(N); }
+  static DFLASH_DEVICE Shared slots() { return weights(kTeams) + kTeams * wgmma_number_bytes(N); }
   // Eight words: the CTA's span and what remains of its range. Behind them the factor of the scores of rounded queries.
   static DFLASH_DEVICE Shared span() { return slots() + N * 4; }
   static DFLASH_DEVICE Shared score_factor() { return span() + 32; }
@@ -103,9 +105,9 @@ struct LeftOperands {
 };
 
 // Score and Value are the formats of the two products.
-template <int D, int N, bool kFp8>
+template <int D, int N, bool kFp8, bool kAhead>
 struct WgmmaState {
-  using Group = Warpgroup<D, N, kFp8>;
+  using Group = Warpgroup<D, N, kFp8, kAhead>;
   using Queries = SwizzledRows<128>;
   using RoundedQueries = SwizzledRows<D>;
   using Weights = SwizzledRows<128>;
@@ -163,21 +165,25 @@ struct WgmmaState {
       wgmma(Score{}, score, keys[i], queries + at % 4 * kDescribedColumns, i > 0 || add);
     }
     wgmma_commit_group();
-    wgmma_wait_group();
+    wgmma_wait_group<0>();
     fence_registers(score);
   }
 
   // The products of E4M3 keys with the rounded queries. They start from 0, not from the negated maximum, which may be
   // the largest summand: of FP8 products Hopper keeps no more than 13 bits behind that one's first (DeepSeek-V3, arXiv
   // 2412.19437, 3.5.2).
-  static DFLASH_DEVICE void multiply_key_bytes(float (&score)[N / 2], uint32_t (&keys)[D / 32][4]) {
+  static DFLASH_DEVICE void start_key_bytes(float (&score)[N / 2], uint32_t (&keys)[D / 32][4]) {
     fence_registers(keys);
     wgmma_fence();
     const uint64_t queries = RoundedQueries::descriptor(Group::rounded_queries());
 #pragma unroll
     for (int i = 0; i < D / 32; ++i) wgmma(E4M3{}, score, keys[i], queries + i * kDescribedColumns, i > 0);
     wgmma_commit_group();
-    wgmma_wait_group();
+  }
+  // `pending` groups of products were started behind them.
+  template <int pending>
+  static DFLASH_DEVICE void finish_key_bytes(float (&score)[N / 2]) {
+    wgmma_wait_group<pending>();
     fence_registers(score);
   }
 
@@ -252,7 +258,7 @@ struct WgmmaState {
   }
 
   template <class Value, int kSteps>
-  DFLASH_DEVICE void add_values(uint32_t (&values)[D / 64 * kSteps][4], Shared weights) {
+  DFLASH_DEVICE void start_values(uint32_t (&values)[D / 64 * kSteps][4], Shared weights) {
     fence_registers(values);
 #pragma unroll
     for (int tile = 0; tile < D / 64; ++tile) fence_registers(output[tile]);
@@ -266,7 +272,9 @@ struct WgmmaState {
       }
     }
     wgmma_commit_group();
-    wgmma_wait_group();
+  }
+  DFLASH_DEVICE void finish_values() {
+    wgmma_wait_group<0>();
 #pragma unroll
     for (int tile = 0; tile < D / 64; ++tile) fence_registers(output[tile]);
   }

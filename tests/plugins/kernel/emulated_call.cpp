@@ -2,7 +2,7 @@
 // emulated_call DIRECTORY CTAS SEED: one call of both kernels, emulated.
 //
 // Compiled for DFLASH_ARCHITECTURE, on whose GPUs a CTA has at most DFLASH_SHARED bytes of shared memory, and which starts
-// kernels early if DFLASH_EARLY is 1. Compiled for DFLASH_HEAD_DIM; with the attention of DFLASH_KERNEL: 0 the general one, -1 that of short contexts, else sm_90a's for that many rows; for the
+// kernels early if DFLASH_EARLY is 1. Compiled for DFLASH_HEAD_DIM; with the attention of DFLASH_KERNEL: 0 the general one, -1 that of short contexts, else sm_90a's for that many rows, with products ahead if 1000 is added; for the
 // blocks and caches that DFLASH_FORMATS names: 0 all, 1 BF16 blocks, 2 BF16 blocks and FP8 caches.
 //
 // DIRECTORY/params has a line "name value" for each number of Params, DIRECTORY/<tensor> the bytes of each tensor.
@@ -161,13 +161,14 @@ class Call {
   unsigned char* out_ = nullptr;
 };
 
-constexpr int kKernel = DFLASH_KERNEL;
+constexpr bool kAhead = DFLASH_KERNEL > 1000;
+constexpr int kKernel = DFLASH_KERNEL % 1000;
 constexpr bool kShort = kKernel < 0;
 
 template <int D, class T, bool kFp8>
 void attend(const kv::Params& p, const kv::LaunchConfig& config) {
   if constexpr (kKernel > 0) {
-    kv::wgmma_attention<D, kKernel, T, kFp8>(p, config);
+    kv::wgmma_attention<D, kKernel, T, kFp8, kAhead && kFp8>(p, config);
   } else if constexpr (kShort) {
     kv::short_attention<D, T, kFp8>(p, config);
   } else {
@@ -210,8 +211,9 @@ int main(int, char** arguments) {
   Call call(arguments[1]);
   const kv::Params p = call.params();
   if (p.batch == 0) return call.produce(), call.finish(p), 0;
+  if (kAhead && p.cache_dtype != kv::DType::kF8E4M3) return 5;
   const int ctas = std::atoi(arguments[2]);
-  const kv::LaunchConfig config = kKernel > 0 ? kv::make_wgmma_launch_config(p, ctas)
+  const kv::LaunchConfig config = kKernel > 0 ? kv::make_wgmma_launch_config(p, ctas, kAhead)
                                   : kShort    ? kv::make_short_launch_config(p, ctas, DFLASH_SHARED)
                                               : kv::make_launch_config(p, ctas, DFLASH_SHARED);
   const auto seed = static_cast<uint32_t>(std::atoi(arguments[3]));

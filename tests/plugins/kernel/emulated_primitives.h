@@ -63,6 +63,7 @@ Value exchange(const char* instruction, Value value, int argument, Source source
   return mine.out;
 }
 
+inline void syncwarp() { cta().synchronize_warp(); }
 inline int shfl_sync(int value, int lane) {
   return exchange("shfl_sync", value, lane, [](int, int from) { return from % 32; });
 }

@@ -20,7 +20,10 @@ void fence_registers(uint32_t (&)[n][4]) {}
 
 inline void wgmma_fence() { emulator::wgmma_fence(); }
 inline void wgmma_commit_group() { emulator::wgmma_commit_group(); }
-inline void wgmma_wait_group() { emulator::wgmma_wait_group(0); }
+template <int pending>
+void wgmma_wait_group() {
+  emulator::wgmma_wait_group(pending);
+}
 
 // [9.7.14.5.16, stmatrix] Lane 4 g + t has elements 2 t and 2 t + 1 of row g of each matrix; transposed, of column g,
 // and the addresses are those of the stored rows. So what a lane has of row g and columns 2 t, 2 t + 1 of the matrix it

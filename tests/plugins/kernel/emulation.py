@@ -39,7 +39,7 @@ ASAN_OPTIONS = "detect_leaks=0:detect_stack_use_after_return=0:malloc_context_si
 MOST_SECONDS = 60  # of CPU time, far above what a call takes
 DIGEST_CHARACTERS = 16
 ALL_FORMATS, BF16_BLOCKS, BF16_BLOCKS_FP8_CACHES = range(3)
-MMA, SHORT = 0, -1
+MMA, SHORT, AHEAD = 0, -1, 1000
 DTYPES = {F16: 0, BF16: 1, FP8: 2}
 shared = Path("unknown before conftest.py says it")
 """Where what is built once lies."""
@@ -127,7 +127,7 @@ def build_kernel(
     gpu: Gpu = HOPPER,
 ) -> Path:  # fmt: skip
     """The program that `call` runs, of the general attention (MMA), of short contexts' (SHORT), or of sm_90a's for
-    `kernel` rows.
+    `kernel` rows, with products ahead where AHEAD is added.
 
     The fewer `formats`, the sooner it is compiled.
     """

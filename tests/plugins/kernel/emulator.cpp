@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "fiber.h"
@@ -154,6 +155,15 @@ bool Cta::barrier(int id, int threads, bool value) {
   std::erase(barrier.waiting, current_);
   wake(std::exchange(barrier.waiting, {}));
   return barrier.last;
+}
+
+void Cta::synchronize_warp() {
+  char mine = 0;
+  together<char>("syncwarp", mine, [this](char**) {
+    std::vector<int> threads(32);
+    std::iota(threads.begin(), threads.end(), current_ / 32 * 32);
+    synchronize(threads);
+  });
 }
 
 void Cta::synchronize(const std::vector<int>& threads) {

@@ -75,6 +75,7 @@ class Cta {
 
   // Whether `value` holds for any of the threads.
   bool barrier(int id, int threads, bool value = false);
+  void synchronize_warp();
   void copy(uint32_t to, const void* from);
   void commit();
   void wait(int pending);

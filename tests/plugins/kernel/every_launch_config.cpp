@@ -13,14 +13,16 @@ namespace kv = dflash::kv_injection;
 namespace {
 
 // The kernel of sm_90a, on a GPU of as many SMs.
-void check_wgmma(const kv::Params& p, int sms) {
-  if (!kv::wgmma_fits(p)) return;
-  const kv::LaunchConfig config = kv::make_wgmma_launch_config(p, sms);
+void check_wgmma(const kv::Params& p, int sms, bool ahead) {
+  if (!(ahead ? kv::wgmma_ahead_fits(p) : kv::wgmma_fits(p))) return;
+  const kv::LaunchConfig config = kv::make_wgmma_launch_config(p, sms, ahead);
   const int bytes = p.cache_dtype == kv::DType::kF8E4M3 ? 1 : 2;
-  const int stages = config.teams * kv::wgmma_stages(p.head_dim, bytes) * config.stage_bytes;
+  const int stages = config.teams * kv::wgmma_stages(p.head_dim, bytes, ahead) * config.stage_bytes;
   const int threads = 32 * config.teams * config.row_groups;
   const auto expect = [&](bool holds, const char* what) {
-    if (!holds) std::printf("wgmma, D %d, %d rows, %d bytes, %d SMs: %s\n", p.head_dim, config.rows, bytes, sms, what);
+    if (holds) return;
+    std::printf("%s, D %d, %d rows, %d bytes, %d SMs: %s\n", ahead ? "ahead" : "wgmma", p.head_dim, config.rows, bytes,
+                sms, what);
   };
   expect(config.shared_bytes <= kv::kWgmmaShared, "too much shared memory");
   expect(config.stages_at + stages <= config.shared_bytes, "stages do not fit");
@@ -29,7 +31,7 @@ void check_wgmma(const kv::Params& p, int sms) {
   expect(kv::wgmma_query_bytes(p.head_dim, config.tile_rows, bytes) % 1024 == 0, "queries that no pattern begins with");
   expect(kv::wgmma_weight_bytes(config.tile_rows) % 1024 == 0, "weights that no pattern begins with");
   expect(config.tile_rows >= config.rows, "rows that no column has");
-  expect(threads <= 65536 / (p.head_dim == 64 ? 168 : 255), "too many threads for their registers");
+  expect(threads <= 65536 / (p.head_dim == 64 && !ahead ? 168 : 255), "too many threads for their registers");
   expect(config.ranges == 1 || config.ranges * p.num_kv_heads <= sms, "CTAs that wait for others");
   const size_t used = kv::partial_rows(p, config) * (p.head_dim + 2) * sizeof(float);
   expect(config.ranges == 1 || used <= kv::workspace_size(p), "too little workspace");
@@ -166,7 +168,10 @@ int main() {
   const auto try_sizes = [&] {
     for (const int ctas : {1, 114, 188, 264, 320}) check(p, ctas, kv::kSharedBudget);
     check(p, 108, 163 << 10);  // an A100
-    for (const int sms : {1, 132}) check_wgmma(p, sms), check_short(p, sms, 227 << 10), check_short(p, sms, 99 << 10);
+    for (const int sms : {1, 132}) {
+      for (const bool ahead : {false, true}) check_wgmma(p, sms, ahead);
+      for (const int shared : {227 << 10, 99 << 10}) check_short(p, sms, shared);
+    }
   };
   const auto try_heads = [&](int group) {
     for (const int kv_heads : {1, 8}) {

@@ -47,7 +47,7 @@ void multiply(
   wgmma(F16{}, d, a, matrix, false);
   wgmma_commit_group();
   then(d, a);
-  wgmma_wait_group();
+  wgmma_wait_group<0>();
 }
 
 const std::map<std::string, std::function<void()>> kFaults{
@@ -66,7 +66,7 @@ const std::map<std::string, std::function<void()>> kFaults{
        uint32_t a[4] = {};
        wgmma_fence();
        for (int i = 0; i < 2; ++i) wgmma(F16{}, d, a, kMatrix + 2 * i, i > 0), wgmma_commit_group();
-       wgmma_wait_group();
+       wgmma_wait_group<0>();
        if (d[3] != 0) emulator::fail("found %g", d[3]);
      }},
     {"nothing written",
@@ -202,7 +202,7 @@ void print_layout(uint64_t matrix) {
   wgmma_fence();
   wgmma(F16{}, d, a, matrix, false);
   wgmma_commit_group();
-  wgmma_wait_group();
+  wgmma_wait_group<0>();
   for (int i = 0; i < 16; ++i) std::printf("%d %d %g\n", thread, i, d[i]);
 }
 
@@ -228,7 +228,7 @@ void print_layout_of_bytes(uint64_t matrix, int digit) {
   wgmma_fence();
   wgmma(E4M3{}, d, a, matrix, false);
   wgmma_commit_group();
-  wgmma_wait_group();
+  wgmma_wait_group<0>();
   for (int i = 0; i < 16; ++i) std::printf("%d %d %g\n", thread, i, d[i]);
 }
 
