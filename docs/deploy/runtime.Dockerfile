@@ -3,8 +3,8 @@
 # --target gpu -t dflash-trt:gpu: with CUDA's torch and our kernels; docker run --gpus all (driver 580 or newer).
 # --target dynamo -t dflash-trt:dynamo: NVIDIA Dynamo's worker and frontend.
 # --build-arg DFLASH_COMMIT=$(git rev-parse HEAD) is what `dflash-trt --version` then says.
-# Built with Debian 12's Python 3.11 in the place of python:3.12-slim, and torch's wheel from a file; run on a CPU. Of gpu
-# the kernels were compiled; it has not yet run on a GPU.
+# Built with Debian 12's Python 3.11 in the place of python:3.12-slim, and torch's wheel from a file (gpu: 2.14.1, 6.9 GB);
+# run on a CPU, not yet on a GPU.
 ARG TORCH=torch==2.13.0
 
 FROM python:3.12-slim AS source
