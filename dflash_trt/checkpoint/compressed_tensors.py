@@ -178,7 +178,7 @@ def _dense_weight(module: str, scheme: Scheme, own: Weights) -> DecodedTensor:
             f"{packed.file}: {scheme}: expected no {surplus[0]}, found tensor {own[surplus[0]].name!r}{what}", hint=HINT
         )
     stored = sum(tensor.num_bytes for tensor in own.values())
-    return decoded(f"{module}.weight", shape, packed, decoder(scheme, own, shape), scheme.format, stored)
+    return decoded(packed.file, f"{module}.weight", shape, decoder(scheme, own, shape), scheme.format, stored)
 
 
 def _missing(packed: StoredTensor, name: str) -> NoReturn:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -177,8 +178,30 @@ def _tensor(file: Path, name: str, shape: tuple[int, ...], kind: int, offset: in
         return StoredTensor(name=name, dtype=dtype, shape=shape, file=file, offset=offset, num_bytes=size)
     import numpy as np
 
-    if kind == F16:
-        return _float16(file, name, shape, offset)
+    per_block, block_bytes, stored_type, unpack = _format(file, name, kind)
+    if shape[-1] % per_block:
+        raise CheckpointError(
+            f"{file}: tensor {shown(name)}: expected columns in blocks of {per_block} for {stored_type}, found"
+            f" {shape[-1]}",
+            hint=REDOWNLOAD,
+        )
+    width = shape[-1] // per_block * block_bytes
+
+    def decode(begin: int, end: int) -> NDArray[np.float32]:
+        raw = np.memmap(file, np.uint8, "r", offset + begin * width, (end - begin, width))
+        with np.errstate(all="ignore"):
+            values: NDArray[np.float32] = unpack(raw)
+        return values
+
+    return decoded(file, name, shape, decode, stored_type, math.prod(shape[:-1]) * width)
+
+
+def _format(file: Path, name: str, kind: int) -> tuple[int, int, str, Callable[[NDArray[np.uint8]], Any]]:
+    """Elements and bytes of a block of a type, its name, and what makes float32 of such blocks."""
+    import numpy as np
+
+    if kind == F16:  # which llama.cpp's converter made of BF16
+        return 1, 2, "F16", lambda raw: raw.view("<f2").astype(np.float32)
     gguf = _package(file)
     try:
         quantised = gguf.GGMLQuantizationType(kind)
@@ -188,38 +211,7 @@ def _tensor(file: Path, name: str, shape: tuple[int, ...], kind: int, offset: in
         raise _unread(file, name, f"the type {kind}") from None
     if kind == NVFP4:
         raise _unread(file, name, "NVFP4, which has scales in other tensors")
-    if shape[-1] % per_block:
-        raise CheckpointError(
-            f"{file}: tensor {shown(name)}: expected columns in blocks of {per_block} for {quantised.name}, found"
-            f" {shape[-1]}",
-            hint=REDOWNLOAD,
-        )
-    width = shape[-1] // per_block * block_bytes
-    size = math.prod(shape[:-1]) * width
-
-    def decode(begin: int, end: int) -> NDArray[np.float32]:
-        raw = np.memmap(file, np.uint8, "r", offset + begin * width, (end - begin, width))
-        with np.errstate(all="ignore"):
-            values: NDArray[np.float32] = gguf.dequantize(raw, quantised)
-        return values
-
-    at = StoredTensor(name=name, dtype="U8", shape=shape, file=file, offset=offset, num_bytes=size)
-    return decoded(name, shape, at, decode, quantised.name, size)
-
-
-def _float16(file: Path, name: str, shape: tuple[int, ...], offset: int) -> StoredTensor:
-    """F16 as BF16, which llama.cpp's converter made it of."""
-    import numpy as np
-
-    width = shape[-1]
-    size = 2 * math.prod(shape)
-
-    def decode(begin: int, end: int) -> NDArray[np.float32]:
-        raw = np.memmap(file, "<f2", "r", offset + 2 * begin * width, (end - begin, width))
-        return raw.astype(np.float32)
-
-    at = StoredTensor(name=name, dtype="F16", shape=shape, file=file, offset=offset, num_bytes=size)
-    return decoded(name, shape, at, decode, "F16", size)
+    return per_block, block_bytes, quantised.name, lambda raw: gguf.dequantize(raw, quantised)
 
 
 def _unread(file: Path, name: str, found: str) -> CheckpointError:

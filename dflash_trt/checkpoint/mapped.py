@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -61,13 +62,13 @@ class DecodedTensor(StoredTensor, frozen=True, kw_only=True):
 
 
 def decoded(
-    name: str, shape: tuple[int, ...], packed: StoredTensor, decode: Callable[[int, int], NDArray[np.float32]],
+    file: Path, name: str, shape: tuple[int, ...], decode: Callable[[int, int], NDArray[np.float32]],
     stored_type: str, stored_bytes: int,
 ) -> DecodedTensor:  # fmt: skip
-    """The tensor `name` that `decode` makes of the file in which `packed` lies."""
+    """The tensor `name` that `decode` makes of what lies in `file`."""
     return DecodedTensor(
-        name=name, dtype="BF16", shape=shape, file=packed.file, offset=NOWHERE, num_bytes=2 * math.prod(shape),
-        decode=decode, stored_type=stored_type, stored_bytes=stored_bytes,
+        name=name, dtype="BF16", shape=shape, file=file, offset=NOWHERE, num_bytes=2 * math.prod(shape), decode=decode,
+        stored_type=stored_type, stored_bytes=stored_bytes,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.render import converted_draft
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.rules import sglang_rules, trtllm_rules, vllm_rules
-from dflash_trt.deploy.rules.checked_config import BLOCKS, METHOD_KEYS, CheckedConfig, served_target
+from dflash_trt.deploy.rules.checked_config import BLOCKS, METHOD_KEYS, CheckedConfig, method, served_target
 from dflash_trt.deploy.rules.choice_rules import choices, packed_weights, parsers, release, unchecked_method
 from dflash_trt.deploy.rules.target_rules import context_length, draft_layout, other_models, pair, remote_code
 from dflash_trt.deploy.schema import Schema, runtime_keys
@@ -39,7 +39,7 @@ def check(config: CheckedConfig) -> list[Finding]:
     findings = [*config.reading, *coerced]
     findings += check_schema(config.schema, document)
     rules = RULES[config.schema.runtime]
-    dflash_rules = rules.DFLASH_RULES if rules.is_dflash(config) else ()
+    dflash_rules = rules.DFLASH_RULES if method(config) == "dflash" else ()
     common = (release, unchecked_method, packed_weights, remote_code, other_models, pair, draft_layout, context_length)
     for rule in (*common, *rules.RULES, *dflash_rules, choices, parsers):
         findings += rule(config)
@@ -104,8 +104,8 @@ def _named_config(
     target = target or served_target(document)
     sizes: DraftSizes | None = None
     ranks: int | None = None
-    method = str(schema.setting(document, METHOD_KEYS[schema.runtime]) or "").lower()
-    if isinstance(named, str) and (draft or method in BLOCKS):
+    decoding = str(schema.setting(document, METHOD_KEYS[schema.runtime]) or "").lower()
+    if isinstance(named, str) and (draft or decoding in BLOCKS):
         sizes = draft_sizes(named) or _original(named)
         ranks = read_num_ranks(Path(named)) if is_directory(named) else None
     return CheckedConfig(

@@ -48,9 +48,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         deciding = {module: self._deciding_rule(module) for module in modules}
         for number, rule in enumerate(self.rules, start=1):
             if not any(rule is decided for decided in deciding.values()):
+                is_late = any(fnmatchcase(module, rule.modules) for module in modules)
+                none = f"it matches none{closest(rule.modules, modules, 'module')}"
                 raise RecipeError(
                     f"recipe {self.name}: rule {number} ({rule.modules}): expected it to decide for at least"
-                    f" one module, found {self._why_idle(rule, modules)}"
+                    f" one module, found that {'earlier rules take all it matches' if is_late else none}"
                 )
         return {m: rule.algorithm for m, rule in deciding.items() if rule.algorithm != "none"}
 
@@ -68,11 +70,6 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             f"recipe {self.name}: rules: expected one that matches module {module!r}, found only {patterns}",
             hint=f"add a last rule for the rest: {{modules: {module}, algorithm: none}}",
         )
-
-    def _why_idle(self, rule: Rule, modules: list[str]) -> str:
-        if any(fnmatchcase(module, rule.modules) for module in modules):
-            return "that earlier rules take all it matches"
-        return f"that it matches none{closest(rule.modules, modules, 'module')}"
 
 
 def recipe_text(description: str, algorithms: Mapping[str, str], modules: list[str], *, fp8_kv_cache: bool) -> str:

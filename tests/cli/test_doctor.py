@@ -26,7 +26,7 @@ from tests.checkpoint.samples import refusal
 from tests.cli.commands import run, run_here, run_process
 from tests.engines import build
 from tests.observe.diagnosis.samples import group
-from tests.observe.endpoints.canned import canned, models
+from tests.observe.endpoints.canned import canned
 from tests.paths import FIXTURES, REPOSITORY
 
 MPIEXEC = Path(sys.prefix) / "bin" / "mpiexec"
@@ -173,12 +173,6 @@ def test_a_key_is_needed(tmp_path: Path) -> None:
         (tmp_path / "keys").write_text("# none\n")
         with pytest.raises(ConfigError, match="keys: no API key in it"):
             run_here("doctor", url, "--api-key-file", str(tmp_path / "keys"))
-
-
-def test_a_server_that_refuses_every_request() -> None:
-    pages = {"/v1/models": models("vllm"), "/v1/chat/completions": (503, "starting")}
-    with canned(pages) as url, pytest.raises(EndpointError, match="found 503"):
-        run_here("doctor", url)
 
 
 @pytest.mark.parametrize(

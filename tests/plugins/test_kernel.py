@@ -187,6 +187,12 @@ def test_the_emulator_finds(faults: Path, name: str, message: str) -> None:
         emulation.run(faults, name)
 
 
+@pytest.mark.full
+def test_a_kernel_that_does_not_end_is_ended(faults: Path) -> None:
+    with pytest.raises(EmulationError, match=r"faults.* to end within 1 s of CPU time, found that it runs on"):
+        emulation.run(faults, "a loop without end", seconds=1)
+
+
 def test_the_emulator_lets_right_code_pass(faults: Path) -> None:
     emulation.run(faults, "none")
 

@@ -32,6 +32,7 @@ from tests.plugins.test_short import WHOLE_SM
 CASE = Case(name="mutated", N=8, G=1, S=10, cache_dtype=FP8, k_scale=0.02, v_scale=0.03, norm=4.0, sinks=True,
             context_lengths=(1700, 3, 300), slot_ids=(2, 0, 1))  # fmt: skip
 CTAS = 5
+MOST_SECONDS = 10  # of CPU time, far above what these calls take
 WAIT = "griddepcontrol_wait();  // all that is read may be its: the block, slots and lengths, rows just appended"
 LOADER, PAGES = "context_loader.cuh", "context_pages.cuh"
 SCHEDULE = "const Schedule schedule(p, config);"
@@ -141,7 +142,13 @@ WGMMA_PAGE_MUTANTS = [
 LONG_BLOCK = replace(CASE, N=4, S=20)
 ROWS_MUTANT = Mutant("the first rows for all", "wgmma_attention.cuh", "if (begin > 0) row =", "if (begin > 999) row =")
 # Of ranges without work.
-EMPTY_MUTANT = Mutant("a range without work that works", "wgmma_attention.cuh", "if (units_left() < 0) return;", "")
+EMPTY_MUTANT = Mutant(
+    "a range without work that works",
+    "wgmma_attention.cuh",
+    "if (units_left() < 0) return;",
+    "",
+    "found that it runs on",
+)
 WINDOW = "window_of(p_.sliding_window) + p_.block"
 WINDOW_MUTANT = Mutant("a window's edge taken for all visible", "wgmma_attention.cuh", f"- {WINDOW}", f"- 2 * {WINDOW}")
 
@@ -333,7 +340,7 @@ CALLS = [
 def test_is_noticed(mutant: Mutant, case: Case, ctas: int, kernel: int, tmp_path: Path) -> None:
     program = build(mutant, tmp_path, kernel)
     with pytest.raises(mutant.noticed_as(), match=mutant.notices or None):
-        check(program, tmp_path / "call", case, ctas=ctas, rounded_queries=kernel > 0)
+        check(program, tmp_path / "call", case, ctas=ctas, rounded_queries=kernel > 0, seconds=MOST_SECONDS)
 
 
 @pytest.mark.full

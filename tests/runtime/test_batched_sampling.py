@@ -35,7 +35,7 @@ def test_logprobs_are_the_targets_own(workload: Workload, prefill_chunk: int, bi
         max_tokens=9, logprobs=True, top_logprobs=NUM_TOP, prompt_logprobs=True, logit_bias=bias, ignore_eos=True
     )
     decoder = workload.session.decoder(prefill_chunk=prefill_chunk, prefix_caching=True)
-    prompts = [job.prompt_ids * (1 + 40 // len(job.prompt_ids)) for job in workload.jobs[:8]]
+    prompts = [job.prompt_ids * (1 + 40 // len(job.prompt_ids)) for job in workload.jobs[:4]]
     for _ in range(2):
         for prompt, answer in zip(
             prompts, run(decoder, [workload.session.request(ids, params) for ids in prompts]), strict=True
@@ -151,7 +151,7 @@ def test_the_batch_and_the_draft_length_change_no_output(workload: Workload) -> 
     alone = [workload.request(job, p) for job, p in zip(jobs, params, strict=True)]
     for request in alone:
         run(workload.session.plain_decoder(), [request])
-    for length in (0, 1, 5):
+    for length in (0, 5):
         requests = [workload.request(job, p) for job, p in zip(jobs, params, strict=True)]
         drive(workload.decoder(length, num_tokens=200, prefill_chunk=7), requests, random.Random(length))
         assert [r.token_ids for r in requests] == [r.token_ids for r in alone]
@@ -164,7 +164,7 @@ def test_logprobs_end_with_the_answer() -> None:
     """A stop token among accepted drafts cuts what is behind it, log probabilities too."""
     workload = fixture_workload("tiny-qwen3")  # its drafter is trained: drafts are accepted
     cut = 0
-    for job in workload.jobs[:6]:
+    for job in workload.jobs[:3]:
         for stop in set(job.expected):
             params = SamplingParams(
                 max_tokens=job.max_tokens, stop_token_ids=frozenset([stop]), ignore_eos=True, logprobs=True
@@ -175,7 +175,7 @@ def test_logprobs_end_with_the_answer() -> None:
             assert request.finished is FinishReason.STOP
             assert len(request.logprobs) == len(expected)
             cut += bool(request.steps) and request.steps[-1].accepted == len(request.steps[-1].token_ids)
-    assert cut > 3, "hardly a stop token was an accepted draft"
+    assert cut > 1, "hardly a stop token was an accepted draft"
 
 
 def test_without_a_seed_each_request_draws_its_own(workload: Workload) -> None:

@@ -70,7 +70,7 @@ def watched(decoder: Decoder, workload: Workload) -> WatchedRunner:
 def cases() -> list[object]:
     """A few lengths on each pair, and the rest of the product under `full`."""
     quick = {
-        "random-qwen3": {"0", "auto"},
+        "random-qwen3": {"auto"},
         "random-gpt-oss": set(),
         "sequential-gpt-oss": set(),
         "tiny-qwen3": {"7"},
@@ -142,7 +142,7 @@ def test_drafts_after_a_pause_are_those_of_a_context_that_kept_up(
     def steps(num_bytes: int, num_rows: int) -> list[list[Step]]:
         monkeypatch.setattr("dflash_trt.runtime.model_runner.MAX_PENDING_BYTES", num_bytes)
         monkeypatch.setattr("dflash_trt.runtime.model_runner.MAX_ROWS", num_rows)
-        requests = [workload.request(job) for job in workload.jobs[:24]]
+        requests = [workload.request(job) for job in workload.jobs[:12]]
         drive(workload.decoder(LateDrafts(7)), requests, random.Random(2))
         return [request.steps for request in requests]
 
@@ -154,7 +154,7 @@ def test_drafts_after_a_pause_are_those_of_a_context_that_kept_up(
 def test_no_token_is_computed_twice(workload: Workload) -> None:
     decoder = workload.decoder(3, num_tokens=200, prefill_chunk=7)
     pair = watched(decoder, workload)
-    requests = [workload.request(job) for job in workload.jobs]
+    requests = [workload.request(job) for job in workload.jobs[:24]]
     drive(decoder, requests, random.Random(2))
     computed = sum(len(segment.token_ids) for segments in pair.passes for segment in segments)
     prompts = sum(len(request.prompt_ids) for request in requests)

@@ -244,10 +244,10 @@ def test_random_pairs_equal_the_oracles(tmp_path: Path, dialect: Dialect, seed: 
     """A vocabulary of five: untrained drafters are often right, and every acceptance length occurs."""
     session, target_dir, draft_dir = random_session(tmp_path, dialect, seed)
     target, prompt = load_target(target_dir), [1, 2, 3, 1]
-    ours = speculate(session, prompt, 60)
-    definition = reference_greedy(target, draft_dir, prompt, 60)
-    oracle = dflash_greedy(target, load_assistant(draft_dir), prompt, 60, eos_ids=())
-    assert ours.token_ids == plain_greedy(target, prompt, 60, eos_ids=()) == definition.output_ids
+    ours = speculate(session, prompt, 40)
+    definition = reference_greedy(target, draft_dir, prompt, 40)
+    oracle = dflash_greedy(target, load_assistant(draft_dir), prompt, 40, eos_ids=())
+    assert ours.token_ids == plain_greedy(target, prompt, 40, eos_ids=()) == definition.output_ids
     assert ours.committed == definition.committed == oracle.committed
 
 
@@ -257,8 +257,8 @@ def test_fixtures_equal_the_oracle(name: str, sessions: dict[str, Session]) -> N
     session, draft_dir = sessions[name], FIXTURES / f"{name}-dflash"
     target, assistant = load_target(FIXTURES / name), load_assistant(draft_dir)
     for prompt in prompts(session)[:2]:
-        ours = speculate(session, prompt, 96)
-        oracle = dflash_greedy(target, assistant, prompt, 96, eos_ids=())
+        ours = speculate(session, prompt, 48)
+        oracle = dflash_greedy(target, assistant, prompt, 48, eos_ids=())
         assert ours.token_ids == oracle.output_ids
         assert ours.committed == oracle.committed
 

@@ -227,7 +227,7 @@ def plant(draft: Path, common: list[int], answers: list[list[int]]) -> None:
 def test_answers_are_plain_ones_in_fewer_steps(dspark: Session) -> None:
     assert dspark.manifest.draft.num_draft_tokens == SIZES.block_size
     assert steps(dspark, SamplingParams(max_tokens=32), 2) < 0.8 * 2 * 31
-    assert steps(dspark, SamplingParams(max_tokens=48, temperature=0.8, seed=11), 4) < 4 * 47
+    assert steps(dspark, SamplingParams(max_tokens=48, temperature=0.8, seed=11), 2) < 2 * 47
 
 
 def test_confidence_cuts_drafts_and_changes_no_answer(dspark: Session) -> None:

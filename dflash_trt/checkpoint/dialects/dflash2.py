@@ -44,7 +44,7 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
     """The facts of a DFlash2 draft."""
     if not set(config.texts("architectures")) & set(ARCHITECTURES):
         raise config.error("architectures", f"one of {', '.join(ARCHITECTURES)}, which have {', '.join(sorted(KEYS))}")
-    spec = zlab.read_layout(config.replaced(architectures=[zlab.ARCHITECTURE]), weights)
+    spec = zlab.read(config.replaced(architectures=[zlab.ARCHITECTURE]), weights)
     if spec.sample_from_anchor:
         raise config.error("sample_from_anchor", "a DFlash2 draft, whose selector begins behind the anchor")
     return msgspec.structs.replace(spec, **read_additions(Places(config).of, spec.hidden_size, spec.vocab_size))

@@ -42,7 +42,7 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
     """The facts of a DSpark draft; its tensors say whether embedding and lm_head are its own."""
     plain = config.replaced(architectures=[zlab.ARCHITECTURE], dflash_config=_section(config))
     config.text("model_type", choices=("qwen3",))
-    spec = zlab.read_layout(plain, weights, from_anchor=True)
+    spec = zlab.read(plain, weights, from_anchor=True)
     return with_head(spec, read_head(Places(plain).of))
 
 

@@ -28,7 +28,7 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
         for key in ("causal", "is_causal"):
             if key in place and place.flag(key) != causal:
                 raise place.error(key, f"{str(causal).lower()}, as dflash_config.{KEY} says")
-    return zlab.read_layout(config, weights, causal=causal)
+    return zlab.read(config, weights, causal=causal)
 
 
 JETSPEC = Dialect(name="jetspec", recognises=recognises, read=read, is_canonical=True)

@@ -40,7 +40,7 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
     dflash, types = config.section(SECTION), layer_types(config)
     if "model_type" not in config:
         config = config.replaced(model_type="qwen3")
-    spec = zlab.read_layout(config, weights)
+    spec = zlab.read(config, weights)
     if config.optional("v_head_dim", config.integer) not in (None, spec.head_dim):
         raise config.conflict("v_head_dim", f"head_dim {spec.head_dim}")
     tap_width = config.optional("target_hidden_size", config.integer)

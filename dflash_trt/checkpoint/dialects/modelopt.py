@@ -33,7 +33,7 @@ def recognises(config: Facts) -> bool:
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
     """z-lab's facts, and a word for the causality that must not contradict them."""
-    spec = zlab.read_layout(config, weights)
+    spec = zlab.read(config, weights)
     if "dflash_query_causal" in config and config.flag("dflash_query_causal") != spec.layers[0].causal:
         raise config.conflict(
             "dflash_query_causal", f"{str(spec.layers[0].causal).lower()}, the causality of the layers"

@@ -36,7 +36,7 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
     plain = config.replaced(architectures=[zlab.ARCHITECTURE], model_type="qwen3")
     if is_unknown:
         plain = plain.replaced(vocab_size=MAX_INTEGER)
-    zlabs = zlab.read_layout(plain, {})
+    zlabs = zlab.read(plain, {})
     facts = {name: fact for name, fact in section.values().items() if name != UNKNOWN}
     if unknown := sorted(facts.keys() - set(FACTS)):
         raise section.error(unknown[0], f"only the facts {', '.join(FACTS)}")

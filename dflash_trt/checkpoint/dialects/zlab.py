@@ -60,12 +60,7 @@ def recognises(config: Facts) -> bool:
     return has_architecture(config, *ARCHITECTURES) or bool(section_keys(config, "dflash_config"))
 
 
-def read(config: Facts, weights: Weights) -> DraftSpec:
-    """The facts of a checkpoint in z-lab's layout."""
-    return read_layout(config, weights)
-
-
-def read_layout(config: Facts, weights: Weights, *, causal: bool | None = None, from_anchor: bool = False) -> DraftSpec:
+def read(config: Facts, weights: Weights, *, causal: bool | None = None, from_anchor: bool = False) -> DraftSpec:
     """The facts of z-lab's layout; `from_anchor` is the layout of blocks where no key of ANCHOR says it.
 
     Causality is `causal` where the dialect knows it, else is_causal, else dflash_config.causal (modelopt, JetSpec),

@@ -13,6 +13,7 @@ from dflash_trt.deploy.rules.checked_config import (
     check_ranks,
     check_required,
     error,
+    method,
     unchecked,
     warning,
 )
@@ -21,15 +22,6 @@ from dflash_trt.deploy.rules.memory_rules import check_memory
 WINDOW = "speculative_num_draft_tokens"
 BLOCK = "speculative_dflash_block_size"
 DRAFT_WINDOW = "speculative_draft_window_size"
-
-
-def _algorithm(config: CheckedConfig) -> str:
-    return str(config.document.get("speculative_algorithm") or "").upper()
-
-
-def is_dflash(config: CheckedConfig) -> bool:
-    """Whether the configuration decodes with DFlash."""
-    return _algorithm(config) == "DFLASH"
 
 
 def _verify_window(config: CheckedConfig) -> int | None:
@@ -94,7 +86,7 @@ def running_requests(config: CheckedConfig) -> Iterator[Finding]:
 
 
 RULES: tuple[Rule, ...] = (
-    lambda config: check_required(config, _algorithm(config)),
+    lambda config: check_required(config, (method(config) or "").upper()),
     lambda config: check_ranks(config, "tp_size", "pp_size", "dp_size"),
     draft_window,
 )

@@ -33,12 +33,6 @@ MODELING_V2 = "TRTLLM_MODELING_V2"
 """Variable of the environment; off unless set."""
 
 
-def is_dflash(config: CheckedConfig) -> bool:
-    """Whether the configuration decodes with DFlash."""
-    spec = config.document.get(SPEC)
-    return isinstance(spec, dict) and spec.get("decoding_type") == "DFlash"
-
-
 def parallelism(config: CheckedConfig) -> Iterator[Finding]:
     """Ranks and GPUs."""
     yield from check_ranks(config, "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")

@@ -15,6 +15,7 @@ from dflash_trt.deploy.rules.checked_config import (
     check_required,
     check_token_budget,
     error,
+    method,
     quantized_context,
     unchecked,
     warning,
@@ -22,16 +23,6 @@ from dflash_trt.deploy.rules.checked_config import (
 from dflash_trt.deploy.rules.memory_rules import check_memory
 
 SPEC = "speculative_config"
-
-
-def _method(config: CheckedConfig) -> str | None:
-    spec = config.document.get(SPEC)
-    return str(spec.get("method")) if isinstance(spec, dict) else None
-
-
-def is_dflash(config: CheckedConfig) -> bool:
-    """Whether the configuration decodes with DFlash."""
-    return _method(config) == "dflash"
 
 
 def renamed(config: CheckedConfig) -> Iterator[Finding]:
@@ -43,7 +34,7 @@ def renamed(config: CheckedConfig) -> Iterator[Finding]:
 
 def draft_parallel(config: CheckedConfig) -> Iterator[Finding]:
     """The drafter runs on one rank or on all."""
-    draft = config.number(f"{SPEC}.draft_tensor_parallel_size") if _method(config) else None
+    draft = config.number(f"{SPEC}.draft_tensor_parallel_size") if method(config) else None
     tensor = config.number("tensor_parallel_size") or 1
     if draft is not None and draft not in (1, tensor):
         key = f"{SPEC}.draft_tensor_parallel_size"
@@ -77,13 +68,13 @@ def token_budget(config: CheckedConfig) -> Iterator[Finding]:
     """Tokens of a pass: vLLM 0.33 refuses no more than a budget below one draft's rows, or below a token a request."""
     K, batch = config.number(f"{SPEC}.num_speculative_tokens"), config.number("max_num_seqs")
     yield from check_token_budget(
-        config, _method(config) is not None, refused_below=max((K or 0) + 2, batch or 0),
+        config, method(config) is not None, refused_below=max((K or 0) + 2, batch or 0),
         otherwise=config.schema.rules["token_budget"]["otherwise"],
     )  # fmt: skip
 
 
 RULES: tuple[Rule, ...] = (
-    lambda config: check_required(config, _method(config) or "", f"{SPEC}."),
+    lambda config: check_required(config, method(config) or "", f"{SPEC}."),
     renamed,
     draft_parallel,
     lambda config: check_ranks(config, "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),

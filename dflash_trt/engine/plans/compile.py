@@ -22,6 +22,8 @@ from dflash_trt.files.write import OutputKind, new_file
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from dflash_trt.engine.plans.int4_weights import UnpairedRows
+
 
 MAX_TIMING_BYTES = 2**30
 TIMING_CACHE = OutputKind(
@@ -49,10 +51,13 @@ def build_plan(
     TensorRT builds for the GPU that is here, TensorRT-RTX for `compute_capabilities`. Raises BuildError when either
     refuses.
     """
+    from dflash_trt.engine.plans.int4_weights import UnpairedRows
+
     logger = make_logger(trt)
     builder = trt.Builder(logger)
     title = f"{RUNTIMES[options.runtime].title} {trt.__version__}"
-    network = _network(trt, builder, logger, directory / graph.file, title)
+    unpaired = UnpairedRows.read(directory / graph.file)  # here, because the network points into it
+    network = _network(trt, builder, logger, directory / graph.file, title, unpaired)
     config = builder.create_builder_config()
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)
     if options.runtime == "tensorrt_rtx":
@@ -111,11 +116,11 @@ def _refused_profile(graph: Graph, profile: Profile) -> BuildError:
     )
 
 
-def _network(trt: Any, builder: Any, logger: Any, file: Path, title: str) -> Any:
+def _network(trt: Any, builder: Any, logger: Any, file: Path, title: str, unpaired: UnpairedRows) -> Any:
     """The strongly typed network of `file`; BuildError names the nodes that the parser refuses."""
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
-    if not parser.parse_from_file(str(file)):
+    if not unpaired.parse(parser, file):
         errors = [parser.get_error(index) for index in range(parser.num_errors)]
         nodes = (f"{e.node_name()} ({e.node_operator()}): " if e.node_name() else "" for e in errors)
         raise BuildError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
@@ -69,7 +69,12 @@ class CudaLauncher:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
             work()
-        return graph.replay
+        return partial(_replay, graph, work)
+
+
+def _replay(graph: torch.cuda.CUDAGraph, work: Callable[[], None]) -> None:
+    """`work` keeps alive what the graph reads, as of itself a graph does not: weights would make room for caches."""
+    graph.replay()
 
 
 class EagerLauncher:

@@ -52,7 +52,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     window_bandwidth_efficiency: float
     small_kernel_seconds: float
     small_kernels_per_layer: float
-    """For the target, and EAGLE-3's layer; a DFlash drafter's are counted (backends.py)."""
+    """For the target, and EAGLE-3's layer; a DFlash drafter's are counted (shapes.py)."""
     allreduce_seconds: float
     link_efficiency: float
     moe_kernel_seconds: float

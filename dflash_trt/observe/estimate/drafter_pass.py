@@ -2,7 +2,7 @@
 """What one pass of a drafter costs, layer by layer and format by format: what a recipe or a head changes of a step.
 
 Layers that share a GEMM but no format are several GEMMs; weights-only formats compute in BF16. What lies between GEMMs
-and attention, quantising activations too, costs what the backend makes of it (backends.py).
+and attention, quantising activations too, costs what the backend makes of it (shapes.py).
 
 A drafter that is whole on every GPU, and one whose heads and MLPs the GPUs share: time and memory of both.
 

@@ -9,17 +9,24 @@ from pathlib import Path
 from shutil import copytree
 
 import msgspec
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.engine.graph.draft_graph import ATTENTION
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, sha256
+from dflash_trt.engine.plans.int4_weights import UnpairedRows
 from dflash_trt.engine.plans.plan_gpus import LOWEST_SM, NAMES, check_precision, sm_of
 from dflash_trt.errors import BuildError
+from dflash_trt.quantize.convert import quantize_checkpoint
+from dflash_trt.quantize.recipe import load_recipe
 from tests.checkpoint.samples import refusal
 from tests.engine.plans.plan_layers import inspected_layers, num_kernels, summary, unfused
 from tests.engine.plans.rtx import DFLASH2, GOLDEN, PAIRS, QUICK, RECIPES, SHARED, SIZES, Engines, compiled
+from tests.engines import build
+from tests.reference.synthetic import DraftSizes, write_random_draft
 
 GRAPHS = ("context", "draft")
 
@@ -111,6 +118,31 @@ def test_number_types_are_those_that_the_builder_finds(
     assert taken == [sm for sm in sms if sm_of(sm) >= LOWEST_SM[kind]]
     assert 0 < len(taken) < len(sms)
     assert set(sms) <= NAMES.keys()
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_int4_codes_are_those_of_the_checkpoint(graph: str, engines: Engines) -> None:
+    """Row after row, as onnx itself unpacks the pairs of rows that the engine's file has."""
+    file = engines("tiny-qwen3-dflash", "int4-w4a16") / f"{graph}.onnx"
+    unpaired = UnpairedRows.read(file)
+    found = {tensor.name: tensor for tensor in onnx.load_from_string(unpaired.model).graph.initializer}
+    stored = [i for i in onnx.load(file).graph.initializer if i.data_type == TensorProto.INT4]
+    assert {tensor.name for tensor in stored} == unpaired.weights.keys()
+    for tensor in stored:
+        dims, raw = found[tensor.name].dims, unpaired.weights[tensor.name].tobytes()
+        rows = onnx.numpy_helper.to_array(helper.make_tensor("", TensorProto.INT4, dims, raw, raw=True))
+        pairs = onnx.numpy_helper.to_array(tensor).astype(np.int8)
+        np.testing.assert_array_equal(rows.astype(np.int8), pairs.swapaxes(1, 2).reshape(dims))
+
+
+def test_int4_weights_with_twice_as_many_rows_as_columns(tmp_path: Path) -> None:
+    """In pairs, [64, 64, 2], the builder took their blocks for those of another axis and failed."""
+    sizes = DraftSizes(hidden=64, intermediate=64, head_dim=64)
+    write_random_draft(tmp_path / "draft", dialect="qwen3", layer_types=["full_attention"], sizes=sizes)
+    quantize_checkpoint(read_draft(tmp_path / "draft"), load_recipe("int4-w4a16"), tmp_path / "checkpoint")
+    build(tmp_path / "checkpoint", tmp_path / "engine")
+    _, layers = compiled(tmp_path / "engine", "draft", "8.9")
+    assert summary(layers).count("4 GEMM BF16 x INT4") == 1
 
 
 class Graph:

@@ -143,6 +143,16 @@ def test_windows_that_are_ignored_and_features_that_a_prefix_cache_loses() -> No
     assert "3584 of its tokens came from the cache" in finding.figure
 
 
+def test_texts_that_are_the_same_at_temperature_1_or_differ_at_0() -> None:
+    one, other = group("one", count=6), group("two", count=6)
+    assert said(judge.temperature(OURS, one, other)) == [("temperature ignored", "temperature")]
+    assert judge.temperature(OURS, one, ProbeGroup(name="two", samples=other.samples[:3])) == []
+    differs = ProbeGroup(name="two", samples=[*other.samples[:5], *group("x", text="x", count=6).samples[5:]])
+    assert judge.temperature(OURS, one, differs) == []
+    (finding,) = judge.lossless(OURS, group("short"), group("plain", text="other", count=6))
+    assert finding.figure == "6 of 6 greedy answers differ from plain decoding's"
+
+
 @pytest.mark.parametrize(("kind", "hits", "found"), [("vllm", 0, 1), ("vllm", 64, 0), ("vllm", None, 0)])
 def test_a_prefix_cache_without_hits(kind: ServerKind, hits: int | None, found: int) -> None:
     assert len(judge.prefix_hits(kind, group("again", count=8), hits)) == found

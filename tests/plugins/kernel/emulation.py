@@ -8,6 +8,7 @@ import hashlib
 import math
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -35,6 +36,7 @@ FLAGS = [
 ]  # fmt: skip
 # Each CTA is allocated anew: without freed memory held back and stacks of allocations a call takes a third less time.
 ASAN_OPTIONS = "detect_leaks=0:detect_stack_use_after_return=0:malloc_context_size=1:quarantine_size_mb=1"
+MOST_SECONDS = 60  # of CPU time, far above what a call takes
 DIGEST_CHARACTERS = 16
 ALL_FORMATS, BF16_BLOCKS, BF16_BLOCKS_FP8_CACHES = range(3)
 MMA, SHORT = 0, -1
@@ -152,7 +154,10 @@ class Result:
     config: LaunchConfig | None  # none of an empty call
 
 
-def call(program: Path, directory: Path, case: Case, tensors: Tensors, *, ctas: int = 264, seed: int = 0) -> Result:
+def call(
+    program: Path, directory: Path, case: Case, tensors: Tensors, *, ctas: int = 264, seed: int = 0,
+    seconds: int = MOST_SECONDS,
+) -> Result:  # fmt: skip
     """The output [B, S, N*D] of the emulated kernel on a GPU that holds `ctas` CTAs (264: an H200)."""
     directory.mkdir()
     table = write_context(directory, case, tensors)
@@ -165,7 +170,7 @@ def call(program: Path, directory: Path, case: Case, tensors: Tensors, *, ctas: 
     for name, tensor in given.items():
         if tensor is not None and name not in ("k_cache", "v_cache"):
             (directory / name).write_bytes(raw_bytes(tensor))
-    config = run(program, str(directory), str(ctas), str(seed)).split()
+    config = run(program, str(directory), str(ctas), str(seed), seconds=seconds).split()
     out = torch.frombuffer(bytearray((directory / "out").read_bytes()) or bytearray(2), dtype=case.out_dtype)
     out = out[: case.B * case.S * case.N * case.D].reshape(case.B, case.S, case.N * case.D)
     return Result(out, LaunchConfig(*map(int, config)) if config else None)
@@ -175,7 +180,10 @@ def check(
     program: Path, directory: Path, case: Case, *, tensors: Tensors | None = None, expected: Expected | None = None,
     rounded_queries: bool = False, **how: int,
 ) -> Result:  # fmt: skip
-    """Compares a call with float64, or with what is `expected`. `how` is the GPU's size and the order of threads."""
+    """Compares a call with float64, or with what is `expected`.
+
+    `how` is the GPU's size, the order of threads and the time limit.
+    """
     tensors = tensors or draw(case)
     result = call(program, directory, case, tensors, **how)
     assert_close(result.out, *(expected or expect(case, tensors, rounded_queries=rounded_queries)))
@@ -229,10 +237,15 @@ def write_context(directory: Path, case: Case, tensors: Tensors) -> torch.Tensor
     return table
 
 
-def run(program: Path, *arguments: str) -> str:
-    """What the program prints. Raises EmulationError where it stops early."""
+def run(program: Path, *arguments: str, seconds: int = MOST_SECONDS) -> str:
+    """What the program prints. Raises EmulationError where it stops early, or takes longer than `seconds` of a CPU."""
+    command = ["sh", "-c", 'ulimit -S -t "$0" && exec "$@"', str(seconds), str(program), *arguments]
     environment = os.environ | {"ASAN_OPTIONS": ASAN_OPTIONS}
-    result = subprocess.run([str(program), *arguments], capture_output=True, text=True, env=environment)
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if result.returncode == -signal.SIGXCPU:
+        raise EmulationError(
+            f"expected {' '.join(command[4:])} to end within {seconds} s of CPU time, found that it runs on"
+        )
     if result.returncode != 0:
         raise EmulationError(result.stderr)
     return result.stdout

@@ -53,6 +53,10 @@ const std::map<std::string, std::function<void()>> kFaults{
      [] {
        if (tid_x() < 32) syncthreads();
      }},
+    {"a loop without end",
+     [] {
+       for (;;) syncthreads();
+     }},
     {"two instructions in a warp", [] { tid_x() % 2 ? void(any_sync(true)) : void(shfl_sync(1, 0)); }},
     {"a read before the copy is waited for", [] { start_copy(0), ld_shared(0); }},
     {"a copy read without a barrier",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,23 @@ def test_replays_compute_what_calls_do(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(graphs) == len(sizes)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert all(graph.replays for graph in graphs)
+
+
+def test_weights_live_as_long_as_graphs_that_read_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA graph holds addresses, but no tensor."""
+    engine, manifest = tmp_path / "engine", MAKERS["gpt-oss"](tmp_path)
+    stand_in(monkeypatch)
+    programs, init = weakref.WeakSet[Program](), Program.__init__
+
+    def noted(self: Program, *args: Any) -> None:
+        init(self, *args)
+        programs.add(self)
+
+    monkeypatch.setattr(Program, "__init__", noted)
+    drafter = on_stand_in(engine, manifest)
+    assert len(programs) == 2
+    drafter.executor.release()
+    assert len(programs) == 1, "of the context"
 
 
 @pytest.mark.parametrize("fault", [another_slots_page, another_sizes_graph])

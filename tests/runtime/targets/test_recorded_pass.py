@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from dflash_trt.engine.plans.launcher import CudaLauncher, EagerLauncher, Launcher
@@ -17,7 +20,7 @@ from dflash_trt.runtime.targets import recorded_pass
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, PackedTarget
 from dflash_trt.runtime.targets.recorded_pass import PassSize, RecordedPasses, StaticPass
 from dflash_trt.runtime.targets.target import Segment
-from tests.contract.cuda_graphs import stand_in
+from tests.contract.cuda_graphs import stand_in, tensors_of
 from tests.runtime.targets.families import (
     NUM_SLOTS,
     PACKED,
@@ -167,6 +170,32 @@ def test_a_model_that_waits_for_the_gpu_is_launched_as_before(
     assert relative_error(computed(target, turns), expected) < TOLERANCE
     (said,) = caplog.messages
     assert said.endswith("they cannot be recorded as a CUDA graph: called a synchronizing CUDA operation")
+
+
+class OnDevice(TorchDispatchMode):
+    """Refuses tensors that are elsewhere: a copy from or to the host cannot be captured."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        assert all(tensor.is_meta for tensor in tensors_of((args, kwargs, results))), func
+        return results
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_recorded_pass_neither_waits_nor_copies(name: str) -> None:
+    """On torch's meta device no number can be read, and nothing is computed."""
+    meta, model = torch.device("meta"), copy.deepcopy(family_model(name))
+    target, cache = target_of(model, EagerLauncher()), slot_cache.SlotCache(NUM_SLOTS, meta)
+    segments = [Segment(slot=slot, token_ids=[5] * (3 - slot), num_logits=3 - slot) for slot in range(2)]
+    for segment in segments:
+        cache.table.cover(segment.slot, len(segment.token_ids))
+    model.to(meta, torch.bfloat16)  # in which CUDA has products of experts that do not wait
+    target._device = meta
+    current = StaticPass(PassSize.of(segments, cache.table), cache, meta)
+    with torch.inference_mode(), OnDevice():
+        verified = target._run_static(current, True)
+    assert verified.logits.shape[0] == 2 * 4
 
 
 def test_recurrent_state_is_not_recorded() -> None:
