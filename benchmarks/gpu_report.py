@@ -4,9 +4,10 @@
 Before they begin it brings what a bare machine with a driver lacks: TensorRT and nvcc, as wheels that suit the driver,
 and the kernels, compiled for the GPU at hand. Without network it uses what is there: with torch, nvcc and a compiler
 both models decode in torch, and what needs TensorRT is named as lacking; on an H100 with 16 cores that is
-estimated at eight minutes, of which the first five tell most (--seconds). Each step is a process with a time limit: it
-passed, failed, or lacked something, which is named with the command that brings it. After a failure the next step runs.
-The page names the hardware and versions, holds what every step printed, and is written anew after each.
+estimated at six minutes before the sanitizer, and --seconds ends a run earlier. --rehearse tries the steps in torch on
+a CPU. Each step is a process with a time limit: it passed, failed, or lacked something, which is named with the command
+that brings it. After a failure the next step runs. The page names the hardware and versions, holds what every step
+printed, and is written anew after each.
 """
 
 from __future__ import annotations
@@ -65,7 +66,11 @@ PYTHON, PIP = (sys.executable,), (sys.executable, "-m", "pip", "install")
 CLI = (sys.executable, "-m", "dflash_trt")
 TORCH_RECIPES = ("bf16", "fp8", "nvfp4")
 DECODING, SANITIZER = "tests/gpu/test_decode.py", "tests/gpu/test_sanitizer.py"
-SHAPES = ("qwen3-8b", "gpt-oss-20b")
+SHAPES = {"cuda": ("qwen3-8b", "gpt-oss-20b"), "cpu": ("tiny", "tiny-gpt-oss")}
+"""Published ones where there is a GPU."""
+RUNNING = {"cuda": (GPU, TORCH, KERNELS), "cpu": ()}
+"""What decoding in torch needs."""
+TITLES = {"cuda": "on a GPU", "cpu": "rehearsed on a CPU: sizes and times mean nothing"}
 TORCH_FIX = "make gpu-report TORCH='torch --index-url URL', with the URL that pytorch.org names for the driver's CUDA"
 NETWORK_FIX = "a route to pypi.org, or the packages installed by hand"
 OURS = (sys.executable, str(REPOSITORY / "benchmarks" / "gpu_steps.py"))
@@ -81,8 +86,8 @@ class Step:
     """It may take."""
     needs: tuple[str, ...] = ()
     """What the machine must have."""
-    after: str | None = None
-    """The step without whose success this one has nothing to work on."""
+    after: tuple[str, ...] = ()
+    """The steps without whose success this one has nothing to work on."""
     environment: Mapping[str, str] = field(default_factory=dict)
     lacks: str | None = None
     """What this machine cannot give it, whatever is installed."""
@@ -180,23 +185,22 @@ def _compiler(nvcc: str) -> dict[str, str]:
     return {"CUDACXX": nvcc, "LIBRARY_PATH": ":".join(place for place in places if place)}
 
 
-def steps(work: Path, gpu: Gpu | None) -> Iterator[Step]:
-    """In the order in which they tell most, should the time run out."""
-    plans, running = (GPU, TORCH, TENSORRT, PLUGIN), (GPU, TORCH, KERNELS)
-    tests = (*PYTHON, "-m", "pytest", "-m", "gpu", "-rs")
-    for pair in PAIRS:
-        yield from _torch_steps(pair, work)
+def steps(work: Path, gpu: Gpu | None, device: str = "cuda") -> Iterator[Step]:
+    """In the order in which they tell most, should the time run out; `cpu` rehearses what runs there."""
+    plans, running = (GPU, TORCH, TENSORRT, PLUGIN), RUNNING[device]
+    tests = (*PYTHON, "-m", "pytest", "-m", "gpu", "-rs", *(["--collect-only", "-q"] if device == "cpu" else []))
+    yield from _torch_steps(PAIRS[0], work, device)
+    yield Step("kernels, tested", (*tests, "tests/gpu", "--ignore", SANITIZER, "--ignore", DECODING), 120, running)
     yield Step("decoding in torch, tested", (*tests, DECODING), 180, running)
     for recipe in TORCH_RECIPES:
-        command = (*OURS, "torch-pass", recipe, str(work / f"torch-{recipe}"))
-        title = f"gpt-oss-120b's drafter in torch, {recipe}: latency"
-        yield Step(title, command, 120, running, lacks=_lacking_precision(recipe, gpu))
-    others = [option for file in (SANITIZER, DECODING) for option in ("--ignore", file)]
-    yield Step("kernels, tested", (*tests, "tests/gpu", *others), 120, running)
+        yield _pass_step(recipe, work, gpu, device)
+    yield from _tool_steps(PAIRS[0], work, device)
+    bench = (*PYTHON, "benchmarks/bench_kv_injection_attention.py", "--runs", "20", "--max-rows", "131072")
+    peers = ("--only", "gpt-oss", "--peer", "FlashAttention", "--peer", "cudnn")  # the others compile for minutes
+    yield Step("attention kernel, measured", (*bench, *peers), 120, RUNNING["cuda"])
+    yield from _decoding_steps(device)
     yield from _plan_steps(PAIRS[0], work)
     yield from _rtx_steps(PAIRS[0], work, gpu)
-    yield from _decoding_steps()
-    yield from _tool_steps(PAIRS[0], work)
     for recipe in RECIPES:
         command = (*OURS, "drafter", recipe, str(work / recipe))
         title = f"gpt-oss-120b's drafter, two layers, {recipe}: plans, fused layers, latency"
@@ -204,43 +208,56 @@ def steps(work: Path, gpu: Gpu | None) -> Iterator[Step]:
     large, built = str(work / "large"), "gpt-oss-120b's drafter, whole: plans, fused layers, latency"
     sizes = ("--layers", "8", "--max-batch-size", "4", "--max-seq-len", str(FAR_ROWS))
     yield Step(built, (*OURS, "drafter", "bf16", large, *sizes), 240, plans)
-    yield Step("a context cache beyond 2^31 elements", (*OURS, "far-cache", large), 60, plans, built)
+    yield Step("a context cache beyond 2^31 elements", (*OURS, "far-cache", large), 60, plans, (built,))
+    yield _build_step(PAIRS[1], work, plans)
     yield from _plan_steps(PAIRS[1], work)
     contract = (*PYTHON, "-m", "tests.contract.tensorrt_llm_arguments", sysconfig.get_path("purelib"))
     yield Step("TensorRT-LLM's contract", contract, 60, (TRTLLM,))
-    bench = (*PYTHON, "benchmarks/bench_kv_injection_attention.py", "--runs", "20", "--max-rows", "131072")
-    peers = ("--only", "gpt-oss", "--peer", "FlashAttention", "--peer", "cudnn")  # the others compile for minutes
-    yield Step("attention kernel, measured", (*bench, *peers), 120, running)
     yield Step("kernels, sanitized", (*tests, SANITIZER), 240, running)
 
 
-def _torch_steps(pair: str, work: Path) -> Iterator[Step]:
-    """A trained pair of the fixtures, decoded with the drafter in torch, whose kernels the first one compiles."""
-    engine, target = str(work / pair), str(FIXTURES / pair)
-    built, running = _built(pair), (GPU, TORCH, KERNELS)
-    yield Step(built, (*CLI, "build", f"{target}-dflash", "--target", target, "-o", engine), 60)
-    decode = (*OURS, "decode", engine, target, "--executor", "torch")
-    yield Step(f"{pair}: decoding in torch", decode, 150, running, built)
+def _torch_steps(pair: str, work: Path, device: str) -> Iterator[Step]:
+    """A trained pair of the fixtures, decoded with the drafter in torch, whose kernels it compiles."""
+    yield _build_step(pair, work)
+    decode = (*OURS, "decode", str(work / pair), str(FIXTURES / pair), "--executor", "torch", "--device", device)
+    yield Step(f"{pair}: decoding in torch", decode, 150, RUNNING[device], (_built(pair),))
 
 
-def _decoding_steps() -> Iterator[Step]:
+def _build_step(pair: str, work: Path, needs: tuple[str, ...] = ()) -> Step:
+    target = str(FIXTURES / pair)
+    build = (*CLI, "build", f"{target}-dflash", "--target", target, "-o", str(work / pair))
+    return Step(_built(pair), build, 60, needs)
+
+
+def _pass_step(recipe: str, work: Path, gpu: Gpu | None, device: str) -> Step:
+    """Time of a large drafter's pass; its weights are drawn once for all recipes."""
+    command = [*OURS, "torch-pass", recipe, str(work / f"torch-{recipe}"), "--device", device]
+    if device == "cpu":
+        command += ["--layers", "1", "--batch-sizes", "1", "--contexts", "64"]
+    title = f"gpt-oss-120b's drafter in torch, {recipe}: latency"
+    return Step(title, command, 120, RUNNING[device], lacks=_lacking_precision(recipe, gpu))
+
+
+def _decoding_steps(device: str) -> Iterator[Step]:
     """Both published shapes: few tokens, so that the models' making takes longer than their decoding."""
-    sizes = ("--rounds", "1", "--tokens", "48", "--num-prompts", "2", "--batch", "1", "--batch", "8")
-    for shape in SHAPES:
-        command = (*PYTHON, "benchmarks/bench_gpu.py", "--shape", shape, *sizes)
-        yield Step(f"decoding at {shape}'s shape, beside transformers", command, 150, (GPU, TORCH, KERNELS))
+    tokens, batch = ("48", "8") if device == "cuda" else ("8", "2")
+    sizes = ("--rounds", "1", "--tokens", tokens, "--num-prompts", "2", "--batch", "1", "--batch", batch)
+    for shape in SHAPES[device]:
+        command = (*PYTHON, "benchmarks/bench_gpu.py", "--shape", shape, *sizes, "--device", device)
+        yield Step(f"decoding at {shape}'s shape, beside transformers", command, 150, RUNNING[device])
 
 
-def _tool_steps(pair: str, work: Path) -> Iterator[Step]:
+def _tool_steps(pair: str, work: Path, device: str) -> Iterator[Step]:
     """The commands that run a target or train on a GPU."""
     engine, target, features = str(work / pair), str(FIXTURES / pair), str(work / "features.safetensors")
-    draft, running, on_gpu = f"{target}-dflash", (GPU, TORCH, KERNELS), ("--device", "cuda")
-    captured, prompts = f"{pair}: capture", ("--prompts", str(FIXTURES / "prompts.jsonl"), "--max-tokens", "96")
-    yield Step(captured, (*CLI, "capture", draft, "--target", target, *prompts, "-o", features, *on_gpu), 60, running)
-    answers = ("--features", features, *on_gpu)
-    yield Step(f"{pair}: verify of what was captured", (*CLI, "verify", engine, *answers), 60, running, captured)
+    draft, running, placed = f"{target}-dflash", RUNNING[device], ("--device", device)
+    sizes = ("--max-tokens", "96") if device == "cuda" else ("--max-tokens", "64", "--max-prompts", "16")
+    captured, prompts = f"{pair}: capture", ("--prompts", str(FIXTURES / "prompts.jsonl"), *sizes)
+    yield Step(captured, (*CLI, "capture", draft, "--target", target, *prompts, "-o", features, *placed), 120, running)
+    answers, before = ("--features", features, *placed), (_built(pair), captured)
+    yield Step(f"{pair}: verify of what was captured", (*CLI, "verify", engine, *answers), 60, running, before)
     training = ("-o", str(work / "recovered"), "--recipe", "nvfp4", "--steps", "40", "--learning-rate", "5e-4")
-    yield Step(f"{pair}: recovery for NVFP4", (*CLI, "recover", draft, *training, *answers), 90, running, captured)
+    yield Step(f"{pair}: recovery for NVFP4", (*CLI, "recover", draft, *training, *answers), 90, running, (captured,))
 
 
 def _built(pair: str) -> str:
@@ -253,10 +270,10 @@ def _plan_steps(pair: str, work: Path) -> Iterator[Step]:
     built, planned = _built(pair), f"{pair}: plans"
     plans, running = (GPU, TENSORRT, PLUGIN), (GPU, TORCH, TENSORRT)
     sizes = ("--max-batch-size", "2", "--max-seq-len", "512", "--max-num-tokens", "64")
-    yield Step(planned, (*CLI, "build", "--plans-for", engine, *sizes), 90, plans, built)
-    yield Step(f"{pair}: TensorRT against ONNX Runtime", (*OURS, "parity", engine), 60, running, planned)
-    yield Step(f"{pair}: CUDA graphs of the plans", (*OURS, "capture", engine), 60, running, planned)
-    yield Step(f"{pair}: decoding", (*OURS, "decode", engine, target), 60, running, planned)
+    yield Step(planned, (*CLI, "build", "--plans-for", engine, *sizes), 90, plans, (built,))
+    yield Step(f"{pair}: TensorRT against ONNX Runtime", (*OURS, "parity", engine), 60, running, (planned,))
+    yield Step(f"{pair}: CUDA graphs of the plans", (*OURS, "capture", engine), 60, running, (planned,))
+    yield Step(f"{pair}: decoding", (*OURS, "decode", engine, target), 60, running, (planned,))
 
 
 def _rtx_steps(pair: str, work: Path, gpu: Gpu | None) -> Iterator[Step]:
@@ -269,12 +286,12 @@ def _rtx_steps(pair: str, work: Path, gpu: Gpu | None) -> Iterator[Step]:
     yield Step(planned, (*CLI, *build), 90, (GPU, RTX, PLUGIN), lacks=lacks)
     for which in ("first", "second"):
         title = f"{pair}: {which} start with TensorRT-RTX"
-        yield Step(title, (*OURS, "start", engine), 120, running, planned, lacks=lacks)
+        yield Step(title, (*OURS, "start", engine), 120, running, (planned,), lacks=lacks)
     for title, step in (("parity", "parity"), ("CUDA graphs", "capture")):
         command = (*OURS, step, engine)
-        yield Step(f"{pair}: {title} with TensorRT-RTX", command, 60, running, planned, lacks=lacks)
+        yield Step(f"{pair}: {title} with TensorRT-RTX", command, 60, running, (planned,), lacks=lacks)
     decode = (*OURS, "decode", engine, target)
-    yield Step(f"{pair}: decoding with TensorRT-RTX", decode, 60, running, planned, lacks=lacks)
+    yield Step(f"{pair}: decoding with TensorRT-RTX", decode, 60, running, (planned,), lacks=lacks)
 
 
 def _unserved(gpu: Gpu) -> str | None:
@@ -329,8 +346,8 @@ class Report:
             return Outcome(step, LACKED, why=lacking)
         if step.lacks is not None:
             return Outcome(step, LACKED, why=[step.lacks])
-        if step.after is not None and earlier.get(step.after) != PASSED:
-            return Outcome(step, LACKED, why=[f"“{step.after}”"])
+        if undone := [f"“{title}”" for title in step.after if earlier.get(title) != PASSED]:
+            return Outcome(step, LACKED, why=undone)
         if left < 1:
             return Outcome(step, LACKED, why=[f"time: {shlex.join(step.command)}"])
         begin, seconds = time.monotonic(), min(step.seconds, left)
@@ -342,21 +359,28 @@ class Report:
         return Outcome(step, PASSED if status == 0 else FAILED, time.monotonic() - begin, why, output)
 
 
-def make_report(report: Report, work: Path, output: Path, only: str | None = None, commit: str | None = None) -> None:
+def make_report(
+    report: Report,
+    work: Path,
+    output: Path,
+    only: str | None = None,
+    commit: str | None = None,
+    device: str = "cuda",
+) -> None:
     """Runs every step, or those with `only` in their titles and what they need, and writes the page after each."""
     commit = commit or _commit()
 
     def run_step(step: Step) -> None:
         report.run(step)
-        output.write_text(page(report.outcomes, report.machine, commit))
+        output.write_text(page(report.outcomes, report.machine, commit, TITLES[device]))
 
     report.machine = gpu_findings()
     gpu = find_gpu()
-    for step in setup_steps(gpu):
+    for step in setup_steps(gpu) if device == "cuda" else ():
         run_step(step)
     report.machine = examine()  # once, when all is there that there will be
     report.end = time.monotonic() + report.seconds
-    for step in chosen(list(steps(work, gpu)), only):
+    for step in chosen(list(steps(work, gpu, device)), only):
         run_step(step)
 
 
@@ -369,7 +393,7 @@ def chosen(every: Sequence[Step], only: str | None) -> list[Step]:
         raise click.UsageError(
             f"--only: expected part of a step's title, found {only!r}: {'; '.join(s.title for s in every)}"
         )
-    while before := {s.after for s in every if s.title in wanted and s.after} - wanted:
+    while before := {title for s in every if s.title in wanted for title in s.after} - wanted:
         wanted |= before
     return [step for step in every if step.title in wanted]
 
@@ -408,11 +432,11 @@ def run(command: Sequence[str], seconds: float, environment: Mapping[str, str] |
         return status, output.read().replace(f"{REPOSITORY}/", "")
 
 
-def page(outcomes: Sequence[Outcome], machine: Sequence[MachineFinding], commit: str) -> str:
+def page(outcomes: Sequence[Outcome], machine: Sequence[MachineFinding], commit: str, where: str) -> str:
     """The report as Markdown."""
     counts = {result: sum(outcome.result == result for outcome in outcomes) for result in (PASSED, FAILED, LACKED)}
     summary = ", ".join(f"{count} {result.strip('*')}" for result, count in counts.items())
-    lines = [f"# dflash-trt {__version__} on a GPU", "", f"Commit {commit}. {summary}.", "", "## Machine", ""]
+    lines = [f"# dflash-trt {__version__} {where}", "", f"Commit {commit}. {summary}.", "", "## Machine", ""]
     lines += _table(("what", "found"), [(name_of(finding), _found(finding)) for finding in machine])
     lines += ["", "## Steps", ""]
     rows = [(o.step.title, o.result, f"{o.seconds:.0f}" if o.seconds else "", "; ".join(o.why)) for o in outcomes]
@@ -462,10 +486,11 @@ def _commit() -> str:
     help="Begin no step later than this after the setup; the first ones tell most.",
 )
 @click.option("--commit", help="The commit that this tree is of, where git is not at hand.")
-def main(output: Path, only: str | None, seconds: int, commit: str | None) -> None:
+@click.option("--rehearse", is_flag=True, help="On a CPU: install nothing, and run what can be run there, small.")
+def main(output: Path, only: str | None, seconds: int, commit: str | None, rehearse: bool) -> None:
     """Run every step and write the page; exits with 0 whatever the steps say, because the page says it."""
     with tempfile.TemporaryDirectory() as work:
-        make_report(Report(seconds), Path(work), output, only, commit)
+        make_report(Report(seconds), Path(work), output, only, commit, "cpu" if rehearse else "cuda")
     click.echo(output)
 
 

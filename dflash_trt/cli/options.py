@@ -240,8 +240,10 @@ def say_dequantised(checkpoint: DraftCheckpoint, name: str) -> None:
         click.echo(f"{click.format_filename(name)}: {checkpoint.stored_as}", err=True)
 
 
-def recipe_and_ranges(draft: DraftCheckpoint, recipe: str, calibration: str) -> tuple[Recipe, Ranges | None]:
-    """Loads --recipe and --calibration; ranges are None for bounds from the weights."""
+def recipe_and_ranges(
+    draft: DraftCheckpoint, recipe: str, calibration: str, device: str = "cpu"
+) -> tuple[Recipe, Ranges | None]:
+    """Loads --recipe and --calibration, which runs on `device`; ranges are None for bounds from the weights."""
     from dflash_trt.quantize.recipe import load_recipe
 
     loaded = load_recipe(recipe)
@@ -250,8 +252,9 @@ def recipe_and_ranges(draft: DraftCheckpoint, recipe: str, calibration: str) -> 
     if not loaded.needs_ranges(draft.spec.linear_modules()):
         raise click.UsageError(f"--recipe {recipe} quantises weights only and needs no --calibration")
     from dflash_trt.runtime.measure.calibrate import activation_ranges
+    from dflash_trt.runtime.session import choose_device
 
-    return loaded, activation_ranges(draft, Path(calibration))
+    return loaded, activation_ranges(draft, Path(calibration), choose_device(device))
 
 
 def build_command(draft: Path, target: str | None) -> str:

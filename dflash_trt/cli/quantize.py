@@ -19,6 +19,7 @@ from dflash_trt.cli.options import (
     read_checked_draft,
     recipe_and_ranges,
     recipe_option,
+    runtime_options,
     target_option,
 )
 from dflash_trt.cli.output import print_written
@@ -30,6 +31,7 @@ from dflash_trt.cli.output import print_written
 @recipe_option
 @target_option
 @calibration_option
+@runtime_options("device")
 @force_option
 @json_option
 @click.option("--threads", type=click.IntRange(0, 1024), default=0, show_default=True, help="Threads; 0: all.")
@@ -39,6 +41,7 @@ def quantize(
     recipe: str,
     target: str | None,
     calibration: str,
+    device: str,
     force: bool,
     threads: int,
     as_json: bool,
@@ -54,7 +57,7 @@ def quantize(
       dflash-trt quantize z-lab/gpt-oss-120b-DFlash -o draft-nvfp4 --recipe nvfp4
     """
     checkpoint = read_checked_draft(draft, target)
-    loaded, ranges = recipe_and_ranges(checkpoint, recipe, calibration)
+    loaded, ranges = recipe_and_ranges(checkpoint, recipe, calibration, device)
     from dflash_trt.quantize.convert import quantize_checkpoint
 
     summary = quantize_checkpoint(checkpoint, loaded, output, ranges=ranges, force=force, threads=threads)

@@ -79,7 +79,7 @@ def recover(
     """
     check_picture(plot)
     checkpoint = read_checked_draft(draft, target)
-    loaded, ranges = recipe_and_ranges(checkpoint, recipe, calibration)
+    loaded, ranges = recipe_and_ranges(checkpoint, recipe, calibration, device)
     from dflash_trt.runtime.measure.recovery.recover import recover_checkpoint
     from dflash_trt.runtime.measure.recovery.training import state_file
 

@@ -7,15 +7,16 @@ embedding and S - 1 mask embeddings (docs/verify.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-import onnxruntime
+import onnx
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, refuse_quantised
 from dflash_trt.checkpoint.draft_spec import EMBEDDING, MASK_EMBEDDING, DraftSpec
@@ -23,32 +24,40 @@ from dflash_trt.checkpoint.mapped import as_float32, map_tensor
 from dflash_trt.engine.graph.context_graph import context_graph
 from dflash_trt.engine.graph.draft_graph import draft_graph
 from dflash_trt.engine.graph.linear import input_name
+from dflash_trt.engine.recorded_executor import ContextLayout
 from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.bounds import CAPTURE, Ranges
 from dflash_trt.runtime.drafter.onnxruntime.ort_session import model_session
+from dflash_trt.runtime.drafter.torch.graph_program import OnnxGraph, Program
+from dflash_trt.runtime.drafter.torch.operators import TORCH_TYPES
+from dflash_trt.runtime.drafter.torch.scaled_linear import patterns
+from dflash_trt.runtime.drafter.torch.stored_weights import StoredWeights
+from dflash_trt.runtime.drafter.torch_executor import check_kernels
 from dflash_trt.runtime.measure.features import FeatureFile, FeatureSequence, open_features
 
 ANCHORS = 16
 """Blocks replayed per sequence."""
 SEED = 0
 
-FloatArray = NDArray[np.float32]
+Values = dict[str, Tensor]
+"""Inputs or outputs of a graph, by name."""
 
 
-def activation_ranges(draft: DraftCheckpoint, features: Path) -> Ranges:
+def activation_ranges(draft: DraftCheckpoint, features: Path, device: str = "cpu") -> Ranges:
     """Largest magnitudes of every linear layer's input and of the cached K and V, on features that `capture` wrote.
 
-    Raises CheckpointError for a quantised draft or features that do not fit; ModuleNotFoundError without modelopt
-    (extra `calibrate`).
+    On `cpu` the draft computes in FLOAT, on `cuda` in BF16. Raises CheckpointError for a quantised draft or features
+    that do not fit; MissingDependencyError for a GPU that the attention kernel was not compiled for;
+    ModuleNotFoundError without modelopt (extra `calibrate`).
     """
     from modelopt.torch.quantization.calib import MaxCalibrator
 
     calibrators: dict[str, Any] = {}
     with open_features(features, draft.spec) as file:
-        for name, values in replay(draft, file):
+        for name, values in replay(draft, file, None if device == "cpu" else torch.device(device)):
             if name not in calibrators:
                 calibrators[name] = MaxCalibrator()
-            calibrators[name].collect(torch.from_numpy(values))
+            calibrators[name].collect(values)
     amaxes = {name: calibrator.compute_amax() for name, calibrator in calibrators.items()}
     amax = {name: 0.0 if value is None else float(value) for name, value in amaxes.items()}
     attention = draft.spec.attention_modules()
@@ -59,20 +68,25 @@ def activation_ranges(draft: DraftCheckpoint, features: Path) -> Ranges:
     )
 
 
-def replay(draft: DraftCheckpoint, file: FeatureFile) -> Iterator[tuple[str, FloatArray]]:
-    """(module, values) for what each linear layer reads; (`layers.N.self_attn.k`, values) for cached K, so for V."""
-    replayer = Replayer(draft, file.mask_embedding())
+def replay(
+    draft: DraftCheckpoint, file: FeatureFile, device: torch.device | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """(module, FLOAT values) of what each linear layer reads; (`layers.N.self_attn.k`, values) for cached K, so for V.
+
+    `device` is the Replayer's.
+    """
+    replayer = Replayer(draft, file.mask_embedding(), device)
     num_blocks = 0
     for number, sequence in enumerate(file.sequences()):
         outputs = replayer.context(sequence)
-        k, v = outputs["kv"].swapaxes(0, 1)
+        kv = outputs["kv"]
         yield from _named(replayer.context_readers, outputs)
         for layer, attention in enumerate(draft.spec.attention_modules()):
-            yield f"{attention}.k", k[:, layer]
-            yield f"{attention}.v", v[:, layer]
+            yield f"{attention}.k", kv[:, 0, layer].float()
+            yield f"{attention}.v", kv[:, 1, layer].float()
         anchors = choose_anchors(sequence, number)
         if len(anchors):
-            yield from _named(replayer.block_readers, replayer.blocks(sequence, anchors, k, v))
+            yield from _named(replayer.block_readers, replayer.blocks(sequence, anchors, kv))
         num_blocks += len(anchors)
     if not num_blocks:
         raise CheckpointError(
@@ -87,39 +101,84 @@ def choose_anchors(sequence: FeatureSequence, number: int) -> NDArray[np.int64]:
 
 
 class Replayer:
-    """The draft's own graphs on the CPU, unquantised, with the linear layers' inputs as further outputs."""
+    """The draft's own graphs, unquantised, with the linear layers' inputs as further outputs."""
 
-    def __init__(self, draft: DraftCheckpoint, mask_embedding: torch.Tensor) -> None:
-        """`mask_embedding` [H] is the target's; what the draft has of its own takes its place."""
+    def __init__(self, draft: DraftCheckpoint, mask_embedding: Tensor, device: torch.device | None = None) -> None:
+        """`mask_embedding` [H] is the target's; what the draft has of its own takes its place.
+
+        Torch computes in BF16 on `device`, without one ONNX Runtime in FLOAT on the CPU.
+        """
         refuse_quantised(draft)
         self._embedding = BlockEmbedding(draft, mask_embedding)
         self.context_readers = _context_readers(draft.spec)
         self.block_readers = _block_readers(draft.spec)
         placed = _at_real_files(draft)
-        self._context = model_session(context_graph(placed), placed.directory, list(self.context_readers))
-        self._draft = model_session(draft_graph(placed), placed.directory, list(self.block_readers))
+        self._context = _opened(context_graph(placed), placed.directory, list(self.context_readers), device)
+        self._draft = _opened(draft_graph(placed), placed.directory, list(self.block_readers), device)
 
-    def context(self, sequence: FeatureSequence) -> dict[str, FloatArray]:
+    def context(self, sequence: FeatureSequence) -> Values:
         """kv [n - 1, 2, L, G, D] of all tokens with taps, and the linear layers' inputs by value name."""
-        positions = np.arange(len(sequence.taps), dtype=np.int32)
-        feed = {"target_hidden": sequence.taps.float().numpy(), "positions": positions}
-        return _run(self._context, feed)
+        positions = torch.arange(len(sequence.taps), dtype=torch.int32)
+        return _finite(self._context({"target_hidden": sequence.taps.float(), "positions": positions}))
 
-    def blocks(
-        self, sequence: FeatureSequence, anchors: NDArray[np.int64], k: FloatArray, v: FloatArray
-    ) -> dict[str, FloatArray]:
-        """hidden [B, S, H] of the blocks at the anchors [B], over one context, and the layers' inputs by value name."""
-        noise = self._embedding.blocks(sequence, anchors)
-        lengths = anchors.astype(np.int32)
-        feed: dict[str, NDArray[Any]] = {
+    def blocks(self, sequence: FeatureSequence, anchors: NDArray[np.int64], kv: Tensor) -> Values:
+        """hidden [B, S, H] of the blocks at the anchors [B], over one context, and the layers' inputs by value name.
+
+        `kv` is that of `context`, one page that all blocks read.
+        """
+        noise = torch.from_numpy(self._embedding.blocks(sequence, anchors))
+        lengths = torch.from_numpy(anchors).int()
+        k, v = (cache.transpose(0, 1)[None] for cache in kv.unbind(1))  # [1, L, n - 1, G, D]
+        cached = ContextLayout.of_caches(k, v)
+        feed = {
             "noise_embeds": noise,
-            "positions": lengths[:, None] + np.arange(noise.shape[1], dtype=np.int32),
-            "k_cache": k.swapaxes(0, 1)[None],  # [1, L, n - 1, G, D]
-            "v_cache": v.swapaxes(0, 1)[None],
-            "page_ids": np.zeros((len(lengths), 1), np.int32),
+            "positions": lengths[:, None] + torch.arange(noise.shape[1], dtype=torch.int32),
             "context_lengths": lengths,
+            # Read by torch:
+            "context_pointers": torch.tensor(cached.pointers),
+            "context_layout": torch.tensor(cached.layout),
+            "page_table": torch.zeros(1, 1, dtype=torch.int32),
+            "slot_ids": torch.zeros_like(lengths),
+            # And by ONNX Runtime:
+            "k_cache": k,
+            "v_cache": v,
+            "page_ids": torch.zeros(len(lengths), 1, dtype=torch.int32),
         }
-        return _run(self._draft, feed)
+        return _finite(self._draft(feed))
+
+
+def _opened(
+    model: onnx.ModelProto, directory: Path, expose: Sequence[str], device: torch.device | None
+) -> Callable[[Values], Values]:
+    """A graph's function of its inputs, which picks them out of more; it returns the values `expose`, too."""
+    return _by_onnxruntime(model, directory, expose) if device is None else _by_torch(model, directory, expose, device)
+
+
+def _by_onnxruntime(model: onnx.ModelProto, directory: Path, expose: Sequence[str]) -> Callable[[Values], Values]:
+    session = model_session(model, directory, expose)
+    inputs, outputs = ([port.name for port in ports] for ports in (session.get_inputs(), session.get_outputs()))
+
+    def run(feed: Values) -> Values:
+        values = session.run(outputs, {name: feed[name].numpy() for name in inputs})
+        return dict(zip(outputs, map(torch.from_numpy, values), strict=True))
+
+    return run
+
+
+def _by_torch(
+    model: onnx.ModelProto, directory: Path, expose: Sequence[str], device: torch.device
+) -> Callable[[Values], Values]:
+    if device.type == "cuda":
+        check_kernels(device)
+    dtypes = {port.name: TORCH_TYPES[port.type.tensor_type.elem_type] for port in model.graph.input}
+    graph = OnnxGraph(directory, f"{model.graph.name}.onnx", StoredWeights(directory, device), model)
+    program = Program(graph, [*(port.name for port in model.graph.output), *expose], patterns(device))
+
+    @torch.no_grad()
+    def run(feed: Values) -> Values:
+        return program.run({name: feed[name].to(device, dtype) for name, dtype in dtypes.items()})
+
+    return run
 
 
 def _context_readers(spec: DraftSpec) -> dict[str, list[str]]:
@@ -151,20 +210,18 @@ def _at_real_files(draft: DraftCheckpoint) -> DraftCheckpoint:
     return msgspec.structs.replace(draft, directory=directories.pop(), weights=weights)
 
 
-def _run(session: onnxruntime.InferenceSession, feed: dict[str, NDArray[Any]]) -> dict[str, FloatArray]:
-    """All outputs by name; raises CheckpointError for values that are not finite."""
-    names = [output.name for output in session.get_outputs()]
-    outputs = dict(zip(names, session.run(names, feed), strict=True))
+def _finite(outputs: Values) -> Values:
+    """The outputs; raises CheckpointError for values that are not finite."""
     for name, values in outputs.items():
-        if not np.isfinite(values).all():
+        if not values.isfinite().all():
             raise CheckpointError(f"replay: {name}: expected finite values, found NaN or infinity")
     return outputs
 
 
-def _named(readers: dict[str, list[str]], outputs: dict[str, FloatArray]) -> Iterator[tuple[str, FloatArray]]:
+def _named(readers: dict[str, list[str]], outputs: Values) -> Iterator[tuple[str, Tensor]]:
     for value, modules in readers.items():
         for module in modules:
-            yield module, outputs[value]
+            yield module, outputs[value].float()
 
 
 class BlockEmbedding:

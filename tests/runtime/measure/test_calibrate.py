@@ -39,6 +39,7 @@ from tests.runtime.measure.feature_samples import Facts, Tensors, edit
 
 RELATIVE = 1e-5
 OTHER_ORDER = 1e-4  # of the sums behind the taps, too
+BF16_NOISE = 8 * 2**-9  # each rounding is at most 2^-9, and few lie between two layers' inputs
 CALIBRATORS = "modelopt.torch.quantization.calib"
 
 
@@ -46,12 +47,12 @@ def fixture_draft(name: str) -> DraftCheckpoint:
     return read_draft(FIXTURES / f"{name}-dflash")
 
 
-def largest_replayed(name: str, features: Path) -> dict[str, float]:
+def largest_replayed(name: str, features: Path, device: torch.device | None = None) -> dict[str, float]:
     """max |x| by what `replay` names."""
     draft, largest = fixture_draft(name), defaultdict[str, float](float)
     with open_features(features, draft.spec) as file:
-        for module, values in replay(draft, file):
-            largest[module] = max(largest[module], float(np.abs(values).max()))
+        for module, values in replay(draft, file, device):
+            largest[module] = max(largest[module], float(values.abs().max()))
     return dict(largest)
 
 
@@ -93,7 +94,7 @@ def test_replayed_blocks_are_those_of_decoding(name: str, features: dict[str, Pa
     assert len(anchors) > 3
 
     outputs = replayer.context(captured)
-    hidden = replayer.blocks(captured, anchors, *outputs["kv"].swapaxes(0, 1))["hidden"]
+    hidden = replayer.blocks(captured, anchors, outputs["kv"])["hidden"].numpy()
     masks = [draft.spec.mask_token_id] * draft.spec.num_draft_tokens
     for row, anchor in enumerate(anchors.tolist()):
         session.drafter.release(0)
@@ -161,6 +162,17 @@ def test_what_is_collected_equals_the_equations(name: str, features: dict[str, P
         assert actual[module] == pytest.approx(value, rel=RELATIVE), module
 
 
+@pytest.mark.parametrize("name", PAIRS)
+def test_torch_collects_what_onnxruntime_does(name: str, features: dict[str, Path]) -> None:
+    """What a GPU computes, here by torch: BF16 rounds each value between two layers, FLOAT none."""
+    expected = largest_replayed(name, features[name])
+    actual = largest_replayed(name, features[name], torch.device("cpu"))
+    assert actual.keys() == expected.keys()
+    assert actual != expected
+    for module, value in expected.items():
+        assert actual[module] == pytest.approx(value, rel=BF16_NOISE), module
+
+
 class Largest:
     """Stands in for modelopt's MaxCalibrator."""
 
@@ -213,8 +225,8 @@ def test_a_drafts_own_embedding_is_what_blocks_begin_with(features: dict[str, Pa
         draft = featured_draft(FIXTURES / "tiny-qwen3-dflash", tmp_path / name, facts, tensors)
         with open_features(features["tiny-qwen3"], draft.spec) as file:
             replayer, first = Replayer(draft, file.mask_embedding()), next(iter(file.sequences()))
-            kv = replayer.context(first)["kv"].swapaxes(0, 1)
-            return replayer.blocks(first, choose_anchors(first, 0), *kv)["hidden"]
+            kv = replayer.context(first)["kv"]
+            return replayer.blocks(first, choose_anchors(first, 0), kv)["hidden"].numpy()
 
     borrowed = values("borrowed", target)
     assert np.array_equal(values("same", target, own_embedding=True), borrowed)

@@ -39,11 +39,16 @@ class Node(NamedTuple):
 class OnnxGraph:
     """Nodes and initializers of a file, for patterns to look at."""
 
-    def __init__(self, directory: Path, file: str, weights: StoredWeights) -> None:
-        """Raises EngineError for a file that is no ONNX graph, or whose weights are not where it says."""
+    def __init__(
+        self, directory: Path, file: str, weights: StoredWeights, model: onnx.ModelProto | None = None
+    ) -> None:
+        """Reads `file`, unless `model` is what would stand in it.
+
+        Raises EngineError for a file that is no ONNX graph, or whose weights are not where it says.
+        """
         self.file = directory / file
         try:
-            graph = onnx.load(self.file, load_external_data=False).graph
+            graph = (model or onnx.load(self.file, load_external_data=False)).graph
         except (DecodeError, OSError) as error:
             raise EngineError(f"{self.file}: expected an ONNX graph, found {error}", hint=HINT) from None
         leave_out_padding(graph)

@@ -152,7 +152,7 @@ def _ranges(draft: DraftCheckpoint, options: SearchOptions) -> Ranges:
     if options.calibration == "none":
         quantises_activations = options.context_tokens > 0 or any(a in ACTIVATION_ALGORITHMS for a in options.formats)
         return ranges_from_weights(draft) if quantises_activations else Ranges(inputs={}, k=(), v=())
-    return activation_ranges(draft, Path(options.calibration))
+    return activation_ranges(draft, Path(options.calibration), options.device)
 
 
 def _check_max_bytes(smallest: int, options: SearchOptions, condition: str = "") -> None:
