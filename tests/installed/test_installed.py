@@ -33,8 +33,8 @@ def run(*command: object, **options: object) -> str:
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where an environment has its programs, into which the wheel was installed, with `observe` from the index."""
     environment = tmp_path_factory.mktemp("environment")
-    without_kernels = "-Ccmake.define.DFLASH_CUDA=OFF"
-    run(sys.executable, "-m", "pip", "wheel", "--no-deps", without_kernels, "--wheel-dir", environment, REPOSITORY)
+    settings = ("-Ccmake.define.DFLASH_CUDA=OFF", f"-Cbuild-dir={environment}/build")  # one for each worker of pytest
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", *settings, "--wheel-dir", environment, REPOSITORY)
     venv.create(environment, with_pip=True)
     run(environment / "bin" / "pip", "install", f"{wheel(environment)}[observe]", cwd=environment)
     return environment / "bin"
