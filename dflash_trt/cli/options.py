@@ -86,7 +86,7 @@ def parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Paramete
 
 def share(text: str) -> float:
     """`3%` and `0.03` as 0.03; ValueError for anything that is no share from 0 up to, but without, 1."""
-    match = re.fullmatch(r"(\d*\.?\d+|\d+\.)(%?)", text, flags=re.ASCII)
+    match = re.fullmatch(r"(\d*\.?\d+(?:e-\d+)?|\d+\.)(%?)", text, flags=re.ASCII)
     if match is None or (value := float(match[1]) / (100 if match[2] else 1)) >= 1:
         raise ValueError(f"expected a share such as 3% or 0.03, found {text!r}")
     return value

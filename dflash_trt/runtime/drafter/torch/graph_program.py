@@ -23,7 +23,7 @@ from dflash_trt.runtime.drafter.torch.calls import Call, fused
 from dflash_trt.runtime.drafter.torch.operators import OPERATORS, unpacked
 from dflash_trt.runtime.drafter.torch.stored_weights import PACKED_TYPES, StoredWeights
 
-HINT = "decode with --device cpu --executor onnxruntime, or build the engine again with this version"
+HINT = "use --device cpu (without --executor torch), or build the engine again with this version"
 
 
 class Node(NamedTuple):

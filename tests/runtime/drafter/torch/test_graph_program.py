@@ -102,7 +102,7 @@ def test_what_it_does_not_compute_is_refused_by_name(name: str, engine: Path) ->
         rf"{engine / 'draft.onnx'}: node \S+: expected an operator that the torch executor computes", message
     )
     assert expected in message
-    assert "--executor onnxruntime" in message
+    assert "use --device cpu" in message
 
 
 @pytest.mark.parametrize(("key", "value", "expected"), [
