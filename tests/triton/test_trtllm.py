@@ -119,7 +119,7 @@ def test_the_server_understood_the_configuration(served: Server) -> None:
     config = json.loads(served.get("/v2/models/tensorrt_llm/config"))
     assert config["model_transaction_policy"] == {"decoupled": True}
     assert config["instance_group"][0]["kind"] == "KIND_CPU"
-    assert len(config["input"]) == 17
+    assert len(config["input"]) == 19
     assert len(config["output"]) == 18
 
 
