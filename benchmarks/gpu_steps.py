@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import sys
 import time
@@ -30,6 +31,7 @@ from dflash_trt.engine.plans.launcher import CudaLauncher, CurrentStreamLauncher
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.tensorrt_api import plugin_library
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
+from dflash_trt.engine.recorded_executor import RecordedGraph
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.inputs import system
@@ -38,6 +40,7 @@ from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import choose_executor
+from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
 from tests.engine.plans.plan_layers import inspected_layers, summary, unfused
 from tests.engines import build
 from tests.reference.synthetic import DraftSizes, write_random_draft
@@ -169,12 +172,13 @@ def torch_pass(recipe: str, engine: Path, layers: int, batch_sizes: str, context
     executor, spec = choose_executor(engine, manifest, device=device, executor="torch"), manifest.draft
     batches, lengths = ([int(number) for number in numbers.split(",")] for numbers in (batch_sizes, contexts))
     executor.cache_rows(max(batches))
+    torch.cuda.CUDAGraph = partial(torch.cuda.CUDAGraph, keep_graph=True)  # type: ignore[assignment]
     begin = time.monotonic()
     executor.load()
     shape = (-(-max(lengths) // TOKENS_PER_PAGE), spec.num_layers, TOKENS_PER_PAGE, *_heads(manifest))
     caches = [torch.zeros(shape, dtype=executor.cache_dtype, device=executor.device) for _ in "kv"]
     executor.bind(*caches)
-    click.echo(f"{layers} layers, {recipe}: opened in {time.monotonic() - begin:.0f} s")
+    click.echo(f"{layers} layers, {recipe}: opened in {time.monotonic() - begin:.0f} s{_launches(executor)}")
     rows = []
     for context in lengths:
         pages = torch.arange(-(-context // TOKENS_PER_PAGE))  # every block reads the same pages
@@ -193,6 +197,20 @@ def torch_pass(recipe: str, engine: Path, layers: int, batch_sizes: str, context
     click.echo(
         f"context of 10 rows: {1e6 * seconds:.0f} us; weights {weights / 1e6:.0f} MB: {_copy_time(weights, device)}"
     )
+
+
+def _launches(executor: Executor) -> str:
+    """What the graphs of one block and of the fewest context rows launch: kernels, copies and fills."""
+    if executor.device.type == "cpu" or not isinstance(executor, TorchExecutor):
+        return ""
+    counts, driver = [], ctypes.CDLL(machine.DRIVER)
+    for graph in (executor._draft, executor._context):
+        assert isinstance(graph, RecordedGraph)
+        call, count = graph._calls[0], ctypes.c_size_t()
+        assert isinstance(call, partial)
+        driver.cuGraphGetNodes(ctypes.c_void_p(call.args[0].raw_cuda_graph()), None, ctypes.byref(count))
+        counts.append(count.value)
+    return "; launches of a block: {}, of context rows: {}".format(*counts)
 
 
 def _copy_time(num_bytes: int, device: str) -> str:
