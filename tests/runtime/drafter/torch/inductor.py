@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -20,6 +22,11 @@ H100 = {
 
 def num_kernels(module: torch.nn.Module, inputs: Sequence[Tensor]) -> int:
     """Launches of the compiled module, for inputs of these sizes and strides on an H100."""
+    return written(module, inputs).count(".run(")
+
+
+def written(module: torch.nn.Module, inputs: Sequence[Tensor], capability: tuple[int, int] = (9, 0)) -> str:
+    """Inductor's code of the module, with its kernels, for inputs of these sizes and strides on such a GPU."""
     from torch._inductor.debug import DebugContext
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.graph import GraphLowering
@@ -43,23 +50,53 @@ def num_kernels(module: torch.nn.Module, inputs: Sequence[Tensor]) -> int:
     given = [like(x, "cuda") for x in inputs]
     graph = GraphLowering(traced, example_inputs=given, shape_env=None)  # type: ignore[arg-type]
     debug = V.set_debug_handler(DebugContext())  # type: ignore[no-untyped-call]
-    with an_h100(), V.set_graph_handler(graph), V.set_fake_mode(fake), debug:
+    with a_gpu(*capability), V.set_graph_handler(graph), V.set_fake_mode(fake), debug:
         graph.run(*given)
         code, _ = graph.codegen()
-    return code.value.count(".run(")
+    return str(code.value)
+
+
+def compile_kernels(code: str, capability: tuple[int, int], directory: Path) -> int:
+    """Compiles the kernels in Inductor's code by Triton, for such a GPU, and counts them."""
+    import triton
+    from torch._inductor.runtime import triton_helpers, triton_heuristics
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    found: list[tuple[dict[str, Any], Any]] = []
+
+    def heuristic(*_: Any, triton_meta: dict[str, Any], **__: Any) -> Callable[[Any], None]:
+        return lambda function: found.append((triton_meta, function))
+
+    for number, source in enumerate(re.findall(r"async_compile\.triton\('\w+', '''(.*?)'''", code, re.DOTALL)):
+        file = directory / f"kernel{number}.py"
+        file.write_text(source)
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.object(triton_helpers, "set_driver_to_gpu"))
+            for kind in ("pointwise", "reduction", "persistent_reduction"):
+                stack.enter_context(mock.patch.object(triton_heuristics, kind, heuristic))
+            exec(compile(source, file, "exec"), {"__file__": str(file), "__name__": file.stem})
+    for meta, function in found:
+        signature = {name: meta["signature"].get(name, "constexpr") for name in function.arg_names}
+        blocks = {name: 32 for name, kind in signature.items() if kind == "constexpr"}
+        target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+        triton.compile(ASTSource(function, signature, {**blocks, **meta["constants"]}), target=target)
+    return len(found)
 
 
 @contextmanager
-def an_h100() -> Iterator[None]:
+def a_gpu(major: int, minor: int) -> Iterator[None]:
     """What Inductor asks of the machine before it writes a kernel."""
     from torch._inductor.runtime.hints import DeviceProperties
 
-    found = DeviceProperties(**H100)  # type: ignore[arg-type]
+    found = DeviceProperties(**{**H100, "cc": 10 * major + minor, "major": major})  # type: ignore[arg-type]
     answers: dict[str, Callable[..., Any]] = {
         "torch.cuda.is_available": lambda: True,
         "torch.cuda.current_device": lambda: 0,
-        "torch.cuda.get_device_capability": lambda *_: (9, 0),
-        "torch.cuda.get_device_properties": lambda *_: SimpleNamespace(major=9, minor=0, multi_processor_count=132),
+        "torch.cuda.get_device_capability": lambda *_: (major, minor),
+        "torch.cuda.get_device_properties": lambda *_: SimpleNamespace(
+            major=major, minor=minor, multi_processor_count=132
+        ),
         "torch.utils._triton.triton_hash_with_backend": lambda: "",
         "torch._inductor.scheduler.has_triton": lambda *_: True,
     }

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from dflash_trt.runtime.drafter.torch import calls, scaled_linear
 from dflash_trt.runtime.drafter.torch.graph_program import Program
 from tests.engines import build, trained_engine
 from tests.reference.synthetic import DraftSizes, write_random_draft
-from tests.runtime.drafter.torch.inductor import num_kernels
+from tests.runtime.drafter.torch.inductor import compile_kernels, num_kernels, written
 
-pytest.importorskip("triton")
+CompilationError = pytest.importorskip("triton").CompilationError
 SIZES = DraftSizes(
     hidden=2880, intermediate=256, num_heads=4, num_kv_heads=2, head_dim=64, num_taps=1, num_target_layers=36,
     block_size=10, vocab_size=96,
@@ -43,14 +43,14 @@ def gpt_oss(directory: Path, recipe: str) -> Path:
     return directory / "engine"
 
 
-def counted(engine: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def counted(engine: Path, monkeypatch: pytest.MonkeyPatch, count: Callable[..., int] = num_kernels) -> list[int]:
     """Kernels of each compiled function of a draft pass, in order."""
     counts: list[int] = []
     init = Program.__init__
 
     def compiled(module: torch.nn.Module) -> Callable[..., Any]:
         def call(*inputs: Tensor) -> Any:
-            counts.append(num_kernels(module, inputs))
+            counts.append(count(module, inputs))
             return module(*inputs)
 
         return call
@@ -88,3 +88,29 @@ def test_fp4_takes_two_more_before_each_product(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(torch_executor, "patterns", lambda _: [scaled_linear.fp4_linear])
     monkeypatch.setattr(scaled_linear, "fp4_product", lambda x, *given: torch.zeros(len(x), len(given[2])).bfloat16())
     assert counted(engine, monkeypatch) == [ONCE + 2, *[2, 3, 2, 3] * (LAYERS - 1), 2, 3, 2, 1]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
+def test_triton_compiles_them(capability: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a GPU without FP8, too: Inductor leaves its codes to torch's own kernels."""
+
+    def count(module: torch.nn.Module, inputs: Sequence[Tensor]) -> int:
+        return compile_kernels(written(module, inputs, capability), capability, tmp_path)
+
+    assert min(counted(gpt_oss(tmp_path, "fp8"), monkeypatch, count)) >= 1
+
+
+class Codes(torch.nn.Module):
+    def forward(self, x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        return scaled_linear.packed_fp4(x, scale)
+
+
+@pytest.mark.full
+def test_triton_compiles_fp4_codes(tmp_path: Path) -> None:
+    """For what has their product; what was written for a GPU with FP8 is none for an older one."""
+    inputs = torch.randn(130, 256).bfloat16(), torch.tensor(0.5)
+    for capability in ((10, 0), (12, 0)):
+        assert compile_kernels(written(Codes(), inputs, capability), capability, tmp_path) == 2
+    with pytest.raises(CompilationError, match="fp8e4nv not supported"):
+        compile_kernels(written(Codes(), inputs, (9, 0)), (8, 0), tmp_path)
