@@ -81,6 +81,12 @@ class Outside(NamedTuple):
         return torch.empty(0, dtype=self.dtype).set_(storage, self.offset, self.shape, self.stride)  # type: ignore[arg-type]
 
 
+class Uses:
+    """How often a graph was replayed; keeps none alive."""
+
+    replays = 0
+
+
 class RecordedGraph(TorchDispatchMode):
     """The operators of a capture, with the tensors that they read and wrote."""
 
@@ -88,11 +94,13 @@ class RecordedGraph(TorchDispatchMode):
     """The one that captures now."""
     gpu: PretendGpu | None = None
     live: ClassVar[weakref.WeakSet[RecordedGraph]] = weakref.WeakSet()
+    memory: ClassVar[dict[object, list[weakref.ref[UntypedStorage]]]] = {}
+    """What graphs of a pool made."""
 
     def __init__(self) -> None:
         super().__init__()
         self.work: list[Callable[[], object]] = []
-        self.replays = 0
+        self.uses = Uses()
         self.number = next(NUMBERS)
         self.pool: object = None
         self.own: dict[int, UntypedStorage] = {}
@@ -111,6 +119,7 @@ class RecordedGraph(TorchDispatchMode):
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in read and not self._is_outside(storage):
                 self.own[storage.data_ptr()] = storage
+                RecordedGraph.memory.setdefault(self.pool, []).append(weakref.ref(storage))
         self.add(func, args, kwargs, results)
         return results
 
@@ -141,7 +150,7 @@ class RecordedGraph(TorchDispatchMode):
 
     def replay(self) -> None:
         """Runs them again."""
-        self.replays += 1
+        self.uses.replays += 1
         if self.gpu is not None:
             outside = [storage for ref in self.outside.values() if (storage := ref())]
             changed = [storage for storage in outside if storage.data_ptr() in self.changed]
@@ -183,6 +192,9 @@ def tensors_of(results: Any) -> list[Tensor]:
 def capture(graph: RecordedGraph, pool: object, stream: Stream, capture_error_mode: str) -> Iterator[None]:
     """torch.cuda.graph, in the order of its arguments."""
     assert capture_error_mode == "thread_local"
+    if all(other.pool != pool for other in RecordedGraph.live):  # torch asserts it (CUDACachingAllocator.cpp)
+        assert all(ref() is None for ref in RecordedGraph.memory.get(pool, ())), "a pool outlives its graphs"
+        RecordedGraph.memory[pool] = []
     graph.pool = pool
     RecordedGraph.current = graph
     with on(stream), graph:
@@ -206,19 +218,20 @@ class Kernels:
         return getattr(_C, name)
 
 
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[RecordedGraph]:
-    """Puts it in the place of torch.cuda; the graphs that are made from then on."""
-    graphs: list[RecordedGraph] = []
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[Uses]:
+    """Puts it in the place of torch.cuda; uses of the graphs that are made from then on."""
+    graphs: list[Uses] = []
 
     def make() -> RecordedGraph:
-        graphs.append(RecordedGraph())
-        return graphs[-1]
+        graph = RecordedGraph()
+        graphs.append(graph.uses)
+        return graph
 
     Stream.current, Stream.done = Stream(), {}
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: Stream.current)
     monkeypatch.setattr(torch.cuda, "stream", on)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, len(graphs) + 1))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", make)
     monkeypatch.setattr(torch.cuda, "graph", capture)
     monkeypatch.setattr(attention_node, "_C", Kernels())
@@ -321,7 +334,7 @@ def opened(file: Path, framework: str, device: str) -> Iterator[SimpleNamespace]
 
 
 @contextmanager
-def pretended_gpu() -> Iterator[tuple[PretendGpu, list[RecordedGraph]]]:
+def pretended_gpu() -> Iterator[tuple[PretendGpu, list[Uses]]]:
     """An H100 with a build of its kernels, but without torch.compile; the graphs that are made on it."""
     gpu = PretendGpu()
     kernels, runtime = GpuKernels(gpu), "dflash_trt.runtime"

@@ -12,7 +12,7 @@ import pytest
 
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.runtime.session import Session, open_session, run
+from dflash_trt.runtime.session import Session, open_session
 from dflash_trt.runtime.targets.packed_target import PackedTarget
 from tests.contract.cuda_graphs import PretendGpu, pretended_gpu
 from tests.decoding import greedy
@@ -35,15 +35,18 @@ def is_recorded(session: Session) -> bool:
     return session.target._recorded._works
 
 
-def waits_of_steps(gpu: PretendGpu, session: Session, prompt: list[int], params: SamplingParams) -> list[list[str]]:
-    """What the host waited for, by step, behind the prompt."""
+def decode(
+    gpu: PretendGpu, session: Session, prompt: list[int], params: SamplingParams
+) -> tuple[list[int], list[list[str]]]:
+    """The answer, and what the host waited for, by step, behind the prompt."""
     decoder, waits = session.decoder(), list[list[str]]()
-    decoder.add(session.request(prompt, params))
+    request = session.request(prompt, params)
+    decoder.add(request)
     while not decoder.is_idle:
         gpu.waits.clear()
         decoder.step()
         waits.append([*gpu.waits])
-    return waits[1:]
+    return request.token_ids, waits[1:]
 
 
 def test_a_session_decodes_there(sessions: dict[str, Session]) -> None:
@@ -51,12 +54,11 @@ def test_a_session_decodes_there(sessions: dict[str, Session]) -> None:
     prompt, params = prompts(on_cpu)[0], greedy(5)
     with pretended_gpu() as (gpu, graphs):
         session = open_on_gpu("tiny-qwen3")
-        (answer,) = run(session.decoder(), [session.request(prompt, params)])
-        waits = waits_of_steps(gpu, session, prompt, params)  # all sizes are recorded
-    assert answer.token_ids == on_cpu.generate(prompt, params).token_ids
+        answer, waits = decode(gpu, session, prompt, params)
+    assert answer == on_cpu.generate(prompt, params).token_ids
     assert is_recorded(session)
     assert sum(graph.replays for graph in graphs) > 2 * len(waits)
-    assert all(step == STEP for step in waits)
+    assert waits == [STEP] * len(waits)
 
 
 @pytest.mark.full
@@ -79,7 +81,6 @@ def test_a_lattice_is_walked_and_drawn_there(sessions: dict[str, Session], tmp_p
         session = open_on_gpu("tiny-qwen3", engine=tmp_path / "engine")
         drawn = SamplingParams(max_tokens=6, temperature=1.0, seed=3, ignore_eos=True)
         session.generate(prompt, drawn)
-        answer = session.generate(prompt, greedy(5))
-        waits = waits_of_steps(gpu, session, prompt, greedy(5))
-    assert answer.token_ids == sessions["tiny-qwen3"].generate(prompt, greedy(5)).token_ids
-    assert all(step == STEP for step in waits)
+        answer, waits = decode(gpu, session, prompt, greedy(5))
+    assert answer == sessions["tiny-qwen3"].generate(prompt, greedy(5)).token_ids
+    assert waits == [STEP] * len(waits)
