@@ -16,7 +16,7 @@ from dflash_trt.checkpoint.draft_spec import EMBEDDING, MASK_EMBEDDING, DraftSpe
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.engine.executor import DraftInputs, Executor
 from dflash_trt.runtime.drafter.candidate_selector import Candidates, CandidateScorer
-from dflash_trt.runtime.kvcache.context_cache import ContextCache
+from dflash_trt.runtime.kvcache.paged_caches import ContextCache
 
 Embed = Callable[[Tensor], Tensor]
 

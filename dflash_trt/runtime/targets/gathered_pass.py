@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
-from dflash_trt.runtime.kvcache.slot_cache import SlotCache
+from dflash_trt.runtime.kvcache.paged_caches import SlotCache
 from dflash_trt.runtime.targets.packed_pass import AttentionRule, Group, RaggedPass
 from dflash_trt.runtime.targets.target import Segment
 
