@@ -24,8 +24,7 @@ from dflash_trt.runtime.checked_pair import CheckedPair, check_prompt, default_b
 from dflash_trt.runtime.cpu.accelerate import accelerate
 from dflash_trt.runtime.decoder import CacheOwner, Decoder
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength, parse_draft_length
-from dflash_trt.runtime.drafter.drafter import Drafter
-from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.drafter.drafter import Drafter, open_drafter
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.logits_processors import GrammarCompiler, LogitBias, LogitsProcessor, MinTokens
 from dflash_trt.runtime.model_runner import ModelRunner
@@ -34,7 +33,7 @@ from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.request import Request, completion
 from dflash_trt.runtime.targets.huggingface import load_model, make_target, stop_token_ids
 from dflash_trt.runtime.targets.runnable import sharding, target_dtype
-from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
+from dflash_trt.runtime.targets.target import HuggingFaceTarget
 from dflash_trt.runtime.text import TextStream
 
 if TYPE_CHECKING:

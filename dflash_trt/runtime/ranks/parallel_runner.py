@@ -20,8 +20,8 @@ import transformers
 from dflash_trt import __version__
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
 from dflash_trt.engine.manifest import MANIFEST, sha256
+from dflash_trt.runtime.drafter.candidate_selector import Draw, Proposals
 from dflash_trt.runtime.drafter.drafter import Drafter
-from dflash_trt.runtime.drafter.proposals import Draw, Proposals
 from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.targets.target import Segment, Target
