@@ -172,7 +172,8 @@ class PooledWorker(Worker):
     def allocate(self, max_batch: int) -> None:
         """A pool, its views, and the table that every batch is written into; pages are NaN until they are written.
 
-        The one before stays, so that this one lies elsewhere and who reads there gets NaN.
+        The one before stays, so that this one lies elsewhere and who reads there gets NaN; so does who reads with the
+        strides of V1 beyond the end.
         """
         drafter = self.drafter
         if "pool" in vars(self):
@@ -182,7 +183,7 @@ class PooledWorker(Worker):
         blocks = -(-(self.max_ctx + self.K + 1) // self._size)
         num_pages = (max_batch + 1) * blocks + 3
         dtype = drafter.fc.weight.dtype
-        self.pool = torch.full((num_pages, L, 2, G, self._size, D), torch.nan, dtype=dtype)
+        self.pool = torch.full((num_pages * (L + 1), L, 2, G, self._size, D), torch.nan, dtype=dtype)[:num_pages]
         self.views = [self.pool[:, layer] for layer in range(L)]
         if self._version == "V2":
             part = self.pool[0, 0].numel()
