@@ -37,6 +37,8 @@ class CacheOwner:
 
     holder: Decoder | None = None
     """Decoder with running requests; None while no request runs."""
+    pool: SlotPool | None = None
+    """Pool of the decoder that wrote the pages last."""
 
 
 class Decoder:
@@ -129,8 +131,6 @@ class Decoder:
             self._take_caches()
             request = self.waiting.popleft()
             request.admit()
-            if not self._runner.claim():
-                self.slots.forget()
             slot, pages, request.num_cached_tokens = self.slots.allocate(request.max_length, prompt_ids)
             self._runner.reserve(slot, pages, request.num_cached_tokens)
             request.num_prefilled = request.num_cached_tokens
@@ -140,11 +140,14 @@ class Decoder:
             self.running[slot] = request
 
     def _take_caches(self) -> None:
-        """Cancels the requests that another decoder has in the caches."""
-        if (holder := self._cache_owner.holder) is not None and holder is not self:
-            for slot, request in list(holder.running.items()):
-                holder._end(request, slot, FinishReason.CANCELLED)
-        self._cache_owner.holder = self
+        """Cancels the requests that another decoder has in the caches, and forgets prefixes that it has overwritten."""
+        owner = self._cache_owner
+        if owner.holder is not None and owner.holder is not self:
+            for slot, request in list(owner.holder.running.items()):
+                owner.holder._end(request, slot, FinishReason.CANCELLED)
+        if owner.pool is not self.slots:
+            self.slots.forget()
+        owner.holder, owner.pool = self, self.slots
 
     def _draft(self) -> list[StepInput]:
         """Blocks: the last token of each request behind its prompt, and drafts that follow it."""

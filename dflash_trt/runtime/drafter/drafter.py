@@ -114,10 +114,6 @@ class Drafter:
         executor.bind(cache.k, cache.v)
         return cls(executor, spec, cache, embedding, scorer)
 
-    def claim(self, user: object) -> bool:
-        """Claims the pages; whether only `user` has written since its last claim."""
-        return self.cache.table.claim(user)
-
     def reserve(self, slot: int, pages: Sequence[int], num_rows: int) -> None:
         """Gives an empty slot its pages, which hold its first `num_rows` rows already."""
         self.cache.reserve(slot, pages, num_rows)

@@ -147,10 +147,6 @@ class PackedTarget(HuggingFaceTarget):
         if self._pass_type.reads_hidden_rows:
             self._cache.clear(pages)
 
-    def claim(self, user: object) -> bool:
-        """Whether nobody but `user` has written pages since it last claimed them."""
-        return self._table.claim(user)
-
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         """The pages of an empty slot's sequence; the first `num_tokens` tokens are in them already."""
         self._clear(self._table.reserve(slot, pages, num_tokens))

@@ -53,7 +53,7 @@ def side_by_side(tapped: Sequence[torch.Tensor]) -> torch.Tensor:
 class Target(Protocol):
     """The running target model: a cache of one sequence for each slot, one pass for all of them.
 
-    Subclasses have no pages unless they override `claim` and `reserve`.
+    Subclasses have no pages unless they override `reserve`.
     """
 
     cache_bytes_per_token: int = 0
@@ -63,10 +63,6 @@ class Target(Protocol):
 
     keeps_prefixes: bool = False
     """Whether the pages of a released slot go on holding all that there is to know of their tokens."""
-
-    def claim(self, user: object) -> bool:
-        """Whether nobody but `user` has written pages since it last claimed them; from now on they are its own."""
-        return False
 
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         """Gives an empty slot the pages of its sequence, if it has pages; `num_tokens` tokens are in them already."""
