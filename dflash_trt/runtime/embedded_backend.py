@@ -11,17 +11,22 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflash_trt.api.backend import Chunk, DecoderMetrics, Messages, PageWatcher, Prompt
+from dflash_trt.api.backend import Chunk, DecoderMetrics, Messages, Prompt
+from dflash_trt.api.chat_template import encode, encode_chat, prompt_token_ids
 from dflash_trt.api.completion import Completion, FinishReason
-from dflash_trt.api.prompts import prompt_token_ids
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.deploy.deployment_file import refuse_deployment
 from dflash_trt.errors import EngineError, RequestError
+from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import parse_draft_length
+from dflash_trt.runtime.kvcache.slots import PageWatcher
 from dflash_trt.runtime.logits_processors import GrammarCompiler
+from dflash_trt.runtime.progress_display import progress_line
 from dflash_trt.runtime.request import Request, completion, prompt_logprobs
 
 if TYPE_CHECKING:
@@ -30,6 +35,23 @@ if TYPE_CHECKING:
     from dflash_trt.runtime.session import Session
 
 Put = Callable[[Chunk | Exception], None]
+
+
+def open_engine(engine: str | Path, target: str | None, options: RuntimeOptions = DEFAULTS) -> EmbeddedBackend:
+    """Opens an engine directory; raises what `open_embedded` raises, EngineError for a deployment."""
+    refuse_deployment(engine)
+    return open_embedded(CheckedPair.read(Path(engine), target), options)
+
+
+def open_embedded(pair: CheckedPair, options: RuntimeOptions = DEFAULTS) -> EmbeddedBackend:
+    """Loads a checked pair; raises what `load_session` raises, RequestError for ranks, which `generate --tp` joins."""
+    if options.num_ranks != 1:
+        hint = "dflash-trt generate --tp N joins ranks"
+        raise RequestError(f"num_ranks: expected 1, found {options.num_ranks}", hint=hint)
+    with progress_line(f"loading {pair.target_name}"):
+        from dflash_trt.runtime.session import load_session  # it loads transformers: seconds
+
+        return EmbeddedBackend(load_session(pair, options), options)
 
 
 class EmbeddedBackend:
@@ -91,7 +113,7 @@ class EmbeddedBackend:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt."""
-        return self.session.encode(prompt) if isinstance(prompt, str) else prompt_token_ids(prompt)
+        return encode(self.tokenizer, prompt, chat=False) if isinstance(prompt, str) else prompt_token_ids(prompt)
 
     @property
     def grammars(self) -> GrammarCompiler:
@@ -146,7 +168,7 @@ class EmbeddedBackend:
 
     def encode_chat(self, messages: Messages) -> list[int]:
         """Token ids of a conversation in the target's chat template."""
-        return self.session.encode_chat(messages)
+        return encode_chat(self.tokenizer, messages)
 
     def metrics(self) -> DecoderMetrics:
         """Current load of the decoder, and its totals."""
@@ -198,13 +220,6 @@ class PendingRequest:
                 return self._chunks.get(timeout=0.1)
 
 
-def answer(request: Request) -> Completion:
-    """Answer of a request that has ended; EngineError where it, or the decoder, failed."""
-    if request.error is not None and request.finished is not FinishReason.ERROR:
-        raise EngineError(f"the decoder has failed: {request.error}") from request.error
-    return completion(request)
-
-
 async def _until_whole(chunks: asyncio.Queue[Chunk | Exception]) -> AsyncGenerator[Chunk, None]:
     while True:
         chunk = await chunks.get()
@@ -235,7 +250,7 @@ def _reporter(put: Put, incremental: bool) -> Callable[[Request], None]:
                 prompt_logprobs=prompt_logprobs(request) if sent == 0 else None,
                 steps=steps,
                 emitted=emitted,
-                completion=None if request.finished is None else answer(request),
+                completion=None if request.finished is None else completion(request),
             )
         except (EngineError, RequestError) as error:
             put(error)

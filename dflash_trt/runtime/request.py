@@ -12,6 +12,7 @@ from dflash_trt import _C
 from dflash_trt.api.acceptance import Acceptance, Step
 from dflash_trt.api.completion import Completion, FinishReason, PromptLogprobs
 from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.errors import EngineError
 from dflash_trt.runtime.drafter.candidate_selector import Draw
 
 if TYPE_CHECKING:
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
 
 
 def completion(request: Request) -> Completion:
-    """The answer of a finished request; raises its error if the target's logits were not finite."""
+    """The answer of a request that has ended; raises its own error, EngineError where the decoder failed."""
     assert request.finished is not None
-    if request.finished is FinishReason.ERROR:
-        assert request.error is not None
-        raise request.error
+    if request.error is not None:
+        if request.finished is FinishReason.ERROR:
+            raise request.error
+        raise EngineError(f"the decoder has failed: {request.error}") from request.error
     assert request.ended is not None
     tokens = len(request.token_ids)
     first, last = (request.emitted[0], request.emitted[-1]) if request.emitted else (None, None)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dflash_trt.api.chat_template import encode, encode_chat
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
@@ -28,11 +27,11 @@ from dflash_trt.runtime.drafter.drafter import Drafter, open_drafter
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.logits_processors import GrammarCompiler, LogitBias, LogitsProcessor, MinTokens
 from dflash_trt.runtime.model_runner import ModelRunner
-from dflash_trt.runtime.ranks.parallel_runner import TensorParallelRunner, follow, rank_facts
+from dflash_trt.runtime.ranks.parallel_runner import TensorParallelRunner, follow, rank_facts, sharding
 from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.request import Request, completion
 from dflash_trt.runtime.targets.huggingface import load_model, make_target, stop_token_ids
-from dflash_trt.runtime.targets.runnable import sharding, target_dtype
+from dflash_trt.runtime.targets.runnable import target_dtype
 from dflash_trt.runtime.targets.target import HuggingFaceTarget
 from dflash_trt.runtime.text import TextStream
 
@@ -66,16 +65,6 @@ class Session:
     def with_drafter(self, manifest: Manifest, drafter: Drafter) -> Session:
         """Session that shares this one's target, with the drafter of another engine."""
         return replace(self, manifest=manifest, drafter=drafter, ranks=None)
-
-    def encode(self, prompt: str) -> list[int]:
-        """Token ids of a text."""
-        assert self.tokenizer is not None
-        return encode(self.tokenizer, prompt, chat=False)
-
-    def encode_chat(self, messages: object) -> list[int]:
-        """Token ids of a conversation in the target's chat template."""
-        assert self.tokenizer is not None
-        return encode_chat(self.tokenizer, messages)
 
     def request(
         self, prompt_ids: Sequence[int], params: SamplingParams, on_progress: Callable[[Request], None] | None = None
