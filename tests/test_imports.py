@@ -42,7 +42,7 @@ FLOORS = [
 # the embedded runtime.
 EXCEPTIONS = {
     ("trtllm/drafter_module.py", "dflash_trt.runtime.drafter.candidate_selector"),
-    ("triton/model.py", "dflash_trt.runtime.embedded_backend"),
+    ("triton/model.py", "dflash_trt.runtime.load"),
 }
 HEAVY = {
     "torch", "onnx", "onnxruntime", "tensorrt", "tensorrt_rtx_bindings", "transformers", "numpy", "huggingface_hub",

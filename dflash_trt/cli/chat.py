@@ -62,7 +62,7 @@ def chat(engine: Path, target: str | None, system: str | None, **settings: Any) 
         raise click.UsageError("--logprobs: a conversation shows none; generate --json does")
     pair = CheckedPair.read(engine, target)
     check_chat(pair.tokenizer)
-    from dflash_trt.runtime.embedded_backend import open_embedded  # it loads torch: seconds
+    from dflash_trt.runtime.load import open_embedded  # it loads torch: seconds
 
     message = None if sys.stdin.isatty() else _read_message()
     with closing(open_embedded(pair, runtime)) as backend:

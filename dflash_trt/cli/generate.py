@@ -86,7 +86,7 @@ def _run_engine(engine: Path, target: str | None, job: Job, options: RuntimeOpti
         fewest = min(options.max_batch_size or 1, len(job.prompts))  # an idle slot would take memory
         options = msgspec.structs.replace(options, max_batch_size=fewest)
         with progress_line(f"loading {pair.target_name}"):
-            from dflash_trt.runtime.session import load_session  # it loads torch: seconds
+            from dflash_trt.runtime.load import load_session  # it loads torch: seconds
 
             session = load_session(pair, options, ranks=ranks)
         if ranks.rank > 0:

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_trt.api.backend import Chunk, DecoderMetrics, Messages, Prompt
@@ -19,14 +18,11 @@ from dflash_trt.api.chat_template import encode, encode_chat, prompt_token_ids
 from dflash_trt.api.completion import Completion, FinishReason
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.deploy.deployment_file import refuse_deployment
 from dflash_trt.errors import EngineError, RequestError
-from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import parse_draft_length
 from dflash_trt.runtime.kvcache.slots import PageWatcher
 from dflash_trt.runtime.logits_processors import GrammarCompiler
-from dflash_trt.runtime.progress_display import progress_line
 from dflash_trt.runtime.request import Request, completion, prompt_logprobs
 
 if TYPE_CHECKING:
@@ -35,23 +31,6 @@ if TYPE_CHECKING:
     from dflash_trt.runtime.session import Session
 
 Put = Callable[[Chunk | Exception], None]
-
-
-def open_engine(engine: str | Path, target: str | None, options: RuntimeOptions = DEFAULTS) -> EmbeddedBackend:
-    """Opens an engine directory; raises what `open_embedded` raises, EngineError for a deployment."""
-    refuse_deployment(engine)
-    return open_embedded(CheckedPair.read(Path(engine), target), options)
-
-
-def open_embedded(pair: CheckedPair, options: RuntimeOptions = DEFAULTS) -> EmbeddedBackend:
-    """Loads a checked pair; raises what `load_session` raises, RequestError for ranks, which `generate --tp` joins."""
-    if options.num_ranks != 1:
-        hint = "dflash-trt generate --tp N joins ranks"
-        raise RequestError(f"num_ranks: expected 1, found {options.num_ranks}", hint=hint)
-    with progress_line(f"loading {pair.target_name}"):
-        from dflash_trt.runtime.session import load_session  # it loads transformers: seconds
-
-        return EmbeddedBackend(load_session(pair, options), options)
 
 
 class EmbeddedBackend:

@@ -14,7 +14,7 @@ from dflash_trt.cli import cli
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.dynamo.generate_request import read_request
-from dflash_trt.runtime.embedded_backend import open_embedded
+from dflash_trt.runtime.load import open_embedded
 from dflash_trt.runtime.server.requests import parse_request
 from dflash_trt.triton.service import INPUTS, read_inputs
 from dflash_trt.trtllm.llm_backend import sampling_arguments

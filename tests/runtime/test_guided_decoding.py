@@ -21,7 +21,8 @@ from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import Grammar, SamplingParams
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime import logits_processors
-from dflash_trt.runtime.session import Session, open_session, run
+from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.session import Session, run
 from tests.checkpoint.samples import refusal
 from tests.decoding import open_without_tokenizer, text_of
 from tests.engines import build

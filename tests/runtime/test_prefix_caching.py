@@ -16,9 +16,10 @@ from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
 from dflash_trt.runtime.kvcache.slots import SlotPool
+from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.request import Request
-from dflash_trt.runtime.session import Session, open_session
+from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.huggingface import make_target
 from dflash_trt.runtime.targets.target import Segment
 from tests.decoding import greedy

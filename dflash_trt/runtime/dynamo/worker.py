@@ -93,7 +93,7 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
         """Loads both models; returns their figures for the router and the planner."""
         if self.is_leaving:  # asked before Dynamo installed its handler
             signal.raise_signal(signal.SIGTERM)
-        from dflash_trt.runtime.embedded_backend import open_embedded  # it loads torch: seconds
+        from dflash_trt.runtime.load import open_embedded  # it loads torch: seconds
 
         try:
             backend: RoutedBackend = await asyncio.to_thread(open_embedded, self._pair, self._options)

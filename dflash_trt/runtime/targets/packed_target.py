@@ -28,7 +28,8 @@ from dflash_trt.runtime.kvcache.paged_caches import SlotCache
 from dflash_trt.runtime.targets.delta_net import DeltaNets
 from dflash_trt.runtime.targets.packed_pass import IMPLEMENTATION, GatheredPass, RaggedPass
 from dflash_trt.runtime.targets.recorded_pass import RecordedPasses, StaticPass
-from dflash_trt.runtime.targets.target import HuggingFaceTarget, Segment, Taps, Target, Verified
+from dflash_trt.runtime.targets.running_model import HuggingFaceTarget, Taps
+from dflash_trt.runtime.targets.target import Segment, Target, Verified
 
 MIN_ROWS = 4
 PROBE_TOKENS = 8
