@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from dflash_trt.api.acceptance import Acceptance, AcceptanceCounter, Step
+from dflash_trt.api.acceptance import Acceptance, Step
 from dflash_trt.api.completion import Completion, FinishReason, PromptLogprobs
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import RequestError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class _Totals(msgspec.Struct, kw_only=True):
+class DecoderTotals(msgspec.Struct, kw_only=True):
     """Totals since the decoder started."""
 
     passes: int = 0
@@ -32,7 +32,7 @@ class _Totals(msgspec.Struct, kw_only=True):
     """Prompt tokens served from the prefix cache."""
 
 
-class DecoderMetrics(_Totals, kw_only=True):
+class DecoderMetrics(DecoderTotals, kw_only=True):
     """A reading of the decoder: its current state and its totals."""
 
     running: int
@@ -51,22 +51,6 @@ class DecoderMetrics(_Totals, kw_only=True):
     def tau(self) -> float | None:
         """Emitted tokens per verify pass; None without one."""
         return self.acceptance.tau
-
-
-class Counts(_Totals):
-    """Running totals of one decoder."""
-
-    acceptance: AcceptanceCounter = msgspec.field(default_factory=AcceptanceCounter)
-
-    def add_step(self, step: Step) -> None:
-        """Counts a request's verify pass."""
-        self.output_tokens += len(step.token_ids)
-        self.acceptance.add(step)
-
-    def read(self) -> dict[str, Any]:
-        """The current totals."""
-        totals = {name: getattr(self, name) for name in _Totals.__struct_fields__}
-        return totals | {"finished": dict(self.finished), "acceptance": self.acceptance.read()}
 
 
 Prompt = str | Sequence[int]

@@ -102,6 +102,7 @@ class Request:
 
     arrived: float = field(default_factory=time.perf_counter)
     admitted: float | None = None
+    """Time at which it left the queue."""
     emitted: list[float] = field(default_factory=list)
     """Times of the first token and of each step after it."""
     ended: float | None = None
@@ -148,10 +149,6 @@ class Request:
     def has_drafted(self) -> bool:
         """Whether its last verify pass verified drafts."""
         return bool(self.steps) and self.steps[-1].proposed > 0
-
-    def admit(self) -> None:
-        """Notes the time at which it leaves the queue."""
-        self.admitted = time.perf_counter()
 
     def emit(self, token_ids: Sequence[int], proposals: Sequence[int]) -> Step | None:
         """Appends accepted proposals and the token behind them, up to the first that ends the answer.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +34,10 @@ class DraftEmbedding:
     @classmethod
     def read(cls, engine: Path, spec: DraftSpec, device: torch.device) -> DraftEmbedding:
         """The embedding of the directory `engine`, in its stored dtype; on a CPU it stays in the file."""
-        wanted = {EMBEDDING: spec.own_embedding, MASK_EMBEDDING: spec.mask_embedding}
-        tensors = _read(engine / SINGLE, [name for name, has_it in wanted.items() if has_it], device)
-        return cls(spec.mask_token_id, tensors.get(EMBEDDING), tensors.get(MASK_EMBEDDING))
+        with safe_open(engine / SINGLE, framework="pt", device=str(device)) as tensors:
+            table = tensors.get_tensor(EMBEDDING) if spec.own_embedding else None
+            mask_row = tensors.get_tensor(MASK_EMBEDDING) if spec.mask_embedding else None
+        return cls(spec.mask_token_id, table, mask_row)
 
     def blocks(self, anchors: Tensor, block_size: int, borrowed: Embed) -> Tensor:
         """Embeddings [B, S, H] of the blocks [anchor, mask, mask, ...] of token ids `anchors` [B] int64.
@@ -60,13 +61,6 @@ class DraftEmbedding:
             return rows
         is_mask = (token_ids == self._mask_token_id).to(rows.device)
         return torch.where(is_mask[..., None], self._mask_row.to(rows), rows)
-
-
-def _read(file: Path, names: Iterable[str], device: torch.device) -> dict[str, Tensor]:
-    if not (names := list(names)):
-        return {}
-    with safe_open(file, framework="pt", device=str(device)) as tensors:
-        return {name: tensors.get_tensor(name) for name in names}
 
 
 Head = Callable[[Tensor], Tensor]

@@ -110,17 +110,9 @@ def _experts_copy(counts: Mapping[str, int]) -> int:
 
 def free_bytes() -> int | None:
     """Free bytes of this machine, or of the container if less; None where the system does not say."""
-    machine = _meminfo("MemAvailable")
-    limits = [room for room in (machine, _cgroup_room()) if room is not None]
-    return min(limits, default=None)
-
-
-def _meminfo(key: str) -> int | None:
-    for line in _lines(Path("/proc/meminfo")):
-        name, _, value = line.partition(":")
-        if name == key:
-            return int(value.split()[0]) * 1024
-    return None
+    lines = [line.split() for line in _lines(Path("/proc/meminfo"))]
+    limits = [1024 * int(size) for name, size, *_ in lines if name == "MemAvailable:"]
+    return min(limits if (room := _cgroup_room()) is None else [*limits, room], default=None)
 
 
 def _cgroup_room() -> int | None:
