@@ -145,6 +145,11 @@ def test_the_measure_works() -> None:
     assert loaded_by("import dflash_trt.engine.graph.onnx_builder") >= {"numpy", "onnx"}
 
 
+def test_the_decode_loop_knows_only_interfaces() -> None:
+    """runtime/load.py alone chooses what runs a draft and a target here."""
+    assert loaded_by("import dflash_trt.llm, dflash_trt.runtime.session") <= {"torch", "numpy", "pynvml"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "loaded"),
     [

@@ -19,8 +19,8 @@ from dflash_trt.runtime.draft_length import parse_draft_length
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.embedded_backend import EmbeddedBackend
 from dflash_trt.runtime.progress_display import progress_line
-from dflash_trt.runtime.ranks.parallel_runner import rank_facts, sharding
 from dflash_trt.runtime.ranks.roles import Follower, Leader
+from dflash_trt.runtime.ranks.sharding import rank_facts, sharding
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.huggingface import load_model, make_target, stop_token_ids
 from dflash_trt.runtime.targets.runnable import target_dtype

@@ -20,8 +20,8 @@ from dflash_trt.runtime.cpu.accelerate import accelerate
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.ranks.join import join
-from dflash_trt.runtime.ranks.parallel_runner import rank_facts, sharding
 from dflash_trt.runtime.ranks.roles import LINGER_SECONDS, Follower, Leader
+from dflash_trt.runtime.ranks.sharding import rank_facts, sharding
 from dflash_trt.runtime.targets.huggingface import load_model, make_target
 from dflash_trt.runtime.targets.target import Segment
 from tests.engines import trained_engine

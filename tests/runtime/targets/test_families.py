@@ -18,7 +18,7 @@ from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.runtime.cpu.accelerate import accelerate
 from dflash_trt.runtime.load import open_session
-from dflash_trt.runtime.ranks.parallel_runner import sharding
+from dflash_trt.runtime.ranks.sharding import sharding
 from dflash_trt.runtime.session import Session, run
 from dflash_trt.runtime.targets.huggingface import load_model, make_target
 from dflash_trt.runtime.targets.packed_target import PackedTarget, agrees

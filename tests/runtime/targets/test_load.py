@@ -18,7 +18,7 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.checkpoint.tokenizer import load_tokenizer
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError
-from dflash_trt.runtime.ranks.parallel_runner import GPT_OSS_PLAN, sharding
+from dflash_trt.runtime.ranks.sharding import GPT_OSS_PLAN, sharding
 from dflash_trt.runtime.targets import huggingface
 from dflash_trt.runtime.targets.huggingface import (
     check_memory,
