@@ -44,8 +44,9 @@ from dflash_trt.runtime.decoder import Decoder  # noqa: E402
 from dflash_trt.runtime.draft_length import FixedLength  # noqa: E402
 from dflash_trt.runtime.drafter import onnx_executor  # noqa: E402
 from dflash_trt.runtime.kvcache.slots import SlotPool  # noqa: E402
+from dflash_trt.runtime.load import open_session  # noqa: E402
 from dflash_trt.runtime.model_runner import NO_SLOT, ModelRunner  # noqa: E402
-from dflash_trt.runtime.session import Session, open_session  # noqa: E402
+from dflash_trt.runtime.session import Session  # noqa: E402
 from dflash_trt.runtime.targets import packed_target  # noqa: E402
 from dflash_trt.runtime.targets.packed_pass import GatheredPass  # noqa: E402
 from dflash_trt.runtime.targets.target import side_by_side  # noqa: E402

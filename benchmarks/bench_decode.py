@@ -45,8 +45,9 @@ from dflash_trt.files.processor import cpu_model  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength, parse_draft_length  # noqa: E402
 from dflash_trt.runtime.drafter import onnx_executor  # noqa: E402
+from dflash_trt.runtime.load import open_session  # noqa: E402
 from dflash_trt.runtime.request import Request  # noqa: E402
-from dflash_trt.runtime.session import Session, open_session, run  # noqa: E402
+from dflash_trt.runtime.session import Session, run  # noqa: E402
 from tests.decoding import greedy, open_without_tokenizer  # noqa: E402
 from tests.engines import build  # noqa: E402
 from tests.fixtures_data import PAIRS, prompts  # noqa: E402

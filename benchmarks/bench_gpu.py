@@ -40,6 +40,7 @@ from benchmarks.forced_acceptance import ForcedLogits, ForcedLogitsRunner, rando
 from benchmarks.ways import COLUMNS, Answers, Way, measure  # noqa: E402
 from dflash_trt import __version__  # noqa: E402
 from dflash_trt.api.prompts import read_prompts  # noqa: E402
+from dflash_trt.api.runtime_options import choose_device  # noqa: E402
 from dflash_trt.api.sampling_params import SamplingParams  # noqa: E402
 from dflash_trt.checkpoint.target_checkpoint import read_target  # noqa: E402
 from dflash_trt.checkpoint.tokenizer import load_tokenizer  # noqa: E402
@@ -49,8 +50,8 @@ from dflash_trt.errors import DFlashError  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
 from dflash_trt.runtime.draft_length import FixedLength  # noqa: E402
-from dflash_trt.runtime.drafter.drafter import open_drafter  # noqa: E402
-from dflash_trt.runtime.session import Session, choose_device, run  # noqa: E402
+from dflash_trt.runtime.drafter.open import open_drafter  # noqa: E402
+from dflash_trt.runtime.session import Session, run  # noqa: E402
 from dflash_trt.runtime.targets.huggingface import load_model, make_target, stop_token_ids  # noqa: E402
 from tests.engines import build  # noqa: E402
 from tests.oracle.transformers_dflash import dflash_greedy, load_assistant  # noqa: E402

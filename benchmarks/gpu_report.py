@@ -36,7 +36,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from dflash_trt import __version__  # noqa: E402
 from dflash_trt.cli.doctor_machine import MachineFinding, gpu_findings, package_version  # noqa: E402
-from dflash_trt.engine.plans.plan_gpus import check_precision, check_served, sm_name, sm_of  # noqa: E402
+from dflash_trt.engine.plans.machine import check_precision, check_served, sm_name, sm_of  # noqa: E402
 from dflash_trt.engine.plans.tensorrt_api import RUNTIMES  # noqa: E402
 from dflash_trt.errors import BuildError  # noqa: E402
 from dflash_trt.quantize.recipe import FP8_KV, load_recipe  # noqa: E402

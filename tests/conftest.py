@@ -43,7 +43,7 @@ def target_dir(tmp_path: Path) -> Path:
 def sessions() -> dict[str, Session]:
     """Both trained pairs, built and loaded once."""
     from dflash_trt.api.runtime_options import RuntimeOptions
-    from dflash_trt.runtime.session import open_session
+    from dflash_trt.runtime.load import open_session
     from tests.engines import trained_engine
     from tests.fixtures_data import PAIRS
     from tests.paths import FIXTURES

@@ -37,14 +37,8 @@ class ModelRunner:
         self._tapped: Sequence[torch.Tensor] = ()
         self._pending = PendingTaps()
         """Taps that become context before a slot drafts."""
-        self._user = object()
         self._written: defaultdict[int, int] = defaultdict(int)
         """Tokens by slot that are in both caches, so not those whose taps are pending."""
-
-    def claim(self) -> bool:
-        """Whether nobody else has used the models' pages since this runner last asked; from now on it does."""
-        was_there = self._target.claim(self._user)
-        return (self._drafter is None or self._drafter.claim(self._user)) and was_there
 
     def num_written(self, slot: int) -> int:
         """Tokens of the slot's sequence that are in both caches for good."""

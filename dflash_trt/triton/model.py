@@ -72,7 +72,7 @@ class TritonPythonModel:
 
 
 def _open_embedded(arguments: dict[str, Any]) -> Backend:
-    from dflash_trt.runtime.open_backend import open_engine
+    from dflash_trt.runtime.load import open_engine
 
     return open_engine(arguments.pop("engine"), arguments.pop("target"), RuntimeOptions(**arguments))
 

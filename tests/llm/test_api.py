@@ -19,7 +19,7 @@ from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
-from dflash_trt.runtime import session
+from dflash_trt.runtime import load
 from dflash_trt.runtime.checked_pair import default_batch_size
 from dflash_trt.runtime.draft_length import AutoLength
 from tests.checkpoint.samples import refusal
@@ -52,7 +52,7 @@ def test_settings(settings: dict[str, Any], words: str, engine: Path, monkeypatc
     def too_late(*_: object, **__: object) -> None:
         raise AssertionError("the target was loaded")
 
-    monkeypatch.setattr(session, "load_model", too_late)
+    monkeypatch.setattr(load, "load_model", too_late)
     assert words in refusal(lambda: LLM(engine, TARGET, **settings), RequestError)
 
 
@@ -63,7 +63,7 @@ def test_paths(path: Any, engine: Path) -> None:
 
 
 def test_other_runtime_errors_stay_what_they_are() -> None:
-    with pytest.raises(RuntimeError, match="ours"), session.room_for(1):
+    with pytest.raises(RuntimeError, match="ours"), load.room_for(1):
         raise RuntimeError("ours")
 
 

@@ -18,9 +18,10 @@ from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength
 from dflash_trt.runtime.drafter.candidate_selector import Draw, Proposals
 from dflash_trt.runtime.kvcache.slots import SlotPool
+from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.request import Request
-from dflash_trt.runtime.session import Session, open_session
+from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.huggingface import load_model
 from dflash_trt.runtime.targets.packed_target import PackedTarget
 from dflash_trt.runtime.targets.sequential_target import SequentialTarget

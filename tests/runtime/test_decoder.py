@@ -29,9 +29,10 @@ from dflash_trt.runtime.accept import argmax, argmax_and_finite
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength, StepRecord
 from dflash_trt.runtime.kvcache.slots import SlotPool
+from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.model_runner import NO_SLOT, ModelRunner, PendingTaps
 from dflash_trt.runtime.request import Request, completion
-from dflash_trt.runtime.session import Session, open_session, run
+from dflash_trt.runtime.session import Session, run
 from dflash_trt.runtime.targets.target import Verified
 from tests.decoding import decode, greedy, open_without_tokenizer
 from tests.engines import build, trained_engine

@@ -16,9 +16,10 @@ from dflash_trt.engine.plans import launcher
 from dflash_trt.engine.plans.add_plans import add_plans
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.errors import EngineError
-from dflash_trt.runtime.drafter.drafter import open_drafter
 from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
-from dflash_trt.runtime.session import Session, open_session
+from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.session import Session
 from dflash_trt.trtllm.drafter_module import DFlash2EngineDrafter, declare_pool
 from dflash_trt.trtllm.registration import build_draft_model
 from tests.checkpoint.samples import edit_config

@@ -23,9 +23,10 @@ from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
 from dflash_trt.errors import EngineError
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
-from dflash_trt.runtime.drafter.drafter import choose_executor, open_drafter
 from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
-from dflash_trt.runtime.session import Session, open_session
+from dflash_trt.runtime.drafter.open import choose_executor, open_drafter
+from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.session import Session
 from dflash_trt.trtllm.drafter_module import EngineDrafter
 from dflash_trt.trtllm.registration import DISTRIBUTED, build_draft_model
 from tests.checkpoint.dialect_samples import write_dspark

@@ -258,8 +258,4 @@ class MarkovScorer(CandidateScorer):
 
 def read_scorer(engine: Path, spec: DraftSpec, device: torch.device) -> CandidateScorer | None:
     """The candidate scorer of the draft in the directory `engine`; None for a draft without."""
-    return (
-        CandidateSelector.read(engine, spec, device)
-        if spec.markov_head is None
-        else MarkovScorer.read(engine, spec, device)
-    )
+    return (CandidateSelector if spec.markov_head is None else MarkovScorer).read(engine, spec, device)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drafter of an engine directory: on TensorRT plans or torch on a GPU, on ONNX Runtime or torch on a CPU."""
+"""The running draft model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +15,6 @@ from torch import Tensor
 from dflash_trt.checkpoint.draft_spec import EMBEDDING, MASK_EMBEDDING, DraftSpec
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.engine.executor import DraftInputs, Executor
-from dflash_trt.engine.manifest import Manifest
-from dflash_trt.engine.plans.plan import GRAPHS
-from dflash_trt.errors import EngineError
-from dflash_trt.files.command import quoted
 from dflash_trt.runtime.drafter.candidate_selector import Candidates, CandidateScorer
 from dflash_trt.runtime.kvcache.paged_caches import ContextCache
 
@@ -38,9 +34,10 @@ class DraftEmbedding:
     @classmethod
     def read(cls, engine: Path, spec: DraftSpec, device: torch.device) -> DraftEmbedding:
         """The embedding of the directory `engine`, in its stored dtype; on a CPU it stays in the file."""
-        wanted = {EMBEDDING: spec.own_embedding, MASK_EMBEDDING: spec.mask_embedding}
-        tensors = _read(engine / SINGLE, [name for name, has_it in wanted.items() if has_it], device)
-        return cls(spec.mask_token_id, tensors.get(EMBEDDING), tensors.get(MASK_EMBEDDING))
+        with safe_open(engine / SINGLE, framework="pt", device=str(device)) as tensors:
+            table = tensors.get_tensor(EMBEDDING) if spec.own_embedding else None
+            mask_row = tensors.get_tensor(MASK_EMBEDDING) if spec.mask_embedding else None
+        return cls(spec.mask_token_id, table, mask_row)
 
     def blocks(self, anchors: Tensor, block_size: int, borrowed: Embed) -> Tensor:
         """Embeddings [B, S, H] of the blocks [anchor, mask, mask, ...] of token ids `anchors` [B] int64.
@@ -64,13 +61,6 @@ class DraftEmbedding:
             return rows
         is_mask = (token_ids == self._mask_token_id).to(rows.device)
         return torch.where(is_mask[..., None], self._mask_row.to(rows), rows)
-
-
-def _read(file: Path, names: Iterable[str], device: torch.device) -> dict[str, Tensor]:
-    if not (names := list(names)):
-        return {}
-    with safe_open(file, framework="pt", device=str(device)) as tensors:
-        return {name: tensors.get_tensor(name) for name in names}
 
 
 Head = Callable[[Tensor], Tensor]
@@ -113,10 +103,6 @@ class Drafter:
         cache = ContextCache(spec, num_slots, num_rows, executor.cache_dtype, executor.device)
         executor.bind(cache.k, cache.v)
         return cls(executor, spec, cache, embedding, scorer)
-
-    def claim(self, user: object) -> bool:
-        """Claims the pages; whether only `user` has written since its last claim."""
-        return self.cache.table.claim(user)
 
     def reserve(self, slot: int, pages: Sequence[int], num_rows: int) -> None:
         """Gives an empty slot its pages, which hold its first `num_rows` rows already."""
@@ -184,68 +170,3 @@ class Drafter:
         flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays])).pin_memory()
         parts = torch.split(flat.to(self.executor.device, non_blocking=True), [array.size for array in arrays])
         return (part.view(array.shape) for part, array in zip(parts, arrays, strict=True))
-
-
-def open_drafter(
-    engine: Path, manifest: Manifest, *, num_slots: int = 1, device: str = "cpu", executor: str = "auto",
-    expose: Sequence[str] = (),
-) -> Drafter:  # fmt: skip
-    """The drafter of the directory `engine` with `manifest`, loaded, with a context for each of `num_slots`.
-
-    Raises MissingDependencyError and EngineError as `choose_executor` does and its choice when it is loaded.
-    """
-    chosen = choose_executor(engine, manifest, device=device, executor=executor, expose=expose)
-    from dflash_trt.runtime.drafter.candidate_selector import read_scorer
-
-    embedding = DraftEmbedding.read(engine, manifest.draft, chosen.device)
-    scorer = read_scorer(engine, manifest.draft, chosen.device)
-    return Drafter.open(chosen, manifest.draft, num_slots=num_slots, embedding=embedding, scorer=scorer)
-
-
-def choose_executor(
-    engine: Path, manifest: Manifest, *, device: str = "cpu", executor: str = "auto", expose: Sequence[str] = ()
-) -> Executor:
-    """The executor of the directory `engine` on `device`, which is cpu, cuda or cuda:N; not yet loaded.
-
-    `executor` is one of EXECUTORS; auto takes the plans on a GPU, or torch where the directory has none, and ONNX
-    Runtime on a CPU. `expose` names values inside draft.onnx that it can return besides the hidden states; plans have
-    none. Raises EngineError for an executor that has no `device`, and for a shard.
-    """
-    if manifest.shard is not None:
-        raise EngineError(
-            f"{engine}: expected a whole drafter, found {manifest.shard}, which computes with the others only",
-            hint=f"give the engine directory above it: {quoted(engine.absolute().parent)}",
-        )
-    is_cpu = device == "cpu"
-    if executor == "auto":
-        has_plans = all(graph in manifest.plans for graph in GRAPHS)
-        executor = "onnxruntime" if is_cpu else "tensorrt" if has_plans and not expose else "torch"
-    if executor == "onnxruntime":
-        if not is_cpu:
-            raise _another_device("onnxruntime", "cpu", device)
-        from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
-
-        return OnnxExecutor(engine, manifest, expose=expose)
-    import torch
-
-    from dflash_trt.engine.plans.launcher import CudaLauncher, EagerLauncher
-    from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
-    from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
-
-    if executor == "torch":
-        launcher = EagerLauncher() if is_cpu else CudaLauncher(torch.device(device))
-        return TorchExecutor(engine, manifest, launcher, expose=expose)
-    if is_cpu:
-        raise _another_device("tensorrt", "cuda", device)
-    if expose:
-        raise EngineError(
-            f"executor tensorrt: expected hidden states only, found {expose[0]}, which plans do not return"
-        )
-    return TensorRTExecutor(engine, manifest, CudaLauncher(torch.device(device)))
-
-
-def _another_device(executor: str, expected: str, found: str) -> EngineError:
-    return EngineError(
-        f"executor {executor}: expected device {expected}, found {found}",
-        hint=f"give --device {expected}, or --executor torch, which has both",
-    )

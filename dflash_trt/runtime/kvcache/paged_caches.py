@@ -80,13 +80,6 @@ class PageTable:
         self.num_pages = 0
         """One more than the highest page that was ever written."""
         self._reserved: set[int] = set()
-        self._user: object = None
-
-    def claim(self, user: object) -> bool:
-        """Claims the pages; whether only `user` has written since its last claim."""
-        was_there = self._user is user
-        self._user = user
-        return was_there
 
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> list[int]:
         """Gives an empty slot its `pages`, the first of which hold its first `num_tokens` tokens, whole pages of them.
@@ -107,7 +100,6 @@ class PageTable:
         stale: list[int] = []
         if missing > 0:
             assert slot not in self._reserved, f"slot {slot} outgrows its reservation"
-            self._user = None
             held = set(chain(*self.pages))
             taken = list(islice((page for page in itertools.count() if page not in held), missing))
             stale = self._stale(taken)

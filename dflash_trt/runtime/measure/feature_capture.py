@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from dflash_trt import __version__
 from dflash_trt.api.prompts import PromptLine
-from dflash_trt.api.runtime_options import DEFAULTS
+from dflash_trt.api.runtime_options import DEFAULTS, choose_device
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, aligned, metadata
@@ -50,9 +50,9 @@ from dflash_trt.runtime.measure.journal import Journal
 from dflash_trt.runtime.measure.verification import tokenize
 from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.request import Request
-from dflash_trt.runtime.session import choose_device
 from dflash_trt.runtime.targets.huggingface import load_model, make_target, stop_token_ids
-from dflash_trt.runtime.targets.target import HuggingFaceTarget, Segment, Target
+from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
+from dflash_trt.runtime.targets.target import Segment, Target
 
 FEATURES = OutputKind(
     name="features that this command captured",

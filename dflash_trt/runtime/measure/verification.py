@@ -11,12 +11,13 @@ import msgspec
 
 from dflash_trt.api.acceptance import Step
 from dflash_trt.api.prompts import PromptLine
-from dflash_trt.api.runtime_options import RuntimeOptions
+from dflash_trt.api.runtime_options import RuntimeOptions, choose_device
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.checked_pair import CheckedPair
-from dflash_trt.runtime.drafter.drafter import open_drafter
+from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.load import load_session
 from dflash_trt.runtime.measure.statistics import first_difference
 from dflash_trt.runtime.measure.verification_report import (
     ComparingDrafter,
@@ -28,7 +29,7 @@ from dflash_trt.runtime.measure.verification_report import (
     engine_facts,
     exposed_values,
 )
-from dflash_trt.runtime.session import Session, choose_device, load_session, run
+from dflash_trt.runtime.session import Session, run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -7,19 +7,13 @@ taps need not travel and each drafter makes its own context; what rank 0 drafted
 
 from __future__ import annotations
 
-import hashlib
 import operator
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import torch
-import transformers
 
-from dflash_trt import __version__
-from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
-from dflash_trt.engine.manifest import MANIFEST, sha256
 from dflash_trt.runtime.drafter.candidate_selector import Draw, Proposals
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.model_runner import ModelRunner
@@ -85,19 +79,6 @@ def follow(follower: Follower, runners: Sequence[ModelRunner]) -> None:
     while (message := follower.receive()) is not None:
         command = _DECODER.decode(message)
         getattr(runners[command.runner], command.method)(*command.arguments)
-
-
-def rank_facts(engine: Path, target: TargetCheckpoint) -> dict[str, str]:
-    """Facts that must agree on every rank; of the target's weights only the headers are compared."""
-    weights = [(tensor.name, tensor.dtype, tensor.shape) for tensor in target.weights.values()]
-    return {
-        "version of dflash-trt": __version__,
-        "version of torch": str(torch.__version__),
-        "version of transformers": transformers.__version__,
-        "sha256 of the engine's manifest.json": sha256(engine / MANIFEST),
-        "sha256 of the target's config.json": sha256(target.directory / "config.json"),
-        "sha256 of the target's tensor names and shapes": hashlib.sha256(msgspec.json.encode(weights)).hexdigest(),
-    }
 
 
 def _plain(value: Any) -> int | list[int]:

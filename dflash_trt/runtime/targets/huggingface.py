@@ -37,8 +37,8 @@ from dflash_trt.errors import CheckpointError, EngineError
 from dflash_trt.files.read import read_text
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, Acceleration, PackedTarget
 from dflash_trt.runtime.targets.runnable import check_architecture, target_dtype
+from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
 from dflash_trt.runtime.targets.sequential_target import SequentialTarget
-from dflash_trt.runtime.targets.target import HuggingFaceTarget
 
 PACKED_SUFFIX, SCALES_SUFFIX = "_blocks", "_scales"
 """Tensors of gpt-oss's MXFP4 experts: two 4-bit codes a byte, which transformers unpacks, and their scales."""
@@ -110,17 +110,9 @@ def _experts_copy(counts: Mapping[str, int]) -> int:
 
 def free_bytes() -> int | None:
     """Free bytes of this machine, or of the container if less; None where the system does not say."""
-    machine = _meminfo("MemAvailable")
-    limits = [room for room in (machine, _cgroup_room()) if room is not None]
-    return min(limits, default=None)
-
-
-def _meminfo(key: str) -> int | None:
-    for line in _lines(Path("/proc/meminfo")):
-        name, _, value = line.partition(":")
-        if name == key:
-            return int(value.split()[0]) * 1024
-    return None
+    lines = [line.split() for line in _lines(Path("/proc/meminfo"))]
+    limits = [1024 * int(size) for name, size, *_ in lines if name == "MemAvailable:"]
+    return min(limits if (room := _cgroup_room()) is None else [*limits, room], default=None)
 
 
 def _cgroup_room() -> int | None:

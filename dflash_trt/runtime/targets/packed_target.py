@@ -28,7 +28,8 @@ from dflash_trt.runtime.kvcache.paged_caches import SlotCache
 from dflash_trt.runtime.targets.delta_net import DeltaNets
 from dflash_trt.runtime.targets.packed_pass import IMPLEMENTATION, GatheredPass, RaggedPass
 from dflash_trt.runtime.targets.recorded_pass import RecordedPasses, StaticPass
-from dflash_trt.runtime.targets.target import HuggingFaceTarget, Segment, Taps, Target, Verified
+from dflash_trt.runtime.targets.running_model import HuggingFaceTarget, Taps
+from dflash_trt.runtime.targets.target import Segment, Target, Verified
 
 MIN_ROWS = 4
 PROBE_TOKENS = 8
@@ -146,10 +147,6 @@ class PackedTarget(HuggingFaceTarget):
         """Zeros reused pages where the pass reads masked rows."""
         if self._pass_type.reads_hidden_rows:
             self._cache.clear(pages)
-
-    def claim(self, user: object) -> bool:
-        """Whether nobody but `user` has written pages since it last claimed them."""
-        return self._table.claim(user)
 
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         """The pages of an empty slot's sequence; the first `num_tokens` tokens are in them already."""

@@ -18,7 +18,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from dflash_trt.errors import CheckpointError
-from dflash_trt.runtime.targets.target import HuggingFaceTarget, Segment, Verified
+from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
+from dflash_trt.runtime.targets.target import Segment, Verified
 
 BLOCK_SIZE = 5
 REJECTED = (4, 4, 2, 2, 0, 0)

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.quantization import read_scale
 from dflash_trt.engine.graph.draft_graph import ATTENTION
-from dflash_trt.engine.graph.padded_rows import leave_out_padding
+from dflash_trt.engine.graph.layers import leave_out_padding
 from dflash_trt.quantize.bounds import Ranges
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe

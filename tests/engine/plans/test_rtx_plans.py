@@ -18,7 +18,7 @@ from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.engine.graph.draft_graph import ATTENTION
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, sha256
 from dflash_trt.engine.plans.int4_weights import UnpairedRows
-from dflash_trt.engine.plans.plan_gpus import LOWEST_SM, NAMES, check_precision, sm_of
+from dflash_trt.engine.plans.machine import LOWEST_SM, NAMES, check_precision, sm_of
 from dflash_trt.errors import BuildError
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe

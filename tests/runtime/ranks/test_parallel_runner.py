@@ -17,13 +17,12 @@ from torch.distributed.tensor import DTensor
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.runtime.cpu.accelerate import accelerate
-from dflash_trt.runtime.drafter.drafter import open_drafter
+from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.ranks.join import join
-from dflash_trt.runtime.ranks.parallel_runner import rank_facts
 from dflash_trt.runtime.ranks.roles import LINGER_SECONDS, Follower, Leader
+from dflash_trt.runtime.ranks.sharding import rank_facts, sharding
 from dflash_trt.runtime.targets.huggingface import load_model, make_target
-from dflash_trt.runtime.targets.runnable import sharding
 from dflash_trt.runtime.targets.target import Segment
 from tests.engines import trained_engine
 from tests.paths import FIXTURES, REPOSITORY

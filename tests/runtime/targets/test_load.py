@@ -18,6 +18,7 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.checkpoint.tokenizer import load_tokenizer
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError
+from dflash_trt.runtime.ranks.sharding import GPT_OSS_PLAN, sharding
 from dflash_trt.runtime.targets import huggingface
 from dflash_trt.runtime.targets.huggingface import (
     check_memory,
@@ -28,7 +29,7 @@ from dflash_trt.runtime.targets.huggingface import (
     placement,
     stop_token_ids,
 )
-from dflash_trt.runtime.targets.runnable import GPT_OSS_PLAN, NOT_RUN, sharding, target_dtype
+from dflash_trt.runtime.targets.runnable import NOT_RUN, target_dtype
 from dflash_trt.runtime.targets.sequential_target import SequentialTarget
 from dflash_trt.runtime.targets.target import Segment
 from tests.checkpoint.samples import refusal

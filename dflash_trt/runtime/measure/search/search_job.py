@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from dflash_trt.api.runtime_options import choose_device
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.safetensors_writer import PRODUCER
 from dflash_trt.checkpoint.source import checkpoint_label
@@ -22,7 +23,8 @@ from dflash_trt.files.write import OutputKind, check_replaceable, new_file
 from dflash_trt.quantize.bounds import Ranges, ranges_from_weights
 from dflash_trt.quantize.loadable import LOADABLE, Runtime
 from dflash_trt.quantize.recipe import ACTIVATION_ALGORITHMS, LAYER, load_recipe, recipe_text
-from dflash_trt.runtime.drafter.drafter import Drafter, open_drafter
+from dflash_trt.runtime.drafter.drafter import Drafter
+from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.measure.calibrate import activation_ranges
 from dflash_trt.runtime.measure.features import FeatureFacts, FeatureFile, open_features
 from dflash_trt.runtime.measure.journal import Journal
@@ -40,7 +42,6 @@ from dflash_trt.runtime.measure.search.search import (
     search,
 )
 from dflash_trt.runtime.measure.statistics import loss_text
-from dflash_trt.runtime.session import choose_device
 
 MARK = "# dflash-trt search"
 """First line of a searched recipe."""
