@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
 
 from dflash_trt.errors import DFlashError, RankError
-from dflash_trt.runtime.ranks.roles import LINGER_SECONDS, Follower, Leader
+from dflash_trt.runtime.ranks.roles import ALONE, LINGER_SECONDS, Followed, Follower, Leader
 from dflash_trt.trtllm.launch_environment import (
     LOCAL_RANK,
     LOCAL_SIZE,
@@ -41,15 +41,15 @@ LOOPBACK = "127.0.0.1"
 def join(num_ranks: int, device: str = "auto") -> Iterator[Leader | Follower]:
     """Joins `num_ranks` processes for as long as the context lasts; one process is alone and joins nobody.
 
-    All ranks then `verify_same_facts`, and the others follow rank 0. They end silently: what goes wrong on them, rank 0
-    says. `device` is "cpu", "cuda" or "auto": CUDA where torch sees it. Raises RankError when the launcher started
-    another number of processes.
+    All ranks then `verify_same_facts`. The others leave the block where the target is opened, once they have followed
+    rank 0 to its end, and say nothing: what goes wrong on them, rank 0 says. `device` is "cpu", "cuda" or "auto": CUDA
+    where torch sees it. Raises RankError when the launcher started another number of processes.
     """
     launch = read_launch(os.environ)
     if launch.size != num_ranks:
         _refuse(launch, _wrong_number(launch, num_ranks))
     if num_ranks == 1:
-        yield Leader({})
+        yield ALONE
     elif launch.rank == 0:
         yield from _lead(launch, device)
     else:
@@ -80,6 +80,8 @@ def _follow(launch: Launch, device: str) -> Iterator[Follower]:
     try:
         _use_device()
         yield follower
+    except Followed:
+        pass
     except Exception as error:
         follower.fail(str(error) if isinstance(error, DFlashError) else traceback.format_exc())
         sys.exit(1)

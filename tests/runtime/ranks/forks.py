@@ -25,8 +25,8 @@ from tests.paths import REPOSITORY
 
 LIMIT_SECONDS = 120
 WHAT_RANKS_IMPORT = (
-    "dflash_trt.runtime.ranks.parallel_runner",
-    "tests.runtime.ranks.test_parallel_runner",
+    "dflash_trt.runtime.open_target",
+    "tests.runtime.ranks.test_sharded_target",
     "torch.distributed.tensor",
     "transformers.models.gpt_oss.modeling_gpt_oss",
     "transformers.models.qwen3.modeling_qwen3",

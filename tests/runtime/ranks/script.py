@@ -21,17 +21,11 @@ def decode(ranks: Leader | Follower, engine: str, target: str, output: str) -> N
     """The pair script on sharded ranks; rank 0 saves the answers."""
     import torch
 
-    from dflash_trt.runtime.ranks.parallel_runner import TensorParallelRunner, follow
-    from tests.runtime.ranks.test_parallel_runner import load_pairs, run_script
+    from tests.runtime.ranks.test_sharded_target import load_pairs, run_script
 
     pairs, share = load_pairs(Path(engine), Path(target), ranks)
-    if isinstance(ranks, Follower):
-        follow(ranks, pairs)
-        return
-    answers = run_script(
-        *(TensorParallelRunner(ranks, pair._target, pair._drafter, index) for index, pair in enumerate(pairs))
-    )
-    torch.save(answers | {"share": torch.tensor(share)}, output)
+    assert isinstance(ranks, Leader), "the others have followed"
+    torch.save(run_script(*pairs) | {"share": torch.tensor(share)}, output)
 
 
 def add(ranks: Leader | Follower) -> None:

@@ -16,14 +16,12 @@ from torch.distributed.tensor import DTensor
 
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import read_manifest
-from dflash_trt.runtime.cpu.accelerate import accelerate
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.model_runner import ModelRunner
+from dflash_trt.runtime.open_target import prepare_target
 from dflash_trt.runtime.ranks.join import join
-from dflash_trt.runtime.ranks.parallel_runner import rank_facts
 from dflash_trt.runtime.ranks.roles import LINGER_SECONDS, Follower, Leader
-from dflash_trt.runtime.targets.huggingface import load_model, make_target
-from dflash_trt.runtime.targets.runnable import sharding
+from dflash_trt.runtime.ranks.sharded_target import target_facts
 from dflash_trt.runtime.targets.target import Segment
 from tests.engines import trained_engine
 from tests.paths import FIXTURES, REPOSITORY
@@ -35,16 +33,12 @@ PROMPTS = {0: range(40, 130), 1: range(300, 307), 3: range(200, 233)}
 
 
 def load_pairs(engine: Path, target: Path, ranks: Leader | Follower) -> tuple[list[ModelRunner], float]:
-    """This rank's pair, and the same target without a drafter; which share of the target's weights it holds."""
+    """Rank 0's pair, and the same target without a drafter; which share of the target's weights it holds."""
     manifest = read_manifest(engine)
-    checkpoint = read_target(target)
-    ranks.verify_same_facts(rank_facts(engine, checkpoint))
     taps = manifest.draft.target_layer_ids
-    options = {"distributed_config": sharding(target, ranks.size)} if ranks.size > 1 else {}
-    model = load_model(target, checkpoint.spec, taps, **options)
-    shared = make_target(model, taps, NUM_SLOTS, accelerate)
+    shared = prepare_target(read_target(target), taps, NUM_SLOTS, ranks, dtype="auto", device="cpu")()
     pairs = [ModelRunner(shared, open_drafter(engine, manifest, num_slots=NUM_SLOTS)), ModelRunner(shared, None)]
-    return pairs, _share(model)
+    return pairs, _share(shared.model)
 
 
 def run_script(pair: ModelRunner, plain: ModelRunner) -> dict[str, torch.Tensor]:
@@ -246,22 +240,16 @@ def test_ctrl_c_ends_all(ranks: Forks) -> None:
     assert outcome.seconds < SECONDS
 
 
-def test_facts_tell_engines_and_targets_apart(tmp_path: Path) -> None:
-    engine, target = tmp_path / "engine", tmp_path / "target"
-    engine.mkdir()
-    shutil.copy(trained_engine("tiny-qwen3") / "manifest.json", engine)
-    shutil.copytree(FIXTURES / "tiny-qwen3", target)
-    facts = rank_facts(engine, read_target(target))
-    assert facts == rank_facts(engine, read_target(FIXTURES / "tiny-qwen3")), "where they lie does not matter"
-    for file in (engine / "manifest.json", target / "config.json"):
-        file.write_text(file.read_text() + "\n")
-        changed = rank_facts(engine, read_target(target))
-        (name,) = (name for name in facts if facts[name] != changed[name])
-        assert file.name in name
-        facts = changed
+def test_facts_tell_targets_apart(tmp_path: Path) -> None:
+    target = shutil.copytree(FIXTURES / "tiny-qwen3", tmp_path / "target")
+    facts = target_facts(read_target(target))
+    assert facts == target_facts(read_target(FIXTURES / "tiny-qwen3")), "where they lie does not matter"
+    config = target / "config.json"
+    config.write_text(config.read_text() + "\n")
     other = read_target(target)
     other.weights.popitem()
-    changed = rank_facts(engine, other)
+    changed = target_facts(other)
     assert [name for name in facts if facts[name] != changed[name]] == [
-        "sha256 of the target's tensor names and shapes"
+        "sha256 of the target's config.json",
+        "sha256 of the target's tensor names and shapes",
     ]
