@@ -25,6 +25,8 @@ from tests.paths import REPOSITORY
 
 LIMIT_SECONDS = 120
 WHAT_RANKS_IMPORT = (
+    "dflash_trt.cli",
+    "dflash_trt.runtime.measure.feature_capture",
     "dflash_trt.runtime.open_target",
     "tests.runtime.ranks.test_sharded_target",
     "torch.distributed.tensor",

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 from dflash_trt.errors import DFlashError, RequestError
 from dflash_trt.runtime.ranks.join import join
@@ -82,6 +83,25 @@ def fail(ranks: Leader | Follower, how: str) -> None:
     distributed.all_reduce(ones(1))
 
 
+def command(lost: str, num_calls: str, *arguments: str) -> NoReturn:
+    """`dflash-trt ARGUMENTS`; rank `lost` is killed when its target has answered so many calls."""
+    from dflash_trt.cli import main as run
+    from dflash_trt.runtime.ranks.sharded_target import Call
+
+    call, done = Call.run, 0
+
+    def counted(*given: Any) -> Any:
+        nonlocal done
+        done += 1
+        if [os.environ["RANK"], str(done)] == [lost, num_calls]:
+            _end("kill")
+        return call(*given)
+
+    Call.run = counted  # type: ignore[method-assign]
+    sys.argv = ["dflash-trt", *arguments]
+    run()
+
+
 def _end(how: str) -> None:
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -98,6 +118,8 @@ ROLES: dict[str, Callable[..., None]] = {
 
 def main(num_ranks: str, role: str, *arguments: str) -> int:
     """Ends as `dflash_trt.cli.main` does: an error is one line on stderr and exit code 1."""
+    if role == "command":
+        command(*arguments)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         with join(int(num_ranks)) as ranks:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -23,9 +24,11 @@ from dflash_trt.runtime.ranks.join import join
 from dflash_trt.runtime.ranks.roles import LINGER_SECONDS, Follower, Leader
 from dflash_trt.runtime.ranks.sharded_target import target_facts
 from dflash_trt.runtime.targets.target import Segment
+from tests.cli.commands import run
 from tests.engines import trained_engine
 from tests.paths import FIXTURES, REPOSITORY
-from tests.runtime.ranks.forks import Forks, forks
+from tests.runtime.measure.feature_samples import read
+from tests.runtime.ranks.forks import Forks, Outcome, forks
 
 NUM_SLOTS = 4
 PROMPTS = {0: range(40, 130), 1: range(300, 307), 3: range(200, 233)}
@@ -168,6 +171,82 @@ def check_answers(engine: Path, name: str, num_ranks: int, output: Path) -> None
         else:
             torch.testing.assert_close(many[answer], expected, rtol=0, atol=1e-4, msg=answer)
             assert torch.equal(many[answer].argmax(dim=-1), expected.argmax(dim=-1)), answer
+
+
+def captured(ranks: Forks, num_ranks: int, output: Path, *options: object, lost: int = -1, at: int = 0) -> Outcome:
+    """`capture` of the answers in the fixture `features`; rank `lost` is killed at a call of its target."""
+    pair = ("capture", FIXTURES / "tiny-qwen3-dflash", "--target", FIXTURES / "tiny-qwen3", "--tp", num_ranks)
+    asked = ("--prompts", FIXTURES / "prompts.jsonl", "--max-prompts", 3, "--max-tokens", 40, "-o", output, *options)
+    return ranks.run(num_ranks, "command", lost, at, *pair, *asked)
+
+
+def test_ranks_capture_what_one_does(ranks: Forks, features: dict[str, Path], tmp_path: Path) -> None:
+    """Rank 0 writes the file. Other than its tokens and tables, the taps are sums in another order."""
+    outcome = captured(ranks, 2, tmp_path / "f")
+    assert outcome.codes == [0, 0], outcome.stderr
+    assert outcome.stdout == [f"{tmp_path / 'f'}\n", ""]
+    assert "3 sequences, 120 answer tokens" in outcome.stderr[0]
+    assert list(tmp_path.iterdir()) == [tmp_path / "f"]
+    (one, _), (many, _) = read(features["tiny-qwen3"]), read(tmp_path / "f")
+    assert many.keys() == one.keys()
+    config = json.loads((FIXTURES / "tiny-qwen3" / "config.json").read_text())
+    # A sum of k terms in FLOAT is off by about sqrt(k) * 2^-24 of its size; each layer adds two to the taps.
+    rounding = 2 * config["num_hidden_layers"] * config["intermediate_size"] ** 0.5 * 2**-24
+    for name, expected in one.items():
+        atol = rounding * float(expected.abs().max()) if name.startswith("taps") else 0
+        torch.testing.assert_close(many[name], expected, rtol=0, atol=atol, msg=name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_capture_goes_on_where_a_lost_rank_stopped_it(ranks: Forks, lost: int, tmp_path: Path) -> None:
+    """To the same bytes; no rank outlives another, and one that is not rank 0 is named."""
+    whole, output = tmp_path / "whole", tmp_path / "f"
+    assert captured(ranks, 2, whole, "--max-batch-size", 1).codes == [0, 0]
+    for at in (50, 140, 3):
+        outcome = captured(ranks, 2, output, "--max-batch-size", 1, lost=lost, at=at)
+        assert outcome.codes == [[-9, 1], [1, -9]][lost]
+        assert outcome.stderr == ["" if lost == 0 else KILLED, ""]
+        assert not output.exists()
+    assert "written" in (tmp_path / "f.journal").read_text(), "the last but one was killed as it recorded"
+    refused = captured(ranks, 4, output, "--max-batch-size", 1)
+    assert "f.journal: expected a capture with these inputs and options, found others" in refused.stderr[0]
+    assert captured(ranks, 2, output, "--max-batch-size", 1).codes == [0, 0]
+    assert output.read_bytes() == whole.read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"f", "whole"}
+
+
+@pytest.mark.full
+def test_ranks_verify_two_engines(ranks: Forks, tmp_path: Path) -> None:
+    """Both drafters are rank 0's alone; the target's tokens and the steps are those of one process."""
+    pair = (
+        trained_engine("tiny-qwen3"),
+        "--target",
+        FIXTURES / "tiny-qwen3",
+        "--reference",
+        trained_engine("tiny-qwen3"),
+    )
+    prompts = "".join((FIXTURES / "prompts.jsonl").read_text().splitlines(keepends=True)[:2])
+    (tmp_path / "prompts.jsonl").write_text(prompts)
+    asked = ("verify", *pair, "--prompts", tmp_path / "prompts.jsonl", "--max-tokens", 24, "--json")
+    many = ranks.run(2, "command", -1, 0, *asked, "--tp", 2)
+    assert many.codes == [0, 0], many.stderr
+    assert many.stdout[1] == ""
+    assert "one of 2 ranks" in many.stderr[0]
+    one = json.loads(run(*asked).stdout)
+    document = json.loads(many.stdout[0])
+    assert document["engine"] == one["engine"]
+    assert document["reference"] == one["reference"]
+
+
+@pytest.mark.full
+def test_a_command_says_which_number_of_ranks_divides_the_heads(ranks: Forks, tmp_path: Path) -> None:
+    outcome = captured(ranks, 3, tmp_path / "f")
+    assert outcome.codes == [1, 1, 1]
+    assert "num_attention_heads: expected a multiple of the number of ranks, 3, found 8" in outcome.stderr[0]
+    assert "hint: start 2 ranks with --tp 2" in outcome.stderr[0]
+    assert outcome.stderr[1:] == ["", ""]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_target_that_cannot_be_sharded_is_named_once(ranks: Forks, tmp_path: Path) -> None:
