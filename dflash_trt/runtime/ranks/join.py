@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shlex
 import signal
@@ -24,6 +25,7 @@ from dflash_trt.trtllm.launch_environment import (
     Launch,
     import_mpi,
     is_one_host,
+    is_torchrun,
     read_launch,
     torchrun_variables,
 )
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 START_TIMEOUT = timedelta(seconds=300)
 LOOPBACK = "127.0.0.1"
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @contextmanager
@@ -48,12 +51,20 @@ def join(num_ranks: int, device: str = "auto") -> Iterator[Leader | Follower]:
     launch = read_launch(os.environ)
     if launch.size != num_ranks:
         _refuse(launch, _wrong_number(launch, num_ranks))
+    if is_torchrun(os.environ):
+        _end_with_parent()
     if num_ranks == 1:
         yield ALONE
     elif launch.rank == 0:
         yield from _lead(launch, device)
     else:
         yield from _follow(launch, device)
+
+
+def _end_with_parent() -> None:
+    """Lets this process end with its parent: torchrun, when it is killed, leaves its ranks behind."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _lead(launch: Launch, device: str) -> Iterator[Leader]:

@@ -73,6 +73,13 @@ def idle(ranks: Leader | Follower) -> None:
     time.sleep(60)
 
 
+def wait(ranks: Leader | Follower) -> None:
+    """Every rank says its number as a process, and waits."""
+    ranks.verify_same_facts(FACTS)
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+
+
 def fail(ranks: Leader | Follower, how: str) -> None:
     """Rank 0 ends while the others wait for it in a collective."""
     from torch import distributed, ones
@@ -112,7 +119,7 @@ def _end(how: str) -> None:
 
 
 ROLES: dict[str, Callable[..., None]] = {
-    "decode": decode, "add": add, "odd": odd, "lose": lose, "idle": idle, "fail": fail,
+    "decode": decode, "add": add, "odd": odd, "lose": lose, "idle": idle, "wait": wait, "fail": fail,
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -286,14 +287,34 @@ def pair_of_ranks() -> Iterator[tuple[Leader, Follower]]:
     yield leader, follower
 
 
+SCRIPTS = f"{sys.prefix}/bin"
+LAUNCHER_COMMANDS = {
+    "torchrun": [f"{SCRIPTS}/torchrun", "--nproc-per-node", "2"],
+    "mpiexec": [f"{SCRIPTS}/mpiexec", "-n", "2", sys.executable],
+}
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("launcher", ["torchrun", "mpiexec"])
+@pytest.mark.parametrize("launcher", LAUNCHER_COMMANDS)
+def test_a_launcher_that_is_killed_leaves_no_rank_behind(launcher: str) -> None:
+    command = [*LAUNCHER_COMMANDS[launcher], "-m", "tests.runtime.ranks.script", "2", "wait"]
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        ranks = [int(process.stdout.readline()) for _ in range(2)]
+        process.kill()
+        deadline = time.monotonic() + 20
+        while any(Path(f"/proc/{rank}/exe").exists() for rank in ranks):
+            assert time.monotonic() < deadline, "a rank goes on"
+            time.sleep(0.1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("launcher", LAUNCHER_COMMANDS)
 def test_launchers(launcher: str) -> None:
     """Two ranks, each started as a user starts it."""
-    scripts = f"{sys.prefix}/bin"
-    ranks = {"torchrun": [f"{scripts}/torchrun", "--nproc-per-node", "2"],
-             "mpiexec": [f"{scripts}/mpiexec", "-n", "2", sys.executable]}[launcher]  # fmt: skip
-    command = [*ranks, "-m", "tests.runtime.ranks.script", "2", "add"]
+    command = [*LAUNCHER_COMMANDS[launcher], "-m", "tests.runtime.ranks.script", "2", "add"]
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     result = subprocess.run(
         command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=60, check=False
