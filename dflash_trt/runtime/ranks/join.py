@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import shlex
 import signal
@@ -86,7 +87,7 @@ def _follow(launch: Launch, device: str) -> Iterator[Follower]:
     from torch import distributed
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all ranks, and rank 0 ends the others
-    _silence_transformers()
+    _silence()
     follower = Follower(launch.rank, launch.size, _connect(launch, device)[0])
     try:
         _use_device()
@@ -205,11 +206,13 @@ def _use_device() -> None:
     torch.cuda.set_device(int(os.environ.get(LOCAL_RANK, "0")))
 
 
-def _silence_transformers() -> None:
-    from transformers.utils import logging
+def _silence() -> None:
+    """Leaves warnings about the target to rank 0."""
+    from transformers.utils import logging as transformers_logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("dflash_trt").setLevel(logging.ERROR)
 
 
 def _refuse(launch: Launch, error: RankError) -> NoReturn:

@@ -59,8 +59,8 @@ def check_memory(
         raise CheckpointError(
             f"{directory}: expected {needed / 1e9:.1f} GB of free {where}memory for its weights, which are computed"
             f" with as {bits}-bit numbers, found {free / 1e9:.1f} GB",
-            hint=f"{half}take a machine with more memory or share it with --tp; on GPUs, TensorRT-LLM, vLLM and SGLang"
-            " serve it from a deployment: dflash-trt serve-config --list",
+            hint=f"{half}take a machine with more memory or share it among more ranks (--tp); on GPUs,"
+            " TensorRT-LLM, vLLM and SGLang serve it from a deployment: dflash-trt serve-config --list",
         )
 
 
@@ -264,7 +264,11 @@ def make_target(
     `accelerate` replaces layers of a packed one; `tap_hidden_size` is as for `HuggingFaceTarget`.
     """
     if (num_devices := len(set(getattr(model, "hf_device_map", {}).values()))) > 1:
-        LOG.warning("%s: requests run one after the other, on %d devices in turn", model.name_or_path, num_devices)
+        LOG.warning(
+            "%s: requests run one after the other, on %d devices in turn; ranks (--tp) use all at once",
+            model.name_or_path,
+            num_devices,
+        )
         return SequentialTarget(model, target_layer_ids, num_slots, tap_hidden_size)
     copy_mapped_weights(model)
     if not can_pack(model):
