@@ -89,6 +89,7 @@ def _follow(launch: Launch, device: str) -> Iterator[Follower]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all ranks, and rank 0 ends the others
     _silence()
     follower = Follower(launch.rank, launch.size, _connect(launch, device)[0])
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a launcher sends it to all
     try:
         _use_device()
         yield follower

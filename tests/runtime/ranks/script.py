@@ -15,6 +15,7 @@ from dflash_trt.errors import DFlashError, RequestError
 from dflash_trt.runtime.ranks.join import join
 from dflash_trt.runtime.ranks.roles import Follower, Leader
 
+SIGNALS = {"interrupt": signal.SIGINT, "terminate": signal.SIGTERM}
 FACTS = {"engine": "A", "target": "T"}
 
 
@@ -57,8 +58,8 @@ def lose(ranks: Leader | Follower, how: str) -> None:
     ranks.verify_same_facts(FACTS)
     for step in range(100_000):
         distributed.all_reduce(ones(1))
-        if step == 20 and ranks.rank == 0 and how == "interrupt":
-            os.killpg(0, signal.SIGINT)
+        if step == 20 and ranks.rank == 0 and how in SIGNALS:
+            os.killpg(0, SIGNALS[how])
         if step == 20 and ranks.rank == 1:
             _end(how)
 

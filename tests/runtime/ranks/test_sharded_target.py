@@ -312,10 +312,14 @@ def test_the_end_of_rank_0_ends_the_others(ranks: Forks, how: str, code: int, me
     assert LINGER_SECONDS < outcome.seconds < SECONDS, "a launcher that sees another rank end first kills rank 0"
 
 
-def test_ctrl_c_ends_all(ranks: Forks) -> None:
-    outcome = ranks.run(3, "lose", "interrupt")
-    assert outcome.codes == [1, 1, 1]
-    assert outcome.stderr == ["Aborted!\n", "", ""]
+@pytest.mark.parametrize(
+    ("how", "code", "message"),
+    [("interrupt", 1, "Aborted!\n"), pytest.param("terminate", 143, "", marks=pytest.mark.full)],
+)
+def test_a_signal_to_all_ends_all(ranks: Forks, how: str, code: int, message: str) -> None:
+    outcome = ranks.run(3, "lose", how)
+    assert outcome.codes == [code, 1, 1]
+    assert outcome.stderr == [message, "", ""]
     assert outcome.seconds < SECONDS
 
 
