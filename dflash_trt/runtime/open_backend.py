@@ -12,6 +12,7 @@ from dflash_trt.deploy.deployment_file import deployment_path, refuse_deployment
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.progress_display import progress_line
+from dflash_trt.runtime.ranks.roles import ALONE, Follower, Leader
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.embedded_backend import EmbeddedBackend
@@ -37,19 +38,23 @@ def open_backend(engine_or_deployment: str | Path, target: str | None, options: 
     return TrtllmBackend.open(deployment, "none" if is_plain else "dflash")
 
 
-def open_engine(engine: str | Path, target: str | None, options: RuntimeOptions = DEFAULTS) -> EmbeddedBackend:
+def open_engine(
+    engine: str | Path, target: str | None, options: RuntimeOptions = DEFAULTS, ranks: Leader | Follower = ALONE
+) -> EmbeddedBackend:
     """Opens an engine directory here; raises what `open_embedded` raises, EngineError for a deployment."""
     refuse_deployment(engine)
-    return open_embedded(CheckedPair.read(Path(engine), target), options)
+    return open_embedded(CheckedPair.read(Path(engine), target), options, ranks)
 
 
-def open_embedded(pair: CheckedPair, options: RuntimeOptions = DEFAULTS) -> EmbeddedBackend:
-    """Loads a checked pair; raises what `load_session` raises, RequestError for ranks, which `generate --tp` joins."""
-    if options.num_ranks != 1:
-        hint = "dflash-trt generate --tp N joins ranks"
-        raise RequestError(f"num_ranks: expected 1, found {options.num_ranks}", hint=hint)
+def open_embedded(
+    pair: CheckedPair, options: RuntimeOptions = DEFAULTS, ranks: Leader | Follower = ALONE
+) -> EmbeddedBackend:
+    """Loads a checked pair; raises what `load_session` raises, RequestError for ranks that have not joined."""
+    if options.num_ranks != ranks.size:
+        hint = "dflash-trt serve --tp N and generate --tp N join ranks"
+        raise RequestError(f"num_ranks: expected {ranks.size}, found {options.num_ranks}", hint=hint)
     with progress_line(f"loading {pair.target_name}"):
         from dflash_trt.runtime.embedded_backend import EmbeddedBackend
         from dflash_trt.runtime.session import load_session  # it loads torch: seconds
 
-        return EmbeddedBackend(load_session(pair, options), options)
+        return EmbeddedBackend(load_session(pair, options, ranks=ranks), options)
