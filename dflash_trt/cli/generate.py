@@ -73,7 +73,7 @@ def generate(
 
 
 def _run_engine(engine: Path, target: str | None, job: Job, options: RuntimeOptions) -> None:
-    """Decodes with an engine directory in the embedded runtime; on ranks but 0, follows rank 0."""
+    """Decodes with an engine directory in the embedded runtime."""
     from dflash_trt.runtime.checked_pair import CheckedPair, check_prompt
     from dflash_trt.runtime.embedded_backend import EmbeddedBackend
     from dflash_trt.runtime.ranks.join import join
@@ -89,9 +89,6 @@ def _run_engine(engine: Path, target: str | None, job: Job, options: RuntimeOpti
             from dflash_trt.runtime.load import load_session  # it loads torch: seconds
 
             session = load_session(pair, options, ranks=ranks)
-        if ranks.rank > 0:
-            session.follow()
-            return
         if job.baseline:
             session.warm_up(job.prompts[0])
             job.fix_seed()

@@ -22,8 +22,6 @@ from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.logits_processors import GrammarCompiler, LogitBias, LogitsProcessor, MinTokens
 from dflash_trt.runtime.model_runner import ModelRunner
-from dflash_trt.runtime.ranks.parallel_runner import TensorParallelRunner, follow
-from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.request import Request, completion
 from dflash_trt.runtime.text import TextStream
 
@@ -51,14 +49,12 @@ class Session:
     """End-of-sequence tokens of the target."""
     max_batch_size: int = field(default=1, kw_only=True)
     cache_gib: float = field(default=DEFAULTS.cache_gib, kw_only=True)
-    ranks: Leader | Follower | None = field(default=None, kw_only=True)
-    """Ranks that share the target with this process."""
     cache_owner: CacheOwner = field(default_factory=CacheOwner, kw_only=True)
     """Shared by sessions with the same target."""
 
     def with_drafter(self, manifest: Manifest, drafter: Drafter) -> Session:
         """Session that shares this one's target, with the drafter of another engine."""
-        return replace(self, manifest=manifest, drafter=drafter, ranks=None)
+        return replace(self, manifest=manifest, drafter=drafter)
 
     def request(
         self, prompt_ids: Sequence[int], params: SamplingParams, on_progress: Callable[[Request], None] | None = None
@@ -112,31 +108,18 @@ class Session:
 
         With `prefix_caching` a prompt begins with what earlier ones left in the caches, where the target keeps it.
         """
-        assert not isinstance(self.ranks, Follower), "only rank 0 decides"
         policy = policy or FixedLength(self.manifest.draft.num_draft_tokens)
         is_plain = isinstance(policy, FixedLength) and policy.length == 0
         if prefix_caching and not self.target.keeps_prefixes:
             LOG.warning("prefix caching is off: the target's state is not kept in pages")
             prefix_caching = False
         slots = SlotPool(max_batch_size or self.max_batch_size, self._num_tokens, prefix_caching=prefix_caching)
-        runner = self._runner(int(is_plain))
+        runner = ModelRunner(self.target, None if is_plain else self.drafter)
         return Decoder(runner, slots, policy, prefill_chunk=prefill_chunk, cache_owner=self.cache_owner)
 
     def plain_decoder(self) -> Decoder:
         """Decoder without the drafter, one token a pass."""
         return self.decoder(FixedLength(0))
-
-    def follow(self) -> None:
-        """Decodes what rank 0 decodes, until it has finished; for the other ranks."""
-        assert isinstance(self.ranks, Follower)
-        follow(self.ranks, [self._runner(0), self._runner(1)])
-
-    def _runner(self, index: int) -> ModelRunner:
-        """Runner with the drafter for index 0, without for 1."""
-        drafter = None if index else self.drafter
-        if self.ranks is None or self.ranks.size == 1 or isinstance(self.ranks, Follower):
-            return ModelRunner(self.target, drafter)
-        return TensorParallelRunner(self.ranks, self.target, drafter, index)
 
     def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
         """Decodes one prompt with the drafter."""

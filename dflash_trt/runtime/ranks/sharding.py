@@ -15,19 +15,18 @@ from transformers.distributed import DistributedConfig
 from dflash_trt import __version__
 from dflash_trt.checkpoint.refusing import refusing
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
-from dflash_trt.engine.manifest import MANIFEST, sha256
+from dflash_trt.engine.manifest import sha256
 from dflash_trt.errors import CheckpointError
 from dflash_trt.runtime.targets.runnable import check_architecture
 
 
-def rank_facts(engine: Path, target: TargetCheckpoint) -> dict[str, str]:
-    """Facts that must agree on every rank; of the target's weights only the headers are compared."""
+def target_facts(target: TargetCheckpoint) -> dict[str, str]:
+    """Facts that must agree on every rank; of the weights only the headers are compared."""
     weights = [(tensor.name, tensor.dtype, tensor.shape) for tensor in target.weights.values()]
     return {
         "version of dflash-trt": __version__,
         "version of torch": str(torch.__version__),
         "version of transformers": transformers.__version__,
-        "sha256 of the engine's manifest.json": sha256(engine / MANIFEST),
         "sha256 of the target's config.json": sha256(target.directory / "config.json"),
         "sha256 of the target's tensor names and shapes": hashlib.sha256(msgspec.json.encode(weights)).hexdigest(),
     }

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,11 +40,11 @@ FORK = """
 import os, sys
 from pathlib import Path
 from dflash_trt.cli import main
-from dflash_trt.runtime import session as session_module
+from dflash_trt.runtime import load
 
 engine, target = sys.argv[1:]
-session = session_module.open_session(Path(engine), target)
-session_module.load_session = lambda pair, options: session
+session = load.open_session(Path(engine), target)
+load.load_session = lambda pair, options, ranks: session
 sys.modules["xgrammar"] = None  # what compiles grammars imports for 3 s, once a server
 for line in sys.stdin:
     drain, log = line.split()
@@ -217,6 +217,27 @@ def test_no_grammar_outlives_the_server(engine: Path, chat_target: Path, tmp_pat
         assert process.popen.wait(PATIENCE) == (0 if end == signal.SIGTERM else -end)
         until(lambda: not any(Path(f"/proc/{child}").exists() for child in started_by_it))
         assert "Traceback" not in process.text
+
+
+@pytest.mark.full
+def test_ranks_serve_as_one(engine: Path, chat_target: Path, tmp_path: Path) -> None:
+    """Answers do not change under torchrun; at SIGTERM, which reaches all, rank 0 drains and no rank stays behind."""
+    body = LONG | {"max_tokens": 100, "stream": False}
+
+    def served(*options: object, launcher: Sequence[str] = ()) -> str:
+        start = (*launcher, "-m", "dflash_trt")
+        with started(engine, chat_target, tmp_path / "log", "--draft-length", 7, *options, start=start) as process:
+            answered = httpx.post(f"{process.await_url()}/v1/completions", json=body, timeout=PATIENCE)
+            started_by_it = children(process.popen.pid)
+            process.popen.send_signal(signal.SIGTERM)
+            process.popen.wait(PATIENCE)
+            until(lambda: not any(Path(f"/proc/{child}").exists() for child in started_by_it))
+            assert "error: " not in process.text
+        return str(answered.json()["choices"][0]["text"])
+
+    one = served()
+    assert len(one) > 100
+    assert served("--tp", 2, launcher=("-m", "torch.distributed.run", "--nproc-per-node", "2")) == one
 
 
 @pytest.mark.full
