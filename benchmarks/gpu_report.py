@@ -55,10 +55,10 @@ from dflash_trt.cli.doctor_machine import MachineFinding, package_version  # noq
 SECONDS = 600
 """No step runs later than so long after the setup."""
 PASSED, FAILED, LACKED, RUNS = "passed", "**failed**", "lacked", "**cut off**"
-FAILED_LINES, LISTED = 80, 6
+FAILED_LINES, LISTED = 80, 12
 MARK = "<!-- Reports of benchmarks/gpu_report.py, newest first -->\n"
 VERSIONS = ("Python", "CPU", "transformers", "onnxruntime", "nvcc", "tensorrt", "NVIDIA driver", "CUDA of the driver")
-REHEARSAL = "Rehearsed on a CPU, where sizes and times mean nothing"
+NO_GPU = {"cpu": "Rehearsed on a CPU, where sizes and times mean nothing", "cuda": "No GPU"}
 FIXES = {
     TORCH: "a GPU, and make gpu-report TORCH='torch --index-url URL', with pytorch.org's URL for its driver",
     NETWORK: "a route to pypi.org, or the packages installed by hand",
@@ -108,8 +108,8 @@ class Report:
     def set_up(self) -> None:
         """Looks for a GPU, brings what is missing, and looks at the machine when all is there that there will be."""
         if self._device == "cuda":
-            found = self.run(Step(TORCH, "{ours} torch-cuda", 120, shown=1))
-            self.gpu = found.output.strip() if found.result == PASSED else None
+            found = self.run(Step(TORCH, "{python} -c {gpu_of_torch}", 120, shown=3))
+            self.gpu = found.output.splitlines()[-1] if found.result == PASSED else None
             cuda = re.search(r"CUDA (\d+)", found.output)
             online = run((sys.executable, "-c", IS_ONLINE), 6)[0] == 0
             if not online:
@@ -146,7 +146,7 @@ class Report:
 
     def _lacking(self, step: Step) -> list[str]:
         earlier = {outcome.title: outcome.result for outcome in self.outcomes}
-        lacking = [name for name in step.needs if name in self.missing()] or ([step.lacks] if step.lacks else [])
+        lacking = [step.lacks] if step.lacks else [name for name in step.needs if name in self.missing()]
         lacking = lacking or [f"“{title}”" for title in step.after if earlier.get(title) != PASSED]
         return lacking or (["time"] if self.end - time.monotonic() < 1 else [])
 
@@ -154,7 +154,7 @@ class Report:
         """Writes the page: docs/gpu.md with this report's section, in the place of one of the same card and commit."""
         head, mark, rest = self._template.partition(MARK)
         assert mark, f"docs/gpu.md: expected {MARK}"
-        title = f"## {self.gpu.partition(', SM')[0] if self.gpu else REHEARSAL}, commit {self._commit}\n"
+        title = f"## {self.gpu.partition(', SM')[0] if self.gpu else NO_GPU[self._device]}, commit {self._commit}\n"
         kept = [section for section in re.split(r"(?m)^(?=## )", rest) if not section.startswith(title)]
         new = self._page.with_name(f".{self._page.name}.new")
         new.write_text("".join([head, mark, *kept[:1], title, "\n", *(f"{line}\n" for line in self.section()), "\n",
@@ -175,22 +175,21 @@ class Report:
         ran = [outcome for outcome in self.outcomes if outcome.result != LACKED]
         lines += [f"| {o.title} | {o.result} | {o.seconds:.0f} | {_cell(o.why)} |" for o in ran]
         lines += ["", *self._lacked()]
-        for outcome in ran:
+        for outcome in [outcome for outcome in ran if _printed(outcome)]:
             lines += ["", f"### {outcome.title}: {outcome.result.strip('*')}", "", *_printed(outcome)]
         return lines
 
     def _lacked(self) -> list[str]:
-        """A line for each thing that steps lacked: how many or which, and the command that brings it."""
+        """A line for the first thing that steps lacked: how many or which, and the command that brings it."""
         fixes = FIXES | {name_of(finding): finding.fix for finding in self.machine if finding.fix}
         titles: dict[str, list[str]] = {}
         for outcome in self.outcomes:
             if outcome.result == LACKED:
-                titles.setdefault("; ".join(outcome.why), []).append(outcome.title)
+                titles.setdefault(outcome.why[0], []).append(outcome.title)
         lines = []
         for why, without in titles.items():
             which = "; ".join(without) if len(without) <= LISTED else f"{len(without)} steps"
-            bring = " ".join(f"({fixes[name]})" for name in why.split("; ") if name in fixes)
-            lines.append(f"* For want of {why}: {which}. {bring}".rstrip())
+            lines.append(f"* For want of {why}: {which}." + (f" Bring it: {fixes[why]}" if why in fixes else ""))
         return lines
 
 

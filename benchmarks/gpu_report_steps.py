@@ -31,6 +31,10 @@ NVCC_WHEELS = {
     12: ("cuda-nvcc", "cuda-runtime", "cuda-cccl"),
 }
 NVCC_SUFFIXES = {13: "==13.0.*", 12: "-cu12==12.9.*"}
+GPU_OF_TORCH = """import torch
+gpu = torch.cuda.get_device_properties(0)
+card = f"{gpu.name}, SM {gpu.major}.{gpu.minor}, {gpu.total_memory / 2**30:.0f} GiB"
+print(f"{card}; torch {torch.__version__}, CUDA {torch.version.cuda}")"""
 REHEARSED_SECONDS = 5
 """Seconds of a rehearsal, on a CPU that may be busy, for one of a run."""
 FIRST_KERNELS = 8.0
@@ -91,7 +95,7 @@ STEPS = (
     Step("{pair}, tested: texts, steps, graphs, prefixes", f"{TEST}{DECODING} -k {{pair}}", 150, RUNNING, shown=12),
     Step("{dense}'s shape: a pass, tokens/s, capture", f"{BENCH} {{dense}} {{decoding}}", 150, RUNNING),
     Step("{pair}: engine", f"{{cli}} build {{fixtures}}/{{pair}}-dflash --target {{fixtures}}/{{pair}} -o {ENGINE}", 60,
-         shown=1),
+         shown=0),
     Step("{pair}: parity", f"{{ours}} parity {ENGINE} --executor torch --device {{device}}", 60, RUNNING,
          ("{pair}: engine",)),
     Step("{pair}: tokens/s", f"{{ours}} decode {ENGINE} {{fixtures}}/{{pair}} --executor torch --device {{device}}"
@@ -156,7 +160,8 @@ def words(work: Path, capability: str | None, device: str) -> dict[str, str]:
     python, none = shlex.quote(sys.executable), dict.fromkeys(SIZES["cpu"], "")
     return none | SIZES[device] | {
         "python": python, "cli": f"{python} -m dflash_trt", "ours": f"{python} benchmarks/gpu_steps.py",
-        "work": shlex.quote(str(work)), "device": device, "fixtures": "tests/fixtures",
+        "work": shlex.quote(str(work)), "device": device,
+        "gpu_of_torch": shlex.quote(GPU_OF_TORCH), "fixtures": "tests/fixtures",
         "gpu": sm_name(capability or "12.0"), "packages": shlex.quote(sysconfig.get_path("purelib")),
     }  # fmt: skip
 
@@ -209,7 +214,7 @@ def compile_kernels(capability: str, *, online: bool) -> Step:
     command = "{python} -m pip install --no-deps --editable . " + " ".join(f"-C cmake.define.{x}" for x in defines)
     if not online:
         command = "{python} benchmarks/compile_kernels.py --if-stale " + " ".join(defines)
-    return Step(KERNELS, command, 240, (TORCH,), shown=4, lacks=lacks, environment=environment)
+    return Step(KERNELS, command, 240, (TORCH,), shown=1, lacks=lacks, environment=environment)
 
 
 def find_nvcc() -> str | None:

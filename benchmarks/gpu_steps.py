@@ -59,17 +59,6 @@ def steps() -> None:
     """Steps of gpu_report.py."""
 
 
-@steps.command()
-def torch_cuda() -> None:
-    """A CUDA build of torch that this driver runs; exits with 1 otherwise."""
-    if not torch.cuda.is_available():
-        raise SystemExit(f"torch {torch.__version__} with CUDA {torch.version.cuda} sees no GPU")
-    major, minor = torch.cuda.get_device_capability()
-    memory = torch.cuda.get_device_properties().total_memory / 2**30
-    name = f"{torch.cuda.get_device_name()}, SM {major}.{minor}, {memory:.0f} GiB"
-    click.echo(f"{name}; torch {torch.__version__}, CUDA {torch.version.cuda}")
-
-
 engine_argument = click.argument("engine", type=click.Path(path_type=Path))
 executor_option = click.option("--executor", type=click.Choice(["tensorrt", "torch"]), default="tensorrt")
 device_option = click.option("--device", default="cuda")
