@@ -135,7 +135,7 @@ class Report:
             begin, seconds = time.monotonic(), min(step.seconds, self.end - time.monotonic())
             threads = {"OMP_NUM_THREADS": "1"} if self._device == "cpu" else {}  # it may be busy; more would wait
             status, outcome.output = run(command, seconds, {**threads, **step.environment})
-            outcome.seconds = time.monotonic() - begin
+            outcome.seconds, outcome.output = time.monotonic() - begin, outcome.output.replace(f"{self._work}/", "")
             outcome.result, outcome.why = (PASSED, []) if status == 0 else (FAILED, [_problem(status, seconds, step)])
         self.write()
         with self._log.open("a") as log:

@@ -72,7 +72,7 @@ SIZES: dict[str, dict[str, str]] = {
     "cpu": {
         "decoding": "--tokens 6 --num-prompts 1 --batch 1 --batch 2", "captured": "--max-tokens 40 --max-prompts 4",
         "training": "--steps 4", "decode": "--num-prompts 2 --tokens 24", "collect": "--collect-only -q",
-        "passes": "--shape tiny --layers 1 --batch-sizes 1 --contexts 64", "attention": "--dry-run",
+        "passes": "--shape tiny --layers 1 --batch-sizes 1,2 --contexts 64,9000", "attention": "--dry-run",
     },
 }  # fmt: skip
 """Options of commands on a GPU, and in a rehearsal."""
@@ -89,8 +89,6 @@ PAIR, FEATURES = "{fixtures}/tiny-gpt-oss", "--features {work}/features.safetens
 SMALL = "--max-batch-size 2 --max-seq-len 512 --max-num-tokens 64"
 WHOLE_SIZES = "--layers 8 --max-batch-size 4 --max-seq-len 110000"
 """Rows of each of five slots: 8 layers, 8 heads and 64 numbers of each make them 1.05 x 2^31 elements."""
-PEERS = "--peer FlashAttention --peer cudnn"
-"""The others compile for minutes."""
 STEPS = (
     Step("{pair}, tested: texts, steps, graphs, prefixes", f"{TEST}{DECODING} -k {{pair}}", 150, RUNNING, shown=12),
     Step("{dense}'s shape: a pass, tokens/s, capture", f"{BENCH} {{dense}} {{decoding}}", 150, RUNNING),
@@ -106,12 +104,12 @@ STEPS = (
     Step("kernels that are taken, tested", f"{OTHERS} -k 'not (short or ahead)'", 120, RUNNING, shown=8),
     Step("kernels beside them, tested", f"{OTHERS} -k 'short or ahead'", 90, RUNNING, shown=8),
     Step("attention kernel, measured", "{python} benchmarks/bench_kv_injection_attention.py --runs 20 --max-rows 32768"
-         f" --only gpt-oss: {PEERS} {{attention}}", 120, RUNNING, shown=80),
+         " --only gpt-oss: --peer cudnn {attention}", 120, RUNNING, shown=90),
     Step("{experts}'s shape: a pass, tokens/s, capture", f"{BENCH} {{experts}} {{decoding}}", 150, RUNNING),
     Step("capture", f"{{cli}} capture {PAIR}-dflash --target {PAIR} --prompts {{fixtures}}/prompts.jsonl"
-         " --max-batch-size 32 -o {work}/features.safetensors --device {device} {captured}", 60, RUNNING, shown=2),
+         " --max-batch-size 32 -o {work}/features.safetensors --device {device} {captured}", 60, RUNNING, shown=4),
     Step("verify of what was captured", f"{{cli}} verify {{work}}/tiny-gpt-oss {FEATURES}", 60, RUNNING,
-         ("tiny-gpt-oss: engine", "capture"), shown=12),
+         ("tiny-gpt-oss: engine", "capture"), shown=30),
     Step("recovery for NVFP4", f"{{cli}} recover {PAIR}-dflash --recipe nvfp4 --learning-rate 5e-4 {FEATURES}"
          " -o {work}/recovered {training}", 90, RUNNING, ("capture",), shown=12),
     Step("drafts of every kind, tested against a CPU", f"{TEST}{DECODING} -k computes", 150, RUNNING, shown=12),

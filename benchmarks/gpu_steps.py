@@ -29,7 +29,7 @@ from dflash_trt.engine.plans.launcher import CudaLauncher, CurrentStreamLauncher
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.tensorrt_api import plugin_library
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
-from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
+from dflash_trt.engine.signatures import MAX_CONTEXT, TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.drafter.drafter import Drafter
@@ -109,7 +109,7 @@ def decode(engine: Path, target: Path, num_prompts: int, tokens: int, executor: 
 
     lines = (target.parent / "prompts.jsonl").read_text().splitlines()[:num_prompts]
     texts, params = [json.loads(line)["prompt"] for line in lines], SamplingParams(max_tokens=tokens)
-    lengths, rows, problems = {"plain": 0, "DFlash": read_manifest(engine).draft.num_draft_tokens}, [], []
+    lengths, problems = {"plain": 0, "DFlash": read_manifest(engine).draft.num_draft_tokens}, []
     open_llm = partial(LLM, engine, target, device=device, executor=executor)
     for batch in (1, 8):
         found, tau = [], 0.0
@@ -122,13 +122,12 @@ def decode(engine: Path, target: Path, num_prompts: int, tokens: int, executor: 
             found.append([answer.token_ids for answer in answers])
             count, passes = sum(map(len, found[-1])), sum(answer.steps for answer in answers)
             tau = (count - len(texts)) / passes
-            rows.append((way, str(batch), str(count), str(passes), f"{tau:.2f}", f"{count / seconds:.0f}"))
+            what = f"{way}, batch {batch}, {len(texts)} prompts: {count} tokens in {passes} steps, tau {tau:.2f}"
+            click.echo(f"{what}, {count / seconds:.0f} tokens/s")
         if wrong := [text for text, one, other in zip(texts, *found, strict=True) if one != other]:
             problems.append(f"the tokens of plain decoding, found others in {len(wrong)}, first after {wrong[0]!r}")
         if tau < LOWEST_TAU:
             problems.append(f"a tau of at least {LOWEST_TAU}: the pair accepts more than that on a CPU")
-    columns = ("decoding", "batch", "tokens", "steps", "tau", "tokens/s")
-    print_table(f"{target.name}, {executor}, {len(texts)} prompts", columns, rows)
     if problems:
         raise SystemExit("expected " + "; ".join(problems))
 
@@ -171,24 +170,24 @@ def torch_pass(
     size, rate = (engine / "model.safetensors").stat().st_size, copy_rate(device)
     click.echo(
         f"{layers} layers, {recipe}: {time.monotonic() - begin:.0f} s in all; weights {size / 1e6:.0f} MB,"
-        f" {1e6 * size / rate:.0f} us at a copy's {rate / 1e9:.0f} GB/s; aim for 1 x 512 on an H100:"
+        f" {1e6 * size / rate:.0f} us at a copy's {rate / 1e9:.0f} GB/s; aim for one behind 512 rows on an H100:"
         f" {AIMS.get(recipe, 'none')} us"
     )
 
 
 def passes(executor: Executor, manifest: Manifest, batches: Sequence[int], contexts: Sequence[int]) -> None:
-    """Prints the time of both graphs' calls, copies of inputs and outputs included."""
+    """Prints times of both graphs' calls, copies of inputs and outputs included."""
     spec, rows = manifest.draft, executor.cache_rows(max(batches))
     executor.load()
     num_pages = num_pages_for(max(contexts))  # every block reads the same pages
     shape = (num_pages, TOKENS_PER_PAGE) if rows is None else (max(batches), rows)
-    executor.bind(*(_cache(executor, manifest, *shape) for _ in "kv"))
-    table = []
+    caches = [_cache(executor, manifest, *shape) for _ in "kv"]  # the executor holds their addresses alone
+    executor.bind(*caches)
     for context in contexts:
         page_ids = list(range(num_pages_for(context))) if rows is None else [0]
         calls = [partial(executor.draft, _inputs(executor, manifest, page_ids, context, B)) for B in batches]
-        table.append((str(context), *(f"{1e6 * seconds_of(call):.0f}" for call in calls)))
-    print_table("us of a pass by context rows and blocks", ("context", *map(str, batches)), table)
+        times = (f"{1e6 * seconds_of(call):.0f} us for {B}" for call, B in zip(calls, batches, strict=True))
+        click.echo(f"a pass by its blocks, {context} rows of context: {', '.join(times)}")
     taps, place = torch.zeros(spec.block_size, spec.target_hidden_size), torch.arange(spec.block_size)
     seconds = seconds_of(partial(executor.context, taps.to(executor.device), place.to(executor.device)))
     click.echo(f"context of {spec.block_size} rows: {1e6 * seconds:.0f} us")
@@ -200,6 +199,8 @@ def _random_engine(recipe: str, engine: Path, shape: str, layers: int) -> Manife
     if not source.exists():  # one for all recipes
         written = engine.with_name(f"{engine.name}-begun")
         write_random_draft(written, dialect="gpt_oss", layer_types=["full_attention"] * layers, sizes=SIZES[shape])
+        config = json.loads((written / "config.json").read_text()) | {"max_position_embeddings": MAX_CONTEXT}
+        (written / "config.json").write_text(json.dumps(config))
         written.rename(source)
     if recipe != "bf16":
         quantize_checkpoint(read_draft(source), load_recipe(recipe), _draft_of(engine, recipe))
