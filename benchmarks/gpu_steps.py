@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 import time
@@ -22,18 +23,20 @@ from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.cli.output import print_table
 from dflash_trt.engine.executor import DraftInputs, Executor
 from dflash_trt.engine.manifest import Manifest, read_manifest
-from dflash_trt.engine.plans import tensorrt_api
+from dflash_trt.engine.plans import machine, tensorrt_api
 from dflash_trt.engine.plans.add_plans import add_plans
 from dflash_trt.engine.plans.jit_cache import SUFFIX
 from dflash_trt.engine.plans.launcher import CudaLauncher, CurrentStreamLauncher
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.tensorrt_api import plugin_library
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
+from dflash_trt.engine.recorded_executor import RecordedGraph
 from dflash_trt.engine.signatures import MAX_CONTEXT, TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import choose_executor
+from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
 from tests.engine.plans.plan_layers import inspected_layers, summary, unfused
 from tests.engines import build
 from tests.reference.synthetic import write_random_draft
@@ -165,13 +168,14 @@ def torch_pass(
 ) -> None:
     """The pass of a drafter with random weights in torch: one CUDA graph, beside a copy of its bytes."""
     manifest = _random_engine(recipe, engine, shape, layers)
-    begin = time.monotonic()
-    passes(choose_executor(engine, manifest, device=device, executor="torch"), manifest, batches, contexts)
+    torch.cuda.CUDAGraph = partial(torch.cuda.CUDAGraph, keep_graph=True)  # type: ignore[assignment]
+    begin, executor = time.monotonic(), choose_executor(engine, manifest, device=device, executor="torch")
+    passes(executor, manifest, batches, contexts)
     size, rate = (engine / "model.safetensors").stat().st_size, copy_rate(device)
     click.echo(
         f"{layers} layers, {recipe}: {time.monotonic() - begin:.0f} s in all; weights {size / 1e6:.0f} MB,"
-        f" {1e6 * size / rate:.0f} us at a copy's {rate / 1e9:.0f} GB/s; aim for one behind 512 rows on an H100:"
-        f" {AIMS.get(recipe, 'none')} us"
+        f" {1e6 * size / rate:.0f} us at a copy's {rate / 1e9:.0f} GB/s{_launches(executor)};"
+        f" aim for one behind 512 rows on an H100: {AIMS.get(recipe, 'none')} us"
     )
 
 
@@ -191,6 +195,20 @@ def passes(executor: Executor, manifest: Manifest, batches: Sequence[int], conte
     taps, place = torch.zeros(spec.block_size, spec.target_hidden_size), torch.arange(spec.block_size)
     seconds = seconds_of(partial(executor.context, taps.to(executor.device), place.to(executor.device)))
     click.echo(f"context of {spec.block_size} rows: {1e6 * seconds:.0f} us")
+
+
+def _launches(executor: Executor) -> str:
+    """What the graphs of one block and of the fewest context rows launch: kernels, copies and fills."""
+    if executor.device.type == "cpu" or not isinstance(executor, TorchExecutor):
+        return ""
+    counts, driver = [], ctypes.CDLL(machine.DRIVER)
+    for graph in (executor._draft, executor._context):
+        assert isinstance(graph, RecordedGraph)
+        call, count = graph._calls[0], ctypes.c_size_t()
+        assert isinstance(call, partial)
+        driver.cuGraphGetNodes(ctypes.c_void_p(call.args[0].raw_cuda_graph()), None, ctypes.byref(count))
+        counts.append(count.value)
+    return "; launches of a block: {}, of context rows: {}".format(*counts)
 
 
 def _random_engine(recipe: str, engine: Path, shape: str, layers: int) -> Manifest:

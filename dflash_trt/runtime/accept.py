@@ -12,6 +12,7 @@ from itertools import takewhile
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from dflash_trt import _C
@@ -157,17 +158,21 @@ def num_equal(proposals: Sequence[int], greedy: Sequence[int]) -> int:
 
 
 def argmax_and_finite(logits: Tensor) -> tuple[list[int], list[bool]]:
-    """Argmax [n] of each row of logits [n, V], and whether it is finite; a NaN in a row is its argmax."""
+    """Argmax [n] of each row of logits [n, V], and whether it is finite; a NaN in a row is its argmax.
+
+    Waits for a GPU once.
+    """
     if logits.device.type == "cpu":
         rows = _numpy(logits)
         tokens = rows.argmax(axis=-1)
         return tokens.tolist(), np.isfinite(rows[np.arange(len(rows)), tokens]).tolist()
     best, greedy = logits.max(dim=-1)
-    return greedy.tolist(), best.isfinite().tolist()
+    both = torch.stack([greedy, best.isfinite().to(greedy.dtype)]).tolist()
+    return both[0], [bool(number) for number in both[1]]
 
 
 def argmax(logits: Tensor) -> list[int]:
-    """Argmax [n] of each row of logits [n, V]: one wait for a GPU, not the two of `argmax_and_finite`."""
+    """Argmax [n] of each row of logits [n, V]."""
     tokens: list[int] = (_numpy(logits) if logits.device.type == "cpu" else logits).argmax(-1).tolist()
     return tokens
 

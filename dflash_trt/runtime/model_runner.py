@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dflash_trt.engine.plans.launcher import pinned
 from dflash_trt.runtime.accept import argmax
 from dflash_trt.runtime.drafter.candidate_selector import Draw, Proposals
 from dflash_trt.runtime.drafter.drafter import Drafter
@@ -168,7 +169,7 @@ class PendingTaps:
             numbers[slot].append(number)
         order = [*chain.from_iterable(numbers.values())]
         if order != list(range(len(order))):
-            taps = taps.index_select(0, torch.from_numpy(np.array(order)).to(taps.device))
+            taps = _rows(taps, np.array(order))
         return list(numbers), [len(own) for own in numbers.values()], taps
 
     def compact(self) -> None:
@@ -180,5 +181,10 @@ class PendingTaps:
         owners = np.concatenate([owners for _, owners in self._parts])
         waiting = np.flatnonzero(owners != NO_SLOT)
         if len(waiting) < len(owners):
-            taps, owners = taps.index_select(0, torch.from_numpy(waiting).to(taps.device)), owners[waiting]
+            taps, owners = _rows(taps, waiting), owners[waiting]
         self._parts, self.num_bytes = [([taps], owners)], taps.nbytes
+
+
+def _rows(taps: Tensor, numbers: npt.NDArray[np.int64]) -> Tensor:
+    index = pinned(torch.from_numpy(numbers), taps.device)
+    return taps.index_select(0, index.to(taps.device, non_blocking=True))

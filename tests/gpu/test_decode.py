@@ -96,14 +96,33 @@ def test_the_drafter_is_graphs(session: Session, monkeypatch: pytest.MonkeyPatch
     assert [completion.token_ids for completion in decode(session, asked[:3], 3)] == texts[:3]
 
 
-def test_the_target_is_graphs(session: Session, asked: Any, texts: Any) -> None:
-    """Decoding passes replay; prompts are launched."""
+def test_the_target_is_graphs(name: str, session: Session, asked: Any, texts: Any) -> None:
+    """Decoding passes replay; prompts are launched, and so are experts in FP32, whose product waits for a GPU."""
     assert [completion.token_ids for completion in decode(session, asked[:3], 3)] == texts[:3]
+    is_waiting = name == "tiny-gpt-oss" and session.drafter.executor.device.type == "cuda"
+    assert_recorded(session, set() if is_waiting else {1, 4})
+
+
+def assert_recorded(session: Session, num_segments: set[int]) -> None:
+    """Whether passes of these numbers of segments are recorded; with none, no pass is."""
     assert isinstance(session.target, PackedTarget)
     recorded = session.target._recorded
     assert recorded is not None
-    assert recorded._works
-    assert {size.num_segments for size, _ in recorded._recordings} >= {1, 4}
+    assert recorded._works is bool(num_segments)
+    assert {size.num_segments for size, _ in recorded._recordings} >= num_segments
+
+
+@pytest.mark.gpu
+def test_a_target_in_bf16_is_graphs(name: str) -> None:
+    """Experts, too, where torch multiplies them without waiting: on compute capability 9.x and 10.x (torch 2.13)."""
+    if name == "tiny-gpt-oss" and torch.cuda.get_device_capability()[0] not in (9, 10):
+        pytest.skip("needs a GPU of compute capability 9.x or 10.x for experts in BF16")
+    options = RuntimeOptions(device="cuda", executor="torch", max_batch_size=4, dtype="bfloat16")
+    opened = open_session(trained_engine(name), str(FIXTURES / name), options)
+    (answer,) = decode(opened, prompts(opened)[:1], 1)
+    assert len(answer.token_ids) == NUM_TOKENS
+    assert answer.acceptance.tau > 1.5
+    assert_recorded(opened, {1})
 
 
 def test_a_prompt_begins_with_what_an_earlier_one_left(session: Session, asked: Any) -> None:

@@ -26,6 +26,7 @@ from torch import Tensor
 from dflash_trt import _C
 from dflash_trt.checkpoint.draft_spec import CONFIDENCE, D2T, MARKOV, SELECTOR, DraftSpec
 from dflash_trt.checkpoint.weights import SINGLE
+from dflash_trt.engine.plans.launcher import pinned
 
 if TYPE_CHECKING:
     import numpy as np
@@ -159,8 +160,8 @@ class CandidateScorer:
 
         anchors [B] int64 are the last verified tokens.
         """
-        first = anchors.to(ids.device)[:, None, None].expand(-1, 1, ids.shape[-1])
-        before = torch.cat([first, ids[:, :-1]], dim=1)
+        first = pinned(anchors, ids.device).to(ids.device, non_blocking=True)
+        before = torch.cat([first[:, None, None].expand(-1, 1, ids.shape[-1]), ids[:, :-1]], dim=1)
         return Candidates(ids, self._edges(hidden.float(), before, ids) + logits[:, :, None])
 
     def _edges(self, hidden: Tensor, before: Tensor, ids: Tensor) -> Tensor:
@@ -195,7 +196,8 @@ class CandidateSelector(CandidateScorer):
 
 def table_rows(codebook: Tensor, ids: Tensor) -> Tensor:
     """Rows [..., r] FLOAT of a table [V, r] that may lie elsewhere than `ids` [...]."""
-    return torch.nn.functional.embedding(ids.to(codebook.device), codebook).float()
+    ids = pinned(ids, codebook.device).to(codebook.device, non_blocking=True)
+    return torch.nn.functional.embedding(ids, codebook).float()
 
 
 class MarkovScorer(CandidateScorer):

@@ -15,6 +15,7 @@ from torch import Tensor
 from dflash_trt.checkpoint.draft_spec import EMBEDDING, MASK_EMBEDDING, DraftSpec
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.engine.executor import DraftInputs, Executor
+from dflash_trt.engine.plans.launcher import pinned
 from dflash_trt.runtime.drafter.candidate_selector import Candidates, CandidateScorer
 from dflash_trt.runtime.kvcache.paged_caches import ContextCache
 
@@ -56,7 +57,8 @@ class DraftEmbedding:
         if self._table is None:
             rows = borrowed(token_ids)
         else:
-            rows = torch.nn.functional.embedding(token_ids.to(self._table.device), self._table).float()
+            ids = pinned(token_ids, self._table.device).to(self._table.device, non_blocking=True)
+            rows = torch.nn.functional.embedding(ids, self._table).float()
         if self._mask_row is None:
             return rows
         is_mask = (token_ids == self._mask_token_id).to(rows.device)
@@ -164,9 +166,9 @@ class Drafter:
         self.cache.release(slot)
 
     def _upload(self, *arrays: npt.NDArray[np.int32]) -> Iterator[Tensor]:
-        """The arrays on the device, in one copy; the host does not wait, as torch keeps pinned memory until then."""
+        """The arrays on the device, in one copy."""
         if self.executor.device.type == "cpu":
             return map(torch.from_numpy, arrays)
-        flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays])).pin_memory()
-        parts = torch.split(flat.to(self.executor.device, non_blocking=True), [array.size for array in arrays])
+        device, flat = self.executor.device, torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
+        parts = torch.split(pinned(flat, device).to(device, non_blocking=True), [array.size for array in arrays])
         return (part.view(array.shape) for part, array in zip(parts, arrays, strict=True))

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dflash_trt.engine.plans.launcher import Launcher
+from dflash_trt.engine.plans.launcher import Launcher, pinned
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.kvcache.paged_caches import PageTable, SlotCache
 from dflash_trt.runtime.targets.packed_pass import AttentionRule, Pass, Reading, attend_rows, attention_mask, store_rows
@@ -85,7 +85,8 @@ class StaticPass(Pass):
         last = len(segments) - 1
         tokens[:, last + 1 :] = tokens[:, last, -1:, None]
         pages[last + 1 :] = pages[last]
-        self._inputs.copy_(torch.from_numpy(np.concatenate([tokens.reshape(-1), pages.reshape(-1)])))
+        inputs = torch.from_numpy(np.concatenate([tokens.reshape(-1), pages.reshape(-1)]))
+        self._inputs.copy_(pinned(inputs, self._inputs.device), non_blocking=True)
         return own
 
     def begin(self) -> None:
@@ -174,7 +175,9 @@ class RecordedPasses:
         try:
             with _no_waiting(self._launcher.device):
                 work()  # a recording that fails in the middle would leave torch's allocator in it
-            return _Recording(current, self._launcher.record(work), made)
+            replay = self._launcher.record(work)
+            current.begin()  # masks are the graph's own: later ones may have their memory
+            return _Recording(current, replay, made)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -204,6 +207,7 @@ def _no_waiting(device: torch.device) -> Iterator[None]:
 
 def _rows_of(made: Verified, rows: Sequence[int]) -> Verified:
     """Copies of these rows, which the next run does not overwrite; logits as FLOAT."""
-    index = torch.tensor(rows, device=made.logits.device)
+    device = made.logits.device
+    index = pinned(torch.tensor(rows), device).to(device, non_blocking=True)
     tapped = [tap.reshape(-1, tap.shape[-1]).index_select(0, index) for tap in made.tapped]
     return Verified(logits=made.logits.index_select(0, index).float(), tapped=tapped)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from dflash_trt.engine.plans.launcher import pinned
 from dflash_trt.errors import CheckpointError
 from dflash_trt.runtime.targets.target import Target, Verified
 
@@ -63,7 +64,8 @@ class HuggingFaceTarget(Target):
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Rows [..., H] of the embedding table as they are stored: a draft says its own factor."""
-        embeddings: torch.Tensor = self._embedding(token_ids.to(self._device))
+        ids = pinned(token_ids, self._device).to(self._device, non_blocking=True)
+        embeddings: torch.Tensor = self._embedding(ids)
         return embeddings if self._embed_scale == 1 else embeddings / self._embed_scale
 
     @torch.inference_mode()

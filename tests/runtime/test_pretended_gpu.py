@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoding on a GPU that is pretended: devices, waits, the order of streams, and the memory of graphs.
+
+The drafter is torch's with our kernels, whose references compute; both models are recorded where they can be.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dflash_trt.api.runtime_options import RuntimeOptions
+from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.runtime.session import Session, open_session, run
+from dflash_trt.runtime.targets.packed_target import PackedTarget
+from tests.contract.cuda_graphs import PretendGpu, pretended_gpu
+from tests.decoding import greedy
+from tests.engines import build, trained_engine
+from tests.fixtures_data import prompts
+from tests.paths import FIXTURES
+
+STEP = ["tolist", "tolist"]
+"""Waits of a step: for what the drafter proposes, and for what the target says of it."""
+
+
+def open_on_gpu(name: str, dtype: str = "auto", engine: Path | None = None) -> Session:
+    options = RuntimeOptions(device="cuda", executor="torch", max_batch_size=2, dtype=dtype)
+    return open_session(engine or trained_engine(name), str(FIXTURES / name), options)
+
+
+def is_recorded(session: Session) -> bool:
+    assert isinstance(session.target, PackedTarget)
+    assert session.target._recorded is not None
+    return session.target._recorded._works
+
+
+def waits_of_steps(gpu: PretendGpu, session: Session, prompt: list[int], params: SamplingParams) -> list[list[str]]:
+    """What the host waited for, by step, behind the prompt."""
+    decoder, waits = session.decoder(), list[list[str]]()
+    decoder.add(session.request(prompt, params))
+    while not decoder.is_idle:
+        gpu.waits.clear()
+        decoder.step()
+        waits.append([*gpu.waits])
+    return waits[1:]
+
+
+def test_a_session_decodes_there(sessions: dict[str, Session]) -> None:
+    on_cpu = sessions["tiny-qwen3"]
+    prompt, params = prompts(on_cpu)[0], greedy(5)
+    with pretended_gpu() as (gpu, graphs):
+        session = open_on_gpu("tiny-qwen3")
+        (answer,) = run(session.decoder(), [session.request(prompt, params)])
+        waits = waits_of_steps(gpu, session, prompt, params)  # all sizes are recorded
+    assert answer.token_ids == on_cpu.generate(prompt, params).token_ids
+    assert is_recorded(session)
+    assert sum(graph.replays for graph in graphs) > 2 * len(waits)
+    assert all(step == STEP for step in waits)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("dtype", "expected"), [("float32", False), ("bfloat16", True)])
+def test_experts_are_recorded_in_bf16(dtype: str, expected: bool, sessions: dict[str, Session]) -> None:
+    """In FP32 torch's product of experts waits for their numbers of rows."""
+    prompt, params = prompts(sessions["tiny-gpt-oss"])[0], greedy(5)
+    with pretended_gpu():
+        session = open_on_gpu("tiny-gpt-oss", dtype)
+        answer, plain = session.generate(prompt, params), session.generate_plain(prompt, params)
+    assert answer.token_ids == plain.token_ids
+    assert is_recorded(session) is expected
+
+
+@pytest.mark.full
+def test_a_lattice_is_walked_and_drawn_there(sessions: dict[str, Session], tmp_path: Path) -> None:
+    build(FIXTURES / "tiny-qwen3-dflash2", tmp_path / "engine", FIXTURES / "tiny-qwen3")
+    prompt = prompts(sessions["tiny-qwen3"])[0]
+    with pretended_gpu() as (gpu, _):
+        session = open_on_gpu("tiny-qwen3", engine=tmp_path / "engine")
+        drawn = SamplingParams(max_tokens=6, temperature=1.0, seed=3, ignore_eos=True)
+        session.generate(prompt, drawn)
+        answer = session.generate(prompt, greedy(5))
+        waits = waits_of_steps(gpu, session, prompt, greedy(5))
+    assert answer.token_ids == sessions["tiny-qwen3"].generate(prompt, greedy(5)).token_ids
+    assert all(step == STEP for step in waits)
