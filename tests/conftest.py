@@ -45,10 +45,11 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave all that was imported and collected out of garbage collection, to the end."""
-    gc.freeze()
+    """In a worker, leave all that was imported and collected out of garbage collection, to the end."""
     gc.enable()
-    atexit.register(gc.unfreeze)  # or nanobind reports what was not freed as leaked
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # or nanobind reports what was not freed as leaked
 
 
 @pytest.fixture
