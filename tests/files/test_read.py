@@ -28,6 +28,7 @@ CALLS = set(
 CLASS = re.compile(r"[A-Z]\w*[a-z]\w*$")
 METHODS = {"read_text", "read_bytes", "open"}  # of any object: a Path's
 LAST = METHODS | {call.rpartition(".")[2] for call in CALLS}
+A_CALL = re.compile(rf"\b(?:{'|'.join(LAST)})\(")
 EXCEPTIONS = {
     ("engine/engine_directory.py", "msgspec.json.decode"): "only whether it is a manifest, of a bounded file",
     ("checkpoint/safetensors_writer.py", "msgspec.json.decode"): "only who wrote it, of a bounded header",
@@ -53,7 +54,8 @@ EXCEPTIONS = {
 
 
 def readers(source: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(source.read_text())):
+    text = source.read_text()
+    for node in ast.walk(ast.parse(text)) if A_CALL.search(text) else ():
         if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in LAST:
             name = ast.unparse(node.func)
             if name in CALLS:
