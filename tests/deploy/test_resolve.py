@@ -184,6 +184,8 @@ def test_the_files_own_words_win() -> None:
         assert deployment.sources[key] == "file"
     assert deployment.sources["max_seq_len"] == "default for latency"
     assert deployment.sources["kv_cache_dtype"] == "default"
+    assert deployment.sources["moe_backend"] == "published for SM 10.3"
+    assert resolved("qwen3-8b.h200x1.latency").sources["moe_backend"] == "runtime's own choice"
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,21 @@ def test_drafts_are_our_own_runtimes(session: Session, engine: Path, generation:
 
 
 @ONE_PAIR
+def test_a_block_that_the_worker_cuts_is_whole_to_the_drafter(session: Session, engine: Path) -> None:
+    """Drafts alone would not tell other masks behind its end."""
+    worker, spec = make_worker(session, OnnxExecutor(engine, session.manifest)), session.manifest.draft
+    with torch.inference_mode():
+        worker.prefill(0, torch.randn(20, spec.target_hidden_size))
+        noise = session.target.embed(torch.tensor([[5, *[spec.mask_token_id] * (spec.block_size - 1)]]))
+        positions, context = torch.arange(spec.block_size)[None] + 20, worker._context(torch.tensor([0]))
+        whole, cut = (
+            worker.drafter.dflash_forward(noise[:, :W], positions[:, :W], torch.tensor([20]), **context)
+            for W in (spec.block_size, 3)
+        )
+    assert torch.equal(cut, whole[:3])
+
+
+@ONE_PAIR
 def test_a_cache_that_the_worker_replaces(session: Session, engine: Path) -> None:
     worker = make_worker(session, OnnxExecutor(engine, session.manifest))
     drafter = open_drafter(engine, session.manifest, num_slots=BATCH)
