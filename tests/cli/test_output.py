@@ -39,15 +39,6 @@ def test_json_is_printable_and_says_the_same(capsys: pytest.CaptureFixture[str])
     assert json.loads(output)["texts"] == texts
 
 
-def test_columns_of_numbers_are_aligned_right(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever their unit; a column with a word among them is text, as is one that has no number."""
-    rows = [("a", "5", "1.5 GiB", "3", "-"), ("longer", "12", "-", "many", ""), ("c", "-0.25%", "477.8 MiB", "10", "?")]
-    print_table("t", ("name", "count", "a long size", "mixed", "nothing"), rows)
-    lines = [line.strip("│").split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
-    assert lines[0] == [" a      ", "      5 ", "     1.5 GiB ", " 3     ", " -       "]
-    assert lines[2] == [" c      ", " -0.25% ", "   477.8 MiB ", " 10    ", " ?       "]
-
-
 def test_nothing_is_folded_in_a_pipe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     print_table("t", ("name",), [("x " * 300,)])

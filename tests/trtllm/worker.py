@@ -161,6 +161,8 @@ class PooledWorker(Worker):
     """Rows of the table are the batch's, prompts first; requests keep their pages wherever in it they stand."""
 
     BACKEND = "TRTLLM"
+    pool: Tensor
+    table: Tensor
 
     def __init__(self, drafter: Any, *, version: str, tokens_per_block: int, seed: int = 0, **sizes: int) -> None:
         self._version = version

@@ -6,7 +6,6 @@ What follows by hand from gpt-oss-120b's sizes; the drafter whole on every GPU, 
 
 from __future__ import annotations
 
-import json
 import re
 
 import msgspec
@@ -98,8 +97,6 @@ def test_both_are_printed() -> None:
     said = run("serve-config", ENGINE, "--runtime", "trtllm").stderr
     line = r"weights on each GPU: 0\.\d\d GiB whole; 0\.\d\d GiB shared by 8 GPUs \(as deployed\)"
     assert re.search(line, said), said
-    document = json.loads(run("estimate", ENGINE, "--tau", "4.7", "--json").stdout)
-    assert [each["ranks"] for each in document["drafters"]] == [1, 8]
 
 
 SPEC = published_drafts()[DRAFT].spec
