@@ -61,14 +61,6 @@ def test_words_and_numbers_are_whole_at_any_width(
     assert any("long-identifier" in line for line in lines)
 
 
-def test_a_table_that_is_too_wide_is_printed_row_by_row(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "30")
-    print_table("t", ("name", "target", "size"), [("a-name-of-20-letters", "a-target/of-25-letters", "1.5 GiB")])
-    assert capsys.readouterr().out == "t\na-name-of-20-letters\n  target\n  a-target/of-25-letters; size\n  1.5 GiB\n"
-
-
 def test_rows_without_room_have_names_of_their_own(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,13 +81,6 @@ def _parameters(group: click.Group) -> Iterator[tuple[str, click.Parameter]]:
         yield from ((name, parameter) for parameter in command.params)
 
 
-def test_help() -> None:
-    result = run("--help")
-    assert (result.returncode, result.stderr) == (0, "")
-    for name in cli.commands:
-        assert f"\n  {name} " in result.stdout
-
-
 def git(checkout: Path, *words: str) -> str:
     identity = ("-c", "user.name=a", "-c", "user.email=a@b")
     return subprocess.run(["git", "-C", checkout, *identity, *words], check=True, capture_output=True, text=True).stdout

@@ -233,7 +233,6 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def label(_: Tensors, facts: Facts) -> None:
     """Two prompts of category a, one of them German, and one of b."""
     prompts = facts["prompts"]
-    assert isinstance(prompts, list)
     for prompt, category, language in zip(prompts, "aba", ("de", None, None), strict=True):
         prompt |= {"category": category, "language": language}
 

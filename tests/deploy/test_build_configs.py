@@ -272,7 +272,6 @@ def test_tensorrt_llm_gets_a_dense_copy_of_the_gpt_oss_draft() -> None:
 def test_the_name_says_what_it_is(name: str) -> None:
     deployment = resolved(name)
     match = NAME.fullmatch(name)
-    assert match is not None
     assert match["gpus"] == str(deployment.gpus)
     suffix = match["purpose"]
     if deployment.mode == "engine":

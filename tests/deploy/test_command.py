@@ -307,7 +307,6 @@ def test_an_id_that_nobody_knows_is_fetched_or_refused() -> None:
 
 def test_copies_of_a_target_have_its_draft_and_others_none() -> None:
     pair = known_pair("RedHatAI/Qwen3-8B-FP8-dynamic")
-    assert pair is not None
     assert (pair[0].target, pair[1]) == ("Qwen/Qwen3-8B", "RedHatAI/Qwen3-8B-FP8-dynamic")
     assert known_pair("some/model") is None
     assert known_deployments("some/model") == []

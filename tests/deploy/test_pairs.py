@@ -82,8 +82,6 @@ def test_a_config_json_alone_is_compared(tmp_path: Path) -> None:
     target.mkdir()
     shutil.copy(TARGET / "config.json", target)
     whole, alone = target_sizes(str(TARGET)), target_sizes(str(target))
-    assert whole is not None
-    assert alone is not None
     assert (alone.spec, alone.cache, alone.num_attention_heads) == (whole.spec, whole.cache, whole.num_attention_heads)
     assert alone.weight_bytes(1) == pytest.approx(whole.weight_bytes(1), rel=0.2)
     assert deployed(DRAFT, target).max_seq_len == deployed(DRAFT).max_seq_len

@@ -234,7 +234,6 @@ def test_padding_reads_nothing(session: Session, engine: Path, tmp_path: Path, m
         positions = torch.zeros(B, spec.block_size, dtype=torch.long)
         hidden = executor.draft(DraftInputs(blocks, positions, torch.arange(B)[:, None], torch.full((B,), 5)))
         assert hidden.shape == blocks.shape
-    assert executor._draft is not None
     assert executor._draft.tensors["context_lengths"].tolist() == [5, 5, 5, 0]
     assert executor._draft.tensors["page_table"].tolist() == [[0], [1], [2], [3]]
     assert executor._draft.tensors["slot_ids"].tolist() == [0, 1, 2, 3]
@@ -275,7 +274,6 @@ def test_pipeline_stages_are_refused(engine: Path) -> None:
     model_config = SimpleNamespace(spec_config=spec_config, mapping=SimpleNamespace(pp_size=2))
     with pytest.raises(EngineError, match="expected pipeline_parallel_size 1, found 2") as refused:
         build_draft_model(model_config, None, None, None)
-    assert refused.value.hint is not None
     assert "tensor_parallel_size" in refused.value.hint
 
 

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor, nn
 
 from dflash_trt.runtime.drafter.drafter import Drafter
-from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.target import Segment, Target
 
@@ -261,9 +260,7 @@ def share(drafter: Any, target: Any) -> None:
 
 
 def engine_of(session: Session) -> Path:
-    executor = session.drafter.executor
-    assert isinstance(executor, OnnxExecutor)
-    return executor._directory
+    return session.drafter.executor._directory
 
 
 def draft_config(spec: Any) -> SimpleNamespace:

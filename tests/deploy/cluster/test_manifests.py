@@ -220,7 +220,6 @@ def test_a_router_knows_the_server_and_mpi_spawns(
     """
     documents = read(written(capsys, name, runtime, *KUBERNETES))
     server = documents.get("Deployment", documents.get("LeaderWorkerSet"))
-    assert server is not None
     template = server["spec"].get("template") or server["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
     assert template["metadata"]["labels"]["llm-d.ai/engine-type"] == engine
     for _, spec in pods(documents):

@@ -58,12 +58,10 @@ def test_the_sweep_has_every_concurrency_and_compares_where_both_were_measured(t
     first = lines[0].by_method["dflash"]
     assert first.rate == 240
     assert first.user_rate == 300
-    assert first.speedup is not None
     assert first.speedup.value == 3
     assert first.speedup.interval == pytest.approx((3, 3))
     last = lines[2].by_method["dflash"]
     assert last.lost == 2
-    assert last.speedup is not None
     assert last.speedup.why == "plain decoding was not measured at concurrency 8"
     assert comparison_report.matched_concurrencies(whole) == (1,)
     assert category_rows(whole, (), 1, seed=7) == (), "no request has one"
@@ -121,7 +119,6 @@ def test_data_sets_of_several_runs_are_rows(tmp_path: Path) -> None:
     ]
     lines = [data_set_row(one, seed=7) for one in found]
     assert [(line.name, line.concurrency) for line in lines if line] == [("gsm8k", 1), ("humaneval", 2)]
-    assert lines[0] is not None
     assert lines[0].by_method["dflash"].tau_of_drafting_passes == 2.5
     assert lines[0].by_method["dflash"].speedup.value == 3  # type: ignore[union-attr]
 
@@ -229,8 +226,6 @@ def test_intervals_hold_the_factor_and_are_the_same_for_a_seed() -> None:
     both = workload(spread("none", 80, 95, 105, 120, most=4), spread("dflash", 200, 280, 320, 400, most=8))
     (found,) = at_speeds(both, [50], seed=7)
     factor = found.factors["dflash"]
-    assert factor.value is not None
-    assert factor.interval is not None
     low, high = factor.interval
     assert low < factor.value < high
     assert at_speeds(both, [50], seed=7) == (found,)

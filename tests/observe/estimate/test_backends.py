@@ -132,5 +132,4 @@ def test_only_our_plans_run_our_kernel() -> None:
     for name, low, high in ((ENGINE, 21e-6, 30e-6), (MOE, 10e-6, 12e-6)):
         model = model_of(name)
         seconds = {term.name: term.seconds for term in model.price("dflash", load).terms}
-        assert model.system.draft is not None
         assert low < seconds["attention, context"] / model.system.draft.num_layers < high

@@ -283,7 +283,6 @@ def test_attention_by_data_parallelism(tmp_path: Path) -> None:
 def test_memory_is_that_of_the_deployment() -> None:
     """Item by item, and what is allocated after the pool takes its part of it."""
     system = system_of(DENSE)
-    assert system.memory is not None
     deployed = {item.name: item for item in gpu_memory(system.memory).items}
     ours = {item.name: item.bytes for item in memory_items(system, "dflash", system.max_batch_size, 1000)}
     assert ours.pop(CACHES) == system.max_batch_size * request_bytes(replace(system.memory, max_seq_len=1000))

@@ -30,7 +30,6 @@ HELD = samples.counters(10, (8, 5, 5))
 
 
 def held(proposed: int) -> RecordedAcceptance:
-    assert HELD.counts is not None
     return msgspec.structs.replace(HELD, counts=msgspec.structs.replace(HELD.counts, proposed=proposed))
 
 
@@ -153,7 +152,6 @@ def test_the_file_it_writes_is_served(tmp_path: Path) -> None:
     result = run("tune", MOE, "--slo", "300", "--tau", "4.7", "-o", str(file))
     assert result.returncode == 0, result.stderr
     tuned = load_deployment(file)
-    assert tuned.draft_schedule is not None
     assert tuned.num_draft_tokens == tuned.draft_schedule[1] == 9
     assert re.search(rf"│\s*{tuned.max_batch_size} │", result.stdout)
     served = run("serve-config", str(file), "--runtime", "trtllm")
@@ -239,7 +237,6 @@ def tuned(config: str, slo: float = SLO) -> TunedDeployment:
 
 
 def price_of(system: System) -> Price:
-    assert system.draft is not None
     model, profile = StepModel(system, rates(system.gpu, "trtllm")), from_tau(4.0, system.draft.max_draft_tokens)
     return lambda batch, length: point(model, "dflash", profile, TRAFFIC, batch, length).user_rate
 
