@@ -36,8 +36,7 @@ from dflash_trt.deploy.render import trtllm_arguments
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.schema import Schema, load_schema, versions
 from tests.contract.drafter_contract import missing_files, read_package, target_specific
-from tests.deploy.broken.case import changed
-from tests.deploy.broken.cases import CASES
+from tests.deploy.broken.cases import CASES, changed
 from tests.deploy.deployments import resolved
 
 

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor, nn
 
 from dflash_trt.runtime.drafter.drafter import Drafter
-from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.target import Segment, Target
 
@@ -161,6 +160,8 @@ class PooledWorker(Worker):
     """Rows of the table are the batch's, prompts first; requests keep their pages wherever in it they stand."""
 
     BACKEND = "TRTLLM"
+    pool: Tensor
+    table: Tensor
 
     def __init__(self, drafter: Any, *, version: str, tokens_per_block: int, seed: int = 0, **sizes: int) -> None:
         self._version = version
@@ -260,9 +261,7 @@ def share(drafter: Any, target: Any) -> None:
 
 
 def engine_of(session: Session) -> Path:
-    executor = session.drafter.executor
-    assert isinstance(executor, OnnxExecutor)
-    return executor._directory
+    return session.drafter.executor._directory
 
 
 def draft_config(spec: Any) -> SimpleNamespace:

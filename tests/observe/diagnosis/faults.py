@@ -137,12 +137,8 @@ def ignore_temperature(llm: LLM) -> None:
 
 
 def pair(llm: LLM) -> ModelRunner:
-    found = llm.backend._decoder._runner
-    assert isinstance(found, ModelRunner)
-    return found
+    return llm.backend._decoder._runner
 
 
 def drafter(llm: LLM) -> Drafter:
-    found = pair(llm)._drafter
-    assert found is not None
-    return found
+    return pair(llm)._drafter
