@@ -7,7 +7,6 @@ import asyncio
 import json
 import random
 import re
-import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -16,12 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.llm import LLM
 from tests.runtime.server.live import PATIENCE, Process, started
 
 pytestmark = pytest.mark.full
-NUM_STREAMS = 64
 NUM_MALFORMED = 10_000
 NUM_CHATS = 3000
 NUM_REQUESTS = 5000
@@ -96,25 +92,6 @@ async def many(number: int, work: Callable[[int], Awaitable[None]], at_once: int
     async with asyncio.TaskGroup() as group:
         for i in range(number):
             group.create_task(one(i))
-
-
-def test_many_streams_are_those_alone(server: tuple[Process, str], llm: LLM) -> None:
-    _, url = server
-    prompts = [f"def f{i}(self, x{i}):" for i in range(NUM_STREAMS)]
-    params = [SamplingParams(max_tokens=8 + i % 25, temperature=0.8 * (i % 2), seed=i) for i in range(NUM_STREAMS)]
-    alone = [llm.generate(*each)[0] for each in zip(prompts, params, strict=True)]
-
-    async def check(i: int) -> None:
-        body = {"prompt": prompts[i], "max_tokens": 8 + i % 25, "temperature": 0.8 * (i % 2), "seed": i, "stream": True}
-        body["stream_options"] = {"include_usage": True}
-        found = await answer(url, post(json.dumps(body).encode(), "connection: close"))
-        events = [json.loads(event) for event in re.findall(rb"data: (\{.*\})\n", found)]
-        texts = [event["choices"][0]["text"] for event in events if event["choices"]]
-        assert "".join(texts) == alone[i].text
-        assert events[-1]["usage"]["completion_tokens"] == len(alone[i].token_ids)
-
-    asyncio.run(many(NUM_STREAMS, check, at_once=NUM_STREAMS))
-    await_idle(url)
 
 
 def malformed(draw: random.Random) -> bytes:
@@ -231,17 +208,3 @@ def test_clients_that_leave_cost_nothing(server: tuple[Process, str]) -> None:
         assert found.startswith(b"HTTP/1.1 200 ")
 
     asyncio.run(many(64, fill, at_once=64))
-
-
-def test_it_starts_again_after_kill(engine: Path, chat_target: Path, tmp_path: Path) -> None:
-    body = {"prompt": "def f(", "max_tokens": 8, "temperature": 0}
-    with started(engine, chat_target, tmp_path / "first") as process:
-        url = process.await_url()
-        first = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE).json()["choices"][0]["text"]
-        process.popen.send_signal(signal.SIGKILL)
-        process.popen.wait(PATIENCE)
-    port = url.rpartition(":")[2]
-    with started(engine, chat_target, tmp_path / "second", "--port", port) as process:
-        assert process.await_url() == url
-        again = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE).json()["choices"][0]["text"]
-    assert again == first
