@@ -103,8 +103,8 @@ async def documents(number: int, ended: list[int]) -> AsyncGenerator[dict[str, A
         ended.append(1)
 
 
-async def read_slowly(number: int) -> tuple[bool, bytes]:
-    """Whether the documents came to an end before the client read any, and what it got then."""
+async def read_slowly(number: int, *, at_once: bool = False) -> tuple[bool, bytes]:
+    """Whether the documents came to an end before the client read any, unless it reads at once, and what it got."""
     ended: list[int] = []
     may_read, sent = asyncio.Event(), b""
 
@@ -116,6 +116,8 @@ async def read_slowly(number: int) -> tuple[bool, bytes]:
     async def receive() -> dict[str, str]:
         return await asyncio.get_running_loop().create_future()
 
+    if at_once:
+        may_read.set()
     response = asyncio.create_task(EventStream(documents(number, ended))({"dflash_trt.log_fields": {}}, receive, send))
     for _ in range(10 * number):
         await asyncio.sleep(0)
@@ -136,6 +138,11 @@ def test_a_response_that_nobody_reads(limit: str | None, monkeypatch: pytest.Mon
     assert (b"the client is too slow" in sent) == (limit is not None)
     assert sent.endswith(b"data: [DONE]\n\n")
     assert EventStream._all_unread_bytes == 0
+
+
+def test_what_was_read_counts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "MAX_UNREAD_BYTES", 10_000)
+    assert asyncio.run(read_slowly(50, at_once=True))[1].count(b'"index"') == 50
 
 
 @bounded
