@@ -105,7 +105,7 @@ class Turn:
     released: list[int]
 
 
-def random_history(seed: int, num_turns: int = 7, longest: int = 13, *, vocab_size: int = VOCAB_SIZE) -> list[Turn]:
+def random_history(seed: int, num_turns: int = 5, longest: int = 13, *, vocab_size: int = VOCAB_SIZE) -> list[Turn]:
     """Ragged segments in any order of slots, now and then equally long ones of neighbours in order."""
     rng = random.Random(seed)
     turns = []
