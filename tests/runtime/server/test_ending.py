@@ -85,11 +85,12 @@ def test_sigterm_drains(serve: Serve, drain_seconds: int, max_tokens: int) -> No
                 httpx.post(f"{url}/v1/completions", json=body | {"stream": False}, timeout=PATIENCE)
             )
         )
+        post.start()
+        running = 'vllm:num_requests_running{engine="0",model_name="m"} 1'
+        until(lambda: bool(whole) or running in httpx.get(f"{url}/metrics").text)
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as response:
             lines = response.iter_lines()  # without a reference to it the connection is closed
             events.append(next(lines))
-            post.start()
-            until(lambda: 'num_requests_running{engine="0",model_name="m"} 2' in httpx.get(f"{url}/metrics").text)
             stop()
             events.extend(line for line in lines if line)
         post.join(PATIENCE)
