@@ -83,25 +83,6 @@ def test_a_sequential_pass_is_the_models_own(name: str) -> None:
     assert relative_error(computed(SequentialTarget(model, TAPS, NUM_SLOTS), turns), expected) < TOLERANCE
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 8))])
-@pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "qwen3_5"])
-@pytest.mark.usefixtures("small_cache")
-def test_any_history(name: str, seed: int) -> None:
-    model, turns = family_model(name), random_history(seed, num_turns=8)
-    expected = recomputed(model, turns)
-    target = PackedTarget(model, TAPS, NUM_SLOTS, accelerate(model))
-    assert relative_error(computed(target, turns), expected) < TOLERANCE
-
-
-def test_a_long_sequence_outgrows_the_cache() -> None:
-    model = family_model("gpt_oss")
-    turns = random_history(seed=12, num_turns=6, longest=600)
-    expected = recomputed(model, turns)
-    target = PackedTarget(model, TAPS, NUM_SLOTS, accelerate(model))
-    assert relative_error(computed(target, turns), expected) < TOLERANCE
-    assert max(target._table.lengths) > FIRST_PAGES * TOKENS_PER_PAGE, "none was long"
-
-
 @pytest.mark.parametrize("pass_type", [PagedPass, GatheredPass])
 def test_reserved_pages_need_no_room_before_they_are_written(pass_type: type[RaggedPass]) -> None:
     model = random_model("qwen3", num_hidden_layers=1)
@@ -183,7 +164,7 @@ def test_one_line_says_how_a_target_is_computed() -> None:
 
 def test_a_state_that_says_it_can_be_cropped_is_not_believed() -> None:
     """Rollback is proved before it is relied on: the accepted tokens are computed again."""
-    model, turns = family_model("qwen3_next"), random_history(seed=0)
+    model, turns = family_model("qwen3_next"), random_history(seed=0, num_turns=4)
     expected = recomputed(model, turns)
     with patch.object(DynamicCache, "is_croppable", PropertyMock(return_value=True)):
         target = SequentialTarget(model, TAPS, NUM_SLOTS)

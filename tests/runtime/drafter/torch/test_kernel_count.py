@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -21,7 +24,6 @@ from dflash_trt.runtime.drafter.torch import calls, scaled_linear
 from dflash_trt.runtime.drafter.torch.graph_program import Program
 from tests.engines import build, trained_engine
 from tests.reference.synthetic import DraftSizes, write_random_draft
-from tests.runtime.drafter.torch.inductor import num_kernels
 
 pytest.importorskip("triton")
 SIZES = DraftSizes(
@@ -31,6 +33,64 @@ SIZES = DraftSizes(
 """gpt-oss-120b's hidden size, over which norms sum."""
 LAYERS, ONCE = 2, 2
 """Rotations, and the first norm."""
+
+
+H100 = {
+    "type": "cuda", "index": 0, "multi_processor_count": 132, "cc": 90, "major": 9, "warp_size": 32,
+    "regs_per_multiprocessor": 65536, "max_threads_per_multi_processor": 2048, "max_threads_per_block": 1024,
+}  # fmt: skip
+
+
+def num_kernels(module: torch.nn.Module, inputs: Sequence[Tensor]) -> int:
+    """Launches of the compiled module, for inputs of these sizes and strides on an H100."""
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import V
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    fake = FakeTensorMode()
+
+    def like(x: Tensor, device: str) -> Tensor:
+        with fake:
+            return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
+
+    with fake:
+        traced = make_fx(module, decomposition_table=select_decomp_table())(*(like(x, "cpu") for x in inputs))
+    for node in traced.graph.nodes:  # indexing a tensor of CUDA's needs CUDA in torch, so the trace was the CPU's
+        if "device" in node.kwargs:
+            node.kwargs = {**node.kwargs, "device": torch.device("cuda", 0)}
+        if isinstance(value := node.meta.get("val"), Tensor):
+            node.meta["val"] = like(value, "cuda")
+    given = [like(x, "cuda") for x in inputs]
+    graph = GraphLowering(traced, example_inputs=given, shape_env=None)  # type: ignore[arg-type]
+    debug = V.set_debug_handler(DebugContext())  # type: ignore[no-untyped-call]
+    with an_h100(), V.set_graph_handler(graph), V.set_fake_mode(fake), debug:
+        graph.run(*given)
+        code, _ = graph.codegen()
+    return code.value.count(".run(")
+
+
+@contextmanager
+def an_h100() -> Iterator[None]:
+    """What Inductor asks of the machine before it writes a kernel."""
+    from torch._inductor.runtime.hints import DeviceProperties
+
+    found = DeviceProperties(**H100)  # type: ignore[arg-type]
+    answers: dict[str, Callable[..., Any]] = {
+        "torch.cuda.is_available": lambda: True,
+        "torch.cuda.current_device": lambda: 0,
+        "torch.cuda.get_device_capability": lambda *_: (9, 0),
+        "torch.cuda.get_device_properties": lambda *_: SimpleNamespace(major=9, minor=0, multi_processor_count=132),
+        "torch.utils._triton.triton_hash_with_backend": lambda: "",
+        "torch._inductor.scheduler.has_triton": lambda *_: True,
+    }
+    with ExitStack() as stack:
+        for name, answer in answers.items():
+            stack.enter_context(mock.patch(name, answer))
+        stack.enter_context(mock.patch.object(DeviceProperties, "create", classmethod(lambda *_: found)))
+        yield
 
 
 def gpt_oss(directory: Path, recipe: str) -> Path:
