@@ -49,7 +49,7 @@ from dflash_trt.errors import DFlashError  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
 from dflash_trt.runtime.draft_length import FixedLength  # noqa: E402
-from dflash_trt.runtime.drafter.open import open_drafter  # noqa: E402
+from dflash_trt.runtime.drafter.drafter import open_drafter  # noqa: E402
 from dflash_trt.runtime.session import Session, choose_device, run  # noqa: E402
 from dflash_trt.runtime.targets.huggingface import load_model, make_target, stop_token_ids  # noqa: E402
 from tests.engines import build  # noqa: E402

@@ -33,7 +33,7 @@ from dflash_trt.cli.output import print_table
 from tests.gpu.launches import Launch, why_no_launch
 from tests.paths import REPOSITORY
 from tests.plugins.cases import Case, ahead_fits
-from tools.count_kernel import GPUS
+from tools.gpus import GPUS
 
 COPY_BYTES = 2**30
 OURS = "dflash-trt"

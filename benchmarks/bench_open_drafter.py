@@ -35,7 +35,7 @@ from dflash_trt.engine.manifest import read_manifest  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
 from dflash_trt.quantize.convert import quantize_checkpoint  # noqa: E402
 from dflash_trt.quantize.recipe import load_recipe  # noqa: E402
-from dflash_trt.runtime.drafter.open import open_drafter  # noqa: E402
+from dflash_trt.runtime.drafter.drafter import open_drafter  # noqa: E402
 from tests.engines import build  # noqa: E402
 from tests.reference.synthetic import write_random_draft  # noqa: E402
 

@@ -31,7 +31,7 @@ from transformers import (
 
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import DraftLength
-from dflash_trt.runtime.drafter.proposals import Draw, Proposals
+from dflash_trt.runtime.drafter.candidate_selector import Draw, Proposals
 from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.target import Segment

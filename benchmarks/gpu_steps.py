@@ -36,8 +36,7 @@ from dflash_trt.observe.estimate.inputs import system
 from dflash_trt.observe.estimate.step import StepLoad, StepModel
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
-from dflash_trt.runtime.drafter.drafter import Drafter
-from dflash_trt.runtime.drafter.open import choose_executor
+from dflash_trt.runtime.drafter.drafter import Drafter, choose_executor
 from tests.engine.plans.plan_layers import inspected_layers, summary, unfused
 from tests.engines import build
 from tests.reference.synthetic import DraftSizes, write_random_draft

@@ -10,10 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from dflash_trt.api.backend import Chunk, Messages, Prompt, run
+from dflash_trt.api.backend import Chunk, DecoderMetrics, Messages, Prompt, run
 from dflash_trt.api.chat_template import encode_chat
 from dflash_trt.api.completion import Completion
-from dflash_trt.api.metrics import DecoderMetrics
 from dflash_trt.api.prompts import is_prompt
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams

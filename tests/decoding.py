@@ -9,7 +9,7 @@ from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.runtime.cpu.accelerate import accelerate
-from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.drafter.drafter import open_drafter
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session, run
 from dflash_trt.runtime.targets.huggingface import load_model, make_target

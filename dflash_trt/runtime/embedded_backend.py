@@ -13,9 +13,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dflash_trt.api.backend import Chunk, Messages, PageWatcher, Prompt
+from dflash_trt.api.backend import Chunk, DecoderMetrics, Messages, PageWatcher, Prompt
 from dflash_trt.api.completion import Completion, FinishReason
-from dflash_trt.api.metrics import DecoderMetrics
 from dflash_trt.api.prompts import prompt_token_ids
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams

@@ -12,7 +12,7 @@ from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.ranks.sharded_target import ShardedTarget, follow, target_facts
 from dflash_trt.runtime.targets.huggingface import load_model, make_target
 from dflash_trt.runtime.targets.runnable import sharding, target_dtype
-from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
+from dflash_trt.runtime.targets.target import HuggingFaceTarget
 
 
 def prepare_target(

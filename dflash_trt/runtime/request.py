@@ -12,7 +12,7 @@ from dflash_trt import _C
 from dflash_trt.api.acceptance import Acceptance, Step
 from dflash_trt.api.completion import Completion, FinishReason, PromptLogprobs
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.runtime.drafter.proposals import Draw
+from dflash_trt.runtime.drafter.candidate_selector import Draw
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.logits_processors import LogitsProcessor

@@ -23,8 +23,7 @@ from dflash_trt.errors import MissingDependencyError, RequestError, cut
 from dflash_trt.runtime.checked_pair import CheckedPair, check_prompt, default_batch_size, max_positions
 from dflash_trt.runtime.decoder import CacheOwner, Decoder
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength, parse_draft_length
-from dflash_trt.runtime.drafter.drafter import Drafter
-from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.drafter.drafter import Drafter, open_drafter
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.logits_processors import GrammarCompiler, LogitBias, LogitsProcessor, MinTokens
 from dflash_trt.runtime.model_runner import ModelRunner
@@ -32,7 +31,7 @@ from dflash_trt.runtime.open_target import prepare_target
 from dflash_trt.runtime.ranks.roles import ALONE, Follower, Leader
 from dflash_trt.runtime.request import Request, completion
 from dflash_trt.runtime.targets.huggingface import stop_token_ids
-from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
+from dflash_trt.runtime.targets.target import HuggingFaceTarget
 from dflash_trt.runtime.text import TextStream
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as triton  # type: ignore[import-not-found]
 
-from dflash_trt.api.backend import Backend
-from dflash_trt.api.metrics import DecoderMetrics
+from dflash_trt.api.backend import Backend, DecoderMetrics
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.errors import ConfigError, DFlashError, RequestError
 from dflash_trt.triton import mpi_ranks

@@ -15,7 +15,7 @@ import torch
 
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.engine.plans.launcher import CudaLauncher
-from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.drafter.drafter import open_drafter
 from dflash_trt.runtime.drafter.torch.graph_program import Program
 from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
 from dflash_trt.runtime.session import Session, open_session, run

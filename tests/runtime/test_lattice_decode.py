@@ -19,8 +19,7 @@ from dflash_trt.runtime import accept
 from dflash_trt.runtime.accept import ProposalChoice
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
-from dflash_trt.runtime.drafter.candidate_selector import Candidates, MarkovScorer
-from dflash_trt.runtime.drafter.proposals import Draw, Proposals
+from dflash_trt.runtime.drafter.candidate_selector import Candidates, Draw, MarkovScorer, Proposals
 from dflash_trt.runtime.session import Session, open_session, run
 from tests.checkpoint.samples import edit_config, edit_tensors
 from tests.engines import build, build_with_head

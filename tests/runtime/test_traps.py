@@ -23,8 +23,7 @@ from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.engine.graph.context_graph import context_graph
 from dflash_trt.engine.graph.draft_graph import draft_graph
 from dflash_trt.runtime.session import Session, open_session
-from dflash_trt.runtime.targets.running_model import Taps
-from dflash_trt.runtime.targets.target import Segment, Verified
+from dflash_trt.runtime.targets.target import Segment, Taps, Verified
 from tests.decoding import generate
 from tests.engines import Graphs, build, trained_engine
 from tests.fixtures_data import PAIRS, prompts

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from shutil import copytree
 from types import SimpleNamespace
@@ -15,8 +16,8 @@ from dflash_trt.engine.plans import launcher
 from dflash_trt.engine.plans.add_plans import add_plans
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.errors import EngineError
+from dflash_trt.runtime.drafter.drafter import open_drafter
 from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
-from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.session import Session, open_session
 from dflash_trt.trtllm.drafter_module import DFlash2EngineDrafter, declare_pool
 from dflash_trt.trtllm.registration import build_draft_model
@@ -106,16 +107,9 @@ def test_what_is_registered_builds_it(session: Session, tmp_path: Path, monkeypa
 
 
 @pytest.fixture(scope="module")
-def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    engine = tmp_path_factory.mktemp("planned") / "engine"
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        open_setup(engine, monkeypatch)
-    return engine
-
-
-@pytest.fixture
-def setup(planned: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
-    return open_setup(planned, monkeypatch)
+        yield open_setup(tmp_path_factory.mktemp("planned") / "engine", monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -133,19 +127,6 @@ def test_drafts_are_those_of_the_dense_cache(setup: Setup, version: str, size: i
     assert [trace.drafts for trace in pooled] == [trace.drafts for trace in dense]
     assert [trace.token_ids for trace in pooled] == [trace.token_ids for trace in dense]
     assert sum(trace.accepted for trace in pooled) > 0
-
-
-def test_a_pool_that_the_worker_replaces(setup: Setup) -> None:
-    """Everything lies elsewhere then; who reads the old one gets what was there."""
-    worker = setup.worker("V2")
-    decode(setup, worker, seed=1)
-    old = worker.pool, worker.table  # kept, so that the new ones lie elsewhere
-    worker.allocate(BATCH)
-    old[0].fill_(torch.nan)
-    dense = setup.worker()
-    assert [trace.drafts for trace in decode(setup, worker, seed=2)] == [
-        trace.drafts for trace in decode(setup, dense, seed=2)
-    ]
 
 
 def faulty(worker: PooledWorker, fault: str) -> None:
@@ -178,15 +159,10 @@ def faulty(worker: PooledWorker, fault: str) -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        "entry of another request",
-        "page size wrong",
-        "stride of V1 under V2",
-        "head offset by one rank",
-        "another layer",
-        "stale binding after a swap",
-        "rows beyond the length read",
+        "entry of another request", "page size wrong", "stride of V1 under V2", "head offset by one rank",
+        "another layer", "stale binding after a swap", "rows beyond the length read",
     ],
-)
+)  # fmt: skip
 def test_a_wrong_binding_shows(setup: Setup, fault: str) -> None:
     """So that equal drafts prove that nothing of this happened."""
     worker, spec = setup.worker("V2"), setup.manifest.draft

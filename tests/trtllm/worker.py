@@ -170,8 +170,13 @@ class PooledWorker(Worker):
         super().__init__(drafter, **sizes)
 
     def allocate(self, max_batch: int) -> None:
-        """A pool, its views, and the table that every batch is written into; pages are NaN until they are written."""
+        """A pool, its views, and the table that every batch is written into; pages are NaN until they are written.
+
+        The one before stays, so that this one lies elsewhere and who reads there gets NaN.
+        """
         drafter = self.drafter
+        if "pool" in vars(self):
+            self._replaced = self.pool.fill_(torch.nan), self.table
         drafter._build_fused_kv_buffers()
         L, G, D = drafter._num_attn_layers, drafter._num_kv_heads, drafter._head_dim
         blocks = -(-(self.max_ctx + self.K + 1) // self._size)

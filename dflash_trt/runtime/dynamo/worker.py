@@ -19,9 +19,8 @@ from dynamo.common.backend.publisher import ComponentSnapshot, PushSource
 from dynamo.common.utils.namespace import get_worker_namespace
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, Unknown
 
-from dflash_trt.api.backend import Chunk, RoutedBackend, check_room
+from dflash_trt.api.backend import Chunk, DecoderMetrics, RoutedBackend, check_room
 from dflash_trt.api.completion import FinishReason
-from dflash_trt.api.metrics import DecoderMetrics
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import ConfigError, DFlashError, EndpointError, EngineError, RequestError

@@ -53,8 +53,7 @@ from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import choose_device
 from dflash_trt.runtime.targets.huggingface import stop_token_ids
-from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
-from dflash_trt.runtime.targets.target import Segment, Target
+from dflash_trt.runtime.targets.target import HuggingFaceTarget, Segment, Target
 
 FEATURES = OutputKind(
     name="features that this command captured",

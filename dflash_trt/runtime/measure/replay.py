@@ -22,8 +22,7 @@ from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
-from dflash_trt.runtime.drafter.drafter import Drafter
-from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.drafter.drafter import Drafter, open_drafter
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.measure.features import FeatureFile, FeatureSequence, PromptFacts, open_features
 from dflash_trt.runtime.measure.statistics import Mean, TauLoss, mean_tau, tau_loss

@@ -16,7 +16,7 @@ from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.checked_pair import CheckedPair
-from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.drafter.drafter import open_drafter
 from dflash_trt.runtime.measure.statistics import first_difference
 from dflash_trt.runtime.measure.verification_report import (
     ComparingDrafter,

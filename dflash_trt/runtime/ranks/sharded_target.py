@@ -21,8 +21,7 @@ from dflash_trt import __version__
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
 from dflash_trt.engine.manifest import sha256
 from dflash_trt.runtime.ranks.roles import Followed, Follower, Leader
-from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
-from dflash_trt.runtime.targets.target import Segment, Verified
+from dflash_trt.runtime.targets.target import HuggingFaceTarget, Segment, Verified
 
 Method = Literal["reserve", "verify", "rollback", "release", "embed", "logits", "head"]
 

@@ -37,8 +37,8 @@ from dflash_trt.errors import CheckpointError, EngineError
 from dflash_trt.files.read import read_text
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, Acceleration, PackedTarget
 from dflash_trt.runtime.targets.runnable import check_architecture, target_dtype
-from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
 from dflash_trt.runtime.targets.sequential_target import SequentialTarget
+from dflash_trt.runtime.targets.target import HuggingFaceTarget
 
 PACKED_SUFFIX, SCALES_SUFFIX = "_blocks", "_scales"
 """Tensors of gpt-oss's MXFP4 experts: two 4-bit codes a byte, which transformers unpacks, and their scales."""

@@ -22,10 +22,9 @@ from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import BuildError, EngineError, MissingDependencyError, RequestError
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
-from dflash_trt.runtime.drafter.drafter import Drafter
+from dflash_trt.runtime.drafter.drafter import Drafter, open_drafter
 from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.runtime.drafter.onnxruntime import lowering
-from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.session import open_session
 from tests.checkpoint.samples import refusal
 from tests.contract.host_runtime import RTX, VERSIONS, HostRuntime, offer_of

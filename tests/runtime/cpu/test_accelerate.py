@@ -17,11 +17,10 @@ from dflash_trt import _C
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.runtime import session
 from dflash_trt.runtime.cpu import accelerate as accelerate_module
-from dflash_trt.runtime.cpu.accelerate import accelerate, fuse_norms, normed, slow_parts
+from dflash_trt.runtime.cpu.accelerate import PagedPass, accelerate, fuse_norms, normed, slow_parts
 from dflash_trt.runtime.cpu.linear_layers import experts, group_experts
-from dflash_trt.runtime.cpu.paged_attention import PagedPass
 from dflash_trt.runtime.session import open_session, run
-from dflash_trt.runtime.targets.gathered_pass import GatheredPass
+from dflash_trt.runtime.targets.packed_pass import GatheredPass
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS
 from tests.decoding import greedy
 from tests.engines import trained_engine

@@ -18,10 +18,8 @@ from safetensors.torch import load_file
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.runtime.drafter.candidate_selector import Candidates, CandidateSelector
-from dflash_trt.runtime.drafter.drafter import Drafter
-from dflash_trt.runtime.drafter.open import open_drafter
-from dflash_trt.runtime.drafter.proposals import Draw, Proposals
+from dflash_trt.runtime.drafter.candidate_selector import Candidates, CandidateSelector, Draw, Proposals
+from dflash_trt.runtime.drafter.drafter import Drafter, open_drafter
 from dflash_trt.runtime.session import open_session
 from dflash_trt.runtime.session import run as run_requests
 from tests.checkpoint.samples import edit_config

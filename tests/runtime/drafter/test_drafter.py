@@ -20,11 +20,10 @@ from dflash_trt.engine.plans.plan import Plan
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import EngineError, MissingDependencyError
-from dflash_trt.runtime.drafter.drafter import Drafter
+from dflash_trt.runtime.drafter.drafter import Drafter, choose_executor, open_drafter
 from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
-from dflash_trt.runtime.drafter.open import choose_executor, open_drafter
 from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
-from dflash_trt.runtime.kvcache.page_table import FIRST_PAGES
+from dflash_trt.runtime.kvcache.paged_caches import FIRST_PAGES
 from tests.checkpoint.samples import refusal
 from tests.contract.host_runtime import VERSIONS
 from tests.contract.machine import pretend

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plans.launcher import CudaLauncher
-from dflash_trt.runtime.drafter.drafter import Drafter
-from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.drafter.drafter import Drafter, open_drafter
 from dflash_trt.runtime.drafter.torch.graph_program import Program
 from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
 from tests.contract.cuda_graphs import RecordedGraph, stand_in

@@ -14,8 +14,7 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import FP8_KV, load_recipe, recipe_names
-from dflash_trt.runtime.drafter.drafter import Drafter
-from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.drafter.drafter import Drafter, open_drafter
 from dflash_trt.runtime.measure.feature_capture import answer_prompts, write_features
 from dflash_trt.runtime.measure.features import SCHEMA_VERSION, FeatureFacts, FeatureFile, PromptFacts, open_features
 from dflash_trt.runtime.measure.replay import replay

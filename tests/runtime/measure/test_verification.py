@@ -16,7 +16,7 @@ from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.errors import EngineError, RequestError
-from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.drafter.drafter import open_drafter
 from dflash_trt.runtime.measure.statistics import Difference, TauLoss, first_difference, relative_error, tau_loss
 from dflash_trt.runtime.measure.verification import TokenPrompt, Verification
 from dflash_trt.runtime.measure.verification_report import (

@@ -23,13 +23,12 @@ from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import CheckpointError
 from dflash_trt.runtime.cpu.accelerate import accelerate
-from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.drafter.drafter import open_drafter
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets import sequential_target
 from dflash_trt.runtime.targets.huggingface import make_target
-from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
 from dflash_trt.runtime.targets.sequential_target import SequentialTarget
-from dflash_trt.runtime.targets.target import Segment
+from dflash_trt.runtime.targets.target import HuggingFaceTarget, Segment
 from tests.engines import build
 from tests.reference.synthetic import write_random_draft
 from tests.runtime.batches import Job, Workload, check_drafted, drive

@@ -21,8 +21,7 @@ from dflash_trt.runtime.session import Session, open_session, run
 from dflash_trt.runtime.targets.huggingface import load_model, make_target
 from dflash_trt.runtime.targets.packed_target import PackedTarget, agrees
 from dflash_trt.runtime.targets.runnable import sharding
-from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
-from dflash_trt.runtime.targets.target import Segment, Verified
+from dflash_trt.runtime.targets.target import HuggingFaceTarget, Segment, Verified
 from tests.decoding import greedy, open_without_tokenizer
 from tests.engines import build
 from tests.fixtures_data import PAIRS, prompts

@@ -12,13 +12,11 @@ from transformers import DynamicCache
 
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import CheckpointError
-from dflash_trt.runtime.cpu.accelerate import accelerate
-from dflash_trt.runtime.cpu.paged_attention import PagedPass
-from dflash_trt.runtime.kvcache import slot_cache
-from dflash_trt.runtime.kvcache.page_table import FIRST_PAGES
-from dflash_trt.runtime.targets.gathered_pass import GatheredPass
+from dflash_trt.runtime.cpu.accelerate import PagedPass, accelerate
+from dflash_trt.runtime.kvcache import paged_caches
+from dflash_trt.runtime.kvcache.paged_caches import FIRST_PAGES
 from dflash_trt.runtime.targets.huggingface import PACKED_MODEL_TYPES, can_pack, make_target
-from dflash_trt.runtime.targets.packed_pass import RaggedPass
+from dflash_trt.runtime.targets.packed_pass import GatheredPass, RaggedPass
 from dflash_trt.runtime.targets.packed_target import Acceleration, PackedTarget, padded_size
 from dflash_trt.runtime.targets.sequential_target import SequentialTarget
 from dflash_trt.runtime.targets.target import Segment
@@ -44,7 +42,7 @@ TOLERANCE = 1e-4
 @pytest.fixture
 def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that sequences outgrow it."""
-    monkeypatch.setattr(slot_cache, "FIRST_PAGES", 1)
+    monkeypatch.setattr(paged_caches, "FIRST_PAGES", 1)
 
 
 def test_every_packed_family_is_compared() -> None:

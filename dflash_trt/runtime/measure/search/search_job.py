@@ -22,8 +22,7 @@ from dflash_trt.files.write import OutputKind, check_replaceable, new_file
 from dflash_trt.quantize.bounds import Ranges, ranges_from_weights
 from dflash_trt.quantize.loadable import LOADABLE, Runtime
 from dflash_trt.quantize.recipe import ACTIVATION_ALGORITHMS, LAYER, load_recipe, recipe_text
-from dflash_trt.runtime.drafter.drafter import Drafter
-from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.drafter.drafter import Drafter, open_drafter
 from dflash_trt.runtime.measure.calibrate import activation_ranges
 from dflash_trt.runtime.measure.features import FeatureFacts, FeatureFile, open_features
 from dflash_trt.runtime.measure.journal import Journal

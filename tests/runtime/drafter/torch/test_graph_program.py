@@ -21,7 +21,7 @@ from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import EngineError, MissingDependencyError
 from dflash_trt.runtime.drafter import torch_executor
-from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.drafter.drafter import open_drafter
 from dflash_trt.runtime.drafter.torch import calls, operators, scaled_linear
 from dflash_trt.runtime.drafter.torch.graph_program import OnnxGraph, Program
 from dflash_trt.runtime.drafter.torch.scaled_linear import (

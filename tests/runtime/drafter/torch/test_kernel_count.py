@@ -16,7 +16,7 @@ from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.drafter import torch_executor
-from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.drafter.drafter import open_drafter
 from dflash_trt.runtime.drafter.torch import calls, scaled_linear
 from dflash_trt.runtime.drafter.torch.graph_program import Program
 from tests.engines import build, trained_engine
