@@ -19,7 +19,7 @@ from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
-from dflash_trt.runtime import load
+from dflash_trt.runtime import open_target
 from dflash_trt.runtime.checked_pair import default_batch_size
 from dflash_trt.runtime.draft_length import AutoLength
 from tests.checkpoint.samples import refusal
@@ -52,7 +52,7 @@ def test_settings(settings: dict[str, Any], words: str, engine: Path, monkeypatc
     def too_late(*_: object, **__: object) -> None:
         raise AssertionError("the target was loaded")
 
-    monkeypatch.setattr(load, "load_model", too_late)
+    monkeypatch.setattr(open_target, "load_model", too_late)
     assert words in refusal(lambda: LLM(engine, TARGET, **settings), RequestError)
 
 
