@@ -30,7 +30,6 @@ from typing import Any, NamedTuple
 
 import click
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM, GptOssConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 from transformers.utils import logging
 
@@ -39,6 +38,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.forced_acceptance import (  # noqa: E402
     SIZES,
+    Calls,
     ForcedLogits,
     ForcedLogitsRunner,
     random_prompts,
@@ -136,33 +136,6 @@ class Pair:
     def chosen(self, batch: int) -> list[list[int]]:
         """Prompts for batches of this size."""
         return self.prompts[: max(batch, self.num_prompts)]
-
-
-class Calls:
-    """Counts a model's forward calls, and forces acceptance in those of blocks."""
-
-    def __init__(self, model: PreTrainedModel, forced: ForcedLogits | None) -> None:
-        self.count = 0
-        self._forced = forced
-        self._reads_prompt = True
-        model.register_forward_hook(self._after, with_kwargs=True)
-
-    def start(self) -> None:
-        """Begins a round."""
-        self.count = 0
-        if self._forced is not None:
-            self._forced.restart()
-
-    def begin(self) -> None:
-        """Says that the next call reads a prompt."""
-        self._reads_prompt = True
-
-    def _after(self, _model: torch.nn.Module, args: tuple[Tensor, ...], named: dict[str, Any], output: Any) -> None:
-        self.count += 1
-        token_ids = args[0] if args else named["input_ids"]
-        if self._forced is not None and not self._reads_prompt and token_ids.shape[1] > 1:
-            self._forced.force(output.logits[0], [(0, token_ids[0].tolist())])
-        self._reads_prompt = False
 
 
 @click.command()

@@ -179,6 +179,33 @@ class ForcedLogits:
         return [*proposals[:count], *rejected]
 
 
+class Calls:
+    """Counts a model's forward calls, and forces acceptance in those of blocks."""
+
+    def __init__(self, model: PreTrainedModel, forced: ForcedLogits | None) -> None:
+        self.count = 0
+        self._forced = forced
+        self._reads_prompt = True
+        model.register_forward_hook(self._after, with_kwargs=True)
+
+    def start(self) -> None:
+        """Begins a round."""
+        self.count = 0
+        if self._forced is not None:
+            self._forced.restart()
+
+    def begin(self) -> None:
+        """Says that the next call reads a prompt."""
+        self._reads_prompt = True
+
+    def _after(self, _model: torch.nn.Module, args: tuple[Tensor, ...], named: dict[str, Any], output: Any) -> None:
+        self.count += 1
+        token_ids = args[0] if args else named["input_ids"]
+        if self._forced is not None and not self._reads_prompt and token_ids.shape[1] > 1:
+            self._forced.force(output.logits[0], [(0, token_ids[0].tolist())])
+        self._reads_prompt = False
+
+
 class ForcedLogitsRunner(ModelRunner):
     """Decodes with a target whose logits of drafted blocks are forced."""
 

@@ -151,14 +151,11 @@ class Report:
         return lacking or (["time"] if self.end - time.monotonic() < 1 else [])
 
     def write(self) -> None:
-        """Writes the page: docs/gpu.md with this report's section, in the place of one of the same card and commit."""
-        head, mark, rest = self._template.partition(MARK)
-        assert mark, f"docs/gpu.md: expected {MARK}"
-        title = f"## {self.gpu.partition(', SM')[0] if self.gpu else NO_GPU[self._device]}, commit {self._commit}\n"
-        kept = [section for section in re.split(r"(?m)^(?=## )", rest) if not section.startswith(title)]
+        """Writes the page: docs/gpu.md as it was when the report began, with this section before the other reports."""
+        head, _, rest = self._template.partition(MARK)
+        title = f"## {self.gpu.partition(', SM')[0] if self.gpu else NO_GPU[self._device]}, commit {self._commit}"
         new = self._page.with_name(f".{self._page.name}.new")
-        new.write_text("".join([head, mark, *kept[:1], title, "\n", *(f"{line}\n" for line in self.section()), "\n",
-                                *kept[1:]]))  # fmt: skip
+        new.write_text("\n".join([f"{head}{MARK}", title, "", *self.section()]) + f"\n{rest}")
         new.replace(self._page)
 
     def section(self) -> list[str]:
