@@ -20,9 +20,10 @@ from dflash_trt.engine.executor import DraftInputs
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plans.launcher import Launcher
 from dflash_trt.engine.plans.plan import graph_batch_sizes, row_buckets
+from dflash_trt.engine.plans.plan_gpus import LOWEST_SM
 from dflash_trt.engine.recorded_executor import RecordedExecutor, RecordedGraph, graph_tensors
 from dflash_trt.engine.signatures import MAX_CONTEXT, num_pages_for
-from dflash_trt.errors import MissingDependencyError
+from dflash_trt.errors import EngineError, MissingDependencyError
 from dflash_trt.runtime.drafter.torch.calls import why_not_compiled
 from dflash_trt.runtime.drafter.torch.graph_program import OnnxGraph, Program
 from dflash_trt.runtime.drafter.torch.scaled_linear import patterns
@@ -55,12 +56,22 @@ class TorchExecutor(RecordedExecutor):
     def load(self) -> None:
         """Reads the context graph.
 
-        Raises EngineError for an operator without a function here, MissingDependencyError on a GPU that the attention
-        kernel was not compiled for.
+        Raises EngineError for an operator without a function here, or an FP8 cache on a GPU without FP8,
+        MissingDependencyError on a GPU that the attention kernel was not compiled for.
         """
         if self.device.type == "cuda":
             check_kernels(self.device)
+            self._check_cache()
         super().load()
+
+    def _check_cache(self) -> None:
+        found = torch.cuda.get_device_capability(self.device)
+        if self.cache_dtype == torch.float8_e4m3fn and found < LOWEST_SM["FP8"]:
+            raise EngineError(
+                f"{self._directory}: expected a GPU of compute capability 8.9 or newer for an FP8 context cache, found"
+                f" {found[0]}.{found[1]}",
+                hint="build the engine again with a recipe without +fp8-kv",
+            )
 
     def draft_values(self, inputs: DraftInputs, names: Sequence[str]) -> list[Tensor]:
         """The named values of one pass as `draft` makes it, each [B, S, H] FLOAT."""
@@ -92,8 +103,8 @@ class TorchExecutor(RecordedExecutor):
         outputs = [*(port.name for port in graph.outputs), *exposed]
         onnx_graph = OnnxGraph(self._directory, graph.file, self._weights)
         program = Program(onnx_graph, outputs, patterns(self.device))
-        if program.has_unpacked:
-            self._warn("no product of 4-bit weights here: they are dequantised into BF16")
+        if program.has_dequantised:
+            self._warn("no product of these quantised weights here: they are dequantised into BF16")
         if self.device.type == "cuda":
             self._fuse(program)
         inputs = {port.name: not set(axes).isdisjoint(map(str, port.shape)) for port in graph.inputs}

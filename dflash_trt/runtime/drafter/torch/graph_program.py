@@ -20,7 +20,7 @@ from dflash_trt.engine.graph.layers import leave_out_padding
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.drafter.torch.attention_node import attention_call
 from dflash_trt.runtime.drafter.torch.calls import Call, fused
-from dflash_trt.runtime.drafter.torch.operators import OPERATORS, unpacked
+from dflash_trt.runtime.drafter.torch.operators import OPERATORS, dequantize, unpacked
 from dflash_trt.runtime.drafter.torch.stored_weights import PACKED_TYPES, StoredWeights
 
 HINT = "use --device cpu (without --executor torch), or build the engine again with this version"
@@ -100,8 +100,11 @@ class Program:
         self.constants = dict(graph.constants)
         calls = [call for node in graph.nodes for call in calls_of(graph, node, patterns)]
         needed = _needed(calls, self.outputs)
-        self.has_unpacked = any(call.operator is unpacked for call in needed)
-        """Whether 4-bit codes were dequantised, because no pattern multiplies them."""
+        self.has_dequantised = any(
+            call.operator is unpacked or (call.operator is dequantize and call.inputs[0] in self.constants)
+            for call in needed
+        )
+        """Whether weights were dequantised, because no pattern multiplies their codes."""
         self.calls = self._folded(needed)
         self._keep_what_is_read()
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.engine.manifest import Manifest, read_manifest
+from dflash_trt.engine.plans.launcher import CudaLauncher
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import EngineError, MissingDependencyError
 from dflash_trt.runtime.drafter import torch_executor
@@ -199,8 +200,8 @@ def test_fp4_codes_reach_torchs_scaled_product(tmp_path: Path, monkeypatch: pyte
     nodes, products = (Program(graph_of(engine, "context.onnx"), ["kv"], used) for used in ([], [fp4_linear]))
     counts = [[operators_of(p).count(name) for name in ("gemm", "fp4_product")] for p in (nodes, products)]
     assert counts == [[2, 0], [1, 1]]  # fc is dense
-    assert nodes.has_unpacked
-    assert not products.has_unpacked
+    assert nodes.has_dequantised
+    assert not products.has_dequantised
     monkeypatch.setattr(torch.nn.functional, "scaled_mm", scaled_mm)
     taps = torch.randn(150, 3 * 64, generator=generator).bfloat16()
     given = {"target_hidden": taps, "positions": torch.arange(150).int()}
@@ -238,8 +239,10 @@ def test_the_products_that_a_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_dequantised_weights_are_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     manifest = MAKERS["nvfp4-w4a16"](tmp_path)
     run(open_torch(tmp_path / "engine", manifest))
-    messages = [record.message for record in caplog.records if "4-bit" in record.message]
-    assert messages == [f"{tmp_path / 'engine'}: no product of 4-bit weights here: they are dequantised into BF16"]
+    (message,) = [record.message for record in caplog.records if "dequantised" in record.message]
+    assert (
+        message == f"{tmp_path / 'engine'}: no product of these quantised weights here: they are dequantised into BF16"
+    )
 
 
 INT4_GRAPH = """<ir_version: 11, opset_import: ["" : 23]> one (bfloat16[M, 32] x) => (bfloat16[M, 16] y) {
@@ -340,6 +343,18 @@ def test_a_gpu_without_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert "DFLASH_CUDA=ON" in message
     monkeypatch.setattr("dflash_trt._C.cuda_architectures", lambda: ["90a"])
     check_kernels(torch.device("cuda"))
+
+
+def test_a_gpu_without_fp8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Weights are dequantised; the attention kernel reads no cache in FP8."""
+    manifest = MAKERS["fp8+fp8-kv"](tmp_path)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    monkeypatch.setattr("dflash_trt._C.cuda_architectures", lambda: ["80"])
+    executor = TorchExecutor(tmp_path / "engine", manifest, CudaLauncher(torch.device("cuda")))
+    assert Program(graph_of(tmp_path / "engine"), ["hidden"], patterns(executor.device)).has_dequantised
+    assert not Program(graph_of(tmp_path / "engine"), ["hidden"], patterns(CPU)).has_dequantised
+    message = refusal(executor.load, EngineError)
+    assert "expected a GPU of compute capability 8.9 or newer for an FP8 context cache, found 8.6" in message
 
 
 def test_a_machine_on_which_nothing_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -24,8 +21,9 @@ from dflash_trt.runtime.drafter.torch import calls, scaled_linear
 from dflash_trt.runtime.drafter.torch.graph_program import Program
 from tests.engines import build, trained_engine
 from tests.reference.synthetic import DraftSizes, write_random_draft
+from tests.runtime.drafter.torch.inductor import compile_kernels, num_kernels, written
 
-pytest.importorskip("triton")
+CompilationError = pytest.importorskip("triton").CompilationError
 SIZES = DraftSizes(
     hidden=2880, intermediate=256, num_heads=4, num_kv_heads=2, head_dim=64, num_taps=1, num_target_layers=36,
     block_size=10, vocab_size=96,
@@ -33,64 +31,6 @@ SIZES = DraftSizes(
 """gpt-oss-120b's hidden size, over which norms sum."""
 LAYERS, ONCE = 2, 2
 """Rotations, and the first norm."""
-
-
-H100 = {
-    "type": "cuda", "index": 0, "multi_processor_count": 132, "cc": 90, "major": 9, "warp_size": 32,
-    "regs_per_multiprocessor": 65536, "max_threads_per_multi_processor": 2048, "max_threads_per_block": 1024,
-}  # fmt: skip
-
-
-def num_kernels(module: torch.nn.Module, inputs: Sequence[Tensor]) -> int:
-    """Launches of the compiled module, for inputs of these sizes and strides on an H100."""
-    from torch._inductor.debug import DebugContext
-    from torch._inductor.decomposition import select_decomp_table
-    from torch._inductor.graph import GraphLowering
-    from torch._inductor.virtualized import V
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    fake = FakeTensorMode()
-
-    def like(x: Tensor, device: str) -> Tensor:
-        with fake:
-            return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
-
-    with fake:
-        traced = make_fx(module, decomposition_table=select_decomp_table())(*(like(x, "cpu") for x in inputs))
-    for node in traced.graph.nodes:  # indexing a tensor of CUDA's needs CUDA in torch, so the trace was the CPU's
-        if "device" in node.kwargs:
-            node.kwargs = {**node.kwargs, "device": torch.device("cuda", 0)}
-        if isinstance(value := node.meta.get("val"), Tensor):
-            node.meta["val"] = like(value, "cuda")
-    given = [like(x, "cuda") for x in inputs]
-    graph = GraphLowering(traced, example_inputs=given, shape_env=None)  # type: ignore[arg-type]
-    debug = V.set_debug_handler(DebugContext())  # type: ignore[no-untyped-call]
-    with an_h100(), V.set_graph_handler(graph), V.set_fake_mode(fake), debug:
-        graph.run(*given)
-        code, _ = graph.codegen()
-    return code.value.count(".run(")
-
-
-@contextmanager
-def an_h100() -> Iterator[None]:
-    """What Inductor asks of the machine before it writes a kernel."""
-    from torch._inductor.runtime.hints import DeviceProperties
-
-    found = DeviceProperties(**H100)  # type: ignore[arg-type]
-    answers: dict[str, Callable[..., Any]] = {
-        "torch.cuda.is_available": lambda: True,
-        "torch.cuda.current_device": lambda: 0,
-        "torch.cuda.get_device_capability": lambda *_: (9, 0),
-        "torch.cuda.get_device_properties": lambda *_: SimpleNamespace(major=9, minor=0, multi_processor_count=132),
-        "torch.utils._triton.triton_hash_with_backend": lambda: "",
-        "torch._inductor.scheduler.has_triton": lambda *_: True,
-    }
-    with ExitStack() as stack:
-        for name, answer in answers.items():
-            stack.enter_context(mock.patch(name, answer))
-        stack.enter_context(mock.patch.object(DeviceProperties, "create", classmethod(lambda *_: found)))
-        yield
 
 
 def gpt_oss(directory: Path, recipe: str) -> Path:
@@ -103,14 +43,14 @@ def gpt_oss(directory: Path, recipe: str) -> Path:
     return directory / "engine"
 
 
-def counted(engine: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def counted(engine: Path, monkeypatch: pytest.MonkeyPatch, count: Callable[..., int] = num_kernels) -> list[int]:
     """Kernels of each compiled function of a draft pass, in order."""
     counts: list[int] = []
     init = Program.__init__
 
     def compiled(module: torch.nn.Module) -> Callable[..., Any]:
         def call(*inputs: Tensor) -> Any:
-            counts.append(num_kernels(module, inputs))
+            counts.append(count(module, inputs))
             return module(*inputs)
 
         return call
@@ -148,3 +88,29 @@ def test_fp4_takes_two_more_before_each_product(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(torch_executor, "patterns", lambda _: [scaled_linear.fp4_linear])
     monkeypatch.setattr(scaled_linear, "fp4_product", lambda x, *given: torch.zeros(len(x), len(given[2])).bfloat16())
     assert counted(engine, monkeypatch) == [ONCE + 2, *[2, 3, 2, 3] * (LAYERS - 1), 2, 3, 2, 1]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
+def test_triton_compiles_them(capability: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a GPU without FP8, too: Inductor leaves its codes to torch's own kernels."""
+
+    def count(module: torch.nn.Module, inputs: Sequence[Tensor]) -> int:
+        return compile_kernels(written(module, inputs, capability), capability, tmp_path)
+
+    assert min(counted(gpt_oss(tmp_path, "fp8"), monkeypatch, count)) >= 1
+
+
+class Codes(torch.nn.Module):
+    def forward(self, x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        return scaled_linear.packed_fp4(x, scale)
+
+
+@pytest.mark.full
+def test_triton_compiles_fp4_codes(tmp_path: Path) -> None:
+    """For what has their product; what was written for a GPU with FP8 is none for an older one."""
+    inputs = torch.randn(130, 256).bfloat16(), torch.tensor(0.5)
+    for capability in ((10, 0), (12, 0)):
+        assert compile_kernels(written(Codes(), inputs, capability), capability, tmp_path) == 2
+    with pytest.raises(CompilationError, match="fp8e4nv not supported"):
+        compile_kernels(written(Codes(), inputs, (9, 0)), (8, 0), tmp_path)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that Inductor makes for a GPU that is not there: it joins and writes them, and Triton is not asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+H100 = {
+    "type": "cuda", "index": 0, "multi_processor_count": 132, "cc": 90, "major": 9, "warp_size": 32,
+    "regs_per_multiprocessor": 65536, "max_threads_per_multi_processor": 2048, "max_threads_per_block": 1024,
+}  # fmt: skip
+
+
+def num_kernels(module: torch.nn.Module, inputs: Sequence[Tensor]) -> int:
+    """Launches of the compiled module, for inputs of these sizes and strides on an H100."""
+    return written(module, inputs).count(".run(")
+
+
+def written(module: torch.nn.Module, inputs: Sequence[Tensor], capability: tuple[int, int] = (9, 0)) -> str:
+    """Inductor's code of the module, with its kernels, for inputs of these sizes and strides on such a GPU."""
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import V
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    fake = FakeTensorMode()
+
+    def like(x: Tensor, device: str) -> Tensor:
+        with fake:
+            return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
+
+    with fake:
+        traced = make_fx(module, decomposition_table=select_decomp_table())(*(like(x, "cpu") for x in inputs))
+    for node in traced.graph.nodes:  # indexing a tensor of CUDA's needs CUDA in torch, so the trace was the CPU's
+        if "device" in node.kwargs:
+            node.kwargs = {**node.kwargs, "device": torch.device("cuda", 0)}
+        if isinstance(value := node.meta.get("val"), Tensor):
+            node.meta["val"] = like(value, "cuda")
+    given = [like(x, "cuda") for x in inputs]
+    graph = GraphLowering(traced, example_inputs=given, shape_env=None)  # type: ignore[arg-type]
+    debug = V.set_debug_handler(DebugContext())  # type: ignore[no-untyped-call]
+    with a_gpu(*capability), V.set_graph_handler(graph), V.set_fake_mode(fake), debug:
+        graph.run(*given)
+        code, _ = graph.codegen()
+    return str(code.value)
+
+
+def compile_kernels(code: str, capability: tuple[int, int], directory: Path) -> int:
+    """Compiles the kernels in Inductor's code by Triton, for such a GPU, and counts them."""
+    import triton
+    from torch._inductor.runtime import triton_helpers, triton_heuristics
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    found: list[tuple[dict[str, Any], Any]] = []
+
+    def heuristic(*_: Any, triton_meta: dict[str, Any], **__: Any) -> Callable[[Any], None]:
+        return lambda function: found.append((triton_meta, function))
+
+    for number, source in enumerate(re.findall(r"async_compile\.triton\('\w+', '''(.*?)'''", code, re.DOTALL)):
+        file = directory / f"kernel{number}.py"
+        file.write_text(source)
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.object(triton_helpers, "set_driver_to_gpu"))
+            for kind in ("pointwise", "reduction", "persistent_reduction"):
+                stack.enter_context(mock.patch.object(triton_heuristics, kind, heuristic))
+            exec(compile(source, file, "exec"), {"__file__": str(file), "__name__": file.stem})
+    for meta, function in found:
+        signature = {name: meta["signature"].get(name, "constexpr") for name in function.arg_names}
+        blocks = {name: 32 for name, kind in signature.items() if kind == "constexpr"}
+        target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+        triton.compile(ASTSource(function, signature, {**blocks, **meta["constants"]}), target=target)
+    return len(found)
+
+
+@contextmanager
+def a_gpu(major: int, minor: int) -> Iterator[None]:
+    """What Inductor asks of the machine before it writes a kernel."""
+    from torch._inductor.runtime.hints import DeviceProperties
+
+    found = DeviceProperties(**{**H100, "cc": 10 * major + minor, "major": major})  # type: ignore[arg-type]
+    answers: dict[str, Callable[..., Any]] = {
+        "torch.cuda.is_available": lambda: True,
+        "torch.cuda.current_device": lambda: 0,
+        "torch.cuda.get_device_capability": lambda *_: (major, minor),
+        "torch.cuda.get_device_properties": lambda *_: SimpleNamespace(
+            major=major, minor=minor, multi_processor_count=132
+        ),
+        "torch.utils._triton.triton_hash_with_backend": lambda: "",
+        "torch._inductor.scheduler.has_triton": lambda *_: True,
+    }
+    with ExitStack() as stack:
+        for name, answer in answers.items():
+            stack.enter_context(mock.patch(name, answer))
+        stack.enter_context(mock.patch.object(DeviceProperties, "create", classmethod(lambda *_: found)))
+        yield
