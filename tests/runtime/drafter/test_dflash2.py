@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -28,12 +29,16 @@ from tests.fixtures_data import prompts
 from tests.oracle.deepspec_dspark import ANCHOR, SIZES
 from tests.oracle.deepspec_dspark import CASES as DSPARK_CASES
 from tests.oracle.deepspec_dspark import Case as DSparkCase
+from tests.oracle.deepspec_dspark import run as run_dspark
 from tests.oracle.zlab_dflash2 import (
+    BLOCK_SIZES,
     CASES,
     STEPS_PROMPTS,
     STEPS_TOKENS,
     Case,
+    run,
     until_enough,
+    verify_steps,
 )
 from tests.paths import FIXTURES, REPOSITORY
 
@@ -76,6 +81,13 @@ def test_it_is_deepseeks(case: DSparkCase, own_vocabulary: bool, tmp_path: Path)
     stored = DSparkCase(case.name, case.head, case.num_context, case.num_tokens, own_vocabulary)
     found = dspark(case, stored.write(tmp_path / "draft"), tmp_path / "engine", rows=3 if own_vocabulary else 1)
     assert_same(found, golden(case, DSPARK_KEYS))
+
+
+@pytest.mark.full
+@pytest.mark.skipif(find_spec("deepspec") is None, reason="a checkout of deepseek-ai/DeepSpec in PYTHONPATH")
+@pytest.mark.parametrize("case", DSPARK_CASES, ids=lambda case: case.name)
+def test_deepspec_still_says_so(case: DSparkCase, tmp_path: Path) -> None:
+    assert_same(run_dspark(case, tmp_path / "draft"), golden(case, DSPARK_KEYS))
 
 
 def test_a_drawn_path_survives_as_its_own_tokens_say(tmp_path: Path) -> None:
@@ -142,6 +154,20 @@ def assert_same(found: Arrays, expected: Arrays) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_it_is_zlabs(case: Case, rows: int, tmp_path: Path) -> None:
     assert_same(ours(case, case.write(tmp_path / "draft"), tmp_path / "engine", rows=rows), golden(case))
+
+
+@pytest.mark.full
+@pytest.mark.skipif(find_spec("dflash") is None, reason="z-lab's package: pip install --no-deps dflash==0.1.0")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_package_still_says_so(case: Case, tmp_path: Path) -> None:
+    assert_same(run(case, tmp_path / "draft"), golden(case))
+
+
+@pytest.mark.full
+@pytest.mark.skipif(find_spec("dflash") is None, reason="z-lab's package: pip install --no-deps dflash==0.1.0")
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_the_package_still_takes_these_steps(block_size: int) -> None:
+    assert verify_steps(block_size) == golden_steps(block_size)
 
 
 @pytest.mark.parametrize(
