@@ -29,7 +29,7 @@ MAX_PASSES = 32
 
 
 class ModelRunner:
-    """Target and perhaps drafter: what a step of the decode loop does with them; ranks repeat it on theirs."""
+    """Target and perhaps drafter: what a step of the decode loop does with them."""
 
     def __init__(self, target: Target, drafter: Drafter | None) -> None:
         self._target = target

@@ -61,10 +61,6 @@ class ShardedTarget(HuggingFaceTarget):
         """One line: rank 0's shard, and how many there are."""
         return f"{self._shard.summary}, one of {self._leader.size} ranks"
 
-    def claim(self, user: object) -> bool:
-        """Whether nobody but `user` has written pages; rank 0's are in the order of all others'."""
-        return self._shard.claim(user)
-
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         self._later.append(Call("reserve", {"slot": slot, "pages": [*pages], "num_tokens": num_tokens}))
 
