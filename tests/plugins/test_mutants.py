@@ -198,7 +198,6 @@ WGMMA_MUTANTS = [
            "a product under way|AddressSanitizer"),
     Mutant("no wait for outputs", STATE, "wgmma_wait_group<0>();\n#pragma", "#pragma",
            "product|AddressSanitizer|under way"),
-    Mutant("scores added to what was there", STATE, "i * kDescribedColumns, i > 0);", "i * kDescribedColumns, true);"),
     Mutant("a wrong stride", "wgmma.cuh", "{kBytes >> 4}", "{kBytes >> 5}"),
     Mutant("a wrong swizzle", "wgmma.cuh", "== 128 ? 1 : 2,", "== 128 ? 2 : 2,"),
     Mutant("no swizzle", "wgmma.cuh", "== 128 ? 1 : 2,", "== 128 ? 0 : 2,"),
@@ -269,6 +268,10 @@ WGMMA_MUTANTS = [
 
 # Of scores so far apart that a later step raises the maxima.
 SHARP = replace(CASE, norm=12.0)
+# What was there is scaled as if it were a product: with a k_scale of 0.02 to less than anybody sees.
+ADDED_MUTANT = Mutant(
+    "scores added to what was there", STATE, "i * kDescribedColumns, i > 0);", "i * kDescribedColumns, true);"
+)
 VOTE_MUTANT = Mutant(
     "no vote", WGMMA, "if (!barrier_red_or(Group::barrier(), kThreads, exceeds) || raise) break;",
     "barrier_red_or(Group::barrier(), kThreads, exceeds);\n      if (raise || true) break;",
@@ -347,6 +350,7 @@ CALLS = [
     *((mutant, PAGED, CTAS, 0) for mutant in PAGE_MUTANTS),
     (ROWS_MUTANT, LONG_BLOCK, CTAS, 80),
     (VOTE_MUTANT, SHARP, CTAS, 80),
+    (ADDED_MUTANT, replace(SHARP, k_scale=1.0), CTAS, 80),
     *((mutant, CASE, 1, AHEAD + 80) for mutant in AHEAD_MUTANTS),  # more steps than stages
     (AHEAD_VOTE_MUTANT, SHARP, CTAS, AHEAD + 80),
     (EMPTY_MUTANT, ALIKE, 12, 80),
