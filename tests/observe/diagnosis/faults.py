@@ -102,9 +102,8 @@ def scale_v(llm: LLM) -> None:
     executor = drafter(llm).executor
     context = executor.context
 
-    def scaled(taps: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        k, v = context(taps, positions)
-        return k, v * 4
+    def scaled(taps: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return context(taps, positions) * torch.tensor([1.0, 4.0]).view(2, 1, 1, 1)  # kv [T, 2, L, G, D]
 
     executor.context = scaled  # type: ignore[method-assign]
 
