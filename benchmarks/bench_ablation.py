@@ -42,12 +42,13 @@ from dflash_trt.runtime import accept, model_runner  # noqa: E402
 from dflash_trt.runtime.cpu import accelerate as cpu  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
 from dflash_trt.runtime.draft_length import FixedLength  # noqa: E402
-from dflash_trt.runtime.drafter.onnxruntime import ort_session  # noqa: E402
+from dflash_trt.runtime.drafter import onnx_executor  # noqa: E402
 from dflash_trt.runtime.kvcache.slots import SlotPool  # noqa: E402
+from dflash_trt.runtime.load import open_session  # noqa: E402
 from dflash_trt.runtime.model_runner import NO_SLOT, ModelRunner  # noqa: E402
-from dflash_trt.runtime.session import Session, open_session  # noqa: E402
+from dflash_trt.runtime.session import Session  # noqa: E402
 from dflash_trt.runtime.targets import packed_target  # noqa: E402
-from dflash_trt.runtime.targets.gathered_pass import GatheredPass  # noqa: E402
+from dflash_trt.runtime.targets.packed_pass import GatheredPass  # noqa: E402
 from dflash_trt.runtime.targets.target import side_by_side  # noqa: E402
 from tests import decoding  # noqa: E402
 from tests.engines import build  # noqa: E402
@@ -148,7 +149,7 @@ PIECES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "caught taps": (without(packed_target, "Taps", lambda *_: None), ("idle drafter", "DFlash")),
     "pending taps": (without(model_runner, "PendingTaps", ListedTaps), ("idle drafter", "DFlash")),
     "PackedLinear": (
-        without(ort_session, "pack_linear_layers", lambda *_: None),
+        without(onnx_executor, "pack_linear_layers", lambda *_: None),
         ("DFlash",),
     ),
     "greedy choice by NumPy": (greedy_in_torch, PLAIN_AND_DFLASH),

@@ -44,9 +44,10 @@ from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength, parse_draft_length  # noqa: E402
-from dflash_trt.runtime.drafter.onnxruntime import ort_session  # noqa: E402
+from dflash_trt.runtime.drafter import onnx_executor  # noqa: E402
+from dflash_trt.runtime.load import open_session  # noqa: E402
 from dflash_trt.runtime.request import Request  # noqa: E402
-from dflash_trt.runtime.session import Session, open_session, run  # noqa: E402
+from dflash_trt.runtime.session import Session, run  # noqa: E402
 from tests.decoding import greedy, open_without_tokenizer  # noqa: E402
 from tests.engines import build  # noqa: E402
 from tests.fixtures_data import PAIRS, prompts  # noqa: E402
@@ -146,7 +147,7 @@ def main(
     for name in pairs:
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             if ort_threads is not None:
-                stack.enter_context(patch.object(ort_session, "num_threads", lambda _: ort_threads))
+                stack.enter_context(patch.object(onnx_executor, "num_threads", lambda _: ort_threads))
             if name == REAL:
                 target, draft = write_pair(Path(folder))
                 texts = random_prompts(max(real_prompts, *batches))

@@ -6,11 +6,12 @@ tau of 5.7 in blocks of 16 and 4.5 in blocks of 8: times mean something, text do
 in BF16, too, by all. With --target, --draft and --prompts real checkpoints decode real prompts, greedily to the end of
 the text, and nothing is forced.
 
-Ours is what RuntimeOptions(device="cuda", executor="torch", dtype="bfloat16") opens. The others decode with the same
-weights in the same process: transformers' generate in batches of the same sizes, and DFlash one prompt at a time, by
-z-lab's own loop where its package `dflash` is installed, else by transformers' assisted decoding, compared with
-transformers' plain decoding. All ways run in turn, and a row's time is the median round. "ms a pass" is that time by
-the target's forward calls, prompts included. Prints a table, asserts nothing.
+Ours is what RuntimeOptions(device="cuda", executor="torch", dtype="bfloat16") opens; first the target's pass alone is
+timed, beside a copy of its weights, and at last what `capture` records. The others decode with the same weights in the
+same process: transformers' generate in batches of the same sizes, and DFlash one prompt at a time, by z-lab's own loop
+where its package `dflash` is installed, else by transformers' assisted decoding, compared with transformers' plain
+decoding. Ours run in turn, then the others, and a row's time is the median round. "ms a pass" is that time by the
+target's forward calls, prompts included. Prints tables as soon as they are known, asserts nothing.
 """
 
 from __future__ import annotations
@@ -20,26 +21,34 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM, GptOssConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 from transformers.utils import logging
 
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.forced_acceptance import ForcedLogits, ForcedLogitsRunner, random_prompts, target_sizes  # noqa: E402
+from benchmarks.forced_acceptance import (  # noqa: E402
+    SIZES,
+    Calls,
+    ForcedLogits,
+    ForcedLogitsRunner,
+    random_prompts,
+    target_sizes,
+)
+from benchmarks.target_rates import print_capture, print_passes  # noqa: E402
 from benchmarks.ways import COLUMNS, Answers, Way, measure  # noqa: E402
 from dflash_trt import __version__  # noqa: E402
 from dflash_trt.api.prompts import read_prompts  # noqa: E402
+from dflash_trt.api.runtime_options import choose_device  # noqa: E402
 from dflash_trt.api.sampling_params import SamplingParams  # noqa: E402
 from dflash_trt.checkpoint.target_checkpoint import read_target  # noqa: E402
 from dflash_trt.checkpoint.tokenizer import load_tokenizer  # noqa: E402
@@ -50,7 +59,7 @@ from dflash_trt.files.processor import cpu_model  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
 from dflash_trt.runtime.draft_length import FixedLength  # noqa: E402
 from dflash_trt.runtime.drafter.open import open_drafter  # noqa: E402
-from dflash_trt.runtime.session import Session, choose_device, run  # noqa: E402
+from dflash_trt.runtime.session import Session, run  # noqa: E402
 from dflash_trt.runtime.targets.huggingface import load_model, make_target, stop_token_ids  # noqa: E402
 from tests.engines import build  # noqa: E402
 from tests.oracle.transformers_dflash import dflash_greedy, load_assistant  # noqa: E402
@@ -64,47 +73,35 @@ ZLAB = "dflash"
 """Import name of z-lab's package."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shape:
+class Shape(NamedTuple):
     """Sizes of a pair."""
 
     draft: DraftSizes
     num_layers: int
     """Layers of the draft."""
-    dialect: Dialect = "qwen3"
-    experts: tuple[int, int] = (0, 0)
-    """Number and inner width of a gpt-oss target's experts, of which four take a token."""
-    is_small: bool = False
-    """Whether a CPU decodes it in seconds."""
+    experts: tuple[int, int] | None = None
+    """Number and inner width of a gpt-oss target's experts, of which four take a token; None for a Qwen3 target."""
+    ties_head: bool = False
+    """Whether the target's head is its embedding."""
 
     def target(self) -> PreTrainedConfig:
         """The target's configuration."""
-        sizes = target_sizes(self.draft)
-        if self.dialect == "qwen3":
+        sizes = target_sizes(self.draft) | {"tie_word_embeddings": self.ties_head}
+        if self.experts is None:
             return Qwen3Config(**sizes)
         number, width = self.experts
         return GptOssConfig(**sizes | {"num_local_experts": number, "intermediate_size": width})
 
 
-TINY = DraftSizes(hidden=64, intermediate=128, head_dim=64, block_size=16, vocab_size=512)
 SHAPES = {
-    "qwen3-8b": Shape(
-        draft=DraftSizes(
-            hidden=4096, intermediate=12288, num_heads=32, num_kv_heads=8, head_dim=128, num_taps=5,
-            num_target_layers=36, block_size=16, vocab_size=151936,
-        ),
-        num_layers=5,
-    ),
-    "gpt-oss-20b": Shape(
-        draft=DraftSizes(
-            hidden=2880, intermediate=7680, num_heads=64, num_kv_heads=8, head_dim=64, num_taps=5,
-            num_target_layers=24, block_size=8, vocab_size=201088,
-        ),
-        num_layers=8, dialect="gpt_oss", experts=(32, 2880),
-    ),
-    "tiny": Shape(draft=TINY, num_layers=2, is_small=True),
-    "tiny-gpt-oss": Shape(draft=TINY, num_layers=2, dialect="gpt_oss", experts=(4, 64), is_small=True),
-}  # fmt: skip
+    "qwen3-8b": Shape(SIZES["qwen3-8b"], num_layers=5),
+    "gpt-oss-20b": Shape(SIZES["gpt-oss-20b"], num_layers=8, experts=(32, 2880)),
+    "qwen3-0.6b": Shape(SIZES["qwen3-0.6b"], num_layers=5, ties_head=True),
+    "tiny": Shape(SIZES["tiny"], num_layers=2),
+    "tiny-gpt-oss": Shape(SIZES["tiny"], num_layers=2, experts=(4, 64)),
+}
+SMALL = ("tiny", "tiny-gpt-oss")
+"""Shapes that a CPU decodes in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,33 +138,6 @@ class Pair:
         return self.prompts[: max(batch, self.num_prompts)]
 
 
-class Calls:
-    """Counts a model's forward calls, and forces acceptance in those of blocks."""
-
-    def __init__(self, model: PreTrainedModel, forced: ForcedLogits | None) -> None:
-        self.count = 0
-        self._forced = forced
-        self._reads_prompt = True
-        model.register_forward_hook(self._after, with_kwargs=True)
-
-    def start(self) -> None:
-        """Begins a round."""
-        self.count = 0
-        if self._forced is not None:
-            self._forced.restart()
-
-    def begin(self) -> None:
-        """Says that the next call reads a prompt."""
-        self._reads_prompt = True
-
-    def _after(self, _model: torch.nn.Module, args: tuple[Tensor, ...], named: dict[str, Any], output: Any) -> None:
-        self.count += 1
-        token_ids = args[0] if args else named["input_ids"]
-        if self._forced is not None and not self._reads_prompt and token_ids.shape[1] > 1:
-            self._forced.force(output.logits[0], [(0, token_ids[0].tolist())])
-        self._reads_prompt = False
-
-
 @click.command()
 @click.option("--shape", type=click.Choice(list(SHAPES)), default="qwen3-8b", show_default=True)
 @click.option("--target", type=PATH, help="A real target, with --draft, --prompts.")
@@ -183,46 +153,41 @@ class Calls:
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 @click.option("--peers/--no-peers", default=True, help="Whether transformers and z-lab's loop decode, too.")
 def main(
-    shape: str,
-    target: Path | None,
-    draft: Path | None,
-    prompt_file: Path | None,
-    chat: bool,
-    num_prompts: int | None,
-    tokens: int,
-    rounds: int,
-    batches: tuple[int, ...],
-    device: str,
-    peers: bool,
-) -> None:
+    shape: str, target: Path | None, draft: Path | None, prompt_file: Path | None, chat: bool, rounds: int, peers: bool,
+    **given: Any,
+) -> None:  # fmt: skip
     """Measure tokens/s, tau and milliseconds a pass of every way to decode."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    settings = Settings(device=device, batches=batches, num_prompts=num_prompts, tokens=tokens)
+    settings = Settings(**given)
     real = [path for path in (target, draft, prompt_file) if path is not None]
     if real and len(real) < 3:
         raise click.UsageError("expected --target, --draft and --prompts together")
-    if not real and device == "cpu" and not SHAPES[shape].is_small:
-        raise click.UsageError(f"--shape {shape}: expected a GPU; tiny and tiny-gpt-oss decode on a CPU")
+    if not real and settings.device == "cpu" and shape not in SMALL:
+        raise click.UsageError(f"--shape {shape}: expected a GPU; {' and '.join(SMALL)} decode on a CPU")
     try:
-        choose_device(device)
+        choose_device(settings.device)
         with tempfile.TemporaryDirectory() as work:
             if target and draft and prompt_file:
                 pair = _real(target, draft, prompt_file, chat, Path(work), settings)
             else:
                 pair = _random(shape, Path(work), settings)
-            ways = [*_ours(pair), *(_peers(pair) if peers else ())]
-            # The largest batch first: caches that grow make every CUDA graph so far be recorded again.
-            measure(sorted(ways, key=lambda way: -way.batch), rounds)
+            _print_hardware(pair)
+            print_passes(pair.session, pair.peer, pair.prompts[0])
+            _measure(pair, list(_ours(pair)), rounds)
+            prompts = pair.prompts[: max(settings.batches)]
+            print_capture(pair.session, prompts, settings.tokens, Path(work) / "features")
+            if peers:
+                _measure(pair, [way for way in _peers(pair) if _works(way)], rounds)
     except DFlashError as error:
         raise click.ClickException(str(error)) from error
-    _print(pair, ways, rounds)
 
 
 def _random(name: str, work: Path, settings: Settings) -> Pair:
     shape = SHAPES[name]
+    dialect: Dialect = "gpt_oss" if shape.experts else "qwen3"
     layers = ["full_attention"] * shape.num_layers
-    draft = write_random_draft(work / "draft", dialect=shape.dialect, layer_types=layers, sizes=shape.draft)
+    draft = write_random_draft(work / "draft", dialect=dialect, layer_types=layers, sizes=shape.draft)
     manifest = build(draft, work / "engine")
     torch.manual_seed(0)
     with torch.device(settings.device):
@@ -298,14 +263,16 @@ def _peers(pair: Pair) -> Iterator[Way]:
 
     ways = [Way("transformers plain", batch, partial(plain, batch)) for batch in pair.settings.batches]
     yield from ways
-    name, decode = _dflash(pair)
+    loop = cache(partial(_dflash, pair))  # its models are opened by the first round
 
     def speculative() -> Answers:
+        decode = loop()
         pair.calls.start()
         found = [decode(prompt) for prompt in pair.chosen(1)]
         return Answers([output for output, _ in found], sum(steps for _, steps in found), pair.calls.count)
 
-    yield Way(name, 1, speculative, next((way for way in ways if way.batch == 1), None))
+    name = "z-lab DFlash" if find_spec(ZLAB) else "transformers DFlash"
+    yield Way(name, 1, speculative, next((way for way in ways if way.batch == 1 and way.seconds), None))
 
 
 def _generate(pair: Pair, prompts: list[list[int]]) -> list[list[int]]:
@@ -330,8 +297,8 @@ def _until_stop(tokens: list[int], stop_ids: frozenset[int]) -> list[int]:
     return tokens[: end + 1]
 
 
-def _dflash(pair: Pair) -> tuple[str, Callable[[list[int]], tuple[list[int], int]]]:
-    """Name of a loop, and a function of a prompt that returns the answer and its verify passes."""
+def _dflash(pair: Pair) -> Callable[[list[int]], tuple[list[int], int]]:
+    """A loop: a function of a prompt that returns the answer and its verify passes."""
     stop_ids, device = sorted(pair.session.stop_ids), pair.peer.device
     if find_spec(ZLAB) is None:
         assistant = load_assistant(pair.draft, torch.bfloat16).to(device)
@@ -341,7 +308,7 @@ def _dflash(pair: Pair) -> tuple[str, Callable[[list[int]], tuple[list[int], int
             found = dflash_greedy(pair.peer, assistant, prompt, pair.settings.tokens, eos_ids=stop_ids)
             return found.output_ids, found.steps
 
-        return "transformers DFlash", by_transformers
+        return by_transformers
     from dflash import model as zlab
 
     drafts = zlab.DFlash2DraftModel if pair.session.drafter.spec.num_candidates else zlab.DFlashDraftModel
@@ -353,15 +320,30 @@ def _dflash(pair: Pair) -> tuple[str, Callable[[list[int]], tuple[list[int], int
         row = zlab.dflash_generate(draft, pair.peer, token_ids, pair.settings.tokens, stop_ids or None)
         return row[0, len(prompt) :].tolist(), pair.calls.count - begun - 1
 
-    return "z-lab DFlash", by_zlab
+    return by_zlab
 
 
-def _print(pair: Pair, ways: list[Way], rounds: int) -> None:
+def _print_hardware(pair: Pair) -> None:
     packages = [name for name in ("torch", "transformers", ZLAB) if find_spec(name) is not None]
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in packages)
     attention = pair.peer.config._attn_implementation
     hardware = torch.cuda.get_device_name() if pair.settings.device == "cuda" else cpu_model()
     click.echo(f"{hardware}; dflash-trt {__version__}, {versions}, whose attention is {attention}")
+
+
+def _works(way: Way) -> bool:
+    """Whether another library decodes here; prints what it says otherwise."""
+    try:
+        way.round()
+    except Exception as error:  # whatever it says to a model or a GPU that it does not take
+        click.echo(f"{way.name}, batch {way.batch}: {(str(error) or repr(error)).splitlines()[0]}")
+        return False
+    return True
+
+
+def _measure(pair: Pair, ways: list[Way], rounds: int) -> None:
+    # The largest batch first: caches that grow make every CUDA graph so far be recorded again.
+    measure(sorted(ways, key=lambda way: -way.batch), rounds)
     rows = [(*way.cells, f"{1e3 * way.median / way.answers.passes:.2f}") for way in ways]
     work = f"{pair.num_prompts} prompts, or a batch of them, x {pair.settings.tokens} tokens"
     print_table(f"{pair.title}: {work}, BF16, median of {rounds} rounds", (*COLUMNS, "ms a pass"), rows)

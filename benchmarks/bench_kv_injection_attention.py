@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,11 +30,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.attention_cases import Inputs, cases, context_bytes, make_inputs, memory_bytes, moved_bytes
 from benchmarks.attention_peers import PEERS, Call, Peer
+from dflash_trt.cli.doctor_machine import gpu_findings
 from dflash_trt.cli.output import print_table
 from tests.gpu.launches import Launch, why_no_launch
 from tests.paths import REPOSITORY
 from tests.plugins.cases import Case, ahead_fits
-from tools.count_kernel import GPUS
+from tools.gpus import GPUS
 
 COPY_BYTES = 2**30
 OURS = "dflash-trt"
@@ -189,12 +191,12 @@ def peak_speed(name: str) -> float | None:
 
 
 def describe_machine() -> None:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    driver = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0]
-    head = ["git", "-C", str(REPOSITORY), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(head, capture_output=True, text=True).stdout.strip()
+    driver = next((finding.found for finding in gpu_findings() if finding.name == "NVIDIA driver"), "not known")
     click.echo(f"{torch.cuda.get_device_name()}, driver {driver}, torch {torch.__version__}, CUDA {torch.version.cuda}")
-    click.echo(f"commit {commit}, {' '.join(sys.argv)}")
+    head = ["git", "-C", str(REPOSITORY), "rev-parse", "--short", "HEAD"]
+    with suppress(OSError):  # no git, whose caller names the commit
+        commit = subprocess.run(head, capture_output=True, text=True).stdout.strip()
+        click.echo(f"commit {commit or 'not known'}, {' '.join(sys.argv)}")
 
 
 def chosen(max_rows: int, only: str) -> dict[str, list[Case]]:

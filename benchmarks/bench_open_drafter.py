@@ -28,7 +28,7 @@ import click
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.gpu_steps import SIZES  # noqa: E402
+from benchmarks.forced_acceptance import SIZES  # noqa: E402
 from dflash_trt.checkpoint.draft_checkpoint import read_draft  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.engine.manifest import read_manifest  # noqa: E402
@@ -85,7 +85,9 @@ def prepare(work: Path) -> None:
     draft, packed = work / "draft", work / "packed"
     for recipe in [recipe for recipe in RECIPES if not (work / recipe).is_dir()]:
         if not draft.is_dir():
-            write_random_draft(draft, dialect="gpt_oss", layer_types=["full_attention"] * 8, sizes=SIZES)
+            write_random_draft(
+                draft, dialect="gpt_oss", layer_types=["full_attention"] * 8, sizes=SIZES["gpt-oss-120b"]
+            )
         quantize_checkpoint(read_draft(draft), load_recipe(recipe), packed)
         build(packed, work / recipe)
         shutil.rmtree(packed)

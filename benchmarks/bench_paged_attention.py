@@ -22,10 +22,13 @@ sys.path.insert(0, str(REPOSITORY))
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
-from dflash_trt.runtime.cpu.paged_attention import PagedPass  # noqa: E402
-from dflash_trt.runtime.kvcache.slot_cache import SlotCache  # noqa: E402
-from dflash_trt.runtime.targets.gathered_pass import GatheredPass  # noqa: E402
-from dflash_trt.runtime.targets.packed_pass import AttentionRule, RaggedPass  # noqa: E402
+from dflash_trt.runtime.cpu.accelerate import PagedPass  # noqa: E402
+from dflash_trt.runtime.kvcache.paged_caches import SlotCache  # noqa: E402
+from dflash_trt.runtime.targets.packed_pass import (  # noqa: E402
+    AttentionRule,
+    GatheredPass,
+    RaggedPass,
+)
 from dflash_trt.runtime.targets.target import Segment  # noqa: E402
 
 SHAPES = {"tiny-qwen3": (8, 4, 32), "tiny-gpt-oss": (8, 2, 16), "qwen3-0.6b": (16, 8, 128), "gpt-oss-120b": (64, 8, 64)}

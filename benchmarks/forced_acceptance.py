@@ -31,7 +31,7 @@ from transformers import (
 
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import DraftLength
-from dflash_trt.runtime.drafter.proposals import Draw, Proposals
+from dflash_trt.runtime.drafter.candidate_selector import Draw, Proposals
 from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.target import Segment
@@ -44,28 +44,31 @@ GOLDEN_RATIO = 0.6180339887498949
 """Multiples of it, less their whole part, fill 0 to 1 evenly: few draws have the mean of many."""
 LARGE = 1e4
 """Above any logit."""
-DRAFT = DraftSizes(
-    hidden=1024,
-    intermediate=3072,
-    num_heads=16,
-    num_kv_heads=8,
-    head_dim=128,
-    num_taps=5,
-    num_target_layers=28,
-    block_size=16,
-    vocab_size=151936,
-)
-MOE_DRAFT = DraftSizes(
-    hidden=256,
-    intermediate=512,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=64,
-    num_taps=3,
-    num_target_layers=5,
-    block_size=16,
-    vocab_size=4096,
-)
+SIZES = {
+    "qwen3-0.6b": DraftSizes(
+        hidden=1024, intermediate=3072, num_heads=16, num_kv_heads=8, head_dim=128, num_taps=5, num_target_layers=28,
+        block_size=16, vocab_size=151936,
+    ),
+    "qwen3-8b": DraftSizes(
+        hidden=4096, intermediate=12288, num_heads=32, num_kv_heads=8, head_dim=128, num_taps=5, num_target_layers=36,
+        block_size=16, vocab_size=151936,
+    ),
+    "gpt-oss-20b": DraftSizes(
+        hidden=2880, intermediate=7680, num_heads=64, num_kv_heads=8, head_dim=64, num_taps=5, num_target_layers=24,
+        block_size=8, vocab_size=201088,
+    ),
+    "gpt-oss-120b": DraftSizes(
+        hidden=2880, intermediate=7680, num_heads=64, num_kv_heads=8, head_dim=64, num_taps=5, num_target_layers=36,
+        block_size=10, vocab_size=201088,
+    ),
+    "tiny": DraftSizes(hidden=64, intermediate=128, head_dim=64, block_size=16, vocab_size=512),
+    "moe": DraftSizes(
+        hidden=256, intermediate=512, num_heads=4, num_kv_heads=2, head_dim=64, num_taps=3, num_target_layers=5,
+        block_size=16, vocab_size=4096,
+    ),
+}  # fmt: skip
+"""Drafts of the published targets, of a small one of ours with experts, and one that a CPU decodes in seconds."""
+DRAFT, MOE_DRAFT = SIZES["qwen3-0.6b"], SIZES["moe"]
 
 
 def write_pair(directory: Path) -> tuple[Path, Path]:
@@ -174,6 +177,33 @@ class ForcedLogits:
         count = sum(share > draw for share in REACHED[: len(proposals)])
         rejected = [(token + 1) % vocab_size for token in proposals[count : count + 1]]
         return [*proposals[:count], *rejected]
+
+
+class Calls:
+    """Counts a model's forward calls, and forces acceptance in those of blocks."""
+
+    def __init__(self, model: PreTrainedModel, forced: ForcedLogits | None) -> None:
+        self.count = 0
+        self._forced = forced
+        self._reads_prompt = True
+        model.register_forward_hook(self._after, with_kwargs=True)
+
+    def start(self) -> None:
+        """Begins a round."""
+        self.count = 0
+        if self._forced is not None:
+            self._forced.restart()
+
+    def begin(self) -> None:
+        """Says that the next call reads a prompt."""
+        self._reads_prompt = True
+
+    def _after(self, _model: torch.nn.Module, args: tuple[Tensor, ...], named: dict[str, Any], output: Any) -> None:
+        self.count += 1
+        token_ids = args[0] if args else named["input_ids"]
+        if self._forced is not None and not self._reads_prompt and token_ids.shape[1] > 1:
+            self._forced.force(output.logits[0], [(0, token_ids[0].tolist())])
+        self._reads_prompt = False
 
 
 class ForcedLogitsRunner(ModelRunner):

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import ctypes
-import re
+import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,25 +17,21 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.forced_acceptance import SIZES
+from benchmarks.ways import copy_rate, seconds_of
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.cli.output import print_table
-from dflash_trt.deploy.deployment_file import DeploymentFile
-from dflash_trt.deploy.gpus import known_gpu, known_gpus
-from dflash_trt.deploy.resolve import resolve
 from dflash_trt.engine.executor import DraftInputs, Executor
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.engine.plans import machine, tensorrt_api
 from dflash_trt.engine.plans.add_plans import add_plans
 from dflash_trt.engine.plans.jit_cache import SUFFIX
-from dflash_trt.engine.plans.launcher import CudaLauncher, CurrentStreamLauncher, Launcher
+from dflash_trt.engine.plans.launcher import CudaLauncher, CurrentStreamLauncher
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.tensorrt_api import plugin_library
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
 from dflash_trt.engine.recorded_executor import RecordedGraph
-from dflash_trt.engine.signatures import TOKENS_PER_PAGE
-from dflash_trt.observe.estimate.constants import rates
-from dflash_trt.observe.estimate.inputs import system
-from dflash_trt.observe.estimate.step import StepLoad, StepModel
+from dflash_trt.engine.signatures import MAX_CONTEXT, TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.drafter.drafter import Drafter
@@ -43,30 +39,22 @@ from dflash_trt.runtime.drafter.open import choose_executor
 from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
 from tests.engine.plans.plan_layers import inspected_layers, summary, unfused
 from tests.engines import build
-from tests.reference.synthetic import DraftSizes, write_random_draft
+from tests.reference.synthetic import write_random_draft
 
-# Activations are BF16 under TensorRT and FP32 here: 8 bits of mantissa, over a few layers.
+# Activations are BF16 on a GPU and FP32 in ONNX Runtime: 8 bits of mantissa, over a few layers.
 TOLERANCE = 0.05
 STEPS = ((3, 5), (1, 2), (60, 30))  # context rows of both slots before a block; the last are more than a plan takes
-TARGET = "openai/gpt-oss-120b"
-# The shape of its drafter: 785 million parameters with all of its eight layers.
-SIZES = DraftSizes(
-    hidden=2880, intermediate=7680, num_heads=64, num_kv_heads=8, head_dim=64, num_taps=5, num_target_layers=36,
-    block_size=10, vocab_size=201088,
-)  # fmt: skip
+SHAPE = "gpt-oss-120b"
+AIMS = {"bf16": 850, "fp8": 650}
+"""Microseconds of its drafter's pass on an H100, for one block behind 512 rows."""
+LOWEST_TAU = 1.5
 FAR = 2**31
-RUNS, ENOUGH_SECONDS = 50, 5.0
-"""Calls to measure, or as many as take so long."""
+
+Numbers = tuple[int, ...]
 
 
-def own_stream() -> Launcher:
-    """A stream of its own, on which every call of a plan is a CUDA graph."""
-    return CudaLauncher(torch.device("cuda"))
-
-
-def current_stream() -> Launcher:
-    """Torch's stream, on which calls are queued one by one."""
-    return CurrentStreamLauncher()
+def _numbers(_context: click.Context, _option: click.Parameter, given: str) -> Numbers:
+    return tuple(int(number) for number in given.split(","))
 
 
 @click.group()
@@ -74,28 +62,22 @@ def steps() -> None:
     """Steps of gpu_report.py."""
 
 
-@steps.command()
-def torch_cuda() -> None:
-    """A CUDA build of torch that this driver runs; exits with 1 otherwise."""
-    if not torch.cuda.is_available():
-        raise SystemExit(f"torch {torch.__version__} with CUDA {torch.version.cuda} sees no GPU")
-    click.echo(f"torch {torch.__version__}, CUDA {torch.version.cuda}, {torch.cuda.get_device_name()}")
-
-
+engine_argument = click.argument("engine", type=click.Path(path_type=Path))
 executor_option = click.option("--executor", type=click.Choice(["tensorrt", "torch"]), default="tensorrt")
 device_option = click.option("--device", default="cuda")
 
 
 @steps.command()
-@click.argument("engine", type=click.Path(path_type=Path))
-def parity(engine: Path) -> None:
-    """Run equal taps and blocks through plans and ONNX Runtime; exit with 1 where they differ by more."""
+@engine_argument
+@executor_option
+@device_option
+def parity(engine: Path, executor: str, device: str) -> None:
+    """Run equal taps and blocks on a GPU and in ONNX Runtime; exit with 1 where they differ by more."""
     manifest = read_manifest(engine)
-    ours = choose_executor(engine, manifest, device="cuda", executor="tensorrt")
-    theirs = choose_executor(engine, manifest)
-    errors = list(differences(manifest, ours, theirs))
-    rows = [(str(step), f"{100 * error:.2f} %") for step, error in enumerate(errors, start=1)]
-    print_table("hidden states, plans less ONNX Runtime, of their root mean square", ("step", "difference"), rows)
+    ours = choose_executor(engine, manifest, device=device, executor=executor)
+    errors = list(differences(manifest, ours, choose_executor(engine, manifest)))
+    found = ", ".join(f"{100 * error:.2f} %" for error in errors)
+    click.echo(f"hidden states after each step, {executor} less ONNX Runtime, of their root mean square: {found}")
     if not max(errors) < TOLERANCE:
         raise SystemExit(f"expected less than {100 * TOLERANCE:.0f} %, which BF16 explains")
 
@@ -118,42 +100,56 @@ def _step(drafter: Drafter, num_rows: tuple[int, int], taps: Tensor, block: Tens
 
 
 @steps.command()
-@click.argument("engine", type=click.Path(path_type=Path))
-@click.argument("target")
+@engine_argument
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option("--num-prompts", default=16)
+@click.option("--tokens", default=96)
 @executor_option
 @device_option
-def decode(engine: Path, target: str, executor: str, device: str) -> None:
-    """64 greedy tokens with the drafter and without drafts; exits with 1 where they differ or no draft is accepted."""
+def decode(engine: Path, target: Path, num_prompts: int, tokens: int, executor: str, device: str) -> None:
+    """Greedy answers with the drafter and without drafts; exits with 1 where they differ, or few drafts hold."""
     from dflash_trt import LLM, SamplingParams
 
-    found = {}
-    for length in (None, 0):
-        with LLM(engine, target, device=device, executor=executor) as llm:
-            found[length] = llm.generate("def main(", SamplingParams(max_tokens=64, draft_length=length))[0]
-    acceptance = found[None].acceptance
-    tau = acceptance.tau if acceptance else None
-    click.echo(f"tau {tau}, {len(found[None].token_ids)} tokens: {found[None].text!r}")
-    if found[None].token_ids != found[0].token_ids:
-        raise SystemExit(f"expected the tokens of plain decoding, {found[0].text!r}")
-    if not tau or tau < 1.5:
-        raise SystemExit("expected a tau of at least 1.5: the pair accepts more than that on a CPU")
+    lines = (target.parent / "prompts.jsonl").read_text().splitlines()[:num_prompts]
+    texts, params = [json.loads(line)["prompt"] for line in lines], SamplingParams(max_tokens=tokens)
+    lengths, problems = {"plain": 0, "DFlash": read_manifest(engine).draft.num_draft_tokens}, []
+    open_llm = partial(LLM, engine, target, device=device, executor=executor)
+    for batch in (1, 8):
+        found, tau = [], 0.0
+        for way, length in lengths.items():
+            with open_llm(draft_length=length, max_batch_size=batch) as llm:
+                llm.generate(texts, params, use_tqdm=False)  # records CUDA graphs
+                begin = time.perf_counter()
+                answers = llm.generate(texts, params, use_tqdm=False)
+                seconds = time.perf_counter() - begin
+            found.append([answer.token_ids for answer in answers])
+            count, passes = sum(map(len, found[-1])), sum(answer.steps for answer in answers)
+            tau = (count - len(texts)) / passes
+            what = f"{way}, batch {batch}, {len(texts)} prompts: {count} tokens in {passes} steps, tau {tau:.2f}"
+            click.echo(f"{what}, {count / seconds:.0f} tokens/s")
+        if wrong := [text for text, one, other in zip(texts, *found, strict=True) if one != other]:
+            problems.append(f"the tokens of plain decoding, found others in {len(wrong)}, first after {wrong[0]!r}")
+        if tau < LOWEST_TAU:
+            problems.append(f"a tau of at least {LOWEST_TAU}: the pair accepts more than that on a CPU")
+    if problems:
+        raise SystemExit("expected " + "; ".join(problems))
 
 
 @steps.command()
 @click.argument("recipe")
-@click.argument("engine", type=click.Path(path_type=Path))
+@engine_argument
 @click.option("--layers", default=2, show_default=True)
 @click.option("--max-batch-size", default=1, show_default=True)
 @click.option("--max-seq-len", default=2048, show_default=True)
 def drafter(recipe: str, engine: Path, layers: int, max_batch_size: int, max_seq_len: int) -> None:
     """Plans of gpt-oss-120b's drafter with random weights in a recipe: layers that TensorRT makes of them, latency."""
-    _random_engine(recipe, engine, layers)
-    draft = engine.with_name(f"random-{layers}-layers" if recipe == "bf16" else f"{engine.name}-draft")
+    _random_engine(recipe, engine, SHAPE, layers)
     options = PlanOptions(max_batch_size=max_batch_size, max_seq_len=max_seq_len, max_num_tokens=16)
     begin = time.monotonic()
     manifest = add_plans(engine, options)
     click.echo(f"{layers} layers: both plans in {time.monotonic() - begin:.0f} s")
-    latencies(engine, manifest, draft)
+    context = min(max_seq_len, 2048) - manifest.draft.block_size
+    passes(TensorRTExecutor(engine, manifest, CudaLauncher(torch.device("cuda"))), manifest, (1,), (context,))
     problems = [problem for graph in manifest.plans for problem in gemms(engine, manifest, graph)]
     if problems:
         raise SystemExit("expected quantised weights to be multiplied as they are, found " + "; ".join(problems))
@@ -161,42 +157,44 @@ def drafter(recipe: str, engine: Path, layers: int, max_batch_size: int, max_seq
 
 @steps.command()
 @click.argument("recipe")
-@click.argument("engine", type=click.Path(path_type=Path))
+@engine_argument
+@click.option("--shape", type=click.Choice(list(SIZES)), default=SHAPE, show_default=True)
 @click.option("--layers", default=8, show_default=True)
-@click.option("--batch-sizes", default="1,4,16", show_default=True)
-@click.option("--contexts", default="512,4096,32768", show_default=True)
+@click.option("--batch-sizes", "batches", callback=_numbers, default="1,4,16", show_default=True)
+@click.option("--contexts", callback=_numbers, default="512,4096,32768", show_default=True)
 @device_option
-def torch_pass(recipe: str, engine: Path, layers: int, batch_sizes: str, contexts: str, device: str) -> None:
-    """The pass of gpt-oss-120b's drafter with random weights in torch: one CUDA graph, beside a copy of its bytes."""
-    manifest = _random_engine(recipe, engine, layers)
-    executor, spec = choose_executor(engine, manifest, device=device, executor="torch"), manifest.draft
-    batches, lengths = ([int(number) for number in numbers.split(",")] for numbers in (batch_sizes, contexts))
-    executor.cache_rows(max(batches))
+def torch_pass(
+    recipe: str, engine: Path, shape: str, layers: int, batches: Numbers, contexts: Numbers, device: str
+) -> None:
+    """The pass of a drafter with random weights in torch: one CUDA graph, beside a copy of its bytes."""
+    manifest = _random_engine(recipe, engine, shape, layers)
     torch.cuda.CUDAGraph = partial(torch.cuda.CUDAGraph, keep_graph=True)  # type: ignore[assignment]
-    begin = time.monotonic()
-    executor.load()
-    shape = (-(-max(lengths) // TOKENS_PER_PAGE), spec.num_layers, TOKENS_PER_PAGE, *_heads(manifest))
-    caches = [torch.zeros(shape, dtype=executor.cache_dtype, device=executor.device) for _ in "kv"]
-    executor.bind(*caches)
-    click.echo(f"{layers} layers, {recipe}: opened in {time.monotonic() - begin:.0f} s{_launches(executor)}")
-    rows = []
-    for context in lengths:
-        pages = torch.arange(-(-context // TOKENS_PER_PAGE))  # every block reads the same pages
-        cells = []
-        for B in batches:
-            positions = context + torch.arange(spec.block_size).expand(B, -1)
-            block = torch.randn(B, spec.block_size, spec.hidden_size)
-            values = (block, positions, pages.expand(B, -1), torch.full((B,), context))
-            inputs = DraftInputs(*(value.to(executor.device) for value in values))
-            cells.append(f"{1e6 * _seconds(partial(executor.draft, inputs)):.0f}")
-        rows.append((str(context), *cells))
-    print_table("microseconds of a call, inputs and outputs copied", ("context", *map(str, batches)), rows)
-    taps, place = torch.zeros(10, spec.target_hidden_size), torch.arange(10)
-    seconds = _seconds(partial(executor.context, taps.to(executor.device), place.to(executor.device)))
-    weights = (engine / "model.safetensors").stat().st_size
+    begin, executor = time.monotonic(), choose_executor(engine, manifest, device=device, executor="torch")
+    passes(executor, manifest, batches, contexts)
+    size, rate = (engine / "model.safetensors").stat().st_size, copy_rate(device)
     click.echo(
-        f"context of 10 rows: {1e6 * seconds:.0f} us; weights {weights / 1e6:.0f} MB: {_copy_time(weights, device)}"
+        f"{layers} layers, {recipe}: {time.monotonic() - begin:.0f} s in all; weights {size / 1e6:.0f} MB,"
+        f" {1e6 * size / rate:.0f} us at a copy's {rate / 1e9:.0f} GB/s{_launches(executor)};"
+        f" aim for one behind 512 rows on an H100: {AIMS.get(recipe, 'none')} us"
     )
+
+
+def passes(executor: Executor, manifest: Manifest, batches: Sequence[int], contexts: Sequence[int]) -> None:
+    """Prints times of both graphs' calls, copies of inputs and outputs included."""
+    spec, rows = manifest.draft, executor.cache_rows(max(batches))
+    executor.load()
+    num_pages = num_pages_for(max(contexts))  # every block reads the same pages
+    shape = (num_pages, TOKENS_PER_PAGE) if rows is None else (max(batches), rows)
+    caches = [_cache(executor, manifest, *shape) for _ in "kv"]  # the executor holds their addresses alone
+    executor.bind(*caches)
+    for context in contexts:
+        page_ids = list(range(num_pages_for(context))) if rows is None else [0]
+        calls = [partial(executor.draft, _inputs(executor, manifest, page_ids, context, B)) for B in batches]
+        times = (f"{1e6 * seconds_of(call):.0f} us for {B}" for call, B in zip(calls, batches, strict=True))
+        click.echo(f"a pass by its blocks, {context} rows of context: {', '.join(times)}")
+    taps, place = torch.zeros(spec.block_size, spec.target_hidden_size), torch.arange(spec.block_size)
+    seconds = seconds_of(partial(executor.context, taps.to(executor.device), place.to(executor.device)))
+    click.echo(f"context of {spec.block_size} rows: {1e6 * seconds:.0f} us")
 
 
 def _launches(executor: Executor) -> str:
@@ -213,71 +211,22 @@ def _launches(executor: Executor) -> str:
     return "; launches of a block: {}, of context rows: {}".format(*counts)
 
 
-def _copy_time(num_bytes: int, device: str) -> str:
-    source = torch.zeros(num_bytes // 2, dtype=torch.uint8, device=device)
-    return f"{1e6 * _seconds(source.clone):.0f} us to copy half of them, which reads and writes as many bytes"
-
-
-def _heads(manifest: Manifest) -> tuple[int, int]:
-    return manifest.draft.num_key_value_heads, manifest.draft.head_dim
-
-
-def _random_engine(recipe: str, engine: Path, layers: int) -> Manifest:
-    """An engine of gpt-oss-120b's drafter with random weights in a recipe."""
-
-    source = draft = engine.with_name(f"random-{layers}-layers")
+def _random_engine(recipe: str, engine: Path, shape: str, layers: int) -> Manifest:
+    """An engine of the shape's drafter with random weights in a recipe."""
+    source = _draft_of(engine, "bf16")
     if not source.exists():  # one for all recipes
         written = engine.with_name(f"{engine.name}-begun")
-        write_random_draft(written, dialect="gpt_oss", layer_types=["full_attention"] * layers, sizes=SIZES)
+        write_random_draft(written, dialect="gpt_oss", layer_types=["full_attention"] * layers, sizes=SIZES[shape])
+        config = json.loads((written / "config.json").read_text()) | {"max_position_embeddings": MAX_CONTEXT}
+        (written / "config.json").write_text(json.dumps(config))
         written.rename(source)
     if recipe != "bf16":
-        draft = engine.with_name(f"{engine.name}-draft")
-        quantize_checkpoint(read_draft(source), load_recipe(recipe), draft)
-    return build(draft, engine)
+        quantize_checkpoint(read_draft(source), load_recipe(recipe), _draft_of(engine, recipe))
+    return build(_draft_of(engine, recipe), engine)
 
 
-def latencies(engine: Path, manifest: Manifest, draft: Path) -> None:
-    """Both plans' calls, with copies of inputs and outputs, beside what `estimate` says of the drafter."""
-    executor, spec = TensorRTExecutor(engine, manifest, own_stream()), manifest.draft
-    rows = executor.cache_rows(2)
-    executor.load()
-    caches = [_cache(executor, manifest, 2, min(rows, 2048)) for _ in "kv"]
-    executor.bind(*caches)
-    context = caches[0].shape[2] - spec.block_size
-    taps = torch.zeros(spec.block_size, spec.target_hidden_size, device=executor.device)
-    positions = torch.arange(spec.block_size, device=executor.device)
-    inputs = _inputs(executor, manifest, slot=0, context=context)
-    found = _seconds(lambda: executor.context(taps, positions)) + _seconds(lambda: executor.draft(inputs))
-    click.echo(f"context and block, {context} rows of context: {1e6 * found:.0f} us; {_predicted(draft, context)}")
-
-
-def _predicted(draft: Path, context: int) -> str:
-    name = re.sub("[^a-z0-9]", "", machine.gpu().name.lower())
-    gpu = next((gpu for gpu in known_gpus() if gpu in name), None)
-    if gpu is None:
-        return "estimate does not know this GPU"
-    file = DeploymentFile(
-        description="", target=TARGET, draft=str(draft), gpus=f"{gpu}x1", purpose="latency", mode="engine"
-    )
-    model = StepModel(system(resolve(file, "drafter"), "trtllm"), rates(known_gpu(gpu), "trtllm"))
-    length = read_draft(draft).spec.num_draft_tokens
-    terms = model.price("dflash", StepLoad(batch=1, num_draft_tokens=length, context=context)).terms
-    return f"estimate says {1e6 * sum(term.seconds for term in terms if term.part == 'drafter'):.0f} us"
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    def synchronize() -> float:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    call()
-    begin = synchronize()
-    done = 0
-    while done < RUNS and time.perf_counter() - begin < ENOUGH_SECONDS:
-        call()
-        done += 1
-    return (synchronize() - begin) / done
+def _draft_of(engine: Path, recipe: str) -> Path:
+    return engine.with_name("random" if recipe == "bf16" else f"{engine.name}-draft")
 
 
 def gemms(engine: Path, manifest: Manifest, graph: str) -> list[str]:
@@ -294,23 +243,38 @@ def gemms(engine: Path, manifest: Manifest, graph: str) -> list[str]:
 
 
 @steps.command()
-@click.argument("engine", type=click.Path(path_type=Path))
+@engine_argument
 def start(engine: Path) -> None:
     """Seconds to the first block of a drafter in plans, and the kernels of an earlier start that were there."""
     kept = sorted(file.name for file in engine.glob(f"*{SUFFIX}"))
     manifest, begin = read_manifest(engine), time.perf_counter()
-    drafter = Drafter.open(TensorRTExecutor(engine, manifest, own_stream()), manifest.draft, num_slots=2)
-    taps = torch.zeros(8, manifest.draft.target_hidden_size)
-    _step(drafter, (3, 5), taps, torch.zeros(2, manifest.draft.block_size, manifest.draft.hidden_size))
+    _first_step(engine, manifest, CudaLauncher(torch.device("cuda")))
     click.echo(f"{time.perf_counter() - begin:.2f} s; kernels kept by an earlier start: {', '.join(kept) or 'none'}")
 
 
 @steps.command()
-@click.argument("engine", type=click.Path(path_type=Path))
+@engine_argument
+def graphs(engine: Path) -> None:
+    """Replayed CUDA graphs give what enqueueing gives, for inputs that came after the capture."""
+    launchers = (CudaLauncher(torch.device("cuda")), CurrentStreamLauncher())
+    if not torch.equal(*(_first_step(engine, read_manifest(engine), launcher) for launcher in launchers)):
+        raise SystemExit("expected the same bits from a graph and from calls that are enqueued, found others")
+    click.echo("both graphs were captured, and replayed with other inputs than at their capture")
+
+
+def _first_step(engine: Path, manifest: Manifest, launcher: CudaLauncher | CurrentStreamLauncher) -> Tensor:
+    spec, rng = manifest.draft, torch.Generator().manual_seed(0)
+    drafter = Drafter.open(TensorRTExecutor(engine, manifest, launcher), spec, num_slots=2)
+    taps = torch.randn(8, spec.target_hidden_size, generator=rng)
+    return _step(drafter, (3, 5), taps, torch.randn(2, spec.block_size, spec.hidden_size, generator=rng))
+
+
+@steps.command()
+@engine_argument
 def far_cache(engine: Path) -> None:
     """A context cache of more than 2^31 elements: its last slot gives the hidden states of its first one's rows."""
     manifest = read_manifest(engine)
-    executor, spec = TensorRTExecutor(engine, manifest, own_stream()), manifest.draft
+    executor, spec = TensorRTExecutor(engine, manifest, CudaLauncher(torch.device("cuda"))), manifest.draft
     slots = manifest.plans["draft"].profiles[0]["slots"].max
     rows = executor.cache_rows(slots)
     executor.load()
@@ -322,45 +286,28 @@ def far_cache(engine: Path) -> None:
         cache[0, :, :context].normal_()
         cache[-1, :, :context] = cache[0, :, :context]
     executor.bind(*caches)
-    first, last = (
-        executor.draft(_inputs(executor, manifest, slot=slot, context=context)).clone() for slot in (0, slots - 1)
-    )
+    first, last = (executor.draft(_inputs(executor, manifest, [slot], context)) for slot in (0, slots - 1))
     if first.isnan().any() or not torch.equal(first, last):
         raise SystemExit("expected the hidden states of the first slot's rows from the last one, found others")
     click.echo(f"{elements / FAR:.2f} x 2^31 elements in {slots} slots of {rows} rows: the last slot gives the same")
 
 
-@steps.command()
-@click.argument("engine", type=click.Path(path_type=Path))
-def capture(engine: Path) -> None:
-    """Replayed CUDA graphs give what enqueueing gives, for inputs that came after the capture."""
-    manifest, spec = read_manifest(engine), read_manifest(engine).draft
-    found = []
-    for launcher in (own_stream(), current_stream()):
-        drafter = Drafter.open(TensorRTExecutor(engine, manifest, launcher), spec, num_slots=2)
-        rng = torch.Generator().manual_seed(0)
-        taps = torch.randn(8, spec.target_hidden_size, generator=rng)
-        block = torch.randn(2, spec.block_size, spec.hidden_size, generator=rng)
-        found.append(_step(drafter, (3, 5), taps, block))
-    if not torch.equal(*found):
-        raise SystemExit("expected the same bits from a graph and from calls that are enqueued, found others")
-    click.echo("both graphs were captured, and replayed with other inputs than at their capture")
-
-
-def _cache(executor: Executor, manifest: Manifest, slots: int, rows: int) -> Tensor:
+def _cache(executor: Executor, manifest: Manifest, pages: int, rows: int) -> Tensor:
     spec = manifest.draft
-    shape = (slots, spec.num_layers, rows, spec.num_key_value_heads, spec.head_dim)
+    shape = (pages, spec.num_layers, rows, spec.num_key_value_heads, spec.head_dim)
     return torch.zeros(shape, dtype=executor.cache_dtype, device=executor.device)
 
 
-def _inputs(executor: Executor, manifest: Manifest, *, slot: int, context: int) -> DraftInputs:
-    """One request's block over `context` rows of `slot`, the same block for every slot, at positions that it knows."""
-    spec = manifest.draft
+def _inputs(
+    executor: Executor, manifest: Manifest, page_ids: Sequence[int], context: int, num_blocks: int = 1
+) -> DraftInputs:
+    """Equal blocks over `context` rows of the pages, at positions that the draft knows."""
+    spec, B = manifest.draft, num_blocks
     S = spec.block_size
     block = torch.randn(1, S, spec.hidden_size, generator=torch.Generator().manual_seed(0))
     positions = min(context, spec.max_position_embeddings - S) + torch.arange(S)[None]
-    values = (block, positions, torch.tensor([[slot]]), torch.tensor([context]))
-    return DraftInputs(*(value.to(executor.device) for value in values))
+    values = (block, positions, torch.tensor([page_ids]), torch.tensor([context]))
+    return DraftInputs(*(value.expand(B, *value.shape[1:]).to(executor.device) for value in values))
 
 
 if __name__ == "__main__":

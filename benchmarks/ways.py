@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to decode the same prompts, measured in turn in one process."""
+"""Ways to decode the same prompts, measured in turn in one process; seconds of single calls, and of a copy."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
+
+RUNS, ENOUGH_SECONDS = 50, 2.0
+"""Calls to measure, or as many as take so long."""
+COPY_BYTES = {"cuda": 2**30, "cpu": 2**26}
 COLUMNS = ("decoding", "batch", "tokens", "steps", "tau", "tokens/s", "ratio to its plain")
 
 
@@ -71,3 +76,25 @@ def measure(ways: Sequence[Way], rounds: int) -> None:
     for _ in range(rounds):
         for way in ways:
             way.round()
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """Mean time of a call after a first one; what it leaves to a GPU included."""
+    call()
+    begin, count = _now(), 0
+    while count < RUNS and time.perf_counter() - begin < ENOUGH_SECONDS:
+        call()
+        count += 1
+    return (_now() - begin) / count
+
+
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def copy_rate(device: str) -> float:
+    """Bytes a second that a copy within the device's memory reads and writes."""
+    source, place = (torch.zeros(COPY_BYTES[device], dtype=torch.uint8, device=device) for _ in range(2))
+    return 2 * len(source) / seconds_of(lambda: place.copy_(source))

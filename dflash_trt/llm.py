@@ -10,16 +10,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from dflash_trt.api.backend import Chunk, Messages, Prompt, run
-from dflash_trt.api.chat_template import encode_chat
+from dflash_trt.api.backend import Chunk, DecoderMetrics, Messages, Prompt, run
+from dflash_trt.api.chat_template import encode_chat, is_prompt
 from dflash_trt.api.completion import Completion
-from dflash_trt.api.metrics import DecoderMetrics
-from dflash_trt.api.prompts import is_prompt
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import RequestError, shown
 from dflash_trt.runtime.embedded_backend import PendingRequest
-from dflash_trt.runtime.open_backend import open_engine
 from dflash_trt.runtime.progress_display import progress_bar
 
 if TYPE_CHECKING:
@@ -72,6 +69,8 @@ class LLM:
         for name, path in (("engine", engine), ("target", target)):
             if not isinstance(path, str | Path) and not (name == "target" and path is None):
                 raise RequestError(f"{name}: expected a path or a name, found {shown(path)}")
+        from dflash_trt.runtime.load import open_engine  # it loads transformers: seconds
+
         self.backend = open_engine(engine, None if target is None else str(target), options)
 
     def __enter__(self) -> LLM:

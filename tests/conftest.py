@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
+import sys
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +26,30 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup; tests hang up on what they start
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# Keep bytecode, whatever the shell says: tests start hundreds of processes, each of which would compile the package.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+gc.disable()  # modules and tests are made to stay
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Compile another part of the test modules first in each worker; each then finds what the others compiled."""
+    worker, count = os.environ.get("PYTEST_XDIST_WORKER", ""), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+    if not worker or session.config.args != session.config.getini("testpaths"):
+        return
+    modules = sorted(Path(__file__).parent.rglob("test_*.py"))
+    for file in modules[int(worker.removeprefix("gw")) :: count]:
+        with suppress(Exception, pytest.skip.Exception):  # collection says what is wrong
+            import_module(".".join(file.relative_to(session.config.rootpath).with_suffix("").parts))
+
+
+def pytest_collection_finish() -> None:
+    """In a worker, leave all that was imported and collected out of garbage collection, to the end."""
+    gc.enable()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # or nanobind reports what was not freed as leaked
 
 
 @pytest.fixture
@@ -43,7 +72,7 @@ def target_dir(tmp_path: Path) -> Path:
 def sessions() -> dict[str, Session]:
     """Both trained pairs, built and loaded once."""
     from dflash_trt.api.runtime_options import RuntimeOptions
-    from dflash_trt.runtime.session import open_session
+    from dflash_trt.runtime.load import open_session
     from tests.engines import trained_engine
     from tests.fixtures_data import PAIRS
     from tests.paths import FIXTURES

@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+from dflash_trt.checkpoint.tokenizer import load_tokenizer
 from dflash_trt.runtime.session import Session
 from tests.paths import FIXTURES
 
@@ -14,11 +15,8 @@ PAIRS = ("tiny-gpt-oss", "tiny-qwen3")
 def prompts(of: Session | Path) -> list[list[int]]:
     """The held-out prompts as token ids, by the tokenizer of a session or of a target directory."""
     texts = [json.loads(line)["prompt"] for line in (FIXTURES / "prompts.jsonl").read_text().splitlines()]
-    if isinstance(of, Session):
-        return [of.encode(text) for text in texts]
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(of)
+    tokenizer = of.tokenizer if isinstance(of, Session) else load_tokenizer(of)
+    assert tokenizer is not None
     return [list(tokenizer(text)["input_ids"]) for text in texts]
 
 

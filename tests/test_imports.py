@@ -42,7 +42,7 @@ FLOORS = [
 # the embedded runtime.
 EXCEPTIONS = {
     ("trtllm/drafter_module.py", "dflash_trt.runtime.drafter.candidate_selector"),
-    ("triton/model.py", "dflash_trt.runtime.open_backend"),
+    ("triton/model.py", "dflash_trt.runtime.load"),
 }
 HEAVY = {
     "torch", "onnx", "onnxruntime", "tensorrt", "tensorrt_rtx_bindings", "transformers", "numpy", "huggingface_hub",
@@ -143,6 +143,11 @@ def test_nothing_heavy_is_loaded(script: str) -> None:
 
 def test_the_measure_works() -> None:
     assert loaded_by("import dflash_trt.engine.graph.onnx_builder") >= {"numpy", "onnx"}
+
+
+def test_the_decode_loop_knows_only_interfaces() -> None:
+    """runtime/load.py alone chooses what runs a draft and a target here."""
+    assert loaded_by("import dflash_trt.llm, dflash_trt.runtime.session") <= {"torch", "numpy", "pynvml"}
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from dflash_trt.cli.output import print_table
 from tests.paths import REPOSITORY
 from tests.plugins.cases import GPT_OSS, QWEN3_8B, wgmma_rows
-from tools.count_kernel import PLUGINS, find, run
+from tools.count_kernel import PLUGINS
+from tools.sass import find, run
 
 SOURCES = [REPOSITORY / "tools/kernel_phases.cu"] + [
     PLUGINS / "kv_injection_attention" / name for name in ("launch_config.cpp", "wgmma_launch_config.cpp")

@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machine code of a GPU, as nvdisasm prints it: its basic blocks, and the cheapest ways around a loop and to an end."""
+"""Machine code of a GPU: compiled, its basic blocks, and the cheapest ways around a loop and to an end."""
 
 from __future__ import annotations
 
 import heapq
+import importlib.metadata
 import re
+import shutil
+import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import click
 
 LABEL = re.compile(r"^(\.L_x_\d+):")
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+)?\s*([A-Z][\w.]*)(.*)$")
@@ -42,12 +48,59 @@ class Block:
         return sum(opcode.startswith(prefix) for opcode in self.opcodes)
 
 
+@dataclass(frozen=True)
+class Code:
+    """One kernel's."""
+
+    blocks: list[Block]
+    nbytes: int  # padding included
+    registers: int
+
+
+def find(tool: str, hint: str) -> str:
+    """The program's path: of its PyPI wheel, or on the PATH."""
+    try:
+        files = importlib.metadata.files(f"nvidia-cuda-{tool}") or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    found = next((str(f.locate()) for f in files if f.name == tool), None) or shutil.which(tool)
+    if found is None:
+        raise click.ClickException(f"expected {tool} on the PATH, found none: {hint}")
+    return found
+
+
+def run(*command: str) -> str:
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode != 0:
+        raise click.ClickException(f"{' '.join(command[:2])} ...: {result.stderr}")
+    return result.stdout + result.stderr
+
+
+def compile_kernels(source: Path, architecture: str, include: Path) -> dict[str, Code]:
+    """All kernels of a .cu file, by their mangled names."""
+    cubin = source.with_suffix(".cubin")
+    code = f"--generate-code=arch=compute_{architecture},code=sm_{architecture}"
+    nvcc = find("nvcc", "install the CUDA toolkit")
+    ptxas = run(nvcc, "-std=c++20", "-cubin", code, f"-I{include}", "-Xptxas=-v", str(source), "-o", str(cubin))
+    registers = dict(re.findall(r"entry function '(\w+)'(?:.*\n)+?.*Used (\d+) registers", ptxas))
+    text = run(find("nvdisasm", "pip install 'nvidia-cuda-nvdisasm>=13'"), "-c", str(cubin))
+    sections = re.split(r"\.section\s+\.text\.(\w+),", text)[1:]
+    return {
+        name: Code(parse(listing), last_offset(listing) + 16, int(registers[name]))
+        for name, listing in zip(sections[::2], sections[1::2], strict=True)
+    }
+
+
 def pipe(opcode: str) -> str:
     return next(name for name, prefixes in PIPES.items() if opcode.startswith(prefixes))
 
 
+def last_offset(text: str) -> int:
+    return max(int(offset, 16) for offset in re.findall(r"/\*([0-9a-f]{4,5})\*/", text))
+
+
 def parse(text: str) -> list[Block]:
-    """The basic blocks of the one kernel in `nvdisasm -c`'s text."""
+    """The basic blocks of the one kernel in a part of `nvdisasm -c`'s text."""
     groups: list[tuple[list[str], list[tuple[str, str, str]]]] = [([], [])]  # labels, instructions
     for line in text.splitlines():
         if label := LABEL.match(line):

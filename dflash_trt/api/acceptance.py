@@ -116,41 +116,5 @@ class AcceptanceCounter:
         )
 
 
-class PositionAcceptance(msgspec.Struct, frozen=True, kw_only=True):
-    """Acceptance at one draft position of the block."""
-
-    position: int
-    """Position in the block; 1 is the first proposal after the anchor."""
-    proposed: int
-    """Verify passes that judged a proposal here."""
-    accepted: int
-    """Verify passes that accepted this proposal, and so all before it."""
-    share: float | None
-    """accepted / proposed; None when nothing was proposed."""
-
-
-def acceptance_by_position(steps: Iterable[Step], num_draft_tokens: int) -> list[PositionAcceptance]:
-    """Acceptance at positions 1 to K over verify passes.
-
-    A pass that proposed fewer than K tokens (the output's end) says nothing about the positions beyond, nor
-    does one that was cut after a stop token: it emitted no bonus token, so nothing there was judged.
-    """
-    proposed, accepted = [0] * (num_draft_tokens + 1), [0] * (num_draft_tokens + 1)
-    for step in steps:
-        was_cut = step.accepted == len(step.token_ids)
-        for position in range(1, 1 + (step.accepted if was_cut else step.proposed)):
-            proposed[position] += 1
-            accepted[position] += position <= step.accepted
-    return [
-        PositionAcceptance(
-            position=k,
-            proposed=proposed[k],
-            accepted=accepted[k],
-            share=accepted[k] / proposed[k] if proposed[k] else None,
-        )
-        for k in range(1, num_draft_tokens + 1)
-    ]
-
-
 def _sum(a: int | None, b: int | None) -> int | None:
     return None if a is None or b is None else a + b

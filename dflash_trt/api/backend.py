@@ -1,24 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of every runtime to the command line, Triton, Dynamo and the HTTP server. Loads no torch."""
+"""The interface of every runtime to command line, Triton, Dynamo and HTTP server, and its metrics. Loads no torch."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from dflash_trt.api.acceptance import Step
-from dflash_trt.api.completion import Completion, PromptLogprobs
-from dflash_trt.api.metrics import DecoderMetrics
-from dflash_trt.api.sampling_params import Grammar, SamplingParams
+from dflash_trt.api.acceptance import Acceptance, Step
+from dflash_trt.api.completion import Completion, FinishReason, PromptLogprobs
+from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import RequestError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MIN_LENGTH = 2
-"""Fewest tokens of a request: one of the prompt, one of the answer."""
+
+class DecoderTotals(msgspec.Struct, kw_only=True):
+    """Totals since the decoder started."""
+
+    passes: int = 0
+    """Passes of the target, prompts included."""
+    finished: dict[FinishReason, int] = msgspec.field(default_factory=Counter)
+    """Requests that ended, by reason."""
+    output_tokens: int = 0
+    prefix_cache_queries: int = 0
+    """Prompt tokens of admitted requests, with prefix caching."""
+    prefix_cache_hits: int = 0
+    """Prompt tokens served from the prefix cache."""
+
+
+class DecoderMetrics(DecoderTotals, kw_only=True):
+    """A reading of the decoder: its current state and its totals."""
+
+    running: int
+    """Requests that hold a slot."""
+    waiting: int
+    """Requests in the queue."""
+    free_slots: int
+    free_cache_tokens: int
+    """Tokens that fit in the unreserved pages."""
+    draft_length: str
+    """Drafted tokens that a step verifies now, and the reason."""
+    acceptance: Acceptance
+    """Counts of all verify passes since the decoder started."""
+
+    @property
+    def tau(self) -> float | None:
+        """Emitted tokens per verify pass; None without one."""
+        return self.acceptance.tau
+
+
 Prompt = str | Sequence[int]
 """Text without a chat template, or token ids."""
 Messages = Sequence[dict[str, Any]]
@@ -88,87 +122,6 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Cancels running requests and ends the runtime."""
-
-
-class Grammars(Protocol):
-    """Compiled grammars over the target's vocabulary, kept for the requests that use them."""
-
-    @property
-    def vocabulary(self) -> str:
-        """The vocabulary, serialised for a process that compiles."""
-
-    def known(self, grammar: Grammar) -> Any:
-        """The compiled grammar, if it is in use or was used lately; else None."""
-
-    def add(self, grammar: Grammar, serialized: str) -> Any:
-        """Keeps a grammar that another process compiled."""
-
-
-class ServedBackend(Backend, Protocol):
-    """A backend for many clients, as a server needs it: it also says how much it takes, and whether it still runs.
-
-    Only the embedded runtime can: TensorRT-LLM's executor has a server of its own.
-    """
-
-    def metrics(self) -> DecoderMetrics:
-        """Current load, and totals since the start."""
-
-    @property
-    def max_batch_size(self) -> int:
-        """Most requests that run at once."""
-
-    @property
-    def max_length(self) -> int:
-        """Most tokens of a prompt and its answer together."""
-
-    @property
-    def unscaled_length(self) -> int | None:
-        """Tokens up to which the draft's RoPE is not scaled; None where it never is."""
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it takes requests: not after `close`, nor after a failure."""
-
-    @property
-    def error(self) -> Exception | None:
-        """The failure that ended it; None if it runs, or was closed."""
-
-    @property
-    def grammars(self) -> Grammars:
-        """Compiled grammars, with which a request starts at once; RequestError where the target cannot have any."""
-
-
-class PageWatcher(Protocol):
-    """Listener for the pages that prompts may share."""
-
-    def stored(self, number: int, before: int, token_ids: Sequence[int]) -> None:
-        """Called for a new entry, with the tokens of its page; `before` is the entry that it follows, or ROOT."""
-
-    def removed(self, number: int) -> None:
-        """Called when an entry can no longer be found."""
-
-
-class RoutedBackend(ServedBackend, Protocol):
-    """A served backend behind a router, which sends a prompt to the worker whose caches hold its beginning."""
-
-    @property
-    def num_cache_tokens(self) -> int:
-        """Tokens that fit in the caches."""
-
-    def watch_shared_pages(self, watcher: PageWatcher) -> None:
-        """Calls `watcher`, on the decoder's thread, whenever a page becomes shared or stops being so."""
-
-    def start(self, prompt: Prompt, params: SamplingParams) -> tuple[Callable[[], None], AsyncGenerator[Chunk, None]]:
-        """Submits a request: what cancels it, and its chunks, which end with the last one even if it is cancelled."""
-
-
-def check_room(backend: ServedBackend) -> None:
-    """Raises RequestError where the caches hold less than the shortest request."""
-    if backend.max_length < MIN_LENGTH:
-        raise RequestError(
-            f"cache_gib: expected room for at least {MIN_LENGTH} tokens, found {backend.max_length}",
-            hint="give the caches more with --cache-gib",
-        )
 
 
 def run(

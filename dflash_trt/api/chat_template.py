@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text and conversations as token ids, with or without the target's chat template."""
+"""Prompts as token ids: text and conversations, with or without the target's chat template."""
 
 from __future__ import annotations
 
@@ -12,6 +12,27 @@ from dflash_trt.errors import RequestError, cut, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+def is_prompt(given: object) -> bool:
+    """Whether `given` is one prompt (a text, or token ids in a list, tuple or array), and not a list of prompts."""
+    if isinstance(given, list | tuple):
+        return bool(given) and not isinstance(given[0], str | bytes | list | tuple) and not hasattr(given[0], "__len__")
+    return True
+
+
+def prompt_token_ids(prompt: Any) -> list[Any]:
+    """The token ids of a prompt in a list, a tuple or an array of one dimension; RequestError for anything else.
+
+    `check_prompt` checks the ids themselves.
+    """
+    if hasattr(prompt, "__array__"):
+        import numpy as np
+
+        prompt = prompt.tolist() if hasattr(prompt, "tolist") else np.asarray(prompt).tolist()
+    if not isinstance(prompt, list | tuple):
+        raise RequestError(f"prompt: expected a text or a list of token ids, found {shown(prompt)}")
+    return list(prompt)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, chat: bool) -> list[int]:

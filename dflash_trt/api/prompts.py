@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts as text or token ids, and files with one JSON object a line."""
+"""Files of prompts, as text or token ids, with one JSON object a line."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from dflash_trt.api.chat_template import encode
-from dflash_trt.errors import RequestError, shown
+from dflash_trt.errors import RequestError
 from dflash_trt.files.json_file import read_json_lines
 
 if TYPE_CHECKING:
@@ -34,27 +34,6 @@ class PromptLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             return self.token_ids
         assert self.text is not None
         return encode(tokenizer, self.text, chat=chat)
-
-
-def is_prompt(given: object) -> bool:
-    """Whether `given` is one prompt (a text, or token ids in a list, tuple or array), and not a list of prompts."""
-    if isinstance(given, list | tuple):
-        return bool(given) and not isinstance(given[0], str | bytes | list | tuple) and not hasattr(given[0], "__len__")
-    return True
-
-
-def prompt_token_ids(prompt: Any) -> list[Any]:
-    """The token ids of a prompt in a list, a tuple or an array of one dimension; RequestError for anything else.
-
-    `check_prompt` checks the ids themselves.
-    """
-    if hasattr(prompt, "__array__"):
-        import numpy as np
-
-        prompt = prompt.tolist() if hasattr(prompt, "tolist") else np.asarray(prompt).tolist()
-    if not isinstance(prompt, list | tuple):
-        raise RequestError(f"prompt: expected a text or a list of token ids, found {shown(prompt)}")
-    return list(prompt)
 
 
 def read_prompts(file: Path) -> list[PromptLine]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from dflash_trt.api.sampling_params import is_integer
-from dflash_trt.errors import RequestError, shown
+from dflash_trt.errors import MissingDependencyError, RequestError, shown
 
 DEVICES = ("auto", "cpu", "cuda")
 EXECUTORS = ("auto", "onnxruntime", "torch", "tensorrt")
@@ -71,3 +71,16 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 DEFAULTS = RuntimeOptions()
+
+
+def choose_device(device: str) -> str:
+    """Resolves auto to "cpu" or "cuda"; MissingDependencyError for a CUDA device that torch does not see."""
+    import torch
+
+    has_cuda = torch.cuda.is_available()
+    if device == "cuda" and not has_cuda:
+        raise MissingDependencyError(
+            f"device: expected a CUDA device, found none that torch {torch.__version__} sees",
+            hint="install a CUDA build of torch, or decode with --device cpu",
+        )
+    return "cuda" if has_cuda and device != "cpu" else "cpu"

@@ -24,8 +24,8 @@ from dflash_trt.deploy.dry_run import fitting_deployment
 from dflash_trt.deploy.resolve import UNQUANTIZED, ResolvedDeployment, plan_sizes
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.plans.compile import TimingCache
+from dflash_trt.engine.plans.machine import parse_gpus
 from dflash_trt.engine.plans.plan import PlanOptions
-from dflash_trt.engine.plans.plan_gpus import parse_gpus
 from dflash_trt.engine.signatures import not_shared
 from dflash_trt.errors import DFlashError
 from dflash_trt.files.command import quoted

@@ -38,7 +38,7 @@ from dflash_trt.runtime.progress_display import progress_bar
                  help="Prompts answered at once; a GPU answers 64 in hardly more time."),
     click.option("--max-prompts", type=click.IntRange(min=1), help="Use only the first prompts, up to this many."),
     chat_option,
-    runtime_options("device", "dtype"),
+    runtime_options("device", "dtype", "num_ranks"),
     click.option("--taps-dtype", type=click.Choice(["float32", "bfloat16"]), show_default="the target's",
                  help="Type of the recorded taps; bfloat16 halves the file: enough for --calibration, approximate for"
                  " a replay."),
@@ -71,20 +71,23 @@ def capture(
           --chat -o features.safetensors
     """
     from dflash_trt.api.prompts import read_prompts
+    from dflash_trt.runtime.ranks.join import join
 
-    draft_checkpoint, target_checkpoint = read_pair(draft, target)
-    prompts = read_prompts(prompt_file)[:max_prompts]
+    with join(settings["num_ranks"], settings["device"]) as ranks:
+        draft_checkpoint, target_checkpoint = read_pair(draft, target)
+        prompts = read_prompts(prompt_file)[:max_prompts]
 
-    from dflash_trt.runtime.measure.feature_capture import CaptureOptions, capture_features, journal_file
+        from dflash_trt.runtime.measure.feature_capture import CaptureOptions, capture_features, journal_file
 
-    with resumable(journal_file(output)):
-        sequences, tokens = capture_features(
-            draft_checkpoint, target_checkpoint, prompts, output,
-            CaptureOptions(target_name=checkpoint_label(target), **settings), force=force, progress=progress_bar,
+        with resumable(journal_file(output)):
+            sequences, tokens = capture_features(
+                draft_checkpoint, target_checkpoint, prompts, output,
+                CaptureOptions(target_name=checkpoint_label(target), **settings), ranks,
+                force=force, progress=progress_bar,
+            )  # fmt: skip
+        print_written(
+            "capture", output, f"{sequences} sequences, {tokens} answer tokens",
+            {"sequences": sequences, "answer_tokens": tokens}, as_json=as_json,
+            next_step=f"dflash-trt search {quoted(Path(draft))} --features {quoted(output)} --max-tau-loss 1%"
+            " -o my.yaml",
         )  # fmt: skip
-    print_written(
-        "capture", output, f"{sequences} sequences, {tokens} answer tokens",
-        {"sequences": sequences, "answer_tokens": tokens},
-        next_step=f"dflash-trt search {quoted(Path(draft))} --features {quoted(output)} --max-tau-loss 1% -o my.yaml",
-        as_json=as_json,
-    )  # fmt: skip

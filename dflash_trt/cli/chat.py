@@ -55,7 +55,6 @@ def chat(engine: Path, target: str | None, system: str | None, **settings: Any) 
     from dflash_trt.api.runtime_options import RuntimeOptions
     from dflash_trt.api.sampling_params import SamplingParams
     from dflash_trt.runtime.checked_pair import CheckedPair
-    from dflash_trt.runtime.open_backend import open_embedded
 
     runtime = RuntimeOptions(max_batch_size=1, **{name: settings.pop(name) for name in OPTIONS})
     params = SamplingParams(**settings)
@@ -63,6 +62,8 @@ def chat(engine: Path, target: str | None, system: str | None, **settings: Any) 
         raise click.UsageError("--logprobs: a conversation shows none; generate --json does")
     pair = CheckedPair.read(engine, target)
     check_chat(pair.tokenizer)
+    from dflash_trt.runtime.load import open_embedded  # it loads torch: seconds
+
     message = None if sys.stdin.isatty() else _read_message()
     with closing(open_embedded(pair, runtime)) as backend:
         conversation = TerminalChat(backend, params, system)

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from dflash_trt.engine.plans.plan_gpus import NAMES
+from dflash_trt.engine.plans.machine import NAMES
 from dflash_trt.errors import MissingDependencyError
 from dflash_trt.files.processor import cpu_model
 

@@ -73,7 +73,7 @@ def generate(
 
 
 def _run_engine(engine: Path, target: str | None, job: Job, options: RuntimeOptions) -> None:
-    """Decodes with an engine directory in the embedded runtime; on ranks but 0, follows rank 0."""
+    """Decodes with an engine directory in the embedded runtime."""
     from dflash_trt.runtime.checked_pair import CheckedPair, check_prompt
     from dflash_trt.runtime.embedded_backend import EmbeddedBackend
     from dflash_trt.runtime.ranks.join import join
@@ -86,12 +86,9 @@ def _run_engine(engine: Path, target: str | None, job: Job, options: RuntimeOpti
         fewest = min(options.max_batch_size or 1, len(job.prompts))  # an idle slot would take memory
         options = msgspec.structs.replace(options, max_batch_size=fewest)
         with progress_line(f"loading {pair.target_name}"):
-            from dflash_trt.runtime.session import load_session  # it loads torch: seconds
+            from dflash_trt.runtime.load import load_session  # it loads torch: seconds
 
             session = load_session(pair, options, ranks=ranks)
-        if ranks.rank > 0:
-            session.follow()
-            return
         if job.baseline:
             session.warm_up(job.prompts[0])
             job.fix_seed()
@@ -101,9 +98,7 @@ def _run_engine(engine: Path, target: str | None, job: Job, options: RuntimeOpti
 
 def _run_deployment(config: Path, target: str | None, job: Job) -> None:
     """Decodes with what a deployment file says in TensorRT-LLM."""
-    from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
-    from dflash_trt.runtime.open_backend import open_backend
-    from dflash_trt.trtllm.llm_backend import deployment_tokenizer
+    from dflash_trt.trtllm.llm_backend import deployment_tokenizer, open_deployment
 
     if job.baseline and job.params.temperature > 0:
         raise RequestError(
@@ -111,8 +106,7 @@ def _run_deployment(config: Path, target: str | None, job: Job) -> None:
             f" --temperature {job.params.temperature}"
         )
     job.encode(deployment_tokenizer(config, target))
-    by_method = {"dflash": DEFAULTS, "none": RuntimeOptions(draft_length=0)}
-    job.run(lambda method: open_backend(config, target, by_method[method]))
+    job.run(lambda method: open_deployment(config, target, method))
 
 
 def _read_prompts(file: Path) -> list[list[int]]:

@@ -251,8 +251,8 @@ def recipe_and_ranges(
         return loaded, None
     if not loaded.needs_ranges(draft.spec.linear_modules()):
         raise click.UsageError(f"--recipe {recipe} quantises weights only and needs no --calibration")
+    from dflash_trt.api.runtime_options import choose_device
     from dflash_trt.runtime.measure.calibrate import activation_ranges
-    from dflash_trt.runtime.session import choose_device
 
     return loaded, activation_ranges(draft, Path(calibration), choose_device(device))
 

@@ -7,7 +7,7 @@ import asyncio
 import gc
 import ipaddress
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +46,9 @@ def _check_body_size(context: click.Context, option: click.Parameter, mib: float
     click.option("--max-waiting", type=click.IntRange(min=0), default=256, show_default=True,
                  help="Queued requests; more get 429."),
     click.option("--max-body-mib", type=float, callback=_check_body_size, default=16.0, show_default=True),
-    runtime_options("draft_length", "cache_gib", "enable_prefix_caching", "device", "executor", "dtype"),
+    runtime_options(
+        "draft_length", "cache_gib", "enable_prefix_caching", "device", "executor", "dtype", "num_ranks"
+    ),
     drain_option,
     click.option("--otlp-traces-endpoint", metavar="URL",
                  help="Export OpenTelemetry traces to this URL, over HTTP. Default: as "
@@ -63,7 +65,10 @@ def serve(
     Example:
       dflash-trt serve engine --api-key-file keys.txt
     """
+    from dflash_trt.api.runtime_options import RuntimeOptions
     from dflash_trt.errors import EngineError
+    from dflash_trt.runtime.load import open_engine
+    from dflash_trt.runtime.ranks.join import join
     from dflash_trt.runtime.server.app import make_app
     from dflash_trt.runtime.server.grammar_worker import start_forkserver
     from dflash_trt.runtime.server.http_server import HttpServer, bind, exit_on_sigterm, max_connections
@@ -72,28 +77,30 @@ def serve(
     from dflash_trt.runtime.server.tracing import open_tracing
 
     keys = None if api_key_file is None else ApiKeys.read(api_key_file)
-    with exit_on_sigterm(), bind(host, port) as listening:  # a port in use is reported before the target is loaded
+    runtime = RuntimeOptions(**settings)
+    with ExitStack() as stack:
+        ranks = stack.enter_context(join(runtime.num_ranks, runtime.device))
+        if ranks.rank > 0:
+            open_engine(engine, target, runtime, ranks)  # follows rank 0, which serves
+        stack.enter_context(exit_on_sigterm())
+        listening = stack.enter_context(bind(host, port))  # a port in use is reported before the target is loaded
         if find_spec("xgrammar") is not None:
             with suppress(OSError):  # a request will report it
                 start_forkserver()  # imports while the target is loaded
         connection_limit = max_connections()
         tracing = open_tracing(otlp_traces_endpoint)
         _say(f"loading {target or engine}")
-        from dflash_trt.llm import LLM
-        from dflash_trt.runtime.embedded_backend import EmbeddedBackend
         from dflash_trt.runtime.server.endpoints import Endpoints
 
-        with LLM(engine, target, **settings) as llm:
+        with closing(open_engine(engine, target, runtime, ranks)) as backend:
             gc.collect()
             gc.freeze()  # a full collection over the loaded model takes 0.2 s
             name = served_model_name or engine.resolve().name
             max_bytes = int(max_body_mib * 2**20)
-            names: dict[str, str | None] = {}
-            if isinstance(llm.backend, EmbeddedBackend):
-                names = _names(llm.backend.session.manifest, target)
-                _say(llm.backend.session.target.summary)
+            names = _names(backend.session.manifest, target)
+            _say(backend.session.target.summary)
             endpoints = Endpoints(
-                llm.backend, name, max_waiting=max_waiting, max_body_bytes=max_bytes, tracing=tracing, **names
+                backend, name, max_waiting=max_waiting, max_body_bytes=max_bytes, tracing=tracing, **names
             )
             set_up_logging()
             shown = f"[{host}]" if ":" in host else host
@@ -103,14 +110,14 @@ def serve(
             server = HttpServer(
                 make_app(endpoints, keys=keys, origins=allow_origin, hosts=hosts),
                 drain_seconds=drain_seconds,
-                is_alive=lambda: llm.backend.is_alive,
+                is_alive=lambda: backend.is_alive,
                 cancel_all=endpoints.shut_down,
                 connection_limit=connection_limit,
             )
             asyncio.run(_serve(server, listening, endpoints))
             gc.unfreeze()  # what is not collected at the end is a leak to nanobind, which lists it on stderr
             if not server.should_exit:
-                raise EngineError(f"the decoder has failed: {llm.backend.error}", hint="start the server again")
+                raise EngineError(f"the decoder has failed: {backend.error}", hint="start the server again")
 
 
 async def _serve(server: HttpServer, listening: socket.socket, endpoints: Endpoints) -> None:

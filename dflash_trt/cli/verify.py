@@ -31,6 +31,8 @@ from dflash_trt.errors import DFlashError
 from dflash_trt.runtime.progress_display import progress_bar, progress_line
 
 if TYPE_CHECKING:
+    from dflash_trt.api.prompts import PromptLine
+    from dflash_trt.api.runtime_options import RuntimeOptions
     from dflash_trt.runtime.measure.replay import PromptGroup, ReplayReport
     from dflash_trt.runtime.measure.statistics import Mean
     from dflash_trt.runtime.measure.verification import TokenPrompt
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
         EngineReport,
         VerificationReport,
     )
+    from dflash_trt.runtime.ranks.roles import Follower, Leader
 
 Report = TypeVar("Report", bound=msgspec.Struct)
 MIN_TOKENS = 3
@@ -58,7 +61,7 @@ MIN_TOKENS = 3
     click.option("--reference", type=PATH, help="Engine directory of the same draft, unquantised, to compare with."),
     chat_option,
     max_tokens_option(128, MIN_TOKENS),
-    runtime_options("device", "executor", "dtype"),
+    runtime_options("device", "executor", "dtype", "num_ranks"),
     click.option("--max-tau-loss", metavar="SHARE", callback=parsed(share),
                  help="Fail when the mean loss of tau exceeds this, e.g. 3%; needs --reference."),
     json_option,
@@ -66,8 +69,8 @@ MIN_TOKENS = 3
 )  # fmt: skip
 def verify(
     engine: Path, target: str | None, prompt_file: Path | None, features: Path | None, reference: Path | None,
-    chat: bool, max_tokens: int, device: str, executor: str, dtype: str, max_tau_loss: float | None, as_json: bool,
-    plot: Path | None,
+    chat: bool, max_tokens: int, device: str, executor: str, dtype: str, num_ranks: int, max_tau_loss: float | None,
+    as_json: bool, plot: Path | None,
 ) -> None:  # fmt: skip
     """Decode prompts with the drafter, without it, and with an unquantised reference.
 
@@ -87,18 +90,17 @@ def verify(
     if max_tau_loss is not None and reference is None:
         raise click.UsageError("--max-tau-loss needs --reference, the engine that tau is compared with")
     if features is not None:
-        decoding = ("target", "prompt_file", "chat", "max_tokens", "dtype", "plot")
+        decoding = ("target", "prompt_file", "chat", "max_tokens", "dtype", "num_ranks", "plot")
         refuse_given(decoding, "cannot be used with --features")
         _verify_features(engine, features, reference, max_tau_loss, device, executor, as_json=as_json)
         return
     if prompt_file is None:
         raise click.UsageError("expected --prompts or --features")
-    check_picture(plot)
 
     from dflash_trt.api.prompts import read_prompts
 
     if (config := deployment_path(str(engine))) is not None:
-        refused = ("reference", "max_tau_loss", "plot", "device", "executor", "dtype")
+        refused = ("reference", "max_tau_loss", "plot", "device", "executor", "dtype", "num_ranks")
         refuse_given(refused, f"is for engine directories, found the deployment {config}")
         from dflash_trt.cli.verify_deployment import verify_deployment
 
@@ -106,32 +108,44 @@ def verify(
         return
 
     from dflash_trt.api.runtime_options import RuntimeOptions
+    from dflash_trt.runtime.measure.verification_report import find_failure
+    from dflash_trt.runtime.ranks.join import join
+
+    options = RuntimeOptions(max_batch_size=1, device=device, executor=executor, dtype=dtype, num_ranks=num_ranks)
+    with join(num_ranks, device) as ranks:
+        check_picture(plot)
+        report = _decode(engine, target, reference, read_prompts(prompt_file), max_tokens, chat, options, ranks)
+        failure = find_failure(report, max_tau_loss)
+        _print_verdict(report, print_report, failure, max_tau_loss, as_json=as_json)
+        if plot is not None:
+            from dflash_trt.observe.plots.picture import draw_verification
+
+            draw_verification(report, plot)
+        if report.comparison is not None and report.comparison.tau_loss is not None:
+            _warn_of_few(report.comparison.tau_loss.num_prompts)
+        if failure is not None:
+            raise failure
+        click.echo(_verdict(report, engine), err=True)
+
+
+def _decode(
+    engine: Path, target: str | None, reference: Path | None, prompts: list[PromptLine], max_tokens: int, chat: bool,
+    options: RuntimeOptions, ranks: Leader | Follower,
+) -> VerificationReport:  # fmt: skip
+    """Decodes the prompts plainly and with the engines."""
     from dflash_trt.runtime.checked_pair import CheckedPair, check_prompt
     from dflash_trt.runtime.measure.verification import Verification, tokenize
-    from dflash_trt.runtime.measure.verification_report import find_failure
 
-    prompts, pair = read_prompts(prompt_file), CheckedPair.read(engine, target)
+    pair = CheckedPair.read(engine, target)
 
     def check(token_ids: list[int]) -> None:
         check_prompt(token_ids, max_tokens, pair.manifest.draft, pair.target.spec)
 
     tokenize(prompts, pair.tokenizer, check, chat=chat)  # what is wrong is said before minutes of loading
     with progress_line(f"loading {pair.target_name}"):
-        options = RuntimeOptions(max_batch_size=1, device=device, executor=executor, dtype=dtype)
-        verification = Verification.open(pair, reference, options)
+        verification = Verification.open(pair, reference, options, ranks)
     click.echo(verification.target_summary, err=True)
-    report = verification.run(_progress(verification.tokenize(prompts, max_tokens, chat=chat)), max_tokens)
-    failure = find_failure(report, max_tau_loss)
-    _print_verdict(report, print_report, failure, max_tau_loss, as_json=as_json)
-    if plot is not None:
-        from dflash_trt.observe.plots.picture import draw_verification
-
-        draw_verification(report, plot)
-    if report.comparison is not None and report.comparison.tau_loss is not None:
-        _warn_of_few(report.comparison.tau_loss.num_prompts)
-    if failure is not None:
-        raise failure
-    click.echo(_verdict(report, engine), err=True)
+    return verification.run(_progress(verification.tokenize(prompts, max_tokens, chat=chat)), max_tokens)
 
 
 def _verify_features(

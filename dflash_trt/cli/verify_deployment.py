@@ -12,15 +12,16 @@ import msgspec
 
 from dflash_trt.api.backend import run
 from dflash_trt.api.completion import Completion
-from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.cli.output import number_text, print_json, print_table
 from dflash_trt.errors import VerificationError
-from dflash_trt.runtime.open_backend import open_backend
-from dflash_trt.trtllm.llm_backend import deployment_tokenizer
+from dflash_trt.trtllm.llm_backend import deployment_tokenizer, open_deployment
 
 if TYPE_CHECKING:
     from dflash_trt.api.prompts import PromptLine
+    from dflash_trt.deploy.deployment_file import Method
+
+METHODS: tuple[Method, ...] = ("dflash", "none")
 
 
 def verify_deployment(
@@ -32,9 +33,7 @@ def verify_deployment(
     tokenizer = deployment_tokenizer(config, target)
     ids = [prompt.encode(tokenizer, chat=chat) for prompt in prompts]
     params = SamplingParams(max_tokens=max_tokens)
-    answers, plain = (
-        _answers(config, target, options, ids, params) for options in (DEFAULTS, RuntimeOptions(draft_length=0))
-    )
+    answers, plain = (_answers(config, target, method, ids, params) for method in METHODS)
     results: list[dict[str, Any]] = [
         {
             "name": prompt.id,
@@ -70,7 +69,7 @@ def _shown(value: Any) -> str:
 
 
 def _answers(
-    config: Path, target: str | None, options: RuntimeOptions, prompts: list[list[int]], params: SamplingParams
+    config: Path, target: str | None, method: Method, prompts: list[list[int]], params: SamplingParams
 ) -> list[Completion]:
-    with closing(open_backend(config, target, options)) as backend:
+    with closing(open_deployment(config, target, method)) as backend:
         return run(backend, prompts, params)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -28,7 +29,7 @@ WEIGHT_BITS = {FP8: 8.0, NVFP4: 4.5, W4A16_NVFP4: 4.5, INT4: 4.5}
 REPLICATED = ("fc",)
 
 
-class DraftSizes(msgspec.Struct, frozen=True, kw_only=True):
+class DraftSizes(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A draft, read or published."""
 
     name: str
@@ -51,17 +52,23 @@ class DraftSizes(msgspec.Struct, frozen=True, kw_only=True):
         """`architectures` of config.json; empty for a published draft."""
         return () if self.checkpoint is None else self.checkpoint.config.texts("architectures")
 
+    @cached_property
+    def _weights(self) -> tuple[dict[str, int], int]:
+        """Weights by linear module, and what DFlash2 and DSpark add."""
+        linear = {module: math.prod(shape) for module, shape in self.spec.linear_shapes().items()}
+        return linear, sum(map(math.prod, (self.spec.dflash2_shapes() | self.spec.dspark_shapes()).values()))
+
     def weight_bytes(self, algorithms: dict[str, str], ranks: int) -> int:
         """Bytes on one of `ranks` tensor-parallel ranks; norms and biases are not counted."""
         spec = self.spec
         vocabulary = (spec.vocab_size or 0) * spec.own_embedding * BF16_BITS
         vocabulary += (spec.draft_vocab_size or 0) * WEIGHT_BITS.get(algorithms.get(HEAD, ""), BF16_BITS)
         total = vocabulary * spec.hidden_size / 8 / ranks
-        additions = spec.dflash2_shapes() | spec.dspark_shapes()  # whole on every rank
-        total += sum(map(math.prod, additions.values())) * BF16_BITS / 8
-        for module, (rows, columns) in self.spec.linear_shapes().items():
+        linear, added = self._weights
+        total += added * BF16_BITS / 8  # whole on every rank
+        for module, count in linear.items():
             bits = WEIGHT_BITS.get(algorithms.get(module, ""), BF16_BITS)
-            total += rows * columns * bits / 8 / (1 if module in REPLICATED else ranks)
+            total += count * bits / 8 / (1 if module in REPLICATED else ranks)
         return round(total)
 
 

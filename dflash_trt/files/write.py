@@ -35,8 +35,10 @@ UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV}
 def workspace(final: Path) -> Iterator[Path]:
     """A new directory beside `final`, for the owner alone, removed with all that is in it at the end; raises OSError.
 
-    What killed processes left in that folder is recovered or removed first.
+    What killed processes left in that folder is recovered or removed first. Parents that were made for a result that
+    did not come go, too.
     """
+    made = [parent for parent in final.parents if not os.path.lexists(parent)]
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
@@ -47,6 +49,10 @@ def workspace(final: Path) -> Iterator[Path]:
         yield directory
     finally:
         _restore_and_remove(directory, final, lock)
+        if not os.path.lexists(final):
+            with suppress(OSError):
+                for parent in made:
+                    parent.rmdir()
 
 
 def exchange(new: Path, final: Path, directory: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dflash_trt import _C
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.drafter.proposals import Draw, Proposals
+from dflash_trt.runtime.drafter.candidate_selector import Draw, Proposals
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.targets.target import Segment
 

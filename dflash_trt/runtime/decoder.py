@@ -13,18 +13,22 @@ Requests join and leave between steps, each at its own length (continuous batchi
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from dflash_trt.api.acceptance import AcceptanceCounter
+from dflash_trt.api.backend import DecoderMetrics, DecoderTotals
 from dflash_trt.api.completion import FinishReason
-from dflash_trt.api.metrics import Counts, DecoderMetrics
 from dflash_trt.api.runtime_options import DEFAULTS
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.accept import NO_PROPOSALS, ProposalChoice, StepInput, accept_parts
 from dflash_trt.runtime.draft_length import DraftLength, StepRecord
-from dflash_trt.runtime.drafter.proposals import Proposals
+from dflash_trt.runtime.drafter.candidate_selector import Proposals
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.request import Request
 
@@ -37,6 +41,8 @@ class CacheOwner:
 
     holder: Decoder | None = None
     """Decoder with running requests; None while no request runs."""
+    pool: SlotPool | None = None
+    """Pool of the decoder that wrote the pages last."""
 
 
 class Decoder:
@@ -55,7 +61,7 @@ class Decoder:
         self.waiting: deque[Request] = deque()
         self.running: dict[int, Request] = {}
         """Requests by slot, in the order of admission."""
-        self._counts = Counts()
+        self._totals, self._acceptance = DecoderTotals(), AcceptanceCounter()
         self._runner = runner
         self._prefixes = PrefixSharing(runner, slots, self.running)
         self._policy = policy
@@ -72,7 +78,7 @@ class Decoder:
         logits = self._runner.verify([part.segment for part in parts])
         accepted = accept_parts(parts, logits)
         self._runner.commit([part.num_committed(tokens) for part, tokens in zip(parts, accepted, strict=True)])
-        self._counts.passes += 1
+        self._totals.passes += 1
         record = StepRecord.of(parts, accepted)
         for part, tokens in zip(parts, accepted, strict=True):
             if tokens:
@@ -117,7 +123,8 @@ class Decoder:
             free_slots=self.slots.free_slots,
             free_cache_tokens=self.slots.free_tokens,
             draft_length=self._policy.explain(),
-            **self._counts.read(),
+            acceptance=self._acceptance.read(),
+            **msgspec.structs.asdict(self._totals) | {"finished": dict(self._totals.finished)},
         )
 
     def _admit(self) -> None:
@@ -128,23 +135,24 @@ class Decoder:
                 return
             self._take_caches()
             request = self.waiting.popleft()
-            request.admit()
-            if not self._runner.claim():
-                self.slots.forget()
+            request.admitted = time.perf_counter()
             slot, pages, request.num_cached_tokens = self.slots.allocate(request.max_length, prompt_ids)
             self._runner.reserve(slot, pages, request.num_cached_tokens)
             request.num_prefilled = request.num_cached_tokens
             if self.slots.prefix_caching:
-                self._counts.prefix_cache_queries += len(request.prompt_ids)
-                self._counts.prefix_cache_hits += request.num_cached_tokens
+                self._totals.prefix_cache_queries += len(request.prompt_ids)
+                self._totals.prefix_cache_hits += request.num_cached_tokens
             self.running[slot] = request
 
     def _take_caches(self) -> None:
-        """Cancels the requests that another decoder has in the caches."""
-        if (holder := self._cache_owner.holder) is not None and holder is not self:
-            for slot, request in list(holder.running.items()):
-                holder._end(request, slot, FinishReason.CANCELLED)
-        self._cache_owner.holder = self
+        """Cancels the requests that another decoder has in the caches, and forgets prefixes that it has overwritten."""
+        owner = self._cache_owner
+        if owner.holder is not None and owner.holder is not self:
+            for slot, request in list(owner.holder.running.items()):
+                owner.holder._end(request, slot, FinishReason.CANCELLED)
+        if owner.pool is not self.slots:
+            self.slots.forget()
+        owner.holder, owner.pool = self, self.slots
 
     def _draft(self) -> list[StepInput]:
         """Blocks: the last token of each request behind its prompt, and drafts that follow it."""
@@ -188,10 +196,9 @@ class Decoder:
         if not tokens:
             return
         step = request.emit(tokens, part.proposals)
-        if step is None:
-            self._counts.output_tokens += 1  # the prefill's
-        else:
-            self._counts.add_step(step)
+        self._totals.output_tokens += 1 if step is None else len(step.token_ids)  # the prefill has no step
+        if step is not None:
+            self._acceptance.add(step)
         if request.finished is None:
             request.report()
         else:
@@ -212,7 +219,7 @@ class Decoder:
         """Ends a request that has not ended yet, counts and reports it, and frees its slot."""
         if request.finished is None:
             request.finish(reason)
-        self._counts.finished[reason] += 1
+        self._totals.finished[reason] += 1
         if slot is not None:
             self._runner.release(slot)
             self.slots.free(slot)

@@ -13,15 +13,15 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dflash_trt.api.backend import Chunk, Messages, PageWatcher, Prompt
+from dflash_trt.api.backend import Chunk, DecoderMetrics, Messages, Prompt
+from dflash_trt.api.chat_template import encode, encode_chat, prompt_token_ids
 from dflash_trt.api.completion import Completion, FinishReason
-from dflash_trt.api.metrics import DecoderMetrics
-from dflash_trt.api.prompts import prompt_token_ids
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import parse_draft_length
+from dflash_trt.runtime.kvcache.slots import PageWatcher
 from dflash_trt.runtime.logits_processors import GrammarCompiler
 from dflash_trt.runtime.request import Request, completion, prompt_logprobs
 
@@ -92,7 +92,7 @@ class EmbeddedBackend:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt."""
-        return self.session.encode(prompt) if isinstance(prompt, str) else prompt_token_ids(prompt)
+        return encode(self.tokenizer, prompt, chat=False) if isinstance(prompt, str) else prompt_token_ids(prompt)
 
     @property
     def grammars(self) -> GrammarCompiler:
@@ -147,7 +147,7 @@ class EmbeddedBackend:
 
     def encode_chat(self, messages: Messages) -> list[int]:
         """Token ids of a conversation in the target's chat template."""
-        return self.session.encode_chat(messages)
+        return encode_chat(self.tokenizer, messages)
 
     def metrics(self) -> DecoderMetrics:
         """Current load of the decoder, and its totals."""
@@ -181,7 +181,10 @@ class PendingRequest:
     def chunks(self) -> Iterator[Chunk]:
         """Answer in chunks as they arrive."""
         while True:
-            chunk = self._next()
+            try:
+                chunk = self._chunks.get(timeout=0.1)  # in short turns, because Ctrl-C is not noticed during a wait
+            except queue.Empty:
+                continue
             if isinstance(chunk, Exception):
                 raise chunk
             yield chunk
@@ -191,19 +194,6 @@ class PendingRequest:
     def cancel(self) -> None:
         """Ends the request before the next step."""
         self._backend.cancel(self.request)
-
-    def _next(self) -> Chunk | Exception:
-        """Waits in short turns, because Ctrl-C is not noticed during a wait."""
-        while True:
-            with suppress(queue.Empty):
-                return self._chunks.get(timeout=0.1)
-
-
-def answer(request: Request) -> Completion:
-    """Answer of a request that has ended; EngineError where it, or the decoder, failed."""
-    if request.error is not None and request.finished is not FinishReason.ERROR:
-        raise EngineError(f"the decoder has failed: {request.error}") from request.error
-    return completion(request)
 
 
 async def _until_whole(chunks: asyncio.Queue[Chunk | Exception]) -> AsyncGenerator[Chunk, None]:
@@ -236,7 +226,7 @@ def _reporter(put: Put, incremental: bool) -> Callable[[Request], None]:
                 prompt_logprobs=prompt_logprobs(request) if sent == 0 else None,
                 steps=steps,
                 emitted=emitted,
-                completion=None if request.finished is None else answer(request),
+                completion=None if request.finished is None else completion(request),
             )
         except (EngineError, RequestError) as error:
             put(error)
@@ -257,16 +247,12 @@ class DecoderThread:
         self._decoder = decoder
         self._commands: deque[Command] = deque()
         self._changed = threading.Condition()
-        self._is_closed = False
+        self.is_open = True
+        """Whether it takes requests."""
         self.error: Exception | None = None
         """Exception that ended it."""
         self._thread = threading.Thread(target=self._run, name="dflash-trt decoder", daemon=True)
         self._thread.start()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it takes requests."""
-        return not self._is_closed
 
     def submit(self, request: Request) -> None:
         """Queues a request; EngineError when the thread has ended or failed."""
@@ -281,14 +267,14 @@ class DecoderThread:
     def close(self) -> None:
         """Cancels all requests and ends the thread."""
         with self._changed:
-            self._is_closed = True
+            self.is_open = False
             self._changed.notify()
         if threading.current_thread() is not self._thread:  # which drops the last reference when a report does
             self._thread.join()
 
     def _send(self, command: Callable[[Request], None], request: Request) -> None:
         with self._changed:
-            if self._is_closed:
+            if not self.is_open:
                 raise EngineError("expected an open LLM, found a closed one") from self.error
             self._commands.append((command, request))
             self._changed.notify()
@@ -300,15 +286,14 @@ class DecoderThread:
         except Exception as error:  # any: waiting callers must get it
             self.error = error
         with self._changed:
-            self._is_closed = True
+            self.is_open = False
         self._end_all()
 
     def _execute(self) -> bool:
         """Executes queued commands, waiting for one if the decoder is idle; False when closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._commands or self._is_closed or not self._decoder.is_idle)
-            commands = list(self._commands)
-            is_open = not self._is_closed
+            self._changed.wait_for(lambda: self._commands or not self.is_open or not self._decoder.is_idle)
+            commands, is_open = list(self._commands), self.is_open
         for command, request in commands:
             command(request)
             self._commands.popleft()  # afterwards, so that `_end_all` sees the commands behind one that fails

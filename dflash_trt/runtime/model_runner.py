@@ -14,8 +14,8 @@ from torch import Tensor
 
 from dflash_trt.engine.plans.launcher import pinned
 from dflash_trt.runtime.accept import argmax
+from dflash_trt.runtime.drafter.candidate_selector import Draw, Proposals
 from dflash_trt.runtime.drafter.drafter import Drafter
-from dflash_trt.runtime.drafter.proposals import Draw, Proposals
 from dflash_trt.runtime.targets.target import Segment, Target, side_by_side
 
 MAX_PENDING_BYTES = 2**25
@@ -29,7 +29,7 @@ MAX_PASSES = 32
 
 
 class ModelRunner:
-    """Target and perhaps drafter: what a step of the decode loop does with them; ranks repeat it on theirs."""
+    """Target and perhaps drafter: what a step of the decode loop does with them."""
 
     def __init__(self, target: Target, drafter: Drafter | None) -> None:
         self._target = target
@@ -38,14 +38,8 @@ class ModelRunner:
         self._tapped: Sequence[torch.Tensor] = ()
         self._pending = PendingTaps()
         """Taps that become context before a slot drafts."""
-        self._user = object()
         self._written: defaultdict[int, int] = defaultdict(int)
         """Tokens by slot that are in both caches, so not those whose taps are pending."""
-
-    def claim(self) -> bool:
-        """Whether nobody else has used the models' pages since this runner last asked; from now on it does."""
-        was_there = self._target.claim(self._user)
-        return (self._drafter is None or self._drafter.claim(self._user)) and was_there
 
     def num_written(self, slot: int) -> int:
         """Tokens of the slot's sequence that are in both caches for good."""

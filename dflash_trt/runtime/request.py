@@ -12,7 +12,8 @@ from dflash_trt import _C
 from dflash_trt.api.acceptance import Acceptance, Step
 from dflash_trt.api.completion import Completion, FinishReason, PromptLogprobs
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.runtime.drafter.proposals import Draw
+from dflash_trt.errors import EngineError
+from dflash_trt.runtime.drafter.candidate_selector import Draw
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.logits_processors import LogitsProcessor
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
 
 
 def completion(request: Request) -> Completion:
-    """The answer of a finished request; raises its error if the target's logits were not finite."""
+    """The answer of a request that has ended; raises its own error, EngineError where the decoder failed."""
     assert request.finished is not None
-    if request.finished is FinishReason.ERROR:
-        assert request.error is not None
-        raise request.error
+    if request.error is not None:
+        if request.finished is FinishReason.ERROR:
+            raise request.error
+        raise EngineError(f"the decoder has failed: {request.error}") from request.error
     assert request.ended is not None
     tokens = len(request.token_ids)
     first, last = (request.emitted[0], request.emitted[-1]) if request.emitted else (None, None)
@@ -100,6 +102,7 @@ class Request:
 
     arrived: float = field(default_factory=time.perf_counter)
     admitted: float | None = None
+    """Time at which it left the queue."""
     emitted: list[float] = field(default_factory=list)
     """Times of the first token and of each step after it."""
     ended: float | None = None
@@ -146,10 +149,6 @@ class Request:
     def has_drafted(self) -> bool:
         """Whether its last verify pass verified drafts."""
         return bool(self.steps) and self.steps[-1].proposed > 0
-
-    def admit(self) -> None:
-        """Notes the time at which it leaves the queue."""
-        self.admitted = time.perf_counter()
 
     def emit(self, token_ids: Sequence[int], proposals: Sequence[int]) -> Step | None:
         """Appends accepted proposals and the token behind them, up to the first that ends the answer.

@@ -1,44 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads target, drafter and tokenizer into a session, which makes requests and the decoders that serve them."""
+"""Target, drafter and tokenizer of an engine as a session, which makes requests and the decoders that serve them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
-from dflash_trt.api.chat_template import encode, encode_chat
 from dflash_trt.api.completion import Completion
-from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
+from dflash_trt.api.runtime_options import DEFAULTS
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
-from dflash_trt.errors import MissingDependencyError, RequestError, cut
-from dflash_trt.runtime.checked_pair import CheckedPair, check_prompt, default_batch_size, max_positions
-from dflash_trt.runtime.cpu.accelerate import accelerate
+from dflash_trt.errors import RequestError
+from dflash_trt.runtime.checked_pair import check_prompt, max_positions
 from dflash_trt.runtime.decoder import CacheOwner, Decoder
-from dflash_trt.runtime.draft_length import DraftLength, FixedLength, parse_draft_length
+from dflash_trt.runtime.draft_length import DraftLength, FixedLength
 from dflash_trt.runtime.drafter.drafter import Drafter
-from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.logits_processors import GrammarCompiler, LogitBias, LogitsProcessor, MinTokens
 from dflash_trt.runtime.model_runner import ModelRunner
-from dflash_trt.runtime.ranks.parallel_runner import TensorParallelRunner, follow, rank_facts
-from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.request import Request, completion
-from dflash_trt.runtime.targets.huggingface import load_model, make_target, stop_token_ids
-from dflash_trt.runtime.targets.runnable import sharding, target_dtype
-from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
 from dflash_trt.runtime.text import TextStream
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
 
 LOG = logging.getLogger("dflash_trt.runtime")
 WARM_UP_TOKENS = 8
@@ -59,24 +49,12 @@ class Session:
     """End-of-sequence tokens of the target."""
     max_batch_size: int = field(default=1, kw_only=True)
     cache_gib: float = field(default=DEFAULTS.cache_gib, kw_only=True)
-    ranks: Leader | Follower | None = field(default=None, kw_only=True)
-    """Ranks that share the target with this process."""
     cache_owner: CacheOwner = field(default_factory=CacheOwner, kw_only=True)
     """Shared by sessions with the same target."""
 
     def with_drafter(self, manifest: Manifest, drafter: Drafter) -> Session:
         """Session that shares this one's target, with the drafter of another engine."""
-        return replace(self, manifest=manifest, drafter=drafter, ranks=None)
-
-    def encode(self, prompt: str) -> list[int]:
-        """Token ids of a text."""
-        assert self.tokenizer is not None
-        return encode(self.tokenizer, prompt, chat=False)
-
-    def encode_chat(self, messages: object) -> list[int]:
-        """Token ids of a conversation in the target's chat template."""
-        assert self.tokenizer is not None
-        return encode_chat(self.tokenizer, messages)
+        return replace(self, manifest=manifest, drafter=drafter)
 
     def request(
         self, prompt_ids: Sequence[int], params: SamplingParams, on_progress: Callable[[Request], None] | None = None
@@ -130,31 +108,18 @@ class Session:
 
         With `prefix_caching` a prompt begins with what earlier ones left in the caches, where the target keeps it.
         """
-        assert not isinstance(self.ranks, Follower), "only rank 0 decides"
         policy = policy or FixedLength(self.manifest.draft.num_draft_tokens)
         is_plain = isinstance(policy, FixedLength) and policy.length == 0
         if prefix_caching and not self.target.keeps_prefixes:
             LOG.warning("prefix caching is off: the target's state is not kept in pages")
             prefix_caching = False
         slots = SlotPool(max_batch_size or self.max_batch_size, self._num_tokens, prefix_caching=prefix_caching)
-        runner = self._runner(int(is_plain))
+        runner = ModelRunner(self.target, None if is_plain else self.drafter)
         return Decoder(runner, slots, policy, prefill_chunk=prefill_chunk, cache_owner=self.cache_owner)
 
     def plain_decoder(self) -> Decoder:
         """Decoder without the drafter, one token a pass."""
         return self.decoder(FixedLength(0))
-
-    def follow(self) -> None:
-        """Decodes what rank 0 decodes, until it has finished; for the other ranks."""
-        assert isinstance(self.ranks, Follower)
-        follow(self.ranks, [self._runner(0), self._runner(1)])
-
-    def _runner(self, index: int) -> ModelRunner:
-        """Runner with the drafter for index 0, without for 1."""
-        drafter = None if index else self.drafter
-        if self.ranks is None or self.ranks.size == 1 or isinstance(self.ranks, Follower):
-            return ModelRunner(self.target, drafter)
-        return TensorParallelRunner(self.ranks, self.target, drafter, index)
 
     def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
         """Decodes one prompt with the drafter."""
@@ -198,79 +163,3 @@ def run(decoder: Decoder, requests: Sequence[Request]) -> list[Completion]:
     """Answers of a decoder to `requests`."""
     decoder.run(requests)
     return [completion(request) for request in requests]
-
-
-def open_session(engine: Path, target_name: str, options: RuntimeOptions = DEFAULTS) -> Session:
-    """Reads and loads both models; raises what `CheckedPair.read` and `load_session` raise."""
-    return load_session(CheckedPair.read(engine, target_name), options)
-
-
-def load_session(
-    pair: CheckedPair, options: RuntimeOptions = DEFAULTS, *, expose: Sequence[str] = (),
-    ranks: Leader | Follower | None = None,
-) -> Session:  # fmt: skip
-    """Loads both models of a pair; on many `ranks`, a shard of the target.
-
-    `expose` names values inside draft.onnx that the drafter can return besides its hidden states.
-
-    Raises MissingDependencyError when nothing here computes on the options' device, RequestError for a draft length or
-    a number of requests that this pair cannot have, EngineError and CheckpointError for what only loading shows.
-    """
-    manifest, checkpoint, dtype = pair.manifest, pair.target, options.dtype
-    parse_draft_length(options.draft_length, manifest.draft.num_draft_tokens)
-    target_dtype(dtype, checkpoint.directory, checkpoint.weights)  # errors come before the drafter loads
-    device, num_ranks = choose_device(options.device), ranks.size if ranks else 1
-    sharded: dict[str, object] = {}
-    if ranks is not None and num_ranks > 1:
-        ranks.verify_same_facts({**rank_facts(pair.engine, checkpoint), "dtype": dtype})
-        sharded["distributed_config"] = sharding(checkpoint.directory, num_ranks)
-        if device == "cuda":
-            device = f"cuda:{torch.cuda.current_device()}"  # which `join` has set
-    max_batch_size = options.max_batch_size or default_batch_size(manifest)
-    with room_for(max_batch_size):
-        drafter = open_drafter(
-            pair.engine, manifest, num_slots=max_batch_size, device=device, executor=options.executor, expose=expose
-        )
-    taps = manifest.draft.target_layer_ids
-    model = load_model(
-        checkpoint.directory, checkpoint.spec, taps, dtype=dtype, num_ranks=num_ranks,
-        device="cpu" if sharded else device, **sharded,  # transformers puts shards where they belong
-    )  # fmt: skip
-    target = make_target(model, taps, max_batch_size, accelerate, tap_hidden_size=manifest.draft.tap_hidden_size)
-    if model.dtype == torch.bfloat16 and not target.is_batch_invariant:
-        LOG.warning(
-            "%s in bfloat16: here a block rounds otherwise than one token a pass, so near-ties may fall another way"
-            " than in plain decoding; --dtype float32 avoids that",
-            checkpoint.directory,
-        )
-    return Session(
-        manifest, target, drafter, pair.tokenizer, stop_token_ids(model),
-        max_batch_size=max_batch_size, cache_gib=options.cache_gib, ranks=ranks,
-    )  # fmt: skip
-
-
-@contextmanager
-def room_for(max_batch_size: int) -> Iterator[None]:
-    """Raises RequestError where torch finds no memory for the caches of this many requests."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
-            raise
-        reason, _, _ = str(error).partition("\n")
-        raise RequestError(
-            f"max_batch_size: expected memory for the caches of {max_batch_size} requests, found too little"
-            f" ({cut(reason)})",
-            hint="lower max_batch_size",
-        ) from None
-
-
-def choose_device(device: str) -> str:
-    """Resolves auto to "cpu" or "cuda"; MissingDependencyError for a CUDA device that torch does not see."""
-    has_cuda = torch.cuda.is_available()
-    if device == "cuda" and not has_cuda:
-        raise MissingDependencyError(
-            f"device: expected a CUDA device, found none that torch {torch.__version__} sees",
-            hint="install a CUDA build of torch, or decode with --device cpu",
-        )
-    return "cuda" if has_cuda and device != "cpu" else "cpu"

@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as triton  # type: ignore[import-not-found]
 
-from dflash_trt.api.backend import Backend
-from dflash_trt.api.metrics import DecoderMetrics
+from dflash_trt.api.backend import Backend, DecoderMetrics
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.errors import ConfigError, DFlashError, RequestError
 from dflash_trt.triton import mpi_ranks
@@ -73,7 +72,7 @@ class TritonPythonModel:
 
 
 def _open_embedded(arguments: dict[str, Any]) -> Backend:
-    from dflash_trt.runtime.open_backend import open_engine
+    from dflash_trt.runtime.load import open_engine
 
     return open_engine(arguments.pop("engine"), arguments.pop("target"), RuntimeOptions(**arguments))
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from dflash_trt.api.backend import Backend
+from dflash_trt.api.backend import Backend, DecoderMetrics
 from dflash_trt.api.completion import Completion
-from dflash_trt.api.metrics import DecoderMetrics
 from dflash_trt.api.neutral_fields import check_neutral
 from dflash_trt.api.sampling_params import OPENAI_TEMPERATURE, SAMPLER_FIELDS, NumberField, SamplingParams
 from dflash_trt.errors import RequestError

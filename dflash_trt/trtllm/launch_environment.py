@@ -15,6 +15,7 @@ from dflash_trt.errors import MissingDependencyError, RankError
 # Rank and number of ranks, by launcher: torchrun and compatible launchers; Open MPI; MPICH and its derivatives.
 _TORCHRUN = ("RANK", "WORLD_SIZE")
 _MPIEXEC = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
+_TORCHRUN_JOB = "TORCHELASTIC_RUN_ID"
 # torchrun's rank and size on one host, and the rendezvous address.
 LOCAL_RANK, LOCAL_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 MASTER_ADDRESS = "MASTER_ADDR"
@@ -60,6 +61,11 @@ def is_one_host(environment: Mapping[str, str]) -> bool:
     """Whether torchrun's variables say that all ranks are on this host."""
     size = environment.get(_TORCHRUN[1])
     return environment.get(LOCAL_SIZE, "") == size or environment.get(MASTER_ADDRESS) in _LOCAL_ADDRESSES
+
+
+def is_torchrun(environment: Mapping[str, str]) -> bool:
+    """Whether torchrun itself started this process, and not what sets the same variables."""
+    return _TORCHRUN_JOB in environment
 
 
 def is_trtllm_launch(environment: Mapping[str, str]) -> bool:

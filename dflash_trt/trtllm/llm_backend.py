@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.api.backend import Chunk, Messages, Prompt
-from dflash_trt.api.chat_template import encode_chat
+from dflash_trt.api.chat_template import encode_chat, prompt_token_ids
 from dflash_trt.api.completion import Completion
-from dflash_trt.api.prompts import prompt_token_ids
 from dflash_trt.api.sampling_params import SAMPLER_FIELDS, SamplingParams
 from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.checkpoint.tokenizer import load_tokenizer
@@ -31,7 +30,7 @@ from dflash_trt.deploy.deployment_file import Method, load_deployment
 from dflash_trt.deploy.finding import ERROR
 from dflash_trt.deploy.real_classes import installed_version
 from dflash_trt.deploy.render import trtllm_arguments
-from dflash_trt.deploy.resolve import ResolvedDeployment
+from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.errors import ConfigError, RequestError
 from dflash_trt.trtllm.launch_environment import is_trtllm_launch
@@ -56,6 +55,11 @@ def deployment_tokenizer(config: Path, target: str | None) -> Any:
     """
     import_tensorrt_llm("a deployment file")
     return load_tokenizer(configuration_directory(target or load_deployment(config).target))
+
+
+def open_deployment(config: Path, target: str | None, method: Method) -> TrtllmBackend:
+    """Opens a deployment file, with its own target or the one called `target`; raises as `TrtllmBackend.open`."""
+    return TrtllmBackend.open(resolve(load_deployment(config), config.stem, target=target), method)
 
 
 class TrtllmBackend:

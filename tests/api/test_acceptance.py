@@ -3,7 +3,8 @@
 
 import pytest
 
-from dflash_trt.api.acceptance import Acceptance, Step, acceptance_by_position
+from dflash_trt.api.acceptance import Acceptance, Step
+from dflash_trt.runtime.measure.statistics import acceptance_by_position
 
 STEPS = [
     Step(token_ids=(6, 7, 8), proposals=(0,) * 3, accepted=2),

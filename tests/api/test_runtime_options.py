@@ -14,11 +14,10 @@ from dflash_trt.cli import cli
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.dynamo.generate_request import read_request
-from dflash_trt.runtime.open_backend import open_backend, open_embedded
+from dflash_trt.runtime.load import open_embedded
 from dflash_trt.runtime.server.requests import parse_request
 from dflash_trt.triton.service import INPUTS, read_inputs
 from dflash_trt.trtllm.llm_backend import sampling_arguments
-from tests.paths import FIXTURES
 
 VALUES: dict[str, Any] = {
     "temperature": 0.5, "top_k": 7, "top_p": 0.75, "min_p": 0.25, "repetition_penalty": 1.5, "presence_penalty": 0.125,
@@ -96,8 +95,3 @@ def test_an_unknown_executor() -> None:
 def test_ranks_are_joined_elsewhere() -> None:
     with pytest.raises(RequestError, match="num_ranks: expected 1, found 2"):
         open_embedded(None, RuntimeOptions(num_ranks=2))  # type: ignore[arg-type]
-
-
-def test_a_deployment_says_its_settings_itself() -> None:
-    with pytest.raises(RequestError, match=r"dtype: expected none, because the deployment file .* sets it"):
-        open_backend("gpt-oss-120b.b300x8.latency", str(FIXTURES / "tiny-qwen3"), RuntimeOptions(dtype="bfloat16"))

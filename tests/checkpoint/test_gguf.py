@@ -107,10 +107,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mask_token_id": 96}, "mask_token_id: expected a token id below vocab_size 96"),
     ({"hyper_connection__count": 4}, "dflash.hyper_connection.count: expected only keys that are computed"),
     ({"rope__scaling__type": "linear"}, "dflash.rope.scaling.type: expected one of none, yarn"),
-    (
-        {"attention__sliding_window_pattern": [True]},
-        "attention.sliding_window: expected the window",
-    ),
+    ({"attention__sliding_window_pattern": [True]}, "attention.sliding_window: expected the window"),
     ({"attention__sliding_window_pattern": [True] * 3}, "expected 1 times true or false"),
     ({"attention__sliding_window_pattern": 2}, "expected a list of booleans"),
     ({"block_count": 2}, "missing tensor 'layers.1.input_layernorm.weight'"),

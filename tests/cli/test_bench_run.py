@@ -12,9 +12,8 @@ import pytest
 from dflash_trt.cli.bench_tables import print_points
 from dflash_trt.errors import DFlashError
 from dflash_trt.observe.bench.records import BenchPoint, RequestRow
-from dflash_trt.observe.bench.run_directory import write_point, write_run
 from tests.cli.commands import run_here
-from tests.observe.bench.samples import UNPUBLISHED, counters, flat, point, run
+from tests.observe.bench.samples import UNPUBLISHED, counters, flat, point, run_of
 from tests.observe.endpoints.canned import canned, models
 from tests.paths import REPOSITORY
 
@@ -35,22 +34,15 @@ def sample(
     return msgspec.structs.replace(made, ttft_seconds=flat(ttft_seconds))
 
 
-def table(directory: Path, *points: BenchPoint) -> None:
-    directory.mkdir()
-    write_run(directory, run("none", "dflash-nvfp4", concurrencies=(1, 256)))
-    for each in points:
-        write_point(directory, each)
-    print_points(directory, as_json=False)
-
-
 def test_it_fits_eighty_columns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Numbers are whole; what no request was is no column."""
     monkeypatch.setenv("COLUMNS", "80")
-    table(tmp_path / "a", sample("none", 1, 88.2, 0.0312), sample("dflash-nvfp4", 1, 190.34, 0.0008))
+    fast = sample("none", 1, 88.2, 0.0312), sample("dflash-nvfp4", 1, 190.34, 0.0008)
     slow = sample("none", 256, 4278.04, 7.9872, cut=3), sample("dflash-nvfp4", 256, 20306.2, 17.2192, cut=2, failed=5)
-    table(tmp_path / "b", *slow)
+    for name, points in (("a", fast), ("b", slow)):
+        print_points(run_of(tmp_path / name, *points), as_json=False)
     assert capsys.readouterr().out == GOLDEN.read_text()
 
 

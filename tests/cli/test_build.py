@@ -145,24 +145,12 @@ def test_a_checkpoint_moves_to_speculators(tmp_path: Path) -> None:
         ("quantize", [QWEN_DRAFT, "--recipe", "nvfp4"], {"dense_layers": 1}),
         ("convert", [QWEN_DRAFT, "--to", "modelopt"], {"from": "zlab", "to": "modelopt"}),
         ("triton-repo", ["gpt-oss-120b.b300x8.latency"], {"model": "tensorrt_llm", "runtime": "trtllm"}),
-        (
-            "capture",
-            [
-                QWEN_DRAFT,
-                "--target",
-                QWEN,
-                "--prompts",
-                FIXTURES / "prompts.jsonl",
-                "--max-prompts",
-                2,
-                "--max-tokens",
-                8,
-            ],
-            {"sequences": 2, "answer_tokens": 16},
-        ),
+        ("capture",
+         [QWEN_DRAFT, "--target", QWEN, "--prompts", FIXTURES / "prompts.jsonl", "--max-prompts", 2, "--max-tokens", 8],
+         {"sequences": 2, "answer_tokens": 16}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
-)
+)  # fmt: skip
 def test_a_document_names_what_was_written(
     command: str, arguments: list[object], expected: dict[str, object], tmp_path: Path
 ) -> None:

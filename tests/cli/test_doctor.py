@@ -66,11 +66,11 @@ def test_a_rank_with_another_engine_is_named(engine: Path, tmp_path: Path) -> No
     shutil.copytree(engine, other)
     manifest = json.loads((other / "manifest.json").read_text())
     (other / "manifest.json").write_text(json.dumps(manifest | {"tool_version": "0.0.1"}))
-    result = doctor((1, engine), (1, other), (1, engine))
+    result = doctor((1, engine), (1, other))
     assert result.returncode == 1
     assert "error: rank 1 (" in result.stderr
     assert "engine sha256: expected " in result.stderr
-    assert "as on 2 of 3 ranks, found " in result.stderr
+    assert "as on 1 of 2 ranks, found " in result.stderr
     assert len(json.loads(result.stdout)["problems"]) == 1
 
 
@@ -188,31 +188,19 @@ def test_usage(arguments: list[str], message: str) -> None:
         run_here("doctor", *arguments)
 
 
-def test_a_healthy_server(result: Callable[[Diagnosis], None], capsys: pytest.CaptureFixture[str]) -> None:
-    result(diagnosis())
-    run_here("doctor", "http://h")
-    output = capsys.readouterr().out
-    assert output.startswith("m at http://h (vllm 0.32.0), 61 s")
-    shares = " ".join(f"{share * 100:.0f}" for share in group("short prompts").shares_by_position)
-    assert f"│ {shares} " in output
-    assert "not asked" in output
-    assert output.endswith("\nnothing wrong in 1 of 1 checks\n")
-    result(msgspec.structs.replace(diagnosis(), foreign_tokens=64))
-    run_here("doctor", "http://h")
-    assert "\n64 tokens of other clients are in these figures" in capsys.readouterr().out
-
-
-def test_a_finding_is_exit_1_and_says_what_to_change(
+def test_tokens_of_other_clients_are_said_and_a_finding_is_exit_1(
     result: Callable[[Diagnosis], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Texts are frozen in tests/golden/doctor."""
+    result(msgspec.structs.replace(diagnosis(), foreign_tokens=64))
+    run_here("doctor", "http://h")
+    output = capsys.readouterr().out
+    assert "\n64 tokens of other clients are in these figures" in output
+    assert output.endswith("\nnothing wrong in 1 of 1 checks\n")
     result(diagnosis(*low_acceptance("vllm", group("short prompts", 0.02), None, None)))
     with pytest.raises(EndpointError, match="http://h: acceptance near zero"):
         run_here("doctor", "http://h")
-    output = capsys.readouterr().out
-    assert "\nWRONG: acceptance near zero\n  tau of drafting passes 1.0" in output
-    assert "likely causes, in this order:\n  1. the block is read in the other layout" in output
-    assert "\n     see     https://github.com/vllm-project/vllm/issues/40727\n" in output
-    assert '\n     change  "kv_cache_dtype": "auto" in --speculative-config' in output
+    assert '\n     change  "kv_cache_dtype": "auto" in --speculative-config' in capsys.readouterr().out
 
 
 def test_json_is_the_baseline_of_later_ones(

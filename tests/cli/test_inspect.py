@@ -66,18 +66,13 @@ def reads(parsed: Counter[bytes], directory: Path) -> dict[str, int]:
 @pytest.mark.parametrize(
     "words",
     [
-        ("inspect", DRAFT, "--target", TARGET),
-        ("build", DRAFT, "--target", TARGET, "-o", "OUTPUT"),
-        ("build", DRAFT, "--target", TARGET, "-o", "OUTPUT", "--recipe", "nvfp4"),
-        ("build", "CONFIG", "-o", "OUTPUT"),
-        ("build", "NVFP4", "-o", "OUTPUT"),
-        ("build", "CONFIG", "--dry-run"),
+        ("inspect", DRAFT, "--target", TARGET), ("build", "CONFIG", "-o", "OUTPUT"), ("build", "NVFP4", "-o", "OUTPUT"),
+        ("build", DRAFT, "--target", TARGET, "-o", "OUTPUT", "--recipe", "nvfp4"), ("build", "CONFIG", "--dry-run"),
         ("quantize", DRAFT, "--target", TARGET, "-o", "OUTPUT", "--recipe", "fp8"),
-        ("serve-config", "CONFIG", "--runtime", "trtllm"),
-        ("triton-repo", "CONFIG", "-o", "OUTPUT"),
+        ("serve-config", "CONFIG", "--runtime", "trtllm"), ("triton-repo", "CONFIG", "-o", "OUTPUT"),
     ],
     ids=lambda words: " ".join(str(getattr(word, "name", word)) for word in words[:2]),
-)
+)  # fmt: skip
 def test_a_pair_is_read_once(words: tuple[object, ...], parsed: Counter[bytes], tmp_path: Path) -> None:
     places: dict[object, object] = {
         "OUTPUT": tmp_path / "output",

@@ -39,15 +39,6 @@ def test_json_is_printable_and_says_the_same(capsys: pytest.CaptureFixture[str])
     assert json.loads(output)["texts"] == texts
 
 
-def test_columns_of_numbers_are_aligned_right(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever their unit; a column with a word among them is text, as is one that has no number."""
-    rows = [("a", "5", "1.5 GiB", "3", "-"), ("longer", "12", "-", "many", ""), ("c", "-0.25%", "477.8 MiB", "10", "?")]
-    print_table("t", ("name", "count", "a long size", "mixed", "nothing"), rows)
-    lines = [line.strip("│").split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
-    assert lines[0] == [" a      ", "      5 ", "     1.5 GiB ", " 3     ", " -       "]
-    assert lines[2] == [" c      ", " -0.25% ", "   477.8 MiB ", " 10    ", " ?       "]
-
-
 def test_nothing_is_folded_in_a_pipe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     print_table("t", ("name",), [("x " * 300,)])
@@ -68,14 +59,6 @@ def test_words_and_numbers_are_whole_at_any_width(
     assert {len(line) for line in lines} == {found}
     assert any("│  12345.6 │ 1.5 GiB │" in line for line in lines)
     assert any("long-identifier" in line for line in lines)
-
-
-def test_a_table_that_is_too_wide_is_printed_row_by_row(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "30")
-    print_table("t", ("name", "target", "size"), [("a-name-of-20-letters", "a-target/of-25-letters", "1.5 GiB")])
-    assert capsys.readouterr().out == "t\na-name-of-20-letters\n  target\n  a-target/of-25-letters; size\n  1.5 GiB\n"
 
 
 def test_rows_without_room_have_names_of_their_own(

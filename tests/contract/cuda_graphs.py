@@ -340,10 +340,10 @@ def pretended_gpu() -> Iterator[tuple[PretendGpu, list[Uses]]]:
     kernels, runtime = GpuKernels(gpu), "dflash_trt.runtime"
     with pytest.MonkeyPatch.context() as patch:
         graphs = stand_in(patch)
-        for module in ("drafter.torch.attention_node", "drafter.torch_executor", "kvcache.context_cache"):
+        for module in ("drafter.torch.attention_node", "drafter.torch_executor", "kvcache.paged_caches"):
             patch.setattr(f"{runtime}.{module}._C", kernels)
         patch.setattr(f"{runtime}.drafter.torch_executor.why_not_compiled", lambda: "Triton")
-        patch.setattr(f"{runtime}.session.choose_device", str)
+        patch.setattr(f"{runtime}.load.choose_device", str)
         patch.setattr(torch.cuda, "mem_get_info", lambda *_: (2**40, 2**40))
         patch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
         patch.setattr(torch.cuda, "get_sync_debug_mode", lambda: gpu.sync_debug_mode)

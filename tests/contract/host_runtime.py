@@ -26,7 +26,7 @@ from onnx import TensorProto
 from dflash_trt.engine.graph.draft_graph import ATTENTION
 from dflash_trt.engine.plans.plan import PlanOptions, Profile, shapes
 from dflash_trt.engine.signatures import Graph
-from dflash_trt.runtime.drafter.onnxruntime.ort_session import model_session
+from dflash_trt.runtime.drafter.onnx_executor import model_session
 from tests.contract.read_bindings import describe
 
 DATA = Path(__file__).parent
@@ -225,20 +225,12 @@ def _set_address(host: HostRuntime, context: Any, name: str, memory: int) -> boo
     return name in context._engine._inputs | context._engine._outputs
 
 
-INTEGERS = {TensorProto.INT32: np.int32, TensorProto.INT64: np.int64}
-BYTES = {
-    TensorProto.BFLOAT16: 2, TensorProto.FLOAT: 4, TensorProto.FLOAT8E4M3FN: 1, TensorProto.INT32: 4,
-    TensorProto.INT64: 8,
-}  # fmt: skip
-
-
 def _execute(host: HostRuntime, context: Any, stream_handle: int) -> bool:
     """Reads the bound inputs, computes in FLOAT, writes the bound outputs in their own dtype."""
     engine = context._engine
-    feed = {}
-    for name, dtype in engine._inputs.items():
-        value = _read(context._addresses[name], dtype, context._shapes[name])
-        feed[name] = value
+    feed = {
+        name: _read(context._addresses[name], dtype, context._shapes[name]) for name, dtype in engine._inputs.items()
+    }
     if "page_table" in feed:
         where = [feed.pop(name) for name in ("context_pointers", "context_layout", "page_table", "slot_ids")]
         feed |= _caches(engine._context, *where, feed["context_lengths"])
@@ -254,21 +246,24 @@ def _caches(attributes: list[dict[str, Any]], pointers: Any, layout: Any, table:
     size, page_stride, kv_stride, row_stride, head_stride = map(int, layout)
     C, G, D = max(1, *lengths), attributes[0]["num_kv_heads"], attributes[0]["head_dim"]
     caches = np.zeros((2, len(slots), len(pointers), C, G, D), dtype=np.float32)
-    for b, layer, row, kv, head in np.ndindex(len(slots), len(pointers), C, 2, G):
-        if row < lengths[b]:
-            at = int(pointers[layer]) + int(table[slots[b], row // size]) * page_stride + kv * kv_stride
+    for b, layer, page, kv in np.ndindex(len(slots), len(pointers), -(-C // size), 2):
+        begin, end = page * size, min((page + 1) * size, int(lengths[b]))
+        if begin < end:
+            at = int(pointers[layer]) + int(table[slots[b], page]) * page_stride + kv * kv_stride
             dtype = TensorProto.FLOAT8E4M3FN if attributes[layer]["fp8_cache"] else TensorProto.BFLOAT16
-            values = _read(at + row % size * row_stride + head * head_stride, dtype, (D,))
-            caches[kv, b, layer, row, head] = values * attributes[layer][f"{'kv'[kv]}_scale"]
+            values = _read(at, dtype, (end - begin, G, D), row_stride, head_stride)
+            caches[kv, b, layer, begin:end] = values * attributes[layer][f"{'kv'[kv]}_scale"]
     return {"k_cache": caches[0], "v_cache": caches[1], "page_ids": np.arange(len(slots), dtype=np.int32)[:, None]}
 
 
-def _read(address: int, dtype: int, shape: tuple[int, ...]) -> Any:
-    count = int(np.prod(shape))
-    raw = np.frombuffer(ctypes.string_at(address, count * BYTES[dtype]), dtype=np.uint8)
-    if dtype in INTEGERS:
-        return raw.view(INTEGERS[dtype]).reshape(shape)
-    return raw.view(onnx.helper.tensor_dtype_to_np_dtype(dtype)).astype(np.float32).reshape(shape)
+def _read(address: int, dtype: int, shape: tuple[int, ...], *strides: int) -> Any:
+    """A copy of an array whose outer dimensions have `strides` in bytes, and whose others are dense."""
+    kind = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(dtype))
+    dense = [kind.itemsize * int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
+    steps = (*strides, *dense[len(strides) :])
+    size = kind.itemsize + sum(step * (count - 1) for step, count in zip(steps, shape, strict=True))
+    value: Any = np.ndarray(shape, kind, (ctypes.c_ubyte * size).from_address(address), strides=steps)
+    return value.copy() if kind.kind == "i" else value.astype(np.float32)
 
 
 def _write(address: int, dtype: int, value: Any) -> None:

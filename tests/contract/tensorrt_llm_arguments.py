@@ -10,7 +10,7 @@ with 1.
 
 Its modules are imported one by one, and what they miss is replaced by names without sense: pydantic classes need only
 the types of their own fields. Packages' `__init__` files do not run; a module that raises becomes such a name itself,
-and is listed. Importing so changes this process for good.
+and is listed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import enum
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -35,8 +36,7 @@ from dflash_trt.deploy.render import trtllm_arguments
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.schema import Schema, load_schema, versions
 from tests.contract.drafter_contract import missing_files, read_package, target_specific
-from tests.deploy.broken.case import changed
-from tests.deploy.broken.cases import CASES
+from tests.deploy.broken.cases import CASES, changed
 from tests.deploy.deployments import resolved
 
 
@@ -96,8 +96,12 @@ class BareImport(MetaPathFinder, Loader):
         self.replaced: dict[str, str] = {}
         """Why a module was replaced, by name."""
 
+    def is_of(self, name: str) -> bool:
+        """Whether the module `name` is found here."""
+        return name.partition(".")[0] in {self._root, *self._missing}
+
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name.partition(".")[0] not in {self._root, *self._missing}:
+        if not self.is_of(name):
             return None
         return ModuleSpec(name, self, is_package=not self._file(name).is_file())
 
@@ -146,13 +150,21 @@ def _attributes(module: str) -> Any:
     return get
 
 
-def import_bare(package: Path, module: str) -> tuple[Any, BareImport]:
-    """`module` of the package in the directory `package`, and what was replaced on the way."""
+@contextmanager
+def imported_bare(package: Path, module: str) -> Iterator[tuple[Any, BareImport]]:
+    """`module` of the package in the directory `package`, and what was replaced on the way; afterwards all is gone."""
+    before = dict(sys.modules)
     if find_spec("strenum") is None:  # what Python has had since 3.11, and what fields are checked against
         sys.modules["strenum"] = enum
     finder = BareImport(package, module)
     sys.meta_path.insert(0, finder)
-    return import_module(module), finder
+    try:
+        yield import_module(module), finder
+    finally:
+        sys.meta_path.remove(finder)
+        for name in sys.modules.keys() - before.keys():
+            if name == "strenum" or finder.is_of(name):
+                del sys.modules[name]
 
 
 USAGE = """\
@@ -194,17 +206,18 @@ def main(directory: str | None) -> int:
 
 def check_arguments(package: Path, schema: Schema) -> list[str]:
     """Prints what its classes say of configurations and keys; the configurations that they refuse."""
-    module, finder = import_bare(package, ARGUMENTS)
-    _print(
-        "modules that could not be imported here and were replaced", [f"{k}: {v}" for k, v in finder.replaced.items()]
-    )
-    _print("modules that are not here, compiled ones among them, and were replaced", sorted(finder.absent))
-    written = dict(configurations())
-    refused = [f"{name}: {line}" for name, document in written.items() for line in refusals(module, document)]
-    _print(f"of {len(written)} written configurations, refused", refused)
-    _print("keys that are not the same", list(differing_keys(module, schema)))
-    _print(f"of {len(CASES)} broken configurations, judged differently", list(differing_verdicts(module, schema)))
-    return refused
+    with imported_bare(package, ARGUMENTS) as (module, finder):
+        _print(
+            "modules that could not be imported here and were replaced",
+            [f"{k}: {v}" for k, v in finder.replaced.items()],
+        )
+        _print("modules that are not here, compiled ones among them, and were replaced", sorted(finder.absent))
+        written = dict(configurations())
+        refused = [f"{name}: {line}" for name, document in written.items() for line in refusals(module, document)]
+        _print(f"of {len(written)} written configurations, refused", refused)
+        _print("keys that are not the same", list(differing_keys(module, schema)))
+        _print(f"of {len(CASES)} broken configurations, judged differently", list(differing_verdicts(module, schema)))
+        return refused
 
 
 def find_package(directory: Path) -> Path | None:

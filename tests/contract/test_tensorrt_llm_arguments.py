@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -120,11 +119,6 @@ def package(directory: Path, **changes: str) -> Path:
     return directory
 
 
-def contract(directory: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.contract.tensorrt_llm_arguments", str(directory)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
-
-
 def section(output: str, title: str) -> list[str]:
     """The lines below a title."""
     lines = output.splitlines()
@@ -150,39 +144,43 @@ PLACE = "_torch/_experimental/modeling_v2/models/one/targets/one__sm_100__tp1/sp
 WORKER_SECTION = "engine mode, with the worker of 8d62b3e5f164"
 
 
-def test_everything_written_is_taken_and_differences_are_named(tmp_path: Path) -> None:
+def test_everything_written_is_taken_and_differences_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Workers and drafters of single targets are no difference: only TRTLLM_MODELING_V2 selects them."""
-    result = contract(package(tmp_path, **{PLACE: TARGET}))
-    assert result.returncode == 0, result.stderr
-    assert "TensorRT-LLM 1.4.0rc1 in" in result.stdout
-    assert section(result.stdout, "replaced") == ["  tensorrt_llm.mapping: RuntimeError: no CUDA"]
-    assert section(result.stdout, "written configurations, refused") == []
-    keys = section(result.stdout, "keys that are not the same")
+    assert main(str(package(tmp_path, **{PLACE: TARGET}))) == 0
+    said = capsys.readouterr().out
+    assert "TensorRT-LLM 1.4.0rc1 in" in said
+    assert section(said, "replaced") == ["  tensorrt_llm.mapping: RuntimeError: no CUDA"]
+    assert section(said, "written configurations, refused") == []
+    keys = section(said, "keys that are not the same")
     assert "  DFlashDecodingConfig.a_new_key: only in the release" in keys
     assert "  DFlashDecodingConfig.draft_len_schedule: only in our schema" in keys
-    verdicts = section(result.stdout, "judged differently")
+    verdicts = section(said, "judged differently")
     # Neither the linter's null fraction nor its sampling mode in capitals: enums are real, and this model takes null.
     assert any(line.startswith("  no share of the memory: the release takes it") for line in verdicts)
     assert not any("a sampling mode in capitals" in line or "nothing drafted" in line for line in verdicts)
     assert not any("a word for a number" in line for line in verdicts)
-    assert section(result.stdout, WORKER_SECTION) == []
+    assert section(said, WORKER_SECTION) == []
     module = f"tensorrt_llm.{PLACE.replace('/', '.')}"
-    assert section(result.stdout, "targets with a worker") == [
+    assert section(said, "targets with a worker") == [
         f"  {module}.OneTargetsWorker: a worker that asks the drafter for a_kernel_of_its_own",
         f"  {module}._build_draft_model(self, draft_config): builds a drafter of its own",
     ]
 
 
-def test_a_release_that_refuses_what_we_write_and_asks_the_drafter_for_more(tmp_path: Path) -> None:
+def test_a_release_that_refuses_what_we_write_and_asks_the_drafter_for_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The second is found in the file: the package cannot be imported here."""
     arguments = FILES["llmapi/llm_args"].replace("    target_layer_ids: Optional[list[int]] = None\n", "")
     worker = package(tmp_path, **{"llmapi/llm_args": arguments}) / "tensorrt_llm" / WORKER
     worker.write_text(worker.read_text().replace("draft_model._num_heads", "draft_model.rope_table"))
-    result = contract(tmp_path)
-    assert result.returncode == 1
-    refused = section(result.stdout, "written configurations, refused")
+    assert main(str(tmp_path)) == 1
+    said = capsys.readouterr().out
+    refused = section(said, "written configurations, refused")
     assert any("target_layer_ids: TorchLlmArgs says: Extra inputs are not permitted" in line for line in refused)
-    differences = section(result.stdout, WORKER_SECTION)
+    differences = section(said, WORKER_SECTION)
     assert differences == ["  TensorRT-LLM uses rope_table of the drafter, which engine mode does not implement"]
 
 
@@ -213,6 +211,6 @@ def test_without_a_directory_it_says_how(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_errors_of_the_classes_themselves_are_seen(tmp_path: Path) -> None:
-    result = contract(package(tmp_path, **{"llmapi/llm_args": "raise RuntimeError('changed')\n"}))
-    assert result.returncode == 1
-    assert "RuntimeError: changed" in result.stderr
+    with pytest.raises(RuntimeError, match="changed"):
+        main(str(package(tmp_path, **{"llmapi/llm_args": "raise RuntimeError('changed')\n"})))
+    assert not any(name.startswith("tensorrt_llm") for name in sys.modules)

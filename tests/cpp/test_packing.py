@@ -128,6 +128,18 @@ def assert_same(found: Array, expected: Array, what: str) -> None:
     )
 
 
+def assert_packed(found: SimpleNamespace, expected: SimpleNamespace, what: str) -> None:
+    assert_same(found.scales, expected.scales, f"{what} scales")
+    assert_same(found.data, expected.data, f"{what} data")
+
+
+def every_finite(type_name: str, columns: int) -> list[Array]:
+    """All finite weights of 16 bits, in order and in another."""
+    every = np.arange(2**16, dtype=np.uint16).view(TYPES[type_name])
+    finite = every[np.isfinite(every.astype(np.float32))]
+    return [weights.reshape(-1, columns) for weights in (finite, np.random.default_rng(0).permutation(finite))]
+
+
 # --- modelopt ------------------------------------------------------------------------------------
 
 
@@ -163,29 +175,20 @@ def test_formula_on_irregular_shapes(shape: tuple[int, int], type_name: str) -> 
             scale = max(fp8_scale(amax * factor), np.float32(1e-45))
             assert_same(pack_fp8(weights, scale), fp8_formula(weights, scale), f"{name} {factor}")
             scale_2 = max(nvfp4_scale_2(amax * factor), np.float32(1e-45))
-            found, expected = pack_nvfp4(weights, scale_2), nvfp4_formula(weights, scale_2)
-            assert_same(found.scales, expected.scales, f"{name} {factor} scales")
-            assert_same(found.data, expected.data, f"{name} {factor} data")
+            assert_packed(pack_nvfp4(weights, scale_2), nvfp4_formula(weights, scale_2), f"{name} {factor}")
 
 
 @type_names
 @pytest.mark.parametrize("shape", [(2, 32), (6, 96), (130, 544), (2, 8224)])
 def test_int4_formula_on_irregular_shapes(shape: tuple[int, int], type_name: str) -> None:
     for name, weights in typed_cases(*shape, type_name).items():
-        found, expected = pack_int4(weights), packed_int4_formula(weights)
-        assert_same(found.scales, expected.scales, f"{name} scales")
-        assert_same(found.data, expected.data, f"{name} data")
+        assert_packed(pack_int4(weights), packed_int4_formula(weights), name)
 
 
 @pytest.mark.parametrize("type_name", ["bf16", "f16"])
 def test_int4_of_every_finite_16_bit_weight(type_name: str) -> None:
-    every = np.arange(2**16, dtype=np.uint16).view(TYPES[type_name])
-    finite = every[np.isfinite(every.astype(np.float32))]
-    for weights in (finite, np.random.default_rng(0).permutation(finite)):
-        matrix = weights.reshape(-1, 32)
-        found, expected = pack_int4(matrix), packed_int4_formula(matrix)
-        assert_same(found.scales, expected.scales, "scales")
-        assert_same(found.data, expected.data, "data")
+    for matrix in every_finite(type_name, 32):
+        assert_packed(pack_int4(matrix), packed_int4_formula(matrix), "int4")
 
 
 def test_int4_codes_ties_and_nibble_order_by_hand() -> None:
@@ -205,14 +208,9 @@ def test_int4_codes_ties_and_nibble_order_by_hand() -> None:
 @pytest.mark.parametrize("type_name", ["bf16", "f16"])
 @pytest.mark.parametrize("scale", [1e-44, 2.0**-120, 3e-6, 0.0123, 1.0, 7.7, 2.0**114, 3e38])
 def test_every_finite_16_bit_weight(type_name: str, scale: float) -> None:
-    every = np.arange(2**16, dtype=np.uint16).view(TYPES[type_name])
-    finite = every[np.isfinite(every.astype(np.float32))]
-    for weights in (finite, np.random.default_rng(0).permutation(finite)):
-        matrix = weights.reshape(-1, 16)
+    for matrix in every_finite(type_name, 16):
         assert_same(pack_fp8(matrix, scale), fp8_formula(matrix, np.float32(scale)), f"fp8 {scale}")
-        found, expected = pack_nvfp4(matrix, scale), nvfp4_formula(matrix, np.float32(scale))
-        assert_same(found.scales, expected.scales, f"scales {scale}")
-        assert_same(found.data, expected.data, f"data {scale}")
+        assert_packed(pack_nvfp4(matrix, scale), nvfp4_formula(matrix, np.float32(scale)), f"nvfp4 {scale}")
 
 
 @pytest.mark.parametrize("columns", [1, 15, 17, 63, 65, 127, 129, 1000])
@@ -287,12 +285,8 @@ def test_bytes_do_not_depend_on_threads(type_name: str) -> None:
     for threads in (0, 2, 3, 7, 64):
         assert _C.amax(raw(weights), threads=threads) == amax
         assert_same(pack_fp8(weights, fp8_scale(amax), threads=threads), fp8, "fp8")
-        again = pack_nvfp4(weights, nvfp4_scale_2(amax), threads=threads)
-        assert_same(again.scales, nvfp4.scales, "scales")
-        assert_same(again.data, nvfp4.data, "data")
-        again = pack_int4(pairs, threads=threads)
-        assert_same(again.scales, int4.scales, "scales")
-        assert_same(again.data, int4.data, "data")
+        assert_packed(pack_nvfp4(weights, nvfp4_scale_2(amax), threads=threads), nvfp4, "nvfp4")
+        assert_packed(pack_int4(pairs, threads=threads), int4, "int4")
 
 
 @type_names

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dflash-trt serve-config` and `build CONFIG.yaml` as a user runs them."""
+"""`dflash-trt serve-config` as a user runs it, and repository ids where a deployment or an engine is expected."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import click
 import pytest
 import yaml
 
+from dflash_trt.deploy.catalog import known_deployments, known_pair
 from dflash_trt.deploy.schema import PACKAGES
 from dflash_trt.engine.manifest import read_manifest
-from dflash_trt.errors import CheckpointError, ConfigError
+from dflash_trt.errors import ConfigError
 from tests.cli.commands import run, run_here
 from tests.deploy.deployments import BUILD_CONFIGS, NAMES, RUNTIMES, rendered
 from tests.paths import FIXTURES
@@ -84,12 +85,6 @@ def test_a_release_without_a_schema_is_written_and_checked_with_a_warning(tmp_pa
     file.write_text("vllm serve Qwen/Qwen3-8B --a-flag-that-came-since 1\n")
     for version, code in (("0.33.0", 1), ("0.34.0", 0)):
         assert run("serve-config", "--check", file, "--runtime", "vllm", "--version", version).returncode == code
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
-def test_the_address_is_loopback_unless_told_otherwise(host: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run_here("serve-config", LATENCY, "--runtime", "vllm", "--host", host)
-    assert f"--host {host}" in capsys.readouterr().out
 
 
 def test_engine_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,58 +182,27 @@ def test_dry_run_says_where_every_value_came_from(capsys: pytest.CaptureFixture[
         assert words in text
 
 
-def test_a_draft_that_is_neither_here_nor_published(tmp_path: Path) -> None:
-    config = tmp_path / "mine.yaml"
-    config.write_text("description: x\ntarget: a/b\ndraft: someone/draft\ngpus: b300x8\npurpose: latency\n")
-    with pytest.raises(CheckpointError, match="someone/draft: no files in the Hugging Face cache") as fetched:
-        run_here("serve-config", config, "--runtime", "vllm")
-    assert fetched.value.hint == "on a machine with network: hf download someone/draft"
+def test_a_draft_that_is_not_here(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        run_here("serve-config", config, "--runtime", "vllm", "--draft", tmp_path / "no-such-directory")
+        run_here("serve-config", LATENCY, "--runtime", "vllm", "--draft", tmp_path / "no-such-directory")
     assert caught.value.hint == "check the path to the checkpoint"
-
-
-@pytest.mark.parametrize("command", [["build", "--dry-run"], ["serve-config", "--runtime", "trtllm"]])
-def test_a_draft_of_another_target_is_refused(command: list[str], tmp_path: Path) -> None:
-    config = tmp_path / "mine.yaml"
-    target, draft = FIXTURES / "tiny-qwen3", FIXTURES / "tiny-gpt-oss-dflash"
-    config.write_text(f"description: x\ntarget: {target}\ndraft: {draft}\ngpus: b300x1\npurpose: latency\n")
-    with pytest.raises(CheckpointError, match=f"{draft} does not fit target {target}: model_type: expected qwen3"):
-        run_here(command[0], config, *command[1:])
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["serve-config", "--runtime", "trtllm"],
-        ["serve-config", LATENCY],
-        ["serve-config", "--list", LATENCY],
-        ["serve-config", "--list", "--runtime", "vllm"],
+        ["serve-config", "--runtime", "trtllm"], ["serve-config", LATENCY], ["serve-config", "--list", LATENCY],
+        ["serve-config", "--list", "--runtime", "vllm"], ["serve-config", LATENCY, "--runtime", "tgi"],
         ["serve-config", LATENCY, "--runtime", "trtllm", "--gpus", "b300x8"],
         ["serve-config", LATENCY, "--runtime", "trtllm", "--json"],
         ["serve-config", FIXTURES / "tiny-qwen3-dflash", "--runtime", "trtllm"],
-        ["serve-config", LATENCY, "--runtime", "tgi"],
-        ["serve-config", LATENCY, "--runtime", "trtllm", "--host", ""],
-        ["build", NVFP4, "--recipe", "fp8"],
-        ["build", FIXTURES / "tiny-qwen3-dflash", "--dry-run"],
-        ["build", FIXTURES / "tiny-qwen3-dflash", "--json"],
-        ["build", FIXTURES / "tiny-qwen3-dflash", "-o", "x"],
+        ["serve-config", LATENCY, "--runtime", "trtllm", "--host", ""], ["build", NVFP4, "--recipe", "fp8"],
+        *(["build", FIXTURES / "tiny-qwen3-dflash", *words] for words in (["--dry-run"], ["--json"], ["-o", "x"])),
     ],
-)
+)  # fmt: skip
 def test_wrong_usage(arguments: list[object]) -> None:
     with pytest.raises(click.UsageError):
         run_here(*arguments)
-
-
-@pytest.mark.parametrize(
-    "command", [*(["serve-config", "--runtime", runtime] for runtime in RUNTIMES), ["build", "--dry-run"]]
-)
-def test_a_shipped_deployment_by_its_name(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    printed = []
-    for source in (NVFP4.stem, NVFP4):
-        run_here(command[0], source, *command[1:])
-        printed.append(capsys.readouterr().out)
-    assert printed[0] == printed[1]
 
 
 def test_the_list_of_shipped_deployments(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,3 +248,65 @@ def test_strict_refuses_warnings_that_the_file_does_not_accept(tmp_path: Path) -
     refused = run("serve-config", file, "--runtime", "trtllm", "--strict")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "error: model: expected a target whose layers are captured" in refused.stderr
+
+
+DRAFT, TARGET = "z-lab/gpt-oss-20b-DFlash", "openai/gpt-oss-20b"
+
+
+@pytest.mark.parametrize("source", [DRAFT, TARGET])
+def test_a_deployment_of_known_ids_needs_the_gpus_alone(source: str) -> None:
+    written = run("serve-config", source, "--gpus", "h100x1", "--runtime", "vllm")
+    assert written.returncode == 0, written.stderr
+    assert f"vllm serve {TARGET} " in written.stdout
+    assert f'"model": "{DRAFT}"' in written.stdout
+    whole = run("serve-config", DRAFT, "--target", TARGET, "--gpus", "h100x1", "--runtime", "vllm")
+    assert written.stdout == whole.stdout
+
+
+def test_a_target_takes_the_draft_that_is_given() -> None:
+    other = "z-lab/Qwen3.6-27B-DFlash"
+    written = run("serve-config", "Qwen/Qwen3.5-27B", "--draft", other, "--gpus", "h200x1", "--runtime", "vllm")
+    assert "vllm serve Qwen/Qwen3.5-27B " in written.stdout
+    assert f'"model": "{other}"' in written.stdout
+    refused = run("serve-config", DRAFT, "--draft", DRAFT, "--gpus", "h100x1", "--runtime", "vllm")
+    assert "--draft is for a deployment file" in refused.stderr
+
+
+@pytest.mark.parametrize("source", [DRAFT, TARGET])
+@pytest.mark.parametrize("command", ["serve", "chat"])
+def test_where_an_engine_is_expected_the_command_that_makes_it_is_whole(command: str, source: str) -> None:
+    refused = run(command, source)
+    assert refused.returncode == 1
+    assert f"found the repository {source}" in refused.stderr
+    assert f"dflash-trt build {DRAFT} --target {TARGET} -o engine" in refused.stderr
+    assert "dflash-trt serve-config gpt-oss-20b.b200x1.latency" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [("estimate", TARGET, "--tau", 3), ("tune", DRAFT, "--tau", 3, "--slo", 9), ("try", TARGET),
+                ("serve-config", TARGET, "--runtime", "vllm")],
+)  # fmt: skip
+def test_where_a_deployment_is_expected_those_of_the_id_are_named(command: tuple[object, ...]) -> None:
+    refused = run(*command)
+    assert refused.returncode in (1, 2)
+    assert "gpt-oss-20b.b200x1.latency" in refused.stderr
+
+
+def test_an_id_that_nobody_knows_is_fetched_or_refused() -> None:
+    """No test has a network: the hub's own refusal is shown."""
+    for command in (
+        ("serve-config", "some/draft", "--target", TARGET, "--gpus", "h100x1", "--runtime", "vllm"),
+        ("serve-config", "qwen3-8b.h200x1.latency", "--target", "some/draft", "--runtime", "vllm"),
+        ("serve-config", "qwen3-8b.h200x1.latency", "--draft", "some/draft", "--runtime", "vllm"),
+        ("estimate", "qwen3-8b.h200x1.latency", "--target", "some/draft", "--tau", 3),
+    ):
+        refused = run(*command)
+        assert refused.returncode == 1
+        assert "some/draft: no files in the Hugging Face cache, and HF_HUB_OFFLINE is set" in refused.stderr
+
+
+def test_copies_of_a_target_have_its_draft_and_others_none() -> None:
+    pair = known_pair("RedHatAI/Qwen3-8B-FP8-dynamic")
+    assert (pair[0].target, pair[1]) == ("Qwen/Qwen3-8B", "RedHatAI/Qwen3-8B-FP8-dynamic")
+    assert known_pair("some/model") is None
+    assert known_deployments("some/model") == []

@@ -23,15 +23,11 @@ SIZED = [entry for entry in published_drafts().values() if entry.size_gib is not
 
 
 def draft(name: str = "z-lab/gpt-oss-120b-DFlash") -> DraftSizes:
-    sizes = draft_sizes(name)
-    assert sizes is not None
-    return sizes
+    return draft_sizes(name)
 
 
 def target(name: str = "openai/gpt-oss-120b") -> TargetSizes:
-    sizes = target_sizes(name)
-    assert sizes is not None
-    return sizes
+    return target_sizes(name)
 
 
 def load(**changes: object) -> ServingLoad:
@@ -51,7 +47,6 @@ def test_the_context_and_unused_managers() -> None:
     assert arena_bytes(halved) == arena_bytes(load())
     assert arena_bytes(load(is_fp8_cache=True, is_fp8_context=True)) == arena_bytes(load()) // 2
     rows, whole = 32768 * 2048, request_bytes(load(is_dense=False))
-    assert whole is not None
     assert request_bytes(load(is_fp8_cache=True, is_dense=False)) == (whole - rows) // 2 + rows
     # Before pull request 19410 of TensorRT-LLM; a dense arena is then replaced when that manager is
     dense, unused, paged = (
@@ -67,7 +62,6 @@ def test_the_context_and_unused_managers() -> None:
 @pytest.mark.parametrize("entry", SIZED, ids=lambda entry: entry.draft)
 def test_published_sizes_follow_from_published_facts(entry: PublishedDraft) -> None:
     """The facts and the size of a file were read in different places; norms and biases are below the last digit."""
-    assert entry.size_gib is not None
     sizes = draft(entry.draft)
     assert sizes.weight_bytes({}, 1) / GIB == pytest.approx(entry.size_gib, abs=0.0051)
 
@@ -75,7 +69,6 @@ def test_published_sizes_follow_from_published_facts(entry: PublishedDraft) -> N
 def test_targets() -> None:
     for entry in published_drafts().values():
         spec = entry.spec
-        assert spec.num_target_layers is not None
         assert max(spec.target_layer_ids) < spec.num_target_layers
         assert spec.num_attention_heads % spec.num_key_value_heads == 0
         assert spec.num_layers == spec.layers > 0
@@ -83,7 +76,6 @@ def test_targets() -> None:
     assert target("openai/gpt-oss-20b").weight_bytes(1) / 1e9 == pytest.approx(13.7, abs=0.05)
     full, windowed = 18 * 2 * 8 * 64 * 2, 18 * 2 * 8 * 64 * 2
     cache = target().cache
-    assert cache is not None
     assert cache.bytes(1000, fp8=False) == full * 1000 + windowed * 128
     assert cache.bytes(100, fp8=False, num_ranks=8) == (full + windowed) * 100 // 8
     assert cache.bytes(100, fp8=True, num_ranks=16) == (full + windowed) * 100 // 16  # a head is never split
@@ -123,7 +115,6 @@ def test_plans_and_arenas() -> None:
     assert memory.largest_fraction == 1 - items["arena replaced"] / memory.free_bytes
     assert memory.pool_bytes == int(memory.free_bytes * 0.8)
     cache = target().cache
-    assert cache is not None
     assert memory.request_bytes == cache.bytes(32768, fp8=False, num_ranks=8) + 32768 * 2048
     assert memory.fits
     assert memory.unknown == ()
@@ -203,7 +194,6 @@ def test_checkpoints_that_are_here(name: str) -> None:
     assert here.expert_bytes + here.dense_bytes == size
     assert (here.expert_bytes > 0) == (name == "tiny-gpt-oss")
     assert here.origin == "checkpoint"
-    assert here.cache is not None
     assert (here.cache.num_sliding_layers > 0) == (name == "tiny-gpt-oss")
     assert here.cache.num_full_layers + here.cache.num_sliding_layers == here.spec.num_hidden_layers
 

@@ -118,9 +118,7 @@ def changed(**changes: Any) -> DeploymentFile:
 def asked(deployment: ResolvedDeployment, runtime: Runtime) -> ServingLoad:
     """What the runtime's arguments ask of each GPU."""
     arguments = render(deployment, runtime, "dflash", host="127.0.0.1", port=1).arguments
-    load = document_load(deployment_config(deployment, load_schema(runtime, None), arguments))
-    assert load is not None
-    return load
+    return document_load(deployment_config(deployment, load_schema(runtime, None), arguments))
 
 
 def found(deployment: ResolvedDeployment) -> list[Finding]:
@@ -155,9 +153,6 @@ def test_what_fits_the_pool() -> None:
     """A request's pages hold eight times the rows of a drafter whose heads are shared."""
     load = asked(resolve(FILE, "x"), "trtllm")
     whole, shared = request_bytes(msgspec.structs.replace(load, num_ranks=1)), request_bytes(load)
-    assert load.draft is not None
-    assert whole is not None
-    assert shared is not None
     row = load.draft.spec.context_bytes_per_token(fp8=False, num_ranks=1)
     assert whole - shared == load.max_seq_len * row * 7 // 8
     # A pool of no size needs nothing, but the rest must still fit
@@ -184,6 +179,8 @@ def test_the_files_own_words_win() -> None:
         assert deployment.sources[key] == "file"
     assert deployment.sources["max_seq_len"] == "default for latency"
     assert deployment.sources["kv_cache_dtype"] == "default"
+    assert deployment.sources["moe_backend"] == "published for SM 10.3"
+    assert resolved("qwen3-8b.h200x1.latency").sources["moe_backend"] == "runtime's own choice"
 
 
 @pytest.mark.parametrize(
@@ -225,8 +222,6 @@ def test_plain_decoding_keeps_the_cache_that_users_have(runtime: Runtime, asked:
 
 def test_pools_of_a_target_with_recurrent_states_are_not_paired(tmp_path: Path) -> None:
     target = target_sizes(str(FIXTURES / "tiny-qwen3"))
-    assert target is not None
-    assert target.cache is not None
     sizes = ("num_layers", "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "kernel")
     state = RecurrentState(**dict.fromkeys(sizes, 1))
     hybrid = msgspec.structs.replace(target, cache=msgspec.structs.replace(target.cache, recurrent=state))

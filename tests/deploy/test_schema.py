@@ -52,16 +52,6 @@ def needs(runtime: str) -> pytest.MarkDecorator:
     )
 
 
-@needs("trtllm")
-@pytest.mark.parametrize("name", ["TorchLlmArgs", "DFlashDecodingConfig", "Eagle3DecodingConfig", "KvCacheConfig",
-                                  "DecodeCudaGraphConfig", "MoeConfig", "BlockReuseConfig"])  # fmt: skip
-def test_tensorrt_llm(name: str) -> None:
-    schema = load_schema("trtllm", installed_version("trtllm"))
-    real = getattr(import_module("tensorrt_llm.llmapi.llm_args"), name).model_fields
-    described = schema.properties(name)
-    assert {key for key in real if not key.startswith("_")} == set(described)
-
-
 @needs("vllm")
 def test_vllm() -> None:
     schema = load_schema("vllm", installed_version("vllm"))
@@ -112,25 +102,17 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
     ("arguments", "found", "severity", "words"),
     [
         ({"model_tag": "m", "max_num_seqs": 8}, "0.33.0", None, ""),
-        ({"model": "m"}, "0.33.0", None, ""),
-        (
-            {"model_tag": "m", "max_num_seqs": "many"},
-            "0.33.0",
-            "error",
-            "the parser of vllm 0.33.0 says: vllm serve: error: argument --max",
-        ),
+        pytest.param({"model": "m"}, "0.33.0", None, "", marks=pytest.mark.full),
+        ({"model_tag": "m", "max_num_seqs": "many"}, "0.33.0", "error",
+         "the parser of vllm 0.33.0 says: vllm serve: error: argument --max"),
         ({"model_tag": "m", "zzz": 8}, "0.32.0", "warning", "says: vllm: error: unrecognized arguments: --zzz 8"),
         ({"model_tag": "m", "max_num_seqs": 0}, "0.33.0", "error", "says: ValueError: no sequences"),
     ],
-)
+)  # fmt: skip
 def test_the_parser_of_the_runtime_reads_the_command(
-    arguments: dict[str, Any],
-    found: str,
-    severity: str | None,
-    words: str,
-    tmp_path: Path,
+    arguments: dict[str, Any], found: str, severity: str | None, words: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     """A package with vLLM's module names and a parser of a few lines; the process and what becomes of it are real.
 
     It finds no GPU and, offline, no model: vLLM's own ends there.
@@ -425,7 +407,7 @@ DOCUMENTS = st.dictionaries(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(document=DOCUMENTS, schema=st.sampled_from(list(schemas().values())), gpus=st.sampled_from([None, "h200x8"]))
 def test_no_document_breaks_a_check(document: dict[str, Any], schema: Schema, gpus: str | None) -> None:
     """Whatever a file holds, a check ends in findings, each on one line."""

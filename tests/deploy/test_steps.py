@@ -53,6 +53,7 @@ def test_every_kind_of_server_has_valid_steps(name: str, capsys: pytest.CaptureF
         script.write_text(steps(capsys, name, *kind))
         service = re.search(r"port-forward service/(\S+)", script.read_text())
         assert service is None or f"Service {service[1]}\n" in Path("FILE").read_text()  # in its head
+        assert 'until curl -fsS "$url/health" > /dev/null' in script.read_text()
         assert "doctor" in script.read_text()
         assert "Stop it" in script.read_text()
         scripts.append(script)

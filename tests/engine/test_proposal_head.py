@@ -17,10 +17,11 @@ from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.proposal_head import HeadChoice, parse_head, with_head
 from dflash_trt.errors import BuildError
 from dflash_trt.quantize.convert import unchanged
-from dflash_trt.runtime.drafter.onnxruntime.ort_session import graph_session
+from dflash_trt.runtime.drafter.onnx_executor import graph_session
 from dflash_trt.runtime.measure.features import captured_tokens, frequent_tokens, kept_shares, open_features
 from tests.cli.commands import run_here
 from tests.decoding import decode, greedy, open_without_tokenizer
+from tests.engines import trained_engine
 from tests.fixtures_data import prompts
 from tests.paths import FIXTURES
 from tests.quantize.samples import arrays, convert, dequantised, rounded_fp8, rounded_nvfp4
@@ -130,9 +131,7 @@ def test_the_text_stays_the_targets(recipe: str, head: str, tmp_path: Path, feat
     kind = parse_head(head)
     assert manifest.draft.draft_vocab_size == (kind.num_tokens or 1024)
     assert manifest.quantization.modules.get("lm_head") == kind.algorithm
-    session, plain = open_without_tokenizer(engine, TARGET), None
-    run_here("build", DRAFT, "--target", TARGET, "-o", tmp_path / "plain")
-    plain = open_without_tokenizer(tmp_path / "plain", TARGET)
+    session, plain = open_without_tokenizer(engine, TARGET), open_without_tokenizer(trained_engine(NAME), TARGET)
     for prompt in prompts(TARGET)[:2]:
         ours, expected = (decode(s, prompt, greedy(24)) for s in (session, plain))
         assert ours.token_ids == expected.token_ids

@@ -68,7 +68,8 @@ def test_nobody_quotes_past_it() -> None:
     found = {
         str(file.relative_to(package))
         for file in package.rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text()))
+        if "shlex" in (text := file.read_text())
+        for node in ast.walk(ast.parse(text))
         if getattr(node, "attr", getattr(node, "id", "")) in ("join", "quote")
         and ast.unparse(node) in ("shlex.join", "shlex.quote", "quote")
     }

@@ -28,16 +28,14 @@ CALLS = set(
 CLASS = re.compile(r"[A-Z]\w*[a-z]\w*$")
 METHODS = {"read_text", "read_bytes", "open"}  # of any object: a Path's
 LAST = METHODS | {call.rpartition(".")[2] for call in CALLS}
+A_CALL = re.compile(rf"\b(?:{'|'.join(LAST)})\(")
 EXCEPTIONS = {
     ("engine/engine_directory.py", "msgspec.json.decode"): "only whether it is a manifest, of a bounded file",
     ("checkpoint/safetensors_writer.py", "msgspec.json.decode"): "only who wrote it, of a bounded header",
     ("checkpoint/quantization.py", "open"): "four bytes at an offset of a header that was read",
     ("checkpoint/safetensors_writer.py", "open"): "copies tensors of a header that was read, and writes",
     ("engine/plans/plan_loader.py", "read_bytes"): "a plan of gigabytes, whose hash is checked already",
-    (
-        "engine/plans/plan_process.py",
-        "msgspec.json.decode",
-    ): "a job and its refusal, between processes of ours",
+    ("engine/plans/plan_process.py", "msgspec.json.decode"): "a job and its refusal, between processes of ours",
     ("engine/plans/plan_process.py", "open"): "the refusal",
     ("engine/plans/plan_process.py", "os.fdopen"): "its own standard output, to write a plan to",
     ("observe/bench/supervisor.py", "read_text"): "/proc/self/task, in a script that imports nothing of ours",
@@ -53,7 +51,8 @@ EXCEPTIONS = {
 
 
 def readers(source: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(source.read_text())):
+    text = source.read_text()
+    for node in ast.walk(ast.parse(text)) if A_CALL.search(text) else ():
         if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in LAST:
             name = ast.unparse(node.func)
             if name in CALLS:

@@ -60,7 +60,7 @@ def test_only_a_full_disk_asks_for_space(number: int, hint: str, tmp_path: Path)
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 def test_an_error_leaves_nothing(error: type[BaseException], tmp_path: Path) -> None:
     def stop_halfway() -> None:
-        with new_directory(tmp_path / "out", NOTES) as directory:
+        with new_directory(tmp_path / "a" / "b" / "out", NOTES) as directory:
             (directory / "file").write_text("half")
             raise error
 

@@ -18,7 +18,8 @@ from dflash_trt.engine.plans.launcher import CudaLauncher
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.drafter.torch.graph_program import Program
 from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
-from dflash_trt.runtime.session import Session, open_session, run
+from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.session import Session, run
 from dflash_trt.runtime.targets.huggingface import load_model
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, PackedTarget
 from tests.contract.cuda_graphs import stand_in

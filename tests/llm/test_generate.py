@@ -7,14 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from dflash_trt import llm as api
 from dflash_trt.api.completion import FinishReason
-from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.api.sampling_params import Grammar, SamplingParams
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
 from tests.decoding import text_of
 from tests.llm.serving import PATIENCE, PROMPTS, greedy, open_llm, within
+from tests.oracle.transformers_dflash import load_target
+from tests.paths import FIXTURES
 
 USER = [{"role": "user", "content": "def f("}]
 
@@ -112,7 +115,7 @@ def test_a_bar_on_a_terminal(is_asked: bool, llm: LLM, monkeypatch: pytest.Monke
 def test_answers_come_in_the_prompts_order(llm: LLM) -> None:
     lengths = [30, 2, 17, 1, 9, 25, 3, 12]
     asked = [PROMPTS[i % 4] for i in range(8)]
-    answers = within(lambda: llm.generate(asked, [greedy(n) for n in lengths]))
+    answers = within(lambda: llm.generate(prompts=asked, sampling_params=[greedy(n) for n in lengths]))
     alone = [within(lambda p=p, n=n: llm.generate(p, greedy(n))[0]) for p, n in zip(asked, lengths, strict=True)]
     assert [a.token_ids for a in answers] == [a.token_ids for a in alone]
     assert [len(a.token_ids) for a in answers] == lengths
@@ -136,8 +139,8 @@ def test_the_default_ends_at_the_targets_end_of_sequence(llm: LLM) -> None:
     assert ignoring.token_ids == full.token_ids
 
 
-@pytest.mark.parametrize("at", [0, 8, 20])
-def test_stop_ids_and_texts_cut_exactly(llm: LLM, at: int) -> None:
+def test_stop_ids_and_texts_cut_exactly(llm: LLM) -> None:
+    at = 8
     full = within(lambda: llm.generate(PROMPTS[2], greedy(32))[0])
     stop_id = full.token_ids[at]
     answer = within(lambda: llm.generate(PROMPTS[2], greedy(32, stop_token_ids=frozenset([stop_id])))[0])
@@ -223,3 +226,55 @@ def test_many_threads_at_once(llm: LLM) -> None:
         answers = [future.result(PATIENCE)[0] for future in futures]
     for i, (answer, length) in enumerate(zip(answers, lengths, strict=True)):
         assert answer.token_ids == expected[PROMPTS[i % 4]][:length]
+
+
+CHAT = [{"role": "user", "content": "Sort a list in Python."}]
+
+
+@pytest.fixture
+def ended(llm: LLM) -> list[int]:
+    """Tokens of an answer that ends by itself, within the tokens asked for below."""
+    answer = within(lambda: llm.chat([CHAT], SamplingParams(max_tokens=60))[0])
+    assert answer.finish_reason is FinishReason.STOP
+    return list(answer.token_ids)
+
+
+def test_min_tokens_are_transformers_min_new_tokens(llm: LLM, ended: list[int]) -> None:
+    stop_ids = sorted(llm.backend.session.stop_ids)
+    model, prompt = load_target(FIXTURES / "tiny-qwen3"), llm.backend.encode_chat(CHAT)
+    for least in (len(ended) - 1, len(ended), 60):
+        answer = within(lambda n=least: llm.generate([prompt], SamplingParams(max_tokens=60, min_tokens=n))[0])
+        output = model.generate(
+            torch.tensor([prompt]), max_new_tokens=60, min_new_tokens=least, do_sample=False,
+            eos_token_id=stop_ids, pad_token_id=0,
+        )  # fmt: skip
+        assert answer.token_ids == output[0, len(prompt) :].tolist()
+        assert (answer.token_ids == ended) == (least < len(ended))
+        assert answer.acceptance.accepted > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_stop_token_ids_wait_for_min_tokens(llm: LLM, temperature: float) -> None:
+    settings = {"max_tokens": 40, "temperature": temperature, "seed": 1, "ignore_eos": True}
+    stop = within(lambda: llm.chat([CHAT], SamplingParams(**settings))[0]).token_ids[3]
+    early, late = (SamplingParams(**settings, stop_token_ids=[stop], min_tokens=least) for least in (0, 20))
+    assert len(within(lambda: llm.chat([CHAT], early)[0]).token_ids) <= 4
+    answer = within(lambda: llm.chat([CHAT], late)[0])
+    assert len(answer.token_ids) > 20
+    assert stop not in answer.token_ids[:20]
+
+
+def test_a_stop_text_waits_for_min_tokens(llm: LLM, ended: list[int]) -> None:
+    free = text_of(llm.backend.session, ended)
+    stop = free[1:3]
+    cut, whole = (SamplingParams(max_tokens=60, stop=stop, min_tokens=least) for least in (0, len(ended) - 1))
+    assert within(lambda: llm.chat([CHAT], cut)[0]).text == free[:1]
+    answer = within(lambda: llm.chat([CHAT], whole)[0])
+    assert answer.text.startswith(free[: free.index(stop) + 2])
+
+
+def test_min_tokens_that_cannot_be(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="min_tokens: expected at most max_tokens, 8, found 9"):
+        llm.chat([CHAT], SamplingParams(max_tokens=8, min_tokens=9))
+    with pytest.raises(RequestError, match="min_tokens: expected 0 with structured_outputs"):
+        SamplingParams(min_tokens=1, structured_outputs=Grammar(kind="regex", text="a"))

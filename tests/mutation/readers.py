@@ -9,7 +9,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from dflash_trt.api.prompts import prompt_token_ids, read_prompts
+from dflash_trt.api.chat_template import prompt_token_ids
+from dflash_trt.api.prompts import read_prompts
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.convert_dialect import LAYOUTS
 from dflash_trt.checkpoint.draft_checkpoint import read_draft

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -67,17 +68,9 @@ def write_inputs(directory: Path) -> None:
     (directory / "prompts.jsonl").write_text('{"prompt": "a", "id": "1"}\n{"token_ids": [1, 2, 3]}\n')
     (directory / "turns.jsonl").write_text('{"prompt": "a", "category": "x"}\n{"turns": ["b", "c"], "category": "y"}\n')
     write_export(directory / "aiperf", [record("a", 0), record("b", 0, error="Bad Request")])
-    healthy = {"schema": SCHEMA, "url": "http://h", "runtime": "vllm", "version": "0.32.0", "model": "m"}
-    healthy |= {
-        "is_chat": True,
-        "acceptance": "counters",
-        "seconds": 9.5,
-        "speeds": [],
-        "findings": [],
-        "unmeasured": [],
-        "checks": [],
-        "notes": [],
-    }
+    healthy: dict[str, Any] = {key: [] for key in ("speeds", "findings", "unmeasured", "checks", "notes")}
+    healthy |= {"schema": SCHEMA, "url": "http://h", "runtime": "vllm", "version": "0.32.0", "model": "m"}
+    healthy |= {"is_chat": True, "acceptance": "counters", "seconds": 9.5}
     healthy |= {"groups": [{"name": "short prompts", "samples": msgspec.to_builtins([sample("prime", SHARES)])}]}
     (directory / "healthy.json").write_text(json.dumps(healthy))
     acceptance = [{"position": i, "share": 0.5} for i in range(1, 8)]

@@ -48,6 +48,16 @@ def test_it_starts(command: click.Command, options: list[str]) -> None:
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.full
+def test_every_kernel_of_sm_90a_is_counted() -> None:
+    if shutil.which("nvcc") is None:
+        pytest.skip("no nvcc: install the CUDA toolkit")
+    result = CliRunner().invoke(count, ["--drafter", "gpt-oss", "--arch", "90a"])
+    assert result.exit_code == 0, result.output
+    rows = [[cell.strip() for cell in line.split("│")] for line in result.output.splitlines() if "sm_90a" in line]
+    assert {row[3] for row in rows} == {"mma", "short", "wgmma", "ahead", "and combine", "append"}
+
+
 def test_a_call_reads_the_output_of_the_call_in_front() -> None:
     first, other = draw(CHAIN), draw(replace(CHAIN, seed=1))
     chained = reading(other, reference(CHAIN, first))

@@ -141,7 +141,7 @@ WGMMA_PAGE_MUTANTS = [
 
 # Of more rows than the threads take at once.
 LONG_BLOCK = replace(CASE, N=4, S=20)
-ROWS_MUTANT = Mutant("the first rows for all", "wgmma_attention.cuh", "if (begin > 0) row =", "if (begin > 999) row =")
+ROWS_MUTANT = Mutant("the first rows for all", "wgmma_rows.cuh", "if (begin > 0) row =", "if (begin > 999) row =")
 # Of ranges without work.
 EMPTY_MUTANT = Mutant(
     "a range without work that works",
@@ -173,13 +173,14 @@ VALUE_MUTANTS = [
            "load_bias<D>(p.qkv_bias, head - p.num_kv_heads,"),
 ]  # fmt: skip
 WGMMA_VALUE_MUTANTS = [
-    Mutant("values without their bias", "wgmma_attention.cuh", "loaded.value_bias = load_value_bias();", ""),
-    Mutant("values with the bias of keys", "wgmma_attention.cuh", "load_bias<D>(p_.qkv_bias, value_head(),",
+    Mutant("values without their bias", "wgmma_rows.cuh", "loaded.value_bias = load_value_bias();", ""),
+    Mutant("values with the bias of keys", "wgmma_rows.cuh", "load_bias<D>(p_.qkv_bias, value_head(),",
            "load_bias<D>(p_.qkv_bias, value_head() - p_.num_kv_heads,"),
 ]  # fmt: skip
 
 # Of the attention of sm_90a.
 STATE, WGMMA_LOADER, WGMMA = "wgmma_state.cuh", "wgmma_context_loader.cuh", "wgmma_attention.cuh"
+WGMMA_ROWS = "wgmma_rows.cuh"
 SCORES_MADE = "    fence_registers(score);\n  }\n\n  // Such products"
 KEYS_AT = "Rows::at(warp * 16 + lane % 16, lane / 16 * 16)"
 KEYS_AT_OF_RIGHT_OPERAND = "Rows::at(warp * 16 + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 16)"
@@ -197,7 +198,6 @@ WGMMA_MUTANTS = [
            "a product under way|AddressSanitizer"),
     Mutant("no wait for outputs", STATE, "wgmma_wait_group<0>();\n#pragma", "#pragma",
            "product|AddressSanitizer|under way"),
-    Mutant("scores added to what was there", STATE, "i * kDescribedColumns, i > 0);", "i * kDescribedColumns, true);"),
     Mutant("a wrong stride", "wgmma.cuh", "{kBytes >> 4}", "{kBytes >> 5}"),
     Mutant("a wrong swizzle", "wgmma.cuh", "== 128 ? 1 : 2,", "== 128 ? 2 : 2,"),
     Mutant("no swizzle", "wgmma.cuh", "== 128 ? 1 : 2,", "== 128 ? 0 : 2,"),
@@ -205,13 +205,13 @@ WGMMA_MUTANTS = [
     Mutant("a narrower swizzle of bytes", "wgmma.cuh", "== 128 ? 1 : 2,", "== 128 ? 1 : 3,"),
     Mutant("no swizzle of bytes", "wgmma.cuh", "== 128 ? 1 : 2,", "== 128 ? 1 : 0,"),
     Mutant("a wrong step of the columns", "wgmma.cuh", "kDescribedColumns = 2", "kDescribedColumns = 1"),
-    Mutant("queries as they are", WGMMA, "State::Queries::swizzle(row", "(row"),
-    Mutant("rounded queries as they are", WGMMA, "Rows::swizzle(row", "(row"),
-    Mutant("the bytes of a query in another order", WGMMA, "cvt_e4m3x4(a, b,", "cvt_e4m3x4(b, a,"),
-    Mutant("queries of F16 where bytes should be", WGMMA, PACKED,
+    Mutant("queries as they are", WGMMA_ROWS, "State::Queries::swizzle(row", "(row"),
+    Mutant("rounded queries as they are", WGMMA_ROWS, "Rows::swizzle(row", "(row"),
+    Mutant("the bytes of a query in another order", WGMMA_ROWS, "cvt_e4m3x4(a, b,", "cvt_e4m3x4(b, a,"),
+    Mutant("queries of F16 where bytes should be", WGMMA_ROWS, PACKED,
            "low + 0 * static_cast<uint32_t>(a + b + c + d));"),
-    Mutant("queries that are not scaled", WGMMA, "(127 * 2 + 7 - exponent) << 23", "127u << 23"),
-    Mutant("the largest element found too early", WGMMA, "syncthreads();\n    for (int warp", "for (int warp",
+    Mutant("queries that are not scaled", WGMMA_ROWS, "(127 * 2 + 7 - exponent) << 23", "127u << 23"),
+    Mutant("the largest element found too early", WGMMA_ROWS, "syncthreads();\n    for (int warp", "for (int warp",
            "races with thread|which nobody wrote"),
     Mutant("the bytes of a key in another order", STATE, KEYS_AT, KEYS_AT_OF_RIGHT_OPERAND),
     Mutant("keys half as far apart", STATE, "Rows::ahead(at, i * 32)", "Rows::ahead(at, i * 16)"),
@@ -247,11 +247,11 @@ WGMMA_MUTANTS = [
     Mutant("no scale of the block's scores", WGMMA, "= config_.key_factor;", "= 1;"),
     Mutant("columns of bytes as they are", STATE, "0x3120", "0x3210"),
     Mutant("a slot without its values", "rows.cuh", WIDTH, "(p.num_heads + p.num_kv_heads)"),
-    Mutant("queries for keys", WGMMA, "is_key ? p_.num_heads + ctaid_x() :", "is_key ? ctaid_x() :"),
-    Mutant("keys for values", WGMMA, "p_.num_heads + p_.num_kv_heads + ctaid_x()", "p_.num_heads + ctaid_x()"),
-    Mutant("keys normed as queries", WGMMA, "i >= N ? p_.k_norm :", "i >= N ? p_.q_norm :"),
-    Mutant("queries that are no scores", WGMMA, "1 : config_.query_factor", "1 : 1"),
-    Mutant("values behind the block", WGMMA, "i >= p_.block * kVectors", "i >= kMaxBlock * kVectors",
+    Mutant("queries for keys", WGMMA_ROWS, "is_key ? p_.num_heads + ctaid_x() :", "is_key ? ctaid_x() :"),
+    Mutant("keys for values", WGMMA_ROWS, "p_.num_heads + p_.num_kv_heads + ctaid_x()", "p_.num_heads + ctaid_x()"),
+    Mutant("keys normed as queries", WGMMA_ROWS, "i >= N ? p_.k_norm :", "i >= N ? p_.q_norm :"),
+    Mutant("queries that are no scores", WGMMA_ROWS, "1 : config_.query_factor", "1 : 1"),
+    Mutant("values behind the block", WGMMA_ROWS, "i >= p_.block * kVectors", "i >= kMaxBlock * kVectors",
            "AddressSanitizer"),
     Mutant("no wait for the kernel before", WGMMA, "griddepcontrol_wait();", "", "before the grid before"),
     Mutant("a span stored too late", WGMMA, "syncthreads();\n    stamp(Phase::kSpan);", "",
@@ -268,6 +268,10 @@ WGMMA_MUTANTS = [
 
 # Of scores so far apart that a later step raises the maxima.
 SHARP = replace(CASE, norm=12.0)
+# What was there is scaled as if it were a product: with a k_scale of 0.02 to less than anybody sees.
+ADDED_MUTANT = Mutant(
+    "scores added to what was there", STATE, "i * kDescribedColumns, i > 0);", "i * kDescribedColumns, true);"
+)
 VOTE_MUTANT = Mutant(
     "no vote", WGMMA, "if (!barrier_red_or(Group::barrier(), kThreads, exceeds) || raise) break;",
     "barrier_red_or(Group::barrier(), kThreads, exceeds);\n      if (raise || true) break;",
@@ -346,6 +350,7 @@ CALLS = [
     *((mutant, PAGED, CTAS, 0) for mutant in PAGE_MUTANTS),
     (ROWS_MUTANT, LONG_BLOCK, CTAS, 80),
     (VOTE_MUTANT, SHARP, CTAS, 80),
+    (ADDED_MUTANT, replace(SHARP, k_scale=1.0), CTAS, 80),
     *((mutant, CASE, 1, AHEAD + 80) for mutant in AHEAD_MUTANTS),  # more steps than stages
     (AHEAD_VOTE_MUTANT, SHARP, CTAS, AHEAD + 80),
     (EMPTY_MUTANT, ALIKE, 12, 80),

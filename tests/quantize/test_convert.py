@@ -26,7 +26,7 @@ GOLDEN = REPOSITORY / "tests" / "golden" / "quantize"
 RECIPES = [*recipe_names(), "nvfp4+fp8-kv", "nvfp4-w4a16+fp8-kv", "bf16+fp8-kv"]
 
 
-@pytest.fixture(scope="module", params=["gpt_oss", "tiny-qwen3-dflash"])
+@pytest.fixture(scope="module", params=["gpt_oss", pytest.param("tiny-qwen3-dflash", marks=pytest.mark.full)])
 def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param.startswith("tiny"):
         return FIXTURES / request.param

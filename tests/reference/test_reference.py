@@ -11,12 +11,7 @@ from transformers.cache_utils import DFlashCache
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests.oracle.transformers_dflash import load_assistant
-from tests.reference.dflash_float64 import (
-    AttentionRule,
-    ReferenceDrafter,
-    RotaryEmbedding,
-    yarn,
-)
+from tests.reference.dflash_float64 import AttentionRule, ReferenceDrafter, RotaryEmbedding, yarn
 from tests.reference.synthetic import Dialect, DraftSizes, write_random_draft
 
 GPT_OSS_YARN: dict[str, Any] = {"factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0}

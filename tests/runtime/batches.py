@@ -16,11 +16,12 @@ from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import DraftLength, FixedLength
-from dflash_trt.runtime.drafter.proposals import Draw, Proposals
+from dflash_trt.runtime.drafter.candidate_selector import Draw, Proposals
 from dflash_trt.runtime.kvcache.slots import SlotPool
+from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.request import Request
-from dflash_trt.runtime.session import Session, open_session
+from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.huggingface import load_model
 from dflash_trt.runtime.targets.packed_target import PackedTarget
 from dflash_trt.runtime.targets.sequential_target import SequentialTarget
@@ -33,7 +34,7 @@ from tests.paths import FIXTURES
 from tests.reference.synthetic import Dialect
 
 NUM_SLOTS = 8
-NUM_JOBS = 64
+NUM_JOBS = 32
 MAX_NEW_TOKENS = 16
 MASK = VOCAB_SIZE - 1
 PATIENCE = 5000
@@ -88,11 +89,10 @@ def random_workload(path: Path, dialect: Dialect, seed: int, *, packed: bool = T
     if not packed:
         taps = session.manifest.draft.target_layer_ids
         session.target = SequentialTarget(load_model(target, read_target(target).spec, taps), taps, NUM_SLOTS)
-    num_jobs = NUM_JOBS if packed else NUM_JOBS // 2  # one forward call for each request takes its time
     rng = random.Random(seed)
     texts = [[rng.randrange(MASK) for _ in range(length)] for length in (1, 2, 3, 5, 6, 7, 8, 13, 14, 21, 34, 50)]
     oracle = load_target(target)
-    return Workload(session=session, oracle=oracle, jobs=_jobs(oracle, texts, num_jobs, rng))
+    return Workload(session=session, oracle=oracle, jobs=_jobs(oracle, texts, rng))
 
 
 def fixture_workload(name: str) -> Workload:
@@ -102,12 +102,12 @@ def fixture_workload(name: str) -> Workload:
     texts = [text[: rng.randint(1, len(text))] for text in prompts(session)[:8]]
     texts += [a + b + c for a, b, c in [prompts(session)[8:11], prompts(session)[11:14]]]
     oracle = load_target(FIXTURES / name)
-    return Workload(session=session, oracle=oracle, jobs=_jobs(oracle, texts, NUM_JOBS, rng))
+    return Workload(session=session, oracle=oracle, jobs=_jobs(oracle, texts, rng))
 
 
-def _jobs(oracle: PreTrainedModel, texts: Sequence[list[int]], num_jobs: int, rng: random.Random) -> list[Job]:
+def _jobs(oracle: PreTrainedModel, texts: Sequence[list[int]], rng: random.Random) -> list[Job]:
     answers = [plain_greedy(oracle, text, MAX_NEW_TOKENS, ()) for text in texts]
-    picked = [*range(len(texts)), *(rng.randrange(len(texts)) for _ in range(num_jobs - len(texts)))]
+    picked = [*range(len(texts)), *(rng.randrange(len(texts)) for _ in range(NUM_JOBS - len(texts)))]
     lengths = [rng.choice((1, 2, 3, rng.randint(4, MAX_NEW_TOKENS), MAX_NEW_TOKENS)) for _ in picked]
     return [
         Job(prompt_ids=texts[i], max_tokens=length, expected=answers[i][:length])

@@ -14,10 +14,12 @@ from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.request import Request, completion
-from dflash_trt.runtime.session import run
+from dflash_trt.runtime.session import Session, run
 from tests.checkpoint.samples import refusal
+from tests.decoding import decode
+from tests.fixtures_data import prompts
 from tests.reference import sampling as reference
-from tests.runtime.batches import Job, Workload, drive, fixture_workload, random_workload
+from tests.runtime.batches import Job, Workload, drive, random_workload
 
 NUM_TOP = 3
 
@@ -35,11 +37,10 @@ def test_logprobs_are_the_targets_own(workload: Workload, prefill_chunk: int, bi
         max_tokens=9, logprobs=True, top_logprobs=NUM_TOP, prompt_logprobs=True, logit_bias=bias, ignore_eos=True
     )
     decoder = workload.session.decoder(prefill_chunk=prefill_chunk, prefix_caching=True)
-    prompts = [job.prompt_ids * (1 + 40 // len(job.prompt_ids)) for job in workload.jobs[:4]]
+    texts = [job.prompt_ids * (1 + 40 // len(job.prompt_ids)) for job in workload.jobs[:4]]
     for _ in range(2):
-        for prompt, answer in zip(
-            prompts, run(decoder, [workload.session.request(ids, params) for ids in prompts]), strict=True
-        ):
+        answers = run(decoder, [workload.session.request(text, params) for text in texts])
+        for prompt, answer in zip(texts, answers, strict=True):
             expected = target_logprobs(workload, [*prompt, *answer.token_ids])[:-1]
             given = answer.prompt_logprobs
             logprobs = [*given.logprobs, *answer.logprobs]
@@ -123,25 +124,23 @@ def settings_of(job: Job, index: int) -> SamplingParams:
     )
 
 
-@pytest.mark.parametrize("kind", SETTINGS)
-def test_tokens_are_those_of_the_rule_on_the_targets_logits(workload: Workload, kind: str) -> None:
+def test_tokens_are_those_of_the_rule_on_the_targets_logits(workload: Workload) -> None:
     """Each emitted token is what the reference draws there from transformers' logits, with this request's seed."""
-    settings = SETTINGS[kind]
-    jobs = [job for job in workload.jobs if job.max_tokens > 8][:6]
+    jobs = [job for job in workload.jobs if job.max_tokens > 8][:12]
+    kinds = [list(SETTINGS.values())[i % len(SETTINGS)] for i in range(len(jobs))]
     params = [
         SamplingParams(max_tokens=job.max_tokens, seed=2**64 - 1 - i, ignore_eos=True, **settings)
-        for i, job in enumerate(jobs)
+        for i, (job, settings) in enumerate(zip(jobs, kinds, strict=True))
     ]
     requests = [workload.request(job, p) for job, p in zip(jobs, params, strict=True)]
     drive(workload.decoder(5, prefill_chunk=7), requests, random.Random(0))
-    for request in requests:
+    for request, settings in zip(requests, kinds, strict=True):
         prompt, output = list(request.prompt_ids), request.token_ids
         logits = target_logits(workload, [*prompt, *output[:-1]])[len(prompt) - 1 :].numpy()
         rule = reference.Params(seed=request.sampler.seed, **settings)
         drawn = [reference.sample(logits[i], rule, prompt, output[:i], i) for i in range(len(output))]
         assert output == drawn
-    if kind != "greedy-penalties":
-        assert any(r.token_ids != job.expected for r, job in zip(requests, jobs, strict=True)), "all as if greedy"
+    assert any(r.token_ids != job.expected for r, job in zip(requests, jobs, strict=True)), "all as if greedy"
 
 
 def test_the_batch_and_the_draft_length_change_no_output(workload: Workload) -> None:
@@ -160,17 +159,15 @@ def test_the_batch_and_the_draft_length_change_no_output(workload: Workload) -> 
         assert length == 0 or sum(step.accepted for r in requests for step in r.steps) > 5, "nothing was accepted"
 
 
-def test_logprobs_end_with_the_answer() -> None:
+def test_logprobs_end_with_the_answer(sessions: dict[str, Session]) -> None:
     """A stop token among accepted drafts cuts what is behind it, log probabilities too."""
-    workload = fixture_workload("tiny-qwen3")  # its drafter is trained: drafts are accepted
-    cut = 0
-    for job in workload.jobs[:3]:
-        for stop in set(job.expected):
-            params = SamplingParams(
-                max_tokens=job.max_tokens, stop_token_ids=frozenset([stop]), ignore_eos=True, logprobs=True
-            )
-            request = workload.alone(job, 5, params)
-            expected = job.expected[: job.expected.index(stop) + 1]
+    session, cut = sessions["tiny-qwen3"], 0
+    for prompt in prompts(session)[:2]:
+        whole = session.generate_plain(prompt, SamplingParams(max_tokens=12, ignore_eos=True)).token_ids
+        for stop in set(whole):
+            params = SamplingParams(max_tokens=12, stop_token_ids=frozenset([stop]), ignore_eos=True, logprobs=True)
+            request = decode(session, prompt, params)
+            expected = whole[: whole.index(stop) + 1]
             assert request.token_ids == expected
             assert request.finished is FinishReason.STOP
             assert len(request.logprobs) == len(expected)

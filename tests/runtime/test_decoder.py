@@ -23,20 +23,19 @@ from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import EngineError
-from dflash_trt.llm import LLM
 from dflash_trt.runtime import model_runner
 from dflash_trt.runtime.accept import argmax, argmax_and_finite
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength, StepRecord
 from dflash_trt.runtime.kvcache.slots import SlotPool
+from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.model_runner import NO_SLOT, ModelRunner, PendingTaps
 from dflash_trt.runtime.request import Request, completion
-from dflash_trt.runtime.session import Session, open_session, run
+from dflash_trt.runtime.session import Session, run
 from dflash_trt.runtime.targets.target import Verified
 from tests.decoding import decode, greedy, open_without_tokenizer
 from tests.engines import build, trained_engine
 from tests.fixtures_data import PAIRS, prompts
-from tests.llm.serving import open_llm
 from tests.oracle.random_pairs import write_random_pair
 from tests.oracle.transformers_dflash import dflash_greedy, load_assistant, load_target, plain_greedy
 from tests.paths import FIXTURES
@@ -44,7 +43,7 @@ from tests.reference.decode_loop import reference_greedy
 from tests.reference.synthetic import Dialect
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(10))
 def test_each_slot_gets_its_committed_rows_in_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_runner, "MAX_PASSES", 2 + seed % 5)
     rng, pending, number = random.Random(seed), PendingTaps(), 0
@@ -102,21 +101,12 @@ PARAMS = [
 
 
 @pytest.fixture(scope="module")
-def engine() -> Path:
-    return trained_engine("tiny-qwen3")
-
-
-@pytest.fixture(scope="module")
-def session(engine: Path) -> Session:
+def session() -> Session:
     """Two slots: those that come later take the slot that NaN was in."""
-    session = open_session(engine, str(FIXTURES / "tiny-qwen3"), RuntimeOptions(max_batch_size=2))
-    break_token(session)
-    return session
-
-
-def break_token(session: Session) -> None:
+    session = open_session(trained_engine("tiny-qwen3"), str(FIXTURES / "tiny-qwen3"), RuntimeOptions(max_batch_size=2))
     with torch.no_grad():
         session.target.model.get_input_embeddings().weight[BAD] = float("nan")
+    return session
 
 
 def step_to_the_end(session: Session, prompts: list[list[int]], params: SamplingParams) -> list[Request]:
@@ -180,17 +170,6 @@ def test_a_row_behind_an_accepted_token_ends_the_block(
     assert "token 6 of the answer" in str(request.error)
 
 
-def test_the_error_of_one_prompt_is_raised_and_the_llm_goes_on(engine: Path) -> None:
-    with open_llm(engine) as llm:
-        assert isinstance(llm, LLM)
-        expected = llm.generate(PROMPTS[0], PARAMS[0])[0].token_ids
-        break_token(llm.backend.session)
-        for _ in range(2):
-            with pytest.raises(EngineError, match="expected finite logits from the target"):
-                llm.generate(PROMPTS[2], PARAMS[1])
-            assert llm.generate(PROMPTS[0], PARAMS[0])[0].token_ids == expected
-
-
 def first_of_the_largest(row: list[float]) -> int:
     """A NaN is larger than all."""
     for place, value in enumerate(row):
@@ -244,23 +223,23 @@ def test_random_pairs_equal_the_oracles(tmp_path: Path, dialect: Dialect, seed: 
     """A vocabulary of five: untrained drafters are often right, and every acceptance length occurs."""
     session, target_dir, draft_dir = random_session(tmp_path, dialect, seed)
     target, prompt = load_target(target_dir), [1, 2, 3, 1]
-    ours = speculate(session, prompt, 40)
-    definition = reference_greedy(target, draft_dir, prompt, 40)
-    oracle = dflash_greedy(target, load_assistant(draft_dir), prompt, 40, eos_ids=())
-    assert ours.token_ids == plain_greedy(target, prompt, 40, eos_ids=()) == definition.output_ids
+    ours = speculate(session, prompt, 24)
+    definition = reference_greedy(target, draft_dir, prompt, 24)
+    oracle = dflash_greedy(target, load_assistant(draft_dir), prompt, 24, eos_ids=())
+    assert ours.token_ids == plain_greedy(target, prompt, 24, eos_ids=()) == definition.output_ids
     assert ours.committed == definition.committed == oracle.committed
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_fixtures_equal_the_oracle(name: str, sessions: dict[str, Session]) -> None:
-    """Tokens and tokens by verify step, on prompts kept out of training."""
+    """Tokens and tokens by verify step, on a prompt kept out of training."""
     session, draft_dir = sessions[name], FIXTURES / f"{name}-dflash"
     target, assistant = load_target(FIXTURES / name), load_assistant(draft_dir)
-    for prompt in prompts(session)[:2]:
-        ours = speculate(session, prompt, 48)
-        oracle = dflash_greedy(target, assistant, prompt, 48, eos_ids=())
-        assert ours.token_ids == oracle.output_ids
-        assert ours.committed == oracle.committed
+    prompt = prompts(session)[0]
+    ours = speculate(session, prompt, 48)
+    oracle = dflash_greedy(target, assistant, prompt, 48, eos_ids=())
+    assert ours.token_ids == oracle.output_ids
+    assert ours.committed == oracle.committed
 
 
 @pytest.mark.full
@@ -275,7 +254,7 @@ def test_fixture_acceptance_is_worth_looking_at(name: str) -> None:
 def test_max_tokens_is_exact(tmp_path: Path) -> None:
     session, target_dir, _ = random_session(tmp_path, "qwen3", seed=1)
     target = load_target(target_dir)
-    for tokens in range(1, 12):
+    for tokens in (1, 2, 3, 5, 8, 11):
         expected = plain_greedy(target, [1, 2], tokens, eos_ids=())
         request = decode(session, [1, 2], greedy(tokens))
         assert request.token_ids == expected
@@ -291,14 +270,14 @@ def test_a_stop_token_cuts_inside_an_accepted_block(tmp_path: Path) -> None:
     target = load_target(target_dir)
     cut = 0
     for stop in range(5):
-        expected = plain_greedy(target, [3, 2, 3], 40, eos_ids=[stop])
-        ours = decode(session, [3, 2, 3], greedy(40, [stop]))
+        expected = plain_greedy(target, [3, 2, 3], 24, eos_ids=[stop])
+        ours = decode(session, [3, 2, 3], greedy(24, [stop]))
         assert ours.token_ids == expected
         assert sum(len(step.token_ids) for step in ours.steps) == len(expected) - 1
         for step in ours.steps:
             assert step.token_ids[: step.accepted] == step.proposals[: step.accepted]
             cut += step.accepted == len(step.token_ids)
-        assert plain(session, [3, 2, 3], 40, [stop]) == expected
+        assert plain(session, [3, 2, 3], 24, [stop]) == expected
     assert cut > 0, "no stop token was an accepted draft"
 
 

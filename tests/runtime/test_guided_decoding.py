@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import product
 from math import exp, sqrt
-from pathlib import Path
 from typing import Any, Literal
 
 import jsonschema
@@ -21,10 +20,11 @@ from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import Grammar, SamplingParams
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime import logits_processors
-from dflash_trt.runtime.session import Session, open_session, run
+from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.session import Session, run
 from tests.checkpoint.samples import refusal
 from tests.decoding import open_without_tokenizer, text_of
-from tests.engines import build
+from tests.engines import trained_engine
 from tests.paths import FIXTURES
 
 SCHEMA = {
@@ -40,21 +40,25 @@ GRAMMARS = {
     "regex": Grammar(kind="regex", text=REGEX),
     "ebnf": Grammar(kind="grammar", text=EBNF),
 }
-PROMPTS = ["def parse(", "class Config:\n    ", "import json\n", '{"name": '] * 2
+PROMPTS = ["def parse(", "class Config:\n    ", "import json\n", '{"name": ']
 
 
 @pytest.fixture(scope="module", params=["tiny-qwen3", pytest.param("tiny-gpt-oss", marks=pytest.mark.full)])
-def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Session:
-    engine = tmp_path_factory.mktemp("guided") / "engine"
-    build(FIXTURES / f"{request.param}-dflash", engine, FIXTURES / request.param)
-    return open_session(engine, str(FIXTURES / request.param), RuntimeOptions(max_batch_size=len(PROMPTS)))
+def session(request: pytest.FixtureRequest) -> Session:
+    options = RuntimeOptions(max_batch_size=len(PROMPTS))
+    return open_session(trained_engine(request.param), str(FIXTURES / request.param), options)
+
+
+def ids(session: Session, text: str) -> list[int]:
+    assert session.tokenizer is not None
+    return list(session.tokenizer(text)["input_ids"])
 
 
 def answers(session: Session, draft_length: int | None, **settings: Any) -> list[Completion]:
     """In one batch, with an unguided request in it."""
-    params = SamplingParams(max_tokens=96, draft_length=draft_length, seed=1, **settings)
-    requests = [session.request(session.encode(prompt), params) for prompt in PROMPTS]
-    free = session.request(session.encode(PROMPTS[0]), SamplingParams(max_tokens=8))
+    params = SamplingParams(max_tokens=80, draft_length=draft_length, seed=1, **settings)
+    requests = [session.request(ids(session, prompt), params) for prompt in PROMPTS]
+    free = session.request(ids(session, PROMPTS[0]), SamplingParams(max_tokens=8))
     return run(session.decoder(), [*requests, free])[:-1]
 
 
@@ -112,7 +116,7 @@ def test_rows_of_a_block(session: Session) -> None:
 def test_what_takes_too_long_to_match_ends_its_request(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logits_processors, "BURST_SECONDS", 0.0)
     monkeypatch.setattr(logits_processors, "ROW_SECONDS", -1.0)
-    prompt = session.encode("x")
+    prompt = ids(session, "x")
     requests = [
         session.request(prompt, SamplingParams(max_tokens=4, structured_outputs=grammar))
         for grammar in (GRAMMARS["regex"], None)
@@ -163,7 +167,7 @@ def probabilities(session: Session, prompt: list[int], options: Sequence[str]) -
 @pytest.mark.parametrize("session", ["tiny-qwen3", pytest.param("tiny-gpt-oss", marks=pytest.mark.full)], indirect=True)
 def test_sampled_texts_have_the_targets_distribution(session: Session) -> None:
     options, number = ["self.a", "None", "not a", "self.b"], 400
-    prompt = session.encode("        return ")
+    prompt = ids(session, "        return ")
     grammar = Grammar(kind="regex", text="|".join(map(re.escape, options)))
     requests = [
         session.request(prompt, SamplingParams(temperature=1.0, seed=seed, structured_outputs=grammar))
@@ -189,8 +193,7 @@ def test_a_grammar_that_does_not_compile(session: Session, kind: Literal["regex"
     assert len(message) < 400
 
 
-def test_what_a_target_lacks(tmp_path: Path) -> None:
-    build(FIXTURES / "tiny-qwen3-dflash", tmp_path / "engine", FIXTURES / "tiny-qwen3")
-    session = open_without_tokenizer(tmp_path / "engine", FIXTURES / "tiny-qwen3")
+def test_what_a_target_lacks() -> None:
+    session = open_without_tokenizer(trained_engine("tiny-qwen3"), FIXTURES / "tiny-qwen3")
     params = SamplingParams(structured_outputs=GRAMMARS["regex"])
     assert "expected a target with a tokenizer" in refusal(lambda: session.request([5], params), RequestError)

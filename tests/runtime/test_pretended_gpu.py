@@ -12,7 +12,8 @@ import pytest
 
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.runtime.session import Session, open_session
+from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.packed_target import PackedTarget
 from tests.contract.cuda_graphs import PretendGpu, pretended_gpu
 from tests.decoding import greedy

@@ -158,7 +158,6 @@ STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); 
 
 def start(command: list[str]) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
-    assert process.stdout is not None
     assert process.stdout.readline()  # it runs
     return process
 
@@ -176,7 +175,6 @@ def test_a_dead_model_ends_its_server(server_command: list[str], expected: int) 
     model.kill()
     assert server.wait(30) == expected
     assert watchdog.wait(30) == 0
-    assert watchdog.stderr is not None
     assert f"model process {model.pid} has died; terminating server {server.pid}" in watchdog.stderr.read().decode()
 
 
@@ -188,7 +186,6 @@ def test_a_dead_server_ends_its_model() -> None:
     server.kill()
     assert model.wait(30) == -signal.SIGTERM
     assert watchdog.wait(30) == 0
-    assert watchdog.stderr is not None
     assert f"server {server.pid} has died; terminating model process {model.pid}" in watchdog.stderr.read().decode()
 
 
@@ -201,7 +198,6 @@ def test_an_orderly_end_of_both_is_none_of_its_business(first: int) -> None:
         process.kill()
     watchdog.send_signal(signal.SIGCONT)
     assert watchdog.wait(30) == 0
-    assert watchdog.stderr is not None
     assert watchdog.stderr.read() == b""
 
 
@@ -226,7 +222,6 @@ def test_the_python_client(server: Server, llm: LLM) -> None:
     )
     assert result.returncode == 0, result.stderr
     expected = llm.generate("def quicksort(", SamplingParams(max_tokens=64))[0]
-    assert expected.tau is not None
     text, _, length = result.stdout.rpartition("\nacceptance length ")
     assert text.endswith(expected.text)
     assert float(length) == pytest.approx(expected.tau)

@@ -244,7 +244,6 @@ def test_defaults_and_what_is_returned(server: Server, llm: LLM) -> None:
     answer = server.generate({"text_input": PROMPT, "return_stop_reason": True})
     assert answer["stop_reason"] == "None"
     expected = llm.generate(PROMPT, SamplingParams(max_tokens=32, logprobs=True))[0].logprobs
-    assert expected is not None
     answer = server.generate({"text_input": PROMPT, "return_cumulative_logprob": True})
     assert answer["cumulative_logprob"] == pytest.approx(sum(expected), rel=1e-5)
 
@@ -252,7 +251,6 @@ def test_defaults_and_what_is_returned(server: Server, llm: LLM) -> None:
 @pytest.mark.parametrize("stop", [["XXX"], ["nowhere to be found", "XXX", "The"]])
 def test_stop_texts(server: Server, llm: LLM, stop: list[str]) -> None:
     whole = llm.generate(PROMPT, SamplingParams(max_tokens=64))[0].text
-    assert whole is not None
     first = min((text for text in stop if text in whole), key=whole.index)
     body = {"text_input": PROMPT, "sampling_param_stop": stop, "sampling_param_max_tokens": 64}
     answer = server.generate({**body, "return_finish_reason": True, "return_stop_reason": True})

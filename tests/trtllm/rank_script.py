@@ -19,7 +19,7 @@ from torch import Tensor
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.runtime.drafter.open import open_drafter
-from dflash_trt.runtime.session import open_session
+from dflash_trt.runtime.load import open_session
 from dflash_trt.trtllm.drafter_module import EngineDrafter
 from tests.fixtures_data import prompts
 from tests.trtllm.pool_schedule import decode as decode_schedule

@@ -25,7 +25,8 @@ from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.runtime.drafter.open import choose_executor, open_drafter
-from dflash_trt.runtime.session import Session, open_session
+from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.session import Session
 from dflash_trt.trtllm.drafter_module import EngineDrafter
 from dflash_trt.trtllm.registration import DISTRIBUTED, build_draft_model
 from tests.checkpoint.dialect_samples import write_dspark
@@ -38,11 +39,13 @@ from tests.engines import build
 from tests.featured import build_featured, featured_draft
 from tests.fixtures_data import PAIRS, prompts
 from tests.paths import FIXTURES
+from tests.trtllm.fake_package import GENERATIONS
 from tests.trtllm.pool_schedule import build_with_plans
 from tests.trtllm.worker import Decoding, Trace, Worker, decode, draft_config, engine_of, share
 
 STEPS = 8
 BATCH, CONTEXT, ROWS = 3, 240, 24
+ONE_PAIR = pytest.mark.parametrize("session", PAIRS[:1], indirect=True)
 
 
 @pytest.fixture(scope="module", params=PAIRS)
@@ -82,11 +85,12 @@ def engine(session: Session, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("generation", "num_drafts"),
+    ("session", "generation", "num_drafts"),
     [
-        ("414ba69f", 2), ("864a4300", None),
-        *(pytest.param(name, None, marks=pytest.mark.full) for name in ("414ba69f", "8d62b3e5")),
+        (PAIRS[0], "414ba69f", 2), (PAIRS[1], "864a4300", None),
+        *(pytest.param(PAIRS[0], name, None, marks=pytest.mark.full) for name in GENERATIONS),
     ],
+    indirect=["session"],
 )  # fmt: skip
 def test_drafts_are_our_own_runtimes(session: Session, engine: Path, generation: str, num_drafts: int | None) -> None:
     """The drafter sees whole blocks even where the worker verifies fewer drafts."""
@@ -97,6 +101,22 @@ def test_drafts_are_our_own_runtimes(session: Session, engine: Path, generation:
     assert worker.drafter.has_drafted
 
 
+@ONE_PAIR
+def test_a_block_that_the_worker_cuts_is_whole_to_the_drafter(session: Session, engine: Path) -> None:
+    """Drafts alone would not tell other masks behind its end."""
+    worker, spec = make_worker(session, OnnxExecutor(engine, session.manifest)), session.manifest.draft
+    with torch.inference_mode():
+        worker.prefill(0, torch.randn(20, spec.target_hidden_size))
+        noise = session.target.embed(torch.tensor([[5, *[spec.mask_token_id] * (spec.block_size - 1)]]))
+        positions, context = torch.arange(spec.block_size)[None] + 20, worker._context(torch.tensor([0]))
+        whole, cut = (
+            worker.drafter.dflash_forward(noise[:, :W], positions[:, :W], torch.tensor([20]), **context)
+            for W in (spec.block_size, 3)
+        )
+    assert torch.equal(cut, whole[:3])
+
+
+@ONE_PAIR
 def test_a_cache_that_the_worker_replaces(session: Session, engine: Path) -> None:
     worker = make_worker(session, OnnxExecutor(engine, session.manifest))
     drafter = open_drafter(engine, session.manifest, num_slots=BATCH)
@@ -105,7 +125,11 @@ def test_a_cache_that_the_worker_replaces(session: Session, engine: Path) -> Non
     check(session, decode(worker, session.target, drafter, texts(session), STEPS))
 
 
-@pytest.mark.parametrize("num_drafts", [None, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("session", "num_drafts"),
+    [(PAIRS[1], None), *(pytest.param(name, 2, marks=pytest.mark.full) for name in PAIRS)],
+    indirect=["session"],
+)
 def test_requests_that_come_and_go(session: Session, engine: Path, num_drafts: int | None) -> None:
     """Chunks of one prompt between the steps of others, a warm-up that is rolled back, a slot that is used again."""
     worker = make_worker(session, OnnxExecutor(engine, session.manifest), num_drafts)
@@ -132,6 +156,7 @@ def test_requests_that_come_and_go(session: Session, engine: Path, num_drafts: i
     check(session, traces)
 
 
+@ONE_PAIR
 def test_one_cache_is_held_where_the_worker_replaces_it(
     session: Session, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +177,7 @@ def test_one_cache_is_held_where_the_worker_replaces_it(
         assert worker.cache_bytes() == arena
 
 
+@ONE_PAIR
 def test_the_drafter_has_what_the_contract_says_it_has(session: Session, engine: Path) -> None:
     """All but what the worker sets; of a mask row of its own it says that there is none, as Kimi-K3's worker asks."""
     drafter = make_worker(session, OnnxExecutor(engine, session.manifest)).drafter
@@ -170,12 +196,11 @@ def with_plans(engine: Path, options: PlanOptions) -> Manifest:
     return read_manifest(engine)
 
 
-@pytest.mark.parametrize("version", VERSIONS[-1:])
 def test_plans_on_the_recorded_tensorrt(
-    session: Session, engine: Path, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: Session, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plans' shapes, padding and parts (BATCH + 1 blocks); ONNX Runtime computes, inputs and outputs in BF16."""
-    pretend(monkeypatch, tmp_path, version)
+    pretend(monkeypatch, tmp_path, VERSIONS[-1])
     spec = session.manifest.draft
     room = CONTEXT + spec.block_size
     manifest = with_plans(engine, PlanOptions(max_batch_size=BATCH, max_seq_len=room, max_num_tokens=ROWS))
@@ -194,6 +219,7 @@ def test_plans_on_the_recorded_tensorrt(
     assert worker.k_cache.dtype == torch.bfloat16
 
 
+@ONE_PAIR
 def test_padding_reads_nothing(session: Session, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an earlier, larger batch left in the padding would be read for nothing."""
     pretend(monkeypatch, tmp_path, VERSIONS[-1])
@@ -209,19 +235,17 @@ def test_padding_reads_nothing(session: Session, engine: Path, tmp_path: Path, m
         positions = torch.zeros(B, spec.block_size, dtype=torch.long)
         hidden = executor.draft(DraftInputs(blocks, positions, torch.arange(B)[:, None], torch.full((B,), 5)))
         assert hidden.shape == blocks.shape
-    assert executor._draft is not None
     assert executor._draft.tensors["context_lengths"].tolist() == [5, 5, 5, 0]
     assert executor._draft.tensors["page_table"].tolist() == [[0], [1], [2], [3]]
     assert executor._draft.tensors["slot_ids"].tolist() == [0, 1, 2, 3]
 
 
+@ONE_PAIR
 def test_refusals(session: Session, engine: Path) -> None:
     worker = make_worker(session, OnnxExecutor(engine, session.manifest))
-    worker.k_cache = torch.zeros(1, 1, 8, 1, 4)
-    worker.v_cache = worker.k_cache
     bind = worker.drafter._context.bind_caches
     with pytest.raises(EngineError, match="a context cache of layers, heads and head_dim"):
-        bind(worker.k_cache, worker.v_cache)
+        bind(*[torch.zeros(1, 1, 8, 1, 4)] * 2)
     spec = session.manifest.draft
     shape = (2, spec.num_layers, spec.num_key_value_heads, 8, spec.head_dim)
     cache = torch.zeros(shape, dtype=worker.drafter.fc.weight.dtype).transpose(2, 3)
@@ -229,6 +253,7 @@ def test_refusals(session: Session, engine: Path) -> None:
         bind(cache, cache.contiguous())
 
 
+@ONE_PAIR
 def test_plans_of_another_tensorrt_are_refused(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the drafter is made, before the target's weights are read."""
     monkeypatch.setattr(launcher, "CurrentStreamLauncher", HostLauncher)
@@ -244,12 +269,12 @@ def test_plans_of_another_tensorrt_are_refused(engine: Path, tmp_path: Path, mon
     assert refused.value.hint == f"rebuild: dflash-trt build --plans-for {engine}"
 
 
+@ONE_PAIR
 def test_pipeline_stages_are_refused(engine: Path) -> None:
     spec_config = SimpleNamespace(attention_backend="VANILLA", speculative_model=str(engine))
     model_config = SimpleNamespace(spec_config=spec_config, mapping=SimpleNamespace(pp_size=2))
     with pytest.raises(EngineError, match="expected pipeline_parallel_size 1, found 2") as refused:
         build_draft_model(model_config, None, None, None)
-    assert refused.value.hint is not None
     assert "tensor_parallel_size" in refused.value.hint
 
 

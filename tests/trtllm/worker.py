@@ -24,7 +24,6 @@ import torch
 from torch import Tensor, nn
 
 from dflash_trt.runtime.drafter.drafter import Drafter
-from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.target import Segment, Target
 
@@ -161,6 +160,8 @@ class PooledWorker(Worker):
     """Rows of the table are the batch's, prompts first; requests keep their pages wherever in it they stand."""
 
     BACKEND = "TRTLLM"
+    pool: Tensor
+    table: Tensor
 
     def __init__(self, drafter: Any, *, version: str, tokens_per_block: int, seed: int = 0, **sizes: int) -> None:
         self._version = version
@@ -170,14 +171,20 @@ class PooledWorker(Worker):
         super().__init__(drafter, **sizes)
 
     def allocate(self, max_batch: int) -> None:
-        """A pool, its views, and the table that every batch is written into; pages are NaN until they are written."""
+        """A pool, its views, and the table that every batch is written into; pages are NaN until they are written.
+
+        The one before stays, so that this one lies elsewhere and who reads there gets NaN; so does who reads with the
+        strides of V1 beyond the end.
+        """
         drafter = self.drafter
+        if "pool" in vars(self):
+            self._replaced = self.pool.fill_(torch.nan), self.table
         drafter._build_fused_kv_buffers()
         L, G, D = drafter._num_attn_layers, drafter._num_kv_heads, drafter._head_dim
         blocks = -(-(self.max_ctx + self.K + 1) // self._size)
         num_pages = (max_batch + 1) * blocks + 3
         dtype = drafter.fc.weight.dtype
-        self.pool = torch.full((num_pages, L, 2, G, self._size, D), torch.nan, dtype=dtype)
+        self.pool = torch.full((num_pages * (L + 1), L, 2, G, self._size, D), torch.nan, dtype=dtype)[:num_pages]
         self.views = [self.pool[:, layer] for layer in range(L)]
         if self._version == "V2":
             part = self.pool[0, 0].numel()
@@ -254,9 +261,7 @@ def share(drafter: Any, target: Any) -> None:
 
 
 def engine_of(session: Session) -> Path:
-    executor = session.drafter.executor
-    assert isinstance(executor, OnnxExecutor)
-    return executor._directory
+    return session.drafter.executor._directory
 
 
 def draft_config(spec: Any) -> SimpleNamespace:

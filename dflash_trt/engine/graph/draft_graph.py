@@ -11,10 +11,19 @@ from onnx import TensorProto
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, head_token_ids
 from dflash_trt.checkpoint.draft_spec import CONVOLVED, HEAD, DraftSpec
-from dflash_trt.engine.graph.layers import convolved, gathered, rms_norm, rotary_order, rotary_rows, swiglu, times
+from dflash_trt.engine.graph.layers import (
+    convolved,
+    gathered,
+    pad_rows,
+    rms_norm,
+    rotary_order,
+    rotary_rows,
+    swiglu,
+    times,
+    unpad_rows,
+)
 from dflash_trt.engine.graph.linear import fp8_input_scale, linear, partial_linear, product, stacked_biases
 from dflash_trt.engine.graph.onnx_builder import COMPUTE, PLUGIN_DOMAIN, GraphBuilder, rounded
-from dflash_trt.engine.graph.padded_rows import pad_rows, unpad_rows
 from dflash_trt.engine.signatures import is_padded, num_segments, segment_name, stream_names
 
 ATTENTION = "DFlashKVInjectionAttention"

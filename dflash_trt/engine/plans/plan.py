@@ -15,8 +15,7 @@ import msgspec
 
 from dflash_trt import _C
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
-from dflash_trt.engine.plans.machine import Gpu
-from dflash_trt.engine.plans.plan_gpus import check_precision, check_served, sm_of
+from dflash_trt.engine.plans.machine import Gpu, check_precision, check_served, sm_of
 from dflash_trt.engine.plans.tensorrt_api import RUNTIMES, RuntimeName
 from dflash_trt.engine.signatures import MAX_CONTEXT, PAGE_SIZES, Graph
 from dflash_trt.errors import BuildError, EngineError

@@ -16,8 +16,8 @@ from dflash_trt.deploy.rules.memory_rules import POOL_FRACTION, worker_buffers
 from dflash_trt.deploy.schema import Runtime, load_schema
 from dflash_trt.deploy.sizes import checkpoint_place, draft_sizes, shape_sizes
 from dflash_trt.deploy.target_shape import TargetShape, read_target_shape
+from dflash_trt.engine.plans.machine import check_precision
 from dflash_trt.engine.plans.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
-from dflash_trt.engine.plans.plan_gpus import check_precision
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
 from dflash_trt.files.strict_yaml import closest

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lattice of candidates with scores, by DFlash2's candidate selector or DSpark's Markov head; the walk through it.
+"""Proposals, and the lattice of scored candidates that DFlash2's selector or DSpark's Markov head walks to draw them.
 
 For each slot s of a block the head gives k candidates c[s] with logits u[s]. The score of candidate b behind candidate
 a of the slot before is
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -26,7 +27,41 @@ from dflash_trt import _C
 from dflash_trt.checkpoint.draft_spec import CONFIDENCE, D2T, MARKOV, SELECTOR, DraftSpec
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.engine.plans.launcher import pinned
-from dflash_trt.runtime.drafter.proposals import Draw, Proposals
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Draw(NamedTuple):
+    """Sampling parameters of one block's proposals."""
+
+    params: _C.SamplerParams
+    """Only temperature and seed are used; filters and penalties are the target's, as in z-lab's dflash 0.1.0."""
+    position: int
+    """Output position of the first proposal."""
+
+
+class Proposals(NamedTuple):
+    """K tokens proposed behind one anchor."""
+
+    token_ids: list[int]
+    candidate_ids: NDArray[np.int64] | None = None
+    """[K, k], the candidates of proposals that were drawn; None for greedy ones."""
+    probabilities: NDArray[np.float64] | None = None
+    """[K, k]: probability of each candidate, given the tokens drawn before it."""
+    survival: list[float] | None = None
+    """[K], never rising: the draft's estimate that each token is accepted with all before it; None without one."""
+
+    def first(self, count: int) -> Proposals:
+        """The first `count` proposals."""
+        ids, q, survival = self.candidate_ids, self.probabilities, self.survival
+        return Proposals(
+            self.token_ids[:count],
+            None if ids is None else ids[:count],
+            None if q is None else q[:count],
+            None if survival is None else survival[:count],
+        )
 
 
 class Candidates:
@@ -225,8 +260,4 @@ class MarkovScorer(CandidateScorer):
 
 def read_scorer(engine: Path, spec: DraftSpec, device: torch.device) -> CandidateScorer | None:
     """The candidate scorer of the draft in the directory `engine`; None for a draft without."""
-    return (
-        CandidateSelector.read(engine, spec, device)
-        if spec.markov_head is None
-        else MarkovScorer.read(engine, spec, device)
-    )
+    return (CandidateSelector if spec.markov_head is None else MarkovScorer).read(engine, spec, device)

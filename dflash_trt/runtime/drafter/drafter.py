@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.engine.executor import DraftInputs, Executor
 from dflash_trt.engine.plans.launcher import pinned
 from dflash_trt.runtime.drafter.candidate_selector import Candidates, CandidateScorer
-from dflash_trt.runtime.kvcache.context_cache import ContextCache
+from dflash_trt.runtime.kvcache.paged_caches import ContextCache
 
 Embed = Callable[[Tensor], Tensor]
 
@@ -35,9 +35,10 @@ class DraftEmbedding:
     @classmethod
     def read(cls, engine: Path, spec: DraftSpec, device: torch.device) -> DraftEmbedding:
         """The embedding of the directory `engine`, in its stored dtype; on a CPU it stays in the file."""
-        wanted = {EMBEDDING: spec.own_embedding, MASK_EMBEDDING: spec.mask_embedding}
-        tensors = _read(engine / SINGLE, [name for name, has_it in wanted.items() if has_it], device)
-        return cls(spec.mask_token_id, tensors.get(EMBEDDING), tensors.get(MASK_EMBEDDING))
+        with safe_open(engine / SINGLE, framework="pt", device=str(device)) as tensors:
+            table = tensors.get_tensor(EMBEDDING) if spec.own_embedding else None
+            mask_row = tensors.get_tensor(MASK_EMBEDDING) if spec.mask_embedding else None
+        return cls(spec.mask_token_id, table, mask_row)
 
     def blocks(self, anchors: Tensor, block_size: int, borrowed: Embed) -> Tensor:
         """Embeddings [B, S, H] of the blocks [anchor, mask, mask, ...] of token ids `anchors` [B] int64.
@@ -62,13 +63,6 @@ class DraftEmbedding:
             return rows
         is_mask = (token_ids == self._mask_token_id).to(rows.device)
         return torch.where(is_mask[..., None], self._mask_row.to(rows), rows)
-
-
-def _read(file: Path, names: Iterable[str], device: torch.device) -> dict[str, Tensor]:
-    if not (names := list(names)):
-        return {}
-    with safe_open(file, framework="pt", device=str(device)) as tensors:
-        return {name: tensors.get_tensor(name) for name in names}
 
 
 Head = Callable[[Tensor], Tensor]
@@ -111,10 +105,6 @@ class Drafter:
         cache = ContextCache(spec, num_slots, num_rows, executor.cache_dtype, executor.device)
         executor.bind(cache.k, cache.v)
         return cls(executor, spec, cache, embedding, scorer)
-
-    def claim(self, user: object) -> bool:
-        """Claims the pages; whether only `user` has written since its last claim."""
-        return self.cache.table.claim(user)
 
     def reserve(self, slot: int, pages: Sequence[int], num_rows: int) -> None:
         """Gives an empty slot its pages, which hold its first `num_rows` rows already."""

@@ -11,7 +11,8 @@ from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plans.plan import GRAPHS
 from dflash_trt.errors import EngineError
 from dflash_trt.files.command import quoted
-from dflash_trt.runtime.drafter.drafter import Drafter
+from dflash_trt.runtime.drafter.candidate_selector import read_scorer
+from dflash_trt.runtime.drafter.drafter import DraftEmbedding, Drafter
 
 
 def open_drafter(
@@ -23,9 +24,6 @@ def open_drafter(
     Raises MissingDependencyError and EngineError as `choose_executor` does and its choice when it is loaded.
     """
     chosen = choose_executor(engine, manifest, device=device, executor=executor, expose=expose)
-    from dflash_trt.runtime.drafter.candidate_selector import read_scorer
-    from dflash_trt.runtime.drafter.drafter import DraftEmbedding
-
     embedding = DraftEmbedding.read(engine, manifest.draft, chosen.device)
     scorer = read_scorer(engine, manifest.draft, chosen.device)
     return Drafter.open(chosen, manifest.draft, num_slots=num_slots, embedding=embedding, scorer=scorer)

@@ -19,9 +19,8 @@ from dynamo.common.backend.publisher import ComponentSnapshot, PushSource
 from dynamo.common.utils.namespace import get_worker_namespace
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, Unknown
 
-from dflash_trt.api.backend import Chunk, RoutedBackend, check_room
+from dflash_trt.api.backend import Chunk, DecoderMetrics
 from dflash_trt.api.completion import FinishReason
-from dflash_trt.api.metrics import DecoderMetrics
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import ConfigError, DFlashError, EndpointError, EngineError, RequestError
@@ -29,9 +28,9 @@ from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.dynamo.file_discovery import await_loss
 from dflash_trt.runtime.dynamo.generate_request import read_request
 from dflash_trt.runtime.kvcache.slots import ROOT
-from dflash_trt.runtime.open_backend import open_embedded
 from dflash_trt.runtime.server.prometheus import ServerMetrics
 from dflash_trt.runtime.server.responses import completion_metrics
+from dflash_trt.runtime.server.served_backend import RoutedBackend, check_room
 
 
 class KvEvents:
@@ -94,6 +93,8 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
         """Loads both models; returns their figures for the router and the planner."""
         if self.is_leaving:  # asked before Dynamo installed its handler
             signal.raise_signal(signal.SIGTERM)
+        from dflash_trt.runtime.load import open_embedded  # it loads torch: seconds
+
         try:
             backend: RoutedBackend = await asyncio.to_thread(open_embedded, self._pair, self._options)
             self._backend = backend

@@ -7,18 +7,24 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
-
-if TYPE_CHECKING:
-    from dflash_trt.api.backend import PageWatcher
-
 
 Key = tuple[int, tuple[int, ...]]
 """The number of the entry before, and a page's tokens."""
 ROOT = 0
 """The number before the first page."""
+
+
+class PageWatcher(Protocol):
+    """Listener for the pages that prompts may share."""
+
+    def stored(self, number: int, before: int, token_ids: Sequence[int]) -> None:
+        """Called for a new entry, with the tokens of its page; `before` is the entry that it follows, or ROOT."""
+
+    def removed(self, number: int) -> None:
+        """Called when an entry can no longer be found."""
 
 
 class PrefixIndex:

@@ -27,7 +27,7 @@ from dflash_trt.engine.graph.linear import input_name
 from dflash_trt.engine.recorded_executor import ContextLayout
 from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.bounds import CAPTURE, Ranges
-from dflash_trt.runtime.drafter.onnxruntime.ort_session import model_session
+from dflash_trt.runtime.drafter.onnx_executor import model_session
 from dflash_trt.runtime.drafter.torch.graph_program import OnnxGraph, Program
 from dflash_trt.runtime.drafter.torch.operators import TORCH_TYPES
 from dflash_trt.runtime.drafter.torch.scaled_linear import patterns

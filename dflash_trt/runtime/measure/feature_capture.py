@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from dflash_trt import __version__
 from dflash_trt.api.prompts import PromptLine
-from dflash_trt.api.runtime_options import DEFAULTS
+from dflash_trt.api.runtime_options import DEFAULTS, choose_device
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, aligned, metadata
@@ -33,7 +33,6 @@ from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.write import OutputKind, check_replaceable, new_file
 from dflash_trt.runtime.checked_pair import check_prompt
-from dflash_trt.runtime.cpu.accelerate import accelerate
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
 from dflash_trt.runtime.kvcache.slots import SlotPool
@@ -49,9 +48,10 @@ from dflash_trt.runtime.measure.features import (
 from dflash_trt.runtime.measure.journal import Journal
 from dflash_trt.runtime.measure.verification import tokenize
 from dflash_trt.runtime.model_runner import ModelRunner
+from dflash_trt.runtime.open_target import prepare_target
+from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.request import Request
-from dflash_trt.runtime.session import choose_device
-from dflash_trt.runtime.targets.huggingface import load_model, make_target, stop_token_ids
+from dflash_trt.runtime.targets.huggingface import stop_token_ids
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
 from dflash_trt.runtime.targets.target import Segment, Target
 
@@ -232,6 +232,8 @@ class CaptureOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Device of the target: cpu, cuda or auto."""
     dtype: str
     """Type that the target is computed in."""
+    num_ranks: int
+    """Ranks that share the target."""
     taps_dtype: str | None
     """Type of the recorded taps; None: the target's."""
     temperature: float
@@ -267,16 +269,18 @@ def capture_features(
     prompts: Sequence[PromptLine],
     output: Path,
     options: CaptureOptions,
+    ranks: Leader | Follower,
     *,
     force: bool,
     progress: Progress,
 ) -> tuple[int, int]:
-    """Writes the feature file `output`; returns the numbers of sequences and of answer tokens.
+    """Writes the feature file `output`, on rank 0; returns the numbers of sequences and of answer tokens.
 
     Goes on with what an interrupted run left. BuildError where the file cannot be written or what was left is of
     something else, RequestError for a prompt that cannot be answered to its last token.
     """
-    check_replaceable(output, FEATURES, force=force)
+    if ranks.rank == 0:
+        check_replaceable(output, FEATURES, force=force)
     device = choose_device(options.device)
 
     def check(token_ids: list[int]) -> None:
@@ -291,8 +295,8 @@ def capture_features(
             f"{options.target_name}: expected taps of {target.spec.hidden_size} values to capture, found a draft that"
             f" reads {width}, all residual streams"
         )
-    model = load_model(target.directory, target.spec, taps, dtype=options.dtype, device=device)
-    running = make_target(model, taps, options.max_batch_size, accelerate)
+    running = prepare_target(target, taps, options.max_batch_size, ranks, dtype=options.dtype, device=device)()
+    model = running.model
     stop_ids = stop_token_ids(model)
     facts = FeatureFacts(
         schema_version=SCHEMA_VERSION,
@@ -308,7 +312,7 @@ def capture_features(
         temperature=options.temperature,
         seed=options.seed if options.temperature else 0,
     )
-    identity = _identity(facts, target, encoded, draft.spec.block_size, (device, options.taps_dtype))
+    identity = _identity(facts, target, encoded, draft.spec.block_size, (device, options.num_ranks, options.taps_dtype))
     partial = _unfinished(output)
     with new_file(output, FEATURES, force=force) as temporary:
         journal = Journal(journal_file(output), identity, Captured, of="a capture with these inputs and options")

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from dflash_trt.api.acceptance import Acceptance, Step
+from dflash_trt.api.runtime_options import choose_device
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.runtime.decoder import Decoder
@@ -38,7 +39,6 @@ from dflash_trt.runtime.measure.verification_report import (
 )
 from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.request import Request
-from dflash_trt.runtime.session import choose_device
 from dflash_trt.runtime.targets.target import Segment, Target, Verified
 
 BATCH_SIZE = 8

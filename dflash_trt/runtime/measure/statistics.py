@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from dflash_trt.api.acceptance import Step
 
 if TYPE_CHECKING:
     import torch
@@ -116,3 +118,39 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     if size == 0:
         return float("inf") if error else 0.0
     return error / size
+
+
+class PositionAcceptance(msgspec.Struct, frozen=True, kw_only=True):
+    """Acceptance at one draft position of the block."""
+
+    position: int
+    """Position in the block; 1 is the first proposal after the anchor."""
+    proposed: int
+    """Verify passes that judged a proposal here."""
+    accepted: int
+    """Verify passes that accepted this proposal, and so all before it."""
+    share: float | None
+    """accepted / proposed; None when nothing was proposed."""
+
+
+def acceptance_by_position(steps: Iterable[Step], num_draft_tokens: int) -> list[PositionAcceptance]:
+    """Acceptance at positions 1 to K over verify passes.
+
+    A pass that proposed fewer than K tokens (the output's end) says nothing about the positions beyond, nor
+    does one that was cut after a stop token: it emitted no bonus token, so nothing there was judged.
+    """
+    proposed, accepted = [0] * (num_draft_tokens + 1), [0] * (num_draft_tokens + 1)
+    for step in steps:
+        was_cut = step.accepted == len(step.token_ids)
+        for position in range(1, 1 + (step.accepted if was_cut else step.proposed)):
+            proposed[position] += 1
+            accepted[position] += position <= step.accepted
+    return [
+        PositionAcceptance(
+            position=k,
+            proposed=proposed[k],
+            accepted=accepted[k],
+            share=accepted[k] / proposed[k] if proposed[k] else None,
+        )
+        for k in range(1, num_draft_tokens + 1)
+    ]

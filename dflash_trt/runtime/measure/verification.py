@@ -11,12 +11,13 @@ import msgspec
 
 from dflash_trt.api.acceptance import Step
 from dflash_trt.api.prompts import PromptLine
-from dflash_trt.api.runtime_options import RuntimeOptions
+from dflash_trt.api.runtime_options import RuntimeOptions, choose_device
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.load import load_session
 from dflash_trt.runtime.measure.statistics import first_difference
 from dflash_trt.runtime.measure.verification_report import (
     ComparingDrafter,
@@ -28,7 +29,8 @@ from dflash_trt.runtime.measure.verification_report import (
     engine_facts,
     exposed_values,
 )
-from dflash_trt.runtime.session import Session, choose_device, load_session, run
+from dflash_trt.runtime.ranks.roles import ALONE, Follower, Leader
+from dflash_trt.runtime.session import Session, run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -55,14 +57,16 @@ class Verification:
             self._session = session.with_drafter(session.manifest, self._comparing)
 
     @classmethod
-    def open(cls, pair: CheckedPair, reference: Path | None, options: RuntimeOptions) -> Verification:
+    def open(
+        cls, pair: CheckedPair, reference: Path | None, options: RuntimeOptions, ranks: Leader | Follower = ALONE
+    ) -> Verification:
         """Loads the target once, and both engines; raises as `check_reference` and `load_session` do."""
         if reference is None:
-            return cls(load_session(pair, options))
+            return cls(load_session(pair, options, ranks=ranks))
         manifest, reference_manifest = pair.manifest, read_manifest(reference)
         check_reference(manifest, reference_manifest, str(reference))
         exposed = exposed_values(manifest.draft)
-        session = load_session(pair, options, expose=exposed)
+        session = load_session(pair, options, expose=exposed, ranks=ranks)
         drafter = open_drafter(
             reference, reference_manifest,
             device=choose_device(options.device), executor=options.executor, expose=exposed,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from dflash_trt.api.acceptance import NEAR_ZERO_TAU, PositionAcceptance, Step, acceptance_by_position
+from dflash_trt.api.acceptance import NEAR_ZERO_TAU, Step
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec
 from dflash_trt.engine.graph.draft_graph import output_name
@@ -20,7 +20,15 @@ from dflash_trt.quantize.bounds import CAPTURE
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
-from dflash_trt.runtime.measure.statistics import Difference, TauLoss, loss_text, relative_error, tau_loss
+from dflash_trt.runtime.measure.statistics import (
+    Difference,
+    PositionAcceptance,
+    TauLoss,
+    acceptance_by_position,
+    loss_text,
+    relative_error,
+    tau_loss,
+)
 
 if TYPE_CHECKING:
     import torch

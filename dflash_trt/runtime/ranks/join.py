@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import os
 import shlex
 import signal
@@ -16,7 +18,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
 
 from dflash_trt.errors import DFlashError, RankError
-from dflash_trt.runtime.ranks.roles import LINGER_SECONDS, Follower, Leader
+from dflash_trt.runtime.ranks.roles import ALONE, LINGER_SECONDS, Followed, Follower, Leader
 from dflash_trt.trtllm.launch_environment import (
     LOCAL_RANK,
     LOCAL_SIZE,
@@ -24,6 +26,7 @@ from dflash_trt.trtllm.launch_environment import (
     Launch,
     import_mpi,
     is_one_host,
+    is_torchrun,
     read_launch,
     torchrun_variables,
 )
@@ -35,25 +38,34 @@ if TYPE_CHECKING:
 
 START_TIMEOUT = timedelta(seconds=300)
 LOOPBACK = "127.0.0.1"
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @contextmanager
 def join(num_ranks: int, device: str = "auto") -> Iterator[Leader | Follower]:
     """Joins `num_ranks` processes for as long as the context lasts; one process is alone and joins nobody.
 
-    All ranks then `verify_same_facts`, and the others follow rank 0. They end silently: what goes wrong on them, rank 0
-    says. `device` is "cpu", "cuda" or "auto": CUDA where torch sees it. Raises RankError when the launcher started
-    another number of processes.
+    All ranks then `verify_same_facts`. The others leave the block where the target is opened, once they have followed
+    rank 0 to its end, and say nothing: what goes wrong on them, rank 0 says. `device` is "cpu", "cuda" or "auto": CUDA
+    where torch sees it. Raises RankError when the launcher started another number of processes.
     """
     launch = read_launch(os.environ)
     if launch.size != num_ranks:
         _refuse(launch, _wrong_number(launch, num_ranks))
+    if is_torchrun(os.environ):
+        _end_with_parent()
     if num_ranks == 1:
-        yield Leader({})
+        yield ALONE
     elif launch.rank == 0:
         yield from _lead(launch, device)
     else:
         yield from _follow(launch, device)
+
+
+def _end_with_parent() -> None:
+    """Lets this process end with its parent: torchrun, when it is killed, leaves its ranks behind."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _lead(launch: Launch, device: str) -> Iterator[Leader]:
@@ -75,11 +87,14 @@ def _follow(launch: Launch, device: str) -> Iterator[Follower]:
     from torch import distributed
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all ranks, and rank 0 ends the others
-    _silence_transformers()
+    _silence()
     follower = Follower(launch.rank, launch.size, _connect(launch, device)[0])
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a launcher sends it to all
     try:
         _use_device()
         yield follower
+    except Followed:
+        pass
     except Exception as error:
         follower.fail(str(error) if isinstance(error, DFlashError) else traceback.format_exc())
         sys.exit(1)
@@ -192,11 +207,13 @@ def _use_device() -> None:
     torch.cuda.set_device(int(os.environ.get(LOCAL_RANK, "0")))
 
 
-def _silence_transformers() -> None:
-    from transformers.utils import logging
+def _silence() -> None:
+    """Leaves warnings about the target to rank 0."""
+    from transformers.utils import logging as transformers_logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("dflash_trt").setLevel(logging.ERROR)
 
 
 def _refuse(launch: Launch, error: RankError) -> NoReturn:

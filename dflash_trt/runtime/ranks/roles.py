@@ -51,6 +51,10 @@ Message = RankFacts | Failed | Done | None
 """Message from another rank; None: its connection has closed."""
 
 
+class Followed(Exception):  # noqa: N818 - nothing is wrong
+    """Rank 0 has finished: a rank that followed it has nothing more to do in the block of `join`."""
+
+
 class Leader:
     """Rank 0: sends commands and watches the other ranks; there may be none."""
 
@@ -136,6 +140,10 @@ class Leader:
             with suppress(OSError):
                 print(f"error: {_failure(failed)}", file=sys.stderr, flush=True)
             os._exit(1)
+
+
+ALONE = Leader({})
+"""Rank 0 without others."""
 
 
 class Follower:

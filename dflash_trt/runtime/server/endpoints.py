@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from dflash_trt import __version__
-from dflash_trt.api.backend import Chunk, ServedBackend, check_room
+from dflash_trt.api.backend import Chunk
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.neutral_fields import IGNORED
 from dflash_trt.api.sampling_params import DEFAULT_CHAT_TOKENS, SamplingParams
@@ -24,6 +24,7 @@ from dflash_trt.runtime.server.limits import Admission, BodyReader, decode_objec
 from dflash_trt.runtime.server.prometheus import ServerMetrics
 from dflash_trt.runtime.server.requests import CompletionRequest, parse_request, read_messages
 from dflash_trt.runtime.server.responses import Choice, Envelope, Json, TokenTexts, has_content, usage
+from dflash_trt.runtime.server.served_backend import ServedBackend, check_room
 from dflash_trt.runtime.server.streaming import EventStream, cancel_on_disconnect, merge_streams
 from dflash_trt.runtime.server.tokenizing import TokenizerPool
 from dflash_trt.runtime.server.tools import tool_format

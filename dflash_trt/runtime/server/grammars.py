@@ -18,13 +18,13 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from dflash_trt.api.backend import Grammars
 from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import DFlashError, RequestError, shown
 from dflash_trt.runtime.server import grammar_worker
 from dflash_trt.runtime.server.grammar_worker import GrammarWorker
 from dflash_trt.runtime.server.http_error import shutting_down
 from dflash_trt.runtime.server.limits import decode_object, overloaded
+from dflash_trt.runtime.server.served_backend import Grammars
 
 MAX_CHARACTERS = 2**16
 MAX_NESTING = {"json_schema": 64, "structural_tag": 64, "regex": 16, "grammar": 16}

@@ -13,8 +13,9 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dflash_trt.api.backend import Chunk, ServedBackend
+from dflash_trt.api.backend import Chunk
 from dflash_trt.api.completion import Completion
+from dflash_trt.runtime.server.served_backend import ServedBackend
 
 LABELS = ("model_name", "engine")
 GAUGES = {

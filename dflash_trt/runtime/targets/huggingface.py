@@ -47,17 +47,20 @@ EXPERTS, SECOND_MATRICES = ".experts.", ("down_proj", ".w2.")
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def check_memory(directory: Path, weights: Mapping[str, StoredTensor], dtype: torch.dtype, num_ranks: int = 1) -> None:
-    """Raises CheckpointError where a rank's share of the weights, as `dtype`, is more than the memory that is free."""
+def check_memory(
+    directory: Path, weights: Mapping[str, StoredTensor], dtype: torch.dtype, num_ranks: int = 1, device: str = "cpu"
+) -> None:
+    """Raises CheckpointError where a rank's share of the weights, as `dtype`, is more than `device` has free memory."""
+    free = free_bytes() if device == "cpu" else torch.cuda.mem_get_info(device)[0]
     needed = loaded_bytes(weights, dtype) // num_ranks
-    if (free := free_bytes()) is not None and needed > free:
-        bits = 8 * dtype.itemsize
+    if free is not None and needed > free:
+        bits, where = 8 * dtype.itemsize, "" if device == "cpu" else "GPU "
         half = "--dtype bfloat16 halves them; " if bits == 32 else ""
         raise CheckpointError(
-            f"{directory}: expected {needed / 1e9:.1f} GB of free memory for its weights, which are computed with as"
-            f" {bits}-bit numbers, found {free / 1e9:.1f} GB",
-            hint=f"{half}take a machine with more memory or share it with --tp; on GPUs, TensorRT-LLM, vLLM and SGLang"
-            " serve it from a deployment: dflash-trt serve-config --list",
+            f"{directory}: expected {needed / 1e9:.1f} GB of free {where}memory for its weights, which are computed"
+            f" with as {bits}-bit numbers, found {free / 1e9:.1f} GB",
+            hint=f"{half}take a machine with more memory or share it among more ranks (--tp); on GPUs,"
+            " TensorRT-LLM, vLLM and SGLang serve it from a deployment: dflash-trt serve-config --list",
         )
 
 
@@ -110,17 +113,9 @@ def _experts_copy(counts: Mapping[str, int]) -> int:
 
 def free_bytes() -> int | None:
     """Free bytes of this machine, or of the container if less; None where the system does not say."""
-    machine = _meminfo("MemAvailable")
-    limits = [room for room in (machine, _cgroup_room()) if room is not None]
-    return min(limits, default=None)
-
-
-def _meminfo(key: str) -> int | None:
-    for line in _lines(Path("/proc/meminfo")):
-        name, _, value = line.partition(":")
-        if name == key:
-            return int(value.split()[0]) * 1024
-    return None
+    lines = [line.split() for line in _lines(Path("/proc/meminfo"))]
+    limits = [1024 * int(size) for name, size, *_ in lines if name == "MemAvailable:"]
+    return min(limits if (room := _cgroup_room()) is None else [*limits, room], default=None)
 
 
 def _cgroup_room() -> int | None:
@@ -172,8 +167,8 @@ def load_model(
 
     One that is larger than the GPU `device` is spread over all GPUs, layer by layer. Raises what `target_dtype` and
     `placement` raise; CheckpointError for a tap on the last layer, missing weights, a damaged
-    generation_config.json, or no room for the share of one of `num_ranks` ranks. Only then are a repository's weights
-    fetched.
+    generation_config.json, or no room for the share of one of `num_ranks` ranks, whose `load_options` say how it is
+    cut. Only then are a repository's weights fetched.
     """
     if spec.num_hidden_layers - 1 in target_layer_ids:
         raise CheckpointError(
@@ -185,9 +180,10 @@ def load_model(
     headers = read_headers(directory)
     weights = read_weights(directory) if headers is None else headers
     torch_dtype = target_dtype(dtype, directory, weights)
-    spread = {} if device == "cpu" else placement(directory, weights, torch_dtype, device)
-    if not spread:
-        check_memory(directory, weights, torch_dtype, num_ranks)
+    is_sharded = num_ranks > 1
+    spread = {} if device == "cpu" or is_sharded else placement(directory, weights, torch_dtype, device)
+    if not spread:  # onto a GPU, a whole target goes by way of the CPU, and a shard at once
+        check_memory(directory, weights, torch_dtype, num_ranks, device if is_sharded else "cpu")
     fetch_weights(directory)
     options = {"dtype": torch_dtype, "use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # to refuse them in our words
@@ -197,7 +193,7 @@ def load_model(
         model, loaded = _auto_class(directory).from_pretrained(directory, **(options | load_options | spread))
     _check_weights(directory, loaded)
     model = text_model(model, directory).eval()
-    return model.to(device) if device != "cpu" and not spread else model
+    return model if device == "cpu" or spread or is_sharded else model.to(device)
 
 
 def _auto_class(directory: Path) -> Any:
@@ -260,7 +256,11 @@ def make_target(
     `accelerate` replaces layers of a packed one; `tap_hidden_size` is as for `HuggingFaceTarget`.
     """
     if (num_devices := len(set(getattr(model, "hf_device_map", {}).values()))) > 1:
-        LOG.warning("%s: requests run one after the other, on %d devices in turn", model.name_or_path, num_devices)
+        LOG.warning(
+            "%s: requests run one after the other, on %d devices in turn; ranks (--tp) use all at once",
+            model.name_or_path,
+            num_devices,
+        )
         return SequentialTarget(model, target_layer_ids, num_slots, tap_hidden_size)
     copy_mapped_weights(model)
     if not can_pack(model):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of one pass: the new tokens of all requests, end to end in one row dimension.
+"""The rows of one pass, the new tokens of all requests end to end, and attention over them by torch's operators.
 
-Legend: B segments of a group, n tokens of each, R rows of a pass, N heads, G KV heads, D head_dim, E that of V.
+Legend: B segments of a group, n tokens of each, R rows, C cached rows, N heads, G KV heads, D head_dim, E that of V.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from dflash_trt.runtime.kvcache.slot_cache import SlotCache
+from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
+from dflash_trt.runtime.kvcache.paged_caches import SlotCache
 from dflash_trt.runtime.targets.target import Segment
 
 
@@ -147,3 +148,115 @@ def slot_attention(
 
 
 AttentionInterface.register(IMPLEMENTATION, slot_attention)
+
+
+class Reading(NamedTuple):
+    """Pages and mask with which a group reads a layer's cache."""
+
+    pages: Tensor
+    """[B * M], the pages of each segment end to end."""
+    mask: Tensor
+    """[1, B, N/G * n, C]: 0 for a row that a token sees, else minus infinity; C rows of each segment are read."""
+
+    def of(self, cache: Tensor) -> Tensor:
+        """cache [G, pages, TOKENS_PER_PAGE, D] -> [G, B, C, D]."""
+        rows = cache.index_select(1, self.pages).view(len(cache), self.mask.shape[1], -1, cache.shape[-1])
+        return rows[:, :, : self.mask.shape[-1]]
+
+
+def attention_mask(visible: Tensor, heads_per_group: int, dtype: torch.dtype) -> Tensor:
+    """What is added to scores: visible [B, n, C] -> [1, B, N/G * n, C]."""
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
+    return mask.repeat(1, heads_per_group, 1)[None]
+
+
+def store_rows(cache: SlotCache, layer: int, key: Tensor, value: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Writes key [G, R, D] and value [G, R, E] to `rows` [R] of a layer's cache; its whole K and V."""
+    pages = (TOKENS_PER_PAGE, key.shape[-1]), (TOKENS_PER_PAGE, value.shape[-1])
+    k, v = cache.layer(layer, len(key), *pages, key.dtype)
+    k.view(len(k), -1, k.shape[-1]).index_copy_(1, rows, key)
+    v.view(len(v), -1, v.shape[-1]).index_copy_(1, rows, value)
+    return k, v
+
+
+class GatheredPass(RaggedPass):
+    """Pass over K and V [G, pages, TOKENS_PER_PAGE, D] that copies the pages of a group together, on any device."""
+
+    attention = "torch's attention"
+    reads_hidden_rows = True
+
+    def __init__(self, segments: Sequence[Segment], cache: SlotCache, device: torch.device) -> None:
+        super().__init__(segments, cache, device)
+        self._readings: dict[tuple[Group, int | None, int, torch.dtype], Reading] = {}
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
+        k_cache, v_cache = store_rows(self._cache, layer, key, value, self._rows)
+        num_kv_heads = len(k_cache)
+        mixed = []
+        for group in self.groups:
+            reading = self._reading(group, rule.window, len(query) // num_kv_heads, query.dtype)
+            mixed.append(attend_rows(query[:, group.rows], k_cache, v_cache, reading, rule, group.num_tokens))
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+
+    @cached_property
+    def _rows(self) -> Tensor:
+        """[R], rows of the cache."""
+        rows = (self._table.rows(slot, n) for slot, n in zip(self._slots, self._counts, strict=True))
+        return torch.tensor([row for own in rows for row in own], device=self._device)
+
+    def _reading(self, group: Group, window: int | None, heads_per_group: int, dtype: torch.dtype) -> Reading:
+        """Pages and mask for `group` in a layer with this `window`."""
+        key = (group, window, heads_per_group, dtype)
+        if key not in self._readings:
+            first_page = 0 if window is None else max(0, group.begin - window + 1) // TOKENS_PER_PAGE
+            rows = torch.arange(first_page * TOKENS_PER_PAGE, group.end, device=group.positions.device)
+            distance = group.positions[:, :, None] - rows  # [B, n, C]
+            visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+            pages = torch.tensor(self._pages(group, first_page), device=self._device)
+            self._readings[key] = Reading(pages, attention_mask(visible, heads_per_group, dtype))
+        return self._readings[key]
+
+    def _pages(self, group: Group, first_page: int) -> list[int]:
+        """Equally many pages of each segment, up to the group's last position."""
+        end_page = num_pages_for(group.end)
+        pages: list[int] = []
+        for slot in group.slot_ids:
+            held = num_pages_for(self._table.lengths[slot] + group.num_tokens)
+            own = self._table.pages[slot][first_page : min(held, end_page)]
+            # A shorter sequence is filled up with a page of its own: no token sees it, and never a NaN of another.
+            pages += own + [self._table.pages[slot][0]] * (end_page - first_page - len(own))
+        return pages
+
+
+def attend_rows(
+    query: Tensor, k_cache: Tensor, v_cache: Tensor, reading: Reading, rule: AttentionRule, num_tokens: int
+) -> Tensor:
+    """query [N, B*n, D] over the rows that `reading` takes of K and V [G, pages, TOKENS_PER_PAGE, D] -> [B*n, N, D].
+
+    Heads that share K and V are rows of one product.
+    """
+    num_groups, num_segments, head_dim = len(k_cache), reading.mask.shape[1], query.shape[-1]
+    heads = query.reshape(num_groups, -1, num_segments, num_tokens, head_dim).transpose(1, 2)
+    q = heads.reshape(num_groups, num_segments, -1, head_dim)
+    mixed = _attend(q, reading.of(k_cache), reading.of(v_cache), reading.mask, rule, num_tokens)
+    rows = mixed.reshape(num_groups, num_segments, -1, num_tokens, mixed.shape[-1])
+    return rows.permute(1, 3, 0, 2, 4).flatten(2, 3).flatten(0, 1)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, rule: AttentionRule, num_tokens: int) -> Tensor:
+    """q [G, B, N/G * n, D], k and v [G, B, C, D], mask [1, B, N/G * n, C] -> as q, with v's D."""
+    if rule.sinks is None and rule.softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=rule.scale)
+    scores = q @ k.transpose(-1, -2) * rule.scale
+    if rule.softcap is not None:
+        scores = rule.softcap * torch.tanh(scores / rule.softcap)
+    return _softmax(scores + mask, rule.sinks, num_tokens) @ v
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None, num_tokens: int) -> Tensor:
+    """Softmax of scores [G, B, N/G * n, C]; a head's sink takes its share and carries no value."""
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    rows = sinks.reshape(len(scores), -1).repeat_interleave(num_tokens, dim=1)  # [G, N/G * n]
+    sink = rows.to(scores.dtype)[:, None, :, None]
+    return torch.cat([scores, sink.expand(-1, scores.shape[1], -1, -1)], dim=-1).softmax(dim=-1)[..., :-1]

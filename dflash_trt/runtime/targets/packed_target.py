@@ -8,7 +8,7 @@ CPUs (oneDNN 3.12, torch 2.13; `agrees` tests this machine):
 * Experts, and linear layers with long rows, have one kernel for any number of rows (the room `cpu/`). oneDNN and MKL
   compute one row on another kernel than two or more, and those all sum a row alike (`MIN_ROWS`: at 4, also MKL's in
   FP32, in which routers compute). So where a model has such products, a pass is padded with copies of its last row.
-* Attention sums in the order of absolute positions (`cpu/paged_attention`).
+* Attention sums in the order of absolute positions (`cpu/accelerate`).
 
 On devices other than CPUs attention is computed by torch's operators.
 """
@@ -24,10 +24,9 @@ from transformers import PreTrainedModel
 
 from dflash_trt.checkpoint.refusing import refusing
 from dflash_trt.engine.plans.launcher import Launcher
-from dflash_trt.runtime.kvcache.slot_cache import SlotCache
+from dflash_trt.runtime.kvcache.paged_caches import SlotCache
 from dflash_trt.runtime.targets.delta_net import DeltaNets
-from dflash_trt.runtime.targets.gathered_pass import GatheredPass
-from dflash_trt.runtime.targets.packed_pass import IMPLEMENTATION, RaggedPass
+from dflash_trt.runtime.targets.packed_pass import IMPLEMENTATION, GatheredPass, RaggedPass
 from dflash_trt.runtime.targets.recorded_pass import RecordedPasses, StaticPass
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget, Taps
 from dflash_trt.runtime.targets.target import Segment, Target, Verified
@@ -148,10 +147,6 @@ class PackedTarget(HuggingFaceTarget):
         """Zeros reused pages where the pass reads masked rows."""
         if self._pass_type.reads_hidden_rows:
             self._cache.clear(pages)
-
-    def claim(self, user: object) -> bool:
-        """Whether nobody but `user` has written pages since it last claimed them."""
-        return self._table.claim(user)
 
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         """The pages of an empty slot's sequence; the first `num_tokens` tokens are in them already."""

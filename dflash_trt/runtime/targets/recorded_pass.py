@@ -25,10 +25,8 @@ from torch import Tensor
 
 from dflash_trt.engine.plans.launcher import Launcher, pinned
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
-from dflash_trt.runtime.kvcache.page_table import PageTable
-from dflash_trt.runtime.kvcache.slot_cache import SlotCache
-from dflash_trt.runtime.targets.gathered_pass import Reading, attend_rows, attention_mask, store_rows
-from dflash_trt.runtime.targets.packed_pass import AttentionRule, Pass
+from dflash_trt.runtime.kvcache.paged_caches import PageTable, SlotCache
+from dflash_trt.runtime.targets.packed_pass import AttentionRule, Pass, Reading, attend_rows, attention_mask, store_rows
 from dflash_trt.runtime.targets.target import Segment, Verified
 
 LOG = logging.getLogger("dflash_trt.runtime.targets")

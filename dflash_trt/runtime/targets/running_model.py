@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base of both ways to run a target: embeddings, lm_head and taps."""
+"""Base of both ways to run a target on transformers: embeddings, lm_head and taps."""
 
 from __future__ import annotations
 
@@ -74,6 +74,7 @@ class HuggingFaceTarget(Target):
         logits: torch.Tensor = self._lm_head(hidden.to(self._dtype))
         return logits
 
+    @torch.no_grad()
     def head(self) -> dict[str, torch.Tensor]:
         """The lm_head's tensors: `lm_head` [V, H], and `lm_head_bias` [V] where it has one.
 
@@ -84,8 +85,8 @@ class HuggingFaceTarget(Target):
                 f"{self.model.name_or_path}: expected an lm_head that is a linear layer, found"
                 f" {type(self._lm_head).__name__}"
             )
-        bias = {} if self._lm_head.bias is None else {"lm_head_bias": self._lm_head.bias.detach()}
-        return {"lm_head": self._lm_head.weight.detach(), **bias}
+        tensors = {"lm_head": self._lm_head.weight, "lm_head_bias": self._lm_head.bias}
+        return {name: _whole(tensor).detach() for name, tensor in tensors.items() if tensor is not None}
 
     def _forward(
         self, token_ids: Sequence[int], logits_rows: Sequence[int], *, with_taps: bool, **inputs: Any
@@ -122,6 +123,13 @@ class HuggingFaceTarget(Target):
         if hidden.dim() < 4:
             return hidden
         return hidden.mean(2) if self.tap_hidden_size == hidden.shape[-1] else hidden.flatten(2)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """`tensor`, gathered from all ranks where each has a shard of it."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 Forward = Callable[..., Tensor | tuple[Tensor, ...]]

@@ -6,12 +6,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
-
-if TYPE_CHECKING:
-    import torch
+import torch
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,15 +38,13 @@ class Verified:
 
 def side_by_side(tapped: Sequence[torch.Tensor]) -> torch.Tensor:
     """Taps [R, A*H] of A hidden states [R, H] or [1, R, H]."""
-    import torch
-
     return (tapped[0] if len(tapped) == 1 else torch.cat(list(tapped), dim=-1)).flatten(0, -2)
 
 
 class Target(Protocol):
     """The running target model: a cache of one sequence for each slot, one pass for all of them.
 
-    Subclasses have no pages unless they override `claim` and `reserve`.
+    Subclasses have no pages unless they override `reserve`.
     """
 
     cache_bytes_per_token: int = 0
@@ -58,10 +54,6 @@ class Target(Protocol):
 
     keeps_prefixes: bool = False
     """Whether the pages of a released slot go on holding all that there is to know of their tokens."""
-
-    def claim(self, user: object) -> bool:
-        """Whether nobody but `user` has written pages since it last claimed them; from now on they are its own."""
-        return False
 
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         """Gives an empty slot the pages of its sequence, if it has pages; `num_tokens` tokens are in them already."""

@@ -10,9 +10,9 @@
 #include "kv_injection_attention/kernel/merge.cuh"
 #include "kv_injection_attention/kernel/phases.cuh"
 #include "kv_injection_attention/kernel/result.cuh"
-#include "kv_injection_attention/kernel/rows.cuh"
 #include "kv_injection_attention/kernel/schedule.cuh"
 #include "kv_injection_attention/kernel/wgmma_context_loader.cuh"
+#include "kv_injection_attention/kernel/wgmma_rows.cuh"
 #include "kv_injection_attention/kernel/wgmma_state.cuh"
 
 namespace dflash::kv_injection {
@@ -26,7 +26,7 @@ class WgmmaAttention {
 
   // What needs nothing of the grid before.
   DFLASH_DEVICE void prepare() const {
-    static_assert(N <= kAllThreads);
+    static_assert(N <= Group::kAllThreads);
     if (tid_x() < N) st_shared(Group::slots() + tid_x() * 4, tid_x() / config_.group);
   }
 
@@ -87,10 +87,11 @@ class WgmmaAttention {
     const ContextSpan now = span();
     // Steps of the context are dealt to the teams in turn, the block to the next in turn, or the last team.
     const bool has_block = now.ends() && min(steps(now), kTeams - 1) == Group::team();
-    const FirstRows loaded = load_rows(now.request, now.ends());
+    const Rows rows(p_, config_);
+    const typename Rows::First loaded = rows.load(now.request, now.ends());
     Context context(p_, config_, now, [] { return span(); });
     stamp(Phase::kLoads);
-    store_rows(loaded, now, now.ends());
+    rows.store(loaded, now, now.ends());
     fence_proxy_async();
     syncthreads();
     stamp(Phase::kRows);
@@ -98,7 +99,7 @@ class WgmmaAttention {
     attend_context(context, has_block);
     syncthreads();
     stamp(Phase::kResults);
-    merge_and_write<ResultRow, kAllThreads>(ResultWriter<D, T>(p_, config_, span(), ctaid_x()), results(), kThreads,
+    merge_and_write<ResultRow, Group::kAllThreads>(ResultWriter<D, T>(p_, config_, span(), ctaid_x()), results(), kThreads,
                                             num_results(), 0, config_.rows);
     stamp(Phase::kMerge);
   }
@@ -116,14 +117,12 @@ class WgmmaAttention {
   static constexpr int kTeams = Group::kTeams;
   static constexpr int kThreads = Group::kThreads;
   static constexpr int kElementBytes = kFp8 ? 1 : 2;
-  static constexpr int kStride = row_bytes(D, 2);
-  static constexpr int kWarps = kTeams * kWarpgroupWarps;
   using Context = WgmmaContextLoader<D, kElementBytes, kAhead>;
   using CacheOperands = LeftOperands<D, kFp8>;
   using BlockOperands = LeftOperands<D, false>;  // of the block's rows
   using State = WgmmaState<D, N, kFp8, kAhead>;
   using Score = std::conditional_t<kFp8, F16, T>;
-  static_assert(kTeams * wgmma_number_bytes(N) >= kWarps * 4);
+  using Rows = WgmmaRows<D, N, T, kFp8, kAhead>;
 
   // Taken from one lane, so that the compiler knows it to be uniform.
   static DFLASH_DEVICE Shared uniform_team_weights(Shared place = 0) {
@@ -144,141 +143,6 @@ class WgmmaAttention {
       if (kFp8) score_factor = as_float(ld_shared(Group::score_factor()));
     }
   };
-
-  // Lanes that share a row of the block, rows that all threads take at once, and vectors of its values for each thread.
-  static constexpr int kAllThreads = kTeams * kThreads, kRowLanes = D / 16, kRowsAtOnce = kAllThreads / kRowLanes;
-  static constexpr int kVectors = D / 8, kValueLoads = (kMaxBlock * kVectors + kAllThreads - 1) / kAllThreads;
-
-  // Row i is a query row below N, and behind these a key of the block, if that is the CTA's. Products of queries with
-  // the context's keys are scores in units of log2.
-  DFLASH_DEVICE RowSource source_of(int i) const {
-    return {p_.qkv, p_.qkv_bias, i >= N ? p_.k_norm : p_.q_norm, i >= N ? 1 : config_.query_factor};
-  }
-  // This thread's part of row i of `rows`; zeros for a row of padding.
-  DFLASH_DEVICE RowVectors load_block_row(int request, int i, int rows) const {
-    const bool is_key = i >= N, real = i < rows && (is_key || i < config_.rows);
-    if (!real) return {};
-    const int slot = is_key ? i - N : static_cast<int>(ld_shared(Group::slots() + i * 4));
-    const int head = is_key ? p_.num_heads + ctaid_x() : ctaid_x() * config_.group + i - slot * config_.group;
-    const float* rope = p_.rope + (request * p_.block + slot) * D;
-    return load_row<D>(source_of(i), qkv_row(p_, request, slot, head), head, rope, tid_x() % kRowLanes, true);
-  }
-  DFLASH_DEVICE int value_head() const { return p_.num_heads + p_.num_kv_heads + ctaid_x(); }
-  DFLASH_DEVICE void load_block_values(int request, Words4 (&values)[kValueLoads]) const {
-#pragma unroll
-    for (int j = 0; j < kValueLoads; ++j) {
-      const int i = tid_x() + j * kAllThreads;
-      if (i >= p_.block * kVectors) continue;  // those behind slot S stay 0, or become the bias
-      const int64_t row = qkv_row(p_, request, i / kVectors, value_head());
-      values[j] = ld_global_v4(static_cast<const unsigned char*>(p_.qkv) + row * D * 2 + i % kVectors * 16);
-    }
-  }
-  // The bias of all of a thread's values, which are the same columns of several slots.
-  DFLASH_DEVICE Words4 load_value_bias() const {
-    static_assert(kAllThreads % kVectors == 0);
-    return p_.qkv_bias != nullptr ? load_bias<D>(p_.qkv_bias, value_head(), tid_x() % kVectors) : Words4{};
-  }
-
-  // What the first pass of store_rows() takes, all of it where a thread has one row: in flight while the context's
-  // pages are looked up.
-  struct FirstRows {
-    RowVectors row{};
-    Words4 values[kValueLoads] = {};
-    Words4 value_bias{};
-  };
-  DFLASH_DEVICE FirstRows load_rows(int request, bool has_block) const {
-    FirstRows loaded;
-    loaded.row = load_block_row(request, tid_x() / kRowLanes, has_block ? N + p_.block : N);
-    if (has_block) {
-      load_block_values(request, loaded.values);
-      loaded.value_bias = load_value_bias();
-    }
-    return loaded;
-  }
-
-  // The queries, as the swizzled rows that wgmma reads, and with the block its keys and values. Keys behind slot S are
-  // not written: whatever their scores are, attend_block() hides them. Values there are finite.
-  DFLASH_DEVICE void store_rows(const FirstRows& loaded, const ContextSpan& now, bool has_block) const {
-    const float eps = now.slot < 0 ? as_float(0x7fc00000u) : p_.rms_norm_eps;  // NaN queries make NaN outputs
-    const int rows = has_block ? N + p_.block : N, part = tid_x() % kRowLanes;
-    float largest = 0;  // of the queries' absolute values; ignores NaN
-    RowVectors row = loaded.row;
-#pragma unroll 1
-    for (int begin = 0; begin < rows; begin += kRowsAtOnce) {
-      const int i = begin + tid_x() / kRowLanes;
-      const bool is_key = i >= N;
-      if (begin > 0) row = load_block_row(now.request, i, rows);
-      norm_and_rotate<D, T, Score, kRowLanes>(
-          row, source_of(i), is_key ? p_.rms_norm_eps : eps, part, i < rows, [&](int index, const Words4& vector) {
-            st_shared_v4(is_key ? block_keys() + (i - N) * kStride + index * 16 : query_at(i, index), vector);
-            if constexpr (kFp8) {
-              if (!is_key) largest = largest_of(vector, largest);
-            }
-          });
-    }
-    if (has_block) store_block_values(loaded.values, loaded.value_bias);
-    if constexpr (kFp8) round_queries(largest_of_threads(largest));
-  }
-  // Vector `index` of a query row.
-  static DFLASH_DEVICE Shared query_at(int row, int index) {
-    return Group::queries() + index / 8 * (N * State::Queries::kRow) +
-           State::Queries::swizzle(row * State::Queries::kRow + index % 8 * 16);
-  }
-  static DFLASH_DEVICE float largest_of(const Words4& vector, float largest) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      largest = fmaxf(largest, fabsf(low_half_to_float(F16{}, vector.word[j])));
-      largest = fmaxf(largest, fabsf(high_half_to_float(F16{}, vector.word[j])));
-    }
-    return largest;
-  }
-  DFLASH_DEVICE void store_block_values(const Words4 (&values)[kValueLoads], const Words4& bias) const {
-#pragma unroll
-    for (int j = 0; j < kValueLoads; ++j) {
-      const int i = tid_x() + j * kAllThreads;
-      if (i >= kMaxBlock * kVectors) continue;
-      const Shared row = block_values() + i / kVectors * kStride;
-      const Words4 vector = p_.qkv_bias != nullptr ? add<T>(values[j], bias) : values[j];
-      store_vector<kFp8 ? Columns::kEvenOdd : Columns::kPlain>(row, i % kVectors, vector);
-    }
-  }
-
-  // What meets the keys of an FP8 cache: all rows of F16, times the power of two that makes the largest element 128 to
-  // 256, in E4M3, whose numbers reach 448. It has its three bits down to 2^-6, a 16,000th of the largest element, so
-  // one factor does for all rows; one for each would take as many registers as the maxima.
-  DFLASH_DEVICE void round_queries(float largest) const {
-    // The smallest number of F16 is 2^-24. Infinite queries make NaN outputs, as they would without rounding.
-    const uint32_t exponent = max(as_bits(largest) >> 23, 127u - 24);
-    const float factor = as_float((127 * 2 + 7 - exponent) << 23);
-    if (tid_x() == 0) st_shared(Group::score_factor(), exponent == 255 ? 0x7fc00000u : (exponent - 7) << 23);
-    using Rows = typename State::RoundedQueries;
-#pragma unroll 1
-    for (int i = tid_x(); i < N * D / 8; i += kTeams * kThreads) {
-      const int row = i / (D / 8), vector = i % (D / 8);
-      const Shared from = query_at(row, vector);
-      const Shared to = Group::rounded_queries() + Rows::swizzle(row * Rows::kRow + vector * 8);
-      for (int j = 0; j < 2; ++j) {
-        const uint32_t low = ld_shared(from + j * 8), high = ld_shared(from + j * 8 + 4);
-        const float a = low_half_to_float(F16{}, low) * factor, b = high_half_to_float(F16{}, low) * factor;
-        const float c = low_half_to_float(F16{}, high) * factor, d = high_half_to_float(F16{}, high) * factor;
-        st_shared(to + j * 4, cvt_e4m3x4(a, b, c, d));
-      }
-    }
-  }
-
-  // The largest of what the CTA's threads have.
-  DFLASH_DEVICE float largest_of_threads(float largest) const {
-#pragma unroll
-    for (int mask = 1; mask < 32; mask *= 2) largest = fmaxf(largest, shfl_xor_sync(largest, mask));
-    const Shared all = Group::slots() - kWarps * 4;  // where raise_maxima() will put numbers
-    if (Group::lane() == 0) st_shared(all + tid_x() / 32 * 4, as_bits(largest));
-    syncthreads();
-    for (int warp = 0; warp < kWarps; ++warp) largest = fmaxf(largest, as_float(ld_shared(all + warp * 4)));
-    return largest;
-  }
-
-  DFLASH_DEVICE Shared block_keys() const { return aligned_shared_memory() + config_.block_at; }
-  DFLASH_DEVICE Shared block_values() const { return block_keys() + kMaxBlock * kStride; }
 
   // Hides what lies outside [first(slot), end(slot)) of the keys of a step, `slot` being that of the thread's column.
   template <class First, class End>
@@ -399,11 +263,12 @@ class WgmmaAttention {
   // Block slot j is visible to slot s if |s - j| < window, and if causal j <= s.
   DFLASH_DEVICE void attend_block(State& state) const {
     constexpr int kSteps = kMaxBlock / 16;
+    const Rows rows(p_, config_);
     const int warp = Group::warp(), lane = Group::lane();
     const int window = min(window_of(p_.sliding_window), kMaxBlock);
     float score[N / 2] = {}, sums[N / 4];
     uint32_t keys[D / 16][4] = {};
-    if (warp < kSteps) BlockOperands::load_keys(keys, block_keys() + BlockOperands::keys_at(warp, lane));
+    if (warp < kSteps) BlockOperands::load_keys(keys, rows.block_keys() + BlockOperands::keys_at(warp, lane));
     State::template multiply_keys<Score>(score, keys, 0, false);
     if constexpr (kFp8) {  // the k_scale of 16-bit keys is 1
       const float factor = config_.key_factor;
@@ -420,7 +285,7 @@ class WgmmaAttention {
 #pragma unroll
     for (int c = 0; c < N / 4; ++c) state.sum[c] += sums[c];
     uint32_t values[D / 64 * kSteps][4];
-    BlockOperands::template load_values<kSteps>(values, block_values() + BlockOperands::values_at(warp, lane));
+    BlockOperands::template load_values<kSteps>(values, rows.block_values() + BlockOperands::values_at(warp, lane));
     state.template start_values<T, kSteps>(values, Group::weights(Group::team()));
     state.finish_values();
   }

@@ -26,6 +26,7 @@ template <int D, int N, bool kFp8, bool kAhead>
 struct Warpgroup {
   static constexpr int kThreads = 32 * kWarpgroupWarps;
   static constexpr int kTeams = wgmma_teams(D, kAhead);
+  static constexpr int kAllThreads = kTeams * kThreads;
   static constexpr int kWeightBytes = wgmma_weight_places(kAhead) * wgmma_weight_bytes(N);
 
   static DFLASH_DEVICE int lane() { return tid_x() & 31; }

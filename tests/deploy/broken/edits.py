@@ -13,7 +13,7 @@ import yaml
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.flags import parse_arguments
 from dflash_trt.deploy.schema import Schema
-from tests.deploy.broken.case import REMOVED
+from tests.deploy.broken.cases import REMOVED
 
 NO_EDIT = (
     "look it up in the documents of your release", "check its keys by hand", "look up what it needs of model",

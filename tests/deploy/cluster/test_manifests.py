@@ -141,10 +141,13 @@ def _port_problems(documents: dict[str, dict[str, Any]]) -> Iterator[str]:
     words = " ".join(leader["command"]).split()
     if str(ports["http"]) != words[words.index("--port") + 1]:
         yield f"the server listens on {words[words.index('--port') + 1]}, the pod says {ports['http']}"
-    asked = {documents["Service"]["spec"]["ports"][0]["targetPort"], leader["readinessProbe"]["httpGet"]["port"]}
+    asked = {documents["Service"]["spec"]["ports"][0]["targetPort"]}
     asked.add(documents["PodMonitor"]["spec"]["podMetricsEndpoints"][0]["port"])
     if not asked <= ports.keys():
         yield f"no port {asked - ports.keys()}"
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        if leader[probe]["httpGet"] != {"path": "/health", "port": "http"}:
+            yield f"{probe}: {leader[probe]['httpGet']}"
     labels = documents["Service"]["spec"]["selector"]
     if documents["PodMonitor"]["spec"]["selector"]["matchLabels"] != labels:
         yield "PodMonitor selects other pods"
@@ -217,7 +220,6 @@ def test_a_router_knows_the_server_and_mpi_spawns(
     """
     documents = read(written(capsys, name, runtime, *KUBERNETES))
     server = documents.get("Deployment", documents.get("LeaderWorkerSet"))
-    assert server is not None
     template = server["spec"].get("template") or server["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
     assert template["metadata"]["labels"]["llm-d.ai/engine-type"] == engine
     for _, spec in pods(documents):

@@ -14,9 +14,10 @@ import safetensors.torch
 from safetensors.numpy import save_file
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.quantization import read_scale
 from dflash_trt.engine.graph.draft_graph import ATTENTION
-from dflash_trt.engine.graph.padded_rows import leave_out_padding
+from dflash_trt.engine.graph.layers import leave_out_padding
 from dflash_trt.quantize.bounds import Ranges
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
@@ -63,17 +64,37 @@ def dequantized(checkpoint: Path, output: Path) -> Path:
     return output
 
 
-def run(graphs: Graphs, reference: ReferenceDrafter, length: int = 40) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """k, v and hidden of the graphs, and of the reference; both draft on the reference's context."""
+LENGTH = 40
+
+
+def inputs(spec: DraftSpec) -> tuple[np.ndarray, np.ndarray]:
+    """Random taps [LENGTH, A*H] and noise [S, H]."""
     rng = np.random.default_rng(3)
-    spec = graphs.spec
-    taps = rng.standard_normal((length, spec.target_hidden_size)).astype(np.float32)
-    noise = rng.standard_normal((spec.block_size, spec.hidden_size)).astype(np.float32)
-    k, v = reference.context_kv(taps.astype(np.float64), np.arange(length))
+    shapes = (LENGTH, spec.target_hidden_size), (spec.block_size, spec.hidden_size)
+    taps, noise = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    return taps, noise
+
+
+def equations(reference: ReferenceDrafter, spec: DraftSpec) -> list[np.ndarray]:
+    """k, v and hidden of the reference."""
+    taps, noise = inputs(spec)
+    k, v = reference.context_kv(taps.astype(np.float64), np.arange(LENGTH))
+    return [k, v, reference.draft(noise.astype(np.float64), k, v, np.arange(LENGTH, LENGTH + spec.block_size))]
+
+
+def run(engine: Path, reference: ReferenceDrafter) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """k, v and hidden of the graphs, and of the reference; both draft on the reference's context."""
+    graphs = Graphs(engine)
+    taps, noise = inputs(graphs.spec)
+    k, v, expected = equations(reference, graphs.spec)
     caches = tuple(rows.swapaxes(0, 1)[None].astype(np.float32) for rows in (k, v))
-    hidden = graphs.draft(noise[None], (caches[0], caches[1]), [0], [length])[0]
-    expected = reference.draft(noise.astype(np.float64), k, v, np.arange(length, length + spec.block_size))
-    return [*graphs.context(taps, np.arange(length)), hidden], [k, v, expected]
+    hidden = graphs.draft(noise[None], (caches[0], caches[1]), [0], [LENGTH])[0]
+    return [*graphs.context(taps, np.arange(LENGTH)), hidden], [k, v, expected]
+
+
+def assert_exact(engine: Path, reference: ReferenceDrafter) -> None:
+    for actual, expected in zip(*run(engine, reference), strict=True):
+        assert np.abs(actual - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
 def gemm_counts(engine: Path) -> dict[str, int]:
@@ -92,8 +113,7 @@ def test_quantised_weights_are_exact(quantized: Quantized, draft: str, recipe: s
     """Weight-only: nothing but the weights differs, so the graphs equal the equations on dequantised weights."""
     checkpoint, engine = quantized(draft, recipe)
     reference = ReferenceDrafter.load(dequantized(checkpoint, tmp_path / "dense"))
-    for actual, expected in zip(*run(Graphs(engine), reference), strict=True):
-        assert np.abs(actual - expected).max() <= 1e-5 * np.abs(expected).max()
+    assert_exact(engine, reference)
 
 
 @pytest.mark.parametrize("min_packed", [1, 512])
@@ -111,8 +131,7 @@ def test_int4_scales_are_read_as_bfloat16(
     safetensors.torch.save_file(tensors, checkpoint / "model.safetensors")
     build(checkpoint, tmp_path / "engine")
     reference = ReferenceDrafter.load(dequantized(checkpoint, tmp_path / "dense"))
-    for actual, expected in zip(*run(Graphs(tmp_path / "engine"), reference), strict=True):
-        assert np.abs(actual - expected).max() <= 1e-5 * np.abs(expected).max()
+    assert_exact(tmp_path / "engine", reference)
 
 
 def with_quantized_inputs(reference: ReferenceDrafter, checkpoint: Path) -> ReferenceDrafter:
@@ -163,10 +182,12 @@ def test_quantised_activations_are_rounded_once(quantized: Quantized, draft: str
     """Matches the equations with rounded inputs; a value at a rounding boundary may fall to either side of it."""
     checkpoint, engine = quantized(draft, recipe)
     exact = ReferenceDrafter.load(dequantized(checkpoint, tmp_path / "dense"))
-    actual, expected = run(Graphs(engine), with_quantized_inputs(exact, checkpoint))
+    actual, expected = run(engine, with_quantized_inputs(exact, checkpoint))
     for found, wanted in zip(actual, expected, strict=True):
         assert relative_error(found, wanted) < 1e-3  # 1e-5 with a few values on the other side, 1e-7 without
-    assert relative_error(expected[2], run(Graphs(engine), exact)[1][2]) > 0.05  # rounding is no small matter
+    assert (
+        relative_error(expected[2], equations(exact, read_draft(checkpoint).spec)[2]) > 0.05
+    )  # rounding is no small matter
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
@@ -270,8 +291,7 @@ def test_scales_that_differ_keep_their_own_gemm(quantized: Quantized, tmp_path: 
     rescale(checkpoint, "layers.0.self_attn.v_proj.weight_scale_2", 1.5)
     build(checkpoint, tmp_path / "engine")
     reference = ReferenceDrafter.load(dequantized(checkpoint, tmp_path / "dense"))
-    for actual, expected in zip(*run(Graphs(tmp_path / "engine"), reference), strict=True):
-        assert np.abs(actual - expected).max() <= 1e-5 * np.abs(expected).max()
+    assert_exact(tmp_path / "engine", reference)
     assert not (tmp_path / "engine" / "context_kv.safetensors").exists()
     # fc and 2 L projections; q, k and v of layer 0 apart.
     assert gemm_counts(tmp_path / "engine") == {"context": 1 + 2 * 2, "draft": 4 * 2 + 2}

@@ -10,9 +10,8 @@ import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.engine.plans import machine
-from dflash_trt.engine.plans.machine import Gpu, gpu, visible_gpus
+from dflash_trt.engine.plans.machine import Gpu, check_precision, gpu, parse_gpus, visible_gpus
 from dflash_trt.engine.plans.plan import Compatibility, Here, Plan, check_limits, check_plan, is_served
-from dflash_trt.engine.plans.plan_gpus import check_precision, parse_gpus
 from dflash_trt.engine.plans.tensorrt_api import RuntimeName
 from dflash_trt.errors import BuildError, EngineError, MissingDependencyError
 from tests.checkpoint.samples import refusal

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from dflash_trt.observe.bench.records import (
     BenchMethod,
     BenchPoint,
@@ -15,6 +17,7 @@ from dflash_trt.observe.bench.records import (
     RequestRow,
     RequestSettings,
 )
+from dflash_trt.observe.bench.run_directory import write_point, write_run
 from dflash_trt.observe.endpoints.observed_acceptance import drafting
 
 UNPUBLISHED = RecordedAcceptance(source="not published", why="a test")
@@ -30,12 +33,15 @@ def method(name: str, **changes: object) -> BenchMethod:
     )
 
 
+def prompt_set(**changes: object) -> PromptSet:
+    return PromptSet(**{"name": "ours", "source": "prompts.jsonl", "sha256": "0" * 64, "num_prompts": 2} | changes)
+
+
 def run(*methods: str, concurrencies: tuple[int, ...] = (1,), **changes: object) -> BenchRun:
-    prompts = PromptSet(name="ours", source="prompts.jsonl", sha256="0" * 64, num_prompts=2)
     values: dict[str, object] = {
         "created": "2026-11-22T04:00:00Z", "command": ("dflash-trt", "bench", "run"), "seed": 7,
         "versions": {"dflash_trt": "0.1.0", "aiperf": "0.13.0"},
-        "client": LoadMachine(cpu="a CPU", cores=2, memory_gib=8.0), "prompt_set": prompts,
+        "client": LoadMachine(cpu="a CPU", cores=2, memory_gib=8.0), "prompt_set": prompt_set(),
         "request": RequestSettings(template="chat", temperature=0.0, max_tokens=64),
         "concurrencies": concurrencies, "methods": tuple(method(name) for name in methods),
     }  # fmt: skip
@@ -67,3 +73,13 @@ def point(
         output_tokens_per_second=rate, user_tokens_per_second=flat(user_rate) if output else None,
         rows=rows, acceptance=acceptance,
     )  # fmt: skip
+
+
+def run_of(directory: Path, *points: BenchPoint, **changes: object) -> Path:
+    """The directory of a run with these points, of whose methods and concurrencies it is."""
+    names = list(dict.fromkeys(each.method for each in points))
+    concurrencies = tuple(sorted({each.concurrency for each in points}))
+    write_run(directory, run(*names, **{"concurrencies": concurrencies} | changes))
+    for each in points:
+        write_point(directory, each)
+    return directory

@@ -3,19 +3,16 @@
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.bench.comparison_report import report
 from dflash_trt.observe.bench.goodput import goodput, parse_objectives
-from dflash_trt.observe.bench.records import BenchPoint, RequestRow
+from dflash_trt.observe.bench.records import RequestRow
 from dflash_trt.observe.bench.report_tables import verdict
-from dflash_trt.observe.bench.run_directory import load_runs, write_point, write_run
+from dflash_trt.observe.bench.run_directory import load_runs
 from dflash_trt.observe.bench.write_report import render_report
 from tests.cli.commands import run
 from tests.observe.bench import samples
@@ -24,28 +21,20 @@ from tests.paths import FIXTURES
 FIXTURE = FIXTURES / "bench-run"
 
 
-def written(directory: Path, *points: BenchPoint) -> Path:
-    methods = list(dict.fromkeys(point.method for point in points))
-    write_run(directory, samples.run(*methods, concurrencies=tuple(sorted({point.concurrency for point in points}))))
-    for point in points:
-        write_point(directory, point)
-    return directory
-
-
 def test_the_verdict_is_the_interval_s(tmp_path: Path) -> None:
     """Requests of one kind have no spread; those of two kinds leave 1.2x undecided."""
     kinds = (samples.point("x", 1, 10, 1).rows[0], samples.point("x", 1, 100, 1).rows[0])
     points = [samples.point("none", c, 100, 100) for c in (1, 2, 4, 8, 16)]
     points += [samples.point("dflash", c, 100, rate) for c, rate in ((1, 150), (2, 300), (4, 200), (16, 80))]
     points += [samples.point("dflash", 8, 100, 120, rows=kinds)]
-    assert verdict(report(load_runs([written(tmp_path, *points)]), seed=7)) == (
+    assert verdict(report(load_runs([samples.run_of(tmp_path, *points)]), seed=7)) == (
         "DFlash against plain decoding, ours: faster at concurrency 1 to 4 (1.50x to 3.00x); not decided at"
         " concurrency 8 (1.20x); slower at concurrency 16 (0.80x)",
     )
-    assert verdict(report(load_runs([written(tmp_path / "2", *points[:2], *points[5:7])]), seed=7)) == (
+    assert verdict(report(load_runs([samples.run_of(tmp_path / "2", *points[:2], *points[5:7])]), seed=7)) == (
         "DFlash against plain decoding, ours: faster everywhere: at concurrency 1 to 2 (1.50x to 3.00x)",
     )
-    assert verdict(report(load_runs([written(tmp_path / "3", points[0], points[6])]), seed=7)) == (
+    assert verdict(report(load_runs([samples.run_of(tmp_path / "3", points[0], points[6])]), seed=7)) == (
         "DFlash against plain decoding, ours: not compared, because no concurrency was measured with both",
     )
 
@@ -53,7 +42,7 @@ def test_the_verdict_is_the_interval_s(tmp_path: Path) -> None:
 def test_another_reference_without_plain_decoding(tmp_path: Path) -> None:
     points = [samples.point("eagle3", 1, 150, 150), samples.point("dflash", 1, 300, 240),
               samples.point("eagle3", 4, 100, 320), samples.point("dflash", 4, 80, 300)]  # fmt: skip
-    runs = load_runs([written(tmp_path, *points)])
+    runs = load_runs([samples.run_of(tmp_path, *points)])
     found = report(runs, seed=7, reference="eagle3", user_rates=(120,))
     assert found.notes == ()
     assert verdict(found) == (
@@ -102,25 +91,6 @@ def test_goodput_by_hand(objectives: str, good: int) -> None:
 def test_objectives_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match="--goodput: "):
         parse_objectives(text)
-
-
-def test_the_command_says_the_verdict_first(tmp_path: Path) -> None:
-    done = run("bench", "report", FIXTURE, "-o", tmp_path / "report", "--goodput", "request_latency:1000")
-    assert done.returncode == 0, done.stderr
-    first = done.stdout.splitlines()[0]
-    assert first.startswith("DFlash against plain decoding, prompts: faster everywhere: at concurrency 1 to 8 (1.89x")
-    assert re.search(r"Best goodput: [\d.]+ requests/s at 8, plain decoding [\d.]+ requests/s at \d$", first)
-    for name in ("report.html", "report.md"):
-        text = (tmp_path / "report" / name).read_text()
-        assert text.index(first) < text.index("Tau of drafting passes =")
-    point = json.loads((FIXTURE / "points" / "dflash" / "c8.json").read_text())
-    p50, p90, p99 = np.percentile([1e3 * row["ttft_seconds"] for row in point["rows"]], (50, 90, 99))
-    expected = " | ".join(f"{value:,.0f}" if value >= 100 else f"{value:.1f}" for value in (p50, p90, p99))
-    section = text.partition("### Time to first token, ms: prompts")[2].partition("###")[0]
-    assert f"| 8 | DFlash | {expected} |" in section
-    goodputs = text.partition("### Goodput, ")[2].partition("###")[0]
-    share = sum(row["seconds"] <= 1 for row in point["rows"]) / point["requests"]["sent"]
-    assert re.search(rf"\| 8 \| DFlash \| [\d.]+ \| {share:.0%} \|", goodputs)
 
 
 @pytest.mark.full

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from dflash_trt.errors import BuildError, ConfigError
@@ -26,8 +28,6 @@ from dflash_trt.observe.bench.run_directory import (
     Workload,
     load_runs,
     workloads,
-    write_point,
-    write_run,
 )
 from dflash_trt.observe.bench.speed_curve import at_speeds, curve, ends, speeds
 from dflash_trt.observe.bench.write_report import render_report
@@ -44,40 +44,32 @@ def row(
     return RequestRow(input_tokens=1, output_tokens=tokens, seconds=seconds, category=category, acceptance=acceptance)
 
 
-def write(directory: Path, *points: BenchPoint, categories: tuple[str, ...] = (), name: str = "ours") -> Path:
-    prompts = samples.run("none").prompt_set
-    methods = list(dict.fromkeys(point.method for point in points))
-    concurrencies = tuple(sorted({point.concurrency for point in points}))
-    changed = type(prompts)(name=name, source="x", sha256=name, num_prompts=2, categories=categories)
-    write_run(directory, samples.run(*methods, concurrencies=concurrencies, prompt_set=changed))
-    for point in points:
-        write_point(directory, point)
-    return directory
+def loaded(directory: Path, *points: BenchPoint, **changes: object) -> tuple[Workload, ...]:
+    return workloads(load_runs([samples.run_of(directory, *points, **changes)]))
 
 
 def test_the_sweep_has_every_concurrency_and_compares_where_both_were_measured(tmp_path: Path) -> None:
     points = [samples.point("none", 1, 100, 80), samples.point("none", 4, 60, 200),
               samples.point("dflash", 1, 300, 240), samples.point("dflash", 8, 50, 500, failed=2)]  # fmt: skip
-    (whole,) = workloads(load_runs([write(tmp_path, *points)]))
+    (whole,) = loaded(tmp_path, *points)
     lines = comparison_report.sweep(whole, seed=7)
     assert [line.concurrency for line in lines] == [1, 4, 8]
     assert [list(line.by_method) for line in lines] == [["none", "dflash"], ["none"], ["dflash"]]
     first = lines[0].by_method["dflash"]
     assert first.rate == 240
     assert first.user_rate == 300
-    assert first.speedup is not None
     assert first.speedup.value == 3
     assert first.speedup.interval == pytest.approx((3, 3))
     last = lines[2].by_method["dflash"]
     assert last.lost == 2
-    assert last.speedup is not None
     assert last.speedup.why == "plain decoding was not measured at concurrency 8"
     assert comparison_report.matched_concurrencies(whole) == (1,)
+    assert category_rows(whole, (), 1, seed=7) == (), "no request has one"
 
 
 def test_a_point_where_nothing_completed_is_compared_with_nothing(tmp_path: Path) -> None:
     points = [samples.point("none", 1, 1, 1, rows=(), failed=4), samples.point("dflash", 1, 300, 240)]
-    (whole,) = workloads(load_runs([write(tmp_path, *points)]))
+    (whole,) = loaded(tmp_path, *points)
     (line,) = comparison_report.sweep(whole, seed=7)
     assert list(line.by_method) == ["dflash"]
     assert comparison_report.matched_concurrencies(whole) == ()
@@ -93,7 +85,7 @@ def test_categories_from_points_of_their_own(tmp_path: Path) -> None:
         samples.point("none", 2, 1, 1, category="math", rows=(row(20, 1),)),
         samples.point("dflash", 2, 1, 1, category="math", rows=(row(50, 1),)),
     ]  # fmt: skip
-    found = workloads(load_runs([write(tmp_path, *points, categories=("coding", "math", "qa"))]))
+    found = loaded(tmp_path, *points, prompt_set=samples.prompt_set(categories=("coding", "math", "qa")))
     assert [one.category for one in found] == ["coding", "math"]
     coding, math = category_rows(None, found, 2, seed=7)
     assert {name: one.rate for name, one in coding.by_method.items()} == {"none": 10, "eagle3": 20, "dflash": 40}
@@ -109,7 +101,7 @@ def test_categories_from_the_requests_of_points_on_all_prompts(tmp_path: Path) -
     plain = (row(10, 1, "coding", 0, 10), row(20, 1, "math", 0, 20), row(20, 1, "math", 0, 20))
     ours = (row(40, 1, "coding", 30, 10), row(30, 1, "math", 10, 10), row(30, 1, "math", 30, 10))
     points = [samples.point("none", 1, 1, 1, rows=plain), samples.point("dflash", 1, 1, 1, rows=ours)]
-    (whole,) = workloads(load_runs([write(tmp_path, *points)]))
+    (whole,) = loaded(tmp_path, *points)
     coding, math = category_rows(whole, (), 1, seed=7)
     assert (coding.name, math.name) == ("coding", "math")
     assert [line.by_method["dflash"].tau_of_drafting_passes for line in (coding, math)] == [4, 3]
@@ -117,27 +109,23 @@ def test_categories_from_the_requests_of_points_on_all_prompts(tmp_path: Path) -
     assert found == Average(2, {"dflash": (4 + 1.5) / 2}, {"none": 1, "dflash": 3.5})
 
 
-def test_requests_without_a_category_make_no_row(tmp_path: Path) -> None:
-    points = [samples.point("none", 1, 1, 1), samples.point("dflash", 1, 1, 1)]
-    (whole,) = workloads(load_runs([write(tmp_path, *points)]))
-    assert category_rows(whole, (), 1, seed=7) == ()
-
-
 def test_data_sets_of_several_runs_are_rows(tmp_path: Path) -> None:
     gsm = [samples.point("none", 1, 1, 1, rows=(row(30, 1),)),
            samples.point("dflash", 1, 1, 1, rows=(row(90, 1),), acceptance=samples.counters(10, (9, 6)))]  # fmt: skip
     code = [samples.point("none", 2, 1, 1, rows=(row(20, 1),)), samples.point("dflash", 2, 1, 1, rows=(row(50, 1),))]
-    runs = load_runs([write(tmp_path / "a", *gsm, name="gsm8k"), write(tmp_path / "b", *code, name="humaneval")])
-    lines = [data_set_row(one, seed=7) for one in workloads(runs)]
+    found = [
+        *loaded(tmp_path / "a", *gsm, prompt_set=samples.prompt_set(name="gsm8k")),
+        *loaded(tmp_path / "b", *code, prompt_set=samples.prompt_set(name="humaneval", sha256="1")),
+    ]
+    lines = [data_set_row(one, seed=7) for one in found]
     assert [(line.name, line.concurrency) for line in lines if line] == [("gsm8k", 1), ("humaneval", 2)]
-    assert lines[0] is not None
     assert lines[0].by_method["dflash"].tau_of_drafting_passes == 2.5
     assert lines[0].by_method["dflash"].speedup.value == 3  # type: ignore[union-attr]
 
 
 def test_runs_on_the_same_prompts_are_merged_and_told_apart_by_their_directories(tmp_path: Path) -> None:
-    first = write(tmp_path / "monday", samples.point("none", 1, 100, 80), samples.point("dflash", 1, 300, 240))
-    second = write(tmp_path / "tuesday", samples.point("dflash", 1, 310, 250))
+    first = samples.run_of(tmp_path / "monday", samples.point("none", 1, 100, 80), samples.point("dflash", 1, 300, 240))
+    second = samples.run_of(tmp_path / "tuesday", samples.point("dflash", 1, 310, 250))
     (whole,) = workloads(load_runs([first, second]))
     assert [one.name for one in whole.series] == ["none", "DFlash (monday)", "DFlash (tuesday)"]
     (line,) = comparison_report.sweep(whole, seed=7)
@@ -238,8 +226,6 @@ def test_intervals_hold_the_factor_and_are_the_same_for_a_seed() -> None:
     both = workload(spread("none", 80, 95, 105, 120, most=4), spread("dflash", 200, 280, 320, 400, most=8))
     (found,) = at_speeds(both, [50], seed=7)
     factor = found.factors["dflash"]
-    assert factor.value is not None
-    assert factor.interval is not None
     low, high = factor.interval
     assert low < factor.value < high
     assert at_speeds(both, [50], seed=7) == (found,)
@@ -255,24 +241,23 @@ def test_intervals_hold_the_factor_and_are_the_same_for_a_seed() -> None:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Plain from 100 to 60 tokens/s/user, DFlash from 300 to 80, EAGLE-3 at one point; one request failed."""
-    directory = tmp_path_factory.mktemp("runs") / "monday"
-    write_run(directory, samples.run("none", "eagle3", "dflash", concurrencies=(1, 4)))
     held = samples.counters(10, (8, 5, 5))
-    for point in (
-        samples.point("none", 1, 100, 80), samples.point("none", 4, 60, 200), samples.point("eagle3", 1, 150, 120),
+    points = [
+        samples.point("none", 1, 100, 80), samples.point("eagle3", 1, 150, 120), samples.point("none", 4, 60, 200),
         samples.point("dflash", 1, 300, 240, acceptance=held), samples.point("dflash", 4, 80, 400, failed=1),
-    ):  # fmt: skip
-        write_point(directory, point)
-    return directory
+    ]  # fmt: skip
+    return samples.run_of(tmp_path_factory.mktemp("runs") / "monday", *points)
 
 
 @pytest.fixture(scope="module")
 def written(measured: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report on it, by a command of its own."""
+    """The report on it, by a command of its own, which says the verdict first."""
     output = tmp_path_factory.mktemp("reports") / "out"
     result = run("bench", "report", measured, "-o", output, "--at", "80", "--at", "200")
     assert result.returncode == 0, result.stderr
     assert "1 of 5 requests failed" in result.stderr
+    verdict = "DFlash against plain decoding, ours: faster everywhere: at concurrency 1 to 4 (2.00x to 3.00x)"
+    assert result.stdout.splitlines()[1] == verdict
     assert "report.html written" in result.stdout
     return output
 
@@ -306,38 +291,45 @@ def test_the_same_run_gives_the_same_report(measured: Path, written: Path) -> No
 
 
 def test_an_older_report_is_replaced_only_when_asked_and_nothing_else_ever(
-    measured: Path, written: Path, capsys: pytest.CaptureFixture[str]
+    measured: Path, written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The new one is also printed as a JSON document."""
-    before = (written / "report.html").stat().st_ino
+    """The new one is also printed as a JSON document; its goodput and percentiles are those of the requests."""
+    output = Path(shutil.copytree(written, tmp_path / "out"))
     with pytest.raises(BuildError, match="found one") as raised:
-        run_here("bench", "report", measured, "-o", written)
+        run_here("bench", "report", measured, "-o", output)
     assert "--force" in str(raised.value.hint)
-    assert (written / "report.html").stat().st_ino == before
-    goodput = ("--goodput", "request_latency:1000")
-    run_here("bench", "report", measured, "-o", written, "--force", "--json", "--at", "80", *goodput)
-    document = json.loads(capsys.readouterr().out)
-    assert (document["schema"], document["objectives"]) == ("dflash-trt/bench-report/1", {"request_latency": 1000})
-    assert document["workloads"][0]["at_speeds"][0]["factors"]["dflash"]["value"] == pytest.approx(400 / 140)
-    assert (written / "report.html").stat().st_ino != before
+    assert (output / "report.md").read_bytes() == (written / "report.md").read_bytes()
     with pytest.raises(BuildError, match="expected a report of a bench run or none, found another directory"):
         run_here("bench", "report", measured, "-o", measured, "--force")
+    run = FIXTURES / "bench-run"
+    run_here("bench", "report", run, "-o", output, "--force", "--json", "--goodput", "request_latency:1000")
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["objectives"]) == ("dflash-trt/bench-report/1", {"request_latency": 1000})
+    text = (output / "report.md").read_text()
+    (best,) = re.findall(r"Best goodput: [\d.]+ requests/s at 8, plain decoding [\d.]+ requests/s at \d", text)
+    assert text.index(best) < text.index("Tau of drafting passes =")
+    point = json.loads((run / "points" / "dflash" / "c8.json").read_text())
+    p50, p90, p99 = np.percentile([1e3 * row["ttft_seconds"] for row in point["rows"]], (50, 90, 99))
+    expected = " | ".join(f"{value:,.0f}" if value >= 100 else f"{value:.1f}" for value in (p50, p90, p99))
+    section = text.partition("### Time to first token, ms: prompts")[2].partition("###")[0]
+    assert f"| 8 | DFlash | {expected} |" in section
+    goodputs = text.partition("### Goodput, ")[2].partition("###")[0]
+    share = sum(row["seconds"] <= 1 for row in point["rows"]) / point["requests"]["sent"]
+    assert re.search(rf"\| 8 \| DFlash \| [\d.]+ \| {share:.0%} \|", goodputs)
 
 
 def test_what_is_no_run_or_completed_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         run_here("bench", "report", tmp_path, "-o", tmp_path / "out")
     assert "bench run -o RUN" in str(raised.value.hint)
-    directory = write(tmp_path, samples.point("none", 1, 1, 1, rows=(), failed=4))
+    directory = samples.run_of(tmp_path, samples.point("none", 1, 1, 1, rows=(), failed=4))
     with pytest.raises(ConfigError, match="expected a point with a completed request, found 1 points without"):
         load_runs([directory])
 
 
 def test_names_from_outside_are_no_markup(tmp_path: Path) -> None:
     nasty = samples.method("none", model="<script>alert(1)</script>|`x`\x1b[2J")
-    write_run(tmp_path, samples.run(methods=(nasty,)))
-    write_point(tmp_path, samples.point("none", 1, 100, 80))
-    found = report(load_runs([tmp_path]), seed=7)
+    found = report(load_runs([samples.run_of(tmp_path, samples.point("none", 1, 100, 80), methods=(nasty,))]), seed=7)
     markdown, html = render_report(found, "markdown"), render_report(found, "html")
     for text in (markdown, html):
         assert "<script" not in text
@@ -346,22 +338,19 @@ def test_names_from_outside_are_no_markup(tmp_path: Path) -> None:
 
 
 def test_without_plain_decoding_the_report_says_so(tmp_path: Path) -> None:
-    write_run(tmp_path, samples.run("dflash"))
-    write_point(tmp_path, samples.point("dflash", 1, 100, 80))
-    found = report(load_runs([tmp_path]), seed=7)
+    found = report(load_runs([samples.run_of(tmp_path, samples.point("dflash", 1, 100, 80))]), seed=7)
     assert found.notes == ("ours: no method named 'none', so there are no speed-ups; --reference names another",)
     assert "| 1 | DFlash | 80.0 | 100 | - | - |" in render_report(found, "markdown")
 
 
 def test_categories_measured_one_by_one_are_table_1_with_its_average_and_no_data_set(tmp_path: Path) -> None:
-    prompts = type(samples.run("none").prompt_set)(
-        name="SPEED-Bench", source="x", sha256="0", num_prompts=2, categories=("coding", "math")
-    )
-    methods = tuple(samples.method(n, model="gpt-oss-120b", runtime="tensorrt-llm") for n in ("none", "dflash"))
-    write_run(tmp_path, samples.run(methods=methods, prompt_set=prompts, server="8x B300", num_gpus=8))
-    for name, rates in (("none", (10, 10)), ("dflash", (10, 20))):
-        for category, rate in zip(("coding", "math"), rates, strict=True):
-            write_point(tmp_path, samples.point(name, 1, rate, rate, category=category))
+    points = [
+        samples.point(name, 1, rate, rate, category=category)
+        for name, category, rate in (
+            ("none", "coding", 10), ("none", "math", 10), ("dflash", "coding", 10), ("dflash", "math", 20),
+        )
+    ]  # fmt: skip
+    samples.run_of(tmp_path, *points, prompt_set=samples.prompt_set(categories=("coding", "math")))
     text = render_report(report(load_runs([tmp_path]), seed=7), "markdown")
     assert "| coding | 1 | 5.5 | 5.5 | 1.00x (1.00-1.00) | - |" in text
     assert "| math | 1 | 5.5 | 7.3 | 1.33x (1.33-1.33) | - |\n| average |  |  |  | 1.17x | - |" in text

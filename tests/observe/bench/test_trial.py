@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from dflash_trt.errors import ConfigError, EndpointError, MissingDependencyError
+from dflash_trt.observe.bench.local_server import LocalServer, free_port
 from dflash_trt.observe.bench.trial import Comparison, picture, verdict
 from dflash_trt.observe.diagnosis.diagnosis import Diagnosis
 from dflash_trt.observe.diagnosis.judge import EndpointFinding
@@ -139,6 +140,25 @@ def test_a_server_that_does_not_start_says_why(bare_path: Path, monkeypatch: pyt
     with pytest.raises(EndpointError, match=r"(?s)vllm serve .* did not start: no GPU is here"):
         run_here("try", str(deployment_file()))
     assert [line for line in marked(mark) if "sleep" in line] == []
+
+
+HEALTHY = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def test_a_server_is_awaited_at_its_health() -> None:
+    def waiting(seconds: float, _: str) -> None:
+        assert seconds < PATIENCE
+
+    port = free_port()
+    with LocalServer(words=[sys.executable, "-c", HEALTHY, str(port)], port=port).running(waiting) as url:
+        assert url == f"http://127.0.0.1:{port}"
 
 
 def test_a_draft_that_has_to_be_made_first(bare_path: Path) -> None:

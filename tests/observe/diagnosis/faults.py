@@ -102,9 +102,8 @@ def scale_v(llm: LLM) -> None:
     executor = drafter(llm).executor
     context = executor.context
 
-    def scaled(taps: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        k, v = context(taps, positions)
-        return k, v * 4
+    def scaled(taps: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return context(taps, positions) * torch.tensor([1.0, 4.0]).view(2, 1, 1, 1)  # kv [T, 2, L, G, D]
 
     executor.context = scaled  # type: ignore[method-assign]
 
@@ -137,12 +136,8 @@ def ignore_temperature(llm: LLM) -> None:
 
 
 def pair(llm: LLM) -> ModelRunner:
-    found = llm.backend._decoder._runner
-    assert isinstance(found, ModelRunner)
-    return found
+    return llm.backend._decoder._runner
 
 
 def drafter(llm: LLM) -> Drafter:
-    found = pair(llm)._drafter
-    assert found is not None
-    return found
+    return pair(llm)._drafter

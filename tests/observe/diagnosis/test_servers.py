@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args
 
+import msgspec
 import pytest
 
 from dflash_trt.errors import EndpointError
@@ -27,11 +28,10 @@ from dflash_trt.observe.diagnosis import judge, probes
 from dflash_trt.observe.diagnosis.diagnosis import Diagnosis, diagnose
 from dflash_trt.observe.diagnosis.judge import EndpointFinding, cause_entries, causes
 from dflash_trt.observe.diagnosis.noise import is_first_compared, is_share_below, paired_loss, upper_bound
-from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer, ProbeGroup
+from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
 from dflash_trt.observe.diagnosis.probes import Speed
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import ServerKind
-from dflash_trt.observe.endpoints.observed_acceptance import drafting
 from tests.cli.commands import run_here
 from tests.fixtures_data import without_template
 from tests.observe.diagnosis import faults
@@ -61,14 +61,14 @@ def test_bounds_by_hand() -> None:
 
 
 def test_noise_is_no_finding() -> None:
-    """Two of 4000 comparisons of equals would be expected at 99.95 %."""
+    """At 99.95 % one of 2000 comparisons of equals would be expected."""
     generator = random.Random(0)
     found = 0
-    for _ in range(4000):
+    for _ in range(1000):
         one, other = ([generator.gauss(2, 0.5) for _ in range(12)] for _ in range(2))
         names = [str(index) for index in range(12)]
         found += paired_loss(dict(zip(names, one, strict=True)), dict(zip(names, other, strict=True)), 0) is not None
-    assert found <= 8
+    assert found <= 3
 
 
 def test_share_below() -> None:
@@ -82,31 +82,11 @@ def test_share_below() -> None:
 
 
 OURS: ServerKind = "dflash-trt"
-NO_DRAFTS = ProbeAnswer(prompt="a", text="t", output_tokens=9, seconds=1.0, acceptance=drafting(0, 0, 0))
-UNPUBLISHED = ProbeAnswer(prompt="a", text="t", output_tokens=9, seconds=1.0)
 
 
 def said(findings: list[EndpointFinding]) -> list[tuple[str, str]]:
     """Name and likeliest cause of each."""
     return [(finding.name, finding.causes[0].name) for finding in findings]
-
-
-@pytest.mark.parametrize("name", ["no drafts", "acceptance near zero"])
-def test_nothing_is_accepted(name: str) -> None:
-    short = ProbeGroup(name="short", samples=[NO_DRAFTS] * 4) if name == "no drafts" else group("short", 0.02)
-    (finding,) = judge.low_acceptance("vllm", short, None, None)
-    assert finding.name == name
-    assert finding.causes[0].name in ("no drafter", "layout")
-
-
-def test_what_is_not_published_is_not_judged() -> None:
-    short = ProbeGroup(name="short", samples=[UNPUBLISHED] * 16)
-    assert short.tau_of_drafting_passes is None
-    assert judge.low_acceptance("unknown", short, short, 4.0) == []
-    assert said(judge.not_seen("unknown", short, "", "nothing")) == [("acceptance not measured", "unpublished")]
-    assert judge.long_contexts("unknown", short, short, None) == []
-    assert judge.repeated_prefixes("unknown", short, short) == []
-    assert judge.notes("unknown", short, short, short, (short, short)) == []
 
 
 @pytest.mark.parametrize(("factor", "likeliest"), [(0.85, "k_norm"), (0.6, "taps"), (0.25, "scales")])
@@ -129,11 +109,6 @@ def test_below_what_was_expected_or_is_sampled() -> None:
 
 
 def test_windows_that_are_ignored_and_features_that_a_prefix_cache_loses() -> None:
-    long = group("long", 0.04, count=8, input_tokens=5000)
-    (finding,) = judge.long_contexts("sglang", group("short"), long, None)
-    assert (finding.name, finding.causes[0].name) == ("acceptance collapses at long contexts", "window")
-    assert "at 5000 to 5000 tokens" in finding.figure
-    assert "--speculative-draft-window-size" in finding.causes[0].setting
     findings = judge.long_contexts(OURS, group("short"), group("long", 0.5, count=8), group("long", 0.9, count=8))
     assert said(findings) == [("acceptance at long contexts below the baseline", "window")]
     again = group("again", 0.3, count=8, cached_tokens=448)
@@ -145,10 +120,11 @@ def test_windows_that_are_ignored_and_features_that_a_prefix_cache_loses() -> No
 
 def test_texts_that_are_the_same_at_temperature_1_or_differ_at_0() -> None:
     one, other = group("one", count=6), group("two", count=6)
-    assert said(judge.temperature(OURS, one, other)) == [("temperature ignored", "temperature")]
     assert judge.temperature(OURS, one, ProbeGroup(name="two", samples=other.samples[:3])) == []
     differs = ProbeGroup(name="two", samples=[*other.samples[:5], *group("x", text="x", count=6).samples[5:]])
     assert judge.temperature(OURS, one, differs) == []
+    short = msgspec.structs.replace(other.samples[0], output_tokens=3)  # too few to be another by chance
+    assert judge.temperature(OURS, one, ProbeGroup(name="two", samples=[short, *other.samples[1:]])) == []
     (finding,) = judge.lossless(OURS, group("short"), group("plain", text="other", count=6))
     assert finding.figure == "6 of 6 greedy answers differ from plain decoding's"
 

@@ -70,13 +70,14 @@ def test_acceptance_that_is_not_published_is_a_finding(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "rates", "model", "name", "likeliest"),
     [
-        ("vllm", BLOCK_TOO_LONG, "m", "acceptance low", "block"),
-        # It publishes no positions.
-        pytest.param("sglang", BLOCK_TOO_LONG, "m", "acceptance low", "template", marks=pytest.mark.full),
         ("tensorrt-llm", HALF, PAIR, "acceptance below what is published", "template"),
-        pytest.param("vllm", OTHER_LAYOUT, "m", "acceptance near zero", "layout", marks=pytest.mark.full),
+        *(pytest.param(*each, marks=pytest.mark.full) for each in (
+            ("vllm", BLOCK_TOO_LONG, "m", "acceptance low", "block"),
+            ("sglang", BLOCK_TOO_LONG, "m", "acceptance low", "template"),  # it publishes no positions
+            ("vllm", OTHER_LAYOUT, "m", "acceptance near zero", "layout"),
+        )),
     ],
-)
+)  # fmt: skip
 def test_low_acceptance_is_wrong(kind: str, rates: Sequence[float], model: str, name: str, likeliest: str) -> None:
     found = ask(kind, rates, model)
     assert names(found) == ([name], [])
@@ -171,9 +172,7 @@ UNPUBLISHED = ProbeGroup(
     ("changed", "wrong", "missing"),
     [
         ({}, [], []),
-        ({"served": IDLE}, ["drafting stopped"], []),
         ({"served": IDLE, "speeds": speeds(0.9)}, [], []),  # plain decoding is faster: the policy is right
-        ({"short": IDLE, "served": IDLE, "plain": EMPTY}, ["no drafts"], []),
         ({"long": IDLE}, ["no drafts at long contexts"], []),
         ({"speeds": speeds(0.5)}, ["slower than plain decoding"] * 2, []),
         ({"speeds": [], "speeds_missing": OUT_OF_TIME}, [], ["acceptance not judged", "speed not measured"]),
@@ -184,30 +183,18 @@ UNPUBLISHED = ProbeGroup(
         ({"seeds": (EMPTY, EMPTY)}, [], ["temperature not measured"]),
         ({"unreadable": "no page"}, [], ["metrics cannot be read"]),
         ({"short": group("short prompts", count=2)}, [], ["too few answers"]),
-        ({"plain": group("plain", count=6, text="other")}, ["text differs from plain decoding"], []),
         ({"served": ProbeGroup(name="served", why_not=OUT_OF_TIME)}, [], ["drafting not measured"]),
         ({"long": HALF_IDLE}, [], ["long contexts not measured"]),
         ({"long": group("long", count=8, input_tokens=100)}, [], ["long contexts not measured"]),
-        (
-            {"long": group("long prompts", 0.04, count=8, input_tokens=5000)},
-            ["acceptance collapses at long contexts"],
-            [],
-        ),
         ({"prefixes": (group("new", count=6), HALF_IDLE)}, [], ["repeated prefixes not measured"]),
         ({"prefixes": (group("new", count=8), IDLE)}, ["no drafts on a repeated prefix"], []),
-        (
-            {"prefixes": (group("new", count=8), group("again", 0.3, count=8))},
-            ["acceptance falls on a repeated prefix"],
-            [],
-        ),
-        ({"seeds": (group("seed 1", count=6), group("seed 2", count=6))}, ["temperature ignored"], []),
         ({"seeds": (FEW_TOKENS, FEW_TOKENS)}, [], ["temperature not measured"]),
-        ({"short": UNPUBLISHED, "served": EMPTY}, [], ["acceptance not measured"]),
     ],
 )
 def test_each_check_is_fine_wrong_or_not_measured(
     changed: dict[str, Any], wrong: list[str], missing: list[str]
 ) -> None:
+    """Beyond those whose texts are frozen below."""
     found = verdict(**changed)
     assert names(found) == (wrong, missing)
     by_verdict = {check.verdict for check in found.checks}
@@ -286,7 +273,7 @@ def test_twenty_servers_of_each_runtime(kind: str, seed: int) -> None:
     assert [name.partition(" ")[0] for name in wrong + missing] == ["acceptance"]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(4, 20))])
 def test_twenty_healthy_runs_of_each_runtime(seed: int) -> None:
     """Requests as `SHARES` make them, scattered: no finding, no note of a fault, whatever reference there is."""
     generator = random.Random(seed)

@@ -50,6 +50,7 @@ def test_json_document() -> None:
     for curve in document["curves"]:
         for entry in curve["points"]:
             assert entry["user_rate"]["low"] <= entry["user_rate"]["value"] <= entry["user_rate"]["high"]
+    assert [each["ranks"] for each in document["drafters"]] == [1, 8]
     dflash = document["accounts"][2]
     assert dflash["point"]["tau"] == pytest.approx(4.7)
     assert {term["part"] for term in dflash["terms"]} == {"target", "drafter", "communication", "host"}
@@ -119,7 +120,7 @@ def test_a_config_json_is_enough_of_a_target(tmp_path: Path) -> None:
         (
             ["--tau", "4", "--acceptance", "x.json"],
             2,
-            "give one of --acceptance VERIFY.json (from verify --json) and --tau X",
+            "one of --acceptance VERIFY.json (from verify --json) and --tau X",
         ),
         (["--tau", "12"], 1, "tau: expected 1 to 10 for 9 drafts, found 12"),
         (["--tau", "4", "--routing", "skewed"], 1, "--routing: expected power-law, uniform or a JSON file"),
@@ -127,7 +128,7 @@ def test_a_config_json_is_enough_of_a_target(tmp_path: Path) -> None:
         (
             ["--tau", "4", "--prompt-tokens", "32768", "--output-tokens", "1"],
             1,
-            "expected requests of at most max_seq_len 32768 tokens, found 32768 + 1",
+            "max_seq_len 32768 tokens, found 32768 + 1",
         ),
     ],
 )
@@ -197,22 +198,19 @@ def test_acceptance_of_a_verify_document(tmp_path: Path) -> None:
         read_acceptance(file, 9)
 
 
+VERIFIED = '{"schema": "dflash-trt/verify/1", "engine": {"acceptance": [{"position": 1, "share": %s}]}}'
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("{", "expected the document of `dflash-trt verify --json`"),
-        (
-            '{"schema": "dflash-trt/verify/1", "engine": {"acceptance": [{"position": 1, "share": 1e308}]}}',
-            "Expected `float` <= 1.0",
-        ),
+        (VERIFIED % 1e308, "Expected `float` <= 1.0"),
         (
             '{"schema": "dflash-trt/inspect/1", "engine": {"acceptance": []}}',
             "expected a document of dflash-trt verify",
         ),
-        (
-            '{"schema": "dflash-trt/verify/1", "engine": {"acceptance": [{"position": 1, "share": null}]}}',
-            "no verify pass judged a draft",
-        ),
+        (VERIFIED % "null", "no verify pass judged a draft"),
     ],
 )
 def test_other_documents_are_refused(tmp_path: Path, text: str, words: str) -> None:
@@ -285,7 +283,6 @@ def test_attention_by_data_parallelism(tmp_path: Path) -> None:
 def test_memory_is_that_of_the_deployment() -> None:
     """Item by item, and what is allocated after the pool takes its part of it."""
     system = system_of(DENSE)
-    assert system.memory is not None
     deployed = {item.name: item for item in gpu_memory(system.memory).items}
     ours = {item.name: item.bytes for item in memory_items(system, "dflash", system.max_batch_size, 1000)}
     assert ours.pop(CACHES) == system.max_batch_size * request_bytes(replace(system.memory, max_seq_len=1000))
@@ -296,12 +293,10 @@ def test_memory_is_that_of_the_deployment() -> None:
     assert plain == {"target weights", "runtime", "activations", CACHES}
 
 
-def test_a_tau_is_taken_from_the_card_and_said_or_asked_for() -> None:
+def test_a_tau_is_taken_from_the_card_and_said() -> None:
     lead = run("estimate", CONFIG).stdout.splitlines()[2]
     assert "tau 4.7 at 9 drafts" in lead
     assert "taken from its card, which reports 3.7 (MT-Bench) to 5.4 (Math500) for 9 drafts" in lead
-    unknown = run("estimate", "gpt-oss-20b.h100x1.latency")
-    assert (unknown.returncode, "give one of --acceptance" in unknown.stderr) == (2, True)
 
 
 def test_a_deployment_is_predicted_for_a_runtime_that_it_is_for() -> None:
@@ -309,7 +304,10 @@ def test_a_deployment_is_predicted_for_a_runtime_that_it_is_for() -> None:
     assert default_runtime(CONFIG) == "trtllm"
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize(
+    "name",
+    [each if index % 8 == 0 else pytest.param(each, marks=pytest.mark.full) for index, each in enumerate(SHIPPED)],
+)
 def test_every_deployment_holds_its_longest_request(name: str) -> None:
     config = resolved(name)
     runtime = (config.runtimes or ("trtllm",))[0]

@@ -6,7 +6,6 @@ What follows by hand from gpt-oss-120b's sizes; the drafter whole on every GPU, 
 
 from __future__ import annotations
 
-import json
 import re
 
 import msgspec
@@ -40,7 +39,6 @@ STEP = StepLoad(batch=64, num_draft_tokens=9, context=16384)
 def both(name: str, context: float) -> tuple[DrafterOnRanks, DrafterOnRanks]:
     changes = {"num_ranks": 1} if name == WHOLE else {}
     _, system = open_system(ENGINE if name == WHOLE else name, "trtllm", None, None, **changes)
-    assert system.memory is not None
     whole, shared = drafters_on_ranks(system.memory, context)
     return whole, shared
 
@@ -61,7 +59,6 @@ def test_what_sharing_saves_and_costs() -> None:
     whole, shared = both(ENGINE, 16384)
     assert whole.seconds[64] > 2 * shared.seconds[64]
     _, system = open_system("gpt-oss-20b.b200x1.nvfp4", "trtllm", None, None)
-    assert system.memory is not None
     assert drafters_on_ranks(system.memory, 1024) == []
 
 
@@ -98,8 +95,6 @@ def test_both_are_printed() -> None:
     said = run("serve-config", ENGINE, "--runtime", "trtllm").stderr
     line = r"weights on each GPU: 0\.\d\d GiB whole; 0\.\d\d GiB shared by 8 GPUs \(as deployed\)"
     assert re.search(line, said), said
-    document = json.loads(run("estimate", ENGINE, "--tau", "4.7", "--json").stdout)
-    assert [each["ranks"] for each in document["drafters"]] == [1, 8]
 
 
 SPEC = published_drafts()[DRAFT].spec
@@ -177,7 +172,6 @@ def test_weights_alone_convolutions_and_selectors_are_priced() -> None:
 def test_weights_are_those_that_deployments_count(recipe: str) -> None:
     """K and V's, which a pass reads twice, once."""
     sizes = draft_sizes(DRAFT)
-    assert sizes is not None
     algorithm = {"bf16": "", "fp8": "FP8", "nvfp4": "NVFP4"}[recipe]
     algorithms = {module: algorithm for module in SPEC.linear_modules() if module != "fc"}
     assert weight_bytes(recipe) == pytest.approx(sizes.weight_bytes(algorithms, 1))
@@ -325,13 +319,11 @@ def test_popular_experts_cost_tiles_of_their_own() -> None:
     """H200, vLLM's table: 8,192 tokens take 2,905 us balanced, 4,021 under the power law of 1.2."""
     target = msgspec.structs.replace(system_of(MOE), gpu=known_gpu("h200"), tensor_parallel=1, runtime="vllm").target
     kernel = measured_kernel("h200", target, 1, "vllm")
-    assert kernel is not None
     law, uniform = (power_law(128, 4, exponent) for exponent in (1.2, 0.0))
     assert (skew(law), skew(uniform)) == pytest.approx((1.0, 0.0))
     assert kernel.seconds(128, 8192, 0.0) == pytest.approx(2905.2e-6)
     assert kernel.seconds(128, 8192, 1.0) == pytest.approx(4021e-6, rel=1e-3)
     served = measured_kernel("h200", target, 1, "trtllm")
-    assert served is not None
     assert served.runtime == "trtllm 1.3.0rc20"
 
 

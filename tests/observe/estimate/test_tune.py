@@ -15,7 +15,6 @@ import pytest
 from dflash_trt.deploy.deployment_file import load_deployment, shipped_deployments
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.bench.records import BenchPoint, RecordedAcceptance
-from dflash_trt.observe.bench.run_directory import write_point, write_run
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.curve import MeasuredPoint, MeasuredPoints, Traffic, from_tau, measured_points, point
 from dflash_trt.observe.estimate.inputs import open_system
@@ -31,23 +30,16 @@ HELD = samples.counters(10, (8, 5, 5))
 
 
 def held(proposed: int) -> RecordedAcceptance:
-    assert HELD.counts is not None
     return msgspec.structs.replace(HELD, counts=msgspec.structs.replace(HELD.counts, proposed=proposed))
 
 
-def write(directory: Path, *points: BenchPoint, **changes: object) -> Path:
-    names = list(dict.fromkeys(point.method for point in points))
-    methods = tuple(samples.method(name, runtime="tensorrt-llm") for name in names)
-    concurrencies = tuple(sorted({point.concurrency for point in points}))
-    values: dict[str, object] = {"concurrencies": concurrencies, "methods": methods, "num_gpus": 8}
-    write_run(directory, samples.run(**values | changes))
-    for each in points:
-        write_point(directory, each)
-    return directory
+def written(directory: Path, *points: BenchPoint, runtime: str = "tensorrt-llm", num_gpus: int = 8) -> Path:
+    methods = tuple(samples.method(name, runtime=runtime) for name in dict.fromkeys(each.method for each in points))
+    return samples.run_of(directory, *points, methods=methods, num_gpus=num_gpus)
 
 
 def test_plain_and_dflash_are_taken_with_their_draft_lengths(tmp_path: Path) -> None:
-    whole = write(
+    whole = written(
         tmp_path, samples.point("none", 4, 60, 200), samples.point("eagle3", 4, 90, 300, acceptance=HELD),
         samples.point("dflash", 4, 120, 400, acceptance=HELD), samples.point("dflash", 8, 1, 1, rows=(), failed=1),
     )  # fmt: skip
@@ -57,11 +49,11 @@ def test_plain_and_dflash_are_taken_with_their_draft_lengths(tmp_path: Path) -> 
 def test_passes_of_several_lengths_are_refused(tmp_path: Path) -> None:
     """25 drafts in 10 passes of up to 3; the last pass of an answer may be shorter."""
     varied = held(25)
-    whole = write(tmp_path / "varied", samples.point("dflash", 4, 120, 400, acceptance=varied))
+    whole = written(tmp_path / "varied", samples.point("dflash", 4, 120, 400, acceptance=varied))
     with pytest.raises(ConfigError, match=r"expected passes of one draft length, found 2\.50 drafts a pass"):
         measured_points(whole, system_of(MOE))
     nearly = held(29)
-    whole = write(tmp_path / "nearly", samples.point("dflash", 4, 120, 400, acceptance=nearly))
+    whole = written(tmp_path / "nearly", samples.point("dflash", 4, 120, 400, acceptance=nearly))
     assert measured_points(whole, system_of(MOE)).points[0].num_draft_tokens == 3
 
 
@@ -69,7 +61,7 @@ def test_passes_of_several_lengths_are_refused(tmp_path: Path) -> None:
     "acceptance", [RecordedAcceptance(source="gauges", tau_of_drafting_passes=3.0), samples.UNPUBLISHED]
 )
 def test_drafts_that_nobody_counts_are_refused(tmp_path: Path, acceptance: RecordedAcceptance) -> None:
-    whole = write(tmp_path, samples.point("dflash", 4, 120, 400, acceptance=acceptance))
+    whole = written(tmp_path, samples.point("dflash", 4, 120, 400, acceptance=acceptance))
     with pytest.raises(ConfigError, match="expected the server's counts of passes and drafts, found"):
         measured_points(whole, system_of(MOE))
 
@@ -77,15 +69,14 @@ def test_drafts_that_nobody_counts_are_refused(tmp_path: Path, acceptance: Recor
 def test_a_run_of_something_else_is_refused(tmp_path: Path) -> None:
     system = system_of(MOE)
     plain = samples.point("none", 4, 60, 200)
-    other = samples.method("none", runtime="vllm")
     for changes, words in (
         ({"num_gpus": 4}, "expected a run on the deployment's 8 GPUs, found 4"),
-        ({"methods": (other,)}, "none: expected a run of trtllm, found vllm"),
+        ({"runtime": "vllm"}, "none: expected a run of trtllm, found vllm"),
     ):
         with pytest.raises(ConfigError, match=words):
-            measured_points(write(tmp_path, plain, **changes), system)
+            measured_points(written(tmp_path, plain, **changes), system)
     with pytest.raises(ConfigError, match="has no point of the methods none or dflash on all prompts"):
-        measured_points(write(tmp_path / "eagle", samples.point("eagle3", 4, 90, 300)), system)
+        measured_points(written(tmp_path / "eagle", samples.point("eagle3", 4, 90, 300)), system)
 
 
 TAU = from_tau(4.7, 9)
@@ -161,7 +152,6 @@ def test_the_file_it_writes_is_served(tmp_path: Path) -> None:
     result = run("tune", MOE, "--slo", "300", "--tau", "4.7", "-o", str(file))
     assert result.returncode == 0, result.stderr
     tuned = load_deployment(file)
-    assert tuned.draft_schedule is not None
     assert tuned.num_draft_tokens == tuned.draft_schedule[1] == 9
     assert re.search(rf"│\s*{tuned.max_batch_size} │", result.stdout)
     served = run("serve-config", str(file), "--runtime", "trtllm")
@@ -177,15 +167,10 @@ def test_sglang_gets_one_block(tmp_path: Path) -> None:
     document = json.loads(result.stdout)
     assert document["schema"] == "dflash-trt/tune/1"
     assert len(document["schedule"]) == 1
+    recipes = {one["recipe"] for one in [document["best"], *document["others"]]}
+    assert recipes == {"bf16", "nvfp4-native"}, "for which the GPU has tensor cores"
     served = run("serve-config", str(file), "--runtime", "sglang")
     assert f"--speculative-num-draft-tokens {document['schedule'][0][1] + 1}" in served.stdout
-
-
-@pytest.mark.parametrize(("config", "recipes"), [(MOE, {"bf16", "nvfp4-native"}), (DENSE, {"bf16"})])
-def test_recipes_that_the_gpu_has_tensor_cores_for(config: str, recipes: set[str]) -> None:
-    result = run("tune", config, "--slo", "100", "--tau", "4", "--json")
-    document = json.loads(result.stdout)
-    assert {one["recipe"] for one in [document["best"], *document["others"]]} == recipes
 
 
 FLEET_TRAFFIC = Traffic(prompt_tokens=1024, output_tokens=512)
@@ -252,7 +237,6 @@ def tuned(config: str, slo: float = SLO) -> TunedDeployment:
 
 
 def price_of(system: System) -> Price:
-    assert system.draft is not None
     model, profile = StepModel(system, rates(system.gpu, "trtllm")), from_tau(4.0, system.draft.max_draft_tokens)
     return lambda batch, length: point(model, "dflash", profile, TRAFFIC, batch, length).user_rate
 

@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// emulated_call DIRECTORY CTAS SEED: one call of both kernels, emulated.
-//
-// Compiled for DFLASH_ARCHITECTURE, on whose GPUs a CTA has at most DFLASH_SHARED bytes of shared memory, and which starts
-// kernels early if DFLASH_EARLY is 1. Compiled for DFLASH_HEAD_DIM; with the attention of DFLASH_KERNEL: 0 the general one, -1 that of short contexts, else sm_90a's for that many rows, with products ahead if 1000 is added; for the
-// blocks and caches that DFLASH_FORMATS names: 0 all, 1 BF16 blocks, 2 BF16 blocks and FP8 caches.
+// emulated_call DIRECTORY CTAS SEED: one call of both kernels, emulated: those that emulated_kernel.cpp was compiled for.
 //
 // DIRECTORY/params has a line "name value" for each number of Params, DIRECTORY/<tensor> the bytes of each tensor.
 // Writes DIRECTORY/out and prints the config. CTAS is how many CTAs the GPU is said to hold; SEED orders CTAs and threads.
@@ -22,14 +18,8 @@
 #include <string>
 #include <vector>
 
-#include "emulator.h"
+#include "emulated_kernel.h"
 #include "kv_injection_attention/kernel.h"
-#include "kv_injection_attention/kernel/attention.cuh"
-#include "kv_injection_attention/kernel/combine.cuh"
-#include "kv_injection_attention/kernel/wgmma_attention.cuh"
-#include "stream.h"
-
-namespace kv = dflash::kv_injection;
 
 namespace {
 
@@ -85,7 +75,7 @@ class Call {
     p.sinks = static_cast<const float*>(read("sinks"));
     out_ = filled(out_bytes(p)).bytes;
     p.out = out_;
-    p.workspace_bytes = DFLASH_KERNEL < 0 ? 0 : kv::workspace_size(p);
+    p.workspace_bytes = takes_workspace() ? kv::workspace_size(p) : 0;
     p.workspace = filled(p.workspace_bytes).bytes;
     return p;
   }
@@ -161,66 +151,16 @@ class Call {
   unsigned char* out_ = nullptr;
 };
 
-constexpr bool kAhead = DFLASH_KERNEL > 1000;
-constexpr int kKernel = DFLASH_KERNEL % 1000;
-constexpr bool kShort = kKernel < 0;
-
-template <int D, class T, bool kFp8>
-void attend(const kv::Params& p, const kv::LaunchConfig& config) {
-  if constexpr (kKernel > 0) {
-    kv::wgmma_attention<D, kKernel, T, kFp8, kAhead && kFp8>(p, config);
-  } else if constexpr (kShort) {
-    kv::short_attention<D, T, kFp8>(p, config);
-  } else {
-    kv::attention<D, T, kFp8>(p, config);
-  }
-}
-
-template <int D, class T, bool kFp8>
-void run(Call& call, const kv::Params& p, const kv::LaunchConfig& config, uint32_t seed) {
-  emulator::Stream stream(seed, DFLASH_EARLY);
-  const auto launch = [&](const kv::Grid& grid, std::function<void()> kernel) {
-    stream.launch(grid.x, grid.y, grid.threads, grid.shared_bytes, std::move(kernel));
-  };
-  launch({1, 1, 32, 0}, [&] {
-    if (kv::tid_x() == 0) call.produce();
-  });
-  launch(kv::attention_grid(p, config), [&] { attend<D, T, kFp8>(p, config); });
-  if (config.ranges > 1 && !kShort) launch(kv::combine_grid(p, config), [&] { kv::combine<D, T>(p, config); });
-  stream.run();
-}
-
-template <int D>
-void run_formats(Call& call, const kv::Params& p, const kv::LaunchConfig& config, uint32_t seed) {
-  const bool fp8 = p.cache_dtype == kv::DType::kF8E4M3;
-  if constexpr (DFLASH_FORMATS > 0) {
-    if (p.block_dtype != kv::DType::kBF16) std::exit(5);
-    if (fp8) return run<D, kv::BF16, true>(call, p, config, seed);
-    if constexpr (DFLASH_FORMATS > 1) std::exit(5);
-    else run<D, kv::BF16, false>(call, p, config, seed);
-  } else if (p.block_dtype == kv::DType::kF16) {
-    fp8 ? run<D, kv::F16, true>(call, p, config, seed) : run<D, kv::F16, false>(call, p, config, seed);
-  } else {
-    fp8 ? run<D, kv::BF16, true>(call, p, config, seed) : run<D, kv::BF16, false>(call, p, config, seed);
-  }
-}
-
 }  // namespace
 
 int main(int, char** arguments) {
   Call call(arguments[1]);
   const kv::Params p = call.params();
   if (p.batch == 0) return call.produce(), call.finish(p), 0;
-  if (kAhead && p.cache_dtype != kv::DType::kF8E4M3) return 5;
-  const int ctas = std::atoi(arguments[2]);
-  const kv::LaunchConfig config = kKernel > 0 ? kv::make_wgmma_launch_config(p, ctas, kAhead)
-                                  : kShort    ? kv::make_short_launch_config(p, ctas, DFLASH_SHARED)
-                                              : kv::make_launch_config(p, ctas, DFLASH_SHARED);
-  const auto seed = static_cast<uint32_t>(std::atoi(arguments[3]));
+  const kv::LaunchConfig config = launch_config(p, std::atoi(arguments[2]));
   std::cout << config.row_tiles << " " << config.tile_rows << " " << config.row_groups << " " << config.teams << " "
             << config.ranges << " " << config.shared_bytes << "\n";
-  if (p.head_dim != DFLASH_HEAD_DIM || (kKernel > 0 && config.tile_rows != kKernel)) return 5;
-  run_formats<DFLASH_HEAD_DIM>(call, p, config, seed);
+  if (!run([&] { call.produce(); }, p, config, static_cast<uint32_t>(std::atoi(arguments[3])))) return 5;
   call.finish(p);
   return 0;
 }

@@ -12,7 +12,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,6 @@ from tests.plugins.tensors import Tensors, draw, out_of_range
 
 HERE = Path(__file__).parent
 PLUGINS = REPOSITORY / "plugins"
-EMULATOR = [HERE / name for name in ("emulator.cpp", "fiber.cpp", "stream.cpp", "warpgroup.cpp")]
 LAUNCH_CONFIG = ("launch_config.cpp", "wgmma_launch_config.cpp")
 FLAGS = [
     "-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-Werror",
@@ -106,11 +105,12 @@ def sources_digest() -> str:
 
 def emulator() -> list[Path]:
     """The emulator's objects, to be built into programs."""
-    return [once(f"{source.stem}.o", partial(_compile, source)) for source in EMULATOR]
+    return [_object(HERE / "emulator_sources.cpp")]
 
 
-def _compile(source: Path, built: Path) -> None:
-    compile_with("-c", str(source), "-o", str(built))
+def _object(source: Path) -> Path:
+    include = (f"-I{HERE}", f"-I{PLUGINS}")
+    return once(f"{source.stem}.o", lambda built: compile_with(*include, "-c", str(source), "-o", str(built)))
 
 
 def compile_with(*arguments: str) -> None:
@@ -118,8 +118,9 @@ def compile_with(*arguments: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def config_sources(plugins: Path = PLUGINS) -> list[Path]:
-    return [plugins / "kv_injection_attention" / name for name in LAUNCH_CONFIG]
+def launch_config() -> list[Path]:
+    """The host's objects, as they are where a kernel has a mutant."""
+    return [_object(PLUGINS / "kv_injection_attention" / name) for name in LAUNCH_CONFIG]
 
 
 def build_kernel(
@@ -131,7 +132,8 @@ def build_kernel(
 
     The fewer `formats`, the sooner it is compiled.
     """
-    sources = [HERE / "emulated_call.cpp", *emulator(), *config_sources(plugins)]
+    host = [_object(HERE / "emulated_call.cpp"), *launch_config(), *emulator()]
+    sources = [HERE / "emulated_kernel.cpp", *host]
     defines = [f"-DDFLASH_HEAD_DIM={head_dim}", f"-DDFLASH_KERNEL={kernel}", f"-DDFLASH_FORMATS={formats}"]
     return build(program, sources, *defines, plugins=plugins, gpu=gpu)
 

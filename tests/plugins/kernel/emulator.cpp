@@ -130,11 +130,9 @@ void Cta::together_any(const char* instruction, void* mine, const std::function<
   if (++warp.arrived < lanes) return block();
   all(warp.lanes);
   warp.arrived = 0;
-  std::vector<int> others;
   for (int i = current_ / lanes * lanes; i < current_ / lanes * lanes + lanes; ++i) {
-    if (i != current_) others.push_back(i);
+    if (i != current_) ready_.push_back(i);
   }
-  wake(others);
 }
 
 bool Cta::barrier(int id, int threads, bool value) {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -46,11 +47,11 @@ struct Lane {
 // D: sum 4 j + 2 h + i is of column 8 j + 2 (lane % 4) + i, of row + 8 h.
 int row_of(int thread, int half) { return thread / 32 * 16 + thread % 32 / 4 + half * 8; }
 
-double sum_of(const std::vector<double>& summands) { return std::accumulate(summands.begin(), summands.end(), 0.0); }
+double sum_of(std::span<const double> summands) { return std::accumulate(summands.begin(), summands.end(), 0.0); }
 
 // What Hopper was found to keep of products of FP8: of each summand what stands up to 13 bits behind the first bit of the
 // largest (DeepSeek-V3, arXiv 2412.19437, 3.5.2).
-double sum_of_13_bits(std::vector<double> summands) {
+double sum_of_13_bits(std::span<double> summands) {
   double most = 0;
   for (const double summand : summands) most = std::fmax(most, std::fabs(summand));
   if (most == 0 || !std::isfinite(sum_of(summands))) return sum_of(summands);
@@ -86,11 +87,11 @@ void multiply_all(Lane** lanes) {
     Lane& lane = *lanes[thread];
     for (int s = 0; s < first.sums; ++s) {
       const int row = row_of(thread, s / 2 % 2), column = s / 4 * 8 + thread % 4 * 2 + s % 2;
-      std::vector<double> summands{first.add ? lane.sums[s] : 0};
-      for (int k = 0; k < depth; ++k) {
-        summands.push_back(double{left[row * depth + k]} * right[k * columns + column]);
-      }
-      lane.sums[s] = static_cast<float>(bits == 8 ? sum_of_13_bits(summands) : sum_of(summands));
+      double summands[1 + kRowBytes];  // on the stack: allocations took two thirds of a call
+      summands[0] = first.add ? lane.sums[s] : 0;
+      for (int k = 0; k < depth; ++k) summands[1 + k] = double{left[row * depth + k]} * right[k * columns + column];
+      const std::span used(summands, 1 + depth);
+      lane.sums[s] = static_cast<float>(bits == 8 ? sum_of_13_bits(used) : sum_of(used));
     }
   }
 }

@@ -15,13 +15,13 @@ from transformers.integrations.moe import grouped_mm_experts_forward
 
 from dflash_trt import _C
 from dflash_trt.api.runtime_options import RuntimeOptions
-from dflash_trt.runtime import session
+from dflash_trt.runtime import open_target
 from dflash_trt.runtime.cpu import accelerate as accelerate_module
-from dflash_trt.runtime.cpu.accelerate import accelerate, fuse_norms, normed, slow_parts
+from dflash_trt.runtime.cpu.accelerate import PagedPass, accelerate, fuse_norms, normed, slow_parts
 from dflash_trt.runtime.cpu.linear_layers import experts, group_experts
-from dflash_trt.runtime.cpu.paged_attention import PagedPass
-from dflash_trt.runtime.session import open_session, run
-from dflash_trt.runtime.targets.gathered_pass import GatheredPass
+from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.session import run
+from dflash_trt.runtime.targets.packed_pass import GatheredPass
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS
 from tests.decoding import greedy
 from tests.engines import trained_engine
@@ -45,7 +45,7 @@ def test_without_the_room_a_runtime_decodes_the_same_tokens(name: str, monkeypat
 
     pass_types: list[type] = []
     expected = decoded()
-    monkeypatch.setattr(session, "accelerate", lambda _: TORCH_OPERATORS)
+    monkeypatch.setattr(open_target, "accelerate", lambda _: TORCH_OPERATORS)
     for function in ("linear_panels", "linear_bfloat16", "rms_norm"):
         monkeypatch.delattr(_C, function)
     assert decoded() == expected
@@ -112,50 +112,26 @@ def asked(num_rows: int, top_k: int = 2) -> tuple[Tensor, Tensor]:
     return top.indices, top.values
 
 
-def wide_experts(family: str, dtype: torch.dtype) -> tuple[nn.Module, nn.Module]:
-    """Transformers' own, and ours of the same weights."""
-    model = random_model(family, **WIDE).to(dtype)
-    ours = copy.deepcopy(model)
-    group_experts(ours)
-    return experts_of(model), experts_of(ours)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_products_are_transformers_own(family: str, dtype: torch.dtype) -> None:
-    theirs, ours = wide_experts(family, dtype)
-    assert hasattr(ours, "products")
+    """A row depends on itself alone, and only weights that were laid out are let go."""
+    model = random_model(family, **WIDE).to(dtype)
+    group_experts(laid_out := copy.deepcopy(model))
+    theirs, ours = experts_of(model), experts_of(laid_out)
+    stays = dtype == torch.bfloat16 and family != "gpt_oss"
+    assert (ours.gate_up_proj.numel() > 0, ours.down_proj.numel() > 0) == (stays, stays)
     for num_rows in (1, 3, 40):
         rows = torch.randn(num_rows, 512, generator=torch.Generator().manual_seed(0)).to(dtype)
         indices, shares = asked(num_rows)
         with torch.inference_mode():
             found = experts(ours, rows, indices, shares.to(dtype))
             expected = grouped_mm_experts_forward(theirs, rows, indices, shares.to(dtype))
+            last = experts(ours, rows[-1:], indices[-1:], shares[-1:].to(dtype))
         assert found.dtype == dtype
+        assert torch.equal(last[0], found[-1])
         error = (found.float() - expected.float()).norm() / expected.float().norm()
         assert error < (2**-7 if dtype == torch.bfloat16 else 1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_row_depends_on_itself_alone(family: str, dtype: torch.dtype) -> None:
-    _, ours = wide_experts(family, dtype)
-    rows = torch.randn(23, 512, generator=torch.Generator().manual_seed(0)).to(dtype)
-    indices, shares = asked(23)
-    with torch.inference_mode():
-        whole = experts(ours, rows, indices, shares.to(dtype))
-        for i in range(23):
-            only = slice(i, i + 1)
-            assert torch.equal(experts(ours, rows[only], indices[only], shares[only].to(dtype))[0], whole[i])
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_only_weights_that_were_laid_out_are_let_go(family: str) -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        _, ours = wide_experts(family, dtype)
-        stays = dtype == torch.bfloat16 and family != "gpt_oss"
-        assert (ours.gate_up_proj.numel() > 0) == stays
-        assert (ours.down_proj.numel() > 0) == stays
 
 
 def norms(model: nn.Module) -> dict[str, nn.Module]:

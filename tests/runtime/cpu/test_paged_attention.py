@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from dflash_trt import _C
+from dflash_trt.runtime.cpu.accelerate import _place
 from dflash_trt.runtime.cpu.linear_layers import openmp_team
-from dflash_trt.runtime.cpu.paged_attention import _place
 
 PAGE = 32
 ISAS = _C.cpu_features()

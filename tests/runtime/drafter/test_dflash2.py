@@ -18,11 +18,10 @@ from safetensors.torch import load_file
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.runtime.drafter.candidate_selector import Candidates, CandidateSelector
+from dflash_trt.runtime.drafter.candidate_selector import Candidates, CandidateSelector, Draw, Proposals
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
-from dflash_trt.runtime.drafter.proposals import Draw, Proposals
-from dflash_trt.runtime.session import open_session
+from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import run as run_requests
 from tests.checkpoint.samples import edit_config
 from tests.engines import build
@@ -171,17 +170,19 @@ def test_the_package_still_takes_these_steps(block_size: int) -> None:
     assert verify_steps(block_size) == golden_steps(block_size)
 
 
-@pytest.mark.parametrize("block_size", [pytest.param(4, marks=pytest.mark.full), 8])
-def test_its_loop_takes_the_same_steps(block_size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("block_size", "count"), [(8, 4), *(pytest.param(n, STEPS_PROMPTS, marks=pytest.mark.full) for n in (4, 8))]
+)
+def test_its_loop_takes_the_same_steps(block_size: int, count: int, tmp_path: Path) -> None:
     """With a shorter block, too, all of whose rows are run: position 0 of the convolution is each block's own."""
     draft = copytree(FIXTURES / "tiny-qwen3-dflash2", tmp_path / "draft")
     build(edit_config(draft, dflash_config__block_size=block_size), tmp_path / "engine", TARGET)
     session = open_session(tmp_path / "engine", str(TARGET), RuntimeOptions(max_batch_size=4))
     params = SamplingParams(max_tokens=STEPS_TOKENS + block_size, ignore_eos=True)
-    requests = [session.request(prompt, params) for prompt in prompts(session)[:STEPS_PROMPTS]]
+    requests = [session.request(prompt, params) for prompt in prompts(session)[:count]]
     run_requests(session.decoder(), requests)
     steps = [until_enough([len(step.token_ids) for step in request.steps]) for request in requests]
-    assert steps == golden_steps(block_size)
+    assert steps == golden_steps(block_size)[:count]
 
 
 def test_the_walk_draws_behind_what_it_drew() -> None:
@@ -208,6 +209,24 @@ def test_logits_are_multiplied_and_then_capped(tmp_path: Path) -> None:
     selector = CandidateSelector(read_draft(CASES[3].write(tmp_path)).spec, *torch.zeros(3, 1, 1))
     logits = selector.final_logits(torch.tensor([-1e3, -1e-3, 1e-3, 1e3]))
     torch.testing.assert_close(logits, torch.tensor([-3.0, -0.7e-3, 0.7e-3, 3.0]))
+
+
+def in_zlabs_layout(directory: Path, said: dict[str, Any]) -> Path:
+    """DeepSpec's draft without heads, and `said`."""
+    config = json.loads((DSPARK_CASES[0].write(directory) / "config.json").read_text())
+    section = {key: config[key] for key in ("mask_token_id", "target_layer_ids")}
+    gone = [*section, "markov_rank", "enable_confidence_head"]
+    edit_config(directory, *gone, architectures=["DFlashDraftModel"], dflash_config=section)
+    return edit_config(directory, **said)
+
+
+@pytest.mark.parametrize("key", ["query_zero_predicts_next", "dflash_config__sample_from_anchor"])
+def test_anchor_first_drafts_of_zlab_are_deepseeks(key: str, tmp_path: Path) -> None:
+    draft = in_zlabs_layout(tmp_path / "draft", {key: True})
+    assert read_draft(draft).dialect.name == "zlab"
+    found = dspark(DSPARK_CASES[0], draft, tmp_path / "engine", rows=3)
+    assert len(found["path"]) == SIZES.block_size
+    assert_same(found, golden(DSPARK_CASES[0], DSPARK_KEYS))
 
 
 @pytest.mark.parametrize("scores", [float("nan"), float("inf"), float("-inf"), 1e38])

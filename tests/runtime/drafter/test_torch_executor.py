@@ -20,7 +20,7 @@ from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.drafter.torch.graph_program import Program
 from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
-from tests.contract.cuda_graphs import RecordedGraph, stand_in
+from tests.contract.cuda_graphs import stand_in
 from tests.decoding import greedy
 from tests.engines import trained_engine
 from tests.fixtures_data import PAIRS, prompts
@@ -135,7 +135,7 @@ def allowed(engine: Path, manifest: Manifest, exact: Results, jitter: Callable[[
     return float(np.mean(found) + DEVIATIONS * np.std(found, ddof=1))
 
 
-QUICK = ("gpt-oss", "trimmed head", "fp8+fp8-kv", "mixed-nvfp4-fp8")
+QUICK = ("trimmed head", "fp8+fp8-kv", "mixed-nvfp4-fp8")
 
 
 @pytest.mark.parametrize("make", parameters(QUICK))
@@ -178,14 +178,15 @@ def graph_of(drafter: Drafter) -> Any:
     return drafter.executor._draft
 
 
-@pytest.mark.parametrize("fault", [another_slots_page, another_sizes_graph, a_stale_page, one_row_less])
-def test_a_fault_is_more_than_noise(fault: Callable[[Drafter], None], tmp_path: Path) -> None:
+def test_a_fault_is_more_than_noise(tmp_path: Path) -> None:
     """Beyond four times what rounding makes without it, which is more than chance may (1.4 times)."""
     engine, manifest = tmp_path / "engine", MAKERS["gpt-oss"](tmp_path)
     exact = run(open_drafter(engine, manifest, num_slots=NUM_SLOTS))
-    right, drafter = run(open_torch(engine, manifest)), open_torch(engine, manifest)
-    fault(drafter)
-    assert noise(run(drafter), exact) > 4 * noise(right, exact)
+    right = run(open_torch(engine, manifest))
+    for fault in (another_slots_page, another_sizes_graph, a_stale_page, one_row_less):
+        drafter = open_torch(engine, manifest)
+        fault(drafter)
+        assert noise(run(drafter), exact) > 4 * noise(right, exact), fault
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -194,7 +195,7 @@ def test_steps_and_texts_of_a_trained_pair(name: str, sessions: dict[str, Any]) 
     exact = sessions[name]
     ours = exact.with_drafter(exact.manifest, open_drafter(trained_engine(name), exact.manifest, executor="torch"))
     found, expected = (
-        [session.generate(prompt, greedy(48)) for prompt in prompts(session)[:2]] for session in (ours, exact)
+        [session.generate(prompt, greedy(48)) for prompt in prompts(session)[:1]] for session in (ours, exact)
     )
     assert [completion.token_ids for completion in found] == [completion.token_ids for completion in expected]
     assert abs(sum(completion.steps for completion in found) - sum(completion.steps for completion in expected)) <= 1
@@ -239,27 +240,3 @@ def test_weights_live_as_long_as_graphs_that_read_them(tmp_path: Path, monkeypat
     assert len(programs) == 2
     drafter.executor.release()
     assert len(programs) == 1, "of the context"
-
-
-@pytest.mark.parametrize("fault", [another_slots_page, another_sizes_graph])
-def test_a_wrong_replay_shows(
-    fault: Callable[[Drafter], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, manifest = tmp_path / "engine", MAKERS["gpt-oss"](tmp_path)
-    expected = run(open_torch(engine, manifest))
-    stand_in(monkeypatch)
-    drafter = on_stand_in(engine, manifest)
-    fault(drafter)
-    found = run(drafter)
-    assert not all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-def test_the_stand_in_replays_operators_not_python() -> None:
-    """A number that Python read at the capture is that of the capture."""
-    x, y = torch.ones(3), torch.zeros(3)
-    graph = RecordedGraph()
-    with graph:
-        y.copy_(x.view(3, 1).flatten() * float(x[0]) + 1)
-    x.fill_(5)
-    graph.replay()
-    assert y.tolist() == [6, 6, 6]

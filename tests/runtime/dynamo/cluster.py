@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -111,25 +110,14 @@ def dynamo_python() -> str:
     return sys.executable
 
 
-@dataclass(frozen=True)
-class Host:
-    """Where a process runs: what starts it there, and the address on which it listens."""
-
-    address: str = "127.0.0.1"
-    prefix: tuple[str, ...] = ()
-
-
-HERE = Host()
-
-
 class Node:
     """One process, with its log."""
 
-    def __init__(self, log: Path, host: Host, environment: dict[str, str], *command: object) -> None:
+    def __init__(self, log: Path, environment: dict[str, str], *command: object) -> None:
         self.log = log
         with log.open("ab") as file:
             self.popen = subprocess.Popen(
-                [*host.prefix, dynamo_python(), *map(str, command)],
+                [dynamo_python(), *map(str, command)],
                 env=environment, stdout=file, stderr=file,
             )  # fmt: skip
 
@@ -148,11 +136,11 @@ class Worker(Node):
     """`dflash-trt dynamo`, as `start` starts dflash-trt."""
 
     def __init__(
-        self, log: Path, host: Host, environment: dict[str, str], engine: Path, target: Path, *options: object,
+        self, log: Path, environment: dict[str, str], engine: Path, target: Path, *options: object,
         start: Sequence[str],
     ) -> None:  # fmt: skip
-        arguments = ["--target", target, "--host", host.address, "--metrics-port", 0]
-        super().__init__(log, host, environment, *start, "dynamo", engine, *arguments, *options)
+        arguments = ["--target", target, "--host", "127.0.0.1", "--metrics-port", 0]
+        super().__init__(log, environment, *start, "dynamo", engine, *arguments, *options)
 
     def metric(self, name: str) -> float:
         """The sum over a metric's labels."""
@@ -164,36 +152,31 @@ class Worker(Node):
 class Cluster:
     """A frontend, and workers that come and go."""
 
-    def __init__(
-        self, directory: Path, engine: Path, target: Path, *frontend_options: object, host: Host = HERE,
-        etcd: str | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, directory: Path, engine: Path, target: Path, *frontend_options: object) -> None:
         self.model = engine.name
-        self.url = f"http://{host.address}:{(port := free_port())}"
+        self.url = f"http://127.0.0.1:{(port := free_port())}"
         self.workers: list[Worker] = []
         self.discovery = directory / "discovery"
-        self._directory, self._engine, self._target, self._host = directory, engine, target, host
+        self._directory, self._engine, self._target = directory, engine, target
         self._environment = {
             **os.environ, "OMP_NUM_THREADS": "1", "HOME": str(directory), "DYN_FILE_KV": str(self.discovery),
-            "DYN_DISCOVERY_BACKEND": "file" if etcd is None else "etcd", "ETCD_ENDPOINTS": etcd or "",
+            "DYN_DISCOVERY_BACKEND": "file",
             "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "1", "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
         }  # fmt: skip
         options = ["--event-plane", "zmq", *frontend_options]
-        self._command = ["-m", "dynamo.frontend", "--http-host", host.address, "--http-port", port, *options]
+        self._command = ["-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", port, *options]
         self.start_frontend()
 
     def start_frontend(self) -> None:
-        environment = self._environment | dict.fromkeys(ADDRESSES, self._host.address)
-        self.frontend = Node(self._directory / "frontend.log", self._host, environment, *self._command)
+        environment = self._environment | dict.fromkeys(ADDRESSES, "127.0.0.1")
+        self.frontend = Node(self._directory / "frontend.log", environment, *self._command)
 
-    def add_workers(
-        self, count: int, *options: object, start: Sequence[str] = ("-m", "dflash_trt"), host: Host = HERE
-    ) -> list[Worker]:
+    def add_workers(self, count: int, *options: object, start: Sequence[str] = ("-m", "dflash_trt")) -> list[Worker]:
         added = []
         for _ in range(count):
             log = self._directory / f"worker-{len(self.workers)}.log"
             environment = self._environment
-            added.append(Worker(log, host, environment, self._engine, self._target, *options, start=start))
+            added.append(Worker(log, environment, self._engine, self._target, *options, start=start))
             self.workers.append(added[-1])
         for worker in added:
             worker.await_log("Serving .* on ")
@@ -229,10 +212,8 @@ class Cluster:
 
 
 @contextmanager
-def cluster(
-    directory: Path, engine: Path, target: Path, *frontend_options: object, host: Host = HERE, etcd: str | None = None
-) -> Iterator[Cluster]:
-    running = Cluster(directory, engine, target, *frontend_options, host=host, etcd=etcd)
+def cluster(directory: Path, engine: Path, target: Path, *frontend_options: object) -> Iterator[Cluster]:
+    running = Cluster(directory, engine, target, *frontend_options)
     try:
         yield running
     finally:

@@ -157,16 +157,3 @@ def test_dynamo_takes_every_argument() -> None:
                 name for name in names if name != "model" and name.removeprefix("no_") not in vllm.keys() - SERVERS
             ]
             assert engine == []
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "words", [["--dyn-tool-call-parser", "openai"], ["--dyn-reasoning-parser", "gpt-oss"], ["--router-mode", "events"]]
-)
-def test_a_name_of_another_runtime_is_refused(words: list[str]) -> None:
-    frontend, worker = ([], words) if "dyn" in words[0] else (words, [])
-    result = subprocess.run(
-        [dynamo_python(), "-c", PARSE], input=json.dumps([["dynamo-vllm", frontend, worker]]), capture_output=True,
-        text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert "invalid choice" in result.stderr

@@ -19,11 +19,8 @@ from openai import AsyncOpenAI, BadRequestError
 
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.cli.dynamo import MAX_SYSTEM_PORT
-from dflash_trt.errors import ConfigError, MissingDependencyError
+from dflash_trt.errors import ConfigError
 from dflash_trt.llm import LLM
-from dflash_trt.observe.bench.aiperf_run import AiperfLoad, find_aiperf, run_load
-from dflash_trt.observe.bench.data_sets import Conversation, PromptTurn
-from dflash_trt.observe.bench.records import RequestSettings
 from dflash_trt.runtime.dynamo.file_discovery import ADDRESSES
 from tests.cli.commands import run_here
 from tests.fixtures_data import without_template
@@ -89,26 +86,6 @@ def test_the_openai_client_counts_what_the_workers_count(engine: Path, tmp_path:
         assert sum(count(running, "request_success")) == len(answer_tokens) == 40
         assert sum(count(running, "prompt_tokens")) == sum(prompt_tokens)
         assert sum(count(running, "generation_tokens")) == sum(answer_tokens)
-
-
-@pytest.mark.full
-def test_aiperf_counts_what_the_workers_count(engine: Path, tmp_path: Path) -> None:
-    try:
-        program = find_aiperf(None)
-    except MissingDependencyError as error:
-        pytest.skip(f"{error.message}; {error.hint}")
-    with cluster(tmp_path, engine, TARGET, "--router-mode", "kv", "--kv-cache-block-size", 32) as running:
-        running.add_workers(2)
-        load = AiperfLoad(
-            url=running.url, model=running.model, concurrency=16, seed=1, timeout_seconds=PATIENCE,
-            prompts=[Conversation(id=f"{i}", turns=(PromptTurn("user", text),)) for i, text in enumerate(PROMPTS)],
-            request=RequestSettings(template="completions", temperature=0, max_tokens=30, ignore_eos=True),
-        )  # fmt: skip
-        export = run_load(program, load, tmp_path / "aiperf", lambda _: None)
-        assert export.errors == {}
-        assert sum(count(running, "request_success")) == len(export.rows) == 64
-        assert sum(count(running, "generation_tokens")) == sum(row.output_tokens for row in export.rows) == 64 * 30
-        assert sum(count(running, "prompt_tokens")) == sum(row.input_tokens for row in export.rows)
 
 
 def test_two_workers(engine: Path, tmp_path: Path) -> None:

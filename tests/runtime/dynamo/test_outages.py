@@ -6,9 +6,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
-import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -21,7 +19,6 @@ from tests.runtime.dynamo.cluster import (
     Worker,
     check,
     cluster,
-    free_port,
     single_runs,
     streamed,
     until,
@@ -112,34 +109,6 @@ def test_worker_that_was_stopped_is_not_left_alone(engine: Path, tmp_path: Path)
         check(streamed(running, PROMPTS, stop, max_tokens=600), single_runs(engine, PROMPTS, max_tokens=600))
         check_ended([stopped])
         assert other.metric("vllm:request_success_total") == 16 + 4
-
-
-@contextmanager
-def etcd_server(directory: Path) -> Iterator[str]:
-    """Address of an etcd server; skips the test where etcd is not installed."""
-    if (program := shutil.which("etcd")) is None:
-        pytest.skip("etcd is not on PATH (Debian: etcd-server)")
-    client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
-    urls = ["--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer]
-    with (directory / "etcd.log").open("wb") as log:
-        process = subprocess.Popen([program, "--data-dir", directory / "etcd", *urls], stdout=log, stderr=log)
-    try:
-        yield client
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_worker_whose_etcd_lease_is_lost(engine: Path, tmp_path: Path) -> None:
-    """Dynamo ends it without an error: who watches over the process sees one."""
-    with etcd_server(tmp_path) as etcd, cluster(tmp_path, engine, TARGET, etcd=etcd) as running:
-        stopped, _ = running.add_workers(2)
-        stopped.popen.send_signal(signal.SIGSTOP)
-        running.frontend.wait_until(lambda: running.num_instances() == 1)
-        check(streamed(running, PROMPTS), single_runs(engine, PROMPTS))
-        stopped.popen.send_signal(signal.SIGCONT)
-        assert stopped.popen.wait(PATIENCE) == 1
-        assert "expected Dynamo's runtime to run until SIGTERM, found it ended" in stopped.log.read_text()
 
 
 async def ask(running: Cluster, prompt: str) -> int:

@@ -22,9 +22,10 @@ from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.cli.failure import EXTRAS
 from dflash_trt.quantize.bounds import ranges_from_weights
+from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.measure.calibrate import ANCHORS, Replayer, activation_ranges, choose_anchors, replay
 from dflash_trt.runtime.measure.features import FeatureSequence, open_features
-from dflash_trt.runtime.session import Session, open_session
+from dflash_trt.runtime.session import Session
 from tests.checkpoint.samples import refusal
 from tests.cli.commands import run
 from tests.decoding import generate

@@ -25,8 +25,10 @@ from tests.paths import REPOSITORY
 
 LIMIT_SECONDS = 120
 WHAT_RANKS_IMPORT = (
-    "dflash_trt.runtime.ranks.parallel_runner",
-    "tests.runtime.ranks.test_parallel_runner",
+    "dflash_trt.cli",
+    "dflash_trt.runtime.measure.feature_capture",
+    "dflash_trt.runtime.open_target",
+    "tests.runtime.ranks.test_sharded_target",
     "torch.distributed.tensor",
     "transformers.models.gpt_oss.modeling_gpt_oss",
     "transformers.models.qwen3.modeling_qwen3",
@@ -77,6 +79,8 @@ def forks(logs: Path) -> Iterator[Forks]:
         start_new_session=True,
     )
     try:
+        assert process.stdout is not None
+        process.stdout.readline()  # its imports are no rank's time
         yield Forks(process, logs)
     finally:
         with suppress(ProcessLookupError):
@@ -88,7 +92,9 @@ def main(logs: str) -> None:
     """Reads jobs from stdin, one JSON list a line, and answers with the ranks' exit codes."""
     for module in WHAT_RANKS_IMPORT:
         importlib.import_module(module)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print("ready", flush=True)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     for line in sys.stdin:
         num_ranks, *job = json.loads(line)
         with socket.create_server(("127.0.0.1", 0)) as server:

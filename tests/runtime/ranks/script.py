@@ -9,11 +9,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 from dflash_trt.errors import DFlashError, RequestError
 from dflash_trt.runtime.ranks.join import join
 from dflash_trt.runtime.ranks.roles import Follower, Leader
 
+SIGNALS = {"interrupt": signal.SIGINT, "terminate": signal.SIGTERM}
 FACTS = {"engine": "A", "target": "T"}
 
 
@@ -21,17 +23,11 @@ def decode(ranks: Leader | Follower, engine: str, target: str, output: str) -> N
     """The pair script on sharded ranks; rank 0 saves the answers."""
     import torch
 
-    from dflash_trt.runtime.ranks.parallel_runner import TensorParallelRunner, follow
-    from tests.runtime.ranks.test_parallel_runner import load_pairs, run_script
+    from tests.runtime.ranks.test_sharded_target import load_pairs, run_script
 
     pairs, share = load_pairs(Path(engine), Path(target), ranks)
-    if isinstance(ranks, Follower):
-        follow(ranks, pairs)
-        return
-    answers = run_script(
-        *(TensorParallelRunner(ranks, pair._target, pair._drafter, index) for index, pair in enumerate(pairs))
-    )
-    torch.save(answers | {"share": torch.tensor(share)}, output)
+    assert isinstance(ranks, Leader), "the others have followed"
+    torch.save(run_script(*pairs) | {"share": torch.tensor(share)}, output)
 
 
 def add(ranks: Leader | Follower) -> None:
@@ -48,9 +44,9 @@ def add(ranks: Leader | Follower) -> None:
     print(numbers.item(), torch.get_num_threads(), os.environ["GLOO_SOCKET_IFNAME"])
 
 
-def odd(ranks: Leader | Follower, rank: str) -> None:
-    """The given rank has another target."""
-    ranks.verify_same_facts(FACTS | {"target": "another"} if ranks.rank == int(rank) else FACTS)
+def odd(ranks: Leader | Follower) -> None:
+    """Rank 1 has another target."""
+    ranks.verify_same_facts(FACTS | {"target": "another"} if ranks.rank == 1 else FACTS)
 
 
 def lose(ranks: Leader | Follower, how: str) -> None:
@@ -62,8 +58,8 @@ def lose(ranks: Leader | Follower, how: str) -> None:
     ranks.verify_same_facts(FACTS)
     for step in range(100_000):
         distributed.all_reduce(ones(1))
-        if step == 20 and ranks.rank == 0 and how == "interrupt":
-            os.killpg(0, signal.SIGINT)
+        if step == 20 and ranks.rank == 0 and how in SIGNALS:
+            os.killpg(0, SIGNALS[how])
         if step == 20 and ranks.rank == 1:
             _end(how)
 
@@ -78,6 +74,13 @@ def idle(ranks: Leader | Follower) -> None:
     time.sleep(60)
 
 
+def wait(ranks: Leader | Follower) -> None:
+    """Every rank says its number as a process, and waits."""
+    ranks.verify_same_facts(FACTS)
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+
+
 def fail(ranks: Leader | Follower, how: str) -> None:
     """Rank 0 ends while the others wait for it in a collective."""
     from torch import distributed, ones
@@ -86,6 +89,25 @@ def fail(ranks: Leader | Follower, how: str) -> None:
     if ranks.rank == 0:
         _end(how)
     distributed.all_reduce(ones(1))
+
+
+def command(lost: str, num_calls: str, *arguments: str) -> NoReturn:
+    """`dflash-trt ARGUMENTS`; rank `lost` is killed when its target has answered so many calls."""
+    from dflash_trt.cli import main as run
+    from dflash_trt.runtime.ranks.sharded_target import Call
+
+    call, done = Call.run, 0
+
+    def counted(*given: Any) -> Any:
+        nonlocal done
+        done += 1
+        if [os.environ["RANK"], str(done)] == [lost, num_calls]:
+            _end("kill")
+        return call(*given)
+
+    Call.run = counted  # type: ignore[method-assign]
+    sys.argv = ["dflash-trt", *arguments]
+    run()
 
 
 def _end(how: str) -> None:
@@ -98,12 +120,14 @@ def _end(how: str) -> None:
 
 
 ROLES: dict[str, Callable[..., None]] = {
-    "decode": decode, "add": add, "odd": odd, "lose": lose, "idle": idle, "fail": fail,
+    "decode": decode, "add": add, "odd": odd, "lose": lose, "idle": idle, "wait": wait, "fail": fail,
 }  # fmt: skip
 
 
 def main(num_ranks: str, role: str, *arguments: str) -> int:
     """Ends as `dflash_trt.cli.main` does: an error is one line on stderr and exit code 1."""
+    if role == "command":
+        command(*arguments)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         with join(int(num_ranks)) as ranks:

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,12 +23,11 @@ from hypothesis import strategies as st
 from torch import distributed
 
 from dflash_trt.errors import RankError
-from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.ranks.join import _backend, _use_device, join
 from dflash_trt.runtime.ranks.link import FRAME_BYTES, LENGTH_BYTES, MAX_MESSAGE_BYTES, Link
-from dflash_trt.runtime.ranks.parallel_runner import TensorParallelRunner, follow
-from dflash_trt.runtime.ranks.roles import LINGER_SECONDS, Failed, Follower, Leader, _difference, _failure
-from dflash_trt.runtime.targets.target import Segment
+from dflash_trt.runtime.ranks.roles import LINGER_SECONDS, Failed, Followed, Follower, Leader, _difference, _failure
+from dflash_trt.runtime.ranks.sharded_target import ShardedTarget, follow
+from dflash_trt.runtime.targets.target import Segment, Verified
 from dflash_trt.trtllm.launch_environment import Launch, read_launch
 from tests.paths import REPOSITORY
 
@@ -182,69 +183,70 @@ def test_a_length_that_no_rank_sends_is_refused() -> None:
             received.result(timeout=20)
 
 
-class Recorder(ModelRunner):
-    """A runner that only remembers what it was asked."""
+class Recorder:
+    """A target that only remembers what it was asked."""
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self) -> None:
         self.calls: list[object] = []
-        self.answer = torch.tensor([1])
+        self.answer = Verified(logits=torch.tensor([1]))
 
-    def draft(self, slots: Sequence[int], anchors: Sequence[int], draft_length: int, draws: Any = ()) -> Any:
-        self.calls.append(("draft", list(slots), list(anchors), draft_length))
+    def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
+        self.calls.append(("reserve", slot, list(pages), num_tokens))
+
+    def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
+        self.calls.append([with_taps, *((s.slot, list(s.token_ids), s.num_logits) for s in segments)])
         return self.answer
 
-    def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
-        self.calls.append([(s.slot, list(s.token_ids), s.num_logits) for s in segments])
-        return self.answer
-
-    def commit(self, num_tokens: Sequence[int]) -> None:
-        self.calls.append(("commit", list(num_tokens)))
+    def rollback(self, slot: int, num_tokens: int) -> None:
+        self.calls.append(("rollback", slot, num_tokens))
 
     def release(self, slot: int) -> None:
         self.calls.append(("release", slot))
 
 
-class LeadingRecorder(TensorParallelRunner, Recorder):
-    """Rank 0's, which also sends what it was asked."""
+class LeadingRecorder(ShardedTarget):
+    """Rank 0's, which has no model."""
+
+    def __init__(self, shard: Any, leader: Leader) -> None:
+        self._shard, self._leader, self._later = shard, leader, []
 
 
 SLOTS = st.integers(0, 63)
 TOKENS = st.integers(0, 2**31)
+COUNTS = st.integers(0, 9)
 SEGMENTS = st.builds(
     lambda slot, token_ids, num_logits: Segment(slot=slot, token_ids=token_ids, num_logits=num_logits),
     SLOTS,
-    st.lists(TOKENS, min_size=1, max_size=9),
-    st.integers(0, 9),
+    st.lists(TOKENS, min_size=1, max_size=9) | st.builds(range, COUNTS),
+    COUNTS,
 )
 CALLS = st.one_of(
-    st.tuples(
-        st.just("draft"),
-        st.lists(st.tuples(SLOTS, TOKENS), min_size=1).map(lambda p: [*zip(*p, strict=True), len(p)]),
-    ),
-    st.tuples(st.just("verify"), st.lists(SEGMENTS, min_size=1).map(lambda segments: [segments])),
-    st.tuples(st.just("commit"), st.lists(st.integers(0, 99), min_size=1).map(lambda counts: [counts])),
-    st.tuples(st.just("release"), SLOTS.map(lambda slot: [slot])),
+    st.tuples(st.just("reserve"), SLOTS, st.lists(TOKENS), COUNTS.map(np.int64)),
+    st.tuples(st.just("verify"), st.lists(SEGMENTS, min_size=1), st.booleans()),
+    st.tuples(st.just("rollback"), SLOTS, COUNTS),
+    st.tuples(st.just("release"), SLOTS),
 )
 
 
-@given(st.lists(st.tuples(st.integers(0, 1), CALLS), max_size=6))
+@given(st.lists(CALLS, max_size=6))
 @settings(deadline=None, max_examples=10)
-def test_a_follower_does_what_rank_0_does(calls: list[tuple[int, tuple[str, list[object]]]]) -> None:
-    there = [Recorder(), Recorder()]
-    with pair_of_ranks() as (leader, follower):
-        here = [LeadingRecorder(leader, None, None, index) for index in range(2)]  # type: ignore[arg-type]
-        following = threading.Thread(target=follow, args=(follower, there), daemon=True)
-        following.start()
-        for index, (name, arguments) in calls:
-            answer = here[index].answer
-            assert getattr(here[index], name)(*arguments) is (answer if name in ("draft", "verify") else None)
-        stop = threading.Thread(target=leader.shutdown)
-        stop.start()
-        following.join(timeout=10)
-        assert not following.is_alive()
+def test_a_follower_does_what_rank_0_does(calls: list[tuple[Any, ...]]) -> None:
+    here, there = Recorder(), Recorder()
+    with pair_of_ranks() as (leader, follower), ThreadPoolExecutor() as threads:
+        target = LeadingRecorder(here, leader)
+        following = threads.submit(follow, follower, there)  # type: ignore[arg-type]
+        for name, *arguments in [*calls, ("verify", [Segment(slot=0, token_ids=[1], num_logits=1)], False)]:
+            if name == "verify":
+                assert target.verify(arguments[0], with_taps=arguments[1]) is here.answer
+            else:
+                getattr(target, name)(*arguments)
+        stopping = threads.submit(leader.shutdown)
+        with pytest.raises(Followed):
+            following.result(timeout=10)
         follower.finish()
-        stop.join()
-    assert [pair.calls for pair in there] == [pair.calls for pair in here]
+        stopping.result()
+    assert there.calls == here.calls
+    assert len(here.calls) == len(calls) + 1
 
 
 def test_no_thread_outlives_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,14 +287,34 @@ def pair_of_ranks() -> Iterator[tuple[Leader, Follower]]:
     yield leader, follower
 
 
+SCRIPTS = f"{sys.prefix}/bin"
+LAUNCHER_COMMANDS = {
+    "torchrun": [f"{SCRIPTS}/torchrun", "--nproc-per-node", "2"],
+    "mpiexec": [f"{SCRIPTS}/mpiexec", "-n", "2", sys.executable],
+}
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("launcher", ["torchrun", "mpiexec"])
+@pytest.mark.parametrize("launcher", LAUNCHER_COMMANDS)
+def test_a_launcher_that_is_killed_leaves_no_rank_behind(launcher: str) -> None:
+    command = [*LAUNCHER_COMMANDS[launcher], "-m", "tests.runtime.ranks.script", "2", "wait"]
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        ranks = [int(process.stdout.readline()) for _ in range(2)]
+        process.kill()
+        deadline = time.monotonic() + 20
+        while any(Path(f"/proc/{rank}/exe").exists() for rank in ranks):
+            assert time.monotonic() < deadline, "a rank goes on"
+            time.sleep(0.1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("launcher", LAUNCHER_COMMANDS)
 def test_launchers(launcher: str) -> None:
     """Two ranks, each started as a user starts it."""
-    scripts = f"{sys.prefix}/bin"
-    ranks = {"torchrun": [f"{scripts}/torchrun", "--nproc-per-node", "2"],
-             "mpiexec": [f"{scripts}/mpiexec", "-n", "2", sys.executable]}[launcher]  # fmt: skip
-    command = [*ranks, "-m", "tests.runtime.ranks.script", "2", "add"]
+    command = [*LAUNCHER_COMMANDS[launcher], "-m", "tests.runtime.ranks.script", "2", "add"]
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     result = subprocess.run(
         command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=60, check=False

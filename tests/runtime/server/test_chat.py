@@ -19,7 +19,7 @@ from dflash_trt.cli.chat import _shown
 from dflash_trt.llm import LLM
 from tests.cli.commands import run
 from tests.engines import trained_engine
-from tests.fixtures_data import PAIRS, without_template
+from tests.fixtures_data import without_template
 from tests.paths import FIXTURES
 
 PARAMS = SamplingParams(max_tokens=12)
@@ -37,7 +37,7 @@ def test_a_pipe_is_one_message(engine: Path, chat_target: Path, llm: LLM) -> Non
     assert re.search(r"12 tokens, tau \d\.\d\d, \S+ tokens/s; cut at --max-tokens 12\n", result.stderr)
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", ["tiny-qwen3", pytest.param("tiny-gpt-oss", marks=pytest.mark.full)])
 def test_answers_end_by_themselves(name: str) -> None:
     """In the fixtures' own template; they were trained to (tools/train_fixtures/turns.py)."""
     messages = ["Sort a list in Python.", "def a(", "What is 2 + 2?", "import os", "Who wrote Python?"]

@@ -7,16 +7,15 @@ import asyncio
 import http.client
 import json
 import os
-import random
-import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,125 +26,100 @@ from msgspec.structs import replace
 from dflash_trt.api.backend import Chunk
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.errors import EngineError
+from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.server import http_server
+from dflash_trt.runtime.server import log as server_log
 from dflash_trt.runtime.server.http_server import HttpServer
-from tests.cli.commands import run
+from tests.cli.commands import run, run_here
 from tests.runtime.server.live import LONG, PATIENCE, Live, children, refuses, started, until
-from tests.runtime.server.test_soak import answer, post
 
-NUM_SIGNALS = 50
-NUM_STREAMS = 8
-# For each line the command in a process of its own, with models that were loaded once: that alone takes seconds.
-FORK = """
-import os, sys
-from pathlib import Path
-from dflash_trt.cli import main
-from dflash_trt.runtime import session as session_module
-
-engine, target = sys.argv[1:]
-session = session_module.open_session(Path(engine), target)
-session_module.load_session = lambda pair, options: session
-sys.modules["xgrammar"] = None  # what compiles grammars imports for 3 s, once a server
-for line in sys.stdin:
-    drain, log = line.split()
-    if (child := os.fork()) == 0:
-        for descriptor in (1, 2):
-            os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), descriptor)
-        sys.argv = ["dflash-trt", "serve", engine, "--target", target, "--port", "0", "--drain-seconds", drain]
-        main()
-    print(child, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
+Serve = Callable[..., list[str]]
 
 
-@contextmanager
-def forking(engine: Path, target: Path) -> Iterator[subprocess.Popen[str]]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # threads do not survive a fork
-    command = [sys.executable, "-c", FORK, str(engine), str(target)]
-    with subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+@pytest.fixture
+def serve(engine: Path, chat_target: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Runs `serve` in this process, on the thread that signals reach, and a client of it on another.
+
+    The client gets the server's URL, and what sends SIGTERM once. Without xgrammar, whose processes take 3 s to start.
+    """
+    said: list[str] = []
+    monkeypatch.setitem(sys.modules, "xgrammar", None)
+    monkeypatch.setattr(import_module("dflash_trt.cli.serve"), "_say", said.append)
+    monkeypatch.setattr(server_log, "set_up_logging", lambda: None)
+    monkeypatch.setattr(http_server, "exit_on_sigterm", nullcontext)  # which would end pytest
+
+    def run_serve(client: Callable[[str, Callable[[], None]], None], *options: object) -> list[str]:
+        signals = iter([signal.SIGTERM])
+
+        def stop() -> None:
+            for number in signals:
+                os.kill(os.getpid(), number)
+
+        def ask() -> None:
+            try:
+                until(lambda: any(line.startswith("serving ") for line in said))
+                url = said[-1].rpartition(" ")[2]
+                until(lambda: not refuses(url))
+                client(url, stop)
+            finally:
+                stop()
+
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(ask)
+            run_here("serve", engine, "--target", chat_target, "--port", 0, *options)
+            asked.result(PATIENCE)
+        return said
+
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    yield run_serve
+    signal.signal(signal.SIGTERM, before)
 
 
-def ending(response: bytes) -> str:
-    """Ending of one stream; AssertionError for one that breaks off."""
-    if not response:
-        return "no response"
-    if response.startswith(b"HTTP/1.1 503 "):
-        return "503"
-    assert response.startswith(b"HTTP/1.1 200 "), response
-    *_, last, done = re.findall(rb"data: (.*)\n", response)
-    assert done == b"[DONE]", response
-    document = json.loads(last)
-    if "error" in document:
-        assert "shutting down" in document["error"]["message"]
-        return "error event"
-    assert document["choices"][0]["finish_reason"] == "length"
-    return "whole"
+@pytest.mark.parametrize(("drain_seconds", "max_tokens"), [(60, 150), (0, 8000)])
+def test_sigterm_drains(serve: Serve, drain_seconds: int, max_tokens: int) -> None:
+    """Answers end whole in time, and behind it every client is told."""
+    body, whole, events = LONG | {"max_tokens": max_tokens}, list[httpx.Response](), list[str]()
+
+    def client(url: str, stop: Callable[[], None]) -> None:
+        post = threading.Thread(
+            target=lambda: whole.append(
+                httpx.post(f"{url}/v1/completions", json=body | {"stream": False}, timeout=PATIENCE)
+            )
+        )
+        post.start()
+        running = 'vllm:num_requests_running{engine="0",model_name="m"} 1'
+        until(lambda: bool(whole) or running in httpx.get(f"{url}/metrics").text)
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as response:
+            lines = response.iter_lines()  # without a reference to it the connection is closed
+            events.append(next(lines))
+            stop()
+            events.extend(line for line in lines if line)
+        post.join(PATIENCE)
+        assert refuses(url)
+
+    said = serve(client, "--served-model-name", "m", "--drain-seconds", drain_seconds)
+    assert [line.partition(" ")[0] for line in said] == ["loading", "target:", "serving"]
+    assert events[-1] == "data: [DONE]"
+    last = json.loads(events[-2].removeprefix("data: "))
+    if drain_seconds:
+        assert (whole[0].status_code, last["choices"][0]["finish_reason"]) == (200, "length")
+    else:
+        assert (whole[0].status_code, last["error"]["message"]) == (503, "the server is shutting down")
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("seed", range(4))
-def test_every_client_is_told(engine: Path, chat_target: Path, tmp_path: Path, seed: int) -> None:
-    draw = random.Random(seed)
-    endings: Counter[str] = Counter()
+def test_a_decoder_that_fails_ends_the_server(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor restarts it; what ran out is in the command's error."""
 
-    async def stream(url: str, max_tokens: int) -> None:
-        body = json.dumps(LONG | {"max_tokens": max_tokens}).encode()
-        try:
-            response = await answer(url, post(body, "connection: close"))
-        except ConnectionError:  # no longer accepted
-            response = b""
-        endings[ending(response)] += 1
+    def fail(self: Decoder) -> None:
+        raise MemoryError("26853376 bytes")
 
-    async def signal_during_streams(url: str, child: int, max_tokens: int) -> None:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(NUM_STREAMS):
-                group.create_task(stream(url, max_tokens))
-            await asyncio.sleep(draw.uniform(0, 0.3))
-            os.kill(child, signal.SIGTERM)
+    def client(url: str, stop: Callable[[], None]) -> None:
+        assert httpx.post(f"{url}/v1/completions", json={"prompt": "x"}, timeout=PATIENCE).status_code == 500
+        until(lambda: refuses(url))
 
-    with forking(engine, chat_target) as process:
-        for i in range(NUM_SIGNALS):
-            log = tmp_path / f"{i}.log"
-            process.stdin.write(f"{0 if i % 2 else 60} {log}\n")
-            process.stdin.flush()
-            child = int(process.stdout.readline())
-            until(lambda log=log: log.exists() and "serving " in log.read_text())
-            (url,) = re.findall(r"serving .* on (http://\S+)\n", log.read_text())
-            until(lambda url=url: not refuses(url))
-            asyncio.run(asyncio.wait_for(signal_during_streams(url, child, 2000 if i % 2 else 40), PATIENCE))
-            assert process.stdout.readline() == "0\n", log.read_text()
-            assert "Traceback" not in log.read_text(), log.read_text()
-    assert sum(endings.values()) == NUM_SIGNALS * NUM_STREAMS
-    assert min(endings["whole"], endings["error event"]) > NUM_SIGNALS, endings
-    assert endings["no response"] < NUM_SIGNALS, endings
-
-
-def test_sigterm_lets_answers_end(engine: Path, chat_target: Path, tmp_path: Path) -> None:
-    """Without xgrammar, which processes that compile grammars import for 3 s."""
-    start = ("-c", "import sys; sys.modules['xgrammar'] = None; from dflash_trt.cli import main; main()")
-    with started(engine, chat_target, tmp_path / "log", "--served-model-name", "m", start=start) as process:
-        url = process.await_url()
-        assert process.text.index("loading ") < process.text.index("serving m on ")
-        with httpx.stream(
-            "POST", f"{url}/v1/completions", json=LONG | {"max_tokens": 400}, timeout=PATIENCE
-        ) as response:
-            lines = response.iter_lines()
-            assert next(lines).startswith("data: ")
-            process.popen.send_signal(signal.SIGTERM)
-            events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-        assert events[-1]["choices"][0]["finish_reason"] == "length"
-        assert process.popen.wait(PATIENCE) == 0
-        assert "Traceback" not in process.text
-        assert "leaked" not in process.text
-        assert "POST /v1/completions 200" in process.text
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{url}/health")
+    monkeypatch.setattr(Decoder, "step", fail)
+    with pytest.raises(EngineError, match="the decoder has failed: 26853376 bytes"):
+        serve(client)
 
 
 def test_a_port_in_use_is_said_before_loading(engine: Path, chat_target: Path) -> None:
@@ -155,36 +129,6 @@ def test_a_port_in_use_is_said_before_loading(engine: Path, chat_target: Path) -
     assert result.returncode == 1
     assert result.stderr.startswith(f"error: --port: expected a free port on 127.0.0.1, found {port}: ")
     assert "loading" not in result.stderr
-
-
-def test_what_is_no_engine_is_one_error(chat_target: Path, tmp_path: Path) -> None:
-    result = run("serve", tmp_path, "--target", chat_target, "--port", 0)
-    assert result.returncode == 1
-    assert "error: " in result.stderr
-    assert "Traceback" not in result.stderr
-
-
-@pytest.mark.full
-def test_after_the_drain_every_client_is_told(engine: Path, chat_target: Path, tmp_path: Path) -> None:
-    body, whole = LONG | {"max_tokens": 8000}, list[httpx.Response]()
-    with started(engine, chat_target, tmp_path / "log", "--drain-seconds", 1) as process:
-        url = f"{process.await_url()}/v1/completions"
-        unstreamed = body | {"stream": False}
-        post = threading.Thread(target=lambda: whole.append(httpx.post(url, json=unstreamed, timeout=PATIENCE)))
-        with httpx.stream("POST", url, json=body, timeout=PATIENCE) as response:
-            lines = response.iter_lines()
-            assert next(lines).startswith("data: ")
-            post.start()
-            running = 'vllm:num_requests_running{engine="0",model_name="engine"} 2.0'
-            until(lambda: running in httpx.get(url.replace("v1/completions", "metrics")).text)
-            process.popen.send_signal(signal.SIGTERM)
-            events = [line for line in lines if line]
-        post.join(PATIENCE)
-        assert process.popen.wait(PATIENCE) == 0
-        assert whole[0].status_code == 503
-        assert events[-1] == "data: [DONE]"
-        assert "shutting down" in events[-2]
-        assert "Traceback" not in process.text
 
 
 @pytest.mark.full
@@ -217,6 +161,27 @@ def test_no_grammar_outlives_the_server(engine: Path, chat_target: Path, tmp_pat
         assert process.popen.wait(PATIENCE) == (0 if end == signal.SIGTERM else -end)
         until(lambda: not any(Path(f"/proc/{child}").exists() for child in started_by_it))
         assert "Traceback" not in process.text
+
+
+@pytest.mark.full
+def test_ranks_serve_as_one(engine: Path, chat_target: Path, tmp_path: Path) -> None:
+    """Answers do not change under torchrun; at SIGTERM, which reaches all, rank 0 drains and no rank stays behind."""
+    body = LONG | {"max_tokens": 100, "stream": False}
+
+    def served(*options: object, launcher: Sequence[str] = ()) -> str:
+        start = (*launcher, "-m", "dflash_trt")
+        with started(engine, chat_target, tmp_path / "log", "--draft-length", 7, *options, start=start) as process:
+            answered = httpx.post(f"{process.await_url()}/v1/completions", json=body, timeout=PATIENCE)
+            started_by_it = children(process.popen.pid)
+            process.popen.send_signal(signal.SIGTERM)
+            process.popen.wait(PATIENCE)
+            until(lambda: not any(Path(f"/proc/{child}").exists() for child in started_by_it))
+            assert "error: " not in process.text
+        return str(answered.json()["choices"][0]["text"])
+
+    one = served()
+    assert len(one) > 100
+    assert served("--tp", 2, launcher=("-m", "torch.distributed.run", "--nproc-per-node", "2")) == one
 
 
 @pytest.mark.full
@@ -320,21 +285,3 @@ def test_sigterm_while_loading(engine: Path, chat_target: Path, tmp_path: Path) 
         process.popen.send_signal(signal.SIGTERM)
         assert process.popen.wait(PATIENCE) == 0
         assert "Traceback" not in process.text
-
-
-@pytest.mark.full
-def test_a_decoder_that_fails_ends_the_process(engine: Path, chat_target: Path, tmp_path: Path) -> None:
-    """A supervisor restarts it; what ran out is the last line."""
-    script = (
-        "from dflash_trt.cli import main\n"
-        "from dflash_trt.runtime.decoder import Decoder\n"
-        "def step(self): raise MemoryError('26853376 bytes')\n"
-        "Decoder.step = step\n"
-        "main()\n"
-    )
-    with started(engine, chat_target, tmp_path / "log", start=("-c", script)) as process:
-        url = process.await_url()
-        response = httpx.post(f"{url}/v1/completions", json={"prompt": "x"}, timeout=PATIENCE)
-        assert response.status_code == 500
-        assert process.popen.wait(PATIENCE) == 1
-        assert "the decoder has failed: 26853376 bytes" in process.text

@@ -45,7 +45,7 @@ def count(value: object) -> tuple[int, int]:
     return 1 + sum(items for items, _ in counts), 1 + max((levels for _, levels in counts), default=0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(DOCUMENTS, st.booleans())
 def test_what_is_beyond_a_limit_is_not_made(document: Any, is_ascii: bool) -> None:
     num_items, num_levels = count(document)
@@ -167,7 +167,7 @@ def events(connection: h11.Connection, pieces: list[bytes]) -> list[object]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(15))
 def test_events_are_those_of_h11(seed: int) -> None:
     rng = random.Random(seed)
     sent = b"".join(request(rng) for _ in range(3))

@@ -100,8 +100,8 @@ def steps_of(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ("settings", "stream"), [({"temperature": 0}, True), ({"temperature": 1.5, "seed": 3}, False)], ids=str
 )
 def test_steps_are_the_decoders(live: Live, settings: dict[str, Any], stream: bool) -> None:
-    answer = live.llm.generate(STACK, SamplingParams(max_tokens=60, **settings))[0]
-    body = {"prompt": STACK, "max_tokens": 60, "return_steps": True, **settings}
+    answer = live.llm.generate(STACK, SamplingParams(max_tokens=32, **settings))[0]
+    body = {"prompt": STACK, "max_tokens": 32, "return_steps": True, **settings}
     steps = steps_of(live.events(**body) if stream else [live.complete(**body)])
     assert steps[0] == {"is_prefill": True, "proposals": [], "num_accepted": 0, "tokens": steps[0]["tokens"]}
     passes = steps[1:]
@@ -133,16 +133,12 @@ def test_texts_of_characters_in_pieces(live: Live) -> None:
     assert any(token["text"] == "" for part in read for token in part["tokens"])
 
 
-@pytest.mark.parametrize("length", [0, 3, 7])
-def test_draft_length_caps_the_proposals(live: Live, length: int) -> None:
+def test_draft_length_caps_the_proposals(live: Live) -> None:
     plain = live.complete(prompt=STACK, max_tokens=20, temperature=0)
-    given = live.complete(prompt=STACK, max_tokens=20, temperature=0, draft_length=length, return_steps=True)
+    given = live.complete(prompt=STACK, max_tokens=20, temperature=0, draft_length=3, return_steps=True)
     assert given["choices"][0]["text"] == plain["choices"][0]["text"]
-    assert max(len(step["proposals"]) for step in steps_of([given])) == length
-
-
-def test_nobody_who_does_not_ask_gets_them(live: Live) -> None:
-    assert "steps" not in live.complete(prompt=STACK, max_tokens=4)["choices"][0]
+    assert max(len(step["proposals"]) for step in steps_of([given])) == 3
+    assert "steps" not in plain["choices"][0], "nobody asked for them"
 
 
 HONOURED = {
@@ -272,15 +268,7 @@ def expected(live: Live, prompt: str | list[int] = PROMPT, **settings: Any) -> C
     return live.llm.generate(prompt, SamplingParams(**{"max_tokens": 24, **settings}))[0]
 
 
-@pytest.mark.parametrize(
-    ("settings", "ours"),
-    [
-        pytest.param(settings, ours, marks=() if i == j % 3 else pytest.mark.full)
-        for i, settings in enumerate(SETTINGS)
-        for j, ours in enumerate(OURS)
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("settings", "ours"), list(zip([*SETTINGS, *SETTINGS], OURS, strict=False)), ids=str)
 def test_completion(live: Live, settings: dict[str, Any], ours: dict[str, Any]) -> None:
     answer = expected(live, **settings, **ours)
     given = live.openai().completions.create(model=MODEL, prompt=PROMPT, max_tokens=24, extra_body=ours, **settings)
@@ -291,7 +279,7 @@ def test_completion(live: Live, settings: dict[str, Any], ours: dict[str, Any]) 
     assert choice.stop_reason == answer.stop_reason  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("settings", SETTINGS[:2], ids=str)
 def test_streamed_completion(live: Live, settings: dict[str, Any]) -> None:
     answer = expected(live, **settings)
     stream = live.openai().completions.create(
@@ -324,14 +312,6 @@ def test_chat(live: Live) -> None:
     assert chunks[-1].choices[0].finish_reason == "length"
 
 
-@pytest.mark.full
-def test_chat_without_max_tokens_ends_where_it_must(live: Live) -> None:
-    """Room for it is reserved, and no more than there is."""
-    body = {"messages": [{"role": "user", "content": "x"}], "temperature": 0, "stop": ["("]}
-    given = live.post("/v1/chat/completions", **body).json()
-    assert given["choices"][0]["finish_reason"] in ("stop", "length")
-
-
 def test_stop_text(live: Live) -> None:
     whole = expected(live).text
     stop = whole[6:9]
@@ -358,8 +338,9 @@ def test_logprobs(live: Live, stream: bool) -> None:
 
 def test_several_prompts_and_answers(live: Live) -> None:
     prompts = ["def a(", "import os\n", "class Stack:"]
-    answers = [expected(live, prompt, temperature=1, seed=seed) for prompt in prompts for seed in (5, 6)]
-    body = {"prompt": prompts, "max_tokens": 24, "n": 2, "seed": 5}
+    params = {"temperature": 1, "max_tokens": 8}
+    answers = [expected(live, prompt, seed=seed, **params) for prompt in prompts for seed in (5, 6)]
+    body = {"prompt": prompts, "max_tokens": 8, "n": 2, "seed": 5}
     given = live.complete(**body)
     assert [choice["index"] for choice in given["choices"]] == list(range(6))
     assert [choice["text"] for choice in given["choices"]] == [answer.text for answer in answers]

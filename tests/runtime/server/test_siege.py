@@ -103,19 +103,26 @@ async def documents(number: int, ended: list[int]) -> AsyncGenerator[dict[str, A
         ended.append(1)
 
 
-async def read_slowly(number: int) -> tuple[bool, bytes]:
-    """Whether the documents came to an end before the client read any, and what it got then."""
+async def read_slowly(number: int, *, ticks: int = 0) -> tuple[bool, bytes]:
+    """Whether the documents came to an end before the client read any, and what it got then.
+
+    With `ticks` it reads meanwhile, one document in so many turns of the event loop.
+    """
     ended: list[int] = []
     may_read, sent = asyncio.Event(), b""
 
     async def send(message: Any) -> None:
         nonlocal sent
         await may_read.wait()
+        for _ in range(ticks):
+            await asyncio.sleep(0)
         sent += message.get("body", b"")
 
     async def receive() -> dict[str, str]:
         return await asyncio.get_running_loop().create_future()
 
+    if ticks:
+        may_read.set()
     response = asyncio.create_task(EventStream(documents(number, ended))({"dflash_trt.log_fields": {}}, receive, send))
     for _ in range(10 * number):
         await asyncio.sleep(0)
@@ -136,6 +143,12 @@ def test_a_response_that_nobody_reads(limit: str | None, monkeypatch: pytest.Mon
     assert (b"the client is too slow" in sent) == (limit is not None)
     assert sent.endswith(b"data: [DONE]\n\n")
     assert EventStream._all_unread_bytes == 0
+
+
+def test_what_was_read_counts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the documents are unread when the last one comes: fewer bytes than the limit, as all are more."""
+    monkeypatch.setattr(streaming, "MAX_UNREAD_BYTES", 40_000)
+    assert asyncio.run(read_slowly(50, ticks=2))[1].count(b'"index"') == 50
 
 
 @bounded

@@ -7,8 +7,6 @@ import asyncio
 import json
 import random
 import re
-import signal
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,14 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.llm import LLM
 from tests.runtime.server.live import PATIENCE, Process, started
 
 pytestmark = pytest.mark.full
-NUM_STREAMS = 64
 NUM_MALFORMED = 10_000
-NUM_CHATS = 3000
 NUM_REQUESTS = 5000
 AT_ONCE = 32
 CACHE_KIB = 64 * 1024
@@ -98,25 +92,6 @@ async def many(number: int, work: Callable[[int], Awaitable[None]], at_once: int
             group.create_task(one(i))
 
 
-def test_many_streams_are_those_alone(server: tuple[Process, str], llm: LLM) -> None:
-    _, url = server
-    prompts = [f"def f{i}(self, x{i}):" for i in range(NUM_STREAMS)]
-    params = [SamplingParams(max_tokens=8 + i % 25, temperature=0.8 * (i % 2), seed=i) for i in range(NUM_STREAMS)]
-    alone = [llm.generate(*each)[0] for each in zip(prompts, params, strict=True)]
-
-    async def check(i: int) -> None:
-        body = {"prompt": prompts[i], "max_tokens": 8 + i % 25, "temperature": 0.8 * (i % 2), "seed": i, "stream": True}
-        body["stream_options"] = {"include_usage": True}
-        found = await answer(url, post(json.dumps(body).encode(), "connection: close"))
-        events = [json.loads(event) for event in re.findall(rb"data: (\{.*\})\n", found)]
-        texts = [event["choices"][0]["text"] for event in events if event["choices"]]
-        assert "".join(texts) == alone[i].text
-        assert events[-1]["usage"]["completion_tokens"] == len(alone[i].token_ids)
-
-    asyncio.run(many(NUM_STREAMS, check, at_once=NUM_STREAMS))
-    await_idle(url)
-
-
 def malformed(draw: random.Random) -> bytes:
     """A request that nobody can answer: broken HTTP, broken JSON, wrong types, too much."""
     valid = json.dumps({"prompt": "x", "max_tokens": 2}).encode()
@@ -161,41 +136,6 @@ def test_nonsense_ends_in_a_4xx(server: tuple[Process, str]) -> None:
     await_idle(url)
 
 
-def chat(draw: random.Random) -> Json:
-    """A conversation with values of any type where the template reads them."""
-
-    def value(depth: int = 0) -> Any:
-        leaves: list[Any] = [5, None, True, "x", "", -1.5, [], {}, "\ud83d\ude00", 2**70]
-        if depth == 3 or draw.random() < 0.5:
-            return draw.choice(leaves)
-        keys = draw.sample(["type", "text", "function", "name", "arguments", "id", "content", "strict"], 3)
-        return draw.choice([[value(depth + 1)], {key: value(depth + 1) for key in keys}])
-
-    message = {"role": draw.choice(["user", "assistant", "tool", "system", value()]), "content": "x"}
-    fields = ["content", "tool_calls", "name", "tool_call_id", "reasoning_content", "role"]
-    message |= {field: value() for field in draw.sample(fields, draw.randrange(3))}
-    body: Json = {"messages": [{"role": "user", "content": "x"}, message], "max_tokens": 1}
-    options = ["tools", "tool_choice", "chat_template_kwargs", "reasoning_effort", "response_format", "logprobs"]
-    return body | {field: value() for field in draw.sample(options, draw.randrange(2))}
-
-
-def test_any_chat_is_answered_or_refused(server: tuple[Process, str]) -> None:
-    process, url = server
-    draw = random.Random(13)
-    statuses: Counter[bytes] = Counter()
-
-    async def check(i: int) -> None:
-        body = json.dumps(chat(draw)).encode()
-        found = await answer(url, post(body, "connection: close", path="/v1/chat/completions"))
-        statuses[found[9:12]] += 1
-        assert found[9:12] in (b"200", b"400"), (body, found[:300])
-
-    asyncio.run(many(NUM_CHATS, check))
-    assert min(statuses[b"200"], statuses[b"400"]) > NUM_CHATS / 20, statuses
-    assert "Traceback" not in process.text
-    await_idle(url)
-
-
 def test_clients_that_leave_cost_nothing(server: tuple[Process, str]) -> None:
     process, url = server
     draw = random.Random(11)
@@ -231,17 +171,3 @@ def test_clients_that_leave_cost_nothing(server: tuple[Process, str]) -> None:
         assert found.startswith(b"HTTP/1.1 200 ")
 
     asyncio.run(many(64, fill, at_once=64))
-
-
-def test_it_starts_again_after_kill(engine: Path, chat_target: Path, tmp_path: Path) -> None:
-    body = {"prompt": "def f(", "max_tokens": 8, "temperature": 0}
-    with started(engine, chat_target, tmp_path / "first") as process:
-        url = process.await_url()
-        first = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE).json()["choices"][0]["text"]
-        process.popen.send_signal(signal.SIGKILL)
-        process.popen.wait(PATIENCE)
-    port = url.rpartition(":")[2]
-    with started(engine, chat_target, tmp_path / "second", "--port", port) as process:
-        assert process.await_url() == url
-        again = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE).json()["choices"][0]["text"]
-    assert again == first

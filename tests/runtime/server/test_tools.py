@@ -37,7 +37,7 @@ TOOLS: Any = [
     {"type": "function", "function": {"name": "stop_clock"}},
 ]
 MESSAGES: Any = [{"role": "user", "content": "x"}]
-SETTINGS: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "max_tokens": 300, "seed": 3}
+SETTINGS: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "max_tokens": 120, "seed": 3}
 NAMED = {"type": "function", "function": {"name": "get_time"}}
 
 
@@ -90,22 +90,21 @@ def test_calls_and_content_of_hermes(text: str, content: str, calls: Calls, size
 
 
 def test_pieces_of_hermes_change_nothing() -> None:
-    """2,000 texts made of what matters in them."""
+    """500 texts made of what matters in them."""
     words = ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": {', CALL, '"a": ', '"', "\\", "}", "]", "["]
     words += ["\n", " ", "x", "<", '{"name": ', '{"arguments": {}, "name": "g"}', "</tool", "é"]
     picked = random.Random(0)
-    for _ in range(2000):
+    for _ in range(500):
         text = "".join(picked.choices(words, k=picked.randint(1, 16)))
         assert parse_hermes(cut(text, 1)) == parse_hermes(cut(text, picked.randint(2, 9))) == parse_hermes([text]), text
 
 
 CASES = [
     pytest.param("required", {"max_tokens": 100}, id="required"),
-    pytest.param(NAMED, {"max_tokens": 100, "stop": ["precise"]}, id="stopped", marks=pytest.mark.full),
     *(
         pytest.param(choice, limits, id=f"{choice}, {limits}", marks=pytest.mark.full)
         for choice in ("required", NAMED)
-        for limits in ({"max_tokens": 60}, {}, {"stop": ["precise"]}, {"stop": ["</tool_call>"]})
+        for limits in ({"max_tokens": 300}, {"stop": ["precise"]}, {"stop": ["</tool_call>"]})
     ),
 ]
 
@@ -228,12 +227,12 @@ def test_arguments_come_as_they_are_written(tokenizer: PreTrainedTokenizerBase) 
 
 
 def test_pieces_change_nothing(tokenizer: PreTrainedTokenizerBase) -> None:
-    """300 answers of control tokens, headers and random tokens in any order."""
+    """100 answers of control tokens, headers and random tokens in any order."""
     control: list[int] = tokenizer.convert_tokens_to_ids(HARMONY)
     texts = ["<|channel|>commentary to=functions.f json<|message|>", "<|channel|>analysis<|message|>", *HARMONY]
     parts: list[list[int]] = [tokenizer(text)["input_ids"] for text in texts]
     picked = random.Random(1)
-    for _ in range(300):
+    for _ in range(100):
         noise = [[picked.randrange(min(control)) for _ in range(picked.randint(1, 12))] for _ in range(8)]
         ids = [token for part in picked.choices(parts + noise, k=picked.randint(1, 6)) for token in part]
         assert len({str(parse(tokenizer, ids, size, has_tools=True)) for size in (1, 2, 5, 1000)}) == 1, ids

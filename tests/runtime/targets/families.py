@@ -49,11 +49,6 @@ GEMMA_4: dict[str, Any] = {
     "hidden_size_per_layer_input": 0,
 }
 PER_LAYER_EMBEDDINGS = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB_SIZE}
-KIMI_LINEAR = {
-    **{"layer_types": ["linear_attention", "full_attention"] * 2, "moe_intermediate_size": 16},
-    **{"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 12, "num_key_value_heads": 4},
-    **{"linear_head_dim": 8, "linear_num_heads": 4, "num_local_experts": 4, "num_experts_per_tok": 2},
-}
 
 PACKED: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("deepseek_v3", MLA | ROUTED),
@@ -110,7 +105,7 @@ class Turn:
     released: list[int]
 
 
-def random_history(seed: int, num_turns: int = 12, longest: int = 13, *, vocab_size: int = VOCAB_SIZE) -> list[Turn]:
+def random_history(seed: int, num_turns: int = 5, longest: int = 13, *, vocab_size: int = VOCAB_SIZE) -> list[Turn]:
     """Ragged segments in any order of slots, now and then equally long ones of neighbours in order."""
     rng = random.Random(seed)
     turns = []

@@ -17,14 +17,15 @@ from transformers import PreTrainedModel
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.runtime.cpu.accelerate import accelerate
-from dflash_trt.runtime.session import Session, open_session, run
+from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.ranks.sharding import sharding
+from dflash_trt.runtime.session import Session, run
 from dflash_trt.runtime.targets.huggingface import load_model, make_target
 from dflash_trt.runtime.targets.packed_target import PackedTarget, agrees
-from dflash_trt.runtime.targets.runnable import sharding
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
 from dflash_trt.runtime.targets.target import Segment, Verified
 from tests.decoding import greedy, open_without_tokenizer
-from tests.engines import build
+from tests.engines import build, trained_engine
 from tests.fixtures_data import PAIRS, prompts
 from tests.oracle.transformers_dflash import plain_greedy
 from tests.paths import FIXTURES, REPOSITORY
@@ -113,11 +114,10 @@ def test_any_history(name: str, lengths: Sequence[int], dtype: str) -> None:
 @needs_bf16
 @pytest.mark.parametrize(("count", "tokens"), [(3, 20), pytest.param(32, 96, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", PAIRS)
-def test_drafted_equals_plain(name: str, count: int, tokens: int, tmp_path: Path) -> None:
+def test_drafted_equals_plain(name: str, count: int, tokens: int) -> None:
     """Drafted, several at once, and plain, one at a time."""
-    build(FIXTURES / f"{name}-dflash", tmp_path / "engine", FIXTURES / name)
     options = RuntimeOptions(max_batch_size=8, dtype="bfloat16")
-    session = open_session(tmp_path / "engine", str(FIXTURES / name), options)
+    session = open_session(trained_engine(name), str(FIXTURES / name), options)
     asked = [session.request(prompt, greedy(tokens)) for prompt in prompts(session)[:count]]
     for request, answer in zip(asked, run(session.decoder(), asked), strict=True):
         assert answer.token_ids == session.generate_plain(request.prompt_ids, greedy(tokens)).token_ids
@@ -177,16 +177,6 @@ def test_a_family(name: str, engine: Path, tmp_path: Path) -> None:
     )
     check_plain(workload)
     check_drafted(workload, seed=0, at_once=True, num_slots=NUM_REQUESTS)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", FAMILIES)
-def test_requests_of_a_family_that_come_at_any_time(name: str, engine: Path, tmp_path: Path) -> None:
-    oracle = write_family(tmp_path, name)
-    session = open_without_tokenizer(engine, tmp_path, num_slots=NUM_REQUESTS)
-    lengths = (1, 2, 3, 5, 7, 8, 13, 21, 34, 50, 90, 17)
-    workload = Workload(session=session, oracle=oracle, jobs=jobs(oracle, lengths=lengths, max_tokens=20))
-    check_drafted(workload, seed=1, at_once=False, num_slots=NUM_REQUESTS)
 
 
 @pytest.mark.full

@@ -19,8 +19,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dflash_trt.checkpoint.quantization import BLOCK, INT4_BLOCK
 from dflash_trt.engine.graph.draft_graph import ATTENTION
+from dflash_trt.engine.graph.layers import leave_out_padding
 from dflash_trt.engine.graph.onnx_builder import COMPUTE, OPSET, TRT_DOMAIN, prune
-from dflash_trt.engine.graph.padded_rows import leave_out_padding
 from dflash_trt.errors import EngineError
 from dflash_trt.files.read import read_text
 

@@ -16,7 +16,7 @@ from onnx import helper
 from torch import Tensor
 
 from dflash_trt.engine.graph.draft_graph import ATTENTION
-from dflash_trt.engine.graph.padded_rows import leave_out_padding
+from dflash_trt.engine.graph.layers import leave_out_padding
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.drafter.torch.attention_node import attention_call
 from dflash_trt.runtime.drafter.torch.calls import Call, fused

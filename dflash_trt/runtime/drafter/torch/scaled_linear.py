@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dflash_trt.checkpoint.quantization import BLOCK
 from dflash_trt.engine.graph.draft_graph import ATTENTION
-from dflash_trt.engine.plans.plan_gpus import LOWEST_SM
+from dflash_trt.engine.plans.machine import LOWEST_SM
 from dflash_trt.runtime.drafter.torch.calls import Call
 from dflash_trt.runtime.drafter.torch.graph_program import Node, OnnxGraph, Pattern, packed_name
 from dflash_trt.runtime.drafter.torch.operators import fp4_scales, fp4_values

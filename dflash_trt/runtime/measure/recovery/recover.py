@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from dflash_trt import __version__
+from dflash_trt.api.runtime_options import choose_device
 from dflash_trt.checkpoint.convert_dialect import WRITTEN, copy_other_files
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
@@ -39,7 +40,6 @@ from dflash_trt.runtime.measure.recovery.training import (
     save_state,
     state_file,
 )
-from dflash_trt.runtime.session import choose_device
 
 SAVE_EVERY = 100
 """Steps between two states on disk."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from dflash_trt.api.runtime_options import choose_device
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.safetensors_writer import PRODUCER
 from dflash_trt.checkpoint.source import checkpoint_label
@@ -41,7 +42,6 @@ from dflash_trt.runtime.measure.search.search import (
     search,
 )
 from dflash_trt.runtime.measure.statistics import loss_text
-from dflash_trt.runtime.session import choose_device
 
 MARK = "# dflash-trt search"
 """First line of a searched recipe."""

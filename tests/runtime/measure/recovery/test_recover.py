@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +23,7 @@ from dflash_trt.runtime.measure.recovery.recover import recover_checkpoint
 from dflash_trt.runtime.measure.recovery.settings import Settings
 from dflash_trt.runtime.measure.recovery.training import Progress, state_file
 from tests.cli.commands import run_here
-from tests.paths import FIXTURES, REPOSITORY
+from tests.paths import FIXTURES
 from tests.pretend_device import PretendDevice
 from tests.quantize.samples import arrays, convert, unpacked_fp8, unpacked_int4, unpacked_nvfp4
 from tests.runtime.measure.feature_samples import capture
@@ -185,30 +182,6 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
     assert (gpu.calls > 10_000) == (device == "cuda")
     assert digests(output) == digests(recovered)
     assert not state_file(output).exists()
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from tests.runtime.measure.recovery.test_recover import recover
-
-def on_step(progress):
-    if progress.step == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-recover(Path(sys.argv[1]), Path(sys.argv[2]), save_every=2, on_step=on_step)
-"""
-
-
-@pytest.mark.full
-def test_a_killed_run_goes_on_to_the_same_bytes(recovered: Path, tmp_path: Path, features: dict[str, Path]) -> None:
-    output = tmp_path / "q"
-    arguments = [sys.executable, "-c", KILLED, str(features["tiny-gpt-oss"]), str(output)]
-    assert subprocess.run(arguments, check=False, cwd=REPOSITORY).returncode == -signal.SIGKILL
-    assert not output.exists()
-    recover(features["tiny-gpt-oss"], output)
-    assert digests(output) == digests(recovered)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["q"]
 
 
 @pytest.mark.full

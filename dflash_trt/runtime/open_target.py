@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens the target of a command, on one process or on ranks that share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
+from dflash_trt.runtime.cpu.accelerate import accelerate
+from dflash_trt.runtime.ranks.roles import Follower, Leader
+from dflash_trt.runtime.ranks.sharded_target import ShardedTarget, follow
+from dflash_trt.runtime.ranks.sharding import sharding, target_facts
+from dflash_trt.runtime.targets.huggingface import load_model, make_target
+from dflash_trt.runtime.targets.runnable import target_dtype
+from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
+
+
+def prepare_target(
+    checkpoint: TargetCheckpoint,
+    target_layer_ids: Sequence[int],
+    num_slots: int,
+    ranks: Leader | Follower,
+    *,
+    dtype: str,
+    device: str,
+    tap_hidden_size: int | None = None,
+) -> Callable[[], HuggingFaceTarget]:
+    """Checks what needs no weights; what it returns loads the target for `num_slots` sequences on "cpu" or "cuda".
+
+    Of many `ranks` only rank 0 comes back from here, where all facts agree: the others load their shards, do what it
+    does with its own until it has finished, and then leave `join`. Raises what `target_dtype`, `sharding` and
+    `verify_same_facts` raise, and the function CheckpointError for what only loading shows.
+    """
+    target_dtype(dtype, checkpoint.directory, checkpoint.weights)
+    options: dict[str, Any] = {"device": device}
+    if ranks.size > 1:
+        asked = {"target_layer_ids": target_layer_ids, "requests at once": num_slots, "dtype": dtype, "device": device}
+        ranks.verify_same_facts(target_facts(checkpoint) | {name: str(value) for name, value in asked.items()})
+        options |= {"distributed_config": sharding(checkpoint.directory, ranks.size), "num_ranks": ranks.size}
+
+    def load() -> HuggingFaceTarget:
+        model = load_model(checkpoint.directory, checkpoint.spec, target_layer_ids, dtype=dtype, **options)
+        return make_target(model, target_layer_ids, num_slots, accelerate, tap_hidden_size=tap_hidden_size)
+
+    if isinstance(ranks, Follower):
+        follow(ranks, load())
+    return load if ranks.size == 1 else lambda: ShardedTarget(load(), ranks)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A backend for many clients, as a server and a Dynamo worker need it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Protocol
+
+from dflash_trt.api.backend import Backend, Chunk, DecoderMetrics, Prompt
+from dflash_trt.api.sampling_params import Grammar, SamplingParams
+from dflash_trt.errors import RequestError
+from dflash_trt.runtime.kvcache.slots import PageWatcher
+
+MIN_LENGTH = 2
+"""Fewest tokens of a request: one of the prompt, one of the answer."""
+
+
+class Grammars(Protocol):
+    """Compiled grammars over the target's vocabulary, kept for the requests that use them."""
+
+    @property
+    def vocabulary(self) -> str:
+        """The vocabulary, serialised for a process that compiles."""
+
+    def known(self, grammar: Grammar) -> Any:
+        """The compiled grammar, if it is in use or was used lately; else None."""
+
+    def add(self, grammar: Grammar, serialized: str) -> Any:
+        """Keeps a grammar that another process compiled."""
+
+
+class ServedBackend(Backend, Protocol):
+    """A backend for many clients, as a server needs it: it also says how much it takes, and whether it still runs.
+
+    Only the embedded runtime can: TensorRT-LLM's executor has a server of its own.
+    """
+
+    def metrics(self) -> DecoderMetrics:
+        """Current load, and totals since the start."""
+
+    @property
+    def max_batch_size(self) -> int:
+        """Most requests that run at once."""
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens of a prompt and its answer together."""
+
+    @property
+    def unscaled_length(self) -> int | None:
+        """Tokens up to which the draft's RoPE is not scaled; None where it never is."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it takes requests: not after `close`, nor after a failure."""
+
+    @property
+    def error(self) -> Exception | None:
+        """The failure that ended it; None if it runs, or was closed."""
+
+    @property
+    def grammars(self) -> Grammars:
+        """Compiled grammars, with which a request starts at once; RequestError where the target cannot have any."""
+
+
+class RoutedBackend(ServedBackend, Protocol):
+    """A served backend behind a router, which sends a prompt to the worker whose caches hold its beginning."""
+
+    @property
+    def num_cache_tokens(self) -> int:
+        """Tokens that fit in the caches."""
+
+    def watch_shared_pages(self, watcher: PageWatcher) -> None:
+        """Calls `watcher`, on the decoder's thread, whenever a page becomes shared or stops being so."""
+
+    def start(self, prompt: Prompt, params: SamplingParams) -> tuple[Callable[[], None], AsyncGenerator[Chunk, None]]:
+        """Submits a request: what cancels it, and its chunks, which end with the last one even if it is cancelled."""
+
+
+def check_room(backend: ServedBackend) -> None:
+    """Raises RequestError where the caches hold less than the shortest request."""
+    if backend.max_length < MIN_LENGTH:
+        raise RequestError(
+            f"cache_gib: expected room for at least {MIN_LENGTH} tokens, found {backend.max_length}",
+            hint="give the caches more with --cache-gib",
+        )
