@@ -61,8 +61,9 @@ def serve(engine: Path, chat_target: Path, monkeypatch: pytest.MonkeyPatch) -> I
                 url = said[-1].rpartition(" ")[2]
                 until(lambda: not refuses(url))
                 client(url, stop)
-            finally:
+            except BaseException:
                 stop()
+                raise
 
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(ask)
