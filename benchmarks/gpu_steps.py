@@ -174,9 +174,11 @@ def torch_pass(
     size, rate = (engine / "model.safetensors").stat().st_size, copy_rate(device)
     click.echo(
         f"{layers} layers, {recipe}: {time.monotonic() - begin:.0f} s in all; weights {size / 1e6:.0f} MB,"
-        f" {1e6 * size / rate:.0f} us at a copy's {rate / 1e9:.0f} GB/s{_launches(executor)};"
+        f" {1e6 * size / rate:.0f} us at a copy's {rate / 1e9:.0f} GB/s;"
         f" aim for one behind 512 rows on an H100: {AIMS.get(recipe, 'none')} us"
     )
+    if device == "cuda" and isinstance(executor, TorchExecutor):
+        click.echo("launches of one block: {}, of the fewest context rows: {}".format(*_launches(executor)))
 
 
 def passes(executor: Executor, manifest: Manifest, batches: Sequence[int], contexts: Sequence[int]) -> None:
@@ -197,10 +199,8 @@ def passes(executor: Executor, manifest: Manifest, batches: Sequence[int], conte
     click.echo(f"context of {spec.block_size} rows: {1e6 * seconds:.0f} us")
 
 
-def _launches(executor: Executor) -> str:
-    """What the graphs of one block and of the fewest context rows launch: kernels, copies and fills."""
-    if executor.device.type == "cpu" or not isinstance(executor, TorchExecutor):
-        return ""
+def _launches(executor: TorchExecutor) -> list[int]:
+    """Kernels, copies and fills of the smallest draft graph and of the smallest context graph."""
     counts, driver = [], ctypes.CDLL(machine.DRIVER)
     for graph in (executor._draft, executor._context):
         assert isinstance(graph, RecordedGraph)
@@ -208,7 +208,7 @@ def _launches(executor: Executor) -> str:
         assert isinstance(call, partial)
         driver.cuGraphGetNodes(ctypes.c_void_p(call.args[0].raw_cuda_graph()), None, ctypes.byref(count))
         counts.append(count.value)
-    return "; launches of a block: {}, of context rows: {}".format(*counts)
+    return counts
 
 
 def _random_engine(recipe: str, engine: Path, shape: str, layers: int) -> Manifest:
