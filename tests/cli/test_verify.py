@@ -261,7 +261,10 @@ def test_the_figures_are_those_of_decoding(
         replay(engines / "damaged", labelled, "--reference", engines / "engine", "--max-tau-loss", "3e-2", "--json")
     found = replayed(capsys)
     lines = [json.loads(line) for line in (FIXTURES / "prompts.jsonl").read_text().splitlines()[:3]]
-    prompts = [TokenPrompt(name=line["id"], token_ids=sessions[REPLAYED].encode(line["prompt"])) for line in lines]
+    prompts = [
+        TokenPrompt(name=line["id"], token_ids=sessions[REPLAYED].tokenizer(line["prompt"])["input_ids"])
+        for line in lines
+    ]
     live = Verification(sessions[REPLAYED]).run(prompts, 40).engine
     reference = found["reference"]
     assert (reference["tau"], reference["steps"]) == (live.tau, live.steps)
