@@ -27,7 +27,8 @@ from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
 from tests.engines import build  # noqa: E402
 from tests.paths import FIXTURES  # noqa: E402
-from tests.runtime.dynamo.cluster import PATIENCE, Cluster, cluster  # noqa: E402
+from tests.runtime.dynamo.cluster import Cluster, cluster  # noqa: E402
+from tests.waiting import PATIENCE  # noqa: E402
 
 COUNTS = (1, 2, 4)
 

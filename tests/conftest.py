@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.session import Session
@@ -30,6 +31,9 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup; tests hang up on
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 gc.disable()  # modules and tests are made to stay
+slow = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+settings.register_profile("busy", deadline=None, suppress_health_check=slow)  # no example fails by the clock
+settings.load_profile("busy")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
@@ -29,7 +29,7 @@ KEYS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15)
 @given(section=st.sampled_from(SECTIONS), key=st.sampled_from(KEYS), value=VALUES)
 def test_any_value(section: str, key: str, value: object, draft_dir: Path, target_dir: Path) -> None:
     for directory, read in ((draft_dir, read_draft), (target_dir, read_target)):

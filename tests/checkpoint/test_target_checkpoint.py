@@ -102,7 +102,7 @@ PUBLISHED: list[tuple[dict[str, object], int]] = [
 ]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(published=st.sampled_from(PUBLISHED), value=VALUES, data=st.data())
 def test_any_value_is_counted_or_refused(published: tuple[dict[str, object], int], value: object, data: Any) -> None:
     facts, num_layers = published

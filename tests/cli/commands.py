@@ -13,6 +13,7 @@ from unittest.mock import patch
 import click
 
 from dflash_trt.cli import _run, cli, output
+from tests.waiting import PATIENCE
 
 
 def run(*arguments: object, stdin: bytes | TextIO = b"") -> subprocess.CompletedProcess[str]:
@@ -39,7 +40,7 @@ def run_process(*arguments: object, script: str | None = None, **environment: st
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
 

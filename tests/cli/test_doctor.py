@@ -28,6 +28,7 @@ from tests.engines import build
 from tests.observe.diagnosis.samples import group
 from tests.observe.endpoints.canned import canned
 from tests.paths import FIXTURES, REPOSITORY
+from tests.waiting import PATIENCE
 
 MPIEXEC = Path(sys.prefix) / "bin" / "mpiexec"
 
@@ -47,7 +48,7 @@ def doctor(*groups: tuple[int, Path]) -> subprocess.CompletedProcess[str]:
     for count, engine in groups:
         words += [":", "-n", str(count), sys.executable, "-m", "dflash_trt", "doctor", "--ranks", str(engine), "--json"]
     command = [str(MPIEXEC), *words[1:]]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=180, check=False)
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 @pytest.mark.full

@@ -26,6 +26,7 @@ from tests.cli.commands import run, run_here
 from tests.engines import trained_engine
 from tests.fixtures_data import without_template
 from tests.paths import FIXTURES, REPOSITORY
+from tests.waiting import PATIENCE
 
 TARGET = FIXTURES / "tiny-qwen3"
 PROMPTS = [[5, 6, 7, 8, 9, 10], [20, 21]]
@@ -308,7 +309,7 @@ SCRIPTS = f"{sys.prefix}/bin"
 def answers(command: list[str], *options: str) -> list[dict[str, Any]]:
     pair = (str(trained_engine("tiny-gpt-oss")), "--target", str(FIXTURES / "tiny-gpt-oss"))
     arguments = [*command, "generate", *pair, "--max-tokens", "24", "--json", *options]
-    result = subprocess.run(arguments, cwd=REPOSITORY, capture_output=True, text=True, timeout=180, check=False)
+    result = subprocess.run(arguments, cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)["requests"]  # type: ignore[no-any-return]
 

@@ -315,7 +315,7 @@ def test_temperature_0_and_top_k_1_are_the_argmax(seed: int, vocab: int, ties: b
         assert verify(logits, best[:2], Params(top_k=1, seed=seed)) == best
 
 
-@examples(max_examples=30, deadline=None)
+@examples(max_examples=30)
 @given(st.data())
 def test_the_output_does_not_depend_on_the_proposals(data: st.DataObject) -> None:
     """A target whose logits are a function of everything before, decoded plainly and in blocks."""

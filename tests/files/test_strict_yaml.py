@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_trt.errors import ConfigError
@@ -158,7 +158,7 @@ def load_or_refuse(tmp_path: Path, text: str) -> Outer | str:
         return error.message
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=40)
 @given(document=DOCUMENTS | KEYED)
 def test_anything_is_read_or_refused_by_name(tmp_path: Path, document: object) -> None:
     """Every document is either an Outer with exactly its values, or one ConfigError that names the file."""
@@ -171,7 +171,7 @@ def test_anything_is_read_or_refused_by_name(tmp_path: Path, document: object) -
     assert (loaded.name, loaded.count) == (document["name"], document["count"])
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=30)
 @given(text=st.text() | st.text(alphabet="{}[]:,-&*!|>'\"\n #ab1"))
 def test_any_text_is_read_or_refused(tmp_path: Path, text: str) -> None:
     loaded = load_or_refuse(tmp_path, text)

@@ -2,7 +2,6 @@
 """What the tests of the Python API share; no wait is unbounded."""
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -10,12 +9,11 @@ from typing import TypeVar
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.llm import LLM
 from tests.paths import FIXTURES
+from tests.waiting import PATIENCE, until
 
 PROMPTS = ["def parse_args(argv):", "import os\n", "class Stack:\n    def push(self, x):", "# sort a list\n"]
 LONG = SamplingParams(max_tokens=2000, ignore_eos=True)
 """About a second of work, so that it still runs when a test looks."""
-PATIENCE = 60.0
-"""Seconds after which a test fails as hanging."""
 T = TypeVar("T")
 
 
@@ -49,17 +47,11 @@ def within(call: Callable[[], T], seconds: float = PATIENCE) -> T:
 
 def await_idle(llm: LLM) -> None:
     """Waits until all slots and tokens are free."""
-    deadline = time.monotonic() + PATIENCE
-    while (metrics := llm.metrics()).running or metrics.waiting:
-        assert time.monotonic() < deadline, f"still at work: {metrics}"
-        time.sleep(0.005)
+    until(lambda: not (llm.metrics().running or llm.metrics().waiting), llm.metrics)
     slots = llm.backend._decoder.slots
     assert (slots.free_slots, slots.free_tokens) == (slots.num_slots, slots.num_tokens)
 
 
 def await_running(llm: LLM, number: int = 1, *, waiting: int = 0) -> None:
     """Waits until `number` requests run and `waiting` more are queued."""
-    deadline = time.monotonic() + PATIENCE
-    while (metrics := llm.metrics()).running < number or metrics.waiting < waiting:
-        assert time.monotonic() < deadline, "nothing runs"
-        time.sleep(0.002)
+    until(lambda: llm.metrics().running >= number and llm.metrics().waiting >= waiting, llm.metrics)

@@ -14,7 +14,8 @@ from dflash_trt.api.completion import Completion, FinishReason
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.llm import LLM, Chunk
-from tests.llm.serving import LONG, PATIENCE, PROMPTS, await_idle, await_running, greedy, within
+from tests.llm.serving import LONG, PROMPTS, await_idle, await_running, greedy, within
+from tests.waiting import PATIENCE
 
 
 def check_stream(chunks: list[Chunk], whole: Completion) -> None:

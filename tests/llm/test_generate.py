@@ -15,9 +15,10 @@ from dflash_trt.api.sampling_params import Grammar, SamplingParams
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
 from tests.decoding import text_of
-from tests.llm.serving import PATIENCE, PROMPTS, greedy, open_llm, within
+from tests.llm.serving import PROMPTS, greedy, open_llm, within
 from tests.oracle.transformers_dflash import load_target
 from tests.paths import FIXTURES
+from tests.waiting import PATIENCE
 
 USER = [{"role": "user", "content": "def f("}]
 
@@ -243,7 +244,8 @@ def test_min_tokens_are_transformers_min_new_tokens(llm: LLM, ended: list[int]) 
     stop_ids = sorted(llm.backend.session.stop_ids)
     model, prompt = load_target(FIXTURES / "tiny-qwen3"), llm.backend.encode_chat(CHAT)
     for least in (len(ended) - 1, len(ended), 60):
-        answer = within(lambda n=least: llm.generate([prompt], SamplingParams(max_tokens=60, min_tokens=n))[0])
+        params = SamplingParams(max_tokens=60, min_tokens=least, draft_length=7)
+        answer = within(lambda params=params: llm.generate([prompt], params)[0])
         output = model.generate(
             torch.tensor([prompt]), max_new_tokens=60, min_new_tokens=least, do_sample=False,
             eos_token_id=stop_ids, pad_token_id=0,

@@ -23,6 +23,7 @@ from dflash_trt.engine.plans import tensorrt_api as plugin
 from dflash_trt.engine.plans.tensorrt_api import installed_library, plugin_library
 from dflash_trt.errors import MissingDependencyError
 from tests.paths import REPOSITORY
+from tests.waiting import PATIENCE
 
 
 def symbols(library: Path | str, option: str) -> set[str]:
@@ -110,7 +111,7 @@ def in_tensorrt(body: str) -> subprocess.CompletedProcess[str]:
     pytest.importorskip("tensorrt_lean_bindings", reason=NO_LEAN)
     program = f"{PROGRAM}\n{body}\nmain()\nprint('unloaded')\n"
     command = [sys.executable, "-c", program, str(installed_library())]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert result.returncode == 0, result.stderr
     assert result.stdout.endswith("unloaded\n")
     return result

@@ -83,7 +83,7 @@ def stream(
 
 
 @given(ID_LISTS, st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @example(TOKENIZER(PROSE)["input_ids"], 1)
 @example([160, 161, 162], 1)
 def test_the_whole_text_is_the_tokenizers(token_ids: list[int], take_every: int) -> None:
@@ -95,7 +95,7 @@ def test_the_whole_text_is_the_tokenizers(token_ids: list[int], take_every: int)
 
 @pytest.mark.parametrize("name", OTHER_TOKENIZERS)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_whole_text_is_that_of_other_tokenizers_too(name: str, data: st.DataObject) -> None:
     tokenizer = OTHER_TOKENIZERS[name]
     token_ids = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=20))
@@ -152,7 +152,7 @@ def texts_with_stops(draw: st.DrawFn) -> tuple[list[int], list[str]]:
 
 
 @given(texts_with_stops(), st.integers(1, 4))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_stop_texts_cut_exactly(case: tuple[list[int], list[str]], take_every: int) -> None:
     token_ids, stop = case
     text, pieces, used = stream(token_ids, stop, take_every=take_every)
@@ -164,7 +164,7 @@ def test_stop_texts_cut_exactly(case: tuple[list[int], list[str]], take_every: i
 
 
 @given(texts_with_stops())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_nothing_taken_begins_a_stop_text(case: tuple[list[int], list[str]]) -> None:
     """At no time before the end has anybody seen the beginning of what may become a stop text."""
     token_ids, stop = case

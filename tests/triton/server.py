@@ -19,11 +19,11 @@ import socket
 import subprocess
 import sys
 import sysconfig
-import time
 import urllib.error
 import urllib.request
 import venv
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -35,6 +35,7 @@ import tritonclient.grpc as triton
 from dflash_trt.triton.repository import server_command
 from dflash_trt.triton.service import INPUTS
 from tests.paths import REPOSITORY
+from tests.waiting import PATIENCE, until
 
 TYPES = {
     "STRING": ("BYTES", np.object_), "BOOL": ("BOOL", np.bool_), "INT32": ("INT32", np.int32),
@@ -105,7 +106,6 @@ BESIDE = (
     f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
 )
 MPI_LIBRARY = Path(sys.prefix) / "lib" / "libmpi.so.12"  # the mpich package's; mpi4py looks beside its Python
-INSTALL_SECONDS = 300
 
 
 class Environment:
@@ -150,7 +150,7 @@ def _install(directory: Path) -> None:
         pip = [sys.executable, "-m", "pip", "--python", str(temporary / "bin" / "python")]
         options = ["--quiet", "--no-deps", "--disable-pip-version-check", "--retries", "1", "--only-binary", ":all:"]
         installed = subprocess.run(
-            [*pip, "install", *options, *PACKAGES], capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
+            [*pip, "install", *options, *PACKAGES], capture_output=True, text=True, timeout=PATIENCE, check=False
         )
         if installed.returncode:
             pytest.skip(f"tritonserver: pip cannot install {PACKAGES[0]}: {installed.stderr.strip()[-200:]}")
@@ -169,8 +169,6 @@ def _install(directory: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-PATIENCE = 60.0
-"""Seconds after which something hangs."""
 LOOPBACK = "127.0.0.1"
 Json = dict[str, Any]
 
@@ -204,14 +202,18 @@ class Server:
 
     def await_ready(self) -> None:
         """Wait for the health check to succeed."""
-        deadline = time.monotonic() + PATIENCE
-        while self.process.poll() is None and time.monotonic() < deadline:
-            try:
+
+        def is_ready() -> bool:
+            assert self.process.poll() is None, said()
+            with suppress(OSError):
                 self.get("/v2/health/ready")
-                return
-            except OSError:
-                time.sleep(0.1)
-        raise AssertionError(f"not ready:\n{self.log.read_text(errors='replace')[-4000:]}")
+                return True
+            return False
+
+        def said() -> str:
+            return f"not ready:\n{self.log.read_text(errors='replace')[-4000:]}"
+
+        until(is_ready, said)
 
     def stop(self) -> None:
         self.process.terminate()
@@ -252,10 +254,7 @@ class Server:
         return float(found[1])
 
     def await_reading(self, name: str, value: float) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while self.reading(name) != value:
-            assert time.monotonic() < deadline, f"{name}: expected {value}, found {self.reading(name)}"
-            time.sleep(0.05)
+        until(lambda: self.reading(name) == value, lambda: f"{name}: expected {value}, found {self.reading(name)}")
 
     def model_process(self) -> int:
         """The Python backend's process: the server's child that is called a stub."""

@@ -35,7 +35,8 @@ from dflash_trt.trtllm.registration import check_start
 from tests.cli.commands import run_here
 from tests.paths import REPOSITORY
 from tests.triton.conftest import TARGET
-from tests.triton.server import LOOPBACK, PATIENCE, GrpcClient, RefusedError, Server
+from tests.triton.server import LOOPBACK, GrpcClient, RefusedError, Server
+from tests.waiting import PATIENCE
 
 TEXT_INPUT = np.array([b"Gr\xc3\xbc\xc3\x9fe"], dtype=np.object_)
 
@@ -152,8 +153,8 @@ def test_spawned_ranks_import_the_drafters_registration(monkeypatch: pytest.Monk
     assert registered == [True]
 
 
-SLEEP = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+SLEEP = [sys.executable, "-c", "import time; print(flush=True); time.sleep(3600)"]
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(3600)"
 
 
 def start(command: list[str]) -> subprocess.Popen[bytes]:
@@ -173,8 +174,8 @@ def test_a_dead_model_ends_its_server(server_command: list[str], expected: int) 
     model, server = start(SLEEP), start(server_command)
     watchdog = watchdog_of(model, server)
     model.kill()
-    assert server.wait(30) == expected
-    assert watchdog.wait(30) == 0
+    assert server.wait(PATIENCE) == expected
+    assert watchdog.wait(PATIENCE) == 0
     assert f"model process {model.pid} has died; terminating server {server.pid}" in watchdog.stderr.read().decode()
 
 
@@ -184,8 +185,8 @@ def test_a_dead_server_ends_its_model() -> None:
     model, server = start(SLEEP), start(SLEEP)
     watchdog = watchdog_of(model, server)
     server.kill()
-    assert model.wait(30) == -signal.SIGTERM
-    assert watchdog.wait(30) == 0
+    assert model.wait(PATIENCE) == -signal.SIGTERM
+    assert watchdog.wait(PATIENCE) == 0
     assert f"server {server.pid} has died; terminating model process {model.pid}" in watchdog.stderr.read().decode()
 
 
@@ -197,7 +198,7 @@ def test_an_orderly_end_of_both_is_none_of_its_business(first: int) -> None:
     for process in (processes[first], processes[1 - first]):
         process.kill()
     watchdog.send_signal(signal.SIGCONT)
-    assert watchdog.wait(30) == 0
+    assert watchdog.wait(PATIENCE) == 0
     assert watchdog.stderr.read() == b""
 
 

@@ -25,8 +25,8 @@ import tritonclient.grpc as triton
 
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.llm import LLM
-from dflash_trt.triton.watchdog import GRACE_SECONDS
-from tests.triton.server import LOOPBACK, PATIENCE, GrpcClient, RefusedError, Server, environment, tensor
+from tests.triton.server import LOOPBACK, GrpcClient, RefusedError, Server, environment, tensor
+from tests.waiting import PATIENCE
 
 GOOD = {"text_input": "import os\n", "sampling_param_max_tokens": 8}
 Inputs = list[triton.InferInput]
@@ -174,12 +174,10 @@ def test_killed_in_mid_stream(repository: Path, tmp_path: Path) -> None:
             for _ in range(8):
                 assert has_begun.acquire(timeout=PATIENCE)
             os.kill(server.model_process(), signal.SIGKILL)
-            killed = time.monotonic()
             errors = [client.exception(PATIENCE) for client in clients]
         assert isinstance(errors[0], (http.client.IncompleteRead, ConnectionError)), errors
         assert isinstance(errors[1], RefusedError), errors
         server.process.wait(PATIENCE)
-        assert time.monotonic() - killed < 2 * GRACE_SECONDS + 5
         assert b"has died; terminating " in server.log.read_bytes()
     finally:
         server.stop()

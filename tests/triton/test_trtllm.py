@@ -22,7 +22,8 @@ from tests.cli.commands import run_here
 from tests.deploy.deployments import BUILD_CONFIGS, rendered
 from tests.paths import REPOSITORY
 from tests.triton.conftest import TARGET
-from tests.triton.server import PATIENCE, GrpcClient, RefusedError, Server, environment
+from tests.triton.server import GrpcClient, RefusedError, Server, environment
+from tests.waiting import PATIENCE
 
 
 def test_rank_0_answers_and_the_others_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

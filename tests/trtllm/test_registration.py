@@ -25,6 +25,7 @@ from tests.engines import build
 from tests.paths import FIXTURES, REPOSITORY
 from tests.trtllm.fake_package import GENERATIONS, write_launcher, write_package, write_server
 from tests.trtllm.pool_schedule import open_setup
+from tests.waiting import PATIENCE
 
 MPIEXEC = [f"{sys.prefix}/bin/mpiexec", "-n"]
 SCRIPT = [sys.executable, "-m", "mpi4py", "-m"]
@@ -35,7 +36,7 @@ OURS = "dflash_trt.trtllm.registration"
 def run(command: list[str], path: Path | None = None) -> subprocess.CompletedProcess[str]:
     environment = os.environ | ({} if path is None else {"PYTHONPATH": str(path)})
     return subprocess.run(
-        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
 
 

@@ -18,6 +18,7 @@ from dflash_trt.errors import ConfigError
 from tests.cli.commands import run_here
 from tests.deploy.deployments import BUILD_CONFIGS, resolved, shellcheck
 from tests.paths import FIXTURES, REPOSITORY
+from tests.waiting import PATIENCE
 
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 CLAIMS = {"models"}
@@ -235,7 +236,9 @@ def test_kustomize_changes_what_is_written(name: str, tmp_path: Path, capsys: py
         pytest.skip("kubectl is not installed")
     (tmp_path / "serve.yaml").write_text(written(capsys, name, "trtllm", *KUBERNETES))
     shutil.copy(REPOSITORY / "docs" / "deploy" / "kustomization.yaml", tmp_path)
-    built = subprocess.run([kubectl, "kustomize", tmp_path], capture_output=True, text=True, check=True, timeout=60)
+    built = subprocess.run(
+        [kubectl, "kustomize", tmp_path], capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
     documents = read(built.stdout)
     assert list(problems(documents, 16 if name == "two-nodes" else 8)) == []
     assert {document["metadata"]["namespace"] for document in documents.values()} == {"inference"}

@@ -38,6 +38,7 @@ from tests.featured import build_featured, featured_draft
 from tests.fixtures_data import prompts
 from tests.paths import FIXTURES
 from tests.runtime.batches import drive
+from tests.waiting import PATIENCE
 
 OPTIONS = PlanOptions(max_batch_size=5, max_seq_len=96, max_num_tokens=40)
 DRAFT, TARGET = FIXTURES / "tiny-gpt-oss-dflash", FIXTURES / "tiny-gpt-oss"
@@ -267,7 +268,7 @@ def test_ranks_add_up_the_rows_of_their_blocks(
     positions = lengths[:, None] + torch.arange(spec.block_size)
     block = DraftInputs(random(B, spec.block_size, spec.hidden_size), positions, torch.arange(B)[:, None], lengths)
     caches = random(2, B, spec.num_layers, TOKENS_PER_PAGE, spec.num_key_value_heads, spec.head_dim)
-    parts, barrier = [torch.empty(0)] * 2, threading.Barrier(2, timeout=60)
+    parts, barrier = [torch.empty(0)] * 2, threading.Barrier(2, timeout=PATIENCE)
 
     def hidden_of(rank: int) -> torch.Tensor:
         def add_up(partial: torch.Tensor) -> None:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from dflash_trt.observe.bench.local_server import child_process
 from dflash_trt.observe.bench.records import Arrivals, BenchPoint, RequestSettings
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting
 from tests.observe.bench.aiperf_samples import Json, record, write_export
+from tests.waiting import PATIENCE, until
 
 COUNTED = ObservedAcceptance(source="counters", how="x", counts=drafting(8, 30, 52, (8, 8, 8, 6)))
 
@@ -97,11 +97,10 @@ def test_other_units_and_names_are_refused(tmp_path: Path) -> None:
         read_export(write_export(tmp_path, []), {}, 24)
 
 
-PATIENCE = 60.0
 STARTS = """
 import sys
 from dflash_trt.observe.bench.local_server import child_process
-with child_process(["/bin/sleep", "600"], sys.stderr.fileno()) as process:
+with child_process(["/bin/sleep", "3600"], sys.stderr.fileno()) as process:
     print(process.pid, flush=True)
     process.wait()
 """
@@ -116,14 +115,11 @@ def is_running(process: int) -> bool:
 
 
 def await_end(process: int) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while is_running(process):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not is_running(process))
 
 
 def test_it_ends_with_its_block_and_says_how(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("wb") as log, child_process(["/bin/sleep", "600"], log.fileno()) as process:
+    with (tmp_path / "log").open("wb") as log, child_process(["/bin/sleep", "3600"], log.fileno()) as process:
         assert is_running(process.pid)
     assert process.returncode == -signal.SIGTERM
     with (
@@ -148,7 +144,7 @@ def test_it_ends_with_who_started_it(number: signal.Signals) -> None:
 DAEMON = """
 import sys
 from dflash_trt.observe.bench.local_server import child_process
-script = "(setsid sh -c 'echo $$ >&3; exec sleep 600' &) ; wait; exec sleep 600"
+script = "(setsid sh -c 'echo $$ >&3; exec sleep 3600' &) ; wait; exec sleep 3600"
 with child_process(["/bin/sh", "-c", f"exec 3>{sys.argv[1]}; {script}"], sys.stderr.fileno()) as process:
     print(process.pid, flush=True)
     process.wait()
@@ -160,10 +156,7 @@ def test_daemons_of_it_end_too(number: signal.Signals, tmp_path: Path) -> None:
     file = tmp_path / "daemon"
     starter = subprocess.Popen([sys.executable, "-c", DAEMON, str(file)], stdout=subprocess.PIPE, text=True)
     child = int(starter.stdout.readline())
-    deadline = time.monotonic() + PATIENCE
-    while not (file.exists() and file.read_text().strip()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: file.exists() and file.read_text().strip())
     daemon = int(file.read_text())
     assert is_running(daemon)
     assert os.getsid(daemon) != os.getsid(child)
@@ -242,7 +235,7 @@ def test_its_last_words_are_ours(tmp_path: Path) -> None:
 
 def test_it_ends_with_us(tmp_path: Path) -> None:
     """An error in our own code, or Ctrl-C: neither it nor its children go on."""
-    starts = program(tmp_path, f"sleep 600 & echo $! > {tmp_path}/child; wait")
+    starts = program(tmp_path, f"sleep 3600 & echo $! > {tmp_path}/child; wait")
 
     def interrupted(_: int) -> None:
         if (tmp_path / "child").exists() and (tmp_path / "child").read_text():

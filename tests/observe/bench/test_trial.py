@@ -25,9 +25,9 @@ from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer, ProbeGroup
 from tests.cli.commands import run, run_here
 from tests.engines import trained_engine
 from tests.paths import FIXTURES
+from tests.waiting import PATIENCE, until
 
 MARK = "DFLASH_TRT_TRIAL"
-PATIENCE = 60.0
 # vLLM's or TensorRT-LLM's program as far as a trial uses it: serves ENGINE, plainly unless a draft is configured.
 STAND_IN = """#!{python}
 import os, pathlib, sys
@@ -82,10 +82,7 @@ def marked(mark: str) -> list[str]:
 
 
 def await_none(mark: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while left := marked(mark):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    until(lambda: not marked(mark), lambda: marked(mark))
 
 
 def diagnosis(*findings: EndpointFinding) -> Diagnosis:

@@ -11,12 +11,14 @@ import math
 import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -30,6 +32,7 @@ from dflash_trt.observe.diagnosis.judge import EndpointFinding, cause_entries, c
 from dflash_trt.observe.diagnosis.noise import is_first_compared, is_share_below, paired_loss, upper_bound
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
 from dflash_trt.observe.diagnosis.probes import Speed
+from dflash_trt.observe.endpoints import client as client_module
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import ServerKind
 from tests.cli.commands import run_here
@@ -38,6 +41,7 @@ from tests.observe.diagnosis import faults
 from tests.observe.diagnosis.samples import group
 from tests.observe.endpoints.canned import models
 from tests.runtime.server.live import serving
+from tests.waiting import until
 
 
 def test_bounds_by_hand() -> None:
@@ -282,14 +286,18 @@ PAGES = {
 
 
 @contextmanager
-def hostile(*, slow_path: str = "", slow_part: str = "body", pages: dict[str, bytes] | None = None) -> Iterator[str]:
-    """A server whose `slow_path` sends a byte every BYTE_SECONDS."""
+def hostile(
+    *, slow_path: str = "", slow_part: str = "body", pages: dict[str, bytes] | None = None,
+    on_slow: Callable[[], None] = lambda: None,
+) -> Iterator[str]:  # fmt: skip
+    """A server whose `slow_path` sends a byte every BYTE_SECONDS, and calls `on_slow` before."""
     over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers.get("content-length") or 0))
-            is_slow = self.path == slow_path
+            if is_slow := self.path == slow_path:
+                on_slow()
             content = (PAGES | (pages or {})).get(self.path, b"") + b" " * 2000 * is_slow
             fields = f"content-length: {len(content)}\r\nconnection: close\r\nx: {'y' * 2000}"
             head = f"HTTP/1.1 200 OK\r\n{fields}\r\n\r\n".encode()
@@ -333,12 +341,30 @@ def test_a_byte_at_a_time_ends_with_the_time_for_all(slow_path: str, slow_part: 
         run_here("doctor", url, "--seconds", "1")
 
 
-def test_silent_servers_and_slow_metrics(capsys: pytest.CaptureFixture[str]) -> None:
+def test_silent_servers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(EndpointError, match="no answer before the time was up"):
             run_here("doctor", url, "--seconds", "1")
-    with hostile(slow_path="/metrics") as url, pytest.raises(EndpointError, match="too few answers"):
+
+
+def test_slow_metrics(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time runs from when they are asked for: what comes before takes long on a busy machine."""
+    begun: list[float] = []
+
+    class LateTimer(threading.Timer):
+        def run(self) -> None:
+            until(lambda: begun)
+            super().run()
+
+    clock = {"monotonic": lambda: time.monotonic() - begun[0] if begun else 0.0, "perf_counter": time.perf_counter}
+    for module in (client_module, probes):
+        monkeypatch.setattr(module, "time", SimpleNamespace(**clock))
+    monkeypatch.setattr(client_module, "threading", SimpleNamespace(Timer=LateTimer))
+    with (
+        hostile(slow_path="/metrics", on_slow=lambda: begun.append(time.monotonic())) as url,
+        pytest.raises(EndpointError, match="too few answers"),
+    ):
         run_here("doctor", url, "--seconds", "1")
     assert "nothing wrong in 0 of 6 checks" in capsys.readouterr().out
 

@@ -148,7 +148,7 @@ def test_a_gpu_that_holds_no_request_is_refused(tmp_path: Path) -> None:
     assert "no memory for a single request of 120000 tokens" in " ".join(result.stderr.split())
 
 
-EXAMPLES = settings(max_examples=30, deadline=None)
+EXAMPLES = settings(max_examples=30)
 
 
 @EXAMPLES

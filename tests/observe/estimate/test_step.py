@@ -182,7 +182,7 @@ METHOD = st.sampled_from(METHODS)
 BATCH = st.integers(1, 512)
 CONTEXT = st.integers(1, 100_000)
 PROMPT = st.integers(0, 8192)
-EXAMPLES = settings(max_examples=30, deadline=None)
+EXAMPLES = settings(max_examples=30)
 
 
 def load(batch: int, num_draft_tokens: int, context: int, prompt: int = 0) -> StepLoad:

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -23,8 +22,10 @@ import pytest
 
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.llm import LLM
+from tests import waiting
 from tests.paths import REPOSITORY
 from tests.runtime.dynamo.conftest import TARGET
+from tests.waiting import PATIENCE
 
 MAX_TOKENS = 150
 
@@ -90,13 +91,9 @@ def check(streams: Sequence[Stream], texts: Sequence[str]) -> None:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, "what was awaited did not come"
-        await asyncio.sleep(0.005)
+    await asyncio.to_thread(waiting.until, holds)
 
 
-PATIENCE = 120.0
 ADDRESSES = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST")
 OWN_PYTHON = REPOSITORY / ".venv-dynamo" / "bin" / "python"
 
@@ -125,11 +122,11 @@ class Node:
         self.wait_until(lambda: re.search(pattern, self.log.read_text()) is not None)
 
     def wait_until(self, holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not holds():
+        def holds_while_it_runs() -> bool:
             assert self.popen.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.05)
+            return holds()
+
+        waiting.until(holds_while_it_runs, self.log.read_text)
 
 
 class Worker(Node):

@@ -11,7 +11,8 @@ import httpx
 
 from tests.engines import build
 from tests.paths import FIXTURES
-from tests.runtime.dynamo.cluster import PATIENCE, Cluster, Worker, cluster
+from tests.runtime.dynamo.cluster import Cluster, Worker, cluster
+from tests.waiting import PATIENCE
 
 TARGET = FIXTURES / "tiny-qwen3"
 PROMPT = "def parse_args(argv):"

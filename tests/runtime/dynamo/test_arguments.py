@@ -17,6 +17,7 @@ from dflash_trt.runtime.dynamo.generate_request import read_request
 from tests.cli.commands import run
 from tests.deploy.deployments import NAMES
 from tests.runtime.dynamo.cluster import dynamo_python
+from tests.waiting import PATIENCE
 
 SENT: dict[str, Any] = {
     "model": "tiny",
@@ -144,7 +145,7 @@ def test_dynamo_takes_every_argument() -> None:
                 asked.append([runtime, *(pod["containers"][0]["args"] for pod in pods)])
     assert len(asked) > 2 * len(NAMES)
     result = subprocess.run(
-        [python, "-c", PARSE], input=json.dumps(asked), capture_output=True, text=True, timeout=120, check=False
+        [python, "-c", PARSE], input=json.dumps(asked), capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert result.returncode == 0, result.stderr
     vllm = load_schema("vllm", None).names()

@@ -8,7 +8,6 @@ import os
 import re
 import socket
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,10 +21,10 @@ from dflash_trt.cli.dynamo import MAX_SYSTEM_PORT
 from dflash_trt.errors import ConfigError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.dynamo.file_discovery import ADDRESSES
+from tests import waiting
 from tests.cli.commands import run_here
 from tests.fixtures_data import without_template
 from tests.runtime.dynamo.cluster import (
-    PATIENCE,
     Cluster,
     Stream,
     check,
@@ -37,6 +36,7 @@ from tests.runtime.dynamo.cluster import (
     until,
 )
 from tests.runtime.dynamo.conftest import TARGET
+from tests.waiting import PATIENCE
 
 MANY_PROMPTS = [f"def f{i}(x, y):" for i in range(500)]
 PROMPTS = MANY_PROMPTS[:64]
@@ -130,9 +130,7 @@ def check_disconnect(running: Cluster) -> None:
         lines = response.iter_lines()  # which closes the connection when it is dropped
         next(lines)
         assert sum(worker.metric("vllm:num_requests_running") for worker in running.workers) == 1
-    deadline = time.monotonic() + PATIENCE
-    while sum(worker.metric("vllm:num_requests_running") for worker in running.workers):
-        assert time.monotonic() < deadline
+    waiting.until(lambda: not sum(worker.metric("vllm:num_requests_running") for worker in running.workers))
     assert sum(worker.metric("vllm:generation_tokens_total") for worker in running.workers) - before < 2000
 
 

@@ -13,7 +13,6 @@ import httpx
 import pytest
 
 from tests.runtime.dynamo.cluster import (
-    PATIENCE,
     Cluster,
     Stream,
     Worker,
@@ -24,6 +23,7 @@ from tests.runtime.dynamo.cluster import (
     until,
 )
 from tests.runtime.dynamo.conftest import TARGET
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.full
 PROMPTS = [f"def f{i}(x, y):" for i in range(32)]

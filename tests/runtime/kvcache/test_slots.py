@@ -168,7 +168,7 @@ class SlotPoolMachine(RuleBasedStateMachine):
         assert self.pool.free_tokens == self.num_free * TOKENS_PER_PAGE
 
 
-SlotPoolMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+SlotPoolMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30)
 TestSlotPool = SlotPoolMachine.TestCase
 
 

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from dflash_trt.runtime.ranks import roles
 from tests.paths import REPOSITORY
+from tests.waiting import PATIENCE
 
-LIMIT_SECONDS = 120
 WHAT_RANKS_IMPORT = (
     "dflash_trt.cli",
     "dflash_trt.runtime.measure.feature_capture",
@@ -92,6 +93,7 @@ def main(logs: str) -> None:
     """Reads jobs from stdin, one JSON list a line, and answers with the ranks' exit codes."""
     for module in WHAT_RANKS_IMPORT:
         importlib.import_module(module)
+    roles.SHUTDOWN_SECONDS = 2 * PATIENCE  # a rank that another one's end does not end is killed, and its code says so
     print("ready", flush=True)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -134,7 +136,7 @@ def _become_rank(rank: int, num_ranks: int, port: int, logs: Path, job: list[str
 def _wait(pids: list[int]) -> list[int]:
     """Exit codes in the order of `pids`; what still runs at the end of the time is killed."""
     signal.signal(signal.SIGALRM, lambda number, frame: [os.kill(pid, signal.SIGKILL) for pid in pids])
-    signal.alarm(LIMIT_SECONDS)
+    signal.alarm(int(PATIENCE))
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     signal.alarm(0)
     return codes

@@ -71,14 +71,14 @@ def idle(ranks: Leader | Follower) -> None:
         _end("kill")
     if isinstance(ranks, Follower):
         ranks.receive()
-    time.sleep(60)
+    time.sleep(3600)
 
 
 def wait(ranks: Leader | Follower) -> None:
     """Every rank says its number as a process, and waits."""
     ranks.verify_same_facts(FACTS)
     print(os.getpid(), flush=True)
-    time.sleep(60)
+    time.sleep(3600)
 
 
 def fail(ranks: Leader | Follower, how: str) -> None:

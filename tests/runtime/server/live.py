@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
@@ -28,10 +27,9 @@ from dflash_trt.runtime.server.endpoints import Endpoints
 from dflash_trt.runtime.server.http_server import HttpServer, bind
 from dflash_trt.runtime.server.limits import ApiKeys
 from dflash_trt.runtime.server.tracing import Tracing
+from tests.waiting import PATIENCE, until
 
 MODEL = "tiny"
-PATIENCE = 60.0
-"""Seconds after which something hangs."""
 Json = dict[str, Any]
 
 
@@ -106,13 +104,6 @@ def bounded(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
         asyncio.run(asyncio.wait_for(test(*arguments, **fixtures), PATIENCE))
 
     return run
-
-
-def until(holds: Callable[[], bool], what_is_known: Callable[[], str] = str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, what_is_known()
-        time.sleep(0.005)
 
 
 def read_response(connection: socket.socket) -> tuple[int, bytes]:

@@ -25,7 +25,8 @@ from dflash_trt.observe.endpoints.meters import acceptance_during, meter
 from tests.cli.commands import run
 from tests.engines import trained_engine
 from tests.paths import FIXTURES
-from tests.runtime.server.live import MODEL, PATIENCE, Live, serving, started
+from tests.runtime.server.live import MODEL, Live, serving, started
+from tests.waiting import PATIENCE
 
 TARGET = FIXTURES / "tiny-qwen3"
 ROWS = [
@@ -64,7 +65,7 @@ def run_tasks(url: str, work: Path) -> dict[str, list[Any]]:
             "lm_eval", "--model", "local-completions", "--tasks", ",".join(TASKS), "--batch_size", "8",
             "--include_path", work, "--log_samples", "--output_path", work / "out", "--model_args", arguments,
         ],
-        env=os.environ | {"HF_HUB_OFFLINE": "1"}, check=True, timeout=300,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"}, check=True, timeout=PATIENCE,
     )  # fmt: skip
     lines = {name: next((work / "out").rglob(f"samples_{name}_*.jsonl")).read_text().splitlines() for name in TASKS}
     return {name: [json.loads(line) for line in lines[name]] for name in TASKS}

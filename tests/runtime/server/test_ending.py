@@ -31,7 +31,8 @@ from dflash_trt.runtime.server import http_server
 from dflash_trt.runtime.server import log as server_log
 from dflash_trt.runtime.server.http_server import HttpServer
 from tests.cli.commands import run, run_here
-from tests.runtime.server.live import LONG, PATIENCE, Live, children, refuses, started, until
+from tests.runtime.server.live import LONG, Live, children, refuses, started
+from tests.waiting import PATIENCE, until
 
 Serve = Callable[..., list[str]]
 

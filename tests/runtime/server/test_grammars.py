@@ -24,7 +24,8 @@ from dflash_trt.runtime.server import grammar_worker, grammars
 from dflash_trt.runtime.server.grammars import MAX_COMPILING, MAX_COMPILING_PER_CLIENT, GrammarProcesses, read_grammar
 from dflash_trt.runtime.server.grammars import bounded as bounded_grammar
 from dflash_trt.runtime.server.http_error import HttpError
-from tests.runtime.server.live import MODEL, PATIENCE, Live, bounded
+from tests.runtime.server.live import MODEL, Live, bounded
+from tests.waiting import PATIENCE
 
 SCHEMA = {
     "type": "object",
@@ -121,9 +122,15 @@ def processes(compiler: GrammarCompiler) -> GrammarProcesses:
     return GrammarProcesses(lambda: compiler)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def limit_seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    return lambda seconds: monkeypatch.setattr(grammar_worker, "COMPILE_SECONDS", seconds)
+    """Sets how long a grammar may compile: first, as long as it takes a busy machine."""
+
+    def limit(seconds: float) -> None:
+        monkeypatch.setattr(grammar_worker, "COMPILE_SECONDS", seconds)
+
+    limit(PATIENCE)
+    return limit
 
 
 TAG = {"type": "tag", "begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"}
@@ -192,17 +199,15 @@ async def test_grammars_that_never_end(processes: GrammarProcesses, limit_second
 
 
 @bounded
-async def test_no_place_becomes_free(
-    processes: GrammarProcesses, limit_seconds: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_place_becomes_free(processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammars, "PLACE_SECONDS", 0.1)
-    limit_seconds(PATIENCE)
     hostile = [asyncio.create_task(processes.compile(endless(i), str(i))) for i in range(MAX_COMPILING)]
     while processes.num_active < MAX_COMPILING:
         await asyncio.sleep(0.01)
     with pytest.raises(HttpError, match="4 grammars are being compiled") as refusal:
         await processes.compile(KINDS[0], "b")
     assert refusal.value.status == 429
+    monkeypatch.setattr(grammars, "PLACE_SECONDS", PATIENCE)
     for task in hostile:
         task.cancel()
     await asyncio.gather(*hostile, return_exceptions=True)

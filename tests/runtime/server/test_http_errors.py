@@ -45,7 +45,7 @@ def count(value: object) -> tuple[int, int]:
     return 1 + sum(items for items, _ in counts), 1 + max((levels for _, levels in counts), default=0)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(DOCUMENTS, st.booleans())
 def test_what_is_beyond_a_limit_is_not_made(document: Any, is_ascii: bool) -> None:
     num_items, num_levels = count(document)

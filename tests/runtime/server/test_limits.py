@@ -20,7 +20,8 @@ from dflash_trt.runtime.server import http_server, limits
 from dflash_trt.runtime.server.http_error import HttpError
 from dflash_trt.runtime.server.http_server import bind
 from dflash_trt.runtime.server.limits import Admission, ApiKeys
-from tests.runtime.server.live import LONG, PATIENCE, Live, read_response, serving, until
+from tests.runtime.server.live import LONG, Live, read_response, serving
+from tests.waiting import PATIENCE, until
 
 HEAD = b"POST /%b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 1000000\r\n\r\n"
 

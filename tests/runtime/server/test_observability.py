@@ -27,8 +27,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.server.tracing import Tracing, open_tracing
-from tests.runtime.server.live import LONG, MODEL, PATIENCE, Live, serving, started, until
+from tests.runtime.server.live import LONG, MODEL, Live, serving, started
 from tests.tools.dashboards.queries import expressions, metrics, selectors
+from tests.waiting import PATIENCE, until
 
 
 def test_every_metric_and_label_is_on_the_page(live: Live) -> None:
@@ -290,9 +291,7 @@ def test_the_command_exports(
             body = {"prompt": "x", "max_tokens": 2}
             assert httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE).status_code == 200
             process.popen.send_signal(signal.SIGTERM)
-            begin = time.monotonic()
             assert process.popen.wait(PATIENCE) == 0
-            assert time.monotonic() - begin < PATIENCE / 3
             assert "Traceback" not in process.text
         if is_up:
             collector.shutdown()

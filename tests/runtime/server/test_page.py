@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.server.live import PATIENCE, Live, until
+from tests.runtime.server.live import Live
+from tests.waiting import PATIENCE, until
 
 
 @contextmanager
@@ -68,11 +68,12 @@ def text_of(window: Any, query: str) -> str:
 
 def verdict(window: Any) -> str:
     """Verdict of the comparison that runs, once it has ended; the page begins one as it opens."""
-    deadline = time.monotonic() + PATIENCE
-    while window.find_element("id", "start").get_property("disabled") or not text_of(window, "#verdict"):
+
+    def has_ended() -> bool:
         assert not text_of(window, "#error")
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        return not window.find_element("id", "start").get_property("disabled") and bool(text_of(window, "#verdict"))
+
+    until(has_ended)
     return text_of(window, "#verdict")
 
 

@@ -33,7 +33,8 @@ from dflash_trt.runtime.server.log import MAX_QUEUED_LINES, NonBlockingHandler
 from dflash_trt.runtime.server.streaming import EventStream
 from dflash_trt.runtime.server.tokenizing import CHUNK_CHARACTERS, TokenizerPool
 from tests.cli.commands import run_here
-from tests.runtime.server.live import PATIENCE, Live, bounded, read_response, serving, until
+from tests.runtime.server.live import Live, bounded, read_response, serving
+from tests.waiting import PATIENCE, until
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
@@ -197,10 +198,10 @@ async def test_a_client_that_does_not_read_is_disconnected(reads_again: bool, mo
 
 
 def test_the_next_request_of_a_connection_has_a_time_limit(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "HEADER_SECONDS", 0.2)
     with serving(llm) as live, live.connect() as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+        monkeypatch.setattr(http_server, "HEADER_SECONDS", 0.2)
         connection.sendall(b"GET /health HTTP/1.1\r\nx-slow: ")
         assert connection.recv(1000).startswith(b"HTTP/1.1 408 ")
 

@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.runtime.server.live import PATIENCE, Process, started
+from tests.runtime.server.live import Process, started
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.full
 NUM_MALFORMED = 10_000
@@ -55,10 +56,7 @@ def reading(url: str, name: str) -> float:
 
 
 def await_idle(url: str) -> None:
-    for _ in range(3000):
-        if reading(url, "num_requests_running") + reading(url, "num_requests_waiting") == 0:
-            return
-    raise AssertionError("still at work")
+    until(lambda: reading(url, "num_requests_running") + reading(url, "num_requests_waiting") == 0)
 
 
 def post(body: bytes, *headers: str, path: str = "/v1/completions") -> bytes:
@@ -72,7 +70,7 @@ async def answer(url: str, sent: bytes, *, limit: int | None = None) -> bytes:
     try:
         writer.write(sent)
         await writer.drain()
-        async with asyncio.timeout(10 * PATIENCE):
+        async with asyncio.timeout(2 * PATIENCE):
             return await (reader.read() if limit is None else reader.read(limit) if limit else asyncio.sleep(0, b""))
     except ConnectionError:
         return b""  # the server need not read all of what it refuses
