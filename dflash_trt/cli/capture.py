@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from dflash_trt.cli.options import (
 )
 from dflash_trt.cli.output import print_written, resumable
 from dflash_trt.files.command import quoted
+from dflash_trt.files.write import sole_writer
 from dflash_trt.runtime.progress_display import progress_bar
 
 
@@ -77,9 +79,10 @@ def capture(
         draft_checkpoint, target_checkpoint = read_pair(draft, target)
         prompts = read_prompts(prompt_file)[:max_prompts]
 
-        from dflash_trt.runtime.measure.feature_capture import CaptureOptions, capture_features, journal_file
+        from dflash_trt.runtime.measure.feature_capture import FEATURES, CaptureOptions, capture_features, journal_file
 
-        with resumable(journal_file(output)):
+        alone = sole_writer(output, FEATURES, force=force) if ranks.rank == 0 else nullcontext()
+        with resumable(journal_file(output)), alone:
             sequences, tokens = capture_features(
                 draft_checkpoint, target_checkpoint, prompts, output,
                 CaptureOptions(target_name=checkpoint_label(target), **settings), ranks,

@@ -3,8 +3,8 @@
 
 A result is written in a private directory next to it. Such a workspace `.NAME.<16 hex digits>.partial` belongs to the
 process that holds the lock (flock) on the file `lock` in it: containers that share a volume see each other's locks, and
-not each other's processes. Where a file system has no locks abandoned workspaces cannot be told from others, and
-nothing is removed.
+not each other's processes. Only one process at a time has a workspace for a result, unless the result is a cache.
+Where a file system has no locks abandoned workspaces cannot be told from others, and nothing is removed or refused.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import re
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -29,14 +30,16 @@ NAME = re.compile(r"\.(.+)\.[0-9a-f]{16}\.partial", re.DOTALL)
 LOCK, OLD, REPLACED = "lock", "old", "replaced"
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV}
+OWN: set[Path] = set()
+"""Workspaces of this process."""
 
 
 @contextmanager
-def workspace(final: Path) -> Iterator[Path]:
+def workspace(final: Path, *, shared: bool = False) -> Iterator[Path]:
     """A new directory beside `final`, for the owner alone, removed with all that is in it at the end; raises OSError.
 
-    What killed processes left in that folder is recovered or removed first. Parents that were made for a result that
-    did not come go, too.
+    Unless it is `shared`, another process that has one for `final` is such an error. What killed processes left in that
+    folder is recovered or removed first. Parents that were made for a result that did not come go, too.
     """
     made = [parent for parent in final.parents if not os.path.lexists(parent)]
     try:
@@ -45,9 +48,14 @@ def workspace(final: Path) -> Iterator[Path]:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), error.filename) from None
     recover_abandoned(final.parent)
     directory, lock = _create(final)
+    OWN.add(directory)
     try:
+        if not shared:
+            _refuse_another(directory, final)
+        os.write(lock, f"process {os.getpid()} on {os.uname().nodename}".encode())
         yield directory
     finally:
+        OWN.discard(directory)
         _restore_and_remove(directory, final, lock)
         if not os.path.lexists(final):
             with suppress(OSError):
@@ -99,6 +107,34 @@ def _create(final: Path) -> tuple[Path, int]:
         if (directory / LOCK).exists():
             return directory, lock
         os.close(lock)
+
+
+def _refuse_another(mine: Path, final: Path) -> None:
+    """Raises OSError where another process writes `final`; of those that begin at once one goes on, by its name."""
+    for entry in list(os.scandir(final.parent)):
+        match, other = NAME.fullmatch(entry.name), Path(entry.path)
+        if match and match[1] == final.name and other not in OWN:
+            while (owner := _owner(other)) is not None:
+                if owner or other.name < mine.name:
+                    raise OSError(errno.EBUSY, f"another command that writes it ({owner or 'just started'})")
+                time.sleep(0.001)
+
+
+def _owner(directory: Path) -> str | None:
+    """The process that holds a workspace, nothing while it may still give way; None where no process is seen."""
+    try:
+        lock = os.open(directory / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.read(lock, 1000).decode(errors="replace")
+    except OSError:
+        return None
+    finally:
+        os.close(lock)
+    return None
 
 
 def _recover_if_unlocked(directory: Path, final: Path) -> None:
@@ -158,6 +194,8 @@ class OutputKind:
     form: Literal["directory", "file"] = "directory"
     option: str = "-o DIR"
     """Option with which the user names another place."""
+    is_cache: bool = False
+    """Whether several processes may write it at once: the last one's stays."""
 
 
 @contextmanager
@@ -187,6 +225,19 @@ def new_file(path: Path, kind: OutputKind, *, force: bool = False) -> Iterator[P
             new.replace(final)
         else:
             _rename_to_nothing(new, final)
+
+
+@contextmanager
+def sole_writer(path: Path, kind: OutputKind, *, force: bool = False) -> Iterator[None]:
+    """Keeps other processes from writing `path` during the block; BuildError where one does, or it cannot be written.
+
+    For what is written beside it before it is complete.
+    """
+    with ExitStack() as stack:
+        with _as_build_error(path, kind.option):
+            check_replaceable(path, kind, force=force)
+            stack.enter_context(workspace(Path(os.path.realpath(path))))
+        yield
 
 
 @contextmanager
@@ -220,7 +271,7 @@ def _writing(path: Path, kind: OutputKind, force: bool) -> Iterator[tuple[Path, 
     with _as_build_error(path, kind.option):
         final = Path(os.path.realpath(path))
         check_replaceable(path, kind, force=force)
-        with workspace(final) as directory:
+        with workspace(final, shared=kind.is_cache) as directory:
             check_replaceable(path, kind, force=force)  # again: what a killed process had moved aside is back
             yield directory, final
         _flush_entry(final.parent)
@@ -232,9 +283,14 @@ def _as_build_error(path: Path, option: str) -> Iterator[None]:
         yield
     except OSError as error:
         found = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        hint = f"free disk space or choose another {option}" if is_full else f"choose another {option}"
-        raise BuildError(f"{path}: expected to write it, found: {found}", hint=hint) from error
+        first = FIRST.get(error.errno or 0, "")
+        raise BuildError(
+            f"{path}: expected to write it, found: {found}", hint=f"{first}choose another {option}"
+        ) from error
+
+
+FIRST = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free disk space or ")
+FIRST[errno.EBUSY] = "wait for its end or "
 
 
 def _is_empty(path: Path) -> bool:

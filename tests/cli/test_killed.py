@@ -21,6 +21,8 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.cli import cli
+from tests.cli.commands import run
+from tests.files.test_workspace import holding
 from tests.paths import FIXTURES, REPOSITORY
 
 DRAFT, TARGET = str(FIXTURES / "tiny-qwen3-dflash"), str(FIXTURES / "tiny-qwen3")
@@ -66,6 +68,29 @@ def test_killed_while_it_replaces(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_killed_at_many_moments(name: str, is_new: bool, tmp_path: Path) -> None:
     check(name, 40, tmp_path, is_new=is_new)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["build", DRAFT, "--target", TARGET],
+        ["quantize", DRAFT, "--recipe", "nvfp4"],
+        ["capture", DRAFT, "--target", TARGET, *PROMPTS, "1"],
+        ["search", DRAFT, "--max-tau-loss", "50%", "--features"],
+        ["recover", DRAFT, "--recipe", "nvfp4", "--features"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_another_process_writes_it(arguments: list[str], features: dict[str, Path], tmp_path: Path) -> None:
+    """One at a time, or both would go on with one journal."""
+    needed = [features["tiny-qwen3"]] if arguments[-1] == "--features" else []
+    with holding(tmp_path / "out") as process:
+        held = list(tmp_path.iterdir())
+        result = run(*arguments, *needed, "-o", tmp_path / "out")
+        assert list(tmp_path.iterdir()) == held
+    assert result.returncode == 1
+    assert f"found: another command that writes it (process {process.pid} on " in result.stderr
+    assert "hint: wait for its end or choose another -o " in result.stderr
 
 
 STEPS = ("open", "os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "os.scandir", "shutil.rmtree", "os.chmod")

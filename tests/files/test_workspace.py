@@ -3,6 +3,8 @@
 
 import errno
 import fcntl
+import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -12,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from dflash_trt.errors import BuildError
 from dflash_trt.files import write as workspaces
-from dflash_trt.files.write import OLD, recover_abandoned, workspace
+from dflash_trt.files.write import OLD, OutputKind, new_file, recover_abandoned, workspace
 from tests.files.test_write import make, names
+from tests.waiting import PATIENCE
 
 # Holds a workspace for tmp/out, moved aside as far as SCRIPT says, until it is killed.
 HOLDING = """
@@ -26,7 +30,7 @@ with workspace(Path(sys.argv[1])) as directory:
     (directory / "new" / "file").write_text("half")
     exec(sys.argv[2])
     print("holding", flush=True)
-    time.sleep(60)
+    time.sleep(3600)
 """
 MOVED_ASIDE = "Path(sys.argv[1]).rename(directory / 'old')"
 
@@ -48,12 +52,44 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 def test_one_in_use_stays(tmp_path: Path) -> None:
     """Whatever its process id: containers on one volume have the same ones."""
-    with holding(tmp_path / "out"):
+    with holding(tmp_path / "out") as process:
         (held,) = names(tmp_path)
-        make(tmp_path / "out")
+        with pytest.raises(
+            BuildError, match=rf"found: another command that writes it \(process {process.pid} on "
+        ) as one:
+            make(tmp_path / "out")
+        assert one.value.hint == "wait for its end or choose another -o DIR"
         make(tmp_path / "other")
+        with new_file(tmp_path / "out", CACHE) as cache:
+            cache.touch()
         assert names(tmp_path) == sorted([held, "other", "out"])
         assert (tmp_path / held / "new" / "file").read_text() == "half"
+
+
+CACHE = OutputKind(name="a cache", recognizes=lambda file: True, form="file", is_cache=True)
+
+
+@pytest.mark.full
+def test_of_many_that_begin_at_once_one_goes_on(tmp_path: Path) -> None:
+    begin, end = multiprocessing.Barrier(8), multiprocessing.Barrier(8)
+
+    def work() -> None:
+        for number in range(20):
+            begin.wait(PATIENCE)
+            try:
+                with workspace(tmp_path / f"out{number}"):
+                    (tmp_path / f"{number} {os.getpid()}").touch()
+                    end.wait(PATIENCE)
+            except OSError:
+                end.wait(PATIENCE)
+
+    processes = [multiprocessing.get_context("fork").Process(target=work) for _ in range(8)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(PATIENCE)
+    assert [process.exitcode for process in processes] == [0] * 8
+    assert sorted(name.partition(" ")[0] for name in names(tmp_path)) == sorted(map(str, range(20)))
 
 
 @pytest.mark.parametrize("name", ["out", "another", "out[1]", "o\nt", ".hidden"])

@@ -31,6 +31,7 @@ TIMING_CACHE = OutputKind(
     recognizes=lambda file: True,  # TensorRT has read it, or `attach` has refused it
     form="file",
     option="--timing-cache FILE",
+    is_cache=True,
 )
 HARDWARE_LEVELS = {"none": "NONE", "same_compute_capability": "SAME_COMPUTE_CAPABILITY", "ampere_plus": "AMPERE_PLUS"}
 

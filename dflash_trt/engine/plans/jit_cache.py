@@ -20,7 +20,7 @@ from dflash_trt.files.write import OutputKind, new_file
 LOG = logging.getLogger("dflash_trt.engine")
 SUFFIX = ".jit"
 MAX_BYTES = 2**30
-KIND = OutputKind(name="compiled kernels", recognizes=lambda file: True, form="file")  # no one else has such a name
+KIND = OutputKind(name="compiled kernels", recognizes=lambda file: True, form="file", is_cache=True)
 
 
 def jit_cache_file(plan: Path, gpu: Gpu) -> Path:

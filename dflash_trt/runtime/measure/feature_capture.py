@@ -31,7 +31,7 @@ from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
 from dflash_trt.checkpoint.tokenizer import load_tokenizer
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError
-from dflash_trt.files.write import OutputKind, check_replaceable, new_file
+from dflash_trt.files.write import OutputKind, new_file
 from dflash_trt.runtime.checked_pair import check_prompt
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
@@ -276,11 +276,10 @@ def capture_features(
 ) -> tuple[int, int]:
     """Writes the feature file `output`, on rank 0; returns the numbers of sequences and of answer tokens.
 
-    Goes on with what an interrupted run left. BuildError where the file cannot be written or what was left is of
-    something else, RequestError for a prompt that cannot be answered to its last token.
+    Goes on with what an interrupted run left: its caller is the `sole_writer` of `output`. BuildError where the file
+    cannot be written or what was left is of something else, RequestError for a prompt that cannot be answered to its
+    last token.
     """
-    if ranks.rank == 0:
-        check_replaceable(output, FEATURES, force=force)
     device = choose_device(options.device)
 
     def check(token_ids: list[int]) -> None:

@@ -22,7 +22,7 @@ from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.engine.manifest import sha256
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.json_file import write_json
-from dflash_trt.files.write import check_replaceable, scratch_directory
+from dflash_trt.files.write import check_replaceable, scratch_directory, sole_writer
 from dflash_trt.quantize.bounds import Ranges, ranges_from_weights
 from dflash_trt.quantize.convert import Summary, check_quantisable, quantize_checkpoint
 from dflash_trt.quantize.recipe import Recipe
@@ -77,28 +77,28 @@ def recover_checkpoint(
         )
     algorithms = recipe.algorithms(draft.spec.linear_modules())
     check_quantisable(draft, algorithms)
-    check_replaceable(output, WRITTEN, force=force)
-    check_finite(draft.weights.values())
-    if ranges is None and recipe.needs_ranges(draft.spec.linear_modules()):
-        ranges = ranges_from_weights(draft)
-    tensors = {name: tensor.to(device) for name, tensor in computed_tensors(draft).items()}
-    state = state_file(output)
-    with open_features(features, draft.spec) as file:
-        trainer = Trainer(
-            draft.spec,
-            recipe_numerics(draft.spec, recipe, ranges),
-            tensors,
-            file,
-            Objective(Vocabulary(draft, file, device), draft.spec.block_size),
-            settings,
-            _identity(draft, recipe, features, settings, ranges, device),
-        )
-        with _torch_threads(threads or _threads(draft.spec)):
-            _train(trainer, state, settings.steps, save_every, on_step, draft)
-    with scratch_directory(output) as scratch:
-        trained = _write_dense(draft, trainer.weights(), scratch)
-        summary = quantize_checkpoint(trained, recipe, output, ranges=ranges, force=force, threads=threads)
-    state.unlink(missing_ok=True)
+    with sole_writer(output, WRITTEN, force=force):
+        check_finite(draft.weights.values())
+        if ranges is None and recipe.needs_ranges(draft.spec.linear_modules()):
+            ranges = ranges_from_weights(draft)
+        tensors = {name: tensor.to(device) for name, tensor in computed_tensors(draft).items()}
+        state = state_file(output)
+        with open_features(features, draft.spec) as file:
+            trainer = Trainer(
+                draft.spec,
+                recipe_numerics(draft.spec, recipe, ranges),
+                tensors,
+                file,
+                Objective(Vocabulary(draft, file, device), draft.spec.block_size),
+                settings,
+                _identity(draft, recipe, features, settings, ranges, device),
+            )
+            with _torch_threads(threads or _threads(draft.spec)):
+                _train(trainer, state, settings.steps, save_every, on_step, draft)
+        with scratch_directory(output) as scratch:
+            trained = _write_dense(draft, trainer.weights(), scratch)
+            summary = quantize_checkpoint(trained, recipe, output, ranges=ranges, force=force, threads=threads)
+        state.unlink(missing_ok=True)
     return summary, trainer.progress
 
 

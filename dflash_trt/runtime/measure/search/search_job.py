@@ -19,7 +19,7 @@ from dflash_trt.engine.engine_directory import BuildOptions, build_engine, descr
 from dflash_trt.engine.manifest import sha256
 from dflash_trt.errors import BuildError, VerificationError, printable
 from dflash_trt.files.read import open_file
-from dflash_trt.files.write import OutputKind, check_replaceable, new_file
+from dflash_trt.files.write import OutputKind, new_file, sole_writer
 from dflash_trt.quantize.bounds import Ranges, ranges_from_weights
 from dflash_trt.quantize.loadable import LOADABLE, Runtime
 from dflash_trt.quantize.recipe import ACTIVATION_ALGORITHMS, LAYER, load_recipe, recipe_text
@@ -90,18 +90,18 @@ def search_recipe(
     """
     options = msgspec.structs.replace(options, device=choose_device(options.device))
     kind = OutputKind(name="a recipe that this command searched", recognizes=_is_ours, form="file", option="-o FILE")
-    check_replaceable(output, kind, force=force)
-    ranges = _ranges(draft, options)
-    space = make_space(
-        draft,
-        LOADABLE[options.loadable_by],
-        formats=options.formats,
-        ranged=frozenset(ranges.inputs),
-        context_tokens=options.context_tokens,
-        price=price,
-    )
-    _check_max_bytes(min(map(space.checkpoint_bytes, _smallest(space))), options)
     with ExitStack() as stack:
+        stack.enter_context(sole_writer(output, kind, force=force))
+        ranges = _ranges(draft, options)
+        space = make_space(
+            draft,
+            LOADABLE[options.loadable_by],
+            formats=options.formats,
+            ranged=frozenset(ranges.inputs),
+            context_tokens=options.context_tokens,
+            price=price,
+        )
+        _check_max_bytes(min(map(space.checkpoint_bytes, _smallest(space))), options)
         file = stack.enter_context(open_features(options.features, draft.spec))
         splits = halves(file, options.seed)
         if options.held_out is not None:
@@ -114,10 +114,10 @@ def search_recipe(
         )  # fmt: skip
         opener = _opener(draft, space, ranges, file.facts, options.device)
         result = search(space, RecipeJudge(opener, space.dense, splits, journal, advance), options.max_tau_loss)
-    _check_max_bytes(space.checkpoint_bytes(result.best.choice), options, " within --max-tau-loss")
-    with new_file(output, kind, force=force) as temporary:
-        temporary.write_text(recipe_file(space, result, _settings(name, options)), encoding="utf-8")
-    journal.remove()
+        _check_max_bytes(space.checkpoint_bytes(result.best.choice), options, " within --max-tau-loss")
+        with new_file(output, kind, force=force) as temporary:
+            temporary.write_text(recipe_file(space, result, _settings(name, options)), encoding="utf-8")
+        journal.remove()
     return space, result.best
 
 
