@@ -108,8 +108,7 @@ def test_a_plan_writes_nothing(
 def test_refusals(options: list[str], message: str, url: str, prompts: Path, tmp_path: Path) -> None:
     with pytest.raises((DFlashError, click.UsageError)) as error:
         run_here("bench", "run", "--endpoint", f"a={url}", "--prompts", prompts, "-o", tmp_path / "run", *options)
-    found = error.value.message
-    assert message in found
+    assert message in getattr(error.value, "message", "")
     assert not (tmp_path / "run").exists()
 
 

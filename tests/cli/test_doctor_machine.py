@@ -61,7 +61,7 @@ def test_tensorrt_is_what_brings_its_module(
 
 def test_every_missing_thing_has_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "package_version", lambda name: None)
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     missing = [finding for finding in examine() if finding.found is None]
     assert {"onnxruntime", "torch", "tensorrt", "c++", "nvcc"} <= {finding.name for finding in missing}
     assert all(finding.fix and finding.needed_for for finding in missing)

@@ -7,12 +7,12 @@ import pty
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from dflash_trt.cli.output import print_json, print_table, resumable
-from dflash_trt.runtime import progress_display
 from dflash_trt.runtime.progress_display import progress_bar, progress_line
 from tests.paths import REPOSITORY
 
@@ -75,7 +75,7 @@ def test_rows_without_room_have_names_of_their_own(
 
 def test_progress_in_a_log(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 10.0, 31.0, 40.0])
-    monkeypatch.setattr(progress_display.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     with progress_bar(3, "answers") as advance:
         for _ in range(3):
             advance()

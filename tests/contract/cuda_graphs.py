@@ -161,7 +161,7 @@ class RecordedGraph(TorchDispatchMode):
         for graph in RecordedGraph.live:
             if graph.pool == self.pool and graph.number > self.number:
                 for storage in graph.own.values():
-                    storage.fill_(FREED)
+                    storage.fill_(FREED)  # type: ignore[attr-defined]  # torch's stub lacks it
 
 
 def again(func: Any, args: Any, kwargs: Any, results: Any) -> Callable[[], object]:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -55,6 +55,10 @@ class HostRuntime:
 
     `calls` lists what was called, by dotted name, with its arguments.
     """
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init__(self, version: str) -> None:
         offer = offer_of(version)

@@ -19,8 +19,8 @@ from dflash_trt.deploy.cluster.cluster_server import cluster_server
 from dflash_trt.deploy.cluster.dynamo_graph import dynamo_graph
 from dflash_trt.deploy.finding import ERROR, WARNING
 from dflash_trt.deploy.published import LAYOUT, AttentionLayers, HybridCache, hybrid_caches, vllm_cache_layout
-from dflash_trt.deploy.rules.checked_config import CheckedConfig
-from dflash_trt.deploy.rules.choice_rules import METHOD_KEYS, packed_weights
+from dflash_trt.deploy.rules.checked_config import METHOD_KEYS, CheckedConfig
+from dflash_trt.deploy.rules.choice_rules import packed_weights
 from dflash_trt.deploy.schema import Runtime, load_schema, runtime_keys
 from dflash_trt.deploy.sizes import draft_sizes
 from tests.checkpoint.compressed_samples import write_packed

@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from dflash_trt.api.backend import Chunk
 from dflash_trt.api.completion import Completion, FinishReason
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import EngineError, RequestError
-from dflash_trt.llm import LLM, Chunk
+from dflash_trt.llm import LLM
 from tests.llm.serving import LONG, PROMPTS, await_idle, await_running, greedy, within
 from tests.waiting import PATIENCE
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole answers, where they end and what they cost; prompts and options in the forms that vLLM takes."""
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.sampling_params import Grammar, SamplingParams
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
+from dflash_trt.runtime.progress_display import progress_bar
 from tests.decoding import text_of
 from tests.llm.serving import PROMPTS, greedy, open_llm, within
 from tests.oracle.transformers_dflash import load_target
@@ -105,9 +107,8 @@ def test_a_bar_of_ones_own(llm: LLM) -> None:
 @pytest.mark.parametrize("is_asked", [True, False])
 def test_a_bar_on_a_terminal(is_asked: bool, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[int] = []
-    real = api.progress_bar
-    monkeypatch.setattr(api, "progress_bar", lambda total, label: shown.append(total) or real(total, label))
-    monkeypatch.setattr(api.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(api, "progress_bar", lambda total, label: shown.append(total) or progress_bar(total, label))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     within(lambda: llm.generate(PROMPTS, greedy(2), use_tqdm=is_asked))
     within(lambda: llm.generate(PROMPTS[0], greedy(2), use_tqdm=is_asked))
     assert shown == [len(PROMPTS)] * is_asked

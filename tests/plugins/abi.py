@@ -210,7 +210,12 @@ class Creator:
         return Plugin(this) if this else None
 
 
-TYPES = {FIELD_FLOAT32: c_float, FIELD_FLOAT64: ctypes.c_double, FIELD_INT32: c_int32, FIELD_INT64: c_int64}
+TYPES: dict[int, Any] = {
+    FIELD_FLOAT32: c_float,
+    FIELD_FLOAT64: ctypes.c_double,
+    FIELD_INT32: c_int32,
+    FIELD_INT64: c_int64,
+}
 
 
 def _holder(value: Value) -> Any:

@@ -67,6 +67,11 @@ class WatchedRunner(ModelRunner):
         return super().verify(segments)
 
 
+def computed(decoder: Decoder) -> int:
+    assert isinstance(decoder._runner, WatchedRunner)
+    return decoder._runner.computed
+
+
 def caching(session: Session, *, num_pages: int = 1000, length: int = DRAFTS, chunk: int = 48) -> Decoder:
     """A decoder that caches prefixes, its pair watched."""
     pair = WatchedRunner(session.target, session.drafter)
@@ -107,12 +112,12 @@ def test_the_next_turn_computes_what_is_new(session: Session) -> None:
     drive(decoder, [turn := session.request(first, greedy(40))])
     known = [*first, *turn.token_ids]
     second = [*known, 5, 6, 7]
-    before = decoder._runner.computed
+    before = computed(decoder)
     drive(decoder, [again := session.request(second, greedy(40))])
     hit = (len(known) - 1) // P * P
     assert again.num_cached_tokens == hit
     drafted = len(again.steps) + sum(step.proposed for step in again.steps)
-    assert decoder._runner.computed - before == len(second) - hit + drafted
+    assert computed(decoder) - before == len(second) - hit + drafted
     assert same(again, alone(session, second, 40))
     assert session.target.model.dtype == torch.float32 or session.target.is_batch_invariant
     metrics = decoder.metrics()
@@ -220,7 +225,7 @@ def test_requests_that_come_together_share_what_they_begin_with(session: Session
     drive(decoder, [])
     assert [request.num_cached_tokens for request in requests] == [0, 3 * P, 3 * P]
     drafted = sum(len(request.steps) + sum(step.proposed for step in request.steps) for request in requests)
-    assert decoder._runner.computed == 3 * P + sum(len(prompt) - 3 * P for prompt in prompts_) + drafted
+    assert computed(decoder) == 3 * P + sum(len(prompt) - 3 * P for prompt in prompts_) + drafted
     for request, prompt in zip(requests, prompts_, strict=True):
         assert same(request, alone(session, prompt, P, length))
 

@@ -14,10 +14,10 @@ import tritonclient.grpc.model_config_pb2 as schema
 import yaml
 from google.protobuf import text_format
 
+from dflash_trt import LLM, SamplingParams
 from dflash_trt.deploy.checker import check, file_configs
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.errors import BuildError, CheckpointError, ConfigError, EngineError
-from dflash_trt.llm import LLM, SamplingParams
 from dflash_trt.triton.model_file import EmbeddedArguments, TritonConfig, read_model
 from dflash_trt.triton.repository import instructions, write_repository
 from tests.cli.commands import run, run_here

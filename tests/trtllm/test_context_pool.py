@@ -167,6 +167,7 @@ def faulty(worker: PooledWorker, fault: str) -> None:
 def test_a_wrong_binding_shows(setup: Setup, fault: str) -> None:
     """So that equal drafts prove that nothing of this happened."""
     worker, spec = setup.worker("V2"), setup.manifest.draft
+    assert isinstance(worker, PooledWorker)
     with torch.inference_mode():
         taps = torch.randn(2, 70, spec.target_hidden_size, generator=torch.Generator().manual_seed(0))
         for slot in range(2):
@@ -202,6 +203,7 @@ def test_what_the_manager_is_told_and_what_arena_is_named(setup: Setup, caplog: 
         assert set(config.layer_types) == {"full_attention"}
     # One tensor of all layers: what the worker falls back to with no more than a warning
     worker = setup.worker("V1")
+    assert isinstance(worker, PooledWorker)
     worker.drafter._context.bind_pool(torch.stack(worker.views), worker.table)
     assert "private context arena in the place of the managed pool" in caplog.text
 
@@ -252,6 +254,7 @@ def test_what_a_pool_shows_is_refused_by_name(setup: Setup, version: str) -> Non
 def test_a_pool_that_moves_without_a_word(setup: Setup) -> None:
     """The binding follows the views of every pass, announced or not."""
     worker, spec = setup.worker("V2"), setup.manifest.draft
+    assert isinstance(worker, PooledWorker)
     with torch.inference_mode():
         worker.prefill(0, torch.randn(70, spec.target_hidden_size))
         context = worker._context(torch.arange(1))

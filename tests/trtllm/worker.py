@@ -261,7 +261,8 @@ def share(drafter: Any, target: Any) -> None:
 
 
 def engine_of(session: Session) -> Path:
-    return session.drafter.executor._directory
+    executor: Any = session.drafter.executor
+    return Path(executor._directory)
 
 
 def draft_config(spec: Any) -> SimpleNamespace:

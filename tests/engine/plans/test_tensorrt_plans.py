@@ -22,7 +22,7 @@ from dflash_trt.engine.plans import add_plans as module
 from dflash_trt.engine.plans import machine, tensorrt_api
 from dflash_trt.engine.plans.add_plans import add_plans
 from dflash_trt.engine.plans.compile import TimingCache, build_plan
-from dflash_trt.engine.plans.plan import PlanOptions, Range
+from dflash_trt.engine.plans.plan import PlanOptions, Range, profiles
 from dflash_trt.engine.plans.plan_process import PlanJob, build_apart
 from dflash_trt.engine.plans.tensorrt_api import host_code, installed_library
 from dflash_trt.errors import BuildError, DFlashError, EngineError, MissingDependencyError
@@ -83,7 +83,7 @@ def test_plans_join_the_directory(engine: Path, tmp_path: Path, monkeypatch: pyt
 
     def build_apart(job: PlanJob, directory: Path, output: Path) -> None:
         plan = build_plan(
-            tensorrt_rtx(), directory, job.graph, module.profiles(job.name, job.options), job.options,
+            tensorrt_rtx(), directory, job.graph, profiles(job.name, job.options), job.options,
             compute_capabilities=job.compute_capabilities, plugin=None, timing_cache=None,
         )  # fmt: skip
         output.write_bytes(plan)

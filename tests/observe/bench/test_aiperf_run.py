@@ -58,8 +58,8 @@ def test_what_is_known_of_acceptance(tmp_path: Path) -> None:
     silent = record("b", 1)
     del silent["spec_decode_acceptance"]
     assert point(tmp_path, record("a", 0), silent, observed=hidden).acceptance.why == "no /metrics"
-    hidden = recorded(ObservedAcceptance(source="not published", how="because"))
-    assert (hidden.source, hidden.why) == ("not published", "because")
+    unknown = recorded(hidden)
+    assert (unknown.source, unknown.why) == ("not published", "no /metrics")
     kept = recorded(ObservedAcceptance(source="counters", how="kept", counts=drafting(20, 50, None)))
     assert (kept.source, kept.tau_of_drafting_passes, kept.how, kept.counts) == ("gauges", 3.5, "kept", None)
     sampled = recorded(ObservedAcceptance(source="gauges", how="sampled", sampled_tau=2.5))

@@ -18,6 +18,7 @@ from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.model_runner import ModelRunner
+from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
 from tests.engines import build
 from tests.paths import FIXTURES
 
@@ -94,6 +95,7 @@ def fc_of_another_target(weights: Weights) -> None:
 def shift_taps(llm: LLM) -> None:
     """Each tap is what goes into its layer, and not what comes out of it."""
     target = pair(llm)._target
+    assert isinstance(target, HuggingFaceTarget)
     target._catcher, target._taps = None, [tap - 1 for tap in target._taps]  # of hidden_states, embeddings first
 
 

@@ -153,7 +153,7 @@ def test_a_lost_rank_goes_before_what_followed_from_it(failed: dict[int, Failed 
 
 def connected() -> list[Link]:
     """The links of rank 0 and rank 1 to each other."""
-    store = distributed.HashStore()
+    store = distributed.HashStore()  # type: ignore[attr-defined]  # torch's stub lacks it
 
     def connect(rank: int) -> Link:
         return Link(distributed.ProcessGroupGloo(store, rank, 2, timedelta(seconds=PATIENCE)), 1 - rank)

@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from dflash_trt.runtime.targets.huggingface import HuggingFaceTarget
+from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
 from dflash_trt.runtime.targets.target import Segment
 from tests.oracle import random_pairs
 from tests.reference.synthetic import DraftSizes

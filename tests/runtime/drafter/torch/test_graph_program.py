@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import sysconfig
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -365,15 +367,15 @@ def test_a_machine_on_which_nothing_compiles(tmp_path: Path, monkeypatch: pytest
     said: list[str] = []
     monkeypatch.setattr(torch_executor.LOG, "warning", lambda text, *values: said.append(text % values))
     monkeypatch.setattr(calls, "find_spec", lambda name: object())
-    monkeypatch.setattr(calls.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     before = list(program.calls)
     for _ in range(2):
         executor._fuse(program)
     assert program.calls == before
     (message,) = said
     assert "torch.compile lacks a C compiler: a kernel for each operator" in message
-    monkeypatch.setattr(calls.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(calls.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     assert calls.why_not_compiled() == str(tmp_path / "Python.h")
     (tmp_path / "Python.h").touch()
     assert calls.why_not_compiled() is None
