@@ -24,7 +24,6 @@ from dflash_trt.deploy.gpus import FACTS_EXAMPLE, parse_gpu_facts
 from dflash_trt.errors import EngineError
 from dflash_trt.files.command import quoted
 from dflash_trt.files.write import OutputKind, check_replaceable
-from dflash_trt.observe.plots.picture import PICTURE
 
 if TYPE_CHECKING:
     from dflash_trt.quantize.bounds import Ranges
@@ -111,8 +110,10 @@ def check_output_file(option: str, file: Path | None, suffix: str, kind: OutputK
 
 def check_picture(file: Path | None) -> None:
     """Raises UsageError, BuildError or ModuleNotFoundError where --plot cannot draw a PNG into `file`."""
-    check_output_file("--plot", file, ".png", PICTURE)
     if file is not None:
+        from dflash_trt.observe.plots.picture import PICTURE
+
+        check_output_file("--plot", file, ".png", PICTURE)
         import matplotlib  # noqa: F401 - it is used once the work is done
 
 
