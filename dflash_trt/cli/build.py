@@ -155,11 +155,10 @@ def build(draft: str | None, plans_for: Path | None, dry_run: bool, as_json: boo
             output, target = settings["output"] or Path(config.stem), settings["target"]
             print_dry_run(config, output, changes if has_plans else None, cache, target=target, as_json=as_json)
             return
-        settings["keep_plans"] = has_plans
         if config is None:
             build_options = checkpoint_options(str(draft), **settings)
         else:
-            build_options = deployment_options(config, **settings)
+            build_options = deployment_options(config, has_plans=has_plans, **settings)
         _write_engine(build_options)
         engine = build_options.output
         if build_options.plan_options is not None and not has_plans:
@@ -190,7 +189,7 @@ def checkpoint_options(
 
 
 def deployment_options(
-    config: Path, *, target: str | None, output: Path | None, recipe: str | None, calibration: str, keep_plans: bool,
+    config: Path, *, target: str | None, output: Path | None, recipe: str | None, calibration: str, has_plans: bool,
     **settings: Any,
 ) -> BuildOptions:  # fmt: skip
     """Options for the draft, target and recipe that CONFIG.yaml names, where they fit its GPUs."""
@@ -208,8 +207,8 @@ def deployment_options(
     if is_engine_mode:
         _print_ranks(deployment)
         settings["tp"] = deployment.num_ranks
-    served = plan_sizes(deployment) if keep_plans or is_engine_mode else None
-    settings |= {"output": output or Path(name), "keep_plans": keep_plans, "plan_options": served}
+    served = plan_sizes(deployment) if has_plans or is_engine_mode else None
+    settings |= {"output": output or Path(name), "plan_options": served}
     return _options(file.draft, target, (source, partner), recipe, calibration, **settings)
 
 

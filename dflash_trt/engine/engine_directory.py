@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from pathlib import Path
 
 import msgspec
@@ -32,13 +30,12 @@ from dflash_trt.engine.manifest import (
     Plugin,
     Source,
     TargetSource,
-    read_manifest,
     sha256,
 )
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.proposal_head import HeadChoice, with_head
 from dflash_trt.engine.signatures import Graph, Shard, graph_signatures, not_shared, shard_spec, shards
-from dflash_trt.errors import BuildError, EngineError
+from dflash_trt.errors import BuildError
 from dflash_trt.files.read import read_bytes
 from dflash_trt.files.write import OutputKind, check_replaceable, new_directory
 from dflash_trt.quantize.bounds import Ranges
@@ -81,8 +78,6 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks that share the drafter."""
     plan_options: PlanOptions | None = None
     """What TensorRT plans, built now or later, are to serve."""
-    keep_plans: bool = False
-    """Whether plans of the engine that is replaced stay where they were made from the same bytes."""
 
 
 def build_engine(options: BuildOptions) -> Manifest:
@@ -105,7 +100,7 @@ def build_engine(options: BuildOptions) -> Manifest:
     if options.target_name is not None:
         target_source = describe_target(options.target, options.target_name)
 
-    def finish(part: DraftCheckpoint, directory: Path, old: Path, shard: Shard | None = None) -> Manifest:
+    def finish(part: DraftCheckpoint, directory: Path, shard: Shard | None = None) -> Manifest:
         """Writes the graphs and the manifest beside the tensors, and returns the manifest."""
         graphs = _write_graphs(part, directory, shard)
         manifest = Manifest(
@@ -123,8 +118,6 @@ def build_engine(options: BuildOptions) -> Manifest:
             shard=shard,
             num_ranks=1 if shard else num_ranks,
         )
-        if options.keep_plans:
-            manifest = carry_plans(old, directory, manifest)
         (directory / MANIFEST).write_bytes(manifest.encode())
         return manifest
 
@@ -135,11 +128,11 @@ def build_engine(options: BuildOptions) -> Manifest:
         written = msgspec.structs.replace(
             draft, directory=directory, spec=new.spec, quantization=new.quantization, weights=read_weights(directory)
         )
-        manifest = finish(written, directory, output)
+        manifest = finish(written, directory)
         for shard in shards(num_ranks):
             place = directory / shard.directory
             place.mkdir()
-            finish(write_shard(written, shard, place), place, output / shard.directory, shard)
+            finish(write_shard(written, shard, place), place, shard)
     return manifest
 
 
@@ -226,35 +219,6 @@ def describe_target(target: TargetCheckpoint, name: str) -> TargetSource:
     return TargetSource(
         name=label_text(name), revision=revision, config_sha256=sha256(target.directory / "config.json")
     )
-
-
-def carry_plans(old: Path, new: Path, manifest: Manifest) -> Manifest:
-    """`manifest` of the engine at `new`, with those plans of an engine at `old` that were made from the same bytes."""
-    if not (old / MANIFEST).is_file():
-        return manifest
-    try:
-        before = read_manifest(old)
-    except EngineError:  # damaged, which is why it is replaced
-        return manifest
-    reusable = {name: plan for name, plan in before.plans.items() if plan.made_from.items() <= manifest.sha256.items()}
-    for plan in reusable.values():
-        link(old / plan.file, new / plan.file)
-    hashes = manifest.sha256 | {plan.file: before.sha256[plan.file] for plan in reusable.values()}
-    return msgspec.structs.replace(
-        manifest,
-        plans=reusable,
-        plan_options=manifest.plan_options or before.plan_options,
-        sha256=dict(sorted(hashes.items())),
-    )
-
-
-def link(file: str | Path, name: str | Path) -> str:
-    """Hard-links a file of gigabytes until the old directory is gone; copies it on file systems without links."""
-    try:
-        os.link(file, name)
-    except OSError:
-        shutil.copyfile(file, name)
-    return str(name)
 
 
 def write_shard(whole: DraftCheckpoint, shard: Shard, directory: Path) -> DraftCheckpoint:

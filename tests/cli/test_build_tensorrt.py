@@ -111,8 +111,6 @@ def test_shards_of_ranks(engine: Path, tensorrt: Checked) -> None:
     assert [bool(plan.plugin_sha256) for _, plan in sorted(plans.items())] == [False, True, False, True, False, False]
     run_here("build", "--plans-for", engine)
     assert built(tensorrt) == []
-    build_engine(engine, *TENSORRT, "--force", "--tp", 2)
-    assert built(tensorrt) == []
     run_here("generate", engine, "--target", TARGET, "--max-tokens", "4", "--device", "cpu", "text")
     assert "--tp cannot be used" in run("build", "--plans-for", engine, "--tp", 2).stderr
 
@@ -129,17 +127,6 @@ def test_a_deployment_prints_what_ranks_would_cost(tmp_path: Path) -> None:
         assert read_manifest(tmp_path / "engine").num_ranks == ranks
     with pytest.raises(click.UsageError, match="--tp is for a draft checkpoint"):
         run_here("build", config, "--tp", 2)
-
-
-def test_force_keeps_the_plans_of_what_did_not_change(engine: Path, tensorrt: Checked) -> None:
-    build_engine(engine, *TENSORRT, *SMALL)
-    built(tensorrt)
-    build_engine(engine, *TENSORRT, "--force")
-    assert built(tensorrt) == []
-    build_engine(engine, *TENSORRT, "--force", "--recipe", "fp8")
-    assert built(tensorrt) == ["context.onnx", "draft.onnx"]
-    build_engine(engine, "--force", "--recipe", "fp8")
-    assert read_manifest(engine).plans == {}
 
 
 def test_options_reach_tensorrt(engine: Path, tensorrt: Checked, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import msgspec
 import onnx
 from onnx.external_data_helper import uses_external_data
 
-from dflash_trt.engine.engine_directory import ENGINE, is_engine, link
+from dflash_trt.engine.engine_directory import ENGINE, is_engine
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, read_parts, sha256
 from dflash_trt.engine.plans import machine, tensorrt_api
 from dflash_trt.engine.plans.compile import TimingCache, build_plan
@@ -139,4 +140,13 @@ def _link_files(directory: Path, temporary: Path, *, leave_out: set[str]) -> Non
             return set()
         return leave_out | {name for name in names if any(is_of_plan(name, plan) for plan in leave_out)}
 
-    shutil.copytree(directory, temporary, copy_function=link, symlinks=True, ignore=left_out, dirs_exist_ok=True)
+    shutil.copytree(directory, temporary, copy_function=_link, symlinks=True, ignore=left_out, dirs_exist_ok=True)
+
+
+def _link(file: str | Path, name: str | Path) -> str:
+    """Hard-links a file of gigabytes until the old directory is gone; copies it on file systems without links."""
+    try:
+        os.link(file, name)
+    except OSError:
+        shutil.copyfile(file, name)
+    return str(name)

@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from dflash_trt.engine.engine_directory import carry_plans
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.engine.plans import add_plans as module
 from dflash_trt.engine.plans import machine, tensorrt_api
@@ -204,25 +203,6 @@ def test_without_the_name_that_the_parser_opens(monkeypatch: pytest.MonkeyPatch,
     message = refusal(lambda: tensorrt_api.load_tensorrt("tensorrt_rtx"), MissingDependencyError)
     assert f"expected {tmp_path / 'libtensorrt_rtx.so'} to load, found: " in message
     assert "hint: reinstall dflash-trt" in message
-
-
-def test_plans_of_the_same_bytes_are_carried_over(engine: Path, built: list[str], source: Path, tmp_path: Path) -> None:
-    add_plans(engine, SMALL)
-    manifest = build(source, tmp_path / "again")
-    carried = carry_plans(engine, tmp_path / "again", manifest)
-    assert carried == read_manifest(engine)
-    assert (tmp_path / "again" / "draft.plan").read_bytes() == (engine / "draft.plan").read_bytes()
-    asked = msgspec.structs.replace(SMALL, max_batch_size=1)
-    (tmp_path / "second").mkdir()
-    of_another_size = msgspec.structs.replace(manifest, plan_options=asked)
-    assert carry_plans(engine, tmp_path / "second", of_another_size).plan_options == asked
-    changed = msgspec.structs.replace(manifest, sha256=manifest.sha256 | {"draft.onnx": "0" * 64})
-    (tmp_path / "third").mkdir()
-    assert carry_plans(engine, tmp_path / "third", changed).plans.keys() == {"context"}
-    assert [file.name for file in (tmp_path / "third").iterdir()] == ["context.plan"]
-    assert carry_plans(source, tmp_path / "third", manifest) == manifest
-    (engine / "context.plan").write_bytes(b"damaged")
-    assert carry_plans(engine, tmp_path / "third", manifest) == manifest
 
 
 @pytest.fixture(params=VERSIONS)
