@@ -24,7 +24,7 @@ from tests.fixtures_data import prompts
 from tests.gpu.launches import Launch, moved, takes
 from tests.gpu.test_append import append
 from tests.paths import FIXTURES, REPOSITORY
-from tests.plugins.cases import CORNER, FEATURES, MANY_ROWS_FP8, OUT_OF_RANGE, Case
+from tests.plugins.cases import CORNER, FEATURES, MANY_ROWS_FP8, OUT_OF_RANGE, PAGED, Case
 from tests.plugins.tensors import BAD, Tensors, draw, out_of_range
 from tests.plugins.test_append import CASES as APPENDS
 
@@ -33,8 +33,9 @@ pytestmark = pytest.mark.gpu
 NAMES = {
     *(f"D{D}-{dtype}{cache}" for D in (64, 96, 128, 256) for dtype in ("bf16", "f16") for cache in ("", "-fp8")),
     *("window7-causal-sinks", "N40-G8-S7", "N32-G2-S32", "no-context", "full-cache", "one-long", "odd"),
+    *("pages-16-V1-bf16", "pages-64-V2-fp8", "pages-64-window-65", "pages-many-rows"),
 }
-CASES = [case for case in (*FEATURES, *CORNER) if case.name in NAMES]
+CASES = [case for case in (*FEATURES, *CORNER, *PAGED) if case.name in NAMES]
 DONE = "every call was made"
 OPTIONS = [
     *("--kernel-name", "kns=kv_injection"),  # racecheck warns of hazards in other kernels, too
