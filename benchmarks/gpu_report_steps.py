@@ -107,9 +107,9 @@ STEPS = (
          RUNNING, shown=150),
     Step("attention kernel with products ahead, measured", f"{ATTENTION} 600000 --only FP8 --kernel ahead --peer none",
          120, (*RUNNING, HOPPER), shown=90),
+    Step("{experts}'s shape: a pass, tokens/s, capture", f"{BENCH} {{experts}} {{decoding}}", 200, RUNNING, shown=60),
     Step("a decode, sanitized", f"{TEST}/test_sanitizer.py -v -k decode", 120, (*RUNNING, SANITIZER), shown=4),
     Step("{small}'s shape: a pass, tokens/s, capture", f"{BENCH} {{small}} {{decoding}} --no-peers", 100, RUNNING),
-    Step("{experts}'s shape: a pass, tokens/s, capture", f"{BENCH} {{experts}} {{decoding}}", 200, RUNNING, shown=60),
     Step("{pair}: engine", f"{{cli}} build {{fixtures}}/{{pair}}-dflash --target {{fixtures}}/{{pair}} -o {ENGINE}", 60,
          shown=0),
     Step("capture", f"{{cli}} capture {PAIR}-dflash --target {PAIR} --prompts {{fixtures}}/prompts.jsonl"
