@@ -10,8 +10,9 @@ Ours is what RuntimeOptions(device="cuda", executor="torch", dtype="bfloat16") o
 timed, beside a copy of its weights, and at last what `capture` records. The others decode with the same weights in the
 same process: transformers' generate in batches of the same sizes, and DFlash one prompt at a time, by z-lab's own loop
 where its package `dflash` is installed, else by transformers' assisted decoding, compared with transformers' plain
-decoding. Ours run in turn, then the others, and a row's time is the median round. "ms a pass" is that time by the
-target's forward calls, prompts included. Prints tables as soon as they are known, asserts nothing.
+decoding. Ours run in turn, then the others, a third as often; a row's time is the median round behind a first one that
+is not counted. "ms a pass" is that time by the target's forward calls, prompts included. Prints tables as soon as they
+are known, asserts nothing.
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ def main(
             prompts = pair.prompts[: max(settings.batches)]
             print_capture(pair.session, prompts, settings.tokens, Path(work) / "features")
             if peers:
-                _measure(pair, [way for way in _peers(pair) if _works(way)], rounds)
+                _measure(pair, [way for way in _peers(pair) if _works(way)], rounds // 3 or 1)
     except DFlashError as error:
         raise click.ClickException(str(error)) from error
 
@@ -334,19 +335,30 @@ def _print_hardware(pair: Pair) -> None:
 def _works(way: Way) -> bool:
     """Whether another library decodes here; prints what it says otherwise."""
     try:
-        way.round()
+        _first(way)
     except Exception as error:  # whatever it says to a model or a GPU that it does not take
         click.echo(f"{way.name}, batch {way.batch}: {(str(error) or repr(error)).splitlines()[0]}")
         return False
     return True
 
 
+def _first(way: Way) -> None:
+    """Warms up, and says so: a run that is cut off shows how far it came."""
+    way.round()
+    click.echo(f"{way.name}, batch {way.batch}: first round {way.seconds[-1]:.1f} s", err=True)
+
+
 def _measure(pair: Pair, ways: list[Way], rounds: int) -> None:
     # The largest batch first: caches that grow make every CUDA graph so far be recorded again.
-    measure(sorted(ways, key=lambda way: -way.batch), rounds)
+    ways = sorted(ways, key=lambda way: -way.batch)
+    for way in ways:
+        if not way.seconds:
+            _first(way)
+    measure(ways, rounds)
     rows = [(*way.cells, f"{1e3 * way.median / way.answers.passes:.2f}") for way in ways]
     work = f"{pair.num_prompts} prompts, or a batch of them, x {pair.settings.tokens} tokens"
-    print_table(f"{pair.title}: {work}, BF16, median of {rounds} rounds", (*COLUMNS, "ms a pass"), rows)
+    how = "one round" if rounds == 1 else f"median of {rounds} rounds"
+    print_table(f"{pair.title}: {work}, BF16, {how}", (*COLUMNS, "ms a pass"), rows)
 
 
 if __name__ == "__main__":

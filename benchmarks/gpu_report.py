@@ -7,9 +7,10 @@ models decode in torch, and what needs TensorRT is counted as lacking it. --seco
 tell most come first. --rehearse tries the steps in torch on a CPU, small.
 
 Each step is a process of its own with a time limit: it passed, failed, or lacked something, which is named with the
-command that brings it. After a failure the next step runs. The page is docs/gpu.md with a section for this card and
-commit before the others: versions, results, and the end of what each step printed; `cp gpu-report.md docs/gpu.md` takes
-it over. It is written before and after each step; a log beside it holds all that was printed.
+command that brings it. After a failure the next step runs. The page is docs/gpu.md, or what an earlier run has written
+in its place, with a section for this card and commit before the others: versions, results, and the end of what each
+step printed; `cp gpu-report.md docs/gpu.md` takes it over. It is written before and after each step; a log beside it
+holds all that was printed. --rest goes on with the steps that have not passed in the page's first section.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
@@ -56,6 +57,8 @@ SECONDS = 600
 """No step runs later than so long after the setup."""
 PASSED, FAILED, LACKED, RUNS = "passed", "**failed**", "lacked", "**cut off**"
 FAILED_LINES, LISTED = 80, 12
+LEAST_SHARE = 1 / 3
+"""Part of a step's time limit, without which it is not begun: it would be cut off, and a shorter one may follow."""
 MARK = "<!-- Reports of benchmarks/gpu_report.py, newest first -->\n"
 VERSIONS = ("Python", "CPU", "transformers", "onnxruntime", "nvcc", "tensorrt", "NVIDIA driver", "CUDA of the driver")
 NO_GPU = {"cpu": "Rehearsed on a CPU, where sizes and times mean nothing", "cuda": "No GPU"}
@@ -77,6 +80,7 @@ class Outcome:
     seconds: float = 0
     why: list[str] = field(default_factory=list)
     """What it lacked, or what went wrong."""
+    command: str = ""
     output: str = ""
 
     @property
@@ -88,17 +92,24 @@ class Outcome:
 class Report:
     """The outcomes so far, and the page of them."""
 
-    def __init__(self, work: Path, page: Path, commit: str, device: str) -> None:
+    def __init__(self, work: Path, page: Path, commit: str, device: str, libraries: Sequence[str]) -> None:
         self.end = math.inf
         """No step runs later, by time.monotonic."""
         self.outcomes: list[Outcome] = []
         self.machine: list[MachineFinding] = []
         self.gpu: str | None = None
         """The first one, as torch describes it."""
-        self._work, self._page, self._commit, self._device = work, page, commit, device
-        self._template = (REPOSITORY / "docs" / "gpu.md").read_text()
+        self._work, self._page, self._commit, self._device, self._libraries = work, page, commit, device, libraries
+        self._template = (page if page.exists() else REPOSITORY / "docs" / "gpu.md").read_text()
+        if MARK not in self._template:
+            raise click.UsageError(f"-o: expected a new file, or a page of an earlier run, found {page}")
         self._log = page.with_suffix(".log")
-        self._log.write_text("")
+
+    @property
+    def passed_before(self) -> set[str]:
+        """Titles of the steps that passed in the first section of the page that this one is added to."""
+        section = self._template.partition(MARK)[2].lstrip().partition("\n## ")[0]
+        return set(re.findall(rf"^\| (.+?) \| {PASSED} \|", section, re.MULTILINE))
 
     @property
     def capability(self) -> str | None:
@@ -126,8 +137,9 @@ class Report:
 
     def run(self, step: Step) -> Outcome:
         """Runs one step; one that fails keeps no other from running, except what builds on it."""
-        command = shlex.split(step.command.format_map(words(self._work, self.capability, self._device)))
-        outcome = Outcome(step, LACKED, why=self._lacking(step))
+        command = shlex.split(step.command.format_map(self._words()))
+        shown = _shown(shlex.join(command)).replace(f"{self._work}/", "").replace(sys.executable, "python3", 1)
+        outcome = Outcome(step, LACKED, why=self._lacking(step), command=" ".join(shown.split()))
         self.outcomes.append(outcome)
         if not outcome.why:
             outcome.result = RUNS
@@ -140,15 +152,19 @@ class Report:
         self.write()
         with self._log.open("a") as log:
             log.write(f"\n{step.title}: {outcome.result}, {outcome.seconds:.0f} s {'; '.join(outcome.why)}\n")
-            log.write(f"$ {_shown(shlex.join(command))}\n{outcome.output}")
+            log.write(f"$ {outcome.command}\n{outcome.output}")
         click.echo(f"{outcome.result.strip('*')}: {step.title} ({outcome.seconds:.0f} s)", err=True)
         return outcome
+
+    def _words(self) -> dict[str, str]:
+        libraries = shlex.join(f"--library={library}" for library in self._libraries)
+        return words(self._work, self.capability, self._device) | {"libraries": libraries}
 
     def _lacking(self, step: Step) -> list[str]:
         earlier = {outcome.title: outcome.result for outcome in self.outcomes}
         lacking = [step.lacks] if step.lacks else [name for name in step.needs if name in self.missing()]
         lacking = lacking or [f"“{title}”" for title in step.after if earlier.get(title) != PASSED]
-        return lacking or (["time"] if self.end - time.monotonic() < 1 else [])
+        return lacking or (["time"] if self.end - time.monotonic() < LEAST_SHARE * step.seconds else [])
 
     def write(self) -> None:
         """Writes the page: docs/gpu.md as it was when the report began, with this section before the other reports."""
@@ -212,6 +228,7 @@ def _printed(outcome: Outcome) -> list[str]:
     if len(printed) > most:
         head = most // 2 if outcome.result == FAILED else 0
         printed[head : len(printed) - most + head] = ["..."] if head else []
+    printed = [f"$ {outcome.command}", *printed] if printed else []
     return [f"    {line}" for line in printed]  # indented, so that nothing that a step prints ends the block
 
 
@@ -261,12 +278,14 @@ def run(command: Sequence[str], seconds: float, environment: Mapping[str, str] |
         return status, _shown(output.read())
 
 
-def chosen(every: Sequence[Step], only: str | None) -> list[Step]:
-    """The steps that have `only` in their titles, and those that they come after; all of them for None."""
-    wanted = {step.title for step in every if only is None or only.lower() in step.title.lower()}
-    if not wanted:
-        titles = "; ".join(step.title for step in every)
-        raise click.UsageError(f"--only: expected part of a step's title, found {only!r}: {titles}")
+def chosen(every: Sequence[Step], only: Sequence[str], done: Collection[str] = ()) -> list[Step]:
+    """The steps not `done` that have one of `only` in their titles, all for none, and those that they come after."""
+    found = {part: {step.title for step in every if part.lower() in step.title.lower()} for part in only or ("",)}
+    for part, titles in found.items():
+        if not titles:
+            every_title = "; ".join(step.title for step in every)
+            raise click.UsageError(f"--only: expected part of a step's title, found {part!r}: {every_title}")
+    wanted = set[str]().union(*found.values()) - set(done)
     while before := {title for step in every if step.title in wanted for title in step.after} - wanted:
         wanted |= before
     return [step for step in every if step.title in wanted]
@@ -283,20 +302,28 @@ def _terminated(_signal: int, _frame: object) -> NoReturn:
 
 @click.command()
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("gpu-report.md"), show_default=True)
-@click.option("--only", metavar="NAME", help="Run the steps with NAME in their titles, and what they build on.")
+@click.option("--only", multiple=True, metavar="NAME", help="Steps with NAME in their titles, and what they build on.")
+@click.option("--rest", is_flag=True, help="Steps that have not passed in the first section of the page so far.")
 @click.option("--seconds", type=click.IntRange(min=1), default=SECONDS, show_default=True, help="Time after the setup.")
 @click.option("--commit", help="The commit that this tree is of, where git is not at hand.")
+@click.option(
+    "--library", "libraries", multiple=True, metavar="NAME=PATH", help="Another build, timed beside this one."
+)
 @click.option("--rehearse", is_flag=True, help="On a CPU: install nothing, and run what can be run there, small.")
-def main(output: Path, only: str | None, seconds: int, commit: str | None, rehearse: bool) -> None:
+def main(
+    output: Path, only: tuple[str, ...], rest: bool, seconds: int, commit: str | None, libraries: tuple[str, ...],
+    rehearse: bool,
+) -> None:  # fmt: skip
     """Run every step and write the page; exits with 0 whatever the steps say, because the page says it."""
     signal.signal(signal.SIGTERM, _terminated)
     device = "cpu" if rehearse else "cuda"
     with tempfile.TemporaryDirectory() as work:
-        report = Report(Path(work), output, commit or _commit(), device)
+        report = Report(Path(work), output, commit or _commit(), device, libraries)
         chosen(steps(None, device), only)
+        done = report.passed_before if rest else ()
         report.set_up()
         report.end = time.monotonic() + seconds * (REHEARSED_SECONDS if rehearse else 1)
-        for step in chosen(steps(report.capability, device), only):
+        for step in chosen(steps(report.capability, device), only, done):
             report.run(step)
     click.echo(output)
 

@@ -22,7 +22,7 @@ from dflash_trt.quantize.recipe import FP8_KV, load_recipe
 
 PLUGIN, TENSORRT, TRTLLM, TORCH = "plugin library", "tensorrt", "tensorrt_llm", "torch with CUDA"
 RTX, RTX_LIBRARIES = RUNTIMES["tensorrt_rtx"].package, "tensorrt_rtx_cu13_libs"
-KERNELS, NETWORK, SANITIZER = "kernels, compiled", "network", "compute-sanitizer"
+KERNELS, NETWORK, SANITIZER, HOPPER = "kernels, compiled", "network", "compute-sanitizer", "a GPU of SM 9.0"
 """What steps may lack: as doctor calls it, or what a step brings."""
 RUNNING, BUILDING = (TORCH, KERNELS), (TORCH, TENSORRT, PLUGIN)
 # By CUDA version of torch; that of 13 was run on a CPU, those of 12 bring no nvcc in some releases.
@@ -68,11 +68,13 @@ EACH = {
 }
 """A step whose title names one of these is a step for each."""
 SIZES: dict[str, dict[str, str]] = {
-    "cuda": {"decoding": "--tokens 48 --num-prompts 2", "captured": "--max-tokens 96", "training": "--steps 40"},
+    "cuda": {"decoding": "--tokens 64 --num-prompts 2", "captured": "--max-tokens 96", "training": "--steps 40"},
     "cpu": {
-        "decoding": "--tokens 6 --num-prompts 1 --batch 1 --batch 2", "captured": "--max-tokens 40 --max-prompts 4",
-        "training": "--steps 4", "decode": "--num-prompts 2 --tokens 24", "collect": "--collect-only -q",
+        "decoding": "--tokens 6 --num-prompts 1 --batch 1 --batch 2 --rounds 1",
+        "decode": "--num-prompts 2 --tokens 24",
+        "captured": "--max-tokens 40 --max-prompts 4", "training": "--steps 4", "collect": "--collect-only -q",
         "passes": "--shape tiny --layers 1 --batch-sizes 1,2 --contexts 64,9000", "attention": "--dry-run",
+        "phases": "--help",
     },
 }  # fmt: skip
 """Options of commands on a GPU, and in a rehearsal."""
@@ -81,8 +83,10 @@ SHAPES: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {"dense": ("tiny",), "experts": ("tiny-gpt-oss",), "small": ()},
 }
 TEST = "{python} -m pytest -m gpu -rs --tb=short --maxfail=6 {collect} tests/gpu"
-DECODING, BENCH = "/test_decode.py -vv", "{python} benchmarks/bench_gpu.py --rounds 1 --device {device} --shape"
+DECODING, BENCH = "/test_decode.py -vv", "{python} benchmarks/bench_gpu.py --rounds 3 --device {device} --shape"
 OTHERS = f"{TEST} --ignore tests/gpu/test_decode.py --ignore tests/gpu/test_sanitizer.py"
+ATTENTION = "{python} benchmarks/bench_kv_injection_attention.py --runs 20 {attention} --max-rows"
+PEERS = "--peer cudnn --peer 'torch flash' --peer fa2 --peer XQA"
 ENGINE, PLANS, WHOLE = "{work}/{pair}", "{pair}: plans", "gpt-oss-120b's drafter, whole: plans, fused layers, latency"
 RTX_PLANS, RTX_ENGINE = "tiny-gpt-oss: plans by TensorRT-RTX", "{work}/rtx"
 PAIR, FEATURES = "{fixtures}/tiny-gpt-oss", "--features {work}/features.safetensors --device {device}"
@@ -91,29 +95,37 @@ WHOLE_SIZES = "--layers 8 --max-batch-size 4 --max-seq-len 110000"
 """Rows of each of five slots: 8 layers, 8 heads and 64 numbers of each make them 1.05 x 2^31 elements."""
 STEPS = (
     Step("{pair}, tested: texts, steps, graphs, prefixes", f"{TEST}{DECODING} -k {{pair}}", 150, RUNNING, shown=12),
-    Step("{dense}'s shape: a pass, tokens/s, capture", f"{BENCH} {{dense}} {{decoding}}", 150, RUNNING),
-    Step("{pair}: engine", f"{{cli}} build {{fixtures}}/{{pair}}-dflash --target {{fixtures}}/{{pair}} -o {ENGINE}", 60,
-         shown=0),
-    Step("{pair}: parity", f"{{ours}} parity {ENGINE} --executor torch --device {{device}}", 60, RUNNING,
-         ("{pair}: engine",)),
-    Step("{pair}: tokens/s", f"{{ours}} decode {ENGINE} {{fixtures}}/{{pair}} --executor torch --device {{device}}"
-         " {decode}", 90, RUNNING, ("{pair}: engine",)),
+    Step("kernels that are taken, tested", f"{OTHERS} -k 'not (short or ahead)'", 120, RUNNING, shown=8),
+    Step("{dense}'s shape: a pass, tokens/s, capture", f"{BENCH} {{dense}} {{decoding}}", 200, RUNNING, shown=60),
     Step("gpt-oss-120b's drafter, {recipe}: a pass",
          "{ours} torch-pass {recipe} {work}/torch-{recipe} --device {device} {passes}", 120, RUNNING),
-    Step("{small}'s shape: a pass, tokens/s, capture", f"{BENCH} {{small}} {{decoding}} --no-peers", 90, RUNNING),
-    Step("kernels that are taken, tested", f"{OTHERS} -k 'not (short or ahead)'", 120, RUNNING, shown=8),
+    Step("attention kernel, measured", f"{ATTENTION} 600000 --only gpt-oss --kernel mma {PEERS} {{libraries}}", 120,
+         RUNNING, shown=120),
+    Step("attention kernel, clock cycles by phase", "{python} tools/kernel_phases.py {phases}", 90, (*RUNNING, HOPPER)),
     Step("kernels beside them, tested", f"{OTHERS} -k 'short or ahead'", 90, RUNNING, shown=8),
-    Step("attention kernel, measured", "{python} benchmarks/bench_kv_injection_attention.py --runs 20 --max-rows 32768"
-         " --only gpt-oss: --peer cudnn {attention}", 120, RUNNING, shown=90),
-    Step("{experts}'s shape: a pass, tokens/s, capture", f"{BENCH} {{experts}} {{decoding}}", 150, RUNNING),
+    Step("attention kernel for short contexts, measured", f"{ATTENTION} 270000 --kernel short --peer none", 120,
+         RUNNING, shown=150),
+    Step("attention kernel with products ahead, measured", f"{ATTENTION} 600000 --only FP8 --kernel ahead --peer none",
+         120, (*RUNNING, HOPPER), shown=90),
+    Step("{experts}'s shape: a pass, tokens/s, capture", f"{BENCH} {{experts}} {{decoding}}", 200, RUNNING, shown=60),
+    Step("a decode, sanitized", f"{TEST}/test_sanitizer.py -v -k decode", 120, (*RUNNING, SANITIZER), shown=4),
+    Step("{small}'s shape: a pass, tokens/s, capture", f"{BENCH} {{small}} {{decoding}} --no-peers", 100, RUNNING),
+    Step("{pair}: engine", f"{{cli}} build {{fixtures}}/{{pair}}-dflash --target {{fixtures}}/{{pair}} -o {ENGINE}", 60,
+         shown=0),
     Step("capture", f"{{cli}} capture {PAIR}-dflash --target {PAIR} --prompts {{fixtures}}/prompts.jsonl"
          " --max-batch-size 32 -o {work}/features.safetensors --device {device} {captured}", 60, RUNNING, shown=4),
     Step("verify of what was captured", f"{{cli}} verify {{work}}/tiny-gpt-oss {FEATURES}", 60, RUNNING,
          ("tiny-gpt-oss: engine", "capture"), shown=30),
+    Step("{pair}: tokens/s", f"{{ours}} decode {ENGINE} {{fixtures}}/{{pair}} --executor torch --device {{device}}"
+         " {decode}", 90, RUNNING, ("{pair}: engine",)),
+    Step("{pair}: parity", f"{{ours}} parity {ENGINE} --executor torch --device {{device}}", 60, RUNNING,
+         ("{pair}: engine",)),
+    Step("attention kernel for Qwen3-8B, measured", f"{ATTENTION} 600000 --only Qwen3-8B --kernel mma {PEERS}"
+         " {libraries}", 120, RUNNING, shown=120),
     Step("recovery for NVFP4", f"{{cli}} recover {PAIR}-dflash --recipe nvfp4 --learning-rate 5e-4 {FEATURES}"
          " -o {work}/recovered {training}", 90, RUNNING, ("capture",), shown=12),
     Step("drafts of every kind, tested against a CPU", f"{TEST}{DECODING} -k computes", 150, RUNNING, shown=12),
-    Step("kernels, sanitized", f"{TEST}/test_sanitizer.py", 240, (*RUNNING, SANITIZER), shown=4),
+    Step("kernels, sanitized", f"{TEST}/test_sanitizer.py -v -k 'not decode'", 240, (*RUNNING, SANITIZER), shown=4),
     Step(PLANS, f"{{cli}} build --plans-for {ENGINE} {SMALL}", 90, BUILDING, ("{pair}: engine",)),
     Step("{pair}: parity of plans", f"{{ours}} parity {ENGINE}", 60, (TORCH, TENSORRT), (PLANS,)),
     Step("{pair}: CUDA graphs of plans", f"{{ours}} graphs {ENGINE}", 60, (TORCH, TENSORRT), (PLANS,)),
@@ -165,12 +177,14 @@ def words(work: Path, capability: str | None, device: str) -> dict[str, str]:
 
 
 def _lacking(needs: tuple[str, ...], recipe: str | None, capability: str | None) -> str | None:
-    """What the GPU lacks for a recipe's weights, or for TensorRT-RTX."""
+    """What the GPU lacks for a recipe's weights, or for what runs on some GPUs only."""
     if capability is None:
         return None
     try:
         if RTX in needs:
             check_served([capability])
+        if HOPPER in needs and capability != "9.0":
+            return f"{HOPPER}; this one is of SM {capability}"
         if recipe is not None:
             file = load_recipe(recipe)
             algorithms = {rule.algorithm for rule in file.rules} | ({"FP8"} if file.fp8_kv_cache else set())

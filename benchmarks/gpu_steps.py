@@ -47,6 +47,8 @@ STEPS = ((3, 5), (1, 2), (60, 30))  # context rows of both slots before a block;
 SHAPE = "gpt-oss-120b"
 AIMS = {"bf16": 850, "fp8": 650}
 """Microseconds of its drafter's pass on an H100, for one block behind 512 rows."""
+ALGORITHMS = {"bf16": "", "fp8": "FP8", "nvfp4": "NVFP4"}
+"""How tools/measured_passes.json calls a recipe's weights."""
 LOWEST_TAU = 1.5
 FAR = 2**31
 
@@ -170,7 +172,7 @@ def torch_pass(
     manifest = _random_engine(recipe, engine, shape, layers)
     torch.cuda.CUDAGraph = partial(torch.cuda.CUDAGraph, keep_graph=True)  # type: ignore[assignment]
     begin, executor = time.monotonic(), choose_executor(engine, manifest, device=device, executor="torch")
-    passes(executor, manifest, batches, contexts)
+    measured = passes(executor, manifest, batches, contexts)
     size, rate = (engine / "model.safetensors").stat().st_size, copy_rate(device)
     click.echo(
         f"{layers} layers, {recipe}: {time.monotonic() - begin:.0f} s in all; weights {size / 1e6:.0f} MB,"
@@ -179,24 +181,33 @@ def torch_pass(
     )
     if device == "cuda" and isinstance(executor, TorchExecutor):
         click.echo("launches of one block: {}, of the fewest context rows: {}".format(*_launches(executor)))
+    rows = (json.dumps([ALGORITHMS.get(recipe, recipe), *key, us]) for key, us in measured.items())
+    click.echo(f"as tools/measured_passes.json has them: {', '.join(rows)}")
 
 
-def passes(executor: Executor, manifest: Manifest, batches: Sequence[int], contexts: Sequence[int]) -> None:
-    """Prints times of both graphs' calls, copies of inputs and outputs included."""
+def passes(
+    executor: Executor, manifest: Manifest, batches: Sequence[int], contexts: Sequence[int]
+) -> dict[Numbers, int]:
+    """Prints times of both graphs' calls, copies of inputs and outputs included; microseconds by context and blocks."""
     spec, rows = manifest.draft, executor.cache_rows(max(batches))
     executor.load()
-    num_pages = num_pages_for(max(contexts))  # every block reads the same pages
-    shape = (num_pages, TOKENS_PER_PAGE) if rows is None else (max(batches), rows)
-    caches = [_cache(executor, manifest, *shape) for _ in "kv"]  # the executor holds their addresses alone
-    executor.bind(*caches)
+    each, found = num_pages_for(max(contexts)) if rows is None else 1, dict[Numbers, int]()  # each block has its own
+    caches = [_cache(executor, manifest, each * max(batches), rows or TOKENS_PER_PAGE) for _ in "kv"]
+    for cache in caches:  # pages of equal numbers, but not of zeros, which take a GPU less power
+        cache.copy_(torch.randn(cache.shape[1:], device=executor.device).to(cache.dtype))
+    executor.bind(*caches)  # it holds their addresses alone
     for context in contexts:
-        page_ids = list(range(num_pages_for(context))) if rows is None else [0]
-        calls = [partial(executor.draft, _inputs(executor, manifest, page_ids, context, B)) for B in batches]
-        times = (f"{1e6 * seconds_of(call):.0f} us for {B}" for call, B in zip(calls, batches, strict=True))
+        for B in batches:
+            used = num_pages_for(context) if rows is None else 1
+            page_ids = [range(block * each, block * each + used) for block in range(B)]
+            inputs = _inputs(executor, manifest, page_ids, context)
+            found[context, B] = round(1e6 * seconds_of(partial(executor.draft, inputs)))
+        times = (f"{found[context, B]} us for {B}" for B in batches)
         click.echo(f"a pass by its blocks, {context} rows of context: {', '.join(times)}")
-    taps, place = torch.zeros(spec.block_size, spec.target_hidden_size), torch.arange(spec.block_size)
+    taps, place = torch.randn(spec.block_size, spec.target_hidden_size), torch.arange(spec.block_size)
     seconds = seconds_of(partial(executor.context, taps.to(executor.device), place.to(executor.device)))
     click.echo(f"context of {spec.block_size} rows: {1e6 * seconds:.0f} us")
+    return found
 
 
 def _launches(executor: TorchExecutor) -> list[int]:
@@ -286,7 +297,7 @@ def far_cache(engine: Path) -> None:
         cache[0, :, :context].normal_()
         cache[-1, :, :context] = cache[0, :, :context]
     executor.bind(*caches)
-    first, last = (executor.draft(_inputs(executor, manifest, [slot], context)) for slot in (0, slots - 1))
+    first, last = (executor.draft(_inputs(executor, manifest, [[slot]], context)) for slot in (0, slots - 1))
     if first.isnan().any() or not torch.equal(first, last):
         raise SystemExit("expected the hidden states of the first slot's rows from the last one, found others")
     click.echo(f"{elements / FAR:.2f} x 2^31 elements in {slots} slots of {rows} rows: the last slot gives the same")
@@ -298,16 +309,14 @@ def _cache(executor: Executor, manifest: Manifest, pages: int, rows: int) -> Ten
     return torch.zeros(shape, dtype=executor.cache_dtype, device=executor.device)
 
 
-def _inputs(
-    executor: Executor, manifest: Manifest, page_ids: Sequence[int], context: int, num_blocks: int = 1
-) -> DraftInputs:
-    """Equal blocks over `context` rows of the pages, at positions that the draft knows."""
-    spec, B = manifest.draft, num_blocks
+def _inputs(executor: Executor, manifest: Manifest, page_ids: Sequence[Sequence[int]], context: int) -> DraftInputs:
+    """Equal blocks over `context` rows of each one's pages, at positions that the draft knows."""
+    spec, B = manifest.draft, len(page_ids)
     S = spec.block_size
     block = torch.randn(1, S, spec.hidden_size, generator=torch.Generator().manual_seed(0))
     positions = min(context, spec.max_position_embeddings - S) + torch.arange(S)[None]
-    values = (block, positions, torch.tensor([page_ids]), torch.tensor([context]))
-    return DraftInputs(*(value.expand(B, *value.shape[1:]).to(executor.device) for value in values))
+    values = (block.expand(B, -1, -1), positions.expand(B, -1), torch.tensor(page_ids), torch.tensor([context] * B))
+    return DraftInputs(*(value.to(executor.device) for value in values))
 
 
 if __name__ == "__main__":

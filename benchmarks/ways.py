@@ -69,9 +69,10 @@ class Way:
 
 
 def measure(ways: Sequence[Way], rounds: int) -> None:
-    """Runs all ways in turn, `rounds` times after a warm-up."""
+    """Runs all ways in turn, `rounds` times after a warm-up, which a round before this was, too."""
     for way in ways:
-        way.round()  # warm-up
+        if not way.seconds:
+            way.round()
         way.seconds.clear()
     for _ in range(rounds):
         for way in ways:

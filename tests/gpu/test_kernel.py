@@ -18,7 +18,7 @@ from tests.plugins.tensors import BAD, UNTOUCHED, Guarded, Tensors, draw, out_of
 
 pytestmark = pytest.mark.gpu
 
-CASES = [*cases.REGULAR, *cases.FEATURES, *cases.CORNER, *cases.MANY_ROWS_FP8]
+CASES = [*cases.REGULAR, *cases.FEATURES, *cases.CORNER, *cases.MANY_ROWS_FP8, *cases.PAGED, cases.FAR_PAGES]
 LONG = [case for case in cases.PERFORMANCE if sum(case.context_lengths) <= 131072]
 # One with a split context and one without; a sink and a window; 16-bit and FP8 caches.
 SOME = [case for case in CASES if case.name in ("gpt-oss-B4", "odd", "fp8-everything", "one-long", "no-context")]

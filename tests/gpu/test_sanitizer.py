@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""compute-sanitizer over calls of every kernel, head_dim and cache format, in a process of their own.
+"""compute-sanitizer over calls of every kernel, head_dim and cache format, and over a decode, each in its own process.
 
-Run as a program with a tool's name, this file makes those calls.
+Run as a program with a tool's name, this file makes those calls; with `decode` behind it, it decodes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,17 @@ import sys
 import pytest
 import torch
 
+from dflash_trt.api.runtime_options import RuntimeOptions
+from dflash_trt.engine.plans.launcher import CudaLauncher, CurrentStreamLauncher
+from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.session import run
+from tests.decoding import greedy
+from tests.engines import trained_engine
+from tests.fixtures_data import prompts
 from tests.gpu.launches import Launch, moved, takes
 from tests.gpu.test_append import append
-from tests.paths import REPOSITORY
-from tests.plugins.cases import CORNER, FEATURES, MANY_ROWS_FP8, OUT_OF_RANGE, Case
+from tests.paths import FIXTURES, REPOSITORY
+from tests.plugins.cases import CORNER, FEATURES, MANY_ROWS_FP8, OUT_OF_RANGE, PAGED, Case
 from tests.plugins.tensors import BAD, Tensors, draw, out_of_range
 from tests.plugins.test_append import CASES as APPENDS
 
@@ -26,8 +33,9 @@ pytestmark = pytest.mark.gpu
 NAMES = {
     *(f"D{D}-{dtype}{cache}" for D in (64, 96, 128, 256) for dtype in ("bf16", "f16") for cache in ("", "-fp8")),
     *("window7-causal-sinks", "N40-G8-S7", "N32-G2-S32", "no-context", "full-cache", "one-long", "odd"),
+    *("pages-16-V1-bf16", "pages-64-V2-fp8", "pages-64-window-65", "pages-many-rows"),
 }
-CASES = [case for case in (*FEATURES, *CORNER) if case.name in NAMES]
+CASES = [case for case in (*FEATURES, *CORNER, *PAGED) if case.name in NAMES]
 DONE = "every call was made"
 OPTIONS = [
     *("--kernel-name", "kns=kv_injection"),  # racecheck warns of hazards in other kernels, too
@@ -40,12 +48,21 @@ TWO_WARPS = {name for name in NAMES if name.startswith(("D64", "D128", "D256"))}
 
 @pytest.mark.parametrize("tool", ["memcheck", "synccheck", "racecheck"])
 def test_the_sanitizer_finds_nothing(tool: str) -> None:
+    sanitize(tool)
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "synccheck"])
+def test_it_finds_nothing_in_a_decode(tool: str) -> None:
+    sanitize(tool, "decode")
+
+
+def sanitize(tool: str, *arguments: str) -> None:
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
         pytest.skip("no compute-sanitizer: install it with the CUDA toolkit and add its bin to PATH")
-    # Without torch's pool an access beyond a tensor is an access beyond an allocation.
-    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    command = [sanitizer, "--tool", tool, *OPTIONS, sys.executable, "-m", __name__, tool]
+    # Without torch's pool an access beyond a tensor is an access beyond an allocation; no kernel is torch.compile's.
+    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "TORCHDYNAMO_DISABLE": "1"}
+    command = [sanitizer, "--tool", tool, *OPTIONS, sys.executable, "-m", __name__, tool, *arguments]
     result = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     assert DONE in result.stdout
@@ -64,15 +81,25 @@ def calls(capability: tuple[int, int]) -> list[tuple[Case, Tensors, str]]:
     ]  # fmt: skip
 
 
-def main(tool: str) -> None:
+def make_calls(tool: str) -> None:
     for case, tensors, kernel in calls(torch.cuda.get_device_capability()):
         if tool == "racecheck" and case.name not in TWO_WARPS:
             continue
         Launch(case, moved(tensors, "cuda"), kernel=kernel).run()  # drawn on the CPU, so that few other kernels run
     for rows in APPENDS:
         append(rows, [torch.zeros(rows.cache_shape, dtype=rows.dtype, device="cuda") for _ in "kv"])
-    print(DONE)
+
+
+def decode(device: str = "cuda", name: str = "tiny-gpt-oss", num_tokens: int = 12) -> None:
+    """Two prompts at once, launched kernel by kernel: graphs would take memory from a pool."""
+    CudaLauncher.record = CurrentStreamLauncher.record  # type: ignore[assignment, method-assign]
+    options = RuntimeOptions(device=device, executor="torch", max_batch_size=2)
+    session = open_session(trained_engine(name), str(FIXTURES / name), options)
+    answers = run(session.decoder(), [session.request(prompt, greedy(num_tokens)) for prompt in prompts(session)[:2]])
+    assert [len(answer.token_ids) for answer in answers] == [num_tokens] * 2
+    assert sum(answer.steps for answer in answers) < 2 * num_tokens - 2  # some drafts held
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    decode() if sys.argv[2:] else make_calls(sys.argv[1])
+    print(DONE)

@@ -24,11 +24,16 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.bench_kv_injection_attention import ahead_rows, short_rows
 from benchmarks.bench_kv_injection_attention import main as bench
+from dflash_trt.engine.plans.tensorrt_api import installed_library
 from dflash_trt.runtime.drafter.torch_executor import runs_on
+from tests.gpu.launches import PluginLaunch
 from tests.gpu.test_kernel import CHAIN, reading
 from tests.gpu.test_sanitizer import calls
 from tests.paths import REPOSITORY
+from tests.plugins.abi import Creator
+from tests.plugins.cases import GPT_OSS
 from tests.plugins.compare import assert_close
 from tests.plugins.kernel.oracle import expect
 from tests.plugins.tensors import draw, reference
@@ -46,6 +51,29 @@ from tools.sass import cheapest_path, parse
 def test_it_starts(command: click.Command, options: list[str]) -> None:
     result = CliRunner().invoke(command, options)
     assert result.exit_code == 0, result.output
+
+
+def test_the_borders_of_kernels_that_nobody_is_given_yet() -> None:
+    found = [(512, 0.8, "1"), (512, 1.005, "64"), (2048, 0.9, "1"), (1024, 0.9, "1"), (4096, 0.7, "4")]
+    assert (short_rows(found), ahead_rows(found)) == (4096, 512)
+    found.append((1024, 1.2, "64"))
+    assert (short_rows(found), ahead_rows(found)) == (512, 2048)
+    found += [(512, 1.1, "4"), (4096, 1.1, "1")]
+    assert (short_rows(found), ahead_rows(found)) == (0, None)
+
+
+def test_a_plugin_of_another_commit_is_called_with_what_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the launch, for which it needs a GPU."""
+    case = replace(GPT_OSS, context_lengths=(2000, 30))
+    launch = PluginLaunch(installed_library(), case, draw(case))
+    assert launch.workspace.tensor.numel() > case.B * case.S * case.N * case.D
+    known = [(name, 0) for name in case.attributes() if name != "has_qkv_bias"]
+    monkeypatch.setattr(Creator, "field_names", lambda self: known)
+    with pytest.raises(ValueError, match="expected a plugin of gpt-oss"):  # ours wants to know of the bias
+        PluginLaunch(installed_library(), case, draw(case))
+    biased = replace(case, bias=True)
+    with pytest.raises(ValueError, match="expected a plugin that has has_qkv_bias"):
+        PluginLaunch(installed_library(), biased, draw(biased))
 
 
 @pytest.mark.full

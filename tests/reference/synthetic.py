@@ -161,7 +161,7 @@ def _tensors(sizes: DraftSizes, num_layers: int, *, has_biases: bool, seed: int)
     q_width, kv_width = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
 
     def weight(rows: int, columns: int) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator) / columns**0.5
+        return torch.randn(rows, columns, generator=generator).div_(columns**0.5)
 
     def norm(width: int) -> torch.Tensor:
         return 0.5 + 1.5 * torch.rand(width, generator=generator)

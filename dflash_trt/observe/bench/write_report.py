@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from dflash_trt.files.write import OutputKind, new_directory
@@ -28,20 +29,23 @@ REPORT = OutputKind(name="a report of a bench run", recognizes=_is_ours)
 
 def write_report(directory: Path, report: BenchReport, *, force: bool) -> None:
     """Writes all of it; raises BuildError where something stands there, unless it is a report and `force`."""
+    wide = {name: svg(plot) for name, plot in _plots(report) if plot.curves}
     with new_directory(directory, REPORT, force=force) as new:
         (new / MARKDOWN).write_text(render_report(report, "markdown"), encoding="utf-8")
-        (new / HTML).write_text(render_report(report, "html"), encoding="utf-8")
+        (new / HTML).write_text(render_report(report, "html", wide), encoding="utf-8")
         for name, plot in _plots(report):
             if plot.curves:
-                (new / f"{name}.svg").write_text(svg(plot), encoding="utf-8")
+                (new / f"{name}.svg").write_text(wide[name], encoding="utf-8")
                 save_picture(draw(plot, has_heading=True), new / f"{name}.png")
 
 
-def render_report(report: BenchReport, style: Literal["html", "markdown"]) -> str:
-    """The page as text; the same report gives the same bytes."""
+def render_report(
+    report: BenchReport, style: Literal["html", "markdown"], drawn: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """The page as text; the same report gives the same bytes. `drawn` are wide curves by name, if there already."""
     pictures = [
         {"file": f"{name}.svg", "alt": plot.description}
-        | ({"wide": svg(plot), "narrow": svg(plot, NARROW)} if style == "html" else {})
+        | ({"wide": drawn.get(name) or svg(plot), "narrow": svg(plot, NARROW)} if style == "html" else {})
         if plot.curves else None
         for name, plot in _plots(report)
     ]  # fmt: skip
