@@ -190,15 +190,28 @@ def load_model(
     check_architecture(directory)
     model: PreTrainedModel
     with refusing(directory, f"a causal language model that transformers {__version__} loads"):
-        model, loaded = _auto_class(directory).from_pretrained(directory, **(options | load_options | spread))
+        config = _dequantised(AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False))
+        options |= {"config": config} | load_options | spread
+        model, loaded = _auto_class(config).from_pretrained(directory, **options)
     _check_weights(directory, loaded)
     model = text_model(model, directory).eval()
     return model if device == "cpu" or spread or is_sharded else model.to(device)
 
 
-def _auto_class(directory: Path) -> Any:
+def _dequantised(config: Any) -> Any:
+    """The configuration, changed so that weights come as numbers everywhere.
+
+    With a GPU and the package `kernels` transformers would keep MXFP4 and FP8 codes, for kernels that it fetches.
+    """
+    for part in (config, config.get_text_config()):
+        stored = getattr(part, "quantization_config", None) or {}
+        if stored.get("quant_method") in ("mxfp4", "fp8"):
+            stored["dequantize"] = True
+    return config
+
+
+def _auto_class(config: Any) -> Any:
     """The one that knows the model: Kimi K2.5's text is only there below its images."""
-    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     is_multimodal = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     is_text = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
     return AutoModelForImageTextToText if is_multimodal and not is_text else AutoModelForCausalLM

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
+from transformers.quantizers import quantizer_mxfp4
 
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.checkpoint.target_checkpoint import read_target
@@ -230,6 +231,42 @@ def test_a_spread_target_runs_with_transformers_own_caches(tmp_path: Path, caplo
     )
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.taps, expected.taps, rtol=1e-4, atol=1e-4)
+
+
+def packed_experts(directory: Path) -> Path:
+    """The trained gpt-oss with experts of random MXFP4 codes, as OpenAI's checkpoints have them."""
+    shutil.copytree(FIXTURES / "tiny-gpt-oss", directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    tensors, random = load_file(directory / "model.safetensors"), torch.Generator().manual_seed(0)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, columns, rows = tensors.pop(name).shape
+        shape = (experts, rows, columns // 32)
+        tensors[f"{name}_blocks"] = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, generator=random)
+        tensors[f"{name}_scales"] = torch.randint(118, 124, shape, dtype=torch.uint8, generator=random)
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+def test_packed_experts_are_numbers_on_a_gpu_machine_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Triton, `kernels` and a GPU, transformers would keep their codes, for kernels that it fetches."""
+    directory = packed_experts(tmp_path / "target")
+    expected = load_model(directory, read_target(directory).spec, [0]).state_dict()
+    validate = quantizer_mxfp4.Mxfp4HfQuantizer.validate_environment
+
+    def with_gpu(*args: Any, **options: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cuda, "is_available", lambda: True)
+            patch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+            validate(*args, **options)
+
+    monkeypatch.setattr(quantizer_mxfp4.Mxfp4HfQuantizer, "validate_environment", with_gpu)
+    monkeypatch.setattr(quantizer_mxfp4, "get_current_accelerator", lambda: torch.device("cuda"))
+    for name in ("is_triton_available", "is_kernels_available"):
+        monkeypatch.setattr(quantizer_mxfp4, name, lambda *_: True)
+    found = load_model(directory, read_target(directory).spec, [0]).state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert found["model.layers.0.mlp.experts.down_proj"].dtype == torch.float32
 
 
 @pytest.mark.parametrize(("limit", "room"), [("max", None), ("1000000", 400_000), ("500000", 0)])
