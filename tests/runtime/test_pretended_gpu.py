@@ -7,8 +7,10 @@ The drafter is torch's with our kernels, whose references compute; both models a
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
@@ -50,7 +52,20 @@ def decode(
     return request.token_ids, waits[1:]
 
 
-def test_a_session_decodes_there(sessions: dict[str, Session]) -> None:
+@pytest.fixture
+def cudnn_allowed(monkeypatch: pytest.MonkeyPatch) -> set[bool]:
+    """Whether torch may choose cuDNN's attention, in all calls: it makes a plan for each new shape of a context."""
+    allowed, attend = set[bool](), torch.nn.functional.scaled_dot_product_attention
+
+    def noted(*args: Any, **keywords: Any) -> Any:
+        allowed.add(torch.backends.cuda.cudnn_sdp_enabled())
+        return attend(*args, **keywords)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
+    return allowed
+
+
+def test_a_session_decodes_there(sessions: dict[str, Session], cudnn_allowed: set[bool]) -> None:
     on_cpu = sessions["tiny-qwen3"]
     prompt, params = prompts(on_cpu)[0], greedy(5)
     with pretended_gpu() as (gpu, graphs):
@@ -60,6 +75,7 @@ def test_a_session_decodes_there(sessions: dict[str, Session]) -> None:
     assert is_recorded(session)
     assert sum(graph.replays for graph in graphs) > 2 * len(waits)
     assert waits == [STEP] * len(waits)
+    assert cudnn_allowed == {False}
 
 
 @pytest.mark.full

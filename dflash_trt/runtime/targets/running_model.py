@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
 from dflash_trt.engine.plans.launcher import pinned
@@ -102,12 +104,13 @@ class HuggingFaceTarget(Target):
         """One forward call over token_ids [1, R]: logits in the model's type, behind some rows, or behind all for 0."""
         if self._catcher is not None:
             self._catcher.start(with_taps)
-        output = self.model(
-            token_ids,
-            output_hidden_states=with_taps and self._catcher is None,
-            logits_to_keep=logits_to_keep,
-            **inputs,
-        )
+        with torch_attention(self._device):
+            output = self.model(
+                token_ids,
+                output_hidden_states=with_taps and self._catcher is None,
+                logits_to_keep=logits_to_keep,
+                **inputs,
+            )
         self._cache_after = getattr(output, self._cache_argument, None)
         logits = output.logits[0].to(self._device)  # of the last layers' GPU, where a target is spread
         if not with_taps:
@@ -123,6 +126,18 @@ class HuggingFaceTarget(Target):
         if hidden.dim() < 4:
             return hidden
         return hidden.mean(2) if self.tap_hidden_size == hidden.shape[-1] else hidden.flatten(2)
+
+
+TORCH_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def torch_attention(device: torch.device) -> AbstractContextManager[Any]:
+    """Context in which a GPU's attention is torch's own, not cuDNN's, and whose other threads' is, too.
+
+    On compute capability 9 and 10 torch 2.11 takes cuDNN's first, which makes a plan for every new shape of a context,
+    tens of milliseconds each, and never frees one.
+    """
+    return nullcontext() if device.type == "cpu" else sdpa_kernel(TORCH_KERNELS)
 
 
 def _whole(tensor: Tensor) -> Tensor:
