@@ -20,6 +20,11 @@ def pinned(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor if device.type == "cpu" or tensor.device.type != "cpu" else tensor.pin_memory()
 
 
+def uploaded(tensor: Tensor, device: torch.device) -> Tensor:
+    """A CPU's `tensor` on `device`, for whose copy the host does not wait; any other where it is to be."""
+    return pinned(tensor, device).to(device, non_blocking=True)
+
+
 class Launcher(Protocol):
     """Runs work in order on the caller's current stream."""
 
@@ -70,14 +75,14 @@ class CudaLauncher:
 
     def record(self, work: Callable[[], None], check: Callable[[], None] | None = None) -> Callable[[], None]:
         """Captures a CUDA graph after one run in which TensorRT, torch.compile and kernels initialise, and `check`."""
-        with self.queued():
+        with self.queued():  # throughout: torch asks for the current device, and leaves a failed capture's stream
             work()
-        self._stream.synchronize()
-        if check is not None:
-            check()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
-            work()
+            self._stream.synchronize()
+            if check is not None:
+                check()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                work()
         return partial(_replay, graph, work)
 
 

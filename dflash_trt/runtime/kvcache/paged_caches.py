@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dflash_trt import _C
 from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.engine.plans.launcher import uploaded
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.errors import RequestError
 
@@ -170,7 +171,7 @@ class SlotCache:
     def clear(self, pages: Sequence[int]) -> None:
         """Zeroes pages that others have written."""
         if pages:
-            index = torch.tensor(pages, device=self._device)
+            index = uploaded(torch.tensor(pages), self._device)
             for cache in (cache for layer in self._layers.values() for cache in layer):
                 cache.index_fill_(1, index, 0)
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from dflash_trt.engine.plans.launcher import uploaded
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.kvcache.paged_caches import SlotCache
 from dflash_trt.runtime.targets.target import Segment
@@ -84,7 +85,7 @@ class RaggedPass(Pass):
         self._counts = [len(segment.token_ids) for segment in segments]
         self._begins = [cache.table.lengths[slot] for slot in self._slots]
         spans = (range(begin, begin + n) for begin, n in zip(self._begins, self._counts, strict=True))
-        self.positions = torch.from_numpy(np.array([*chain.from_iterable(spans)])).to(device)
+        self.positions = uploaded(torch.from_numpy(np.array([*chain.from_iterable(spans)])), device)
 
     def padded_positions(self, num_rows: int) -> Tensor:
         """Positions of the rows, padded with zeros to `num_rows`."""
@@ -108,7 +109,7 @@ class RaggedPass(Pass):
         return Group(
             rows=rows,
             slot_ids=slots,
-            slots=slice(slots[0], slots[-1] + 1) if in_order else torch.tensor(slots, device=self._device),
+            slots=slice(slots[0], slots[-1] + 1) if in_order else uploaded(torch.tensor(slots), self._device),
             num_segments=len(slots),
             num_tokens=num_tokens,
             positions=self.positions[rows].view(len(slots), num_tokens),
@@ -202,7 +203,7 @@ class GatheredPass(RaggedPass):
     def _rows(self) -> Tensor:
         """[R], rows of the cache."""
         rows = (self._table.rows(slot, n) for slot, n in zip(self._slots, self._counts, strict=True))
-        return torch.tensor([row for own in rows for row in own], device=self._device)
+        return uploaded(torch.tensor([row for own in rows for row in own]), self._device)
 
     def _reading(self, group: Group, window: int | None, heads_per_group: int, dtype: torch.dtype) -> Reading:
         """Pages and mask for `group` in a layer with this `window`."""
@@ -212,7 +213,7 @@ class GatheredPass(RaggedPass):
             rows = torch.arange(first_page * TOKENS_PER_PAGE, group.end, device=group.positions.device)
             distance = group.positions[:, :, None] - rows  # [B, n, C]
             visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
-            pages = torch.tensor(self._pages(group, first_page), device=self._device)
+            pages = uploaded(torch.tensor(self._pages(group, first_page)), self._device)
             self._readings[key] = Reading(pages, attention_mask(visible, heads_per_group, dtype))
         return self._readings[key]
 

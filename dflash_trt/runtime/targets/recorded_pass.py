@@ -15,6 +15,7 @@ Legend: B segments, n tokens of each, M pages of each, R = B * n rows, C cached 
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dflash_trt.engine.plans.launcher import Launcher, pinned
+from dflash_trt.engine.plans.launcher import Launcher, pinned, uploaded
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.kvcache.paged_caches import PageTable, SlotCache
 from dflash_trt.runtime.targets.packed_pass import AttentionRule, Pass, Reading, attend_rows, attention_mask, store_rows
@@ -198,7 +199,8 @@ def _no_waiting(device: torch.device) -> Iterator[None]:
         yield
         return
     mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings(action="ignore"):  # once, that not all that waits is found
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
@@ -207,7 +209,6 @@ def _no_waiting(device: torch.device) -> Iterator[None]:
 
 def _rows_of(made: Verified, rows: Sequence[int]) -> Verified:
     """Copies of these rows, which the next run does not overwrite; logits as FLOAT."""
-    device = made.logits.device
-    index = pinned(torch.tensor(rows), device).to(device, non_blocking=True)
+    index = uploaded(torch.tensor(rows), made.logits.device)
     tapped = [tap.reshape(-1, tap.shape[-1]).index_select(0, index) for tap in made.tapped]
     return Verified(logits=made.logits.index_select(0, index).float(), tapped=tapped)

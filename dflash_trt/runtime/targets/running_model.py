@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
-from dflash_trt.engine.plans.launcher import pinned
+from dflash_trt.engine.plans.launcher import uploaded
 from dflash_trt.errors import CheckpointError
 from dflash_trt.runtime.targets.target import Target, Verified
 
@@ -66,8 +66,7 @@ class HuggingFaceTarget(Target):
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Rows [..., H] of the embedding table as they are stored: a draft says its own factor."""
-        ids = pinned(token_ids, self._device).to(self._device, non_blocking=True)
-        embeddings: torch.Tensor = self._embedding(ids)
+        embeddings: torch.Tensor = self._embedding(uploaded(token_ids, self._device))
         return embeddings if self._embed_scale == 1 else embeddings / self._embed_scale
 
     @torch.inference_mode()
@@ -96,8 +95,9 @@ class HuggingFaceTarget(Target):
         """One forward call over `token_ids`, logits behind the rows `logits_rows`."""
         device = self._device
         keeps_all = list(logits_rows) == list(range(len(token_ids)))
-        kept = 0 if keeps_all else torch.tensor(logits_rows, dtype=torch.int64, device=device)
-        verified = self._run(torch.from_numpy(np.array([token_ids])).to(device), kept, with_taps=with_taps, **inputs)
+        kept = 0 if keeps_all else uploaded(torch.tensor(logits_rows, dtype=torch.int64), device)
+        ids = uploaded(torch.from_numpy(np.array([token_ids])), device)
+        verified = self._run(ids, kept, with_taps=with_taps, **inputs)
         return replace(verified, logits=verified.logits.float())
 
     def _run(self, token_ids: Tensor, logits_to_keep: int | Tensor, *, with_taps: bool, **inputs: Any) -> Verified:
