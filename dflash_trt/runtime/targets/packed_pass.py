@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, groupby
+from itertools import chain, groupby, pairwise
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -22,6 +22,9 @@ from dflash_trt.engine.plans.launcher import uploaded
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.kvcache.paged_caches import SlotCache
 from dflash_trt.runtime.targets.target import Segment
+
+MAX_PAGES = 4096
+"""Pages that are copied together, of all segments that are computed together; one alone may have more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,9 +100,14 @@ class RaggedPass(Pass):
         """All segments, as few groups as their order allows."""
         groups: list[Group] = []
         for num_tokens, members in groupby(range(len(self._slots)), key=self._counts.__getitem__):
-            first_row = groups[-1].rows.stop if groups else 0
-            groups.append(self._group(list(members), num_tokens, first_row))
+            for part in self._parts(list(members)):
+                first_row = groups[-1].rows.stop if groups else 0
+                groups.append(self._group(part, num_tokens, first_row))
         return groups
+
+    def _parts(self, members: list[int]) -> list[list[int]]:
+        """Neighbouring segments of one length in the parts that are computed together: all of them."""
+        return [members]
 
     def _group(self, members: list[int], num_tokens: int, first_row: int) -> Group:
         """Segments `members`, from row `first_row` of the pass."""
@@ -198,6 +206,18 @@ class GatheredPass(RaggedPass):
             reading = self._reading(group, rule.window, len(query) // num_kv_heads, query.dtype)
             mixed.append(attend_rows(query[:, group.rows], k_cache, v_cache, reading, rule, group.num_tokens))
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+
+    def _parts(self, members: list[int]) -> list[list[int]]:
+        """At most MAX_PAGES of the longest sequence for each segment of a part."""
+        parts, longest = [members[:1]], 0
+        pages = [num_pages_for(begin + n) for begin, n in zip(self._begins, self._counts, strict=True)]
+        for before, member in pairwise(members):
+            longest = max(longest, pages[before], pages[member])
+            if longest * (len(parts[-1]) + 1) > MAX_PAGES:
+                parts.append([])
+                longest = pages[member]
+            parts[-1].append(member)
+        return parts
 
     @cached_property
     def _rows(self) -> Tensor:
