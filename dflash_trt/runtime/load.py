@@ -58,8 +58,8 @@ def load_session(
 
     `expose` names values inside draft.onnx that the drafter can return besides its hidden states.
 
-    Raises MissingDependencyError when nothing here computes on the options' device, RequestError for a draft length or
-    a number of requests that this pair cannot have, EngineError and CheckpointError for what only loading shows.
+    Raises MissingDependencyError when nothing here computes on the options' device, RequestError for a draft length,
+    caches or requests that this pair cannot have, EngineError and CheckpointError for what only loading shows.
     """
     manifest, device = pair.manifest, choose_device(options.device)
     parse_draft_length(options.draft_length, manifest.draft.num_draft_tokens)
@@ -79,10 +79,19 @@ def load_session(
             " than in plain decoding; --dtype float32 avoids that",
             pair.target.directory,
         )
-    return Session(
+    session = Session(
         manifest, target, drafter, pair.tokenizer, stop_token_ids(target.model),
         max_batch_size=max_batch_size, cache_gib=options.cache_gib,
     )  # fmt: skip
+    try:
+        session.allocate()
+    except torch.OutOfMemoryError:
+        raise RequestError(
+            f"cache_gib: expected memory for {options.cache_gib:g} GiB of caches, found"
+            f" {torch.cuda.mem_get_info(device)[0] / 2**30:.1f} GiB free beside both models",
+            hint="lower --cache-gib",
+        ) from None
+    return session
 
 
 @contextmanager

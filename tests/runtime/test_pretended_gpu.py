@@ -14,6 +14,9 @@ import torch
 
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.engine.signatures import num_pages_for
+from dflash_trt.errors import RequestError
+from dflash_trt.runtime.kvcache import paged_caches
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.packed_target import PackedTarget
@@ -70,12 +73,14 @@ def test_a_session_decodes_there(sessions: dict[str, Session], cudnn_allowed: se
     prompt, params = prompts(on_cpu)[0], greedy(5)
     with pretended_gpu() as (gpu, graphs):
         session = open_on_gpu("tiny-qwen3")
+        room = {len(session.drafter.cache.k), *(k.shape[1] for k, _ in session.target._cache._layers.values())}  # type: ignore[attr-defined]
         answer, waits = decode(gpu, session, prompt, params)
     assert answer == on_cpu.generate(prompt, params).token_ids
     assert is_recorded(session)
     assert sum(graph.replays for graph in graphs) > 2 * len(waits[1:])
     assert waits == [STEP[:1], *[STEP] * len(waits[1:])]
     assert cudnn_allowed == {False}
+    assert room == {2 * num_pages_for(session.max_length)}, "no cache moves later, and nothing is recorded again"
 
 
 @pytest.mark.full
@@ -101,3 +106,14 @@ def test_a_lattice_is_walked_and_drawn_there(sessions: dict[str, Session], tmp_p
         answer, waits = decode(gpu, session, prompt, greedy(5))
     assert answer == sessions["tiny-qwen3"].generate(prompt, greedy(5)).token_ids
     assert waits == [STEP[:1], *[STEP] * len(waits[1:])]
+
+
+@pytest.mark.full
+def test_a_gpu_without_room_for_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(paged_caches, "grown", full)
+    with pretended_gpu(), pytest.raises(RequestError) as found:
+        open_on_gpu("tiny-qwen3")
+    assert found.value.message.startswith("cache_gib: expected memory for 4 GiB of caches, found 1024.0 GiB free")

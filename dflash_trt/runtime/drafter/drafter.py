@@ -105,6 +105,12 @@ class Drafter:
         executor.bind(cache.k, cache.v)
         return cls(executor, spec, cache, embedding, scorer)
 
+    def allocate(self, num_pages: int) -> None:
+        """Takes a GPU's memory for so many pages; a CPU's, and that for more, is taken as they are written."""
+        if self.executor.device.type != "cpu":
+            self.cache.make_room(num_pages)
+            self.executor.bind(self.cache.k, self.cache.v)
+
     def reserve(self, slot: int, pages: Sequence[int], num_rows: int) -> None:
         """Gives an empty slot its pages, which hold its first `num_rows` rows already."""
         self.cache.reserve(slot, pages, num_rows)
