@@ -14,6 +14,7 @@ import torch
 
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.engine.plans.launcher import CudaLauncher
 from dflash_trt.engine.signatures import num_pages_for
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.kvcache import paged_caches
@@ -106,6 +107,14 @@ def test_a_lattice_is_walked_and_drawn_there(sessions: dict[str, Session], tmp_p
         answer, waits = decode(gpu, session, prompt, greedy(5))
     assert answer == sessions["tiny-qwen3"].generate(prompt, greedy(5)).token_ids
     assert waits == [STEP[:1], *[STEP] * len(waits[1:])]
+
+
+def test_the_current_gpu_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Safetensors and TensorRT take the first one for "cuda"."""
+    assert CudaLauncher(torch.device("cuda")).device.index is None, "without a GPU"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert [str(CudaLauncher(torch.device(name)).device) for name in ("cuda", "cuda:0")] == ["cuda:1", "cuda:0"]
 
 
 @pytest.mark.full

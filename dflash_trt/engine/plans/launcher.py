@@ -48,7 +48,13 @@ class CudaLauncher:
 
     def __init__(self, device: torch.device) -> None:
         """Touches no GPU yet: a missing one is reported later, in one line."""
-        self.device = device
+        self._device = device
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The GPU by its number: that of "cuda" is torch's current one, where others take the first."""
+        is_current = self._device == torch.device("cuda") and torch.cuda.is_available()
+        return torch.device("cuda", torch.cuda.current_device()) if is_current else self._device
 
     @cached_property
     def _stream(self) -> torch.cuda.Stream:

@@ -167,8 +167,8 @@ def load_model(
 
     One that is larger than the GPU `device` is spread over all GPUs, layer by layer. Raises what `target_dtype` and
     `placement` raise; CheckpointError for a tap on the last layer, missing weights, a damaged
-    generation_config.json, or no room for the share of one of `num_ranks` ranks, whose `load_options` say how it is
-    cut. Only then are a repository's weights fetched.
+    generation_config.json, no room on GPUs, or none for the share of one of `num_ranks` ranks, whose `load_options` say
+    how it is cut. Only then are a repository's weights fetched.
     """
     if spec.num_hidden_layers - 1 in target_layer_ids:
         raise CheckpointError(
@@ -194,6 +194,8 @@ def load_model(
         options |= {"config": config} | load_options | spread
         model, loaded = _auto_class(config).from_pretrained(directory, **options)
     _check_weights(directory, loaded)
+    if spread:
+        _check_places(directory, model)
     model = text_model(model, directory).eval()
     return model if device == "cpu" or spread or is_sharded else model.to(device)
 
@@ -226,6 +228,16 @@ def _check_weights(directory: Path, loaded: dict[str, Any]) -> None:
         name, found, expected = mismatched[0]
         raise CheckpointError(
             f"{directory}: {name}: expected shape {list(expected)} (config.json), found {list(found)}", hint=hint
+        )
+
+
+def _check_places(directory: Path, model: PreTrainedModel) -> None:
+    """Where GPUs have no room, accelerate goes on to the CPU and the disk, without a word."""
+    if {weight.device.type for weight in model.parameters()} != {"cuda"}:
+        raise CheckpointError(
+            f"{directory}: expected room for all layers on {torch.cuda.device_count()} GPUs, found some left over for"
+            " the CPU",
+            hint="take more GPUs, or give --device cpu",
         )
 
 

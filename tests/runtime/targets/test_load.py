@@ -216,6 +216,13 @@ def test_a_target_larger_than_one_gpu_is_spread(monkeypatch: pytest.MonkeyPatch)
         assert placement(TARGET, weights, torch.float32, "cuda") == expected
 
 
+def test_a_spread_target_stays_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here accelerate finds room on the CPU only."""
+    two_gpus(monkeypatch, loaded_bytes(read_weights(TARGET), torch.float32) - 1)
+    message = refusal(lambda: load_model(TARGET, read_target(TARGET).spec, [0], device="cuda"))
+    assert "expected room for all layers on 2 GPUs, found some left over for the CPU" in message
+
+
 def test_a_spread_target_runs_with_transformers_own_caches(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """By accelerate's hooks, with layers in memory and on disk in the place of two GPUs."""
     spec = read_target(TARGET).spec
