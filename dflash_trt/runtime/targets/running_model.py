@@ -73,7 +73,7 @@ class HuggingFaceTarget(Target):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The lm_head's logits [..., V], in the model's type: a drafter may compute in another."""
         logits: torch.Tensor = self._lm_head(hidden.to(self._dtype))
-        return logits
+        return logits.to(hidden.device)
 
     @torch.no_grad()
     def head(self) -> dict[str, torch.Tensor]:
@@ -92,15 +92,21 @@ class HuggingFaceTarget(Target):
     def _forward(
         self, token_ids: Sequence[int], logits_rows: Sequence[int], *, with_taps: bool, **inputs: Any
     ) -> Verified:
-        """One forward call over `token_ids`, logits behind the rows `logits_rows`."""
-        device = self._device
-        keeps_all = list(logits_rows) == list(range(len(token_ids)))
-        kept = 0 if keeps_all else uploaded(torch.tensor(logits_rows, dtype=torch.int64), device)
-        ids = uploaded(torch.from_numpy(np.array([token_ids])), device)
+        """One forward call over `token_ids`, logits behind the rows `logits_rows`.
+
+        Neighbouring rows are a slice, which has no device: a tensor would not be on the last layers' GPU.
+        """
+        begin = next(iter(logits_rows), 0)
+        run = range(begin, begin + len(logits_rows))
+        is_run = list(logits_rows) == list(run)
+        kept = slice(run.start, run.stop) if is_run else uploaded(torch.tensor(logits_rows), self._device)
+        ids = uploaded(torch.from_numpy(np.array([token_ids])), self._device)
         verified = self._run(ids, kept, with_taps=with_taps, **inputs)
         return replace(verified, logits=verified.logits.float())
 
-    def _run(self, token_ids: Tensor, logits_to_keep: int | Tensor, *, with_taps: bool, **inputs: Any) -> Verified:
+    def _run(
+        self, token_ids: Tensor, logits_to_keep: int | slice | Tensor, *, with_taps: bool, **inputs: Any
+    ) -> Verified:
         """One forward call over token_ids [1, R]: logits in the model's type, behind some rows, or behind all for 0."""
         if self._catcher is not None:
             self._catcher.start(with_taps)

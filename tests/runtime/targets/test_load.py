@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Qwen3ForCausalLM
 from transformers.quantizers import quantizer_mxfp4
 
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
@@ -223,8 +224,20 @@ def test_a_spread_target_stays_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "expected room for all layers on 2 GPUs, found some left over for the CPU" in message
 
 
-def test_a_spread_target_runs_with_transformers_own_caches(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """By accelerate's hooks, with layers in memory and on disk in the place of two GPUs."""
+def test_a_spread_target_runs_with_transformers_own_caches(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By accelerate's hooks, with layers in memory and on disk in the place of two GPUs.
+
+    The hook of the model moves tensors to the first of them, so no tensor may say which rows of the last are wanted.
+    """
+    kept, forward = list[object](), Qwen3ForCausalLM.forward
+
+    def noted(*args: Any, **inputs: Any) -> Any:
+        kept.append(inputs.get("logits_to_keep"))
+        return forward(*args, **inputs)
+
+    monkeypatch.setattr(Qwen3ForCausalLM, "forward", wraps(forward)(noted))
     spec = read_target(TARGET).spec
     places = {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.norm": "cpu", "lm_head": "cpu"}
     places |= {f"model.layers.{i}": "disk" if i % 2 else "cpu" for i in range(spec.num_hidden_layers)}
@@ -238,6 +251,8 @@ def test_a_spread_target_runs_with_transformers_own_caches(tmp_path: Path, caplo
     )
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.taps, expected.taps, rtol=1e-4, atol=1e-4)
+    assert slice(0, 3) in kept
+    assert not any(isinstance(rows, torch.Tensor) for rows in kept)
 
 
 def packed_experts(directory: Path) -> Path:
