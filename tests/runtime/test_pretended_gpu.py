@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
@@ -57,19 +58,22 @@ def decode(
 
 
 @pytest.fixture
-def cudnn_allowed(monkeypatch: pytest.MonkeyPatch) -> set[bool]:
-    """Whether torch may choose cuDNN's attention, in all calls: it makes a plan for each new shape of a context."""
-    allowed, attend = set[bool](), torch.nn.functional.scaled_dot_product_attention
+def attended(monkeypatch: pytest.MonkeyPatch) -> set[tuple[bool, int]]:
+    """Calls of torch's attention: whether it may choose cuDNN's, and columns of the mask beyond the last 16.
 
-    def noted(*args: Any, **keywords: Any) -> Any:
-        allowed.add(torch.backends.cuda.cudnn_sdp_enabled())
-        return attend(*args, **keywords)
+    CuDNN makes a plan for each new shape of a context; torch's own copies a ragged mask once for each KV head.
+    """
+    calls, attend = set[tuple[bool, int]](), torch.nn.functional.scaled_dot_product_attention
+
+    def noted(*args: Any, attn_mask: Tensor, **keywords: Any) -> Any:
+        calls.add((torch.backends.cuda.cudnn_sdp_enabled(), attn_mask.shape[-1] % 16))
+        return attend(*args, attn_mask=attn_mask, **keywords)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
-    return allowed
+    return calls
 
 
-def test_a_session_decodes_there(sessions: dict[str, Session], cudnn_allowed: set[bool]) -> None:
+def test_a_session_decodes_there(sessions: dict[str, Session], attended: set[tuple[bool, int]]) -> None:
     on_cpu = sessions["tiny-qwen3"]
     prompt, params = prompts(on_cpu)[0], greedy(5)
     with pretended_gpu() as (gpu, graphs):
@@ -80,7 +84,7 @@ def test_a_session_decodes_there(sessions: dict[str, Session], cudnn_allowed: se
     assert is_recorded(session)
     assert sum(graph.replays for graph in graphs) > 2 * len(waits[1:])
     assert waits == [STEP[:1], *[STEP] * len(waits[1:])]
-    assert cudnn_allowed == {False}
+    assert attended == {(False, 0)}
     assert room == {2 * num_pages_for(session.max_length)}, "no cache moves later, and nothing is recorded again"
 
 

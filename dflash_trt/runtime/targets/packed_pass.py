@@ -165,12 +165,11 @@ class Reading(NamedTuple):
     pages: Tensor
     """[B * M], the pages of each segment end to end."""
     mask: Tensor
-    """[1, B, N/G * n, C]: 0 for a row that a token sees, else minus infinity; C rows of each segment are read."""
+    """[1, B, N/G * n, C]: 0 for a row that a token sees, else minus infinity; the C rows of M pages are read."""
 
     def of(self, cache: Tensor) -> Tensor:
         """cache [G, pages, TOKENS_PER_PAGE, D] -> [G, B, C, D]."""
-        rows = cache.index_select(1, self.pages).view(len(cache), self.mask.shape[1], -1, cache.shape[-1])
-        return rows[:, :, : self.mask.shape[-1]]
+        return cache.index_select(1, self.pages).view(len(cache), self.mask.shape[1], -1, cache.shape[-1])
 
 
 def attention_mask(visible: Tensor, heads_per_group: int, dtype: torch.dtype) -> Tensor:
@@ -230,7 +229,8 @@ class GatheredPass(RaggedPass):
         key = (group, window, heads_per_group, dtype)
         if key not in self._readings:
             first_page = 0 if window is None else max(0, group.begin - window + 1) // TOKENS_PER_PAGE
-            rows = torch.arange(first_page * TOKENS_PER_PAGE, group.end, device=group.positions.device)
+            end = num_pages_for(group.end) * TOKENS_PER_PAGE  # torch would copy a ragged mask for each KV head
+            rows = torch.arange(first_page * TOKENS_PER_PAGE, end, device=group.positions.device)
             distance = group.positions[:, :, None] - rows  # [B, n, C]
             visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
             pages = uploaded(torch.tensor(self._pages(group, first_page)), self._device)
