@@ -12,7 +12,7 @@ import torch
 
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions, choose_device
 from dflash_trt.deploy.deployment_file import refuse_deployment
-from dflash_trt.errors import RequestError, cut
+from dflash_trt.errors import RequestError, first_line
 from dflash_trt.runtime.checked_pair import CheckedPair, default_batch_size
 from dflash_trt.runtime.draft_length import parse_draft_length
 from dflash_trt.runtime.drafter.open import open_drafter
@@ -94,17 +94,20 @@ def load_session(
     return session
 
 
+NO_MEMORY = ("allocate memory", "out of memory")
+"""Parts of torch's and ONNX Runtime's messages; an illegal memory access of a GPU is another error."""
+
+
 @contextmanager
 def room_for(max_batch_size: int) -> Iterator[None]:
     """Raises RequestError where torch finds no memory for the caches of this many requests."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in NO_MEMORY):
             raise
-        reason, _, _ = str(error).partition("\n")
         raise RequestError(
             f"max_batch_size: expected memory for the caches of {max_batch_size} requests, found too little"
-            f" ({cut(reason)})",
+            f" ({first_line(error)})",
             hint="lower max_batch_size",
         ) from None

@@ -15,13 +15,17 @@ from torch import Tensor
 
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.plans.launcher import CudaLauncher
 from dflash_trt.engine.signatures import num_pages_for
-from dflash_trt.errors import RequestError
+from dflash_trt.errors import CheckpointError, RequestError
 from dflash_trt.runtime.kvcache import paged_caches
-from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.load import open_session, room_for
+from dflash_trt.runtime.open_target import prepare_target
+from dflash_trt.runtime.ranks.roles import ALONE
 from dflash_trt.runtime.session import Session
-from dflash_trt.runtime.targets.packed_target import PackedTarget
+from dflash_trt.runtime.targets.packed_pass import GatheredPass
+from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, PackedTarget
 from tests.contract.cuda_graphs import PretendGpu, pretended_gpu
 from tests.decoding import greedy
 from tests.engines import build, trained_engine
@@ -119,6 +123,26 @@ def test_the_current_gpu_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     assert [str(CudaLauncher(torch.device(name)).device) for name in ("cuda", "cuda:0")] == ["cuda:1", "cuda:0"]
+
+
+def test_what_is_wrong_with_a_gpu_is_not_the_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too little memory is said; what a kernel did wrong comes as it is."""
+    target, errors = read_target(FIXTURES / "tiny-qwen3"), [torch.OutOfMemoryError("CUDA out of memory.\nOf 80 GB ...")]
+    errors.append(torch.AcceleratorError("CUDA error: an illegal memory access was encountered"))
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise errors[0]
+
+    monkeypatch.setattr(GatheredPass, "attend", fails)
+    monkeypatch.setattr("dflash_trt.runtime.open_target.accelerate", lambda _: TORCH_OPERATORS)
+    load = prepare_target(target, [0], 1, ALONE, dtype="auto", device="cpu")
+    with pytest.raises(CheckpointError, match=r"compute tokens, found too little \(CUDA out of memory\.\)\n"):
+        load()
+    del errors[0]
+    with pytest.raises(torch.AcceleratorError):
+        load()
+    with pytest.raises(torch.AcceleratorError), room_for(2):
+        raise errors[0]
 
 
 @pytest.mark.full

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from dflash_trt.engine.plans.launcher import Launcher, pinned, uploaded
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
+from dflash_trt.errors import first_line
 from dflash_trt.runtime.kvcache.paged_caches import PageTable, SlotCache
 from dflash_trt.runtime.targets.packed_pass import (
     MAX_PAGES,
@@ -222,7 +223,7 @@ class RecordedPasses:
             LOG.warning(
                 "%s: passes are launched kernel by kernel, for they cannot be recorded as a CUDA graph: %s",
                 self._name,
-                str(error).partition("\n")[0],
+                first_line(error),
             )
             self._works = False
             self._recordings.clear()
