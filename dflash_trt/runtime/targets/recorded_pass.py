@@ -208,14 +208,13 @@ class RecordedPasses:
 
         def work() -> None:
             current.begin()
-            self._outputs.keep(self._run(current, with_taps))
+            with _no_waiting(self._launcher.device):  # in its first run: a failed recording stays in torch's allocator
+                self._outputs.keep(self._run(current, with_taps))
 
         began = time.perf_counter()
         if len(self._recordings) == MAX_RECORDINGS:
             del self._recordings[next(iter(self._recordings))]
         try:
-            with _no_waiting(self._launcher.device):
-                work()  # a recording that fails in the middle would leave torch's allocator in it
             replay = self._launcher.record(work)
         except torch.OutOfMemoryError:
             raise
