@@ -35,6 +35,7 @@ from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.engine.plans.launcher import CudaLauncher
 from dflash_trt.errors import CheckpointError, EngineError
 from dflash_trt.files.read import read_text
+from dflash_trt.runtime.targets.fused_norms import replace_norms, torch_norm
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, Acceleration, PackedTarget
 from dflash_trt.runtime.targets.runnable import check_architecture, target_dtype
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
@@ -295,8 +296,10 @@ def make_target(
             model.config.model_type,
         )
         return SequentialTarget(model, target_layer_ids, num_slots, tap_hidden_size)
-    acceleration = accelerate(model) if accelerate else TORCH_OPERATORS
-    launcher = CudaLauncher(model.device) if model.device.type == "cuda" else None
+    acceleration, launcher = accelerate(model) if accelerate else TORCH_OPERATORS, None
+    if model.device.type == "cuda":
+        replace_norms(model, torch_norm)
+        launcher = CudaLauncher(model.device)
     return PackedTarget(model, target_layer_ids, num_slots, acceleration, launcher)
 
 
