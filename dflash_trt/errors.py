@@ -21,6 +21,11 @@ def cut(text: str) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
+def first_line(error: Exception) -> str:
+    """The first line of another library's message, cut where it is long."""
+    return cut(str(error).partition("\n")[0])
+
+
 def shown(value: object) -> str:
     """`value` as an error quotes it: on one line, cut where it is long."""
     return cut(repr(value))

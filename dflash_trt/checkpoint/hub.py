@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dflash_trt.checkpoint.safetensors_file import StoredTensor, read_entry
 from dflash_trt.checkpoint.weights import INDEX, SINGLE, shard_names
-from dflash_trt.errors import CheckpointError, UnreachableError, cut
+from dflash_trt.errors import CheckpointError, UnreachableError, first_line
 
 CONFIGURATION = ["*.json", "*.jinja", "*.txt", "*.model"]
 """Facts, tokenizer, chat template: no weights, above all no pickles."""
@@ -117,8 +117,7 @@ def _as_checkpoint_error(repository: str, what: str) -> Iterator[None]:
     except (LocalEntryNotFoundError, HTTPError, OSError) as error:
         reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
         if not constants.HF_HUB_OFFLINE and not isinstance(error, LocalEntryNotFoundError):
-            first_line = str(error).partition("\n")[0]
-            reason += f": {cut(first_line) or type(error).__name__}"
+            reason += f": {first_line(error) or type(error).__name__}"
         raise UnreachableError(
             f"{repository}: no {what} in the Hugging Face cache, and {reason}",
             hint=f"on a machine with network: hf download {repository}",

@@ -10,13 +10,15 @@ from contextlib import contextmanager
 from dflash_trt.errors import CheckpointError, DFlashError, cut
 
 REDOWNLOAD = "download or copy the checkpoint again"
+OF_A_GPU = ("AcceleratorError", "OutOfMemoryError")
+"""Errors of torch that no checkpoint is to blame for."""
 
 
 @contextmanager
 def refusing(where: object, expected: str, *, hint: str = REDOWNLOAD) -> Iterator[None]:
     """Raises CheckpointError "`where`: expected `expected`, found ..." for any error of transformers in the block.
 
-    Silences its progress bars and warnings.
+    Lets those of a GPU pass. Silences its progress bars and warnings.
     """
     from transformers.utils import logging
 
@@ -25,9 +27,9 @@ def refusing(where: object, expected: str, *, hint: str = REDOWNLOAD) -> Iterato
     logging.disable_progress_bar()
     try:
         yield
-    except DFlashError:
-        raise
     except Exception as error:
+        if isinstance(error, DFlashError) or type(error).__name__ in OF_A_GPU:
+            raise
         raise CheckpointError(f"{where}: expected {expected}, found {_reason(error)}", hint=hint) from error
     finally:
         logging.set_verbosity(verbosity)

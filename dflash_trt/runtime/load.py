@@ -12,7 +12,7 @@ import torch
 
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions, choose_device
 from dflash_trt.deploy.deployment_file import refuse_deployment
-from dflash_trt.errors import RequestError, cut
+from dflash_trt.errors import RequestError, first_line
 from dflash_trt.runtime.checked_pair import CheckedPair, default_batch_size
 from dflash_trt.runtime.draft_length import parse_draft_length
 from dflash_trt.runtime.drafter.open import open_drafter
@@ -58,8 +58,8 @@ def load_session(
 
     `expose` names values inside draft.onnx that the drafter can return besides its hidden states.
 
-    Raises MissingDependencyError when nothing here computes on the options' device, RequestError for a draft length or
-    a number of requests that this pair cannot have, EngineError and CheckpointError for what only loading shows.
+    Raises MissingDependencyError when nothing here computes on the options' device, RequestError for a draft length,
+    caches or requests that this pair cannot have, EngineError and CheckpointError for what only loading shows.
     """
     manifest, device = pair.manifest, choose_device(options.device)
     parse_draft_length(options.draft_length, manifest.draft.num_draft_tokens)
@@ -79,10 +79,23 @@ def load_session(
             " than in plain decoding; --dtype float32 avoids that",
             pair.target.directory,
         )
-    return Session(
+    session = Session(
         manifest, target, drafter, pair.tokenizer, stop_token_ids(target.model),
         max_batch_size=max_batch_size, cache_gib=options.cache_gib,
     )  # fmt: skip
+    try:
+        session.allocate()
+    except torch.OutOfMemoryError:
+        raise RequestError(
+            f"cache_gib: expected memory for {options.cache_gib:g} GiB of caches, found"
+            f" {torch.cuda.mem_get_info(device)[0] / 2**30:.1f} GiB free beside both models",
+            hint="lower --cache-gib",
+        ) from None
+    return session
+
+
+NO_MEMORY = ("allocate memory", "out of memory")
+"""Parts of torch's and ONNX Runtime's messages; an illegal memory access of a GPU is another error."""
 
 
 @contextmanager
@@ -91,11 +104,10 @@ def room_for(max_batch_size: int) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in NO_MEMORY):
             raise
-        reason, _, _ = str(error).partition("\n")
         raise RequestError(
             f"max_batch_size: expected memory for the caches of {max_batch_size} requests, found too little"
-            f" ({cut(reason)})",
+            f" ({first_line(error)})",
             hint="lower max_batch_size",
         ) from None

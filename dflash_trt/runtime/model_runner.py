@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dflash_trt.engine.plans.launcher import pinned
+from dflash_trt.engine.plans.launcher import uploaded
 from dflash_trt.runtime.accept import argmax
 from dflash_trt.runtime.drafter.candidate_selector import Draw, Proposals
 from dflash_trt.runtime.drafter.drafter import Drafter
@@ -186,5 +186,4 @@ class PendingTaps:
 
 
 def _rows(taps: Tensor, numbers: npt.NDArray[np.int64]) -> Tensor:
-    index = pinned(torch.from_numpy(numbers), taps.device)
-    return taps.index_select(0, index.to(taps.device, non_blocking=True))
+    return taps.index_select(0, uploaded(torch.from_numpy(numbers), taps.device))

@@ -6,7 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
+from dflash_trt.errors import CheckpointError, first_line
 from dflash_trt.runtime.cpu.accelerate import accelerate
 from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.ranks.sharded_target import ShardedTarget, follow
@@ -40,8 +43,15 @@ def prepare_target(
         options |= {"distributed_config": sharding(checkpoint.directory, ranks.size), "num_ranks": ranks.size}
 
     def load() -> HuggingFaceTarget:
-        model = load_model(checkpoint.directory, checkpoint.spec, target_layer_ids, dtype=dtype, **options)
-        return make_target(model, target_layer_ids, num_slots, accelerate, tap_hidden_size=tap_hidden_size)
+        try:
+            model = load_model(checkpoint.directory, checkpoint.spec, target_layer_ids, dtype=dtype, **options)
+            return make_target(model, target_layer_ids, num_slots, accelerate, tap_hidden_size=tap_hidden_size)
+        except torch.OutOfMemoryError as error:
+            raise CheckpointError(
+                f"{checkpoint.directory}: expected GPU memory to load the target and compute tokens, found too little"
+                f" ({first_line(error)})",
+                hint="--dtype bfloat16 halves what float32 takes; else take a larger GPU, or more of them (--tp)",
+            ) from None
 
     if isinstance(ranks, Follower):
         follow(ranks, load())

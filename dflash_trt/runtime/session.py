@@ -13,7 +13,7 @@ from dflash_trt.api.completion import Completion
 from dflash_trt.api.runtime_options import DEFAULTS
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.manifest import Manifest
-from dflash_trt.engine.signatures import TOKENS_PER_PAGE
+from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.checked_pair import check_prompt, max_positions
 from dflash_trt.runtime.decoder import CacheOwner, Decoder
@@ -51,6 +51,12 @@ class Session:
     cache_gib: float = field(default=DEFAULTS.cache_gib, kw_only=True)
     cache_owner: CacheOwner = field(default_factory=CacheOwner, kw_only=True)
     """Shared by sessions with the same target."""
+
+    def allocate(self) -> None:
+        """Takes a GPU's memory for all requests at their longest, or for `cache_gib`; torch.OutOfMemoryError."""
+        pages = self.max_batch_size * num_pages_for(self.max_length)
+        for cache in (self.target, self.drafter):
+            cache.allocate(min(pages, self._num_tokens // TOKENS_PER_PAGE))
 
     def with_drafter(self, manifest: Manifest, drafter: Drafter) -> Session:
         """Session that shares this one's target, with the drafter of another engine."""

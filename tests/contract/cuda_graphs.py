@@ -192,6 +192,7 @@ def tensors_of(results: Any) -> list[Tensor]:
 def capture(graph: RecordedGraph, pool: object, stream: Stream, capture_error_mode: str) -> Iterator[None]:
     """torch.cuda.graph, in the order of its arguments."""
     assert capture_error_mode == "thread_local"
+    assert Stream.current is stream, "torch waits for the device that is current before, and may leave the stream so"
     if all(other.pool != pool for other in RecordedGraph.live):  # torch asserts it (CUDACachingAllocator.cpp)
         assert all(ref() is None for ref in RecordedGraph.memory.get(pool, ())), "a pool outlives its graphs"
         RecordedGraph.memory[pool] = []

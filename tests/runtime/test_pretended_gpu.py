@@ -7,14 +7,25 @@ The drafter is torch's with our kernels, whose references compute; both models a
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.runtime.load import open_session
+from dflash_trt.checkpoint.target_checkpoint import read_target
+from dflash_trt.engine.plans.launcher import CudaLauncher
+from dflash_trt.engine.signatures import num_pages_for
+from dflash_trt.errors import CheckpointError, RequestError
+from dflash_trt.runtime.kvcache import paged_caches
+from dflash_trt.runtime.load import open_session, room_for
+from dflash_trt.runtime.open_target import prepare_target
+from dflash_trt.runtime.ranks.roles import ALONE
 from dflash_trt.runtime.session import Session
-from dflash_trt.runtime.targets.packed_target import PackedTarget
+from dflash_trt.runtime.targets.packed_pass import GatheredPass
+from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, PackedTarget
 from tests.contract.cuda_graphs import PretendGpu, pretended_gpu
 from tests.decoding import greedy
 from tests.engines import build, trained_engine
@@ -39,7 +50,7 @@ def is_recorded(session: Session) -> bool:
 def decode(
     gpu: PretendGpu, session: Session, prompt: list[int], params: SamplingParams
 ) -> tuple[list[int], list[list[str]]]:
-    """The answer, and what the host waited for, by step, behind the prompt."""
+    """The answer, and what the host waited for, by step; the first reads the prompt."""
     decoder, waits = session.decoder(), list[list[str]]()
     request = session.request(prompt, params)
     decoder.add(request)
@@ -47,19 +58,38 @@ def decode(
         gpu.waits.clear()
         decoder.step()
         waits.append([*gpu.waits])
-    return request.token_ids, waits[1:]
+    return request.token_ids, waits
 
 
-def test_a_session_decodes_there(sessions: dict[str, Session]) -> None:
+@pytest.fixture
+def attended(monkeypatch: pytest.MonkeyPatch) -> set[tuple[bool, int]]:
+    """Calls of torch's attention: whether it may choose cuDNN's, and columns of the mask beyond the last 16.
+
+    CuDNN makes a plan for each new shape of a context; torch's own copies a ragged mask once for each KV head.
+    """
+    calls, attend = set[tuple[bool, int]](), torch.nn.functional.scaled_dot_product_attention
+
+    def noted(*args: Any, attn_mask: Tensor, **keywords: Any) -> Any:
+        calls.add((torch.backends.cuda.cudnn_sdp_enabled(), attn_mask.shape[-1] % 16))
+        return attend(*args, attn_mask=attn_mask, **keywords)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
+    return calls
+
+
+def test_a_session_decodes_there(sessions: dict[str, Session], attended: set[tuple[bool, int]]) -> None:
     on_cpu = sessions["tiny-qwen3"]
     prompt, params = prompts(on_cpu)[0], greedy(5)
     with pretended_gpu() as (gpu, graphs):
         session = open_on_gpu("tiny-qwen3")
+        room = {len(session.drafter.cache.k), *(k.shape[1] for k, _ in session.target._cache._layers.values())}  # type: ignore[attr-defined]
         answer, waits = decode(gpu, session, prompt, params)
     assert answer == on_cpu.generate(prompt, params).token_ids
     assert is_recorded(session)
-    assert sum(graph.replays for graph in graphs) > 2 * len(waits)
-    assert waits == [STEP] * len(waits)
+    assert sum(graph.replays for graph in graphs) > 2 * len(waits[1:])
+    assert waits == [STEP[:1], *[STEP] * len(waits[1:])]
+    assert attended == {(False, 0)}
+    assert room == {2 * num_pages_for(session.max_length)}, "no cache moves later, and nothing is recorded again"
 
 
 @pytest.mark.full
@@ -84,4 +114,43 @@ def test_a_lattice_is_walked_and_drawn_there(sessions: dict[str, Session], tmp_p
         session.generate(prompt, drawn)
         answer, waits = decode(gpu, session, prompt, greedy(5))
     assert answer == sessions["tiny-qwen3"].generate(prompt, greedy(5)).token_ids
-    assert waits == [STEP] * len(waits)
+    assert waits == [STEP[:1], *[STEP] * len(waits[1:])]
+
+
+def test_the_current_gpu_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Safetensors and TensorRT take the first one for "cuda"."""
+    assert CudaLauncher(torch.device("cuda")).device.index is None, "without a GPU"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert [str(CudaLauncher(torch.device(name)).device) for name in ("cuda", "cuda:0")] == ["cuda:1", "cuda:0"]
+
+
+def test_what_is_wrong_with_a_gpu_is_not_the_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too little memory is said; what a kernel did wrong comes as it is."""
+    target, errors = read_target(FIXTURES / "tiny-qwen3"), [torch.OutOfMemoryError("CUDA out of memory.\nOf 80 GB ...")]
+    errors.append(torch.AcceleratorError("CUDA error: an illegal memory access was encountered"))
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise errors[0]
+
+    monkeypatch.setattr(GatheredPass, "attend", fails)
+    monkeypatch.setattr("dflash_trt.runtime.open_target.accelerate", lambda _: TORCH_OPERATORS)
+    load = prepare_target(target, [0], 1, ALONE, dtype="auto", device="cpu")
+    with pytest.raises(CheckpointError, match=r"compute tokens, found too little \(CUDA out of memory\.\)\n"):
+        load()
+    del errors[0]
+    with pytest.raises(torch.AcceleratorError):
+        load()
+    with pytest.raises(torch.AcceleratorError), room_for(2):
+        raise errors[0]
+
+
+@pytest.mark.full
+def test_a_gpu_without_room_for_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(paged_caches, "grown", full)
+    with pretended_gpu(), pytest.raises(RequestError) as found:
+        open_on_gpu("tiny-qwen3")
+    assert found.value.message.startswith("cache_gib: expected memory for 4 GiB of caches, found 1024.0 GiB free")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -18,6 +19,11 @@ def pinned(tensor: Tensor, device: torch.device) -> Tensor:
     Without, the host would wait for all that is queued before. Torch keeps pinned memory until the copy is done.
     """
     return tensor if device.type == "cpu" or tensor.device.type != "cpu" else tensor.pin_memory()
+
+
+def uploaded(tensor: Tensor, device: torch.device) -> Tensor:
+    """A CPU's `tensor` on `device`, for whose copy the host does not wait; any other where it is to be."""
+    return pinned(tensor, device).to(device, non_blocking=True)
 
 
 class Launcher(Protocol):
@@ -43,16 +49,19 @@ class CudaLauncher:
 
     def __init__(self, device: torch.device) -> None:
         """Touches no GPU yet: a missing one is reported later, in one line."""
-        self.device = device
+        self._device = device
+        self._pool: Any = None
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The GPU by its number: that of "cuda" is torch's current one, where others take the first."""
+        is_current = self._device == torch.device("cuda") and torch.cuda.is_available()
+        return torch.device("cuda", torch.cuda.current_device()) if is_current else self._device
 
     @cached_property
     def _stream(self) -> torch.cuda.Stream:
         return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-
-    @cached_property
-    def _pool(self) -> Any:
-        """Memory that all graphs share: one runs at a time, and what outlives a call lies outside."""
-        return torch.cuda.graph_pool_handle()
 
     @property
     def handle(self) -> int:
@@ -69,15 +78,21 @@ class CudaLauncher:
         caller.wait_stream(self._stream)
 
     def record(self, work: Callable[[], None], check: Callable[[], None] | None = None) -> Callable[[], None]:
-        """Captures a CUDA graph after one run in which TensorRT, torch.compile and kernels initialise, and `check`."""
-        with self.queued():
+        """Captures a CUDA graph after one run in which TensorRT, torch.compile and kernels initialise, and `check`.
+
+        All share memory: one runs at a time, and what outlives a call lies outside.
+        """
+        with self.queued():  # throughout: torch asks for the current device, and leaves a failed capture's stream
             work()
-        self._stream.synchronize()
-        if check is not None:
-            check()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
-            work()
+            self._stream.synchronize()
+            if check is not None:
+                check()
+            if not self._graphs:  # torch takes no pool again whose graphs are gone while a tensor lies in it
+                self._pool = torch.cuda.graph_pool_handle()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                work()
+            self._graphs.add(graph)
         return partial(_replay, graph, work)
 
 

@@ -7,12 +7,11 @@ and its order, depends on its own sequence alone.
 
 from __future__ import annotations
 
-import inspect
 import logging
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from dflash_trt import _C
@@ -24,6 +23,7 @@ from dflash_trt.runtime.cpu.linear_layers import (
     openmp_team,
     replace_linear_layers,
 )
+from dflash_trt.runtime.targets.fused_norms import replace_norms
 from dflash_trt.runtime.targets.packed_pass import AttentionRule, RaggedPass
 from dflash_trt.runtime.targets.packed_target import Acceleration
 
@@ -81,37 +81,10 @@ def _place(rows: Tensor) -> tuple[int, int, int]:
     return rows.data_ptr(), rows.stride(0), rows.stride(1)
 
 
-PROBE_ROWS = 4
-TOLERANCE = 1e-5
-
-
-@torch.inference_mode()
 def fuse_norms(model: PreTrainedModel) -> None:
-    """Replaces the `forward` of each norm in FP32 that computes what is computed here."""
-    if model.dtype != torch.float32:
-        return
-    for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm") and _is_plain(module):
-            _fuse(module)
-
-
-def _is_plain(module: nn.Module) -> bool:
-    """Whether it has one weight [D] and takes nothing but rows."""
-    weights = [weight.data for weight in module.parameters()]
-    is_one = len(weights) == 1 and type(weights[0]) is Tensor and weights[0].ndim == 1
-    return is_one and len(inspect.signature(type(module).forward).parameters) == 2
-
-
-def _fuse(module: nn.Module) -> None:
-    """Replaces its `forward`, if that is one of the two formulas."""
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    (weight,) = (parameter.data for parameter in module.parameters())
-    rows = torch.randn(PROBE_ROWS, len(weight), generator=torch.Generator().manual_seed(0))
-    expected = module(rows)
-    for factor in (weight, 1 + weight):
-        if isinstance(eps, float) and torch.allclose(normed(factor, eps, rows), expected, TOLERANCE, TOLERANCE):
-            module.forward = partial(normed, factor, eps)
-            return
+    """Replaces the `forward` of each norm in FP32 that computes what `normed` does."""
+    if model.dtype == torch.float32:
+        replace_norms(model, normed)
 
 
 def normed(weight: Tensor, eps: float, rows: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from torch import Tensor
 from dflash_trt import _C
 from dflash_trt.checkpoint.draft_spec import CONFIDENCE, D2T, MARKOV, SELECTOR, DraftSpec
 from dflash_trt.checkpoint.weights import SINGLE
-from dflash_trt.engine.plans.launcher import pinned
+from dflash_trt.engine.plans.launcher import uploaded
 
 if TYPE_CHECKING:
     import numpy as np
@@ -160,7 +160,7 @@ class CandidateScorer:
 
         anchors [B] int64 are the last verified tokens.
         """
-        first = pinned(anchors, ids.device).to(ids.device, non_blocking=True)
+        first = uploaded(anchors, ids.device)
         before = torch.cat([first[:, None, None].expand(-1, 1, ids.shape[-1]), ids[:, :-1]], dim=1)
         return Candidates(ids, self._edges(hidden.float(), before, ids) + logits[:, :, None])
 
@@ -196,8 +196,7 @@ class CandidateSelector(CandidateScorer):
 
 def table_rows(codebook: Tensor, ids: Tensor) -> Tensor:
     """Rows [..., r] FLOAT of a table [V, r] that may lie elsewhere than `ids` [...]."""
-    ids = pinned(ids, codebook.device).to(codebook.device, non_blocking=True)
-    return torch.nn.functional.embedding(ids, codebook).float()
+    return torch.nn.functional.embedding(uploaded(ids, codebook.device), codebook).float()
 
 
 class MarkovScorer(CandidateScorer):

@@ -15,7 +15,7 @@ from torch import Tensor
 from dflash_trt.checkpoint.draft_spec import EMBEDDING, MASK_EMBEDDING, DraftSpec
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.engine.executor import DraftInputs, Executor
-from dflash_trt.engine.plans.launcher import pinned
+from dflash_trt.engine.plans.launcher import uploaded
 from dflash_trt.runtime.drafter.candidate_selector import Candidates, CandidateScorer
 from dflash_trt.runtime.kvcache.paged_caches import ContextCache
 
@@ -57,11 +57,10 @@ class DraftEmbedding:
         if self._table is None:
             rows = borrowed(token_ids)
         else:
-            ids = pinned(token_ids, self._table.device).to(self._table.device, non_blocking=True)
-            rows = torch.nn.functional.embedding(ids, self._table).float()
+            rows = torch.nn.functional.embedding(uploaded(token_ids, self._table.device), self._table).float()
         if self._mask_row is None:
             return rows
-        is_mask = (token_ids == self._mask_token_id).to(rows.device)
+        is_mask = uploaded(token_ids == self._mask_token_id, rows.device)
         return torch.where(is_mask[..., None], self._mask_row.to(rows), rows)
 
 
@@ -105,6 +104,12 @@ class Drafter:
         cache = ContextCache(spec, num_slots, num_rows, executor.cache_dtype, executor.device)
         executor.bind(cache.k, cache.v)
         return cls(executor, spec, cache, embedding, scorer)
+
+    def allocate(self, num_pages: int) -> None:
+        """Takes a GPU's memory for so many pages; a CPU's, and that for more, is taken as they are written."""
+        if self.executor.device.type != "cpu":
+            self.cache.make_room(num_pages)
+            self.executor.bind(self.cache.k, self.cache.v)
 
     def reserve(self, slot: int, pages: Sequence[int], num_rows: int) -> None:
         """Gives an empty slot its pages, which hold its first `num_rows` rows already."""
@@ -169,6 +174,6 @@ class Drafter:
         """The arrays on the device, in one copy."""
         if self.executor.device.type == "cpu":
             return map(torch.from_numpy, arrays)
-        device, flat = self.executor.device, torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
-        parts = torch.split(pinned(flat, device).to(device, non_blocking=True), [array.size for array in arrays])
+        flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
+        parts = torch.split(uploaded(flat, self.executor.device), [array.size for array in arrays])
         return (part.view(array.shape) for part, array in zip(parts, arrays, strict=True))

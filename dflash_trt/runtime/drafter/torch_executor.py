@@ -8,6 +8,7 @@ FP8 products.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -119,7 +120,10 @@ class TorchExecutor(RecordedExecutor):
 
             return self._launcher.record(work)
 
-        return RecordedGraph(tensors, sizes, record)
+        began = time.perf_counter()
+        made = RecordedGraph(tensors, sizes, record)
+        LOG.info("%s: %s ready for %s rows in %.1f s", self._directory, graph.file, sizes, time.perf_counter() - began)
+        return made
 
     def _fuse(self, program: Program) -> None:
         if lacking := why_not_compiled():

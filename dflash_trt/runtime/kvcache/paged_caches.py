@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dflash_trt import _C
 from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.engine.plans.launcher import uploaded
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.errors import RequestError
 
@@ -154,13 +155,13 @@ class SlotCache:
             self._grow(index)
         return self._layers[index]
 
-    def make_room(self) -> None:
-        """Makes room in every layer for all pages of the table."""
+    def make_room(self, num_pages: int = 0) -> None:
+        """Makes room in every layer for all pages of the table, and `num_pages` at least."""
         for index in self._layers:
-            self._grow(index)
+            self._grow(index, num_pages)
 
-    def _grow(self, index: int) -> None:
-        num_pages = self.table.num_pages
+    def _grow(self, index: int, num_pages: int = 0) -> None:
+        num_pages = max(num_pages, self.table.num_pages)
         if num_pages > self._layers[index][0].shape[1]:
             k, v = (grown(cache, 1, num_pages, self.table.written) for cache in self._layers[index])
             self._layers[index] = k, v
@@ -170,7 +171,7 @@ class SlotCache:
     def clear(self, pages: Sequence[int]) -> None:
         """Zeroes pages that others have written."""
         if pages:
-            index = torch.tensor(pages, device=self._device)
+            index = uploaded(torch.tensor(pages), self._device)
             for cache in (cache for layer in self._layers.values() for cache in layer):
                 cache.index_fill_(1, index, 0)
 
@@ -234,9 +235,13 @@ class ContextCache:
             pages += [self.table.pages[slot][position // size] for position in new]
             positions += new
             self.lengths[slot] += count
-        if self.table.num_pages > len(self.k):
-            self.k, self.v = (grown(cache, 0, self.table.num_pages, self.table.written) for cache in (self.k, self.v))
+        self.make_room(self.table.num_pages)
         return positions, pages, [position % size for position in positions]
+
+    def make_room(self, num_pages: int) -> None:
+        """Makes room for `num_pages`, where not all are there at once. May replace `k` and `v`."""
+        if num_pages > len(self.k) and not self._num_rows:
+            self.k, self.v = (grown(cache, 0, num_pages, self.table.written) for cache in (self.k, self.v))
 
     def write(self, pages: Tensor, offsets: Tensor, kv: Tensor) -> None:
         """Writes rows kv [T, 2, L, G, D] to `pages` and the `offsets` in them, [T] INT32, as `extend` returns them."""

@@ -30,6 +30,7 @@ from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, 
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
 from dflash_trt.checkpoint.tokenizer import load_tokenizer
 from dflash_trt.checkpoint.weights import read_weights
+from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.write import OutputKind, new_file
 from dflash_trt.runtime.checked_pair import check_prompt
@@ -97,7 +98,9 @@ def answer_prompts(
         for prompt, params in zip(prompts, asked, strict=True)
     ]
     longest = max((request.max_length for request in requests), default=0)
-    decoder = Decoder(ModelRunner(target, None), SlotPool.for_each_slot(num_slots, longest), FixedLength(0))
+    slots = SlotPool.for_each_slot(num_slots, longest)
+    target.allocate(slots.num_tokens // TOKENS_PER_PAGE)
+    decoder = Decoder(ModelRunner(target, None), slots, FixedLength(0))
 
     def answered(request: Request) -> Answered:
         return Answered(token_ids=[*request.prompt_ids, *request.token_ids], prompt_length=len(request.prompt_ids))

@@ -51,11 +51,11 @@ class NonBlockingHandler(logging.Handler):
 
 
 def set_up_logging() -> None:
-    """The access log, our warnings and libraries' errors on stderr, with the time."""
+    """The access log, what GPUs record, our warnings and libraries' errors on stderr, with the time."""
     handler = NonBlockingHandler()
     handler._is_idle.set()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     logging.basicConfig(level=logging.ERROR, handlers=[handler], force=True)
-    levels = {"dflash_trt": logging.WARNING, "dflash_trt.runtime.server": logging.INFO, "uvicorn.error": logging.ERROR}
+    levels = {"dflash_trt": logging.WARNING, "dflash_trt.runtime": logging.INFO, "uvicorn.error": logging.ERROR}
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)

@@ -23,6 +23,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_recurrent_gated_delta_rule,
 )
 
+from dflash_trt.engine.plans.launcher import uploaded
 from dflash_trt.runtime.targets.packed_pass import Group, RaggedPass
 
 CLASS_NAMES = ("Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet")
@@ -89,7 +90,7 @@ class DeltaNetLayer:
             for each in ([x.mixed for x in lasts], [x.decay for x in lasts], [x.beta for x in lasts])
         )
         tails, states = torch.stack([x.tail for x in lasts]), torch.stack([x.state for x in lasts])
-        slots, width = list(accepted), tails.shape[-1]
+        slots, width = uploaded(torch.tensor([*accepted]), states.device), tails.shape[-1]
         inputs = torch.cat([tails, mixed.transpose(1, 2)], dim=-1)
         _, self.states[slots] = self._recur(inputs, states, decay, beta)
         self.tails[slots] = torch.stack([row[:, n : n + width] for row, n in zip(inputs, counts, strict=True)])

@@ -35,6 +35,7 @@ from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.engine.plans.launcher import CudaLauncher
 from dflash_trt.errors import CheckpointError, EngineError
 from dflash_trt.files.read import read_text
+from dflash_trt.runtime.targets.fused_norms import replace_norms, torch_norm
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, Acceleration, PackedTarget
 from dflash_trt.runtime.targets.runnable import check_architecture, target_dtype
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
@@ -167,8 +168,8 @@ def load_model(
 
     One that is larger than the GPU `device` is spread over all GPUs, layer by layer. Raises what `target_dtype` and
     `placement` raise; CheckpointError for a tap on the last layer, missing weights, a damaged
-    generation_config.json, or no room for the share of one of `num_ranks` ranks, whose `load_options` say how it is
-    cut. Only then are a repository's weights fetched.
+    generation_config.json, no room on GPUs, or none for the share of one of `num_ranks` ranks, whose `load_options` say
+    how it is cut. Only then are a repository's weights fetched.
     """
     if spec.num_hidden_layers - 1 in target_layer_ids:
         raise CheckpointError(
@@ -190,15 +191,30 @@ def load_model(
     check_architecture(directory)
     model: PreTrainedModel
     with refusing(directory, f"a causal language model that transformers {__version__} loads"):
-        model, loaded = _auto_class(directory).from_pretrained(directory, **(options | load_options | spread))
+        config = _dequantised(AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False))
+        options |= {"config": config} | load_options | spread
+        model, loaded = _auto_class(config).from_pretrained(directory, **options)
     _check_weights(directory, loaded)
+    if spread:
+        _check_places(directory, model)
     model = text_model(model, directory).eval()
     return model if device == "cpu" or spread or is_sharded else model.to(device)
 
 
-def _auto_class(directory: Path) -> Any:
+def _dequantised(config: Any) -> Any:
+    """The configuration, changed so that weights come as numbers everywhere.
+
+    With a GPU and the package `kernels` transformers would keep MXFP4 and FP8 codes, for kernels that it fetches.
+    """
+    for part in (config, config.get_text_config()):
+        stored = getattr(part, "quantization_config", None) or {}
+        if stored.get("quant_method") in ("mxfp4", "fp8"):
+            stored["dequantize"] = True
+    return config
+
+
+def _auto_class(config: Any) -> Any:
     """The one that knows the model: Kimi K2.5's text is only there below its images."""
-    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     is_multimodal = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     is_text = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
     return AutoModelForImageTextToText if is_multimodal and not is_text else AutoModelForCausalLM
@@ -213,6 +229,16 @@ def _check_weights(directory: Path, loaded: dict[str, Any]) -> None:
         name, found, expected = mismatched[0]
         raise CheckpointError(
             f"{directory}: {name}: expected shape {list(expected)} (config.json), found {list(found)}", hint=hint
+        )
+
+
+def _check_places(directory: Path, model: PreTrainedModel) -> None:
+    """Where GPUs have no room, accelerate goes on to the CPU and the disk, without a word."""
+    if {weight.device.type for weight in model.parameters()} != {"cuda"}:
+        raise CheckpointError(
+            f"{directory}: expected room for all layers on {torch.cuda.device_count()} GPUs, found some left over for"
+            " the CPU",
+            hint="take more GPUs, or give --device cpu",
         )
 
 
@@ -270,8 +296,10 @@ def make_target(
             model.config.model_type,
         )
         return SequentialTarget(model, target_layer_ids, num_slots, tap_hidden_size)
-    acceleration = accelerate(model) if accelerate else TORCH_OPERATORS
-    launcher = CudaLauncher(model.device) if model.device.type == "cuda" else None
+    acceleration, launcher = accelerate(model) if accelerate else TORCH_OPERATORS, None
+    if model.device.type == "cuda":
+        replace_norms(model, torch_norm)
+        launcher = CudaLauncher(model.device)
     return PackedTarget(model, target_layer_ids, num_slots, acceleration, launcher)
 
 

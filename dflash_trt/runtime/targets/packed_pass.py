@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, groupby
+from itertools import chain, groupby, pairwise
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -18,9 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from dflash_trt.engine.plans.launcher import uploaded
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.kvcache.paged_caches import SlotCache
 from dflash_trt.runtime.targets.target import Segment
+
+MAX_PAGES = 4096
+"""Pages that are copied together, of all segments that are computed together; one alone may have more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,7 +88,7 @@ class RaggedPass(Pass):
         self._counts = [len(segment.token_ids) for segment in segments]
         self._begins = [cache.table.lengths[slot] for slot in self._slots]
         spans = (range(begin, begin + n) for begin, n in zip(self._begins, self._counts, strict=True))
-        self.positions = torch.from_numpy(np.array([*chain.from_iterable(spans)])).to(device)
+        self.positions = uploaded(torch.from_numpy(np.array([*chain.from_iterable(spans)])), device)
 
     def padded_positions(self, num_rows: int) -> Tensor:
         """Positions of the rows, padded with zeros to `num_rows`."""
@@ -96,9 +100,14 @@ class RaggedPass(Pass):
         """All segments, as few groups as their order allows."""
         groups: list[Group] = []
         for num_tokens, members in groupby(range(len(self._slots)), key=self._counts.__getitem__):
-            first_row = groups[-1].rows.stop if groups else 0
-            groups.append(self._group(list(members), num_tokens, first_row))
+            for part in self._parts(list(members)):
+                first_row = groups[-1].rows.stop if groups else 0
+                groups.append(self._group(part, num_tokens, first_row))
         return groups
+
+    def _parts(self, members: list[int]) -> list[list[int]]:
+        """Neighbouring segments of one length in the parts that are computed together: all of them."""
+        return [members]
 
     def _group(self, members: list[int], num_tokens: int, first_row: int) -> Group:
         """Segments `members`, from row `first_row` of the pass."""
@@ -108,7 +117,7 @@ class RaggedPass(Pass):
         return Group(
             rows=rows,
             slot_ids=slots,
-            slots=slice(slots[0], slots[-1] + 1) if in_order else torch.tensor(slots, device=self._device),
+            slots=slice(slots[0], slots[-1] + 1) if in_order else uploaded(torch.tensor(slots), self._device),
             num_segments=len(slots),
             num_tokens=num_tokens,
             positions=self.positions[rows].view(len(slots), num_tokens),
@@ -156,12 +165,11 @@ class Reading(NamedTuple):
     pages: Tensor
     """[B * M], the pages of each segment end to end."""
     mask: Tensor
-    """[1, B, N/G * n, C]: 0 for a row that a token sees, else minus infinity; C rows of each segment are read."""
+    """[1, B, N/G * n, C]: 0 for a row that a token sees, else minus infinity; the C rows of M pages are read."""
 
     def of(self, cache: Tensor) -> Tensor:
         """cache [G, pages, TOKENS_PER_PAGE, D] -> [G, B, C, D]."""
-        rows = cache.index_select(1, self.pages).view(len(cache), self.mask.shape[1], -1, cache.shape[-1])
-        return rows[:, :, : self.mask.shape[-1]]
+        return cache.index_select(1, self.pages).view(len(cache), self.mask.shape[1], -1, cache.shape[-1])
 
 
 def attention_mask(visible: Tensor, heads_per_group: int, dtype: torch.dtype) -> Tensor:
@@ -198,21 +206,34 @@ class GatheredPass(RaggedPass):
             mixed.append(attend_rows(query[:, group.rows], k_cache, v_cache, reading, rule, group.num_tokens))
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
+    def _parts(self, members: list[int]) -> list[list[int]]:
+        """At most MAX_PAGES of the longest sequence for each segment of a part."""
+        parts, longest = [members[:1]], 0
+        pages = [num_pages_for(begin + n) for begin, n in zip(self._begins, self._counts, strict=True)]
+        for before, member in pairwise(members):
+            longest = max(longest, pages[before], pages[member])
+            if longest * (len(parts[-1]) + 1) > MAX_PAGES:
+                parts.append([])
+                longest = pages[member]
+            parts[-1].append(member)
+        return parts
+
     @cached_property
     def _rows(self) -> Tensor:
         """[R], rows of the cache."""
         rows = (self._table.rows(slot, n) for slot, n in zip(self._slots, self._counts, strict=True))
-        return torch.tensor([row for own in rows for row in own], device=self._device)
+        return uploaded(torch.tensor([row for own in rows for row in own]), self._device)
 
     def _reading(self, group: Group, window: int | None, heads_per_group: int, dtype: torch.dtype) -> Reading:
         """Pages and mask for `group` in a layer with this `window`."""
         key = (group, window, heads_per_group, dtype)
         if key not in self._readings:
             first_page = 0 if window is None else max(0, group.begin - window + 1) // TOKENS_PER_PAGE
-            rows = torch.arange(first_page * TOKENS_PER_PAGE, group.end, device=group.positions.device)
+            end = num_pages_for(group.end) * TOKENS_PER_PAGE  # torch would copy a ragged mask for each KV head
+            rows = torch.arange(first_page * TOKENS_PER_PAGE, end, device=group.positions.device)
             distance = group.positions[:, :, None] - rows  # [B, n, C]
             visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
-            pages = torch.tensor(self._pages(group, first_page), device=self._device)
+            pages = uploaded(torch.tensor(self._pages(group, first_page)), self._device)
             self._readings[key] = Reading(pages, attention_mask(visible, heads_per_group, dtype))
         return self._readings[key]
 

@@ -148,6 +148,11 @@ class PackedTarget(HuggingFaceTarget):
         if self._pass_type.reads_hidden_rows:
             self._cache.clear(pages)
 
+    def allocate(self, num_pages: int) -> None:
+        """Takes a GPU's memory for so many pages: what is recorded is forgotten when the caches move."""
+        if self._device.type != "cpu":
+            self._cache.make_room(num_pages)
+
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         """The pages of an empty slot's sequence; the first `num_tokens` tokens are in them already."""
         self._clear(self._table.reserve(slot, pages, num_tokens))

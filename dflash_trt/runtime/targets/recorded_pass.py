@@ -15,6 +15,8 @@ Legend: B segments, n tokens of each, M pages of each, R = B * n rows, C cached 
 from __future__ import annotations
 
 import logging
+import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -23,16 +25,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dflash_trt.engine.plans.launcher import Launcher, pinned
+from dflash_trt.engine.plans.launcher import Launcher, pinned, uploaded
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
+from dflash_trt.errors import first_line
 from dflash_trt.runtime.kvcache.paged_caches import PageTable, SlotCache
-from dflash_trt.runtime.targets.packed_pass import AttentionRule, Pass, Reading, attend_rows, attention_mask, store_rows
+from dflash_trt.runtime.targets.packed_pass import (
+    MAX_PAGES,
+    AttentionRule,
+    Pass,
+    Reading,
+    attend_rows,
+    attention_mask,
+    store_rows,
+)
 from dflash_trt.runtime.targets.target import Segment, Verified
 
 LOG = logging.getLogger("dflash_trt.runtime.targets")
 MAX_ROWS = 256
 """Rows of the largest pass that is recorded; where recording stops to pay was not measured on a GPU yet."""
 MIN_PAGES = 4
+MAX_RECORDINGS = 64
+"""Sizes that stay recorded: a graph of a thousand kernels takes some megabytes of a GPU."""
 
 
 class PassSize(NamedTuple):
@@ -51,6 +64,11 @@ class PassSize(NamedTuple):
         end = max(table.lengths[segment.slot] + len(segment.token_ids) for segment in segments)
         pages = max(MIN_PAGES, num_pages_for(end))
         return cls(_power_of_two(len(segments)), _power_of_two(num_tokens), _power_of_two(pages))
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a pass of this size is recorded; the time of a larger one is not its launches'."""
+        return self.num_segments * self.num_tokens <= MAX_ROWS and self.num_segments * self.num_pages <= MAX_PAGES
 
 
 def _power_of_two(number: int) -> int:
@@ -121,20 +139,44 @@ Run = Callable[[StaticPass, bool], Verified]
 """The model's forward call over a pass, with taps or without; logits of every row."""
 
 
+class _Outputs:
+    """Logits and taps of the last run, where all recordings leave them: each graph would keep memory for its own."""
+
+    def __init__(self) -> None:
+        self._made: list[Tensor] = []
+
+    def keep(self, made: Verified) -> None:
+        """Copies them."""
+        for number, values in enumerate([made.logits, *made.tapped]):
+            rows = values.flatten(0, -2)
+            if number == len(self._made):
+                self._made.append(rows.new_empty(MAX_ROWS, rows.shape[1]))
+            self._made[number][: len(rows)].copy_(rows)
+
+    def rows(self, rows: Sequence[int], *, with_taps: bool) -> Verified:
+        """Copies of these rows, which the next run does not overwrite; logits as FLOAT."""
+        logits, *tapped = self._made
+        index = uploaded(torch.tensor(rows), logits.device)
+        taps = [tap.index_select(0, index) for tap in tapped] if with_taps else []
+        return Verified(logits=logits.index_select(0, index).float(), tapped=taps)
+
+
 class _Recording(NamedTuple):
     current: StaticPass
     replay: Callable[[], None]
-    made: list[Verified]
-    """The last run's, or what replays overwrite."""
 
 
 class RecordedPasses:
-    """Recordings by size. The first pass of a size records it; when caches move, all are forgotten."""
+    """Recordings by size, the last used at the end. The first pass of a size records it.
+
+    When caches move, all are forgotten.
+    """
 
     def __init__(self, run: Run, cache: SlotCache, launcher: Launcher, name: str) -> None:
         """`name` is the model's, for the log."""
         self._run, self._cache, self._launcher, self._name = run, cache, launcher, name
         self._recordings: dict[tuple[PassSize, bool], _Recording] = {}
+        self._outputs = _Outputs()
         self._num_moves = cache.num_moves
         self._works = True
         """Whether no recording has failed."""
@@ -144,51 +186,58 @@ class RecordedPasses:
         if not self._works or any(len(segment.token_ids) != segment.num_logits for segment in segments):
             return None
         size = PassSize.of(segments, self._cache.table)
-        if size.num_segments * size.num_tokens > MAX_ROWS:
+        if not size.is_recorded:
             return None
         self._cache.make_room()
         if self._num_moves != self._cache.num_moves:
             self._recordings.clear()
             self._num_moves = self._cache.num_moves
         with self._launcher.queued():
-            recording = self._recordings.get((size, with_taps))
+            recording = self._recordings.pop((size, with_taps), None)
+            current = StaticPass(size, self._cache, self._launcher.device) if recording is None else recording.current
+            own = current.fill(segments, self._cache.table)
+            recording = recording or self._record(current, with_taps)
             if recording is None:
-                current = StaticPass(size, self._cache, self._launcher.device)
-                own = current.fill(segments, self._cache.table)
-                recording = self._record(current, with_taps)
-                if recording is None:
-                    return None
-                self._recordings[size, with_taps] = recording
-            else:
-                own = recording.current.fill(segments, self._cache.table)
+                return None
+            self._recordings[size, with_taps] = recording
             recording.replay()
-            return _rows_of(recording.made[-1], own)
+            return self._outputs.rows(own, with_taps=with_taps)
 
     def _record(self, current: StaticPass, with_taps: bool) -> _Recording | None:
         """A recording of the pass; None, from now on, for a model that waits for the GPU in the middle of a pass."""
-        made: list[Verified] = []
 
         def work() -> None:
             current.begin()
-            made[:] = [self._run(current, with_taps)]
+            with _no_waiting(self._launcher.device):  # in its first run: a failed recording stays in torch's allocator
+                self._outputs.keep(self._run(current, with_taps))
 
+        began = time.perf_counter()
+        if len(self._recordings) == MAX_RECORDINGS:
+            del self._recordings[next(iter(self._recordings))]
         try:
-            with _no_waiting(self._launcher.device):
-                work()  # a recording that fails in the middle would leave torch's allocator in it
             replay = self._launcher.record(work)
-            current.begin()  # masks are the graph's own: later ones may have their memory
-            return _Recording(current, replay, made)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             LOG.warning(
                 "%s: passes are launched kernel by kernel, for they cannot be recorded as a CUDA graph: %s",
                 self._name,
-                str(error).partition("\n")[0],
+                first_line(error),
             )
             self._works = False
             self._recordings.clear()
             return None
+        current.begin()  # masks are the graph's own: later ones may have their memory
+        LOG.info(
+            "%s: recorded passes of %d x %d tokens on %d pages in %.2f s; sizes: %d%s",
+            *(self._name, *current.size, time.perf_counter() - began, len(self._recordings) + 1),
+            _free_memory(self._launcher.device),
+        )
+        return _Recording(current, replay)
+
+
+def _free_memory(device: torch.device) -> str:
+    return f"; {torch.cuda.mem_get_info(device)[0] / 1e9:.1f} GB of GPU memory free" if device.type == "cuda" else ""
 
 
 @contextmanager
@@ -198,16 +247,9 @@ def _no_waiting(device: torch.device) -> Iterator[None]:
         yield
         return
     mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings(action="ignore"):  # once, that not all that waits is found
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(mode)
-
-
-def _rows_of(made: Verified, rows: Sequence[int]) -> Verified:
-    """Copies of these rows, which the next run does not overwrite; logits as FLOAT."""
-    device = made.logits.device
-    index = pinned(torch.tensor(rows), device).to(device, non_blocking=True)
-    tapped = [tap.reshape(-1, tap.shape[-1]).index_select(0, index) for tap in made.tapped]
-    return Verified(logits=made.logits.index_select(0, index).float(), tapped=tapped)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -12,9 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
-from dflash_trt.engine.plans.launcher import pinned
+from dflash_trt.engine.plans.launcher import uploaded
 from dflash_trt.errors import CheckpointError
 from dflash_trt.runtime.targets.target import Target, Verified
 
@@ -64,15 +66,14 @@ class HuggingFaceTarget(Target):
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Rows [..., H] of the embedding table as they are stored: a draft says its own factor."""
-        ids = pinned(token_ids, self._device).to(self._device, non_blocking=True)
-        embeddings: torch.Tensor = self._embedding(ids)
+        embeddings: torch.Tensor = self._embedding(uploaded(token_ids, self._device))
         return embeddings if self._embed_scale == 1 else embeddings / self._embed_scale
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The lm_head's logits [..., V], in the model's type: a drafter may compute in another."""
         logits: torch.Tensor = self._lm_head(hidden.to(self._dtype))
-        return logits
+        return logits.to(hidden.device)
 
     @torch.no_grad()
     def head(self) -> dict[str, torch.Tensor]:
@@ -91,23 +92,31 @@ class HuggingFaceTarget(Target):
     def _forward(
         self, token_ids: Sequence[int], logits_rows: Sequence[int], *, with_taps: bool, **inputs: Any
     ) -> Verified:
-        """One forward call over `token_ids`, logits behind the rows `logits_rows`."""
-        device = self._device
-        keeps_all = list(logits_rows) == list(range(len(token_ids)))
-        kept = 0 if keeps_all else torch.tensor(logits_rows, dtype=torch.int64, device=device)
-        verified = self._run(torch.from_numpy(np.array([token_ids])).to(device), kept, with_taps=with_taps, **inputs)
+        """One forward call over `token_ids`, logits behind the rows `logits_rows`.
+
+        Neighbouring rows are a slice, which has no device: a tensor would not be on the last layers' GPU.
+        """
+        begin = next(iter(logits_rows), 0)
+        run = range(begin, begin + len(logits_rows))
+        is_run = list(logits_rows) == list(run)
+        kept = slice(run.start, run.stop) if is_run else uploaded(torch.tensor(logits_rows), self._device)
+        ids = uploaded(torch.from_numpy(np.array([token_ids])), self._device)
+        verified = self._run(ids, kept, with_taps=with_taps, **inputs)
         return replace(verified, logits=verified.logits.float())
 
-    def _run(self, token_ids: Tensor, logits_to_keep: int | Tensor, *, with_taps: bool, **inputs: Any) -> Verified:
+    def _run(
+        self, token_ids: Tensor, logits_to_keep: int | slice | Tensor, *, with_taps: bool, **inputs: Any
+    ) -> Verified:
         """One forward call over token_ids [1, R]: logits in the model's type, behind some rows, or behind all for 0."""
         if self._catcher is not None:
             self._catcher.start(with_taps)
-        output = self.model(
-            token_ids,
-            output_hidden_states=with_taps and self._catcher is None,
-            logits_to_keep=logits_to_keep,
-            **inputs,
-        )
+        with torch_attention(self._device):
+            output = self.model(
+                token_ids,
+                output_hidden_states=with_taps and self._catcher is None,
+                logits_to_keep=logits_to_keep,
+                **inputs,
+            )
         self._cache_after = getattr(output, self._cache_argument, None)
         logits = output.logits[0].to(self._device)  # of the last layers' GPU, where a target is spread
         if not with_taps:
@@ -123,6 +132,18 @@ class HuggingFaceTarget(Target):
         if hidden.dim() < 4:
             return hidden
         return hidden.mean(2) if self.tap_hidden_size == hidden.shape[-1] else hidden.flatten(2)
+
+
+TORCH_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def torch_attention(device: torch.device) -> AbstractContextManager[Any]:
+    """Context in which a GPU's attention is torch's own, not cuDNN's, and whose other threads' is, too.
+
+    On compute capability 9 and 10 torch 2.11 takes cuDNN's first, which makes a plan for every new shape of a context,
+    tens of milliseconds each, and never frees one.
+    """
+    return nullcontext() if device.type == "cpu" else sdpa_kernel(TORCH_KERNELS)
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -55,6 +55,10 @@ class Target(Protocol):
     keeps_prefixes: bool = False
     """Whether the pages of a released slot go on holding all that there is to know of their tokens."""
 
+    def allocate(self, num_pages: int) -> None:
+        """Takes a GPU's memory for so many pages, if it has pages; that for more is taken as they are written."""
+        return
+
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         """Gives an empty slot the pages of its sequence, if it has pages; `num_tokens` tokens are in them already."""
         assert num_tokens == 0, "nothing is kept of a released slot"

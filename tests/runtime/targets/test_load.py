@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Qwen3ForCausalLM
+from transformers.quantizers import quantizer_mxfp4
 
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.checkpoint.target_checkpoint import read_target
@@ -215,8 +217,27 @@ def test_a_target_larger_than_one_gpu_is_spread(monkeypatch: pytest.MonkeyPatch)
         assert placement(TARGET, weights, torch.float32, "cuda") == expected
 
 
-def test_a_spread_target_runs_with_transformers_own_caches(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """By accelerate's hooks, with layers in memory and on disk in the place of two GPUs."""
+def test_a_spread_target_stays_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here accelerate finds room on the CPU only."""
+    two_gpus(monkeypatch, loaded_bytes(read_weights(TARGET), torch.float32) - 1)
+    message = refusal(lambda: load_model(TARGET, read_target(TARGET).spec, [0], device="cuda"))
+    assert "expected room for all layers on 2 GPUs, found some left over for the CPU" in message
+
+
+def test_a_spread_target_runs_with_transformers_own_caches(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By accelerate's hooks, with layers in memory and on disk in the place of two GPUs.
+
+    The hook of the model moves tensors to the first of them, so no tensor may say which rows of the last are wanted.
+    """
+    kept, forward = list[object](), Qwen3ForCausalLM.forward
+
+    def noted(*args: Any, **inputs: Any) -> Any:
+        kept.append(inputs.get("logits_to_keep"))
+        return forward(*args, **inputs)
+
+    monkeypatch.setattr(Qwen3ForCausalLM, "forward", wraps(forward)(noted))
     spec = read_target(TARGET).spec
     places = {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.norm": "cpu", "lm_head": "cpu"}
     places |= {f"model.layers.{i}": "disk" if i % 2 else "cpu" for i in range(spec.num_hidden_layers)}
@@ -230,6 +251,44 @@ def test_a_spread_target_runs_with_transformers_own_caches(tmp_path: Path, caplo
     )
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.taps, expected.taps, rtol=1e-4, atol=1e-4)
+    assert slice(0, 3) in kept
+    assert not any(isinstance(rows, torch.Tensor) for rows in kept)
+
+
+def packed_experts(directory: Path) -> Path:
+    """The trained gpt-oss with experts of random MXFP4 codes, as OpenAI's checkpoints have them."""
+    shutil.copytree(FIXTURES / "tiny-gpt-oss", directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    tensors, random = load_file(directory / "model.safetensors"), torch.Generator().manual_seed(0)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, columns, rows = tensors.pop(name).shape
+        shape = (experts, rows, columns // 32)
+        tensors[f"{name}_blocks"] = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, generator=random)
+        tensors[f"{name}_scales"] = torch.randint(118, 124, shape, dtype=torch.uint8, generator=random)
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+def test_packed_experts_are_numbers_on_a_gpu_machine_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Triton, `kernels` and a GPU, transformers would keep their codes, for kernels that it fetches."""
+    directory = packed_experts(tmp_path / "target")
+    expected = load_model(directory, read_target(directory).spec, [0]).state_dict()
+    validate = quantizer_mxfp4.Mxfp4HfQuantizer.validate_environment
+
+    def with_gpu(*args: Any, **options: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cuda, "is_available", lambda: True)
+            patch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+            validate(*args, **options)
+
+    monkeypatch.setattr(quantizer_mxfp4.Mxfp4HfQuantizer, "validate_environment", with_gpu)
+    monkeypatch.setattr(quantizer_mxfp4, "get_current_accelerator", lambda: torch.device("cuda"))
+    for name in ("is_triton_available", "is_kernels_available"):
+        monkeypatch.setattr(quantizer_mxfp4, name, lambda *_: True)
+    found = load_model(directory, read_target(directory).spec, [0]).state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert found["model.layers.0.mlp.experts.down_proj"].dtype == torch.float32
 
 
 @pytest.mark.parametrize(("limit", "room"), [("max", None), ("1000000", 400_000), ("500000", 0)])

@@ -14,7 +14,8 @@ from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import CheckpointError
 from dflash_trt.runtime.cpu.accelerate import PagedPass, accelerate
 from dflash_trt.runtime.kvcache import paged_caches
-from dflash_trt.runtime.kvcache.paged_caches import FIRST_PAGES
+from dflash_trt.runtime.kvcache.paged_caches import FIRST_PAGES, SlotCache
+from dflash_trt.runtime.targets import packed_pass
 from dflash_trt.runtime.targets.huggingface import PACKED_MODEL_TYPES, can_pack, make_target
 from dflash_trt.runtime.targets.packed_pass import GatheredPass, RaggedPass
 from dflash_trt.runtime.targets.packed_target import Acceleration, PackedTarget, padded_size
@@ -72,6 +73,23 @@ def test_a_packed_pass_is_the_models_own(name: str, by_torch: bool) -> None:
     target = PackedTarget(model, TAPS, NUM_SLOTS) if by_torch else make_target(model, TAPS, NUM_SLOTS, accelerate)
     assert isinstance(target, PackedTarget)
     assert relative_error(computed(target, turns), expected) < TOLERANCE
+
+
+@pytest.mark.usefixtures("small_cache")
+def test_long_sequences_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together they would be copied as long as the longest: here up to three pages of one, or one of three."""
+    monkeypatch.setattr(packed_pass, "MAX_PAGES", 3)
+    model, turns = family_model("qwen3_5"), random_history(seed=1)
+    expected, target = recomputed(model, turns), PackedTarget(model, TAPS, NUM_SLOTS)
+    assert relative_error(computed(target, turns), expected) < TOLERANCE
+    assert [len(part) for part in parts(target._cache, [1, 2, 40, 1, 70, 3])] == [2, 1, 1, 1, 1]
+
+
+def parts(cache: SlotCache, lengths: list[int]) -> list[list[int]]:
+    """The parts of segments of one token behind so many."""
+    cache.table.lengths, cache.table.pages = lengths, [[0, 1, 2]] * len(lengths)
+    segments = [Segment(slot=slot, token_ids=[5], num_logits=1) for slot in range(len(lengths))]
+    return GatheredPass(segments, cache, torch.device("cpu"))._parts([*range(len(lengths))])
 
 
 @pytest.mark.full

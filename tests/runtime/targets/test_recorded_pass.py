@@ -19,7 +19,7 @@ from dflash_trt.runtime.kvcache import paged_caches
 from dflash_trt.runtime.targets import recorded_pass
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, PackedTarget
 from dflash_trt.runtime.targets.recorded_pass import PassSize, RecordedPasses, StaticPass
-from dflash_trt.runtime.targets.target import Segment
+from dflash_trt.runtime.targets.target import Segment, Verified
 from tests.contract.cuda_graphs import stand_in, tensors_of
 from tests.runtime.targets.families import (
     NUM_SLOTS,
@@ -94,7 +94,7 @@ def test_replays_compute_what_the_model_does(name: str, monkeypatch: pytest.Monk
 
 
 def test_caches_that_move_are_recorded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt makes them grow, in a pass that is not recorded."""
+    """A prompt makes them grow, in a pass that is not recorded; a tensor of the first recording lives on."""
     model = family_model("gemma2")
     step = Turn(segments=[Segment(slot=0, token_ids=[5], num_logits=1)], taken_back=[0], released=[])
     prompt = Turn(segments=[Segment(slot=1, token_ids=[7] * 200, num_logits=1)], taken_back=[0], released=[])
@@ -102,8 +102,26 @@ def test_caches_that_move_are_recorded_again(monkeypatch: pytest.MonkeyPatch) ->
     expected = recomputed(model, turns)
     graphs = stand_in(monkeypatch)
     target = target_of(model, CudaLauncher(torch.device("cpu")))
+    made, run = list[Verified](), target._run
+    monkeypatch.setattr(target, "_run", lambda *args, **inputs: made.append(run(*args, **inputs)) or made[-1])
     assert relative_error(computed(target, turns), expected) < TOLERANCE
     assert (len(graphs), sum(graph.replays for graph in graphs)) == (2, 4)
+
+
+def test_only_the_sizes_used_last_stay(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(recorded_pass, "MAX_RECORDINGS", 2)
+    caplog.set_level("INFO", "dflash_trt.runtime.targets")
+    model, lengths = family_model("gemma2"), [1, 2, 1, 4, 1, 2]
+    segments = [Segment(slot=0, token_ids=[5] * n, num_logits=n) for n in lengths]
+    turns = [Turn(segments=[segment], taken_back=[0], released=[]) for segment in segments]
+    expected = recomputed(model, turns)
+    graphs = stand_in(monkeypatch)
+    target = target_of(model, CudaLauncher(torch.device("cpu")))
+    assert relative_error(computed(target, turns), expected) < TOLERANCE
+    assert [graph.replays for graph in graphs] == [3, 1, 1, 1], "the second of two tokens is recorded again"
+    assert [size.num_tokens for size, _ in recordings(target)._recordings] == [1, 2]
+    assert ["1 x 4 tokens" in message for message in caplog.messages] == [False, False, True, False]
+    assert caplog.messages[-1].endswith("; sizes: 2")
 
 
 def test_a_window_that_begins_on_one_page_and_ends_on_another() -> None:
@@ -172,3 +190,5 @@ def test_sizes_are_powers_of_two() -> None:
     size = PassSize.of(segments, target._table)
     assert all(np.log2(number).is_integer() for number in size)
     assert size.num_segments >= len(segments)
+    assert [PassSize(8, 2, pages).is_recorded for pages in (512, 1024)] == [True, False]
+    assert [PassSize(segments, 8, 1).is_recorded for segments in (32, 64)] == [True, False]
