@@ -119,7 +119,8 @@ def test_a_lattice_is_walked_and_drawn_there(sessions: dict[str, Session], tmp_p
 
 def test_the_current_gpu_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Safetensors and TensorRT take the first one for "cuda"."""
-    assert CudaLauncher(torch.device("cuda")).device.index is None, "without a GPU"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert CudaLauncher(torch.device("cuda")).device.index is None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     assert [str(CudaLauncher(torch.device(name)).device) for name in ("cuda", "cuda:0")] == ["cuda:1", "cuda:0"]
