@@ -76,29 +76,32 @@ class Attention {
     const Queries<D, kTiles> queries(shared_memory() + warp_row() * kStride, worker_.lane());
     // True in the last warp of gpt-oss's 80 rows. With other head_dims, registers do not suffice for both ways.
     const bool one_tile = kTiles > 1 && D == 64 && first_row() + warp_row() + 16 >= config_.rows;
+    bool first = true;
     while (context.next()) {
 #pragma unroll 1
       for (int j = 0; j < kStep; j += kMmaKeys) {
         const Shared keys = context.rows() + j * Context::kStride, values = keys + Context::kValuesAt;
-        one_tile ? attend_keys<1>(state, queries, span, context.key() + j, keys, values)
-                 : attend_keys<kTiles>(state, queries, span, context.key() + j, keys, values);
+        one_tile ? attend_keys<1>(state, queries, span, first, context.key() + j, keys, values)
+                 : attend_keys<kTiles>(state, queries, span, first, context.key() + j, keys, values);
+        first = false;
       }
     }
     if (kFp8) state.scale_outputs(p_.v_scale);
-    if (has_block(span)) attend_block(state);
-    merge(state, span);
+    if (has_block(span)) attend_block(state, context.turn_behind());
+    merge(state, span, min(config_.teams, context.steps() + (has_block(span) ? ceil_div(p_.block, kMmaKeys) : 0)));
   }
 
-  // Context row j is visible to slot s if j < length and length + s - j < window. For the first `kTiles` tiles of rows.
+  // Context row j is visible to slot s if j < length and length + s - j < window. For the first `kTiles` tiles of rows,
+  // of whose maxima nothing is known by a `first` step: they are raised at once.
   template <int kTiles, int kHeld>
   DFLASH_DEVICE void attend_keys(State<D, kHeld>& state, const Queries<D, kHeld>& queries, const ContextSpan& span,
-                                 int first, Shared keys, Shared values) {
+                                 bool first, int key, Shared keys, Shared values) {
     // The window of slot s begins `s` rows behind this one.
-    const int window_begin = span.length - window_of(p_.sliding_window) + 1 - first;
-    const int end = span.key_end - first;
+    const int window_begin = span.length - window_of(p_.sliding_window) + 1 - key;
+    const int end = span.key_end - key;
     Block<D, kTiles, kHeld, Score, Score, kFp8> block(worker_.lane());
 #pragma unroll(kShort ? 1 : 2)
-    for (int turn = 0; turn < 2; ++turn) {
+    for (int turn = kShort && first ? 1 : 0; turn < 2; ++turn) {
       const bool raise = turn > 0;
       block.multiply_keys(queries, keys, state, !raise);
       if (end < kMmaKeys || window_begin + p_.block > 1) {
@@ -110,12 +113,13 @@ class Attention {
     block.add_values(state, values);
   }
 
-  // Block slot j is visible to slot s if |s - j| < window, and if causal j <= s.
+  // The block is dealt to the teams behind the context: this one's first `turn` of 16 slots, and every `teams`th. Slot j
+  // is visible to slot s if |s - j| < window, and if causal j <= s.
   template <int kTiles>
-  DFLASH_DEVICE void attend_block(State<D, kTiles>& state) {
+  DFLASH_DEVICE void attend_block(State<D, kTiles>& state, int turn) {
     const int window = min(window_of(p_.sliding_window), kMaxBlock);
 #pragma unroll 1
-    for (int begin = worker_.team * kMmaKeys; begin < p_.block; begin += config_.teams * kMmaKeys) {
+    for (int begin = turn * kMmaKeys; begin < p_.block; begin += config_.teams * kMmaKeys) {
       Block<D, kTiles, kTiles, Score, T, false> block(worker_.lane());
       const Queries<D, kTiles> queries(shared_memory() + warp_row() * kStride, worker_.lane());
       block.multiply_keys(queries, block_keys() + begin * kStride, state, false);
@@ -150,15 +154,16 @@ class Attention {
     }
   };
 
+  // Teams behind the first `results` had nothing to do.
   template <int kTiles>
-  DFLASH_DEVICE void merge(const State<D, kTiles>& state, const ContextSpan& span) {
+  DFLASH_DEVICE void merge(const State<D, kTiles>& state, const ContextSpan& span, int results) {
     using Rows = ResultRow<kTiles>;
     const int threads = team_threads(config_);
     syncthreads();  // every team is done with its stages
     TeamResults::Writer writer(TeamResults(shared_memory(), threads, Rows::kValues, worker_.team),
                                worker_.team_thread());
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
+    for (int t = 0; t < kTiles && worker_.team < results; ++t) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         writer.store(state.maximum(t, half));
@@ -169,7 +174,7 @@ class Attention {
     }
     syncthreads();
     merge_and_write<Rows>(ResultWriter<D, T, kShort>(p_, config_, span, kv_head()), shared_memory(), threads,
-                          config_.teams, first_row(), min(config_.tile_rows, config_.rows - first_row()));
+                          results, first_row(), min(config_.tile_rows, config_.rows - first_row()));
   }
 
   const Params& p_;

@@ -49,8 +49,7 @@ class ContextLoader {
                               const ContextSpan& span, int kv_head)
       : p_(p), config_(config), worker_(worker), span_(span), kv_head_(kv_head) {
     const int first_key = span.key_begin + worker.team * kStep;
-    const int steps = ceil_div(max(0, span.key_end - span.key_begin), kStep);
-    steps_left_ = steps > worker.team ? ceil_div(steps - worker.team, teams()) : 0;
+    steps_left_ = steps() > worker.team ? ceil_div(steps() - worker.team, teams()) : 0;
     key_ = first_key - team_keys();
     rows_to_copy_ = span.key_end - first_key;
 
@@ -71,6 +70,11 @@ class ContextLoader {
     --steps_left_;
     return true;
   }
+
+  // The span's steps, which are dealt to the teams in turn.
+  DFLASH_DEVICE int steps() const { return ceil_div(max(0, span_.key_end - span_.key_begin), kStep); }
+  // After the last: the turn, counted from the end of the steps, that the team is next.
+  DFLASH_DEVICE int turn_behind() const { return (key_ + team_keys() - span_.key_begin) / kStep - steps(); }
 
   // The step's first key, and its rows: K and behind them V. Rows from the span's end on are 0.
   DFLASH_DEVICE int key() const { return key_; }
