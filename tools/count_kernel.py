@@ -225,8 +225,9 @@ def path(call: Call) -> list[str]:
 
 
 def team_path(call: Call, steps: int, threads: int) -> tuple[list[str], int]:
-    """Path in attention.cuh, which raises maxima with the first 16 keys, up to the results; how many a thread has."""
+    """Path in attention.cuh up to the results; how many a thread has. The block is the team's whose turn is next."""
     case, config = call.case, call.config
+    in_turn = -(-SHORT_CONTEXT // config.parts // config.step_keys) % config.teams == 0
     tiles, D, itemsize = min(config.warp_tiles, -(-rows(case) // 16)), case.D, case.cache_dtype.itemsize
     keys = values = ["HMMA"] * (tiles * D // 8)
     tried, raised = ["MUFU.EX2"] * (8 * tiles), ["MUFU.EX2"] * (10 * tiles)
@@ -236,8 +237,9 @@ def team_path(call: Call, steps: int, threads: int) -> tuple[list[str], int]:
     return [
         *["LDG"] * 9, *["LDGSTS"] * copies,  # of the context's place: length, slot, layout, pointer, the table's entry
         *(["LDG"] * 8 + ["MUFU.RSQ"]) * row_passes, "BAR",
-        *keys, *tried, *keys, *raised, *values, *(keys + tried + values) * (steps * config.step_keys // 16 - 1),
-        *keys, *raised, *values,  # the block
+        *(keys + tried if call.kernel == "mma" else ()), *keys, *raised, *values,
+        *(keys + tried + values) * (steps * config.step_keys // 16 - 1),
+        *(keys + raised + values if in_turn else ()),
     ], tiles * (D // 2 + 4)  # fmt: skip
 
 

@@ -53,7 +53,7 @@ void set_teams(const Params& p, const Shape& shape, Parts parts, LaunchConfig& c
   // At the end the teams' results reuse this memory (see merge.cuh).
   const int32_t values = shape.tiles * (D / 2 + 4);
   const int32_t results =
-      config.teams * results_bytes(32 * config.row_groups, values) + config.tile_rows * kRowOutputBytes;
+      results_at(D) + config.teams * results_bytes(32 * config.row_groups, values) + config.tile_rows * kRowOutputBytes;
   config.shared_bytes = std::max(config.stages_at + config.teams * team_bytes, results);
 }
 

@@ -36,7 +36,7 @@ CTAS = 5
 MOST_SECONDS = 30  # of CPU time: these calls take up to 5
 WAIT = "griddepcontrol_wait();  // all that is read may be its: the block, slots and lengths, rows just appended"
 LOADER, PAGES = "context_loader.cuh", "context_pages.cuh"
-SCHEDULE = "const Schedule schedule(p, config);"
+RUN = "Attention<D, T, kFp8>::run(p, config);"
 WIDTH = "(p.num_heads + 2 * p.num_kv_heads)"
 
 
@@ -69,19 +69,20 @@ MUTANTS = [
            "races with thread|while a copy"),
     Mutant("results taken too early", "attention.cuh", "syncthreads();\n    merge_and_write<", "merge_and_write<",
            "races with thread"),
-    Mutant("no barrier between segments", "attention.cuh", "if (!kShort) syncthreads();  // shared memory", "//",
-           "races with thread|while a copy"),
     Mutant("no wait for the attention grid", "combine.cuh", "griddepcontrol_wait();", ""),
     Mutant("no wait for the kernel before", "attention.cuh", WAIT, "", "before the grid before"),
-    Mutant("a wait behind a read", "attention.cuh", f"{WAIT}\n  {SCHEDULE}", f"{SCHEDULE}\n  {WAIT}"),
+    Mutant("a wait behind a read", "attention.cuh", f"{WAIT}\n  {RUN}", f"{RUN}\n  {WAIT}"),
     Mutant("rows beyond the segment", LOADER, "cp_async(at, k, left > 0);", "cp_async(at, k, true);",
            "AddressSanitizer"),
     Mutant("copies that are not swizzled", LOADER, "Step::Rows::at(first, vector * 16)",
            "first * kStride + vector * 16"),
     Mutant("columns ahead that are not swizzled", "launch_config.h", "address ^ columns", "address + columns",
            "while a copy into it is under way"),
-    Mutant("no mask at the end", "attention.cuh", "end < kMmaKeys ||", ""),
+    Mutant("no mask at the end", "attention.cuh", "left < kMmaKeys ||", ""),
     Mutant("a tile with rows skipped", "attention.cuh", "warp_row() + 16 >= config_.rows", "warp_row() + 16 >= 48"),
+    Mutant("a block out of turn", LOADER, "-rows_left_ / kStep", "-rows_left_ / kStep + 1"),
+    Mutant("a block that is not merged", "attention.cuh", "ceil_div(p.block, kMmaKeys) : 0", "0 : 0"),
+    Mutant("results over the span", "launch_config.h", "2 * row_bytes(head_dim, 2)", "0", None),
     Mutant("a maximum that never moves", "state.cuh", "if (any_sync(exceeds)) return false;", "any_sync(exceeds);"),
     Mutant("a sum left behind", "state.cuh", "sum[t][half] *= rescale;", ""),
     Mutant("the block's keys scaled", "attention.cuh", "1 / p_.k_scale)", "1.0f)"),
@@ -116,42 +117,38 @@ LANE_MUTANT = Mutant(
 )
 
 # Of pages.
-ENTRY = "p.max_pages + page];"
 PAGED = replace(CASE, L=2, layer=1, pages=Pages(32, "V1"), window=1000)
 PAGE_MUTANTS = [
-    Mutant("an entry of another request", PAGES, f"int64_t{{span.slot}} * {ENTRY}\n  return",
-           f"int64_t{{span.slot / 9}} * {ENTRY}\n  return", "AddressSanitizer"),
-    Mutant("a page of another size", PAGES, "(key - page * size) *", "key % 16 *"),
-    Mutant("another layer's pages", PAGES, "*>(p.context_pointers[p.layer])", "*>(p.context_pointers[0])"),
-    Mutant("heads of another rank", PAGES, "kv_head * layout[kHeadStride]", "(kv_head + 1) * layout[kHeadStride]"),
-    Mutant("entries beyond the length", PAGES, "key < end ?", "key < end + 1000 ?", "AddressSanitizer"),
-    Mutant("a chunk between two pages", "schedule.cuh", "+ 1) / kChunkRows * kChunkRows;", "+ 1);"),
-]  # fmt: skip
-
-WGMMA_PAGE_MUTANTS = [
-    Mutant("an entry of another request", PAGES, f"int64_t{{span.slot}} * {ENTRY}\n  const",
-           f"int64_t{{span.slot / 9}} * {ENTRY}\n  const", "AddressSanitizer"),
+    Mutant("an entry of another request", PAGES, "int64_t{span.slot} * p", "int64_t{span.slot / 9} * p",
+           "AddressSanitizer"),
     Mutant("a page of another size", PAGES, "key - (page << shift)", "key % 16"),
     Mutant("pages half as large", PAGES, "key >> shift", "key >> (shift - 1)", "AddressSanitizer"),
     Mutant("pages as far apart as K and V", PAGES, "uint64_t{size_and_page.word[3]} << 32 | size_and_page.word[2]",
            "uint64_t{kv_and_row.word[1]} << 32 | kv_and_row.word[0]"),
     Mutant("another layer's pages", PAGES, "begin = p.context_pointers[p.layer]", "begin = p.context_pointers[0]"),
     Mutant("heads of another rank", PAGES, "kv_head * head_stride", "(kv_head + 1) * head_stride"),
+    Mutant("entries beyond the length", PAGES, "key < end ?", "key < end + 1000 ?", "AddressSanitizer"),
+    Mutant("a chunk between two pages", "schedule.cuh", "+ 1) / kChunkRows * kChunkRows;", "+ 1);"),
 ]  # fmt: skip
 
 # Of more rows than the threads take at once.
 LONG_BLOCK = replace(CASE, N=4, S=20)
-ROWS_MUTANT = Mutant("the first rows for all", "wgmma_rows.cuh", "if (begin > 0) row =", "if (begin > 999) row =")
-# Of ranges without work.
+FIRST_ROWS = ("the first rows for all", "if (begin > 0) row =", "if (begin > 999) row =")
+VALUES_MUTANT = Mutant("the first values for all", "rows.cuh", "i < ntid_x() ? first.value", "true ? first.value")
+# Of several requests in a range, some of which have none, and of a window.
+WINDOW = "window_of(p.sliding_window) + p.block"
+RANGE_MUTANTS = [
+    Mutant("segments without a barrier", "schedule.cuh", "syncthreads();  // shared memory is free", "//",
+           "races with thread|while a"),
+    Mutant("a span stored too late", "schedule.cuh", "rest);\n    syncthreads();", "rest);",
+           "races with thread|waits for"),
+    Mutant("requests behind the first that lose a unit", "schedule.cuh", "+ 1, 0, static_cast", "+ 1, 1, static_cast",
+           None),
+]  # fmt: skip
 EMPTY_MUTANT = Mutant(
-    "a range without work that works",
-    "wgmma_attention.cuh",
-    "if (units_left() < 0) return;",
-    "",
-    "found that it runs on",
+    "a range without work that works", "schedule.cuh", "if (span.rest().units < 0) return;", "", "found that it runs on"
 )
-WINDOW = "window_of(p_.sliding_window) + p_.block"
-WINDOW_MUTANT = Mutant("a window's edge taken for all visible", "wgmma_attention.cuh", f"- {WINDOW}", f"- 2 * {WINDOW}")
+WINDOW_MUTANT = Mutant("a window's edge taken for all visible", "schedule.cuh", f"- {WINDOW}", f"- 2 * {WINDOW}")
 
 # Of a bias and an FP8 output.
 FUSED = replace(CASE, bias=True, output_scale=0.02)
@@ -168,9 +165,9 @@ FUSED_MUTANTS = [
     Mutant("a combined FP8 output of 16 bits", "combine.cuh", "p.out_dtype == DType::kF8E4M3", "false", None),
 ]  # fmt: skip
 VALUE_MUTANTS = [
-    Mutant("values without their bias", "rows.cuh", "vector = add<T>(vector, ", "(void)add<T>(vector, "),
-    Mutant("values with the bias of keys", "rows.cuh", "load_bias<D>(p.qkv_bias, head,",
-           "load_bias<D>(p.qkv_bias, head - p.num_kv_heads,"),
+    Mutant("values without their bias", "rows.cuh", "value = add<T>(value, ", "(void)add<T>(value, "),
+    Mutant("values with the bias of keys", "rows.cuh", "load_bias<D>(p.qkv_bias, value_head(),",
+           "load_bias<D>(p.qkv_bias, value_head() - p.num_kv_heads,"),
 ]  # fmt: skip
 WGMMA_VALUE_MUTANTS = [
     Mutant("values without their bias", "wgmma_rows.cuh", "loaded.value_bias = load_value_bias();", ""),
@@ -242,8 +239,6 @@ WGMMA_MUTANTS = [
            "races with thread|while a copy"),
     Mutant("results taken too early", WGMMA, "syncthreads();\n    stamp(Phase::kResults);", "",
            "races with thread"),
-    Mutant("segments without a barrier", WGMMA, "syncthreads();  // shared memory is free", "//",
-           "races with thread|while a"),
     Mutant("no scale of the block's scores", WGMMA, "= config_.key_factor;", "= 1;"),
     Mutant("columns of bytes as they are", STATE, "0x3120", "0x3210"),
     Mutant("a slot without its values", "rows.cuh", WIDTH, "(p.num_heads + p.num_kv_heads)"),
@@ -254,10 +249,6 @@ WGMMA_MUTANTS = [
     Mutant("values behind the block", WGMMA_ROWS, "i >= p_.block * kVectors", "i >= kMaxBlock * kVectors",
            "AddressSanitizer"),
     Mutant("no wait for the kernel before", WGMMA, "griddepcontrol_wait();", "", "before the grid before"),
-    Mutant("a span stored too late", WGMMA, "syncthreads();\n    stamp(Phase::kSpan);", "",
-           "races with thread|waits for threads"),
-    Mutant("requests behind the first that lose a unit", WGMMA, "{next_request, 0, left}", "{next_request, 1, left}",
-           None),
     Mutant("a block that is not merged", WGMMA, "kTeams) + (now.ends() ? 1 : 0)", "kTeams) + (now.ends() ? 0 : 0)"),
     Mutant("results of teams without steps", WGMMA, "min(steps(now), kTeams) +", "kTeams +", None),
     Mutant("a block over its team's results", WGMMA, "first ? Group::team() : kTeams", "Group::team()"),
@@ -308,7 +299,9 @@ SHORT_CASE = replace(CASE, context_lengths=(700, 3, 300))
 SHORT_MUTANTS = [
     Mutant("no wait for the kernel before", "attention.cuh", "griddepcontrol_wait();  // as attention() does", "",
            "before the grid before"),
-    Mutant("another request's context", "attention.cuh", "ContextSpan(p, ctaid_y(), 0,", "ContextSpan(p, 0, 0,", None),
+    Mutant("another request's context", "attention.cuh", "{ctaid_y(), 0,", "{0, 0,", None),
+    Mutant("a span stored too late", "attention.cuh", "kMaxContext});\n    syncthreads();", "kMaxContext});",
+           "races with thread|which nobody wrote"),
     Mutant("contexts without their first rows", "attention.cuh", "ctaid_y(), 0, kMax", "ctaid_y(), 1, kMax", None),
     Mutant("contexts without their last rows", "attention.cuh", "ctaid_y(), 0, kMaxContext", "ctaid_y(), 0, 2", None),
     Mutant("scores that are made once", "attention.cuh", "if (raise || block.try", "if (block.try", None),
@@ -347,15 +340,16 @@ CALLS = [
     *((mutant, ALIKE, 12, 0) for mutant in PART_MUTANTS),
     (SCAN_MUTANT, CASE, CTAS, 0),
     (LANE_MUTANT, MANY, 264, 0),
-    *((mutant, PAGED, CTAS, 0) for mutant in PAGE_MUTANTS),
-    (ROWS_MUTANT, LONG_BLOCK, CTAS, 80),
+    *((mutant, PAGED, CTAS, kernel) for mutant in (*PAGE_MUTANTS, WINDOW_MUTANT) for kernel in (0, 80)),
+    *((mutant, CASE, CTAS, kernel) for mutant in RANGE_MUTANTS for kernel in (0, 80)),
+    *((EMPTY_MUTANT, ALIKE, 12, kernel) for kernel in (0, 80)),
+    (Mutant(FIRST_ROWS[0], "rows.cuh", *FIRST_ROWS[1:]), LONG_BLOCK, CTAS, 0),
+    (Mutant(FIRST_ROWS[0], "wgmma_rows.cuh", *FIRST_ROWS[1:]), LONG_BLOCK, CTAS, 80),
+    (VALUES_MUTANT, LONG_BLOCK, CTAS, 0),
     (VOTE_MUTANT, SHARP, CTAS, 80),
     (ADDED_MUTANT, replace(SHARP, k_scale=1.0), CTAS, 80),
     *((mutant, CASE, 1, AHEAD + 80) for mutant in AHEAD_MUTANTS),  # more steps than stages
     (AHEAD_VOTE_MUTANT, SHARP, CTAS, AHEAD + 80),
-    (EMPTY_MUTANT, ALIKE, 12, 80),
-    (WINDOW_MUTANT, PAGED, CTAS, 80),
-    *((mutant, PAGED, CTAS, 80) for mutant in WGMMA_PAGE_MUTANTS),
     *((mutant, FUSED, CTAS, 0) for mutant in (*FUSED_MUTANTS, *VALUE_MUTANTS)),
     *((mutant, FUSED, CTAS, 80) for mutant in (*FUSED_MUTANTS, *WGMMA_VALUE_MUTANTS)),
     *((mutant, SHORT_CASE, 132, SHORT) for mutant in SHORT_MUTANTS),

@@ -25,28 +25,18 @@ namespace dflash::kv_injection {
 template <int D, class T, bool kFp8, bool kShort = false>
 class Attention {
  public:
-  DFLASH_DEVICE Attention(const Params& p, const LaunchConfig& config) : p_(p), config_(config), worker_(config) {}
-
-  DFLASH_DEVICE void run(const ContextSpan& span) {
-    Context context(p_, config_, worker_, span, kv_head());
-    constexpr Columns kColumns = kFp8 ? Columns::kPairs : Columns::kPlain;
-    // Products with the context's keys are scores in units of log2. The k_scale of 16-bit keys is 1.
-    const float factor = kFp8 ? p_.softmax_scale * p_.k_scale : p_.softmax_scale;
-    store_rows<D, T, Score, kColumns>(p_, config_, span, kv_head(), first_row(), config_.tile_rows,
-                                      has_block(span) ? config_.block_rows : 0, factor, kLog2E, shared_memory(),
-                                      block_keys());
-    if (has_block(span)) {
-      store_block_values<D, T, kFp8 ? Columns::kEvenOdd : Columns::kPlain>(p_, span, kv_head(), config_.block_rows,
-                                                                           block_values());
-    }
+  static DFLASH_DEVICE void run(const Params& p, const LaunchConfig& config) {
+    // Of each span anew, so that little of what a thread computes is kept in registers from one to the next.
+    const auto attend = [&] { Attention(p, config).attend_span(); };
+    if (!kShort) return attend_range(p, config, span(), attend);
+    if (tid_x() < 32) span().store(p, {ctaid_y(), 0, kMaxContext});
     syncthreads();
-
-    // All warps take the same of the two, for they meet in its barriers.
-    kMostTiles > 1 && config_.tile_rows > 16 ? attend<kMostTiles>(span, context) : attend<1>(span, context);
-    if (!kShort) syncthreads();  // shared memory is free for the next span
+    attend();
   }
 
  private:
+  DFLASH_DEVICE Attention(const Params& p, const LaunchConfig& config) : p_(p), config_(config), worker_(config) {}
+
   static constexpr int kMostTiles = kShort ? 1 : warp_tiles(D);
   static constexpr int kStep = step_keys(D, kFp8 ? 1 : 2);
   static constexpr int kStride = row_bytes(D, 2);
@@ -54,7 +44,12 @@ class Attention {
   using Score = std::conditional_t<kFp8, F16, T>;
   using Context = ContextLoader<D, kFp8 ? 1 : 2>;
 
-  static DFLASH_DEVICE bool has_block(const ContextSpan& span) { return kShort || span.ends(); }
+  // In the padding of the first two query rows.
+  static DFLASH_DEVICE StoredSpan span() {
+    static_assert(kStride == D * 2 + 16);
+    return {shared_memory() + D * 2, shared_memory() + D * 2 + kStride};
+  }
+  static DFLASH_DEVICE bool has_block() { return kShort || span().load().ends(); }
   DFLASH_DEVICE int kv_head() const { return ctaid_x() / config_.row_tiles; }
   // The first row of the CTA, counted over all row tiles; of the warp, counted in the CTA.
   DFLASH_DEVICE int first_row() const { return ctaid_x() % config_.row_tiles * config_.tile_rows; }
@@ -69,40 +64,62 @@ class Attention {
   DFLASH_DEVICE Shared block_keys() const { return shared_memory() + config_.block_at; }
   DFLASH_DEVICE Shared block_values() const { return block_keys() + config_.block_rows * kStride; }
 
-  // The context and the block, with the warp's `kTiles` tiles of rows.
+  // The context and the block.
+  DFLASH_DEVICE void attend_span() const {
+    const StoredSpan stored = span();
+    const ContextSpan now = stored.load();
+    // Products with the context's keys are scores in units of log2. The k_scale of 16-bit keys is 1.
+    const float factor = kFp8 ? p_.softmax_scale * p_.k_scale : p_.softmax_scale;
+    const BlockRows<D, T, Score, kFp8> rows{
+        p_,     config_, now.request, kv_head(), first_row(), config_.tile_rows, has_block() ? config_.block_rows : 0,
+        factor, kLog2E};
+    const auto first = rows.load();
+    Context context(p_, config_, worker_, stored);
+    rows.store(first, now.slot >= 0, shared_memory(), block_keys(), block_values());
+    syncthreads();
+
+    // All warps take the same of the two, for they meet in its barriers.
+    kMostTiles > 1 && config_.tile_rows > 16 ? attend<kMostTiles>(context) : attend<1>(context);
+  }
+
+  // With the warp's `kTiles` tiles of rows.
   template <int kTiles>
-  DFLASH_DEVICE void attend(const ContextSpan& span, Context& context) {
+  DFLASH_DEVICE void attend(Context& context) const {
     State<D, kTiles> state;
     const Queries<D, kTiles> queries(shared_memory() + warp_row() * kStride, worker_.lane());
     // True in the last warp of gpt-oss's 80 rows. With other head_dims, registers do not suffice for both ways.
     const bool one_tile = kTiles > 1 && D == 64 && first_row() + warp_row() + 16 >= config_.rows;
+    const int visible_to_all = span().rows_visible_to_all();
+    bool first = true;
     while (context.next()) {
 #pragma unroll 1
       for (int j = 0; j < kStep; j += kMmaKeys) {
         const Shared keys = context.rows() + j * Context::kStride, values = keys + Context::kValuesAt;
-        one_tile ? attend_keys<1>(state, queries, span, context.key() + j, keys, values)
-                 : attend_keys<kTiles>(state, queries, span, context.key() + j, keys, values);
+        one_tile ? attend_keys<1>(state, queries, first, visible_to_all, context.rows_left() - j, keys, values)
+                 : attend_keys<kTiles>(state, queries, first, visible_to_all, context.rows_left() - j, keys, values);
+        first = false;
       }
     }
     if (kFp8) state.scale_outputs(p_.v_scale);
-    if (has_block(span)) attend_block(state);
-    merge(state, span);
+    if (has_block()) attend_block(state, context.turns_ahead());
+    merge(state);
   }
 
-  // Context row j is visible to slot s if j < length and length + s - j < window. For the first `kTiles` tiles of rows.
+  // Context row j is visible to slot s if j < length and length + s - j < window; `left` rows of the span remain from
+  // the first of these keys on. For the first `kTiles` tiles of rows, of whose maxima nothing is known by a `first`
+  // step: they are raised at once.
   template <int kTiles, int kHeld>
-  DFLASH_DEVICE void attend_keys(State<D, kHeld>& state, const Queries<D, kHeld>& queries, const ContextSpan& span,
-                                 int first, Shared keys, Shared values) {
-    // The window of slot s begins `s` rows behind this one.
-    const int window_begin = span.length - window_of(p_.sliding_window) + 1 - first;
-    const int end = span.key_end - first;
+  DFLASH_DEVICE void attend_keys(State<D, kHeld>& state, const Queries<D, kHeld>& queries, bool first,
+                                 int visible_to_all, int left, Shared keys, Shared values) const {
     Block<D, kTiles, kHeld, Score, Score, kFp8> block(worker_.lane());
 #pragma unroll(kShort ? 1 : 2)
-    for (int turn = 0; turn < 2; ++turn) {
+    for (int turn = kShort && first ? 1 : 0; turn < 2; ++turn) {
       const bool raise = turn > 0;
       block.multiply_keys(queries, keys, state, !raise);
-      if (end < kMmaKeys || window_begin + p_.block > 1) {
-        block.mask([&](int t, int half) { return window_begin + slot(t, half); }, [&](int, int) { return end; });
+      if (left < kMmaKeys || left > visible_to_all) {
+        // Slot 0's window begins `block` - 1 rows before that of the last slot, `s` rows before that of slot s.
+        const int window_begin = left - visible_to_all - p_.block + 1;
+        block.mask([&](int t, int half) { return window_begin + slot(t, half); }, [&](int, int) { return left; });
       }
       if (raise) block.rescale_and_softmax_weights(state, 1);
       if (raise || block.try_softmax_weights(state)) break;
@@ -110,12 +127,13 @@ class Attention {
     block.add_values(state, values);
   }
 
-  // Block slot j is visible to slot s if |s - j| < window, and if causal j <= s.
+  // The block is dealt to the teams behind the context: this one's first `turn` of 16 slots, and every `teams`th. Slot
+  // j is visible to slot s if |s - j| < window, and if causal j <= s.
   template <int kTiles>
-  DFLASH_DEVICE void attend_block(State<D, kTiles>& state) {
+  DFLASH_DEVICE void attend_block(State<D, kTiles>& state, int turn) const {
     const int window = min(window_of(p_.sliding_window), kMaxBlock);
 #pragma unroll 1
-    for (int begin = worker_.team * kMmaKeys; begin < p_.block; begin += config_.teams * kMmaKeys) {
+    for (int begin = turn * kMmaKeys; begin < p_.block; begin += config_.teams * kMmaKeys) {
       Block<D, kTiles, kTiles, Score, T, false> block(worker_.lane());
       const Queries<D, kTiles> queries(shared_memory() + warp_row() * kStride, worker_.lane());
       block.multiply_keys(queries, block_keys() + begin * kStride, state, false);
@@ -150,13 +168,21 @@ class Attention {
     }
   };
 
+  // Teams that have had something to do: of steps of the context, and behind them of 16 slots of the block.
+  static DFLASH_DEVICE int num_results(const Params& p, const LaunchConfig& config) {
+    const ContextSpan now = span().load();
+    const int block = has_block() ? ceil_div(p.block, kMmaKeys) : 0;
+    return min(config.teams, ceil_div(now.key_end - now.key_begin, kStep) + block);
+  }
+  // Behind the span.
+  static DFLASH_DEVICE Shared results() { return shared_memory() + results_at(D); }
+
   template <int kTiles>
-  DFLASH_DEVICE void merge(const State<D, kTiles>& state, const ContextSpan& span) {
+  DFLASH_DEVICE void merge(const State<D, kTiles>& state) const {
     using Rows = ResultRow<kTiles>;
     const int threads = team_threads(config_);
     syncthreads();  // every team is done with its stages
-    TeamResults::Writer writer(TeamResults(shared_memory(), threads, Rows::kValues, worker_.team),
-                               worker_.team_thread());
+    TeamResults::Writer writer(TeamResults(results(), threads, Rows::kValues, worker_.team), worker_.team_thread());
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -168,8 +194,8 @@ class Attention {
       }
     }
     syncthreads();
-    merge_and_write<Rows>(ResultWriter<D, T, kShort>(p_, config_, span, kv_head()), shared_memory(), threads,
-                          config_.teams, first_row(), min(config_.tile_rows, config_.rows - first_row()));
+    merge_and_write<Rows>(ResultWriter<D, T, kShort>(p_, config_, span().load(), kv_head()), results(), threads,
+                          num_results(p_, config_), first_row(), min(config_.tile_rows, config_.rows - first_row()));
   }
 
   const Params& p_;
@@ -182,17 +208,7 @@ __global__ void __launch_bounds__(32 * max_warps(D), 2)
     attention(const __grid_constant__ Params p, const __grid_constant__ LaunchConfig config) {
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();  // all that is read may be its: the block, slots and lengths, rows just appended
-  const Schedule schedule(p, config);
-  if (ctaid_y() >= schedule.ranges()) return;
-  const Range range = schedule.range(ctaid_y());
-  int units = range.units, request = range.begin.request, begin = range.begin.unit;
-  while (units > 0) {
-    const ContextSpan span(p, request, begin, units);
-    Attention<D, T, kFp8>(p, config).run(span);
-    units -= span.end - span.begin;
-    ++request;
-    begin = 0;
-  }
+  Attention<D, T, kFp8>::run(p, config);
 }
 
 // Grid: [kv heads * row tiles, requests].
@@ -201,7 +217,7 @@ __global__ void __launch_bounds__(32 * short_warps(D), 1)
     short_attention(const __grid_constant__ Params p, const __grid_constant__ LaunchConfig config) {
   griddepcontrol_launch_dependents();
   griddepcontrol_wait();  // as attention() does
-  Attention<D, T, kFp8, true>(p, config).run(ContextSpan(p, ctaid_y(), 0, kMaxContext));
+  Attention<D, T, kFp8, true>::run(p, config);
 }
 
 }  // namespace dflash::kv_injection

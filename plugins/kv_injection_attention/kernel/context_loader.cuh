@@ -45,36 +45,37 @@ class ContextLoader {
   static constexpr int kStride = Step::kStride;
   static constexpr int kValuesAt = Step::kValuesAt;
 
-  DFLASH_DEVICE ContextLoader(const Params& p, const LaunchConfig& config, const Worker& worker,
-                              const ContextSpan& span, int kv_head)
-      : p_(p), config_(config), worker_(worker), span_(span), kv_head_(kv_head) {
-    const int first_key = span.key_begin + worker.team * kStep;
-    const int steps = ceil_div(max(0, span.key_end - span.key_begin), kStep);
-    steps_left_ = steps > worker.team ? ceil_div(steps - worker.team, teams()) : 0;
-    key_ = first_key - team_keys();
-    rows_to_copy_ = span.key_end - first_key;
-
-    stage_ = stages_begin() + (kStages - 1) * kStageBytes;  // one before the first
+  // `span` and the places in shared memory last as long as the loader; registers are scarce.
+  DFLASH_DEVICE ContextLoader(const Params& p, const LaunchConfig& config, const Worker& worker, const StoredSpan& span)
+      : p_(p), config_(config), worker_(worker), span_(span) {
+    const ContextSpan now = span.load();
+    rows_left_ = now.key_end - now.key_begin - worker.team * kStep;
+    stage_ = stages_begin();
 #pragma unroll 1
-    for (int i = 0; i < kStages - 1; ++i) copy_step(i < steps_left_, stages_begin() + i * kStageBytes);
+    for (int i = 0; i < kStages - 1; ++i, stage_ += kStageBytes) copy_step(rows_left_ - i * team_keys());
+    // Now it is the last, which is the one before the first.
+    rows_left_ += team_keys();
   }
 
   // Goes on to the team's next step. False after the last.
   DFLASH_DEVICE bool next() {
-    if (steps_left_ == 0) return false;
+    rows_left_ -= team_keys();
+    if (rows_left_ <= 0) return false;
     cp_async_wait_group<kStages - 2>();
     // Now all threads' copies of this step are there, and all are done with the step before: its stage is free.
     bar_sync(1 + worker_.team, 32 * warps());
-    copy_step(steps_left_ >= kStages, stage_);
+    copy_step(rows_left_ - (kStages - 1) * team_keys());
     stage_ = stage_ == stages_begin() + (kStages - 1) * kStageBytes ? stages_begin() : stage_ + kStageBytes;
-    key_ += team_keys();
-    --steps_left_;
     return true;
   }
 
-  // The step's first key, and its rows: K and behind them V. Rows from the span's end on are 0.
-  DFLASH_DEVICE int key() const { return key_; }
+  // Rows of the span from the step's first on, and the step's rows: K and behind them V. Those from the span's end on
+  // are 0.
+  DFLASH_DEVICE int rows_left() const { return rows_left_; }
   DFLASH_DEVICE Shared rows() const { return stage_; }
+
+  // The span's steps are dealt to the teams in turn. After the last: in how many turns the team is next.
+  DFLASH_DEVICE int turns_ahead() const { return -rows_left_ / kStep; }
 
  private:
   static constexpr int kRowBytes = Step::kRowBytes;
@@ -88,21 +89,16 @@ class ContextLoader {
   static_assert(kStep % kChunkRows == 0 && kChunkRows % kCopyRows == 0 && 32 % kChunks == 0);
   static_assert(kCopyRows % Step::Rows::kPeriod == 0);
 
-  // The next of the team's steps, if there is one.
-  DFLASH_DEVICE void copy_step(bool exists, Shared stage) {
-    if (exists) {
-      if (chunk_ % 32 == 0) {
-        const auto key_of = [&](unsigned chunk) {
-          const int first_key = span_.key_begin + worker_.team * kStep;
-          return first_key + static_cast<int>(chunk / kChunks * team_keys() + chunk % kChunks * kChunkRows);
-        };
-        chunks_.refill(chunk_, span_.key_end, key_of, [&](int key) { return find_chunk(p_, span_, kv_head_, key); });
-      }
+  // Into the stage in use the first of the team's steps that is not copied yet; `left` rows of the span remain from its
+  // first on.
+  DFLASH_DEVICE void copy_step(int left) {
+    if (left > 0) {
+      if (chunk_ % 32 == 0) find_chunks(span_.load());
       const unsigned lane = worker_.lane(), row_of_copy = lane / kCopyLanes, vector = lane % kCopyLanes;
       const ContextStrides strides(p_);
       const unsigned first = worker_.row_group * kCopyRows + row_of_copy;
-      int left = rows_to_copy_ - static_cast<int>(first);
-      Shared at = stage + Step::Rows::at(first, vector * 16);
+      left -= static_cast<int>(first);
+      Shared at = stage_ + Step::Rows::at(first, vector * 16);
       const unsigned char* chunk = kChunks == 1 ? chunks_.at(chunk_) + vector * 16 : nullptr;
 #pragma unroll 1
       for (unsigned row = first; row < kStep; row += copy_rows()) {
@@ -116,9 +112,18 @@ class ContextLoader {
         left -= copy_rows();
       }
       chunk_ += kChunks;
-      rows_to_copy_ -= team_keys();
     }
     cp_async_commit_group();  // an empty group too: cp_async_wait_group counts groups
+  }
+
+  DFLASH_DEVICE void find_chunks(const ContextSpan& span) {
+    const int first = span.key_begin + worker_.team * kStep, kv_head = ctaid_x() / config_.row_tiles;
+    chunks_.refill(
+        chunk_, span.key_end,
+        [&](unsigned chunk) {
+          return first + static_cast<int>(chunk / kChunks * team_keys() + chunk % kChunks * kChunkRows);
+        },
+        [&](int key) { return find_chunk(p_, span, kv_head, key); });
   }
 
   // Rows that the warps of a team copy between them at a time.
@@ -134,14 +139,11 @@ class ContextLoader {
   const Params& p_;
   const LaunchConfig& config_;
   const Worker& worker_;
-  const ContextSpan& span_;
-  int kv_head_;
+  const StoredSpan& span_;
   ChunkAddresses chunks_;
   unsigned chunk_ = 0;  // the first of the next step to be copied, of the team's
-  int rows_to_copy_;    // from there to the span's end
+  int rows_left_;       // of the span, from the step's first on
   Shared stage_;        // in use
-  int key_;             // its first
-  int steps_left_;      // of the team, after it
 };
 
 }  // namespace dflash::kv_injection

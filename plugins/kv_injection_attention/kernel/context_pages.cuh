@@ -10,18 +10,10 @@
 
 namespace dflash::kv_injection {
 
-// K of row `key`, which begins a chunk, of a kv head of the span's request.
+// K of row `key`, which begins a chunk, of a kv head of the span's request. The layout and the table's entry are loaded
+// at once, where a division by the page size would wait for one and then for the other: of several pages the size is a
+// power of two.
 DFLASH_DEVICE const unsigned char* find_chunk(const Params& p, const ContextSpan& span, int kv_head, int key) {
-  const int64_t* layout = p.context_layout;
-  const auto size = static_cast<unsigned>(layout[kPageSize]), page = static_cast<unsigned>(key) / size;
-  const int64_t entry = p.page_table[int64_t{span.slot} * p.max_pages + page];
-  return reinterpret_cast<const unsigned char*>(p.context_pointers[p.layer]) + entry * layout[kPageStride] +
-         (key - page * size) * layout[kRowStride] + kv_head * layout[kHeadStride];
-}
-
-// The same for the kernel of sm_90a, in more registers: the layout and the table's entry are loaded at once, where a
-// division by the page size would wait for one and then for the other. Of several pages the size is a power of two.
-DFLASH_DEVICE const unsigned char* find_chunk_at_once(const Params& p, const ContextSpan& span, int kv_head, int key) {
   const int64_t* layout = p.context_layout;
   const Words4 size_and_page = ld_global_v4(layout + kPageSize), kv_and_row = ld_global_v4(layout + kKVStride);
   const int64_t head_stride = layout[kHeadStride], begin = p.context_pointers[p.layer];

@@ -93,6 +93,9 @@ DFLASH_ANYWHERE constexpr int results_bytes(int threads, int values) {
   return values * (threads + kResultsPadding) * 4;
 }
 
+// Where they begin in attention.cuh: behind the first two query rows, whose padding has the CTA's span.
+DFLASH_ANYWHERE constexpr int results_at(int head_dim) { return 2 * row_bytes(head_dim, 2); }
+
 // Bytes of a row behind those results: where its output goes, and a weight for each team.
 inline constexpr int kRowOutputBytes = 4 * (1 + kMaxTeams);
 

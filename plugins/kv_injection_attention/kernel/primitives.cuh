@@ -29,7 +29,6 @@ namespace dflash::kv_injection {
 
 using Shared = uint32_t;  // an address in shared memory
 
-DFLASH_DEVICE int ntid_x() { return static_cast<int>(blockDim.x); }
 // Read anew at each call, so that what is computed from them is not kept in registers beyond the caller's scope.
 #define DFLASH_SPECIAL(NAME, REGISTER)                         \
   DFLASH_DEVICE int NAME() {                                   \
@@ -38,6 +37,7 @@ DFLASH_DEVICE int ntid_x() { return static_cast<int>(blockDim.x); }
     return value;                                              \
   }
 DFLASH_SPECIAL(tid_x, "tid.x")
+DFLASH_SPECIAL(ntid_x, "ntid.x")
 DFLASH_SPECIAL(ctaid_x, "ctaid.x")
 DFLASH_SPECIAL(ctaid_y, "ctaid.y")
 #undef DFLASH_SPECIAL

@@ -161,52 +161,77 @@ DFLASH_DEVICE void norm_and_rotate(const RowVectors& loaded, const RowSource& so
   store(part + kHalf, narrow<Stored>(second));
 }
 
-// All of the largest call are 2 million. Signs that widen to 64 bits would be kept in registers, which are scarce.
-template <int D>
-DFLASH_DEVICE const float* rope_of(const Params& p, const ContextSpan& span) {
-  return p.rope + span.request * p.block * D;
-}
+// The block's rows of a CTA, in the kernel for every architecture: `queries` query rows of a kv head from `first_row`
+// on, and behind them `keys` of the block's keys and as many values; those behind the last are 0. `factor` and `unit`
+// are of queries, as in RowSource. All threads of the CTA call. NaN queries make NaN outputs, where the request
+// `is_valid` not.
+template <int D, class T, class Stored, bool kFp8>
+struct BlockRows {
+  static constexpr int kLanes = D == 64 ? 4 : D == 256 ? 16 : 8;  // that share a row: D / 16, or the power of 2 above
+  static constexpr int kVectors = D / 8;
 
-// `queries` query rows of a kv head from `first_row` on, and behind them `keys` of the block's keys, in one pass; those
-// behind the last of either become 0. `factor` and `unit` are of queries, as in RowSource.
-template <int D, class T, class Stored, Columns kColumns>
-DFLASH_DEVICE void store_rows(const Params& p, const LaunchConfig& config, const ContextSpan& span, int kv_head,
-                              int first_row, int queries, int keys, float factor, float unit, Shared to_queries,
-                              Shared to_keys) {
-  constexpr int kLanes = D == 64 ? 4 : D == 256 ? 16 : 8;  // D / 16, or the power of 2 above
-  const int part = tid_x() % kLanes;
+  const Params& p;
+  const LaunchConfig& config;
+  int request, kv_head, first_row, queries, keys;
+  float factor, unit;
+
+  // What store() begins with: in flight while the context's pages are looked up.
+  struct First {
+    RowVectors row;
+    Words4 value;
+  };
+  DFLASH_DEVICE First load() const { return {load_block_row(row_of_thread()), load_value(tid_x())}; }
+
+  DFLASH_DEVICE void store(const First& first, bool is_valid, Shared to_queries, Shared to_keys,
+                           Shared to_values) const {
+    RowVectors row = first.row;
 #pragma unroll 1
-  for (int begin = 0; begin < queries + keys; begin += ntid_x() / kLanes) {
-    const int i = begin + tid_x() / kLanes, key = i - queries, row = first_row + i;
+    for (int begin = 0; begin < queries + keys; begin += ntid_x() / kLanes) {
+      const int i = begin + row_of_thread(), key = i - queries;
+      const bool is_key = key >= 0;
+      if (begin > 0) row = load_block_row(i);
+      const Shared to = is_key ? to_keys + key * row_bytes(D, 2) : to_queries + i * row_bytes(D, 2);
+      norm_and_rotate<D, T, Stored, kLanes>(row, source_of(i),
+                                            is_key || is_valid ? p.rms_norm_eps : as_float(0x7fc00000u), part(),
+                                            key < keys, [&](int index, const Words4& vector) {
+                                              store_vector<kFp8 ? Columns::kPairs : Columns::kPlain>(to, index, vector);
+                                            });
+    }
+#pragma unroll 1
+    for (int i = tid_x(); i < keys * kVectors; i += ntid_x()) {
+      Words4 value = i < ntid_x() ? first.value : load_value(i);
+      // Behind slot S, where nothing is read, the bias may stand.
+      if (p.qkv_bias != nullptr) value = add<T>(value, load_bias<D>(p.qkv_bias, value_head(), i % kVectors));
+      store_vector<kFp8 ? Columns::kEvenOdd : Columns::kPlain>(to_values + i / kVectors * row_bytes(D, 2), i % kVectors,
+                                                               value);
+    }
+  }
+
+ private:
+  static DFLASH_DEVICE int row_of_thread() { return tid_x() / kLanes; }
+  static DFLASH_DEVICE int part() { return tid_x() % kLanes; }
+  // Row i is a query row below `queries`, and behind these a key of the block.
+  DFLASH_DEVICE RowSource source_of(int i) const {
+    const bool is_key = i >= queries;
+    return {p.qkv, p.qkv_bias, is_key ? p.k_norm : p.q_norm, is_key ? 1 : factor, is_key ? 1 : unit};
+  }
+  DFLASH_DEVICE RowVectors load_block_row(int i) const {
+    const int key = i - queries, row = first_row + i;
     const bool is_key = key >= 0;
     const int slot = is_key ? key : row / config.group;
     const int head = is_key ? p.num_heads + kv_head : query_head(config, kv_head, row);
-    const bool stored = key < keys, real = stored && (is_key ? slot < p.block : row < config.rows);
-    const RowSource source{p.qkv, p.qkv_bias, is_key ? p.k_norm : p.q_norm, is_key ? 1 : factor, is_key ? 1 : unit};
-    const RowVectors loaded = load_row<D>(source, qkv_row(p, span.request, slot, head), head,
-                                          rope_of<D>(p, span) + int64_t{slot} * D, part, real);
-    const Shared to = is_key ? to_keys + key * row_bytes(D, 2) : to_queries + i * row_bytes(D, 2);
-    norm_and_rotate<D, T, Stored, kLanes>(
-        loaded, source, !is_key && span.slot < 0 ? as_float(0x7fc00000u) : p.rms_norm_eps, part, stored,
-        [&](int index, const Words4& vector) { store_vector<kColumns>(to, index, vector); });
+    const bool real = is_key ? slot < min(keys, p.block) : row < config.rows;
+    return load_row<D>(source_of(i), qkv_row(p, request, slot, head), head, p.rope + (request * p.block + slot) * D,
+                       part(), real);
   }
-}
-
-// The block's values with their bias, `rows` of them; those behind slot S become 0.
-template <int D, class T, Columns kColumns>
-DFLASH_DEVICE void store_block_values(const Params& p, const ContextSpan& span, int kv_head, int rows, Shared values) {
-  constexpr int kVectors = D / 8;
-#pragma unroll 1
-  for (int i = tid_x(); i < rows * kVectors; i += ntid_x()) {
-    const int slot = i / kVectors, head = p.num_heads + p.num_kv_heads + kv_head;
-    Words4 vector{};
-    if (slot < p.block) {
-      const auto* from = static_cast<const unsigned char*>(p.qkv);
-      vector = ld_global_v4(from + qkv_row(p, span.request, slot, head) * D * 2 + i % kVectors * 16);
-      if (p.qkv_bias != nullptr) vector = add<T>(vector, load_bias<D>(p.qkv_bias, head, i % kVectors));
-    }
-    store_vector<kColumns>(values + i / kVectors * row_bytes(D, 2), i % kVectors, vector);
+  DFLASH_DEVICE int value_head() const { return p.num_heads + p.num_kv_heads + kv_head; }
+  // Vector i of the block's values; 0 behind slot S.
+  DFLASH_DEVICE Words4 load_value(int i) const {
+    const int slot = i / kVectors;
+    if (slot >= min(keys, p.block)) return {};
+    const auto* from = static_cast<const unsigned char*>(p.qkv);
+    return ld_global_v4(from + qkv_row(p, request, slot, value_head()) * D * 2 + i % kVectors * 16);
   }
-}
+};
 
 }  // namespace dflash::kv_injection

@@ -52,12 +52,7 @@ struct Place {
   DFLASH_DEVICE int number() const { return first_unit + unit; }
 };
 
-struct Range {
-  Place begin;
-  int units;
-};
-
-// A range without its place among all units: the request and its unit that it begins with, and how many there are.
+// What a CTA does: the request and its unit that it begins with, and how many there are.
 struct Task {
   int request, unit, units;
 };
@@ -115,18 +110,16 @@ class Schedule {
   // Ranges that may have work.
   DFLASH_DEVICE int ranges() const { return ranges_; }
   // Where a range begins.
-  DFLASH_DEVICE Place begin(int range) const { return parts_ > 0 ? part(range).begin : at_cost(cost_before(range)); }
-  DFLASH_DEVICE Range range(int index) const {
-    if (parts_ > 0) return part(index);
-    const Place begin = at_cost(cost_before(index));
-    const int end = index + 1 < ranges_ ? at_cost(cost_before(index + 1)).number() : total_;
-    return {begin, end - begin.number()};
+  DFLASH_DEVICE Place begin(int range) const {
+    if (parts_ == 0) return at_cost(cost_before(range));
+    const Task task = part(range);
+    return {task.request, start_of(task.request).first_unit, task.unit};
   }
-  // The same as range(), in fewer steps.
-  DFLASH_DEVICE Task task(int index) const {
-    if (parts_ > 0) return task_of_part(index);
-    const Range all = range(index);
-    return {all.begin.request, all.begin.unit, all.units};
+  DFLASH_DEVICE Task task(int range) const {
+    if (parts_ > 0) return part(range);
+    const Place begin = at_cost(cost_before(range));
+    const int end = range + 1 < ranges_ ? at_cost(cost_before(range + 1)).number() : total_;
+    return {begin.request, begin.unit, end - begin.number()};
   }
   // The last range that begins at or before a unit, of a request of `units`.
   DFLASH_DEVICE int range_of(const Place& place, int units) const {
@@ -155,14 +148,10 @@ class Schedule {
   }
 
   // A range when all requests are cut into equal parts.
-  DFLASH_DEVICE Range part(int range) const {
-    const Task task = task_of_part(range);
-    return {{task.request, start_of(task.request).first_unit, task.unit}, task.units};
-  }
-  DFLASH_DEVICE Task task_of_part(int range) const {
-    const int request = quotient(range, parts_), part = range - request * parts_;
-    const int units = units_of(request), begin = quotient(part * units, parts_);
-    return {request, begin, quotient((part + 1) * units, parts_) - begin};
+  DFLASH_DEVICE Task part(int range) const {
+    const int request = quotient(range, parts_), index = range - request * parts_;
+    const int units = units_of(request), begin = quotient(index * units, parts_);
+    return {request, begin, quotient((index + 1) * units, parts_) - begin};
   }
 
   DFLASH_DEVICE int cost_before(int range) const { return range * costs() / ranges_; }
@@ -223,5 +212,63 @@ struct ContextSpan {
   DFLASH_DEVICE bool starts(const Params& p) const { return key_begin == first_row(p, length); }
   DFLASH_DEVICE bool ends() const { return key_end == length; }
 };
+
+// A CTA's span in shared memory, for registers are scarce, and loading lengths again takes time; with it, how much of
+// the range is behind it.
+struct StoredSpan {
+  Shared first, second;  // 16 bytes each
+
+  // The first request of a task. One warp calls.
+  DFLASH_DEVICE void store(const Params& p, const Task& task) const {
+    ContextSpan now{};
+    int left = -1;
+    if (task.units > 0) {
+      now = ContextSpan(p, task.request, task.unit, task.units);
+      left = task.units - (now.end - now.begin);
+    }
+    if (tid_x() > 0) return;
+    const int visible_to_all = now.key_end - (now.length - window_of(p.sliding_window) + p.block);
+    const auto word = [](int value) { return static_cast<uint32_t>(value); };
+    st_shared_v4(first, {{word(now.request), word(now.slot), word(now.length), word(now.key_begin)}});
+    st_shared_v4(second, {{word(now.key_end), word(left), word(visible_to_all), 0}});
+  }
+  // As it was stored, but for `begin` and `end`.
+  DFLASH_DEVICE ContextSpan load() const {
+    const Words4 words = ld_shared_v4(first);
+    ContextSpan now{};
+    now.request = static_cast<int>(words.word[0]);
+    now.slot = static_cast<int>(words.word[1]);
+    now.length = static_cast<int>(words.word[2]);
+    now.key_begin = static_cast<int>(words.word[3]);
+    now.key_end = static_cast<int>(ld_shared(second));
+    return now;
+  }
+  // What is behind the span in its range; negative units if the range is empty.
+  DFLASH_DEVICE Task rest() const {
+    return {static_cast<int>(ld_shared(first)) + 1, 0, static_cast<int>(ld_shared(second + 4))};
+  }
+  // Of the span, counted from its end, those that the window hides from no slot.
+  DFLASH_DEVICE int rows_visible_to_all() const { return static_cast<int>(ld_shared(second + 8)); }
+};
+
+// Calls `attend` for each span of the CTA's range. One warp finds out which range it is: the same loads, shuffles and
+// divisions by all of them would wait for each other.
+template <class Attend>
+DFLASH_DEVICE void attend_range(const Params& p, const LaunchConfig& config, const StoredSpan& span, Attend attend) {
+  if (tid_x() < 32) {
+    const Schedule schedule(p, config);
+    span.store(p, ctaid_y() < schedule.ranges() ? schedule.task(ctaid_y()) : Task{});
+  }
+  syncthreads();
+  if (span.rest().units < 0) return;
+  for (;;) {
+    attend();
+    const Task rest = span.rest();
+    if (rest.units == 0) return;
+    syncthreads();  // shared memory is free for the next span
+    if (tid_x() < 32) span.store(p, rest);
+    syncthreads();
+  }
+}
 
 }  // namespace dflash::kv_injection

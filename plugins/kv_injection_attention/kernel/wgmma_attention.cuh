@@ -17,8 +17,8 @@
 
 namespace dflash::kv_injection {
 
-// T is the block's format, N the launch's tile_rows. V of an FP8 cache is widened to F16, exactly. kAhead: the scores of
-// a team's next step are made while the values of a step are multiplied, see attend_ahead().
+// T is the block's format, N the launch's tile_rows. V of an FP8 cache is widened to F16, exactly. kAhead: the scores
+// of a team's next step are made while the values of a step are multiplied, see attend_ahead().
 template <int D, int N, class T, bool kFp8, bool kAhead = false>
 class WgmmaAttention {
  public:
@@ -30,60 +30,15 @@ class WgmmaAttention {
     if (tid_x() < N) st_shared(Group::slots() + tid_x() * 4, tid_x() / config_.group);
   }
 
-  // One warp finds out which range is the CTA's: the same loads, shuffles and divisions by all of them would wait for
-  // each other.
   DFLASH_DEVICE void run() const {
-    if (tid_x() < 32) {
-      const Schedule schedule(p_, config_);
-      store_span(ctaid_y() < schedule.ranges() ? schedule.task(ctaid_y()) : Task{});
-    }
-    syncthreads();
-    stamp(Phase::kSpan);
-    if (units_left() < 0) return;
-    for (;;) {
-      run_segment();
-      const int left = units_left(), next_request = span().request + 1;
-      if (left == 0) return;
-      syncthreads();  // shared memory is free for the next span
-      if (tid_x() < 32) store_span({next_request, 0, left});
-      syncthreads();
-      stamp(Phase::kSpan);
-    }
+    attend_range(p_, config_, Group::span(), [&] { attend_span(); });
   }
 
  private:
-  // The task's first request, in shared memory: registers are scarce, and loading lengths again takes time. One warp
-  // calls.
-  DFLASH_DEVICE void store_span(const Task& task) const {
-    ContextSpan now{};
-    int left = -1;
-    if (task.units > 0) {
-      now = ContextSpan(p_, task.request, task.unit, task.units);
-      left = task.units - (now.end - now.begin);
-    }
-    if (tid_x() > 0) return;
-    const int visible_to_all = now.key_end - (now.length - window_of(p_.sliding_window) + p_.block);
-    const auto word = [](int value) { return static_cast<uint32_t>(value); };
-    st_shared_v4(Group::span(), {{word(now.request), word(now.slot), word(now.length), word(now.key_begin)}});
-    st_shared_v4(Group::span() + 16, {{word(now.key_end), word(left), word(visible_to_all), 0}});
-  }
-  // As it was stored, but for `begin` and `end`.
-  static DFLASH_DEVICE ContextSpan span() {
-    const Words4 words = ld_shared_v4(Group::span());
-    ContextSpan now{};
-    now.request = static_cast<int>(words.word[0]);
-    now.slot = static_cast<int>(words.word[1]);
-    now.length = static_cast<int>(words.word[2]);
-    now.key_begin = static_cast<int>(words.word[3]);
-    now.key_end = static_cast<int>(ld_shared(Group::span() + 16));
-    return now;
-  }
-  // Of the range behind the span; negative if the range is empty.
-  static DFLASH_DEVICE int units_left() { return static_cast<int>(ld_shared(Group::span() + 20)); }
-  // Of the span, counted from its end, those that the window hides from no slot.
-  static DFLASH_DEVICE int rows_visible_to_all() { return static_cast<int>(ld_shared(Group::span() + 24)); }
+  static DFLASH_DEVICE ContextSpan span() { return Group::span().load(); }
 
-  DFLASH_DEVICE void run_segment() const {
+  DFLASH_DEVICE void attend_span() const {
+    stamp(Phase::kSpan);
     const ContextSpan now = span();
     // Steps of the context are dealt to the teams in turn, the block to the next in turn, or the last team.
     const bool has_block = now.ends() && min(steps(now), kTeams - 1) == Group::team();
@@ -99,8 +54,8 @@ class WgmmaAttention {
     attend_context(context, has_block);
     syncthreads();
     stamp(Phase::kResults);
-    merge_and_write<ResultRow, Group::kAllThreads>(ResultWriter<D, T>(p_, config_, span(), ctaid_x()), results(), kThreads,
-                                            num_results(), 0, config_.rows);
+    merge_and_write<ResultRow, Group::kAllThreads>(ResultWriter<D, T>(p_, config_, span(), ctaid_x()), results(),
+                                                   kThreads, num_results(), 0, config_.rows);
     stamp(Phase::kMerge);
   }
 
@@ -212,7 +167,9 @@ class WgmmaAttention {
   }
 
   // Whether a step of which `left` rows of the span are left is full, and all slots see all of it.
-  static DFLASH_DEVICE bool all_visible(int left) { return left >= kWgmmaKeys && left <= rows_visible_to_all(); }
+  static DFLASH_DEVICE bool all_visible(int left) {
+    return left >= kWgmmaKeys && left <= Group::span().rows_visible_to_all();
+  }
 
   // attend_steps() of an FP8 cache. A step's products run while other work is done: those of the next step's keys while
   // this one's values are loaded, those of the values while the next scores become weights. These have a second place,

@@ -106,7 +106,7 @@ class WgmmaContextLoader {
     const int first = span.key_begin + tid_x() / 32 * kChunkRows;  // teams and their warps lie behind each other
     chunks_.refill(
         chunk_, span.key_end, [&](unsigned chunk) { return first + static_cast<int>(chunk) * kTeamKeys; },
-        [&](int key) { return find_chunk_at_once(p_, span, ctaid_x(), key); });
+        [&](int key) { return find_chunk(p_, span, ctaid_x(), key); });
   }
 
   const Params& p_;

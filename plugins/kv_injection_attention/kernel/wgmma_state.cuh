@@ -13,6 +13,7 @@
 
 #include "kv_injection_attention/kernel/exp2.cuh"
 #include "kv_injection_attention/kernel/fragments.cuh"
+#include "kv_injection_attention/kernel/schedule.cuh"
 #include "kv_injection_attention/kernel/state.cuh"
 #include "kv_injection_attention/kernel/wgmma.cuh"
 #include "kv_injection_attention/kernel/wgmma_launch_config.h"
@@ -50,9 +51,9 @@ struct Warpgroup {
   static DFLASH_DEVICE Shared numbers() { return weights(kTeams) + team() * wgmma_number_bytes(N); }
   // [N] integers: the block slot of each query row.
   static DFLASH_DEVICE Shared slots() { return weights(kTeams) + kTeams * wgmma_number_bytes(N); }
-  // Eight words: the CTA's span and what remains of its range. Behind them the factor of the scores of rounded queries.
-  static DFLASH_DEVICE Shared span() { return slots() + N * 4; }
-  static DFLASH_DEVICE Shared score_factor() { return span() + 32; }
+  // The CTA's span, and behind it the factor of the scores of rounded queries.
+  static DFLASH_DEVICE StoredSpan span() { return {slots() + N * 4, slots() + N * 4 + 16}; }
+  static DFLASH_DEVICE Shared score_factor() { return slots() + N * 4 + 32; }
 };
 
 // A step's keys and values as left operands, of rows of E4M3 or of 16 bits. Where a thread reads them is found first,
