@@ -68,8 +68,8 @@ from tests.reference.synthetic import Dialect, DraftSizes, write_random_draft  #
 
 PATH, COUNT = click.Path(exists=True, path_type=Path), click.IntRange(min=1)
 NUM_PROMPTS = 4
-CACHE_GIB = 32
-"""Room for the largest batch of long answers, or fewer requests would run at once; taken as they grow."""
+CACHE_GIB = 16
+"""Room for 32 answers of 2,048 tokens, beside gpt-oss-20b on a GPU of 80 GB; with less, fewer requests run at once."""
 ZLAB = "dflash"
 """Import name of z-lab's package."""
 
@@ -225,6 +225,7 @@ def _open(
     target = make_target(model, manifest.draft.target_layer_ids, num_slots)
     drafter = open_drafter(engine, manifest, num_slots=num_slots, device=settings.device, executor="torch")
     session = Session(manifest, target, drafter, None, stop_ids, max_batch_size=num_slots, cache_gib=CACHE_GIB)
+    session.allocate()
     return session, peer
 
 
