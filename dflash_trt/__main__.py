@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from typing import NoReturn
 
 
@@ -11,9 +13,18 @@ def main() -> NoReturn:
     """Entry point: Ctrl-C ends the process without a word until the commands are imported, which takes a moment."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _open_streams()
     from dflash_trt.cli import main as run
 
     run()
+
+
+def _open_streams() -> None:
+    """Opens the null device for closed standard streams, or a result that took a number would get what is printed."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # which takes the lowest number that is free
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8"))
 
 
 if __name__ == "__main__":

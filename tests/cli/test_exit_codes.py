@@ -185,6 +185,15 @@ def test_closed_pipe(draft_dir: Path) -> None:
     assert result.returncode == 1
 
 
+@pytest.mark.parametrize("streams", ["<&- >&- 2>&-", pytest.param(">&-", marks=pytest.mark.full)])
+def test_closed_streams(streams: str, draft_dir: Path) -> None:
+    """What the command opens does not take their numbers, and children find them open."""
+    script = f'exec "$@" {streams}'
+    command = ["sh", "-c", script, "sh", sys.executable, "-m", "dflash_trt", "inspect", str(draft_dir)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
 @pytest.mark.parametrize(
     "package",
     ["torch", *(pytest.param(name, marks=pytest.mark.full) for name in ("transformers", "onnxruntime"))],
