@@ -236,14 +236,14 @@ def sole_writer(path: Path, kind: OutputKind, *, force: bool = False) -> Iterato
     with ExitStack() as stack:
         with as_build_error(path, kind.option):
             check_replaceable(path, kind, force=force)
-            stack.enter_context(workspace(Path(os.path.realpath(path))))
+            stack.enter_context(workspace(_followed(path)))
         yield
 
 
 @contextmanager
 def scratch_directory(path: Path) -> Iterator[Path]:
     """A name near `path` for a directory on the way to it, removed at the end; BuildError when it cannot be written."""
-    with as_build_error(path, "-o DIR"), workspace(Path(os.path.realpath(path))) as directory:
+    with as_build_error(path, "-o DIR"), workspace(_followed(path)) as directory:
         yield directory / "scratch"
 
 
@@ -269,7 +269,7 @@ def check_replaceable(path: Path, kind: OutputKind, *, force: bool) -> None:
 def _writing(path: Path, kind: OutputKind, force: bool) -> Iterator[tuple[Path, Path]]:
     """A workspace, and where `path` lies once links are followed: a rename must stay on one file system."""
     with as_build_error(path, kind.option):
-        final = Path(os.path.realpath(path))
+        final = _followed(path)
         check_replaceable(path, kind, force=force)
         with workspace(final, shared=kind.is_cache) as directory:
             check_replaceable(path, kind, force=force)  # again: what a killed process had moved aside is back
@@ -288,6 +288,14 @@ def as_build_error(path: Path, option: str) -> Iterator[None]:
         raise BuildError(
             f"{path}: expected to write it, found: {found}", hint=f"{first}choose another {option}"
         ) from error
+
+
+def _followed(path: Path) -> Path:
+    """Where `path` lies once links are followed; OSError for a link that leads to itself."""
+    final = Path(os.path.realpath(path))
+    if final.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    return final
 
 
 FIRST = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free disk space or ")

@@ -152,9 +152,29 @@ def test_interrupted() -> None:
     assert result.stderr == "\nerror: interrupted\n"
 
 
-def test_terminated() -> None:
-    result = run_process("inspect", FIXTURES / "tiny-qwen3-dflash", script=TERMINATED)
-    assert (result.returncode, result.stdout, result.stderr) == (143, "", "")
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), pytest.param("SIGHUP", 129, marks=pytest.mark.full)])
+def test_terminated(name: str, code: int) -> None:
+    result = run_process("inspect", FIXTURES / "tiny-qwen3-dflash", script=TERMINATED.replace("SIGTERM", name))
+    assert (result.returncode, result.stdout, result.stderr) == (code, "", "")
+
+
+@pytest.mark.parametrize("name", ["", ".", "/", "loop"])
+@pytest.mark.parametrize("command", ["capture", "search", "recover", "quantize"])
+def test_what_is_no_name_of_an_output_is_refused_first(
+    command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    needed = {
+        "capture": ["--target", FIXTURES / "tiny-qwen3", "--prompts", FIXTURES / "prompts.jsonl"],
+        "search": ["--features", "x", "--max-tau-loss", "50%"], "recover": ["--features", "x", "--recipe", "nvfp4"],
+        "quantize": ["--recipe", "nvfp4"],
+    }  # fmt: skip
+    result = run(command, FIXTURES / "tiny-qwen3-dflash", *needed[command], "-o", name)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"error: {Path(name)}: expected ")
+    assert "hint: choose another -o " in result.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["loop"]
 
 
 def test_an_error_of_the_file_system_is_no_bug() -> None:

@@ -180,7 +180,7 @@ class Progress(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 def state_file(output: Path) -> Path:
     """File with the state of an unfinished recovery to `output`."""
-    return output.with_name(f"{output.name}.recovery.safetensors")
+    return output.parent / f"{output.name}.recovery.safetensors"
 
 
 def save_state(file: Path, progress: Progress, tensors: Tensors) -> None:
