@@ -82,7 +82,7 @@ MUTANTS = [
     Mutant("a tile with rows skipped", "attention.cuh", "warp_row() + 16 >= config_.rows", "warp_row() + 16 >= 48"),
     Mutant("a block out of turn", LOADER, "-rows_left_ / kStep", "-rows_left_ / kStep + 1"),
     Mutant("a block that is not merged", "attention.cuh", "ceil_div(p.block, kMmaKeys) : 0", "0 : 0"),
-    Mutant("results over the span", "launch_config.h", "2 * row_bytes(head_dim, 2)", "0", None),
+    Mutant("results over the span", "launch_config.h", "2 * row_bytes(head_dim", "0 * row_bytes(head_dim", None),
     Mutant("a maximum that never moves", "state.cuh", "if (any_sync(exceeds)) return false;", "any_sync(exceeds);"),
     Mutant("a sum left behind", "state.cuh", "sum[t][half] *= rescale;", ""),
     Mutant("the block's keys scaled", "attention.cuh", "1 / p_.k_scale)", "1.0f)"),
