@@ -16,15 +16,15 @@ def main() -> NoReturn:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     _open_streams()
-    talk = os.fdopen(sys.stderr.fileno(), "wb", closefd=False)
-    sys.stderr = Talk(talk, sys.stderr.encoding, errors="backslashreplace", line_buffering=True)
+    raw = os.fdopen(sys.stderr.fileno(), "wb", closefd=False)
+    sys.stderr = BestEffortStderr(raw, sys.stderr.encoding, errors="backslashreplace", line_buffering=True)
     from dflash_trt.cli import main as run
 
     run()
 
 
-class Talk(io.TextIOWrapper):
-    """Standard error: on a full disk, or where nobody reads any more, words are lost, and the work goes on."""
+class BestEffortStderr(io.TextIOWrapper):
+    """Standard error that loses text where none can be written, on a full disk or a closed pipe, and raises nothing."""
 
     def write(self, text: str) -> int:
         """Returns the length of `text`, written or not."""
