@@ -10,8 +10,7 @@ Each step is a process of its own with a time limit: it passed, failed, or lacke
 command that brings it. After a failure the next step runs. The page is docs/gpu.md, or what an earlier run has written
 in its place, with a section for this card and commit before the others: versions, results, and the end of what each
 step printed; `cp gpu-report.md docs/gpu.md` takes it over. It is written before and after each step; a log beside it
-holds all that was printed. --rest goes on with the steps that have not passed in the page's first section, if that is
-of this card and commit.
+holds all that was printed. --rest goes on with the steps that have not passed on this card and commit.
 """
 
 from __future__ import annotations
@@ -113,11 +112,10 @@ class Report:
 
     @property
     def passed_before(self) -> set[str]:
-        """Titles of the steps that passed in the first section of the page so far, if it is of this card and commit."""
-        section = self._template.partition(MARK)[2].lstrip().partition("\n## ")[0]
-        if section.partition("\n")[0] != self.title:
-            return set()
-        return set(re.findall(rf"^\| (.+?) \| {PASSED} \|", section, re.MULTILINE))
+        """Titles of the steps that passed on this card and commit, as the page says so far."""
+        sections = re.split(r"^(?=## )", self._template, flags=re.MULTILINE)
+        ours = "".join(section for section in sections if section.partition("\n")[0] == self.title)
+        return set(re.findall(rf"^\| (.+?) \| {PASSED} \|", ours, re.MULTILINE))
 
     @property
     def capability(self) -> str | None:
