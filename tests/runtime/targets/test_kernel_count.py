@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
@@ -28,7 +31,18 @@ from dflash_trt.runtime.targets.recorded_pass import PassSize, StaticPass
 from dflash_trt.runtime.targets.target import Segment
 from tests.contract.cuda_graphs import tensors_of
 from tests.runtime.drafter.torch.inductor import compile_kernels, written
-from tests.runtime.targets.families import ALTERNATING, NUM_SLOTS, PACKED, TAPS, random_model
+from tests.runtime.targets.families import (
+    ALTERNATING,
+    NUM_SLOTS,
+    PACKED,
+    TAPS,
+    computed,
+    family_model,
+    random_history,
+    random_model,
+    recomputed,
+    relative_error,
+)
 
 TWO = {"apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave"}
 """Compiled functions of two kernels, for q and k; all others are one."""
@@ -230,3 +244,19 @@ def test_compiled_functions_round_once(name: str) -> None:
         for ours, theirs in pairs:  # the first two are written in place, or read
             assert ours.dtype == dtype
             torch.testing.assert_close(ours.double(), theirs, rtol=bound, atol=2**-18)
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("gpu")
+def test_a_compiled_pass_is_the_models_own() -> None:
+    """By Inductor's code for a CPU, in a thread as the decoder's: experts, sinks, windows, and pages that grow."""
+    model, turns = family_model("gpt_oss"), random_history(seed=3, num_turns=8, longest=20)
+    with mock.patch.object(fused, "on_gpu", return_value=False):
+        expected = recomputed(model, turns)
+    fuse_layers(model)
+    traced = counters["stats"]["unique_graphs"]
+    with ThreadPoolExecutor(1) as threads:
+        target = PackedTarget(model, TAPS, NUM_SLOTS, TORCH_OPERATORS, EagerLauncher())
+        found = threads.submit(computed, target, turns).result()
+    assert relative_error(found, expected) < 1e-4
+    assert counters["stats"]["unique_graphs"] > traced + 5
