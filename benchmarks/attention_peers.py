@@ -11,7 +11,7 @@ fa3 and XQA:
                      6b1a33f, decode.py: trtllm_batch_decode_with_kv_cache, which is XQA on sm_90 and sm_120 and
                      TensorRT-LLM's generated kernels on sm_100; 010a611, xqa.py: the mask's format;
                      cute_dsl/attention/wrappers/batch_decode.py at 5011f96: BatchDecodePagedCuteDSLWrapper, for sm_100
-  torch              scaled_dot_product_attention with one backend allowed (cuDNN among them), and FlexAttention
+  torch              scaled_dot_product_attention with one backend allowed: cuDNN, and flash
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.attention_cases import PAGE, Inputs
@@ -89,21 +88,6 @@ class Sdpa(DenseOnly):
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
         with sdpa_kernel(self.backend):
             return scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True)
-
-
-class Flex(DenseOnly):
-    """torch's FlexAttention, compiled for each shape."""
-
-    name = "torch flex"
-
-    def prepare(self, inputs: Inputs) -> list[Call]:
-        torch.compiler.reset()  # a new shape is compiled anew, not counted as one recompilation too many
-        self._compiled = torch.compile(flex_attention, dynamic=False)
-        return super().prepare(inputs)
-
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-        result: torch.Tensor = self._compiled(q, k, v, scale=scale, enable_gqa=True)
-        return result
 
 
 class FlashAttention3(Peer):
@@ -267,6 +251,4 @@ PEERS: tuple[Peer, ...] = (
     FlashInferCuteDsl(),
     Sdpa(SDPBackend.CUDNN_ATTENTION),
     Sdpa(SDPBackend.FLASH_ATTENTION),
-    Sdpa(SDPBackend.EFFICIENT_ATTENTION),
-    Flex(),
 )

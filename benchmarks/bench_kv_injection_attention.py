@@ -90,7 +90,7 @@ def _other_data() -> torch.Tensor:
     return torch.zeros(torch.cuda.get_device_properties().L2_cache_size, dtype=torch.float32, device="cuda")
 
 
-def our_calls(inputs: Inputs, make: Callable[..., Launch | PluginLaunch]) -> list[Call]:
+def our_calls(inputs: Inputs, make: Callable[..., Launch]) -> list[Call]:
     """One for each layer, on one workspace, as TensorRT gives it."""
     calls: list[Call] = []
     workspace = None
@@ -98,7 +98,7 @@ def our_calls(inputs: Inputs, make: Callable[..., Launch | PluginLaunch]) -> lis
         launch = make(replace(inputs.case, layer=layer), inputs.tensors, workspace)
         workspace = launch.workspace
 
-        def call(launch: Launch | PluginLaunch = launch) -> torch.Tensor:
+        def call(launch: Launch = launch) -> torch.Tensor:
             launch.start()
             return launch.out
 
@@ -123,7 +123,7 @@ class Ways:
             "short": case.D in (64, 128) and max(case.context_lengths) <= SHORT_ROWS,
             "ahead": is_hopper and ahead_fits(case),
         }
-        makers: dict[str, Callable[..., Launch | PluginLaunch]] = {"ours": Launch}
+        makers: dict[str, Callable[..., Launch]] = {"ours": Launch}
         makers |= {name: partial(PluginLaunch, path) for name, path in self.libraries.items()}
         makers |= {name: partial(Launch, kernel=name) for name in self.kernels if fits[name]}
         ways = {name: partial(our_calls, make=make) for name, make in makers.items()}
@@ -216,9 +216,9 @@ def proposals(found: Mapping[str, Found]) -> Iterator[str]:
     for heading, table in found.items():
         if ahead := table.ratios.get("ahead"):
             least = ahead_rows(ahead)
-            where = "nowhere" if least is None else f"from {least} rows on"
+            where = "slower at the longest" if least is None else f"not slower from {least} rows on"
             ratios = [ratio for _, ratio, _ in ahead]
-            yield f"ahead, {heading}: {min(ratios):.2f} to {max(ratios):.2f} times ours, not slower {where}"
+            yield f"ahead, {heading}: {min(ratios):.2f} to {max(ratios):.2f} times ours, {where}"
 
 
 def short_rows(found: Iterable[tuple[int, float, str]]) -> int:

@@ -10,7 +10,7 @@ Each step is a process of its own with a time limit: it passed, failed, or lacke
 command that brings it. After a failure the next step runs. The page is docs/gpu.md, or what an earlier run has written
 in its place, with a section for this card and commit before the others: versions, results, and the end of what each
 step printed; `cp gpu-report.md docs/gpu.md` takes it over. It is written before and after each step; a log beside it
-holds all that was printed. --rest goes on with the steps that have not passed in the page's first section.
+holds all that was printed. --rest goes on with the steps that have not passed on this card and commit.
 """
 
 from __future__ import annotations
@@ -106,10 +106,16 @@ class Report:
         self._log = page.with_suffix(".log")
 
     @property
+    def title(self) -> str:
+        """The section's."""
+        return f"## {self.gpu.partition(', SM')[0] if self.gpu else NO_GPU[self._device]}, commit {self._commit}"
+
+    @property
     def passed_before(self) -> set[str]:
-        """Titles of the steps that passed in the first section of the page that this one is added to."""
-        section = self._template.partition(MARK)[2].lstrip().partition("\n## ")[0]
-        return set(re.findall(rf"^\| (.+?) \| {PASSED} \|", section, re.MULTILINE))
+        """Titles of the steps that passed on this card and commit, as the page says so far."""
+        sections = re.split(r"^(?=## )", self._template, flags=re.MULTILINE)
+        ours = "".join(section for section in sections if section.partition("\n")[0] == self.title)
+        return set(re.findall(rf"^\| (.+?) \| {PASSED} \|", ours, re.MULTILINE))
 
     @property
     def capability(self) -> str | None:
@@ -169,9 +175,8 @@ class Report:
     def write(self) -> None:
         """Writes the page: docs/gpu.md as it was when the report began, with this section before the other reports."""
         head, _, rest = self._template.partition(MARK)
-        title = f"## {self.gpu.partition(', SM')[0] if self.gpu else NO_GPU[self._device]}, commit {self._commit}"
         new = self._page.with_name(f".{self._page.name}.new")
-        new.write_text("\n".join([f"{head}{MARK}", title, "", *self.section()]) + f"\n{rest}")
+        new.write_text("\n".join([f"{head}{MARK}", self.title, "", *self.section()]) + f"\n{rest}")
         new.replace(self._page)
 
     def section(self) -> list[str]:
@@ -303,7 +308,7 @@ def _terminated(_signal: int, _frame: object) -> NoReturn:
 @click.command()
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("gpu-report.md"), show_default=True)
 @click.option("--only", multiple=True, metavar="NAME", help="Steps with NAME in their titles, and what they build on.")
-@click.option("--rest", is_flag=True, help="Steps that have not passed in the first section of the page so far.")
+@click.option("--rest", is_flag=True, help="Steps that have not passed here, as the page says.")
 @click.option("--seconds", type=click.IntRange(min=1), default=SECONDS, show_default=True, help="Time after the setup.")
 @click.option("--commit", help="The commit that this tree is of, where git is not at hand.")
 @click.option(
@@ -320,10 +325,9 @@ def main(
     with tempfile.TemporaryDirectory() as work:
         report = Report(Path(work), output, commit or _commit(), device, libraries)
         chosen(steps(None, device), only)
-        done = report.passed_before if rest else ()
         report.set_up()
         report.end = time.monotonic() + seconds * (REHEARSED_SECONDS if rehearse else 1)
-        for step in chosen(steps(report.capability, device), only, done):
+        for step in chosen(steps(report.capability, device), only, report.passed_before if rest else ()):
             report.run(step)
     click.echo(output)
 

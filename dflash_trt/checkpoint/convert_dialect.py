@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -72,7 +73,7 @@ def new_checkpoint(draft: DraftCheckpoint, output: Path, *, force: bool) -> Iter
     """A directory for a checkpoint made of `draft`, which becomes `output` with all files that are neither weights nor
     configuration; raises BuildError, also where `output` would replace the draft itself.
     """
-    if draft.directory.resolve().is_relative_to(output.resolve()):
+    if draft.directory.resolve().is_relative_to(os.path.realpath(output)):
         raise BuildError(
             f"{output}: expected a directory that does not hold the draft itself, found {draft.directory}",
             hint="choose another -o DIR",

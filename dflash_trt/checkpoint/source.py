@@ -31,7 +31,10 @@ def configuration_directory(name: str, revision: str | None = None) -> Path:
     if revision is None and (path := _local_directory(name)):
         return path
     if name.startswith((".", "/", "~")) or not REPOSITORY_ID.fullmatch(name):
-        raise CheckpointError(f"{name!r}: neither a checkpoint directory nor a Hugging Face repository id (owner/name)")
+        raise CheckpointError(
+            f"{name!r}: neither a checkpoint directory nor a Hugging Face repository id (owner/name)",
+            hint="is its path right? Ids of drafts and targets: dflash-trt drafts",
+        )
     return fetch_configuration(name, revision)
 
 

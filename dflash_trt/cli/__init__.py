@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: stdout is data, stderr is talk.
 
-Exit codes: 0 done, 1 the user can fix it, 2 usage, 70 our bug, 130 Ctrl-C, 143 SIGTERM.
+Exit codes: 0 done, 1 the user can fix it, 2 usage, 70 our bug, 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ for command in (
 
 def main() -> NoReturn:
     """Runs the command line and exits, in its own words whatever happens."""
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has the second
+            signal.signal(number, _terminate)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `dflash_trt.__main__` has left it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(_run())
@@ -85,5 +87,5 @@ def _run() -> int:
 
 
 def _terminate(signal_number: int, frame: FrameType | None) -> NoReturn:
-    """SIGTERM unwinds the stack, so that half-written directories are removed."""
+    """SIGTERM, and a terminal that closes, unwind the stack, so that half-written directories are removed."""
     sys.exit(128 + signal_number)

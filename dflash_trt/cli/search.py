@@ -22,7 +22,7 @@ from dflash_trt.cli.options import (
     target_option,
 )
 from dflash_trt.cli.output import human_bytes, resumable
-from dflash_trt.files.command import command_line
+from dflash_trt.files.command import quoted
 from dflash_trt.quantize.loadable import FORMATS, LOADABLE
 from dflash_trt.runtime.progress_display import progress_bar
 
@@ -88,8 +88,6 @@ def search(draft: str, output: Path, target: str | None, objective: str, force: 
         click.echo(f"a drafter's pass on {gpu}: {before:.1f} -> {after:.1f} us, estimated", err=True)
     before_bytes, after_bytes = (human_bytes(space.checkpoint_bytes(choice)) for choice in (space.dense, best.choice))
     click.echo(f"loss of tau on prompts that were held out: {loss_text(best.held_out)}", err=True)
-    quantize = [
-        "dflash-trt", "quantize", draft, "--recipe", output, "--calibration", search_options.calibration, "-o", "DIR",
-    ]  # fmt: skip
-    click.echo(f"{before_bytes} -> {after_bytes}; next: {command_line(quantize)}", err=True)
+    words = f"{quoted(Path(draft))} --recipe {quoted(output)} --calibration {quoted(Path(search_options.calibration))}"
+    click.echo(f"{before_bytes} -> {after_bytes}; next: dflash-trt quantize {words} -o DIR", err=True)
     click.echo(output)

@@ -234,16 +234,16 @@ def sole_writer(path: Path, kind: OutputKind, *, force: bool = False) -> Iterato
     For what is written beside it before it is complete.
     """
     with ExitStack() as stack:
-        with _as_build_error(path, kind.option):
+        with as_build_error(path, kind.option):
             check_replaceable(path, kind, force=force)
-            stack.enter_context(workspace(Path(os.path.realpath(path))))
+            stack.enter_context(workspace(_followed(path)))
         yield
 
 
 @contextmanager
 def scratch_directory(path: Path) -> Iterator[Path]:
     """A name near `path` for a directory on the way to it, removed at the end; BuildError when it cannot be written."""
-    with _as_build_error(path, "-o DIR"), workspace(Path(os.path.realpath(path))) as directory:
+    with as_build_error(path, "-o DIR"), workspace(_followed(path)) as directory:
         yield directory / "scratch"
 
 
@@ -268,8 +268,8 @@ def check_replaceable(path: Path, kind: OutputKind, *, force: bool) -> None:
 @contextmanager
 def _writing(path: Path, kind: OutputKind, force: bool) -> Iterator[tuple[Path, Path]]:
     """A workspace, and where `path` lies once links are followed: a rename must stay on one file system."""
-    with _as_build_error(path, kind.option):
-        final = Path(os.path.realpath(path))
+    with as_build_error(path, kind.option):
+        final = _followed(path)
         check_replaceable(path, kind, force=force)
         with workspace(final, shared=kind.is_cache) as directory:
             check_replaceable(path, kind, force=force)  # again: what a killed process had moved aside is back
@@ -278,7 +278,8 @@ def _writing(path: Path, kind: OutputKind, force: bool) -> Iterator[tuple[Path, 
 
 
 @contextmanager
-def _as_build_error(path: Path, option: str) -> Iterator[None]:
+def as_build_error(path: Path, option: str) -> Iterator[None]:
+    """Raises an OSError of the block as a BuildError that names `path`, and the option with which to choose another."""
     try:
         yield
     except OSError as error:
@@ -287,6 +288,14 @@ def _as_build_error(path: Path, option: str) -> Iterator[None]:
         raise BuildError(
             f"{path}: expected to write it, found: {found}", hint=f"{first}choose another {option}"
         ) from error
+
+
+def _followed(path: Path) -> Path:
+    """Where `path` lies once links are followed; OSError for a link that leads to itself."""
+    final = Path(os.path.realpath(path))
+    if final.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    return final
 
 
 FIRST = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free disk space or ")

@@ -310,6 +310,7 @@ def test_neither_directory_nor_repository(name: str, tmp_path: Path, monkeypatch
     message = refusal(lambda: checkpoint_directory(name))
     assert message.startswith(repr(name))
     assert "neither a checkpoint directory nor a Hugging Face repository id (owner/name)" in message
+    assert "hint: is its path right? Ids of drafts and targets: dflash-trt drafts" in message
 
 
 @pytest.mark.parametrize("name", ["DIR", "DIR/", "DIR/../draft", "~/draft", "draft", "draft/."])

@@ -152,9 +152,29 @@ def test_interrupted() -> None:
     assert result.stderr == "\nerror: interrupted\n"
 
 
-def test_terminated() -> None:
-    result = run_process("inspect", FIXTURES / "tiny-qwen3-dflash", script=TERMINATED)
-    assert (result.returncode, result.stdout, result.stderr) == (143, "", "")
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), pytest.param("SIGHUP", 129, marks=pytest.mark.full)])
+def test_terminated(name: str, code: int) -> None:
+    result = run_process("inspect", FIXTURES / "tiny-qwen3-dflash", script=TERMINATED.replace("SIGTERM", name))
+    assert (result.returncode, result.stdout, result.stderr) == (code, "", "")
+
+
+@pytest.mark.parametrize("name", ["", ".", "/", "loop"])
+@pytest.mark.parametrize("command", ["capture", "search", "recover", "quantize"])
+def test_what_is_no_name_of_an_output_is_refused_first(
+    command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    needed = {
+        "capture": ["--target", FIXTURES / "tiny-qwen3", "--prompts", FIXTURES / "prompts.jsonl"],
+        "search": ["--features", "x", "--max-tau-loss", "50%"], "recover": ["--features", "x", "--recipe", "nvfp4"],
+        "quantize": ["--recipe", "nvfp4"],
+    }  # fmt: skip
+    result = run(command, FIXTURES / "tiny-qwen3-dflash", *needed[command], "-o", name)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"error: {Path(name)}: expected ")
+    assert "hint: choose another -o " in result.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["loop"]
 
 
 def test_an_error_of_the_file_system_is_no_bug() -> None:
@@ -174,6 +194,17 @@ def test_full_stdout(draft_dir: Path, unbuffered: str) -> None:
     assert "Traceback" not in result.stderr
 
 
+def test_full_stderr(draft_dir: Path, target_dir: Path, tmp_path: Path) -> None:
+    """The disk of a log must not fail work that is done."""
+    command = ["build", draft_dir, "--target", target_dir, "-o", tmp_path / "engine"]
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "dflash_trt", *map(str, command)],
+            stdout=subprocess.PIPE, stderr=full, text=True, check=False,
+        )  # fmt: skip
+    assert (result.returncode, result.stdout) == (0, f"{tmp_path / 'engine'}\n")
+
+
 def test_closed_pipe(draft_dir: Path) -> None:
     """`dflash-trt inspect ... | head -1` says nothing about it."""
     command = [sys.executable, "-m", "dflash_trt", "inspect", str(draft_dir), "--json"]
@@ -183,6 +214,16 @@ def test_closed_pipe(draft_dir: Path) -> None:
     os.close(writer)
     assert "Traceback" not in result.stderr
     assert result.returncode == 1
+
+
+@pytest.mark.parametrize("streams", ["<&- >&- 2>&-", pytest.param(">&-", marks=pytest.mark.full)])
+def test_closed_streams(streams: str) -> None:
+    """What the command opens does not take their numbers, and children find them open."""
+    script = f'exec "$@" {streams}'
+    command = ["sh", "-c", script, "sh", sys.executable, "-m", "dflash_trt", "drafts"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, "")
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(

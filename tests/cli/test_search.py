@@ -107,8 +107,8 @@ def test_the_fastest_recipe(features: dict[str, Path], tmp_path: Path, monkeypat
     monkeypatch.setattr(RecipeJudge, "loss", loses_nothing)
     monkeypatch.setattr(RecipeJudge, "error", lambda *_: 1.0)
     options = ("--objective", "step-time", "--gpu")
-    search(features[NAME], tmp_path / "own.yaml", *options, "b300")
-    text = (tmp_path / "own.yaml").read_text()
+    search(features[NAME], tmp_path / "its own\n.yaml", *options, "b300")
+    text = (tmp_path / "its own\n.yaml").read_text()
     assert "# objective: step-time on b300, batch 8\n" in text
     assert [line.split()[:4] for line in text.splitlines() if "held out" in line and "pass" in line] == [
         ["#", "bytes", "pass", "loss"]

@@ -42,6 +42,8 @@ EXCEPTIONS = {
     ("engine/manifest.py", "open"): "hashes what the manifest names, block by block",
     ("runtime/server/limits.py", "msgspec.json.decode"): "a request's bounded body; fields are refused by name",
     ("cli/failure.py", "os.open"): "the null device, in the place of a stdout that failed",
+    ("__main__.py", "os.open"): "the null device, in the place of a closed standard stream",
+    ("__main__.py", "os.fdopen"): "a standard stream",
     ("runtime/server/grammar_worker.py", "read_text"): "/proc/self/statm",
     ("runtime/server/channels.py", "msgspec.json.decode"): "a call that a model wrote; what is no JSON is text",
     ("runtime/targets/huggingface.py", "read_text"): "/proc/self/maps",

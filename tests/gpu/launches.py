@@ -83,7 +83,7 @@ creator = cache(abi.Creator)
 """The creator of a plugin library, which stays loaded."""
 
 
-class PluginLaunch:
+class PluginLaunch(Launch):
     """A call through the virtual functions of a plugin library, on device addresses, to be started any number of times.
 
     The library may be of another commit: what it has no attribute for is left out, unless the case has it.
@@ -108,23 +108,11 @@ class PluginLaunch:
         assert self._running.on_shape_change(descs[:-1], descs[-1:]) == 0
         self._addresses = [tensor.data_ptr() for tensor in every]
 
-    @property
-    def out(self) -> torch.Tensor:
-        return self._out.tensor
-
     def start(self) -> None:
         """On torch's current stream."""
         workspace, stream = self.workspace.tensor.data_ptr(), torch.cuda.current_stream().cuda_stream
         if self._running.enqueue(self._descs[:-1], self._descs[-1], self._addresses, workspace, stream) != 0:
             raise RuntimeError("the plugin has printed why it did not start")
-
-    def run(self) -> torch.Tensor:
-        """The output [B, S, N*D], when it is there and nothing around it was written."""
-        self.start()
-        torch.cuda.synchronize()
-        self._out.assert_guarded()
-        self.workspace.assert_guarded()
-        return self.out
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,8 +19,8 @@ STEPS = [
 ]
 
 
-def report(page: Path) -> Report:
-    made = Report(page.parent, page, "abc", "cpu", ())
+def report(page: Path, commit: str = "abc") -> Report:
+    made = Report(page.parent, page, commit, "cpu", ())
     made.end = time.monotonic() + 15
     return made
 
@@ -35,7 +35,10 @@ def test_a_step_that_hangs_or_crashes_loses_only_itself(tmp_path: Path) -> None:
     second = report(tmp_path / "page.md")
     left = chosen(STEPS, (), second.passed_before)
     assert [step.title for step in left] == ["hanging", "crashing", "late"]
-    second.run(STEPS[0])
+    assert not report(tmp_path / "page.md", "def").passed_before
+    second.end += 60
+    second.run(STEPS[3])
+    assert report(tmp_path / "page.md").passed_before == {"sound", "late"}
     assert (tmp_path / "page.md").read_text().count("\n    a figure\n") == 4
 
 

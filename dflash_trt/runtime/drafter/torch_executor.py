@@ -26,6 +26,7 @@ from dflash_trt.engine.plans.plan import graph_batch_sizes, row_buckets
 from dflash_trt.engine.recorded_executor import RecordedExecutor, RecordedGraph, graph_tensors
 from dflash_trt.engine.signatures import MAX_CONTEXT, num_pages_for
 from dflash_trt.errors import EngineError, MissingDependencyError
+from dflash_trt.runtime.drafter.torch.calls import WITH_FP8_CODES
 from dflash_trt.runtime.drafter.torch.graph_program import OnnxGraph, Program
 from dflash_trt.runtime.drafter.torch.scaled_linear import patterns
 from dflash_trt.runtime.drafter.torch.stored_weights import StoredWeights
@@ -129,7 +130,8 @@ class TorchExecutor(RecordedExecutor):
         if lacking := why_not_compiled():
             self._warn(f"torch.compile lacks {lacking}: a kernel for each operator, so passes take longer")
         else:
-            program.fuse()
+            has_fp8 = torch.cuda.get_device_capability(self.device) >= LOWEST_SM["FP8"]
+            program.fuse(() if has_fp8 else WITH_FP8_CODES)
 
     def _warn(self, message: str) -> None:
         """Logs what is slower or larger than it could be, once."""

@@ -258,12 +258,12 @@ Progress = Callable[[int, str], AbstractContextManager[Callable[[], None]]]
 
 def journal_file(output: Path) -> Path:
     """File of what an unfinished capture for `output` has done."""
-    return output.with_name(f"{output.name}.journal")
+    return output.parent / f"{output.name}.journal"
 
 
 def _unfinished(output: Path) -> Path:
     """The features themselves, until they are complete."""
-    return output.with_name(f"{output.name}.unfinished")
+    return output.parent / f"{output.name}.unfinished"
 
 
 def capture_features(

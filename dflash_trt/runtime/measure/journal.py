@@ -13,7 +13,9 @@ import msgspec
 from dflash_trt.errors import BuildError
 from dflash_trt.files.json_file import json_value
 from dflash_trt.files.read import read_bytes
+from dflash_trt.files.write import as_build_error
 
+OPTION = "-o FILE"
 MAX_BYTES = 2**32  # a hundred thousand answers of a thousand tokens have 0.7 GB
 
 
@@ -34,7 +36,7 @@ class Journal(Generic[Entry]):
     def __init__(self, file: Path, fingerprint: str, kind: type[Entry], *, of: str) -> None:
         """`kind` is a struct of msgspec; `fingerprint`, one line, says what decides its values, and `of` in words.
 
-        BuildError where the file has entries of something else.
+        BuildError where the file has entries of something else, or it or a later entry cannot be written.
         """
         self._file = file
         self.entries: dict[str, Entry] = {}
@@ -47,15 +49,16 @@ class Journal(Generic[Entry]):
         for number, line in enumerate(lines[1:], start=2):
             entry = json_value(line, f"{file}, line {number}", kind, BuildError, what="an entry")
             self.entries[entry.key] = entry
-        if lines:
-            os.truncate(file, sum(len(line) + 1 for line in lines))  # what a kill cut off
-        else:
-            file.write_text(f"{fingerprint}\n")
+        with as_build_error(file, OPTION):
+            if lines:
+                os.truncate(file, sum(len(line) + 1 for line in lines))  # what a kill cut off
+            else:
+                file.write_text(f"{fingerprint}\n")
 
     def record(self, entry: Entry) -> None:
         """Adds an entry."""
         self.entries[entry.key] = entry
-        with self._file.open("ab") as stream:
+        with as_build_error(self._file, OPTION), self._file.open("ab") as stream:
             stream.write(msgspec.json.encode(entry) + b"\n")
 
     def measure(self, key: str, measure: Callable[[], Entry]) -> Entry:

@@ -41,8 +41,8 @@ from dflash_trt.runtime.targets.packed_pass import (
 from dflash_trt.runtime.targets.target import Segment, Verified
 
 LOG = logging.getLogger("dflash_trt.runtime.targets")
-MAX_ROWS = 256
-"""Rows of the largest pass that is recorded; where recording stops to pay was not measured on a GPU yet."""
+MAX_ROWS = 512
+"""Rows of the largest pass that is recorded: 32 blocks of 16. Where that stops to pay was not measured on a GPU yet."""
 MIN_PAGES = 4
 MAX_RECORDINGS = 64
 """Sizes that stay recorded: a graph of a thousand kernels takes some megabytes of a GPU."""

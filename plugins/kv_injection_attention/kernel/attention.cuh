@@ -169,10 +169,10 @@ class Attention {
   };
 
   // Teams that have had something to do: of steps of the context, and behind them of 16 slots of the block.
-  static DFLASH_DEVICE int num_results(const Params& p, const LaunchConfig& config) {
+  DFLASH_DEVICE int num_results() const {
     const ContextSpan now = span().load();
-    const int block = has_block() ? ceil_div(p.block, kMmaKeys) : 0;
-    return min(config.teams, ceil_div(now.key_end - now.key_begin, kStep) + block);
+    const int block = has_block() ? ceil_div(p_.block, kMmaKeys) : 0;
+    return min(config_.teams, ceil_div(now.key_end - now.key_begin, kStep) + block);
   }
   // Behind the span.
   static DFLASH_DEVICE Shared results() { return shared_memory() + results_at(D); }
@@ -195,7 +195,7 @@ class Attention {
     }
     syncthreads();
     merge_and_write<Rows>(ResultWriter<D, T, kShort>(p_, config_, span().load(), kv_head()), results(), threads,
-                          num_results(p_, config_), first_row(), min(config_.tile_rows, config_.rows - first_row()));
+                          num_results(), first_row(), min(config_.tile_rows, config_.rows - first_row()));
   }
 
   const Params& p_;

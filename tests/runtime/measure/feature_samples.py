@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -40,3 +42,14 @@ def edit(file: Path, output: Path, change: Callable[[Tensors, Facts], object]) -
     change(tensors, facts)
     save_file(tensors, output, {METADATA_KEY: json.dumps(facts)})
     return output
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Files of this process end at a thousand bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

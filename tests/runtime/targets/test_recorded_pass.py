@@ -191,4 +191,4 @@ def test_sizes_are_powers_of_two() -> None:
     assert all(np.log2(number).is_integer() for number in size)
     assert size.num_segments >= len(segments)
     assert [PassSize(8, 2, pages).is_recorded for pages in (512, 1024)] == [True, False]
-    assert [PassSize(segments, 8, 1).is_recorded for segments in (32, 64)] == [True, False]
+    assert [PassSize(segments, 16, 1).is_recorded for segments in (32, 64)] == [True, False]

@@ -15,6 +15,8 @@ from dflash_trt.runtime.drafter.torch import operators
 
 VIEWS = (operators.identity, operators.reshape)
 """Operators that cost no kernel."""
+WITH_FP8_CODES = (operators.quantize, operators.quantize_fp4, operators.dequantize)
+"""Operators that Triton compiles for GPUs with FP8 alone (3.6: "fp8e4nv not supported")."""
 
 
 class Call(NamedTuple):
@@ -37,10 +39,13 @@ class Call(NamedTuple):
         return tuple(self.function.keywords.items()) if isinstance(self.function, partial) else ()
 
 
-def fused(calls: Sequence[Call], outputs: Collection[str]) -> list[Call]:
-    """The calls, each run of elementwise ones as one compiled call; `outputs` are values that are wanted besides."""
+def fused(calls: Sequence[Call], outputs: Collection[str], left: Collection[Callable[..., Any]] = ()) -> list[Call]:
+    """The calls, each run of elementwise ones as one compiled call; `outputs` are values that are wanted besides.
+
+    The operators `left` stay as they are.
+    """
     made, index = list[Call](), 0
-    for is_fused, run in groupby(calls, lambda call: call.is_elementwise):
+    for is_fused, run in groupby(calls, lambda call: call.is_elementwise and call.operator not in left):
         part = list(run)
         index += len(part)
         if not is_fused or all(call.operator in VIEWS for call in part):

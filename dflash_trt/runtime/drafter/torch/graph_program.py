@@ -135,9 +135,9 @@ class Program:
             if name not in kept:
                 self._done[index].append(name)
 
-    def fuse(self) -> None:
-        """Makes one kernel or few of what lies between linear layers and attention."""
-        self.calls = fused(self.calls, self.outputs)
+    def fuse(self, left: Collection[Callable[..., Any]] = ()) -> None:
+        """Makes one kernel or few of what lies between linear layers and attention, but for the operators `left`."""
+        self.calls = fused(self.calls, self.outputs, left)
         self._keep_what_is_read()
 
     def run(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -11,11 +11,10 @@ import msgspec
 import numpy as np
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.safetensors_file import Expected, check_tensors, read_tensors
-from dflash_trt.checkpoint.safetensors_writer import metadata
+from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter, metadata
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.json_file import json_value
 from dflash_trt.files.write import OutputKind, new_file
@@ -181,14 +180,17 @@ class Progress(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 def state_file(output: Path) -> Path:
     """File with the state of an unfinished recovery to `output`."""
-    return output.with_name(f"{output.name}.recovery.safetensors")
+    return output.parent / f"{output.name}.recovery.safetensors"
 
 
 def save_state(file: Path, progress: Progress, tensors: Tensors) -> None:
     """Replaces the state; raises BuildError when it cannot be written."""
     note = {METADATA_KEY: msgspec.json.encode(progress).decode()}
     with new_file(file, STATE, force=True) as new:
-        save_file(tensors, new, note)
+        layout = {name: ("F32", tuple(tensor.shape)) for name, tensor in tensors.items()}
+        with SafetensorsWriter(new, layout, metadata=note) as writer:
+            for name, tensor in tensors.items():
+                writer.write(name, tensor.cpu().numpy())
 
 
 def load_state(file: Path, identity: str, shapes: dict[str, tuple[int, ...]]) -> tuple[Progress, Tensors] | None:

@@ -70,7 +70,7 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def journal_file(output: Path) -> Path:
     """File of measurements of the search for `output`, until it is done."""
-    return output.with_name(f"{output.name}.journal")
+    return output.parent / f"{output.name}.journal"
 
 
 def search_recipe(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import shutil
 import sysconfig
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -358,6 +359,25 @@ def test_a_gpu_without_fp8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert not Program(graph_of(tmp_path / "engine"), ["hidden"], patterns(CPU)).has_dequantised
     message = refusal(executor.load, EngineError)
     assert "expected a GPU of compute capability 8.9 or newer for an FP8 context cache, found 8.6" in message
+
+
+@pytest.mark.parametrize("capability", [(8, 6), (9, 0)])
+def test_triton_gets_fp8_codes_where_a_gpu_has_them(
+    capability: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies around them is fused in any case."""
+    executor = TorchExecutor(tmp_path / "engine", MAKERS["fp8+fp8-kv"](tmp_path), CudaLauncher(torch.device("cuda")))
+    program = Program(graph_of(tmp_path / "engine"), ["hidden"])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch_executor, "why_not_compiled", lambda: None)
+    before = Counter(call.operator for call in program.calls)
+    executor._fuse(program)
+    after = Counter(call.operator for call in program.calls)
+    codes = (operators.quantize, operators.dequantize)
+    left = [before[operator] if capability < (8, 9) else 0 for operator in codes]
+    assert min(before[operator] for operator in codes) > 0
+    assert [after[operator] for operator in codes] == left
+    assert (before[operators.square_root] > 0, after[operators.square_root]) == (True, 0)
 
 
 def test_a_machine_on_which_nothing_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ def test_fp4_takes_two_more_before_each_product(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.full
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
 def test_triton_compiles_them(capability: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a GPU without FP8, too: Inductor leaves its codes to torch's own kernels."""
+    """For a GPU without FP8, too: Inductor 2.13 leaves its codes to torch's own kernels."""
 
     def count(module: torch.nn.Module, inputs: Sequence[Tensor]) -> int:
         return compile_kernels(written(module, inputs, capability), capability, tmp_path)

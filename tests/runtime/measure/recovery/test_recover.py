@@ -15,18 +15,18 @@ import torch
 
 from dflash_trt import _C
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.errors import CheckpointError, VerificationError
+from dflash_trt.errors import BuildError, CheckpointError, VerificationError
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.quantize.scales import scale_of
 from dflash_trt.runtime.measure.recovery.fake_quantization import quantised_input, quantised_rows, quantised_weight
 from dflash_trt.runtime.measure.recovery.recover import recover_checkpoint
 from dflash_trt.runtime.measure.recovery.settings import Settings
-from dflash_trt.runtime.measure.recovery.training import Progress, state_file
+from dflash_trt.runtime.measure.recovery.training import Progress, save_state, state_file
 from tests.cli.commands import run_here
 from tests.paths import FIXTURES
 from tests.pretend_device import PretendDevice
 from tests.quantize.samples import arrays, convert, unpacked_fp8, unpacked_int4, unpacked_nvfp4
-from tests.runtime.measure.feature_samples import capture
+from tests.runtime.measure.feature_samples import capture, full_disk
 from tools.train_fixtures import recovery_prompts
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -208,6 +208,14 @@ def test_the_state_of_something_else_is_refused(tmp_path: Path, features: dict[s
     with pytest.raises(CheckpointError, match=r"q\.recovery\.safetensors"):
         recover(features["tiny-gpt-oss"], output)
     assert not output.exists()
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    tensors = {"master/fc": torch.zeros(40, 40)}
+    with full_disk(), pytest.raises(BuildError, match="expected to write it, found: File too large") as refused:
+        save_state(tmp_path / "state", Progress(identity="a"), tensors)
+    assert refused.value.hint == "free disk space or choose another -o DIR"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_loss_that_is_no_number_is_refused(tmp_path: Path, features: dict[str, Path]) -> None:

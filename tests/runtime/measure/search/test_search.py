@@ -21,6 +21,7 @@ from dflash_trt.runtime.measure.search.search import RecipeChoice, Space, Trial,
 from dflash_trt.runtime.measure.search.search_job import recipe_file
 from dflash_trt.runtime.measure.statistics import TauLoss
 from tests.paths import FIXTURES
+from tests.runtime.measure.feature_samples import full_disk
 
 
 @pytest.fixture(scope="module")
@@ -202,3 +203,5 @@ def test_a_journal_survives_a_cut_and_refuses_another_search(tmp_path: Path) -> 
     assert measured == ["a", "b", "b"]
     with pytest.raises(BuildError, match="expected another search, found others"):
         Journal(file, "another search", Measurement, of="another search")
+    with full_disk(), pytest.raises(BuildError, match=f"{file}: expected to write it, found: File too large"):
+        again.record(Measurement(key="c" * 1000, error=1.0))
