@@ -87,8 +87,13 @@ def fuse_layers(model: PreTrainedModel) -> None:
     for module in model.modules():
         if hasattr(module, "_apply_gate"):
             module._apply_gate = MethodType(Fused(type(module)._apply_gate), module)
-        elif all(isinstance(getattr(module, name, None), nn.Linear) for name in MLP):
+        elif all(isinstance(layer := getattr(module, name, None), nn.Linear) and _is_whole(layer) for name in MLP):
             _fuse_mlp(module, model.device)
+
+
+def _is_whole(layer: nn.Linear) -> bool:
+    """Whether its weight is no rank's part of another: a probe would wait for all ranks."""
+    return type(layer.weight.data) is Tensor
 
 
 @torch.inference_mode()
