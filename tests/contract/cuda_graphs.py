@@ -343,7 +343,8 @@ def pretended_gpu() -> Iterator[tuple[PretendGpu, list[Uses]]]:
         graphs = stand_in(patch)
         for module in ("drafter.torch.attention_node", "drafter.torch_executor", "kvcache.paged_caches"):
             patch.setattr(f"{runtime}.{module}._C", kernels)
-        patch.setattr(f"{runtime}.drafter.torch_executor.why_not_compiled", lambda: "Triton")
+        for module in ("engine.fused", "runtime.drafter.torch_executor", "runtime.targets.huggingface"):
+            patch.setattr(f"dflash_trt.{module}.why_not_compiled", lambda: "Triton")
         patch.setattr(f"{runtime}.load.choose_device", str)
         patch.setattr(torch.cuda, "mem_get_info", lambda *_: (2**40, 2**40))
         patch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))

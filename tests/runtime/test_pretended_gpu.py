@@ -77,7 +77,9 @@ def attended(monkeypatch: pytest.MonkeyPatch) -> set[tuple[bool, int]]:
     return calls
 
 
-def test_a_session_decodes_there(sessions: dict[str, Session], attended: set[tuple[bool, int]]) -> None:
+def test_a_session_decodes_there(
+    sessions: dict[str, Session], attended: set[tuple[bool, int]], caplog: pytest.LogCaptureFixture
+) -> None:
     on_cpu = sessions["tiny-qwen3"]
     prompt, params = prompts(on_cpu)[0], greedy(5)
     with pretended_gpu() as (gpu, graphs):
@@ -86,6 +88,7 @@ def test_a_session_decodes_there(sessions: dict[str, Session], attended: set[tup
         answer, waits = decode(gpu, session, prompt, params)
     assert answer == on_cpu.generate(prompt, params).token_ids
     assert is_recorded(session)
+    assert sum("torch.compile lacks Triton: passes have more kernels" in message for message in caplog.messages) == 1
     assert sum(graph.replays for graph in graphs) > 2 * len(waits[1:])
     assert waits == [STEP[:1], *[STEP] * len(waits[1:])]
     assert attended == {(False, 0)}

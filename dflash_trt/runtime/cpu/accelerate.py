@@ -23,7 +23,7 @@ from dflash_trt.runtime.cpu.linear_layers import (
     openmp_team,
     replace_linear_layers,
 )
-from dflash_trt.runtime.targets.fused_norms import replace_norms
+from dflash_trt.runtime.targets.fused_layers import replace_norms
 from dflash_trt.runtime.targets.packed_pass import AttentionRule, RaggedPass
 from dflash_trt.runtime.targets.packed_target import Acceleration
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from dflash_trt import _C
 from dflash_trt.api.runtime_options import DEFAULT_BATCH_SIZE
 from dflash_trt.engine.executor import DraftInputs
+from dflash_trt.engine.fused import why_not_compiled
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plans.launcher import Launcher
 from dflash_trt.engine.plans.machine import LOWEST_SM
@@ -25,7 +26,7 @@ from dflash_trt.engine.plans.plan import graph_batch_sizes, row_buckets
 from dflash_trt.engine.recorded_executor import RecordedExecutor, RecordedGraph, graph_tensors
 from dflash_trt.engine.signatures import MAX_CONTEXT, num_pages_for
 from dflash_trt.errors import EngineError, MissingDependencyError
-from dflash_trt.runtime.drafter.torch.calls import WITH_FP8_CODES, why_not_compiled
+from dflash_trt.runtime.drafter.torch.calls import WITH_FP8_CODES
 from dflash_trt.runtime.drafter.torch.graph_program import OnnxGraph, Program
 from dflash_trt.runtime.drafter.torch.scaled_linear import patterns
 from dflash_trt.runtime.drafter.torch.stored_weights import StoredWeights

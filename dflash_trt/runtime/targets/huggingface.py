@@ -32,10 +32,11 @@ from dflash_trt.checkpoint.refusing import refusing
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.checkpoint.target_checkpoint import EMBEDDINGS, TargetSpec
 from dflash_trt.checkpoint.weights import read_weights
+from dflash_trt.engine.fused import why_not_compiled
 from dflash_trt.engine.plans.launcher import CudaLauncher
 from dflash_trt.errors import CheckpointError, EngineError
 from dflash_trt.files.read import read_text
-from dflash_trt.runtime.targets.fused_norms import replace_norms, torch_norm
+from dflash_trt.runtime.targets.fused_layers import fuse_layers, replace_norms, torch_norm
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, Acceleration, PackedTarget
 from dflash_trt.runtime.targets.runnable import check_architecture, target_dtype
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
@@ -281,10 +282,11 @@ def make_target(
 
     `accelerate` replaces layers of a packed one; `tap_hidden_size` is as for `HuggingFaceTarget`.
     """
+    name = model.name_or_path
     if (num_devices := len(set(getattr(model, "hf_device_map", {}).values()))) > 1:
         LOG.warning(
             "%s: requests run one after the other, on %d devices in turn; ranks (--tp) use all at once",
-            model.name_or_path,
+            name,
             num_devices,
         )
         return SequentialTarget(model, target_layer_ids, num_slots, tap_hidden_size)
@@ -292,13 +294,16 @@ def make_target(
     if not can_pack(model):
         LOG.warning(
             "%s: requests run one after the other, with transformers' own caches: no packed pass is known for %s",
-            model.name_or_path,
+            name,
             model.config.model_type,
         )
         return SequentialTarget(model, target_layer_ids, num_slots, tap_hidden_size)
     acceleration, launcher = accelerate(model) if accelerate else TORCH_OPERATORS, None
     if model.device.type == "cuda":
         replace_norms(model, torch_norm)
+        if lacking := why_not_compiled():
+            LOG.warning("%s: torch.compile lacks %s: passes have more kernels, so they take longer", name, lacking)
+        fuse_layers(model)
         launcher = CudaLauncher(model.device)
     return PackedTarget(model, target_layer_ids, num_slots, acceleration, launcher)
 

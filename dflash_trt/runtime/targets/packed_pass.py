@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from dflash_trt.engine.fused import Fused
 from dflash_trt.engine.plans.launcher import uploaded
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.kvcache.paged_caches import SlotCache
@@ -167,9 +168,17 @@ class Reading(NamedTuple):
     mask: Tensor
     """[1, B, N/G * n, C]: 0 for a row that a token sees, else minus infinity; the C rows of M pages are read."""
 
-    def of(self, cache: Tensor) -> Tensor:
-        """cache [G, pages, TOKENS_PER_PAGE, D] -> [G, B, C, D]."""
-        return cache.index_select(1, self.pages).view(len(cache), self.mask.shape[1], -1, cache.shape[-1])
+    def of(self, k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V [G, pages, TOKENS_PER_PAGE, D] -> [G, B, C, D] each."""
+        k, v = _gathered(k_cache, v_cache, self.pages)
+        shape = len(k), self.mask.shape[1], -1
+        return k.view(*shape, k.shape[-1]), v.view(*shape, v.shape[-1])
+
+
+@Fused
+def _gathered(k_cache: Tensor, v_cache: Tensor, pages: Tensor) -> tuple[Tensor, Tensor]:
+    """Copies of the `pages` [P] of K and V [G, pages, ...]."""
+    return k_cache.index_select(1, pages), v_cache.index_select(1, pages)
 
 
 def attention_mask(visible: Tensor, heads_per_group: int, dtype: torch.dtype) -> Tensor:
@@ -182,9 +191,15 @@ def store_rows(cache: SlotCache, layer: int, key: Tensor, value: Tensor, rows: T
     """Writes key [G, R, D] and value [G, R, E] to `rows` [R] of a layer's cache; its whole K and V."""
     pages = (TOKENS_PER_PAGE, key.shape[-1]), (TOKENS_PER_PAGE, value.shape[-1])
     k, v = cache.layer(layer, len(key), *pages, key.dtype)
-    k.view(len(k), -1, k.shape[-1]).index_copy_(1, rows, key)
-    v.view(len(v), -1, v.shape[-1]).index_copy_(1, rows, value)
+    _write(k.view(len(k), -1, k.shape[-1]), v.view(len(v), -1, v.shape[-1]), rows, key, value)
     return k, v
+
+
+@Fused
+def _write(k: Tensor, v: Tensor, rows: Tensor, key: Tensor, value: Tensor) -> None:
+    """Writes key [G, R, D] and value [G, R, E] to `rows` [R] of k [G, C, D] and v [G, C, E]."""
+    k.index_copy_(1, rows, key)
+    v.index_copy_(1, rows, value)
 
 
 class GatheredPass(RaggedPass):
@@ -259,25 +274,32 @@ def attend_rows(
     num_groups, num_segments, head_dim = len(k_cache), reading.mask.shape[1], query.shape[-1]
     heads = query.reshape(num_groups, -1, num_segments, num_tokens, head_dim).transpose(1, 2)
     q = heads.reshape(num_groups, num_segments, -1, head_dim)
-    mixed = _attend(q, reading.of(k_cache), reading.of(v_cache), reading.mask, rule, num_tokens)
+    mixed = _attend(q, *reading.of(k_cache, v_cache), reading.mask, rule)
     rows = mixed.reshape(num_groups, num_segments, -1, num_tokens, mixed.shape[-1])
     return rows.permute(1, 3, 0, 2, 4).flatten(2, 3).flatten(0, 1)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, rule: AttentionRule, num_tokens: int) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, rule: AttentionRule) -> Tensor:
     """q [G, B, N/G * n, D], k and v [G, B, C, D], mask [1, B, N/G * n, C] -> as q, with v's D."""
     if rule.sinks is None and rule.softcap is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=rule.scale)
-    scores = q @ k.transpose(-1, -2) * rule.scale
-    if rule.softcap is not None:
-        scores = rule.softcap * torch.tanh(scores / rule.softcap)
-    return _softmax(scores + mask, rule.sinks, num_tokens) @ v
+    weights: Tensor = _softmax(q @ k.transpose(-1, -2), mask, *rule)
+    return weights @ v
 
 
-def _softmax(scores: Tensor, sinks: Tensor | None, num_tokens: int) -> Tensor:
-    """Softmax of scores [G, B, N/G * n, C]; a head's sink takes its share and carries no value."""
+@Fused
+def _softmax(
+    scores: Tensor, mask: Tensor, scale: float, _: int | None, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    """Softmax in FP32 of scores [G, B, N/G * n, C]; a head's sink takes its share and carries no value."""
+    dtype, scores = scores.dtype, scores.float() * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores + mask
     if sinks is None:
-        return scores.softmax(dim=-1)
-    rows = sinks.reshape(len(scores), -1).repeat_interleave(num_tokens, dim=1)  # [G, N/G * n]
-    sink = rows.to(scores.dtype)[:, None, :, None]
-    return torch.cat([scores, sink.expand(-1, scores.shape[1], -1, -1)], dim=-1).softmax(dim=-1)[..., :-1]
+        return scores.softmax(dim=-1).to(dtype)
+    heads = sinks.float().view(len(scores), 1, -1, 1)  # [G, 1, N/G, 1]
+    sink = heads.repeat_interleave(scores.shape[2] // heads.shape[2], dim=2)
+    top = torch.maximum(scores.amax(dim=-1, keepdim=True), sink)
+    shares = (scores - top).exp()
+    return (shares / (shares.sum(dim=-1, keepdim=True) + (sink - top).exp())).to(dtype)

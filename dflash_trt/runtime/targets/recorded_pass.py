@@ -215,6 +215,8 @@ class RecordedPasses:
         if len(self._recordings) == MAX_RECORDINGS:
             del self._recordings[next(iter(self._recordings))]
         try:
+            current.begin()
+            self._run(current, with_taps)  # first, what torch.compile makes: it may wait
             replay = self._launcher.record(work)
         except torch.OutOfMemoryError:
             raise

@@ -3,15 +3,10 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sysconfig
 from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial
-from importlib.util import find_spec
 from itertools import groupby
 from operator import getitem
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -87,13 +82,3 @@ def _compiled(steps: Steps, num_inputs: int, outputs: tuple[int, ...]) -> Callab
     graph.output(tuple(values[index] for index in outputs))
     # The first number of rows is compiled for as it is; after the second, any: widths stay what they are.
     return torch.compile(torch.fx.GraphModule({}, graph))
-
-
-def why_not_compiled() -> str | None:
-    """What torch.compile lacks here to make kernels for a GPU; None where nothing is missing."""
-    if find_spec("triton") is None:
-        return "Triton"
-    if not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):
-        return "a C compiler"
-    headers = Path(sysconfig.get_path("include"))
-    return None if (headers / "Python.h").is_file() else f"{headers / 'Python.h'}"

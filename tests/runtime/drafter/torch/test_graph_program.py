@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, parser
 from torch import Tensor
 
 from dflash_trt.checkpoint.weights import SINGLE
+from dflash_trt.engine import fused
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.engine.plans.launcher import CudaLauncher
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
@@ -386,8 +387,9 @@ def test_a_machine_on_which_nothing_compiles(tmp_path: Path, monkeypatch: pytest
     assert isinstance(executor, TorchExecutor)
     said: list[str] = []
     monkeypatch.setattr(torch_executor.LOG, "warning", lambda text, *values: said.append(text % values))
-    monkeypatch.setattr(calls, "find_spec", lambda name: object())
+    monkeypatch.setattr(fused, "find_spec", lambda name: object())
     monkeypatch.setattr(shutil, "which", lambda name: None)
+    fused.why_not_compiled.cache_clear()
     before = list(program.calls)
     for _ in range(2):
         executor._fuse(program)
@@ -396,9 +398,12 @@ def test_a_machine_on_which_nothing_compiles(tmp_path: Path, monkeypatch: pytest
     assert "torch.compile lacks a C compiler: a kernel for each operator" in message
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    assert calls.why_not_compiled() == str(tmp_path / "Python.h")
+    fused.why_not_compiled.cache_clear()
+    assert fused.why_not_compiled() == str(tmp_path / "Python.h")
     (tmp_path / "Python.h").touch()
-    assert calls.why_not_compiled() is None
+    fused.why_not_compiled.cache_clear()
+    assert fused.why_not_compiled() is None
+    fused.why_not_compiled.cache_clear()
 
 
 def test_a_context_beyond_the_page_table(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from dflash_trt.runtime.targets.fused_norms import replace_norms, torch_norm
+from dflash_trt.runtime.targets.fused_layers import fuse_layers, replace_norms, torch_norm
 from dflash_trt.runtime.targets.packed_target import PackedTarget
 from tests.runtime.targets.families import (
     NUM_SLOTS,
@@ -40,12 +40,15 @@ def replaced(norms: list[nn.Module]) -> int:
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "qwen3"])
 def test_a_pass_is_the_models_own(name: str) -> None:
-    """Both formulas: by the weight, and by 1 more."""
+    """Both formulas: by the weight, and by 1 more; with MLPs whose gates are one function."""
     model = copy.deepcopy(family_model(name))
     norms, turns = with_weights(model), random_history(seed=1)
     expected = recomputed(model, turns)
     replace_norms(model, torch_norm)
+    fuse_layers(model)
     assert replaced(norms) == len(norms) > 4
+    mlps = [module for module in model.modules() if hasattr(module, "up_proj") and hasattr(module, "down_proj")]
+    assert replaced(mlps) == len(mlps) == (0 if name == "gpt_oss" else 4)
     assert relative_error(computed(PackedTarget(model, TAPS, NUM_SLOTS), turns), expected) < TOLERANCE
 
 
@@ -74,3 +77,18 @@ def test_another_formula_stays() -> None:
     model.extra = norm = HalfRMSNorm()  # type: ignore[assignment]
     replace_norms(model, torch_norm)
     assert not replaced([norm])
+
+
+def test_another_mlp_stays() -> None:
+    class SquaredMLP(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate_proj, self.up_proj, self.down_proj = (nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return self.down_proj(self.gate_proj(rows).relu().square() * self.up_proj(rows))  # type: ignore[no-any-return]
+
+    model = copy.deepcopy(family_model("qwen3"))
+    model.extra = mlp = SquaredMLP()  # type: ignore[assignment]
+    fuse_layers(model)
+    assert not replaced([mlp])
