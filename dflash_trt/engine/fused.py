@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sysconfig
@@ -15,8 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dflash_trt.errors import first_line
+
+LOG = logging.getLogger("dflash_trt.runtime")
 MAX_VARIANTS = 64
 """Sizes are compiled for as they first are, and then any, but for a size of 1; torch (2.11) would give up after 8."""
+FAILED: set[Callable[..., Any]] = set()
+"""Functions that torch.compile could not compile, which was said."""
 
 
 class Fused:
@@ -30,9 +36,18 @@ class Fused:
         if not on_gpu(next(value for value in args if isinstance(value, Tensor))) or why_not_compiled() is not None:
             return self.function(*args, **keywords)
         from torch._dynamo import config as dynamo_config
+        from torch._dynamo.exc import TorchDynamoException  # of Inductor and Triton, too
 
-        with dynamo_config.patch(recompile_limit=MAX_VARIANTS):
-            return compiled(self.function)(*args, **keywords)
+        if self.function not in FAILED:
+            try:
+                with dynamo_config.patch(recompile_limit=MAX_VARIANTS):
+                    return compiled(self.function)(*args, **keywords)
+            except TorchDynamoException as error:  # before anything was written
+                FAILED.add(self.function)
+                name = getattr(self.function, "__name__", self.function)
+                why = first_line(getattr(error, "inner_exception", error))
+                LOG.warning("torch.compile made no kernel of %s, so passes take longer: %s", name, why)
+        return self.function(*args, **keywords)
 
 
 def on_gpu(tensor: Tensor) -> bool:

@@ -112,6 +112,23 @@ def test_kernels_of_a_layer(name: str, expected: int, monkeypatch: pytest.Monkey
     assert more - fewer == expected
 
 
+@pytest.mark.usefixtures("gpu")
+def test_what_does_not_compile_runs_as_it_is_written(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def backend(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no such GPU")
+
+    monkeypatch.setattr(fused, "compiled", partial(torch.compile, backend=backend))
+    monkeypatch.setattr(fused, "FAILED", set())
+    gate, up = torch.randn(2, 4, 8)
+    for _ in range(2):
+        assert torch.equal(silu_gated(gate, up), torch.nn.functional.silu(gate) * up)
+    (record,) = (record for record in caplog.records if record.levelname == "WARNING")
+    assert "torch.compile made no kernel of silu_gated, so passes take longer" in record.message
+    assert "no such GPU" in record.message
+
+
 @pytest.mark.full
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("name", ["gpt_oss", "qwen3_moe", "gemma4"])
