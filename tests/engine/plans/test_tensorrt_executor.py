@@ -2,6 +2,7 @@
 """A drafter on plans against one on ONNX Runtime, which computes for both: padding, parts and order of calls."""
 
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -105,7 +106,9 @@ def random() -> Callable[..., torch.Tensor]:
 
 
 @EACH
-def test_ragged_steps_as_onnx_runtime(built: Path, manifest: Manifest, random: Callable[..., torch.Tensor]) -> None:
+def test_ragged_steps_as_onnx_runtime(
+    built: Path, manifest: Manifest, random: Callable[..., torch.Tensor], uncollected: None
+) -> None:
     """Slots grow at their own pace, prompts are longer than one call, a released slot starts anew."""
     ours, theirs = drafters(built, manifest)
     spec = manifest.draft
@@ -122,6 +125,9 @@ def test_ragged_steps_as_onnx_runtime(built: Path, manifest: Manifest, random: C
     blocks = random(1, spec.block_size, spec.hidden_size)
     assert close(ours.draft([1], blocks), theirs.draft([1], blocks))
     assert not close(ours.draft([0], blocks), theirs.draft([1], blocks))
+    plans = [weakref.ref(vars(ours.executor)[graph]) for graph in ("_context", "_draft")]
+    ours.close()
+    assert [plan() for plan in plans] == [None, None]
 
 
 def test_proposals_of_a_draft_with_its_own_head(
