@@ -27,6 +27,7 @@ from typing import Literal
 from dflash_trt.errors import BuildError
 
 NAME = re.compile(r"\.(.+)\.[0-9a-f]{16}\.partial", re.DOTALL)
+"""A workspace's."""
 LOCK, OLD, REPLACED = "lock", "old", "replaced"
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV}
