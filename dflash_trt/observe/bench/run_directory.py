@@ -16,8 +16,7 @@ import msgspec
 
 from dflash_trt.errors import ConfigError, shown
 from dflash_trt.files.json_file import read_json
-from dflash_trt.files.read import open_file
-from dflash_trt.files.write import NAME, OutputKind, new_file, sole_writer
+from dflash_trt.files.write import NAME, OutputKind, bearing, new_file, sole_writer
 from dflash_trt.observe.bench.records import SCHEMA, BenchMethod, BenchPoint, BenchRecord, BenchRun, request_of
 from dflash_trt.observe.plots.curves import TITLES
 
@@ -31,12 +30,9 @@ OTHER_RUN = "give another -o, or the settings with which it was begun"
 HINT = "`dflash-trt bench run -o RUN` writes it"
 
 
-def _is_ours(file: Path) -> bool:
-    with open_file(file, ConfigError) as stream:
-        return f'"schema": "{SCHEMA}"'.encode() in stream.read(100)
-
-
-RECORD = OutputKind(name="a record of a bench run", recognizes=_is_ours, form="file", option="-o RUN")
+RECORD = OutputKind(
+    name="a record of a bench run", recognizes=bearing(f'"schema": "{SCHEMA}"', 100), form="file", option="-o RUN"
+)
 
 
 def write_run(directory: Path, run: BenchRun) -> None:
