@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -63,12 +64,14 @@ class Session:
     def close(self) -> None:
         """Frees both models and their caches at once, a GPU's memory for other programs, too; no decoder may step."""
         device = self.drafter.executor.device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        with suppress(torch.AcceleratorError):  # of a kernel that has failed, which ended the decoder
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
         self.drafter.close()
         _empty(self.target)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        with suppress(torch.AcceleratorError):
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
 
     def with_drafter(self, manifest: Manifest, drafter: Drafter) -> Session:
         """Session that shares this one's target, with the drafter of another engine."""

@@ -96,7 +96,13 @@ def test_a_session_decodes_there(
     assert room == {2 * num_pages_for(session.max_length)}, "no cache moves later, and nothing is recorded again"
 
 
-def test_closing_frees_what_was_recorded(uncollected: None) -> None:
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_closing_frees_what_was_recorded(has_failed: bool, uncollected: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a kernel has failed, too, when every call raises its error again."""
+
+    def fails(*_: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
     older = {*RecordedGraph.live}
     with pretended_gpu() as (gpu, graphs):
         session = open_on_gpu("tiny-qwen3")
@@ -104,9 +110,11 @@ def test_closing_frees_what_was_recorded(uncollected: None) -> None:
         watched = [*memory_of(session), *map(weakref.ref, {*RecordedGraph.live} - older)]
         assert len(watched) > len(graphs) > 3
         gpu.waits.clear()
+        if has_failed:
+            monkeypatch.setattr(torch.cuda, "synchronize", fails)
         session.close()
         assert [found() for found in watched] == [None] * len(watched)
-        assert gpu.waits == ["synchronize", "empty_cache"]
+        assert gpu.waits == ["synchronize", "empty_cache"][has_failed:]
 
 
 @pytest.mark.full
