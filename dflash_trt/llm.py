@@ -82,7 +82,10 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Cancels running requests and ends the decoder's thread; so does dropping the last reference."""
+        """Cancels running requests, ends the decoder's thread and frees both models.
+
+        So does dropping the last reference.
+        """
         self.backend.close()
 
     def metrics(self) -> DecoderMetrics:

@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -54,6 +55,14 @@ def pytest_collection_finish() -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
         gc.freeze()
         atexit.register(gc.unfreeze)  # or nanobind reports what was not freed as leaked
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Runs without Python's garbage collector."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Greedy decoding of single prompts, and sessions on pairs without a tokenizer."""
 
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.sampling_params import SamplingParams
@@ -36,6 +38,14 @@ def text_of(session: Session, token_ids: Sequence[int]) -> str:
     """Text of token ids, special tokens left out."""
     assert session.tokenizer is not None
     return str(session.tokenizer.decode(token_ids, skip_special_tokens=True))
+
+
+def memory_of(session: Session) -> list[weakref.ref[Any]]:
+    """What its end frees: models, caches, what is recorded, and the memory of tensors."""
+    target, drafter = session.target, session.drafter
+    caches = [cache for layer in target._cache._layers.values() for cache in layer]  # type: ignore[attr-defined]
+    tensors = [*target.model.parameters(), *target.model.buffers(), *caches, drafter.cache.k, drafter.cache.v]
+    return [weakref.ref(each) for each in (target.model, drafter.executor, *(x.untyped_storage() for x in tensors))]
 
 
 def open_without_tokenizer(engine: Path, target: Path, *, num_slots: int = 1, dtype: str = "float32") -> Session:

@@ -111,16 +111,17 @@ def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **setti
     from dflash_trt.cli.bench_tables import measure, print_experiment, print_points
     from dflash_trt.observe.bench.aiperf_run import find_aiperf
     from dflash_trt.observe.bench.experiment import design
+    from dflash_trt.observe.bench.run_directory import sole_measurer
     from dflash_trt.observe.bench.sweep import Sweep
 
     experiment = design(**settings)
     if dry_run:
         print_experiment(experiment.run, as_json=as_json)
         return
-    sweep = Sweep.begin(experiment, output, find_aiperf(aiperf), _command())
-    for warning in sweep.run.warnings:
-        click.echo(f"warning: {warning}", err=True)
-    with resumable(output):
+    with sole_measurer(output), resumable(output):
+        sweep = Sweep.begin(experiment, output, find_aiperf(aiperf), _command())
+        for warning in sweep.run.warnings:
+            click.echo(f"warning: {warning}", err=True)
         measure(sweep)
     print_points(output, as_json=as_json)
     click.echo(f"its curve and tables: dflash-trt bench report {quoted(output)} -o DIR", err=True)

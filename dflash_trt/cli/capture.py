@@ -79,7 +79,8 @@ def capture(
         draft_checkpoint, target_checkpoint = read_pair(draft, target)
         prompts = read_prompts(prompt_file)[:max_prompts]
 
-        from dflash_trt.runtime.measure.feature_capture import FEATURES, CaptureOptions, capture_features, journal_file
+        from dflash_trt.runtime.measure.feature_capture import FEATURES, CaptureOptions, capture_features
+        from dflash_trt.runtime.measure.journal import journal_file
 
         alone = sole_writer(output, FEATURES, force=force) if ranks.rank == 0 else nullcontext()
         with resumable(journal_file(output)), alone:

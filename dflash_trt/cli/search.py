@@ -72,7 +72,8 @@ def search(draft: str, output: Path, target: str | None, objective: str, force: 
         raise click.UsageError("--objective step-time and --gpu go together")
     checkpoint = read_checked_draft(draft, target)
     from dflash_trt.observe.estimate.drafter_pass import drafter_seconds
-    from dflash_trt.runtime.measure.search.search_job import SearchOptions, journal_file, search_recipe
+    from dflash_trt.runtime.measure.journal import journal_file
+    from dflash_trt.runtime.measure.search.search_job import SearchOptions, search_recipe
     from dflash_trt.runtime.measure.statistics import loss_text
 
     search_options = SearchOptions(**settings | {"formats": tuple(sorted(set(settings["formats"])))})

@@ -17,8 +17,7 @@ from dflash_trt.checkpoint.source import is_local
 from dflash_trt.deploy.gpus import DATA
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.sizes import DraftSizes
-from dflash_trt.errors import ConfigError
-from dflash_trt.files.json_file import read_json
+from dflash_trt.files.json_file import package_data
 
 
 class Speedup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,7 +97,7 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 @cache
 def catalog() -> Catalog:
     """The package's catalogue."""
-    return read_json(DATA / "catalog.json", Catalog, ConfigError, what="the package's data")
+    return package_data(DATA / "catalog.json", Catalog)
 
 
 def trained_for(draft: str, target: str) -> str | None:

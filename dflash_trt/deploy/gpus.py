@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from dflash_trt.errors import ConfigError, shown
-from dflash_trt.files.json_file import read_json
+from dflash_trt.files.json_file import package_data
 from dflash_trt.files.strict_yaml import closest
 
 DATA = Path(__file__).parent / "data"
@@ -75,7 +75,7 @@ class Gpus(msgspec.Struct, frozen=True):
 @cache
 def known_gpus() -> dict[str, GpuSpec]:
     """By the name that deployments use."""
-    rows = read_json(DATA / "gpus.json", list[GpuSpec], ConfigError, what="the package's data")
+    rows = package_data(DATA / "gpus.json", list[GpuSpec])
     return {gpu.name: gpu for gpu in rows}
 
 

@@ -27,8 +27,7 @@ from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.deploy.gpus import DATA
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.deploy.target_shape import TargetShape
-from dflash_trt.errors import ConfigError
-from dflash_trt.files.json_file import read_json
+from dflash_trt.files.json_file import package_data
 
 
 class PublishedDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,7 +56,7 @@ class _Targets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 @cache
 def _published() -> _PublishedFacts:
-    return read_json(DATA / "checkpoints.json", _PublishedFacts, ConfigError, what="the package's data")
+    return package_data(DATA / "checkpoints.json", _PublishedFacts)
 
 
 @cache
@@ -74,7 +73,7 @@ def moe_backend(target: str, compute_capability: tuple[int, int]) -> str | None:
 @cache
 def published_targets() -> dict[str, TargetShape]:
     """By repository id."""
-    data = read_json(DATA / "targets.json", _Targets, ConfigError, what="the package's data")
+    data = package_data(DATA / "targets.json", _Targets)
     return {shape.target: shape for shape in data.targets}
 
 
@@ -127,7 +126,7 @@ class _HybridCaches(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 @cache
 def hybrid_caches() -> dict[str, HybridCache]:
     """By repository id of the draft, those whose target and draft have several kinds of layers."""
-    read = read_json(DATA / "hybrid_caches.json", _HybridCaches, ConfigError, what="the package's data")
+    read = package_data(DATA / "hybrid_caches.json", _HybridCaches)
     return {draft: entry for entry in read.caches for draft in entry.drafts}
 
 
@@ -157,7 +156,7 @@ class Parsers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @cache
 def _known() -> tuple[Parsers, ...]:
-    return read_json(DATA / "parsers.json", tuple[Parsers, ...], ConfigError, what="the package's data")
+    return package_data(DATA / "parsers.json", tuple[Parsers, ...])
 
 
 def target_parsers(target: str) -> Parsers:

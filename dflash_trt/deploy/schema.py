@@ -19,7 +19,7 @@ import msgspec
 
 from dflash_trt.deploy.gpus import DATA
 from dflash_trt.errors import ConfigError, shown
-from dflash_trt.files.json_file import read_json
+from dflash_trt.files.json_file import package_data, read_json
 
 SCHEMAS = Path(__file__).parent / "schemas"
 Runtime = Literal["trtllm", "vllm", "sglang"]
@@ -44,7 +44,7 @@ class RuntimeKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 @cache
 def runtime_keys() -> dict[str, RuntimeKeys]:
     """By runtime."""
-    return read_json(DATA / "runtime_keys.json", dict[str, RuntimeKeys], ConfigError, what="the package's data")
+    return package_data(DATA / "runtime_keys.json", dict[str, RuntimeKeys])
 
 
 class Schema(msgspec.Struct, frozen=True):

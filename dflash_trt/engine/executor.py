@@ -67,6 +67,9 @@ class Executor(Protocol):
     def release(self) -> None:
         """Drops the bound caches, so that their owner can free them; `bind` comes next."""
 
+    def close(self) -> None:
+        """Frees caches and graphs now; the last call."""
+
     def context(self, taps: Tensor, positions: Tensor) -> Tensor:
         """kv [T, 2, L, G, D] of taps [T, A*H] at positions [T], T >= 1; the next call may overwrite them."""
 

@@ -182,6 +182,13 @@ class RecordedExecutor:
             self._draft.close()
         self._draft = None
 
+    def close(self) -> None:
+        """Drops both graphs."""
+        self.release()
+        if self._context is not None:
+            self._context.close()
+        self._context = None
+
     def context(self, taps: Tensor, positions: Tensor) -> Tensor:
         """kv [T, 2, L, G, D] in the cache's dtype."""
         graph = self._loaded_context()

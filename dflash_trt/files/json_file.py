@@ -12,7 +12,7 @@ from typing import NoReturn, TypeVar
 
 import msgspec
 
-from dflash_trt.errors import DFlashError, shown
+from dflash_trt.errors import ConfigError, DFlashError, shown
 from dflash_trt.files.read import decode, open_file, read_bytes
 
 MAX_BYTES = 64 * 2**20  # the largest published index, Kimi-K2's, has 14 MiB
@@ -115,6 +115,11 @@ def json_value(
 def read_json(file: Path, kind: type[T], error: type[DFlashError], *, what: str, hint: str | None = None) -> T:
     """`json_value` of a file's content."""
     return json_value(read_bytes(file, error, limit=MAX_BYTES, hint=hint), file, kind, error, what=what, hint=hint)
+
+
+def package_data(file: Path, kind: type[T]) -> T:
+    """`read_json` of a file that comes with the package; ConfigError."""
+    return read_json(file, kind, ConfigError, what="the package's data")
 
 
 def write_json(file: Path, document: object) -> None:

@@ -25,8 +25,10 @@ from pathlib import Path
 from typing import Literal
 
 from dflash_trt.errors import BuildError
+from dflash_trt.files.read import open_file
 
 NAME = re.compile(r"\.(.+)\.[0-9a-f]{16}\.partial", re.DOTALL)
+"""A workspace's."""
 LOCK, OLD, REPLACED = "lock", "old", "replaced"
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV}
@@ -196,6 +198,17 @@ class OutputKind:
     """Option with which the user names another place."""
     is_cache: bool = False
     """Whether several processes may write it at once: the last one's stays."""
+
+
+def bearing(mark: str | bytes, within: int = 4096) -> Callable[[Path], bool]:
+    """For `OutputKind.recognizes`: whether a file has `mark` in its first bytes."""
+    sought = mark.encode() if isinstance(mark, str) else mark
+
+    def bears(file: Path) -> bool:
+        with open_file(file, BuildError) as stream:
+            return sought in stream.read(within)
+
+    return bears
 
 
 @contextmanager

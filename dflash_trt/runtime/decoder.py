@@ -110,6 +110,10 @@ class Decoder:
         while not self.is_idle:
             self.step()
 
+    def close(self) -> None:
+        """Lets go of both models; the last call but `metrics`."""
+        del self._runner, self._prefixes
+
     @property
     def is_idle(self) -> bool:
         """Whether no request is left."""

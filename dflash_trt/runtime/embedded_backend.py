@@ -36,15 +36,17 @@ Put = Callable[[Chunk | Exception], None]
 class EmbeddedBackend:
     """Serves requests by one session, from any thread; its thread ends with the last reference to it."""
 
-    def __init__(self, session: Session, options: RuntimeOptions = DEFAULTS) -> None:
-        """`session` was loaded with the same options."""
+    def __init__(
+        self, session: Session, options: RuntimeOptions = DEFAULTS, *, on_end: Callable[[], None] = lambda: None
+    ) -> None:
+        """`session` was loaded with the same options; `on_end` is the last call of the decoder's thread."""
         self.session = session
         self._decoder = session.decoder(
             parse_draft_length(options.draft_length, session.manifest.draft.num_draft_tokens),
             prefill_chunk=options.prefill_chunk,
             prefix_caching=options.enable_prefix_caching,
         )
-        self._thread = DecoderThread(self._decoder)
+        self._thread = DecoderThread(self._decoder, on_end)
         # The thread holds the decoder but not this object, so dropping the last reference closes it.
         self._close = weakref.finalize(self, self._thread.close)
 
@@ -243,8 +245,9 @@ Command = tuple[Callable[[Request], None], Request]
 class DecoderThread:
     """Steps its decoder while there are requests, and sleeps while there are none."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, on_end: Callable[[], None]) -> None:
         self._decoder = decoder
+        self._on_end = on_end
         self._commands: deque[Command] = deque()
         self._changed = threading.Condition()
         self.is_open = True
@@ -288,6 +291,8 @@ class DecoderThread:
         with self._changed:
             self.is_open = False
         self._end_all()
+        self._decoder.close()
+        self._on_end()
 
     def _execute(self) -> bool:
         """Executes queued commands, waiting for one if the decoder is idle; False when closed."""

@@ -42,7 +42,8 @@ def open_embedded(
         hint = "dflash-trt serve --tp N and generate --tp N join ranks"
         raise RequestError(f"num_ranks: expected {ranks.size}, found {options.num_ranks}", hint=hint)
     with progress_line(f"loading {pair.target_name}"):
-        return EmbeddedBackend(load_session(pair, options, ranks=ranks), options)
+        session = load_session(pair, options, ranks=ranks)
+        return EmbeddedBackend(session, options, on_end=session.close)
 
 
 def open_session(engine: Path, target_name: str, options: RuntimeOptions = DEFAULTS) -> Session:
@@ -86,9 +87,11 @@ def load_session(
     try:
         session.allocate()
     except torch.OutOfMemoryError:
+        free = torch.cuda.mem_get_info(device)[0] / 2**30
+        session.close()
         raise RequestError(
-            f"cache_gib: expected memory for {options.cache_gib:g} GiB of caches, found"
-            f" {torch.cuda.mem_get_info(device)[0] / 2**30:.1f} GiB free beside both models",
+            f"cache_gib: expected memory for {options.cache_gib:g} GiB of caches, found {free:.1f} GiB free beside both"
+            " models",
             hint="lower --cache-gib",
         ) from None
     return session

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+import torch
 
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.runtime_options import DEFAULTS
@@ -57,6 +60,18 @@ class Session:
         pages = self.max_batch_size * num_pages_for(self.max_length)
         for cache in (self.target, self.drafter):
             cache.allocate(min(pages, self._num_tokens // TOKENS_PER_PAGE))
+
+    def close(self) -> None:
+        """Frees both models and their caches at once, a GPU's memory for other programs, too; no decoder may step."""
+        device = self.drafter.executor.device
+        with suppress(torch.AcceleratorError):  # of a kernel that has failed, which ended the decoder
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        self.drafter.close()
+        _empty(self.target)
+        with suppress(torch.AcceleratorError):
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
 
     def with_drafter(self, manifest: Manifest, drafter: Drafter) -> Session:
         """Session that shares this one's target, with the drafter of another engine."""
@@ -157,12 +172,25 @@ class Session:
         """Tokens that a prompt and its answer may have together."""
         return min(max_positions(self.manifest.draft, self.manifest.target), self._num_tokens)
 
-    @property
+    @cached_property
     def _num_tokens(self) -> int:
         """Tokens that fill whole pages of both caches, beside the target's recurrent state."""
         bytes_per_token = self.target.cache_bytes_per_token + self.drafter.cache_bytes_per_token
         room = self.cache_gib * 2**30 - self.max_batch_size * self.target.cache_bytes_per_slot
         return max(0, int(room / bytes_per_token) // TOKENS_PER_PAGE * TOKENS_PER_PAGE)
+
+
+def _empty(target: HuggingFaceTarget) -> None:
+    """Takes all that they hold from a target, the modules of its model, and what it has recorded.
+
+    Taps, recorded passes, replaced layers and the hooks of a model on several GPUs are reference cycles, which would
+    keep weights and caches until Python's garbage collector runs.
+    """
+    shard = vars(target).get("_shard", target)
+    recorded = vars(shard).get("_recorded")
+    for holder in (*target.model.modules(), recorded, shard, target):
+        if holder is not None:
+            vars(holder).clear()
 
 
 def run(decoder: Decoder, requests: Sequence[Request]) -> list[Completion]:

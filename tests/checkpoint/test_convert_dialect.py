@@ -200,11 +200,7 @@ UNSAYABLE = [
     (write_speculators_vocabulary, "modelopt", "draft_vocab_size: expected None"),
     (write_speculators, "modelopt", "sliding_window: expected one value for all layers"),
     (write_jetspec, "speculators", "causal: expected one value for all layers, true only if all slide"),
-    (
-        write_speculators,
-        "speculators",
-        "causal: expected one value for all layers, true only if all slide, which is what",
-    ),
+    (write_speculators, "speculators", "causal: expected one value for all layers, true only if all slide"),
 ]
 
 

@@ -281,7 +281,6 @@ def plain(sliding_window: int | None = None, *, causal: bool = False, sinks: boo
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"value_scale": 0.5}, "value_scale: expected 1, which is what the layout zlab can represent, found 0.5"),
         ({"layers": (plain(sinks=True), plain(), plain())}, "layers.sinks: expected no sinks"),
         ({"layers": tuple(plain(window, causal=True) for window in (3, 4, 4))},
          "sliding_window: expected one window for all sliding layers"),

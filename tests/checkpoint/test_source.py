@@ -6,10 +6,8 @@ import json
 import re
 import shutil
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote
 
@@ -25,6 +23,7 @@ from dflash_trt.checkpoint.source import checkpoint_directory, checkpoint_label
 from dflash_trt.checkpoint.weights import read_weights
 from tests.checkpoint.samples import cache_repository, refusal
 from tests.cli.commands import run_process
+from tests.loopback import Handler, listening
 from tests.paths import FIXTURES
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -47,26 +46,18 @@ class FakeHub:
 @contextmanager
 def fake_hub(repository: str, directory: Path) -> Iterator[FakeHub]:
     hub = FakeHub(repository, directory)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
-    hub.endpoint = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
+    with listening(_handler(hub)) as hub.endpoint:
         yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
-def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+def _handler(hub: FakeHub) -> type[Handler]:
+    class Hub(Handler):
         protocol_version = "HTTP/1.1"
 
-        def do_HEAD(self) -> None:
+        def head(self) -> None:
             self.answer_file(has_body=False)
 
-        def do_GET(self) -> None:
+        def get(self) -> None:
             path = unquote(self.path).partition("?")[0]
             if re.fullmatch(rf"/api/models/{hub.repository}(/revision/\w+)?", path):
                 files = [{"rfilename": name} for name in hub.files()]
@@ -76,8 +67,8 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             else:
                 self.answer_file(has_body=True)
 
-        def do_POST(self) -> None:
-            fields = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+        def post(self) -> None:
+            fields = parse_qs(self.body().decode())
             known = set(hub.files())
             self.answer_json([self.entry(name) for name in fields["paths"] if name in known])
 
@@ -106,19 +97,7 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
                 hub.sent[name] = hub.sent.get(name, 0) + len(body)
             self.answer(status, body, headers, has_body=has_body)
 
-        def answer(self, status: int, body: bytes, headers: dict[str, str], *, has_body: bool = True) -> None:
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if has_body:
-                self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    return Handler
+    return Hub
 
 
 TARGET, DRAFT = "openai/tiny", str(FIXTURES / "tiny-qwen3-dflash")

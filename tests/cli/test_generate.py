@@ -162,6 +162,7 @@ def test_wrong_token_ids(content: bytes | None, words: str, tmp_path: Path) -> N
     [
         (FIXTURES / "nothing", "prompt", TARGET, EngineError, ["expected an engine directory, found "]),
         (None, "prompt", FIXTURES / "nothing", CheckpointError, ["neither a "]),
+        (None, "<|mask|>", TARGET, RequestError, ["prompt: expected text, found the draft's mask token"]),
         (None, os.fsdecode(b"def \xff"), TARGET, RequestError, ["prompt: expected Unicode text, found '\\udcff' at 4"]),
         (None, "prompt", FIXTURES / "tiny-gpt-oss", EngineError,
          ["was built for another target", "model_type: expected qwen3, found gpt_oss",
@@ -183,22 +184,6 @@ def test_a_deployment_is_served_elsewhere(take: Callable[[str], object]) -> None
     message = refusal(lambda: take("gpt-oss-120b.b300x8.latency"), EngineError)
     assert "expected an engine directory, found the deployment gpt-oss-120b.b300x8.latency" in message
     assert "dflash-trt serve-config gpt-oss-120b.b300x8.latency --runtime trtllm" in message
-
-
-@pytest.mark.parametrize(
-    ("prompt", "words"),
-    [
-        ([], "prompt: expected at least one token, found an empty prompt"),
-        ([1024], "prompt: expected token ids from 0 to 1023, found 1024"),
-        ([-1], "prompt: expected token ids from 0 to 1023, found -1"),
-        ([1], "prompt: expected text, found the draft's mask token 1"),
-    ],
-)
-def test_wrong_prompts(prompt: list[int], words: str, engine: Path, tmp_path: Path) -> None:
-    file = tmp_path / "prompts.json"
-    file.write_text(json.dumps([prompt]))
-    arguments = ("generate", engine, "--target", TARGET, "--token-ids", file, "--json")
-    assert words in refusal(lambda: run_here(*arguments), RequestError)
 
 
 def requests(capsys: pytest.CaptureFixture[str], *command: object) -> list[dict[str, Any]]:

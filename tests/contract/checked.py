@@ -7,12 +7,19 @@ real parser and builder, for SM 12.0. What only TensorRT can do is answered by `
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from dflash_trt.engine.plans import machine
+from dflash_trt.engine.plans.tensorrt_api import installed_library
 from tests.contract.host_runtime import accepts, offer_of
+from tests.contract.machine import H200
 from tests.engine.plans.rtx import tensorrt_rtx
 
 
@@ -41,6 +48,12 @@ class Checked:
     def arguments(self, name: str) -> list[tuple[Any, ...]]:
         """The arguments of each call of `name`."""
         return [arguments for called, arguments in self.calls if called == name]
+
+    def parsed(self) -> list[str]:
+        """Graphs that it was given since the last call."""
+        files = [Path(file).name for (file,) in self.arguments("OnnxParser.parse_from_file")]
+        self.calls.clear()
+        return files
 
     def method(self, name: str, overloads: list[list[str]], real: Callable[..., Any]) -> Callable[..., Any]:
         """`real`, called only as one of `overloads` is."""
@@ -104,6 +117,15 @@ class CheckedObject:
             raise AttributeError(f"TensorRT {self._module.__version__}: {self._name}.{key} cannot be set")
         self._module.calls.append((f"{self._name}.{key}", (value,)))
         setattr(self._real, key, value)
+
+
+def on_h200(monkeypatch: pytest.MonkeyPatch, version: str) -> Checked:
+    """A machine with an H200 and this TensorRT."""
+    checked = Checked(version)
+    monkeypatch.setitem(sys.modules, "tensorrt", checked)
+    monkeypatch.setattr(machine, "gpu", lambda index=0: H200)
+    monkeypatch.setenv("DFLASH_TRT_PLUGIN", str(installed_library()))
+    return checked
 
 
 def _unwrap(value: Any) -> Any:

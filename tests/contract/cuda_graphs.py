@@ -346,6 +346,8 @@ def pretended_gpu() -> Iterator[tuple[PretendGpu, list[Uses]]]:
         for module in ("engine.fused", "runtime.drafter.torch_executor", "runtime.targets.huggingface"):
             patch.setattr(f"dflash_trt.{module}.why_not_compiled", lambda: "Triton")
         patch.setattr(f"{runtime}.load.choose_device", str)
+        patch.setattr(torch.cuda, "synchronize", lambda device: gpu.wait("synchronize"))
+        patch.setattr(torch.cuda, "empty_cache", lambda: gpu.waits.append("empty_cache"))
         patch.setattr(torch.cuda, "mem_get_info", lambda *_: (2**40, 2**40))
         patch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
         patch.setattr(torch.cuda, "get_sync_debug_mode", lambda: gpu.sync_debug_mode)

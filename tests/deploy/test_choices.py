@@ -26,7 +26,7 @@ from dflash_trt.deploy.sizes import draft_sizes
 from tests.checkpoint.compressed_samples import write_packed
 from tests.checkpoint.gguf_samples import Type, write_gguf
 from tests.deploy.deployments import RUNTIMES, findings, rendered, resolved
-from tests.deploy.test_schema import needs
+from tests.deploy.test_real_classes import needs
 from tests.paths import FIXTURES
 
 NAME = "gpt-oss-120b.h200x8.latency"

@@ -5,7 +5,6 @@ import errno
 import fcntl
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -45,9 +44,10 @@ def holding(path: Path, then: str = "") -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def kill(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+def killed_while_holding(path: Path, then: str = "") -> None:
+    with holding(path, then) as process:
+        process.kill()
+        process.wait()
 
 
 def test_one_in_use_stays(tmp_path: Path) -> None:
@@ -94,8 +94,7 @@ def test_of_many_that_begin_at_once_one_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["out", "another", "out[1]", "o\nt", ".hidden"])
 def test_of_a_killed_process_nothing_stays(name: str, tmp_path: Path) -> None:
-    with holding(tmp_path / name) as process:
-        kill(process)
+    killed_while_holding(tmp_path / name)
     assert len(names(tmp_path)) == 1
     make(tmp_path / "out")
     assert names(tmp_path) == ["out"]
@@ -105,8 +104,7 @@ def test_of_a_killed_process_nothing_stays(name: str, tmp_path: Path) -> None:
 def test_what_was_moved_aside_comes_back(force: bool, tmp_path: Path) -> None:
     """Killed between two renames, where the file system knows no exchange."""
     make(tmp_path / "out", content="old")
-    with holding(tmp_path / "out", MOVED_ASIDE) as process:
-        kill(process)
+    killed_while_holding(tmp_path / "out", MOVED_ASIDE)
     assert not (tmp_path / "out").exists()
     make(tmp_path / "elsewhere")
     assert (tmp_path / "out" / "file").read_text() == "old"
@@ -115,8 +113,7 @@ def test_what_was_moved_aside_comes_back(force: bool, tmp_path: Path) -> None:
 
 def test_what_was_moved_aside_does_not_displace_what_is_there(tmp_path: Path) -> None:
     make(tmp_path / "out", content="old")
-    with holding(tmp_path / "out", MOVED_ASIDE) as process:
-        kill(process)
+    killed_while_holding(tmp_path / "out", MOVED_ASIDE)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "file").write_text("newer")
     recover_abandoned(tmp_path)
@@ -155,8 +152,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def no_locks(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    with holding(tmp_path / "out") as process:
-        kill(process)
+    killed_while_holding(tmp_path / "out")
     left = names(tmp_path)
     monkeypatch.setattr(fcntl, "flock", no_locks)
     make(tmp_path / "out")

@@ -27,7 +27,7 @@ from tests.decoding import greedy
 from tests.engines import trained_engine
 from tests.fixtures_data import PAIRS, prompts
 from tests.paths import FIXTURES
-from tests.runtime.batches import drive
+from tests.runtime.batches import check_shared_pages
 from tests.runtime.drafter.test_torch_executor import NUM_SLOTS, noise
 from tests.runtime.drafter.test_torch_executor import run as run_drafter
 from tests.runtime.drafter.torch.drafts import MAKERS
@@ -126,13 +126,7 @@ def test_a_target_in_bf16_is_graphs(name: str) -> None:
 
 
 def test_a_prompt_begins_with_what_an_earlier_one_left(session: Session, asked: Any) -> None:
-    decoder = session.decoder(prefix_caching=True)
-    requests = [session.request((asked[0] * 80)[:70], greedy(12)) for _ in range(2)]
-    for request in requests:
-        drive(decoder, [request])
-    assert [request.num_cached_tokens for request in requests] == [0, 64]
-    assert requests[0].token_ids == requests[1].token_ids
-    assert requests[0].steps == requests[1].steps
+    check_shared_pages(session, asked[0])
 
 
 def test_a_cancelled_request_leaves_the_others_alone(session: Session, asked: Any, texts: Any) -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What users of vLLM type without looking, and what is said to those who mistype, before the target is loaded."""
 
-import gc
 import threading
 import weakref
 from pathlib import Path
@@ -23,6 +22,7 @@ from dflash_trt.runtime import open_target
 from dflash_trt.runtime.checked_pair import default_batch_size
 from dflash_trt.runtime.draft_length import AutoLength
 from tests.checkpoint.samples import refusal
+from tests.decoding import memory_of
 from tests.llm.serving import LONG, PROMPTS, await_running, greedy, open_llm, within
 from tests.paths import FIXTURES
 
@@ -207,20 +207,33 @@ def test_a_batch_is_what_the_plans_hold(engine: Path) -> None:
         assert llm.metrics().free_slots == 16
 
 
-def test_dropping_the_last_reference_ends_thread_and_model(engine: Path) -> None:
+@pytest.mark.parametrize("executor", ["onnxruntime", "torch"])
+def test_an_end_frees_both_models_at_once(executor: str, engine: Path, uncollected: None) -> None:
+    """An error of a `with` in the middle of a request, while both the LLM and the error stay."""
+    llm = open_llm(engine, executor=executor)
+    watched = [weakref.ref(llm.backend._decoder._runner), *memory_of(llm.backend.session)]
+
+    def fail() -> None:
+        with llm:
+            llm.backend.submit(llm.backend.request(PROMPTS[0], LONG, lambda chunk: None))
+            await_running(llm)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as error:
+        fail()
+    assert error.value.__traceback__ is not None
+    assert [found() for found in watched] == [None] * len(watched)
+    assert llm.metrics().passes > 0
+    within(llm.close)
+
+
+def test_dropping_the_last_reference_ends_thread_and_models(engine: Path, uncollected: None) -> None:
     llm = open_llm(engine)
-    watched = [
-        weakref.ref(llm),
-        weakref.ref(llm.backend.session.target.model),
-        weakref.ref(llm.backend.session.drafter),
-    ]
+    watched = [weakref.ref(llm), *memory_of(llm.backend.session)]
     thread = llm.backend._thread._thread
-    request = llm.backend.request(PROMPTS[0], LONG, lambda chunk: None)
-    llm.backend.submit(request)
+    llm.backend.submit(llm.backend.request(PROMPTS[0], LONG, lambda chunk: None))
     await_running(llm)
-    del request
     assert thread in threading.enumerate()
     del llm
-    gc.collect()
-    assert [found() for found in watched] == [None, None, None]
+    assert [found() for found in watched] == [None] * len(watched)
     assert thread not in threading.enumerate()

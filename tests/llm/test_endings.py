@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from dflash_trt.api.completion import Completion, FinishReason
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.llm import LLM
+from dflash_trt.runtime.targets.packed_target import PackedTarget
 from tests.llm.serving import LONG, PROMPTS, await_idle, await_running, greedy, within
 from tests.waiting import PATIENCE
 
@@ -151,17 +153,16 @@ def test_closing_ends_what_is_left(own_llm: LLM) -> None:
 
 
 def test_a_target_that_fails_is_told_to_every_waiter(own_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = own_llm.backend.session.target
-    works, calls = target.verify, 0
+    works, calls = PackedTarget.verify, 0
 
-    def fail_later(*args: object, **settings: object) -> object:
+    def fail_later(*args: Any, **settings: Any) -> object:
         nonlocal calls
         calls += 1
         if calls > 30:
             raise RuntimeError("out of memory")
         return works(*args, **settings)
 
-    monkeypatch.setattr(target, "verify", fail_later)
+    monkeypatch.setattr(PackedTarget, "verify", fail_later)
 
     async def read() -> None:
         async for _ in own_llm.stream_async(PROMPTS[3], LONG):

@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from dflash_trt.api.acceptance import Step
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.target_checkpoint import read_target
@@ -134,6 +135,18 @@ def drive(
     assert not pending
     slots = decoder.slots
     assert (slots.free_slots, slots.free_tokens) == (slots.num_slots, slots.num_tokens)
+
+
+def check_shared_pages(session: Session, prompt: Sequence[int]) -> list[Step]:
+    """Twice one prompt of 70 tokens, the second time behind what the first has left: the same tokens and steps."""
+    decoder = session.decoder(prefix_caching=True)
+    requests = [session.request(([*prompt] * 80)[:70], greedy(12)) for _ in range(2)]
+    for request in requests:
+        drive(decoder, [request])
+    assert [request.num_cached_tokens for request in requests] == [0, 64]
+    assert requests[0].token_ids == requests[1].token_ids
+    assert requests[0].steps == requests[1].steps
+    return requests[0].steps
 
 
 class PartlyRight(ModelRunner):

@@ -112,10 +112,7 @@ def session() -> Session:
 def step_to_the_end(session: Session, prompts: list[list[int]], params: SamplingParams) -> list[Request]:
     requests = [session.request(prompt, params) for prompt in prompts]
     decoder = session.decoder(prefill_chunk=16)
-    for request in requests:
-        decoder.add(request)
-    while not decoder.is_idle:
-        decoder.step()
+    decoder.run(requests)
     assert decoder.metrics().finished.get(FinishReason.ERROR, 0) == sum(BAD in prompt for prompt in prompts)
     assert decoder.slots.free_slots == 2
     return requests
@@ -161,10 +158,7 @@ def test_a_row_behind_an_accepted_token_ends_the_block(
 
     request = session.request(PROMPTS[0], params)
     monkeypatch.setattr(session.target, "verify", with_a_bad_row)
-    decoder = session.decoder()
-    decoder.add(request)
-    while not decoder.is_idle:
-        decoder.step()
+    session.decoder().run([request])
     assert seen
     assert (request.finished, request.token_ids) == (FinishReason.ERROR, whole[:5])
     assert "token 6 of the answer" in str(request.error)

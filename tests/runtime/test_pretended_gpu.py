@@ -6,6 +6,7 @@ The drafter is torch's with our kernels, whose references compute; both models a
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from dflash_trt.runtime.ranks.roles import ALONE
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.packed_pass import GatheredPass
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, PackedTarget
-from tests.contract.cuda_graphs import PretendGpu, pretended_gpu
-from tests.decoding import greedy
+from tests.contract.cuda_graphs import PretendGpu, RecordedGraph, pretended_gpu
+from tests.decoding import greedy, memory_of
 from tests.engines import build, trained_engine
 from tests.fixtures_data import prompts
 from tests.paths import FIXTURES
@@ -93,6 +94,27 @@ def test_a_session_decodes_there(
     assert waits == [STEP[:1], *[STEP] * len(waits[1:])]
     assert attended == {(False, 0)}
     assert room == {2 * num_pages_for(session.max_length)}, "no cache moves later, and nothing is recorded again"
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_closing_frees_what_was_recorded(has_failed: bool, uncollected: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a kernel has failed, too, when every call raises its error again."""
+
+    def fails(*_: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    older = {*RecordedGraph.live}
+    with pretended_gpu() as (gpu, graphs):
+        session = open_on_gpu("tiny-qwen3")
+        session.generate([5, 6, 7], greedy(2))
+        watched = [*memory_of(session), *map(weakref.ref, {*RecordedGraph.live} - older)]
+        assert len(watched) > len(graphs) > 3
+        gpu.waits.clear()
+        if has_failed:
+            monkeypatch.setattr(torch.cuda, "synchronize", fails)
+        session.close()
+        assert [found() for found in watched] == [None] * len(watched)
+        assert gpu.waits == ["synchronize", "empty_cache"][has_failed:]
 
 
 @pytest.mark.full

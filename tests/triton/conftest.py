@@ -8,7 +8,7 @@ import pytest
 
 from dflash_trt.llm import LLM
 from tests.cli.commands import run_here
-from tests.engines import build
+from tests.engines import trained_engine
 from tests.paths import FIXTURES
 from tests.triton.server import Server, environment
 
@@ -16,16 +16,14 @@ TARGET = FIXTURES / "tiny-gpt-oss"
 
 
 @pytest.fixture(scope="package")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("served") / "engine"
-    build(FIXTURES / "tiny-gpt-oss-dflash", directory, TARGET)
-    return directory
+def engine() -> Path:
+    return trained_engine("tiny-gpt-oss")
 
 
 @pytest.fixture(scope="package")
-def repository(engine: Path) -> Path:
+def repository(engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Slots for 32 requests at once."""
-    output = engine.with_name("models")
+    output = tmp_path_factory.mktemp("served") / "models"
     options = ("--target", TARGET, "--runtime", "embedded", "--max-batch-size", 32)
     run_here("triton-repo", engine, *options, "-o", output)
     (settings,) = output.glob("*/1/model.yaml")

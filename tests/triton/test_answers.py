@@ -179,17 +179,6 @@ def test_a_dead_model_ends_its_server(server_command: list[str], expected: int) 
     assert f"model process {model.pid} has died; terminating server {server.pid}" in watchdog.stderr.read().decode()
 
 
-@pytest.mark.full
-def test_a_dead_server_ends_its_model() -> None:
-    """It would keep its memory for ever."""
-    model, server = start(SLEEP), start(SLEEP)
-    watchdog = watchdog_of(model, server)
-    server.kill()
-    assert model.wait(PATIENCE) == -signal.SIGTERM
-    assert watchdog.wait(PATIENCE) == 0
-    assert f"server {server.pid} has died; terminating model process {model.pid}" in watchdog.stderr.read().decode()
-
-
 @pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_an_orderly_end_of_both_is_none_of_its_business(first: int) -> None:
     processes = [start(SLEEP), start(SLEEP)]

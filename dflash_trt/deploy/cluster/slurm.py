@@ -26,14 +26,8 @@ def _ranks(server: ClusterServer) -> str:
     assert server.config is not None
     command = command_line(["trtllm-llmapi-launch", *server.words])
     if server.image == NO_IMAGE:
-        needs, place = "TensorRT-LLM on every node", f"  --chdir={server.models} \\\n"
         command = command.replace(CONFIG, '"$config"')
-    else:
-        needs = "pyxis"
-        place = f"""  --container-image={command_line([_enroot_image(server.image)])} \\
-  --container-mounts="{server.models}:{server.models},$config:{CONFIG}" \\
-  --container-workdir={server.models} \\
-"""
+    needs, place = _place(server, f'"{server.models}:{server.models},$config:{CONFIG}"')
     where = f", from a directory that every node sees. Needs {needs}, and Slurm built with PMIx"
     return f"""{_head(server, where, server.gpus_per_node)}
 config="$SLURM_SUBMIT_DIR/{server.name}-$SLURM_JOB_ID.yaml"
@@ -54,14 +48,7 @@ srun --mpi=pmix \\
 
 
 def _nodes(server: ClusterServer) -> str:
-    if server.image == NO_IMAGE:
-        needs, place = f"{PACKAGES[server.runtime]} on every node", f"  --chdir={server.models} \\\n"
-    else:
-        needs = "pyxis"
-        place = f"""  --container-image={command_line([_enroot_image(server.image)])} \\
-  --container-mounts={server.models}:{server.models} \\
-  --container-workdir={server.models} \\
-"""
+    needs, place = _place(server, f"{server.models}:{server.models}")
     command = command_line(["bash", "-c", node_command(server, rank="SLURM_NODEID", leader="leader")])
     return f"""{_head(server, f". Needs {needs}", 1)}
 # Weights are read from {server.models}, nothing is downloaded.
@@ -73,6 +60,19 @@ export leader="${{nodes%%$'\\n'*}}"
 srun \\
 {place}  {command}
 """
+
+
+def _place(server: ClusterServer, mounts: str) -> tuple[str, str]:
+    """What the nodes need, and srun's options that say where it runs."""
+    if server.image == NO_IMAGE:
+        return f"{PACKAGES[server.runtime]} on every node", f"  --chdir={server.models} \\\n"
+    return (
+        "pyxis",
+        f"""  --container-image={command_line([_enroot_image(server.image)])} \\
+  --container-mounts={mounts} \\
+  --container-workdir={server.models} \\
+""",
+    )
 
 
 def _head(server: ClusterServer, where: str, tasks: int) -> str:

@@ -25,9 +25,9 @@ from dflash_trt.deploy.rules.checked_config import (
     warning,
 )
 from dflash_trt.deploy.schema import PACKAGES, runtime_keys
-from dflash_trt.errors import CheckpointError, ConfigError
+from dflash_trt.errors import CheckpointError
 from dflash_trt.files.command import command_line
-from dflash_trt.files.json_file import read_json
+from dflash_trt.files.json_file import package_data
 
 KEY = "trust_remote_code"
 
@@ -62,7 +62,7 @@ class TargetSupport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 @cache
 def target_support() -> TargetSupport:
     """The package's data."""
-    return read_json(DATA / "target_support.json", TargetSupport, ConfigError, what="the package's data")
+    return package_data(DATA / "target_support.json", TargetSupport)
 
 
 def pair(config: CheckedConfig) -> Iterator[Finding]:

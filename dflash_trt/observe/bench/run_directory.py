@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import product
 from pathlib import Path
 
@@ -15,8 +16,7 @@ import msgspec
 
 from dflash_trt.errors import ConfigError, shown
 from dflash_trt.files.json_file import read_json
-from dflash_trt.files.read import open_file
-from dflash_trt.files.write import OutputKind, new_file
+from dflash_trt.files.write import NAME, OutputKind, bearing, new_file, sole_writer
 from dflash_trt.observe.bench.records import SCHEMA, BenchMethod, BenchPoint, BenchRecord, BenchRun, request_of
 from dflash_trt.observe.plots.curves import TITLES
 
@@ -30,12 +30,9 @@ OTHER_RUN = "give another -o, or the settings with which it was begun"
 HINT = "`dflash-trt bench run -o RUN` writes it"
 
 
-def _is_ours(file: Path) -> bool:
-    with open_file(file, ConfigError) as stream:
-        return f'"schema": "{SCHEMA}"'.encode() in stream.read(100)
-
-
-RECORD = OutputKind(name="a record of a bench run", recognizes=_is_ours, form="file", option="-o RUN")
+RECORD = OutputKind(
+    name="a record of a bench run", recognizes=bearing(f'"schema": "{SCHEMA}"', 100), form="file", option="-o RUN"
+)
 
 
 def write_run(directory: Path, run: BenchRun) -> None:
@@ -76,10 +73,15 @@ def read_points(directory: Path, run: BenchRun) -> tuple[BenchPoint, ...]:
     return tuple(point for point in points if point is not None)
 
 
+def sole_measurer(directory: Path) -> AbstractContextManager[None]:
+    """Keeps other processes from measuring into `directory` during the block; raises BuildError where one does."""
+    return sole_writer(directory / RUN_FILE, RECORD, force=True)
+
+
 def begin_run(directory: Path, run: BenchRun) -> BenchRun:
     """Continues a run of the same settings or writes `run`; raises ConfigError naming what differs."""
     if not (directory / RUN_FILE).exists():
-        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        if any(not NAME.fullmatch(entry.name) for entry in directory.glob("*")):
             raise ConfigError(f"{directory} is not empty and holds no bench run", hint="give another -o")
         write_run(directory, run)
         return run

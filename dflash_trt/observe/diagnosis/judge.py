@@ -13,8 +13,7 @@ from statistics import fmean
 import msgspec
 
 from dflash_trt.api.acceptance import NEAR_ZERO_TAU, POOREST_TAU
-from dflash_trt.errors import ConfigError
-from dflash_trt.files.json_file import read_json
+from dflash_trt.files.json_file import package_data
 from dflash_trt.observe.diagnosis.noise import (
     MIN_SAMPLES,
     is_first_compared,
@@ -70,9 +69,7 @@ class CauseEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def cause_entries() -> dict[str, CauseEntry]:
-    return read_json(
-        Path(__file__).with_name("causes.json"), dict[str, CauseEntry], ConfigError, what="the package's data"
-    )
+    return package_data(Path(__file__).with_name("causes.json"), dict[str, CauseEntry])
 
 
 def causes(kind: ServerKind, *names: str) -> list[Cause]:

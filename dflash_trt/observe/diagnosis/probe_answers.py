@@ -10,7 +10,7 @@ import msgspec
 
 from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.errors import ConfigError
-from dflash_trt.files.json_file import read_json
+from dflash_trt.files.json_file import package_data
 from dflash_trt.files.read import read_text
 
 CONTINUE = "Continue this Python file.\n\n```python\n"
@@ -104,7 +104,7 @@ class Prompts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def prompts() -> Prompts:
-    return read_json(Path(__file__).with_name("probe_prompts.json"), Prompts, ConfigError, what="the package's data")
+    return package_data(Path(__file__).with_name("probe_prompts.json"), Prompts)
 
 
 def passage(index: int, count: int, num_characters: int) -> ProbePrompt:

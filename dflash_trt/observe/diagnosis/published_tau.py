@@ -9,8 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.errors import ConfigError
-from dflash_trt.files.json_file import read_json
+from dflash_trt.files.json_file import package_data
 from dflash_trt.observe.endpoints.identify import Runtime
 
 PRECISION = re.compile(r"(?:[-_.](?:fp8|nvfp4|mxfp4|awq|gptq|bf16|int[48]|w4a16|w8a8|dynamic|block))*", re.IGNORECASE)
@@ -38,7 +37,7 @@ class _Published(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def published_taus() -> tuple[PublishedTau, ...]:
     """The package's data."""
     file = Path(__file__).with_name("published_tau.json")
-    return read_json(file, _Published, ConfigError, what="the package's data").pairs
+    return package_data(file, _Published).pairs
 
 
 def published_tau(runtime: Runtime, draft_length: float | None) -> PublishedTau | None:

@@ -13,7 +13,7 @@ import msgspec
 
 from dflash_trt.deploy.gpus import GpuSpec
 from dflash_trt.errors import ConfigError
-from dflash_trt.files.json_file import read_json
+from dflash_trt.files.json_file import package_data
 from dflash_trt.files.strict_yaml import closest
 
 DATA = Path(__file__).parent / "data"
@@ -109,7 +109,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @cache
 def constants() -> Constants:
-    return read_json(DATA / "constants.json", Constants, ConfigError, what="the package's data")
+    return package_data(DATA / "constants.json", Constants)
 
 
 def rates(gpu: GpuSpec, runtime: str, ends: Mapping[str, End] | None = None) -> Rates:

@@ -19,7 +19,7 @@ from dflash_trt.deploy.target_shape import TargetShape, read_target_shape
 from dflash_trt.engine.plans.machine import check_precision
 from dflash_trt.engine.plans.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
 from dflash_trt.errors import ConfigError
-from dflash_trt.files.json_file import read_json
+from dflash_trt.files.json_file import package_data
 from dflash_trt.files.strict_yaml import closest
 from dflash_trt.observe.estimate.constants import DATA, constants
 from dflash_trt.observe.estimate.curve import AcceptanceProfile, from_tau, read_acceptance, read_routing
@@ -165,7 +165,7 @@ class PublishedTau(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def published_tau(of: System) -> PublishedTau | None:
     """What the draft's card or paper reports."""
-    taus = read_json(DATA / "published_taus.json", dict[str, PublishedTau], ConfigError, what="the package's data")
+    taus = package_data(DATA / "published_taus.json", dict[str, PublishedTau])
     return None if of.draft is None else taus.get(of.draft.name)
 
 

@@ -17,8 +17,7 @@ import msgspec
 
 from dflash_trt.deploy.gpus import known_gpu
 from dflash_trt.deploy.target_shape import TargetShape
-from dflash_trt.errors import ConfigError
-from dflash_trt.files.json_file import read_json
+from dflash_trt.files.json_file import package_data
 from dflash_trt.observe.estimate.constants import DATA, Rates
 from dflash_trt.observe.estimate.shapes import System
 
@@ -62,7 +61,7 @@ class _AttentionTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 @cache
 def attention_tables() -> _AttentionTables:
-    return read_json(DATA / "attention.json", _AttentionTables, ConfigError, what="the package's data")
+    return package_data(DATA / "attention.json", _AttentionTables)
 
 
 def kernel_seconds(
@@ -138,7 +137,7 @@ class _ExpertTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 @cache
 def expert_tables() -> _ExpertTables:
-    return read_json(DATA / "moe_kernels.json", _ExpertTables, ConfigError, what="the package's data")
+    return package_data(DATA / "moe_kernels.json", _ExpertTables)
 
 
 @cache

@@ -20,8 +20,7 @@ from dflash_trt.deploy.gpus import GpuSpec
 from dflash_trt.deploy.sizes import BF16_BITS
 from dflash_trt.deploy.target_shape import TargetShape
 from dflash_trt.engine.signatures import fits_tiles
-from dflash_trt.errors import ConfigError
-from dflash_trt.files.json_file import read_json
+from dflash_trt.files.json_file import package_data
 from dflash_trt.observe.estimate.constants import DATA
 
 Width = Literal["hidden", "qkv", "heads", "mlp"]
@@ -85,7 +84,7 @@ class SmallKernels(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def backends() -> dict[str, Backend]:
-    return read_json(DATA / "backends.json", dict[str, Backend], ConfigError, what="the package's data")
+    return package_data(DATA / "backends.json", dict[str, Backend])
 
 
 def small_kernels(backend: Backend, spec: PartialDraftSpec, gemms: Iterable[tuple[str, str]]) -> SmallKernels:

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.deploy.target_shape import TargetShape
-from dflash_trt.errors import ConfigError, human_bytes
-from dflash_trt.files.json_file import read_json
+from dflash_trt.errors import human_bytes
+from dflash_trt.files.json_file import package_data
 from dflash_trt.files.write import new_file
 from dflash_trt.observe.estimate.constants import DATA, Band, rates
 from dflash_trt.observe.estimate.report import Account, Estimate, MethodCurve
@@ -50,7 +50,7 @@ def kind_of(target: TargetShape) -> str:
 
 @cache
 def held_out() -> tuple[HeldOut, ...]:
-    return read_json(DATA / "held_out.json", tuple[HeldOut, ...], ConfigError, what="the package's data")
+    return package_data(DATA / "held_out.json", tuple[HeldOut, ...])
 
 
 def of_system(system: System) -> list[HeldOut]:

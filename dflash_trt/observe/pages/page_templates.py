@@ -16,23 +16,15 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from dflash_trt import __version__
-from dflash_trt.errors import BuildError, printable
-from dflash_trt.files.read import open_file
-from dflash_trt.files.write import OutputKind
+from dflash_trt.errors import printable
+from dflash_trt.files.write import OutputKind, bearing
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 
 GENERATOR = '<meta name="generator" content="dflash-trt">'
-
-
-def _is_ours(file: Path) -> bool:
-    with open_file(file, BuildError) as stream:
-        return GENERATOR.encode() in stream.read(4096)
-
-
-PAGE = OutputKind(name="a page that dflash-trt wrote", recognizes=_is_ours, form="file", option="--html FILE")
+PAGE = OutputKind(name="a page that dflash-trt wrote", recognizes=bearing(GENERATOR), form="file", option="--html FILE")
 
 
 def render(template: str, style: Literal["html", "markdown"], **values: object) -> str:

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_trt import __version__
-from dflash_trt.errors import BuildError
-from dflash_trt.files.read import open_file
-from dflash_trt.files.write import OutputKind, new_file
+from dflash_trt.files.write import OutputKind, bearing, new_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,12 +32,9 @@ def plain_axes(axes: Axes, x_label: str, y_label: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _is_ours(file: Path) -> bool:
-    with open_file(file, BuildError) as stream:
-        return CHUNK in stream.read(4096)
-
-
-PICTURE = OutputKind(name="a picture that dflash-trt drew", recognizes=_is_ours, form="file", option="--plot FILE")
+PICTURE = OutputKind(
+    name="a picture that dflash-trt drew", recognizes=bearing(CHUNK), form="file", option="--plot FILE"
+)
 
 
 def save_picture(figure: Figure, file: Path) -> None:

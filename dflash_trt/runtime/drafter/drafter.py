@@ -170,6 +170,11 @@ class Drafter:
         """Empties a slot's context."""
         self.cache.release(slot)
 
+    def close(self) -> None:
+        """Frees the context, the executor's graphs, and the draft's own tables; the last call."""
+        self.executor.close()
+        del self.executor, self.cache, self.embedding, self.scorer
+
     def _upload(self, *arrays: npt.NDArray[np.int32]) -> Iterator[Tensor]:
         """The arrays on the device, in one copy."""
         if self.executor.device.type == "cpu":

@@ -136,6 +136,11 @@ class OnnxExecutor:
         for graph in self._bound.values():
             graph.forget()
 
+    def close(self) -> None:
+        """Drops the caches and both sessions."""
+        self._bound.clear()
+        self._sessions.clear()
+
     def context(self, taps: Tensor, positions: Tensor) -> Tensor:
         """kv [T, 2, L, G, D] FLOAT."""
         (port,) = self._manifest.graphs["context"].outputs

@@ -46,7 +46,7 @@ from dflash_trt.runtime.measure.features import (
     PromptFacts,
     tensor_shapes,
 )
-from dflash_trt.runtime.measure.journal import Journal
+from dflash_trt.runtime.measure.journal import Journal, journal_file
 from dflash_trt.runtime.measure.verification import tokenize
 from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.open_target import prepare_target
@@ -254,11 +254,6 @@ class Captured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 WRITTEN = "written"
 Progress = Callable[[int, str], AbstractContextManager[Callable[[], None]]]
-
-
-def journal_file(output: Path) -> Path:
-    """File of what an unfinished capture for `output` has done."""
-    return output.parent / f"{output.name}.journal"
 
 
 def _unfinished(output: Path) -> Path:

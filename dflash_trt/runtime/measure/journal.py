@@ -19,6 +19,11 @@ OPTION = "-o FILE"
 MAX_BYTES = 2**32  # a hundred thousand answers of a thousand tokens have 0.7 GB
 
 
+def journal_file(output: Path) -> Path:
+    """File of what an unfinished command for `output` has done."""
+    return output.parent / f"{output.name}.journal"
+
+
 class Keyed(Protocol):
     """A result that is found by its key."""
 

@@ -25,7 +25,7 @@ from dflash_trt.deploy.schema import Runtime, load_schema
 from dflash_trt.deploy.schema_check import check_schema
 from tests.cli.commands import run
 from tests.deploy.deployments import BUILD_CONFIGS, shellcheck
-from tests.deploy.test_schema import needs
+from tests.deploy.test_real_classes import needs
 from tests.engines import build
 from tests.paths import FIXTURES, REPOSITORY
 from tests.trtllm.fake_package import write_launcher, write_package

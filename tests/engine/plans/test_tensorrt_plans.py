@@ -26,7 +26,7 @@ from dflash_trt.engine.plans.plan_process import PlanJob, build_apart
 from dflash_trt.engine.plans.tensorrt_api import host_code, installed_library
 from dflash_trt.errors import BuildError, DFlashError, EngineError, MissingDependencyError
 from tests.checkpoint.samples import refusal
-from tests.contract.checked import Checked
+from tests.contract.checked import Checked, on_h200
 from tests.contract.host_runtime import RTX, VERSIONS
 from tests.contract.machine import B300, H200, RTX_5090, another_plugin
 from tests.engine.plans.rtx import tensorrt_rtx
@@ -207,19 +207,7 @@ def test_without_the_name_that_the_parser_opens(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.fixture(params=VERSIONS)
 def tensorrt(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Checked]:
-    """A machine with an H200 and this TensorRT."""
-    checked = Checked(request.param)
-    monkeypatch.setitem(sys.modules, "tensorrt", checked)
-    monkeypatch.setattr(machine, "gpu", lambda index=0: H200)
-    monkeypatch.setenv("DFLASH_TRT_PLUGIN", str(installed_library()))
-    return checked
-
-
-def parsed(tensorrt: Checked) -> list[str]:
-    """Graphs that TensorRT was given since the last call."""
-    files = [Path(file).name for (file,) in tensorrt.arguments("OnnxParser.parse_from_file")]
-    tensorrt.calls.clear()
-    return files
+    return on_h200(monkeypatch, request.param)
 
 
 def test_how_tensorrt_builds_a_plan(engine: Path, tensorrt: Checked) -> None:
@@ -260,16 +248,16 @@ def test_portable_plans_carry_the_plugin(engine: Path, tensorrt: Checked) -> Non
 def test_another_machine_builds_all_again(engine: Path, tensorrt: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
     tensorrt.answers |= NO_BUILD
     add_plans(engine, TENSORRT)
-    parsed(tensorrt)
+    tensorrt.parsed()
     monkeypatch.setattr(machine, "gpu", lambda index=0: B300)
     manifest = add_plans(engine)
-    assert parsed(tensorrt) == ["context.onnx", "draft.onnx"]
+    assert tensorrt.parsed() == ["context.onnx", "draft.onnx"]
     assert {plan.gpu for plan in manifest.plans.values()} == {"NVIDIA B300"}
     add_plans(engine, TENSORRT.changed(hardware_compatibility="same_compute_capability"))
-    parsed(tensorrt)
+    tensorrt.parsed()
     monkeypatch.setattr(machine, "gpu", lambda index=0: msgspec.structs.replace(B300, name="NVIDIA GB300"))
     manifest = add_plans(engine)
-    assert parsed(tensorrt) == []  # a portable plan stays on a machine that runs it
+    assert tensorrt.parsed() == []  # a portable plan stays on a machine that runs it
     assert {plan.gpu for plan in manifest.plans.values()} == {"NVIDIA B300"}
 
 

@@ -21,7 +21,14 @@ from dflash_trt.observe.bench import run_directory
 from dflash_trt.observe.bench.data_sets import HUB_SETS, PromptTurn
 from dflash_trt.observe.bench.prompt_list import PromptList, read_prompt_list
 from dflash_trt.observe.bench.records import BenchRun, request_of
-from dflash_trt.observe.bench.run_directory import begin_run, read_point, read_run, write_point, write_run
+from dflash_trt.observe.bench.run_directory import (
+    begin_run,
+    read_point,
+    read_run,
+    sole_measurer,
+    write_point,
+    write_run,
+)
 from tests.observe.bench import samples
 from tests.observe.bench.samples import counters, point, run
 
@@ -306,7 +313,8 @@ RUN = samples.run("none", "dflash", concurrencies=(1, 2))
 
 
 def test_a_run_is_begun_and_gone_on_with(tmp_path: Path) -> None:
-    assert begin_run(tmp_path / "run", RUN) == RUN
+    with sole_measurer(tmp_path / "run"):
+        assert begin_run(tmp_path / "run", RUN) == RUN
     later = changed(RUN, created="2030-01-01T00:00:00+00:00", command=["other"], warnings=["w"])
     assert begin_run(tmp_path / "run", later) == RUN  # when it was begun, and with which words, stays
     assert read_run(tmp_path / "run") == RUN

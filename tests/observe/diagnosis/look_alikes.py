@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+from tests.loopback import Handler, listening
 
 HEALTHY = tuple(0.87**position for position in range(1, 16))
 """Shares of passes that accept each of 15 drafts: tau 6.9, as of Qwen3-8B with its draft."""
@@ -85,40 +86,26 @@ class LookAlike:
         return "\n".join(lines) + "\n"
 
 
-@contextmanager
-def running(server: LookAlike) -> Iterator[str]:
+def running(server: LookAlike) -> AbstractContextManager[str]:
     """Serves on loopback; gives the URL."""
     lock = threading.Lock()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Running(Handler):
         protocol_version = "HTTP/1.1"
-        wbufsize = -1  # head and body in one packet
 
-        def do_GET(self) -> None:
+        def get(self) -> None:
             with lock:
                 self._send(server.page(self.path))
 
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        def post(self) -> None:
+            body = json.loads(self.body())
             if server.refuses(body):
-                self._send('{"error": {"message": "not here"}}', 400)
+                self.answer(400, b'{"error": {"message": "not here"}}')
                 return
             with lock:
                 self._send(server.answer(body))
 
-        def _send(self, text: str | None, status: int = 200) -> None:
-            content = (text or "").encode()
-            self.send_response(404 if text is None else status)
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+        def _send(self, text: str | None) -> None:
+            self.answer(404 if text is None else 200, (text or "").encode())
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{http.server_address[1]}"
-        finally:
-            http.shutdown()
+    return listening(Running)

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,6 +36,7 @@ from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import ServerKind
 from tests.cli.commands import run_here
 from tests.fixtures_data import without_template
+from tests.loopback import Handler, listening
 from tests.observe.diagnosis import faults
 from tests.observe.diagnosis.samples import group
 from tests.observe.endpoints.canned import models
@@ -293,9 +293,11 @@ def hostile(
     """A server whose `slow_path` sends a byte every BYTE_SECONDS, and calls `on_slow` before."""
     over = threading.Event()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.rfile.read(int(self.headers.get("content-length") or 0))
+    class Hostile(Handler):
+        wbufsize = 0
+
+        def get(self) -> None:
+            self.body()
             if is_slow := self.path == slow_path:
                 on_slow()
             content = (PAGES | (pages or {})).get(self.path, b"") + b" " * 2000 * is_slow
@@ -303,8 +305,6 @@ def hostile(
             head = f"HTTP/1.1 200 OK\r\n{fields}\r\n\r\n".encode()
             self._send(head, is_slow=is_slow and slow_part == "header")
             self._send(content, is_slow=is_slow)
-
-        do_POST = do_GET  # noqa: N815  # http.server's name
 
         def _send(self, data: bytes, *, is_slow: bool) -> None:
             try:
@@ -315,16 +315,11 @@ def hostile(
             except OSError:  # the client has cut the connection
                 self.close_connection = True
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    with listening(Hostile) as url:
         try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
+            yield url
         finally:
             over.set()
-            server.shutdown()
 
 
 @pytest.fixture(autouse=True)

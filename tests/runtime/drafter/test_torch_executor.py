@@ -240,3 +240,5 @@ def test_weights_live_as_long_as_graphs_that_read_them(tmp_path: Path, monkeypat
     assert len(programs) == 2
     drafter.executor.release()
     assert len(programs) == 1, "of the context"
+    drafter.close()
+    assert not programs

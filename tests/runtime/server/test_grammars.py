@@ -133,6 +133,22 @@ def limit_seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return limit
 
 
+async def active(processes: GrammarProcesses, number: int) -> None:
+    """Waits until so many compile."""
+    while processes.num_active < number:
+        await asyncio.sleep(0)
+
+
+async def cancelled(tasks: list[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def workers(processes: GrammarProcesses) -> list[Any]:
+    return [place.worker for place in processes.places if place.worker is not None]
+
+
 TAG = {"type": "tag", "begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"}
 KINDS = [
     regex("[a-z]{3}"),
@@ -168,11 +184,11 @@ async def test_the_first_grammar_finds_its_process(compiler: GrammarCompiler) ->
         await asyncio.sleep(0)
     early.cancel()
     await processes.prepare()
-    (worker,) = (place.worker for place in processes.places if place.worker is not None)
+    (worker,) = workers(processes)
     niceness = [os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, worker._process.pid or 0)]
     assert niceness[1] == min(19, niceness[0] + grammar_worker.NICENESS)
     await processes.compile(KINDS[0])
-    assert [place.worker for place in processes.places if place.worker is not None] == [worker]
+    assert workers(processes) == [worker]
     assert len(opened) == 1
 
 
@@ -185,16 +201,13 @@ async def test_grammars_that_never_end(processes: GrammarProcesses, limit_second
             await processes.compile(endless(i))
     limit_seconds(PATIENCE)
     hostile = [asyncio.create_task(processes.compile(endless(i), "a")) for i in range(2 * MAX_COMPILING)]
-    while processes.num_active < MAX_COMPILING_PER_CLIENT:
-        await asyncio.sleep(0.01)
+    await active(processes, MAX_COMPILING_PER_CLIENT)
     await processes.compile(regex("[a-z]{4}"), "b")
-    workers = [place.worker for place in processes.places if place.worker is not None]
-    for task in hostile:
-        task.cancel()
-    await asyncio.gather(*hostile, return_exceptions=True)
+    started = workers(processes)
+    await cancelled(hostile)
     assert processes.num_active == 0
     await processes.compile(regex("[a-z]{5}"), "a")
-    while sum(worker.is_alive for worker in workers) > 1:  # the one that compiled for b
+    while sum(worker.is_alive for worker in started) > 1:  # the one that compiled for b
         await asyncio.sleep(0.01)
 
 
@@ -202,15 +215,12 @@ async def test_grammars_that_never_end(processes: GrammarProcesses, limit_second
 async def test_no_place_becomes_free(processes: GrammarProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammars, "PLACE_SECONDS", 0.1)
     hostile = [asyncio.create_task(processes.compile(endless(i), str(i))) for i in range(MAX_COMPILING)]
-    while processes.num_active < MAX_COMPILING:
-        await asyncio.sleep(0.01)
+    await active(processes, MAX_COMPILING)
     with pytest.raises(HttpError, match="4 grammars are being compiled") as refusal:
         await processes.compile(KINDS[0], "b")
     assert refusal.value.status == 429
     monkeypatch.setattr(grammars, "PLACE_SECONDS", PATIENCE)
-    for task in hostile:
-        task.cancel()
-    await asyncio.gather(*hostile, return_exceptions=True)
+    await cancelled(hostile)
     await processes.compile(KINDS[0], "b")
 
 
@@ -226,17 +236,15 @@ async def test_a_grammar_that_takes_all_memory(processes: GrammarProcesses, monk
 async def test_a_process_that_ends(processes: GrammarProcesses, compiler: GrammarCompiler) -> None:
     """By the kernel where memory is short, and by a service manager that ends all processes of the server's."""
     await processes.compile(KINDS[0])
-    (worker,) = (place.worker for place in processes.places if place.worker is not None)
+    (worker,) = workers(processes)
     task = asyncio.create_task(processes.compile(endless(0)))
-    while not processes.num_active:
-        await asyncio.sleep(0)
+    await active(processes, 1)
     worker.kill()
     with pytest.raises(RequestError, match="expected a regex that compiles without ending the compiler"):
         await task
     await processes.compile(KINDS[1])
     task = asyncio.create_task(processes.compile(endless(1)))
-    while not processes.num_active:
-        await asyncio.sleep(0)
+    await active(processes, 1)
     await asyncio.sleep(0.1)  # it has begun
     for child in multiprocessing.active_children():
         child.terminate()
@@ -244,10 +252,9 @@ async def test_a_process_that_ends(processes: GrammarProcesses, compiler: Gramma
         await task
     assert refusal.value.status == 503
     await processes.compile(KINDS[3])
-    for place in processes.places:
-        if place.worker is not None:
-            place.worker.kill()  # while it waits
-    while any(place.worker is not None and place.worker.is_alive for place in processes.places):
+    for waiting in workers(processes):
+        waiting.kill()
+    while any(worker.is_alive for worker in workers(processes)):
         await asyncio.sleep(0.01)
     await processes.compile(KINDS[2])
 
@@ -268,8 +275,7 @@ async def test_a_process_that_does_not_start(processes: GrammarProcesses) -> Non
 async def test_the_end_of_the_drain(processes: GrammarProcesses) -> None:
     await processes.compile(KINDS[0])
     task = asyncio.create_task(processes.compile(endless(0)))
-    while not processes.num_active:
-        await asyncio.sleep(0)
+    await active(processes, 1)
     processes.close()
     for late in (task, processes.compile(KINDS[1])):
         with pytest.raises(HttpError, match="the server is shutting down"):

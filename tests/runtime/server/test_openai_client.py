@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
+from dflash_trt.api.acceptance import Step
+from dflash_trt.api.backend import Chunk
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.neutral_fields import IGNORED, NEUTRAL_VALUES
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.runtime.server.requests import OTHER_FIELDS, SAMPLING_FIELDS
+from dflash_trt.runtime.server.responses import StepTexts
 from tests.runtime.server.live import MODEL, Live
 
 PROMPT = "def parse_args(argv):"
-
-
 PARAMS = SamplingParams(max_tokens=6, logprobs=True, top_logprobs=2, prompt_logprobs=True)
 
 
@@ -80,15 +81,6 @@ def test_top_logprobs_of_a_chat(live: Live) -> None:
     ]
 
 
-def test_logit_bias(live: Live) -> None:
-    expected = live.llm.generate(PROMPT, SamplingParams(max_tokens=12, logit_bias={300: 100.0}))[0]
-    answer = live.openai().completions.create(
-        model=MODEL, prompt=PROMPT, max_tokens=12, temperature=0, logit_bias={"300": 100}
-    )
-    assert answer.choices[0].text == expected.text
-    assert set(expected.token_ids) == {300}
-
-
 STACK = "class Stack:\n    def push(self, x):"
 
 
@@ -122,10 +114,6 @@ def test_steps_are_the_decoders(live: Live, settings: dict[str, Any], stream: bo
 def test_texts_of_characters_in_pieces(live: Live) -> None:
     """A character of several tokens is the text of the last of them."""
     ids = live.llm.backend.encode("x = 'é世🙂'")
-    from dflash_trt.api.acceptance import Step
-    from dflash_trt.api.backend import Chunk
-    from dflash_trt.runtime.server.responses import StepTexts
-
     texts = StepTexts(live.llm.backend.tokenizer)
     step = Step(token_ids=ids[1:], proposals=[*ids[1:-1], ids[0]], accepted=len(ids) - 2)
     read = texts.read(Chunk(text="", token_ids=ids, steps=[step], completion=None))
@@ -260,7 +248,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 OURS: list[dict[str, Any]] = [
     {}, {"top_k": 5, "min_p": 0.02, "repetition_penalty": 1.1}, {"draft_length": 2}, {"draft_length": 0},
-    {"ignore_eos": True, "stop_token_ids": [13]},
+    {"ignore_eos": True, "stop_token_ids": [13]}, {"logit_bias": {300: 100.0}},
 ]  # fmt: skip
 
 
@@ -277,6 +265,7 @@ def test_completion(live: Live, settings: dict[str, Any], ours: dict[str, Any]) 
     assert given.usage.completion_tokens == len(answer.token_ids)
     assert given.usage.prompt_tokens == len(live.llm.backend.encode(PROMPT))
     assert choice.stop_reason == answer.stop_reason  # type: ignore[attr-defined]
+    assert (set(answer.token_ids) == {300}) == ("logit_bias" in ours)
 
 
 @pytest.mark.parametrize("settings", SETTINGS[:2], ids=str)

@@ -77,60 +77,60 @@ def verdict(window: Any) -> str:
     return text_of(window, "#verdict")
 
 
+@pytest.fixture
+def window(live: Live) -> Iterator[Any]:
+    """The page after the comparison that it begins with."""
+    with chromium() as opened:
+        opened.get(live.url)
+        assert "same text" in verdict(opened)
+        yield opened
+
+
 @pytest.mark.parametrize("temperature", ["0", "0.9"])
-def test_both_columns_end_with_the_same_text(live: Live, temperature: str) -> None:
-    with chromium() as window:
-        window.get(live.url)
-        assert "same text" in verdict(window)
-        field = window.find_element("id", "temperature")
-        field.clear()
-        field.send_keys(temperature)
-        before = live.llm.metrics()
-        window.find_element("id", "start").click()
-        judged = verdict(window)
-        after = live.llm.metrics()
-        plain, dflash = text_of(window, "#plain .text"), text_of(window, "#dflash .text")
-        assert re.match(
-            r"(\d+\.\dx faster|As fast as plain decoding here|Slower here, 0\.\d\dx the speed of plain decoding), "
-            r"same text: \d+ tokens in",
-            judged,
-        )
-        assert plain == dflash
-        bands = window.execute_script(BANDS)
-        assert dflash.endswith("".join(bands))
-        passes = int(text_of(window, '#dflash [data-figure="passes"]'))
-        plain_passes = int(text_of(window, '#plain [data-figure="passes"]'))
-        assert len(bands) == passes < plain_passes
-        tokens = int(text_of(window, '#dflash [data-figure="tokens"]'))
-        assert 6 * tokens == after.output_tokens - before.output_tokens
-        assert float(text_of(window, '#dflash [data-figure="tau"]')) == pytest.approx((tokens - 1) / passes, abs=0.01)
-        assert window.get_log("browser") == []
+def test_both_columns_end_with_the_same_text(live: Live, window: Any, temperature: str) -> None:
+    field = window.find_element("id", "temperature")
+    field.clear()
+    field.send_keys(temperature)
+    before = live.llm.metrics()
+    window.find_element("id", "start").click()
+    judged = verdict(window)
+    after = live.llm.metrics()
+    plain, dflash = text_of(window, "#plain .text"), text_of(window, "#dflash .text")
+    assert re.match(
+        r"(\d+\.\dx faster|As fast as plain decoding here|Slower here, 0\.\d\dx the speed of plain decoding), "
+        r"same text: \d+ tokens in",
+        judged,
+    )
+    assert plain == dflash
+    bands = window.execute_script(BANDS)
+    assert dflash.endswith("".join(bands))
+    passes = int(text_of(window, '#dflash [data-figure="passes"]'))
+    plain_passes = int(text_of(window, '#plain [data-figure="passes"]'))
+    assert len(bands) == passes < plain_passes
+    tokens = int(text_of(window, '#dflash [data-figure="tokens"]'))
+    assert 6 * tokens == after.output_tokens - before.output_tokens
+    assert float(text_of(window, '#dflash [data-figure="tau"]')) == pytest.approx((tokens - 1) / passes, abs=0.01)
+    assert window.get_log("browser") == []
 
 
-def test_a_grammar_shows_what_it_does_to_acceptance(live: Live) -> None:
-    with chromium() as window:
-        window.get(live.url)
-        verdict(window)
-        window.find_element("id", "regex").send_keys("[a-c]{60}")
-        window.find_element("id", "start").click()
-        assert "same text" in verdict(window)
-        assert re.fullmatch(r"def main\([a-c]{60}", text_of(window, "#dflash .text"))
-        assert float(text_of(window, '#dflash [data-figure="tau"]')) >= 1
+def test_a_grammar_shows_what_it_does_to_acceptance(window: Any) -> None:
+    window.find_element("id", "regex").send_keys("[a-c]{60}")
+    window.find_element("id", "start").click()
+    assert "same text" in verdict(window)
+    assert re.fullmatch(r"def main\([a-c]{60}", text_of(window, "#dflash .text"))
+    assert float(text_of(window, '#dflash [data-figure="tau"]')) >= 1
 
 
-def test_the_steps_can_be_replayed_by_keyboard(live: Live) -> None:
-    with chromium() as window:
-        window.get(live.url)
-        verdict(window)
-        scrubber = window.find_element("id", "scrubber")
-        scrubber.send_keys("\ue014")  # arrow right
-        assert text_of(window, "#position").startswith("pass 2 of ")
-        assert len(window.find_elements("css selector", ".step.chosen")) == 1
-        assert text_of(window, '[data-stage="accept"] .tokens')
-        assert window.find_elements("css selector", "#bars .bar")
-        window.find_element("id", "show-rejected").send_keys(" ")
-        assert window.execute_script("return getComputedStyle(document.querySelector('.rejected')).display") == "inline"
-        assert window.get_log("browser") == []
+def test_the_steps_can_be_replayed_by_keyboard(window: Any) -> None:
+    scrubber = window.find_element("id", "scrubber")
+    scrubber.send_keys("\ue014")  # arrow right
+    assert text_of(window, "#position").startswith("pass 2 of ")
+    assert len(window.find_elements("css selector", ".step.chosen")) == 1
+    assert text_of(window, '[data-stage="accept"] .tokens')
+    assert window.find_elements("css selector", "#bars .bar")
+    window.find_element("id", "show-rejected").send_keys(" ")
+    assert window.execute_script("return getComputedStyle(document.querySelector('.rejected')).display") == "inline"
+    assert window.get_log("browser") == []
 
 
 # Elements whose own text has a contrast below 4.5 (WCAG 2.2, 1.4.3), disabled controls left out.
@@ -153,103 +153,88 @@ return [...document.querySelectorAll("body *")].filter((node) => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_every_screen(live: Live, scheme: str) -> None:
-    with chromium() as window:
-        set_colours(window, scheme)
-        window.get(live.url)
-        verdict(window)
-        ground = window.execute_script("return getComputedStyle(document.body).backgroundColor")
-        assert (ground == "rgb(255, 255, 255)") == (scheme == "light")
-        for tab in ("chat", "compare"):
-            window.find_element("id", f"tab-{tab}").click()
-            for width in (360, 390, 768, 1280, 1920):
-                set_size(window, width, 800)
-                assert not window.execute_script(WIDER), (tab, width)
-            assert window.execute_script(FAINT) == []
-            for control in window.find_elements("css selector", "input, textarea, button"):
-                assert not control.is_displayed() or control.accessible_name, control.get_attribute("outerHTML")
+def test_it_fits_every_screen(window: Any, scheme: str) -> None:
+    set_colours(window, scheme)
+    ground = window.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert (ground == "rgb(255, 255, 255)") == (scheme == "light")
+    for tab in ("chat", "compare"):
+        window.find_element("id", f"tab-{tab}").click()
+        for width in (360, 390, 768, 1280, 1920):
+            set_size(window, width, 800)
+            assert not window.execute_script(WIDER), (tab, width)
+        assert window.execute_script(FAINT) == []
+        for control in window.find_elements("css selector", "input, textarea, button"):
+            assert not control.is_displayed() or control.accessible_name, control.get_attribute("outerHTML")
 
 
-def test_draft_length_is_a_control(live: Live) -> None:
-    with chromium() as window:
-        window.get(live.url)
-        verdict(window)
-        assert (text_of(window, "#target"), text_of(window, "#draft")) == (
-            "openai/tiny-gpt-oss",
-            "z-lab/tiny-gpt-oss-DFlash",
-        )
-        field = window.find_element("id", "draft-length")
-        field.clear()
-        field.send_keys("2\n")  # Enter begins
-        assert "same text" in verdict(window)
-        titles = [band.get_attribute("title") for band in window.find_elements("css selector", ".step")]
-        assert "of 2 draft" in titles[0]
-        assert not any("of 7 draft" in title for title in titles)
+def test_draft_length_is_a_control(window: Any) -> None:
+    assert (text_of(window, "#target"), text_of(window, "#draft")) == (
+        "openai/tiny-gpt-oss",
+        "z-lab/tiny-gpt-oss-DFlash",
+    )
+    field = window.find_element("id", "draft-length")
+    field.clear()
+    field.send_keys("2\n")  # Enter begins
+    assert "same text" in verdict(window)
+    titles = [band.get_attribute("title") for band in window.find_elements("css selector", ".step")]
+    assert "of 2 draft" in titles[0]
+    assert not any("of 7 draft" in title for title in titles)
 
 
-def test_what_was_asked_can_be_asked_again_and_exported(live: Live, tmp_path: Path) -> None:
-    with chromium() as window:
-        window.get(live.url)
-        verdict(window)
-        field = window.find_element("id", "prompt")
-        field.clear()
-        field.send_keys("def f(x='it\\'s'")
-        window.find_element("id", "start").click()
-        verdict(window)
-        said = text_of(window, "#dflash .text").removeprefix("def f(x='it\\'s'")
-        answer = subprocess.run(text_of(window, "#curl"), shell=True, capture_output=True, check=True, timeout=PATIENCE)
-        assert json.loads(answer.stdout)["choices"][0]["text"] == said
-        program = [sys.executable, "-c", text_of(window, "#python")]
-        printed = subprocess.run(program, capture_output=True, text=True, check=True, timeout=PATIENCE)
-        assert printed.stdout == said + "\n"
-        where = {"behavior": "allow", "downloadPath": str(tmp_path)}
-        window.execute_cdp_cmd("Browser.setDownloadBehavior", where)
-        window.find_element("id", "export").click()
-        until(lambda: any(tmp_path.glob("dflash-*.json")))
-        exported = json.loads(next(tmp_path.glob("dflash-*.json")).read_text())
-        assert (len(exported["plain"]), len(exported["dflash"])) == (3, 3)
-        for recording in (*exported["plain"], *exported["dflash"]):
-            assert "".join(token["text"] for _, step in recording["steps"] for token in step["tokens"]) == said
-        assert exported["model"]["draft_model"] == "z-lab/tiny-gpt-oss-DFlash"
-        permissions = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
-        window.execute_cdp_cmd("Browser.grantPermissions", permissions)
-        window.find_element("css selector", "[data-copy=curl]").click()
-        until(lambda: text_of(window, "#copied") == "copied")
-        copied = window.execute_async_script("navigator.clipboard.readText().then(arguments[0])")
-        assert copied.strip() == text_of(window, "#curl").strip()
-        assert window.get_log("browser") == []
+def test_what_was_asked_can_be_asked_again_and_exported(window: Any, tmp_path: Path) -> None:
+    field = window.find_element("id", "prompt")
+    field.clear()
+    field.send_keys("def f(x='it\\'s'")
+    window.find_element("id", "start").click()
+    verdict(window)
+    said = text_of(window, "#dflash .text").removeprefix("def f(x='it\\'s'")
+    answer = subprocess.run(text_of(window, "#curl"), shell=True, capture_output=True, check=True, timeout=PATIENCE)
+    assert json.loads(answer.stdout)["choices"][0]["text"] == said
+    program = [sys.executable, "-c", text_of(window, "#python")]
+    printed = subprocess.run(program, capture_output=True, text=True, check=True, timeout=PATIENCE)
+    assert printed.stdout == said + "\n"
+    where = {"behavior": "allow", "downloadPath": str(tmp_path)}
+    window.execute_cdp_cmd("Browser.setDownloadBehavior", where)
+    window.find_element("id", "export").click()
+    until(lambda: any(tmp_path.glob("dflash-*.json")))
+    exported = json.loads(next(tmp_path.glob("dflash-*.json")).read_text())
+    assert (len(exported["plain"]), len(exported["dflash"])) == (3, 3)
+    for recording in (*exported["plain"], *exported["dflash"]):
+        assert "".join(token["text"] for _, step in recording["steps"] for token in step["tokens"]) == said
+    assert exported["model"]["draft_model"] == "z-lab/tiny-gpt-oss-DFlash"
+    permissions = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    window.execute_cdp_cmd("Browser.grantPermissions", permissions)
+    window.find_element("css selector", "[data-copy=curl]").click()
+    until(lambda: text_of(window, "#copied") == "copied")
+    copied = window.execute_async_script("navigator.clipboard.readText().then(arguments[0])")
+    assert copied.strip() == text_of(window, "#curl").strip()
+    assert window.get_log("browser") == []
 
 
-def test_a_chat_by_keyboard(live: Live) -> None:
-    with chromium() as window:
-        window.get(live.url)
-        verdict(window)
-        window.find_element("id", "tab-compare").send_keys("\ue014")  # arrow right
-        assert window.switch_to.active_element.get_attribute("id") == "tab-chat"
-        window.find_element("id", "system").send_keys("Be terse.")
-        messages = [{"role": "system", "content": "Be terse."}]
-        for number, said in enumerate(("one", "two"), start=1):
-            window.find_element("id", "message").send_keys(said + "\n")
-            until(lambda number=number: len(window.find_elements("css selector", ".turn.assistant")) == number)
-            until(lambda: not window.find_element("id", "send").get_property("disabled"))
-            messages.append({"role": "user", "content": said})
-            body = {"messages": messages, "max_tokens": 124, "temperature": 0}
-            answer = live.post("/v1/chat/completions", **body).json()["choices"][0]["message"]
-            (*_, shown) = window.find_elements("css selector", ".turn.assistant .said:not(.reasoning)")
-            assert shown.get_property("textContent") == answer["content"]
-            messages.append({"role": "assistant", "content": answer["content"]})
-        (*_, cost) = window.find_elements("css selector", ".turn.assistant .note")
-        assert re.search(r"124 tokens, tau \d\.\d\d, \d+ tokens/s", cost.text)
-        assert '"role":"system","content":"Be terse."' in text_of(window, "#curl")
-        window.find_element("id", "reset").click()
-        assert not window.find_elements("css selector", ".turn")
-        assert window.get_log("browser") == []
+def test_a_chat_by_keyboard(live: Live, window: Any) -> None:
+    window.find_element("id", "tab-compare").send_keys("\ue014")  # arrow right
+    assert window.switch_to.active_element.get_attribute("id") == "tab-chat"
+    window.find_element("id", "system").send_keys("Be terse.")
+    messages = [{"role": "system", "content": "Be terse."}]
+    for number, said in enumerate(("one", "two"), start=1):
+        window.find_element("id", "message").send_keys(said + "\n")
+        until(lambda number=number: len(window.find_elements("css selector", ".turn.assistant")) == number)
+        until(lambda: not window.find_element("id", "send").get_property("disabled"))
+        messages.append({"role": "user", "content": said})
+        body = {"messages": messages, "max_tokens": 124, "temperature": 0}
+        answer = live.post("/v1/chat/completions", **body).json()["choices"][0]["message"]
+        (*_, shown) = window.find_elements("css selector", ".turn.assistant .said:not(.reasoning)")
+        assert shown.get_property("textContent") == answer["content"]
+        messages.append({"role": "assistant", "content": answer["content"]})
+    (*_, cost) = window.find_elements("css selector", ".turn.assistant .note")
+    assert re.search(r"124 tokens, tau \d\.\d\d, \d+ tokens/s", cost.text)
+    assert '"role":"system","content":"Be terse."' in text_of(window, "#curl")
+    window.find_element("id", "reset").click()
+    assert not window.find_elements("css selector", ".turn")
+    assert window.get_log("browser") == []
 
 
-def test_an_error_is_shown(live: Live) -> None:
-    with chromium() as window:
-        window.get(live.url)
-        verdict(window)
-        window.execute_script("document.getElementById('prompt').value = 'x '.repeat(9000)")
-        window.find_element("id", "start").click()
-        until(lambda: "max_position_embeddings" in text_of(window, "#error"))
+def test_an_error_is_shown(window: Any) -> None:
+    window.execute_script("document.getElementById('prompt').value = 'x '.repeat(9000)")
+    window.find_element("id", "start").click()
+    until(lambda: "max_position_embeddings" in text_of(window, "#error"))

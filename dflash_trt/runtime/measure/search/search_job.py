@@ -17,9 +17,8 @@ from dflash_trt.checkpoint.source import checkpoint_label
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
 from dflash_trt.engine.engine_directory import BuildOptions, build_engine, describe_source
 from dflash_trt.engine.manifest import sha256
-from dflash_trt.errors import BuildError, VerificationError, printable
-from dflash_trt.files.read import open_file
-from dflash_trt.files.write import OutputKind, new_file, sole_writer
+from dflash_trt.errors import VerificationError, printable
+from dflash_trt.files.write import OutputKind, bearing, new_file, sole_writer
 from dflash_trt.quantize.bounds import Ranges, ranges_from_weights
 from dflash_trt.quantize.loadable import LOADABLE, Runtime
 from dflash_trt.quantize.recipe import ACTIVATION_ALGORITHMS, LAYER, load_recipe, recipe_text
@@ -27,7 +26,7 @@ from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.measure.calibrate import activation_ranges
 from dflash_trt.runtime.measure.features import FeatureFacts, FeatureFile, open_features
-from dflash_trt.runtime.measure.journal import Journal
+from dflash_trt.runtime.measure.journal import Journal, journal_file
 from dflash_trt.runtime.measure.replay import BATCH_SIZE, Progress
 from dflash_trt.runtime.measure.search.recipe_judge import Measurement, OpenChoice, RecipeJudge, SearchSplit, halves
 from dflash_trt.runtime.measure.search.search import (
@@ -44,6 +43,9 @@ from dflash_trt.runtime.measure.search.search import (
 from dflash_trt.runtime.measure.statistics import loss_text
 
 MARK = "# dflash-trt search"
+RECIPE = OutputKind(
+    name="a recipe that this command searched", recognizes=bearing(MARK, len(MARK)), form="file", option="-o FILE"
+)
 """First line of a searched recipe."""
 
 
@@ -68,11 +70,6 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
 
 
-def journal_file(output: Path) -> Path:
-    """File of measurements of the search for `output`, until it is done."""
-    return output.parent / f"{output.name}.journal"
-
-
 def search_recipe(
     draft: DraftCheckpoint,
     name: str,
@@ -89,9 +86,8 @@ def search_recipe(
     --max-bytes cannot be met within --max-tau-loss.
     """
     options = msgspec.structs.replace(options, device=choose_device(options.device))
-    kind = OutputKind(name="a recipe that this command searched", recognizes=_is_ours, form="file", option="-o FILE")
     with ExitStack() as stack:
-        stack.enter_context(sole_writer(output, kind, force=force))
+        stack.enter_context(sole_writer(output, RECIPE, force=force))
         ranges = _ranges(draft, options)
         space = make_space(
             draft,
@@ -115,7 +111,7 @@ def search_recipe(
         opener = _opener(draft, space, ranges, file.facts, options.device)
         result = search(space, RecipeJudge(opener, space.dense, splits, journal, advance), options.max_tau_loss)
         _check_max_bytes(space.checkpoint_bytes(result.best.choice), options, " within --max-tau-loss")
-        with new_file(output, kind, force=force) as temporary:
+        with new_file(output, RECIPE, force=force) as temporary:
             temporary.write_text(recipe_file(space, result, _settings(name, options)), encoding="utf-8")
         journal.remove()
     return space, result.best
@@ -137,11 +133,6 @@ def _settings(name: str, options: SearchOptions) -> list[str]:
     }
     lines = [f"{fact}: {value}" for fact, value in facts.items() if value is not None]
     return [f"{MARK[2:]} of {printable(checkpoint_label(name))}", *map(printable, lines)]
-
-
-def _is_ours(file: Path) -> bool:
-    with open_file(file, BuildError) as stream:
-        return stream.read(len(MARK)) == MARK.encode()
 
 
 def _whole(file: FeatureFile) -> SearchSplit:
