@@ -7,9 +7,11 @@ import logging
 import os
 import shutil
 import sysconfig
+import warnings
 from collections.abc import Callable
-from functools import cache, update_wrapper
+from functools import cache
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,32 +23,32 @@ from dflash_trt.errors import first_line
 LOG = logging.getLogger("dflash_trt.runtime")
 MAX_VARIANTS = 64
 """Sizes are compiled for as they first are, and then any, but for a size of 1; torch (2.11) would give up after 8."""
-FAILED: set[Callable[..., Any]] = set()
-"""Functions that torch.compile could not compile, which was said."""
+FAILED: set[str] = set()
+"""Names of functions that torch.compile could not compile, which was said."""
 
 
 class Fused:
     """A function whose first tensor says where it runs: compiled on a GPU, as it is written elsewhere."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
+        """`name` is for people; functions of one name have one fate."""
         self.function = function
-        update_wrapper(self, function)
+        self.name = name or function.__qualname__
+        self._compiled: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        if not on_gpu(next(value for value in args if isinstance(value, Tensor))) or why_not_compiled() is not None:
+        first = next(value for value in chain(args, keywords.values()) if isinstance(value, Tensor))
+        if self.name in FAILED or not on_gpu(first) or why_not_compiled() is not None:
             return self.function(*args, **keywords)
-        from torch._dynamo import config as dynamo_config
         from torch._dynamo.exc import TorchDynamoException  # of Inductor and Triton, too
 
-        if self.function not in FAILED:
-            try:
-                with dynamo_config.patch(recompile_limit=MAX_VARIANTS):
-                    return compiled(self.function)(*args, **keywords)
-            except TorchDynamoException as error:  # before anything was written
-                FAILED.add(self.function)
-                name = getattr(self.function, "__name__", self.function)
-                why = first_line(getattr(error, "inner_exception", error))
-                LOG.warning("torch.compile made no kernel of %s, so passes take longer: %s", name, why)
+        try:
+            self._compiled = self._compiled or compiled(self.function)
+            return self._compiled(*args, **keywords)
+        except TorchDynamoException as error:  # what was written until then is written again
+            FAILED.add(self.name)
+            why = first_line(getattr(error, "inner_exception", error))
+            LOG.warning("torch.compile made no kernel of %s, so passes take longer: %s", self.name, why)
         return self.function(*args, **keywords)
 
 
@@ -55,10 +57,13 @@ def on_gpu(tensor: Tensor) -> bool:
     return tensor.is_cuda
 
 
-@cache
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What torch.compile makes of it, once for all that share it."""
-    return torch.compile(function)
+def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """What torch.compile makes of it, by its `options`; functions of one code share the kernels."""
+    from torch._dynamo import config as dynamo_config
+
+    dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, MAX_VARIANTS)
+    warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_cache`", UserWarning)
+    return torch.compile(function, **options)
 
 
 @cache

@@ -7,11 +7,12 @@ and its order, depends on its own sequence alone.
 
 from __future__ import annotations
 
+import inspect
 import logging
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from dflash_trt import _C
@@ -23,11 +24,11 @@ from dflash_trt.runtime.cpu.linear_layers import (
     openmp_team,
     replace_linear_layers,
 )
-from dflash_trt.runtime.targets.fused_layers import replace_norms
 from dflash_trt.runtime.targets.packed_pass import AttentionRule, RaggedPass
 from dflash_trt.runtime.targets.packed_target import Acceleration
 
 log = logging.getLogger("dflash_trt.runtime.cpu")
+PROBE_ROWS, TOLERANCE = 4, 1e-5
 IS_BF16 = {torch.float32: False, torch.bfloat16: True}
 
 
@@ -81,10 +82,24 @@ def _place(rows: Tensor) -> tuple[int, int, int]:
     return rows.data_ptr(), rows.stride(0), rows.stride(1)
 
 
+@torch.inference_mode()
 def fuse_norms(model: PreTrainedModel) -> None:
-    """Replaces the `forward` of each norm in FP32 that computes what `normed` does."""
-    if model.dtype == torch.float32:
-        replace_norms(model, normed)
+    """Replaces the `forward` of each norm in FP32 that computes what `normed` does, of its weight or of 1 more."""
+    for norm in (module for module in model.modules() if type(module).__name__.endswith("RMSNorm")):
+        weights = [parameter.data for parameter in norm.parameters()]
+        is_one = len(weights) == 1 and weights[0].ndim == 1 and weights[0].dtype == torch.float32
+        if is_one and len(inspect.signature(type(norm).forward).parameters) == 2:
+            _fuse_norm(norm, weights[0])
+
+
+def _fuse_norm(norm: nn.Module, weight: Tensor) -> None:
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    rows = torch.randn(PROBE_ROWS, len(weight), generator=torch.Generator().manual_seed(0))
+    expected = norm(rows)
+    for factor in (weight, 1 + weight):
+        if isinstance(eps, float) and torch.allclose(normed(factor, eps, rows), expected, TOLERANCE, TOLERANCE):
+            norm.forward = partial(normed, factor, eps)
+            return
 
 
 def normed(weight: Tensor, eps: float, rows: Tensor) -> Tensor:

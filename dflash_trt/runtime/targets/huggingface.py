@@ -36,7 +36,7 @@ from dflash_trt.engine.fused import why_not_compiled
 from dflash_trt.engine.plans.launcher import CudaLauncher
 from dflash_trt.errors import CheckpointError, EngineError
 from dflash_trt.files.read import read_text
-from dflash_trt.runtime.targets.fused_layers import fuse_layers, replace_norms, torch_norm
+from dflash_trt.runtime.targets.compiled_layers import compile_layers
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, Acceleration, PackedTarget
 from dflash_trt.runtime.targets.runnable import check_architecture, target_dtype
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
@@ -300,10 +300,9 @@ def make_target(
         return SequentialTarget(model, target_layer_ids, num_slots, tap_hidden_size)
     acceleration, launcher = accelerate(model) if accelerate else TORCH_OPERATORS, None
     if model.device.type == "cuda":
-        replace_norms(model, torch_norm)
         if lacking := why_not_compiled():
             LOG.warning("%s: torch.compile lacks %s: passes have more kernels, so they take longer", name, lacking)
-        fuse_layers(model)
+        compile_layers(model)
         launcher = CudaLauncher(model.device)
     return PackedTarget(model, target_layer_ids, num_slots, acceleration, launcher)
 

@@ -73,8 +73,8 @@ class PackedTarget(HuggingFaceTarget):
         self._table = self._cache.table
         self._recorded: RecordedPasses | None = None
         with refusing(model.name_or_path, "a model that computes a token"):
-            for token_ids in ([0], [0, 0]):
-                self.verify([Segment(slot=0, token_ids=token_ids, num_logits=0)], with_taps=False)
+            for num_tokens in (1, 2, 3):  # torch.compile makes kernels for one row, for two, and then for any number
+                self.verify([Segment(slot=0, token_ids=[0] * num_tokens, num_logits=0)], with_taps=False)
         self.release(0)
         if launcher is not None and not self._delta_nets.bytes_per_slot:
             self._recorded = RecordedPasses(self._run_static, self._cache, launcher, model.name_or_path)

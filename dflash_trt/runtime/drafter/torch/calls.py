@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dflash_trt.engine.fused import Fused
 from dflash_trt.runtime.drafter.torch import operators
 
 VIEWS = (operators.identity, operators.reshape)
@@ -63,7 +64,7 @@ def _joined(calls: Sequence[Call], read_later: Collection[str]) -> Call:
     outputs = [name for name in made if name in read_later]
     place = {name: index for index, name in enumerate([*inputs, *made])}
     steps = tuple((c.operator, c.keywords, tuple(place[i] for i in c.inputs), len(c.outputs)) for c in calls)
-    function = _compiled(steps, len(inputs), tuple(place[name] for name in outputs))
+    function = _fused(steps, len(inputs), tuple(place[name] for name in outputs))
     return Call(function, tuple(inputs), tuple(outputs))
 
 
@@ -71,8 +72,8 @@ Steps = tuple[tuple[Callable[..., Any], tuple[tuple[str, Any], ...], tuple[int, 
 
 
 @cache
-def _compiled(steps: Steps, num_inputs: int, outputs: tuple[int, ...]) -> Callable[..., Any]:
-    """A compiled function of `num_inputs` tensors: values are numbered from them on, in the order they are made."""
+def _fused(steps: Steps, num_inputs: int, outputs: tuple[int, ...]) -> Fused:
+    """A function of `num_inputs` tensors: values are numbered from them on, in the order they are made."""
     graph = torch.fx.Graph()
     values = [graph.placeholder(f"x{index}") for index in range(num_inputs)]
     for function, keywords, inputs, count in steps:
@@ -80,5 +81,5 @@ def _compiled(steps: Steps, num_inputs: int, outputs: tuple[int, ...]) -> Callab
         is_one = count == 1 and function is not operators.split
         values += [made] if is_one else [graph.call_function(getitem, (made, i)) for i in range(count)]
     graph.output(tuple(values[index] for index in outputs))
-    # The first number of rows is compiled for as it is; after the second, any: widths stay what they are.
-    return torch.compile(torch.fx.GraphModule({}, graph))
+    name = ", ".join(dict.fromkeys(function.__name__ for function, *_ in steps))
+    return Fused(torch.fx.GraphModule({}, graph), f"a draft's {name}")

@@ -284,7 +284,9 @@ def fuse(monkeypatch: pytest.MonkeyPatch, engine: Path, manifest: Manifest) -> l
         self.fuse()
 
     monkeypatch.setattr(torch, "compile", compile_)
-    monkeypatch.setattr(calls, "_compiled", cache(calls._compiled.__wrapped__))  # shares no function with other tests
+    monkeypatch.setattr(fused, "on_gpu", lambda tensor: True)
+    monkeypatch.setattr(fused, "why_not_compiled", lambda: None)
+    monkeypatch.setattr(calls, "_fused", cache(calls._fused.__wrapped__))  # shares no function with other tests
     monkeypatch.setattr(Program, "__init__", fused_init)
     return given
 

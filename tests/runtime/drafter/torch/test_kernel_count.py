@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.engine import fused
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
@@ -61,7 +62,9 @@ def counted(engine: Path, monkeypatch: pytest.MonkeyPatch, count: Callable[..., 
 
     monkeypatch.setattr(torch, "compile", compiled)
     monkeypatch.setattr(Program, "__init__", fused_init)
-    monkeypatch.setattr(calls, "_compiled", calls._compiled.__wrapped__)  # of no other test, nor for one
+    monkeypatch.setattr(fused, "on_gpu", lambda tensor: True)
+    monkeypatch.setattr(fused, "why_not_compiled", lambda: None)
+    monkeypatch.setattr(calls, "_fused", calls._fused.__wrapped__)  # of no other test, nor for one
     drafter = open_drafter(engine, read_manifest(engine), num_slots=1, executor="torch")
     counts.clear()
     drafter.draft([0], torch.randn(1, drafter.spec.block_size, drafter.spec.hidden_size))
