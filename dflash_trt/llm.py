@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ Bar = bool | Callable[..., Any]
 """Whether to show a progress bar, or a function that makes one, like tqdm."""
 
 
-class LLM:
+class LLM(AbstractContextManager["LLM", None]):
     """An engine directory and its target, serving requests from any thread.
 
     >>> with LLM("engine") as llm:
@@ -72,9 +72,6 @@ class LLM:
         from dflash_trt.runtime.load import open_engine  # it loads transformers: seconds
 
         self.backend = open_engine(engine, None if target is None else str(target), options)
-
-    def __enter__(self) -> LLM:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

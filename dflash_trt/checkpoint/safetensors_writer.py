@@ -7,6 +7,7 @@ import json
 import math
 import os
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -29,7 +30,7 @@ PRODUCER = f"dflash-trt {__version__}"
 """The note in a header that says who wrote the file: what bears ours may be replaced by us."""
 
 
-class SafetensorsWriter:
+class SafetensorsWriter(AbstractContextManager["SafetensorsWriter", None]):
     """A file whose tensors are written in any order; its header comes first, so their layout must be known."""
 
     def __init__(
@@ -90,9 +91,6 @@ class SafetensorsWriter:
                     raise OSError(f"{tensor.file}: tensor {tensor.name!r} ended {remaining} bytes early")
                 self._output.write(chunk)
                 remaining -= len(chunk)
-
-    def __enter__(self) -> SafetensorsWriter:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -111,7 +111,9 @@ class Decoder:
             self.step()
 
     def close(self) -> None:
-        """Lets go of both models; the last call but `metrics`."""
+        """Lets go of both models and of all requests; the last call but `metrics`."""
+        self.running.clear()
+        self.waiting.clear()
         del self._runner, self._prefixes
 
     @property

@@ -73,7 +73,11 @@ def load_session(
         drafter = open_drafter(
             pair.engine, manifest, num_slots=max_batch_size, device=device, executor=options.executor, expose=expose
         )
-    target = open_target()
+    try:
+        target = open_target()
+    except BaseException:
+        drafter.close()
+        raise
     if target.model.dtype == torch.bfloat16 and not target.is_batch_invariant:
         LOG.warning(
             "%s in bfloat16: here a block rounds otherwise than one token a pass, so near-ties may fall another way"

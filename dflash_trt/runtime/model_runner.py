@@ -61,7 +61,7 @@ class ModelRunner:
         Greedy, except where `draws` has a Draw for a slot and the drafter knows distributions.
         """
         assert self._drafter is not None, "there is no drafter"
-        self._catch_up()
+        self.catch_up()
         spec, anchor_ids = self._drafter.spec, torch.from_numpy(np.array(anchors))
         embeds = self._drafter.embedding.blocks(anchor_ids, spec.block_size, self._target.embed)
         if spec.num_candidates is not None:
@@ -95,14 +95,11 @@ class ModelRunner:
         if self._pending.num_bytes > MAX_PENDING_BYTES:
             self._pending.compact()
             if self._pending.num_bytes > MAX_PENDING_BYTES // 2:
-                self._catch_up()
-
-    def catch_up(self) -> None:
-        """Brings the drafter's context to what the target has committed."""
-        self._catch_up()
+                self.catch_up()
 
     @torch.inference_mode()
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
+        """Brings the drafter's context to what the target has committed."""
         slots, counts, taps = self._pending.take()
         if self._drafter is None or taps is None:
             return

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from traceback import clear_frames
 from typing import Any
 
 import torch
@@ -44,9 +45,12 @@ def prepare_target(
 
     def load() -> HuggingFaceTarget:
         try:
-            model = load_model(checkpoint.directory, checkpoint.spec, target_layer_ids, dtype=dtype, **options)
-            return make_target(model, target_layer_ids, num_slots, accelerate, tap_hidden_size=tap_hidden_size)
+            return make_target(
+                load_model(checkpoint.directory, checkpoint.spec, target_layer_ids, dtype=dtype, **options),
+                target_layer_ids, num_slots, accelerate, tap_hidden_size=tap_hidden_size,
+            )  # fmt: skip
         except torch.OutOfMemoryError as error:
+            clear_frames(error.__traceback__)  # they hold the model, and our error them: the next try needs its memory
             raise CheckpointError(
                 f"{checkpoint.directory}: expected GPU memory to load the target and compute tokens, found too little"
                 f" ({first_line(error)})",

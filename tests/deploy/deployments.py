@@ -8,6 +8,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from dflash_trt.deploy.deployment_file import Method, load_deployment
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.render import Rendered, render
 from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
+from dflash_trt.deploy.rules.checked_config import CheckedConfig
 from dflash_trt.deploy.schema import Runtime, load_schema
 from tests.paths import REPOSITORY
 
@@ -34,6 +36,19 @@ def resolved(name: str) -> ResolvedDeployment:
 def rendered(name: str, runtime: Runtime, method: Method = "dflash") -> Rendered:
     """What serve-config prints for it."""
     return render(resolved(name), runtime, method, host="127.0.0.1", port=8000)
+
+
+def arguments(deployment: ResolvedDeployment, runtime: Runtime = "trtllm", method: Method = "dflash") -> dict[str, Any]:
+    """The runtime's arguments as serve-config writes them."""
+    return render(deployment, runtime, method, host="127.0.0.1", port=8000).arguments
+
+
+def config_of(
+    deployment: ResolvedDeployment, runtime: Runtime = "trtllm", document: dict[str, Any] | None = None
+) -> CheckedConfig:
+    """What a check reads: the arguments of serve-config, or a `document`, by the newest schema."""
+    document = arguments(deployment, runtime) if document is None else document
+    return deployment_config(deployment, load_schema(runtime, None), document)
 
 
 @cache

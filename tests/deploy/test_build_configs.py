@@ -14,16 +14,15 @@ from click.testing import CliRunner
 from dflash_trt.checkpoint.dialects.recognise import DIALECTS
 from dflash_trt.cli import cli
 from dflash_trt.deploy.catalog import catalog, drafts_for, trained_for
-from dflash_trt.deploy.checker import check, deployment_config
+from dflash_trt.deploy.checker import check
 from dflash_trt.deploy.deployment_file import Eagle3, deployment_path, load_deployment, shipped_deployments
 from dflash_trt.deploy.finding import ERROR, WARNING
 from dflash_trt.deploy.published import missing_parsers, published_drafts, target_parsers
-from dflash_trt.deploy.render import render
 from dflash_trt.deploy.resolve import resolve
-from dflash_trt.deploy.schema import Runtime, load_schema, schemas, versions
+from dflash_trt.deploy.schema import Runtime, schemas, versions
 from dflash_trt.errors import ConfigError
 from tests.cli.commands import run
-from tests.deploy.deployments import BUILD_CONFIGS, NAMES, RUNTIMES, SERVED, findings, rendered, resolved
+from tests.deploy.deployments import BUILD_CONFIGS, NAMES, RUNTIMES, SERVED, config_of, findings, rendered, resolved
 from tests.paths import REPOSITORY
 from tools.catalog_page import replace_catalogue
 
@@ -254,9 +253,7 @@ def test_python_of_a_repository_is_run_where_the_file_says_so() -> None:
         (finding,) = [f for f in findings("kimi-k2.5.b300x8.latency", runtime) if f.rule == "remote-code"]
         assert "is run" in finding.problem
         wary = msgspec.structs.replace(resolved("kimi-k2.6.b300x8.latency"), trust_remote_code=False)
-        document = render(wary, runtime, "dflash", host="127.0.0.1", port=1).arguments
-        said = check(deployment_config(wary, load_schema(runtime), document))
-        assert [f.severity for f in said if f.rule == "remote-code"] == [ERROR]
+        assert [f.severity for f in check(config_of(wary, runtime)) if f.rule == "remote-code"] == [ERROR]
 
 
 def test_tensorrt_llm_gets_a_dense_copy_of_the_gpt_oss_draft() -> None:

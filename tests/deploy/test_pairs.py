@@ -13,17 +13,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.deploy.checker import check, deployment_config
+from dflash_trt.deploy.checker import check
 from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.published import published_drafts, published_targets
-from dflash_trt.deploy.render import render
 from dflash_trt.deploy.resolve import ResolvedDeployment, draft_deployment, resolve
-from dflash_trt.deploy.schema import Runtime, load_schema
+from dflash_trt.deploy.schema import Runtime
 from dflash_trt.deploy.sizes import target_sizes
 from dflash_trt.errors import CheckpointError, ConfigError
 from tests.checkpoint.samples import edit_config
 from tests.cli.commands import run, run_here
-from tests.deploy.deployments import RUNTIMES
+from tests.deploy.deployments import RUNTIMES, config_of
 from tests.paths import FIXTURES
 from tests.reference.synthetic import DraftSizes, write_random_draft
 
@@ -36,10 +35,7 @@ def deployed(draft: Path, target: object = TARGET) -> ResolvedDeployment:
 
 def written(draft: Path, runtime: Runtime) -> list[Finding]:
     """Errors about what serve-config writes."""
-    deployment = deployed(draft)
-    arguments = render(deployment, runtime, "dflash", host="127.0.0.1", port=8000).arguments
-    found = check(deployment_config(deployment, load_schema(runtime), arguments))
-    return [finding for finding in found if finding.severity == ERROR]
+    return [finding for finding in check(config_of(deployed(draft), runtime)) if finding.severity == ERROR]
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -137,11 +133,9 @@ WORDS: list[tuple[Runtime, str, dict[str, Any]]] = [
 def arguments(draft: Path, runtime: Runtime, **facts: object) -> dict[str, Any]:
     """What serve-config writes, without an error by the release's schema and the rules."""
     file = draft_deployment(str(draft), target=str(FIXTURES / "tiny-qwen3"), gpus="b200x1")
-    deployment = resolve(msgspec.structs.replace(file, **facts), "x")
-    written = render(deployment, runtime, "dflash", host="127.0.0.1", port=8000).arguments
-    found = check(deployment_config(deployment, load_schema(runtime, None), written))
-    assert [finding for finding in found if finding.severity == ERROR] == []
-    return written
+    config = config_of(resolve(msgspec.structs.replace(file, **facts), "x"), runtime)
+    assert [finding for finding in check(config) if finding.severity == ERROR] == []
+    return config.document
 
 
 @pytest.fixture

@@ -11,13 +11,12 @@ import pytest
 import yaml
 
 from dflash_trt.checkpoint.target_cache import RecurrentState
-from dflash_trt.deploy.checker import check, deployment_config, file_configs
+from dflash_trt.deploy.checker import check, file_configs
 from dflash_trt.deploy.deployment_file import DeploymentFile, load_deployment
 from dflash_trt.deploy.draft_methods import read_schedule, trtllm_schedule, vllm_schedule
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, Finding
 from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.memory import ServingLoad, gpu_memory, request_bytes
-from dflash_trt.deploy.render import render
 from dflash_trt.deploy.resolve import ResolvedDeployment, pairs_pools, resolve
 from dflash_trt.deploy.rules.memory_rules import document_load
 from dflash_trt.deploy.schema import Runtime, load_schema
@@ -25,7 +24,7 @@ from dflash_trt.deploy.sizes import target_sizes
 from dflash_trt.errors import ConfigError
 from tests.checkpoint.dialect_samples import write_dspark
 from tests.cli.commands import run_here
-from tests.deploy.deployments import BUILD_CONFIGS, RUNTIMES, findings, resolved
+from tests.deploy.deployments import BUILD_CONFIGS, RUNTIMES, arguments, config_of, findings, resolved
 from tests.paths import FIXTURES
 
 SCHEDULE = {1: 9, 17: 4, 65: 0}
@@ -34,10 +33,6 @@ SCHEDULE = {1: 9, 17: 4, 65: 0}
 def scheduled(schedule: dict[int, int], **changes: Any) -> ResolvedDeployment:
     file = load_deployment(BUILD_CONFIGS / "gpt-oss-120b.b300x8.latency.yaml")
     return resolve(msgspec.structs.replace(file, draft_schedule=schedule, **changes), "x")
-
-
-def arguments(deployment: ResolvedDeployment, runtime: Runtime) -> dict[str, Any]:
-    return render(deployment, runtime, "dflash", host="127.0.0.1", port=8000).arguments
 
 
 def test_the_words_of_each_runtime() -> None:
@@ -61,8 +56,7 @@ def test_a_scheduled_deployment_passes_its_own_check(runtime: Runtime) -> None:
     if runtime == "vllm":
         expected = {"num_speculative_tokens_per_batch_size": [[1, 16, 9], [17, 64, 4], [65, 128, 0]]}
     assert expected.items() <= spec.items()
-    config = deployment_config(deployment, load_schema(runtime, None), arguments(deployment, runtime))
-    assert [finding for finding in check(config) if finding.severity == "error"] == []
+    assert [finding for finding in check(config_of(deployment, runtime)) if finding.severity == "error"] == []
 
 
 def test_a_step_without_drafts_is_never_written_for_tensorrt_llm() -> None:
@@ -102,8 +96,7 @@ def test_files_of_others(change: dict[str, Any], severity: str, words: str) -> N
     deployment = scheduled({1: 9})
     document = arguments(deployment, "trtllm")
     document["speculative_config"] = {**document["speculative_config"], **change}
-    findings = check(deployment_config(deployment, load_schema("trtllm", None), document))
-    (finding,) = [finding for finding in findings if finding.rule == "draft-schedule"]
+    (finding,) = [f for f in check(config_of(deployment, document=document)) if f.rule == "draft-schedule"]
     assert finding.severity == severity
     assert words in str(finding)
 
@@ -117,13 +110,11 @@ def changed(**changes: Any) -> DeploymentFile:
 
 def asked(deployment: ResolvedDeployment, runtime: Runtime) -> ServingLoad:
     """What the runtime's arguments ask of each GPU."""
-    arguments = render(deployment, runtime, "dflash", host="127.0.0.1", port=1).arguments
-    return document_load(deployment_config(deployment, load_schema(runtime, None), arguments))
+    return document_load(config_of(deployment, runtime))
 
 
 def found(deployment: ResolvedDeployment) -> list[Finding]:
-    arguments = render(deployment, "trtllm", "dflash", host="127.0.0.1", port=1).arguments
-    return check(deployment_config(deployment, load_schema("trtllm", None), arguments))
+    return check(config_of(deployment))
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -197,10 +188,10 @@ def test_the_files_own_words_win() -> None:
 def test_prefixes_are_reused_where_the_pools_are_paired(changes: dict[str, Any], reused: bool) -> None:
     """In TensorRT-LLM; other runtimes do what the file asks for, else what their drafters bear."""
     deployment = resolve(changed(**changes), "x")
-    cache = render(deployment, "trtllm", "dflash", host="127.0.0.1", port=1).arguments["kv_cache_config"]
+    cache = arguments(deployment)["kv_cache_config"]
     assert cache["enable_block_reuse"] == reused
     assert cache.get("use_kv_cache_manager_v2", False) == (reused and deployment.draft_attention == "TRTLLM")
-    vllm, sglang = (render(deployment, runtime, "dflash", host="::1", port=1).arguments for runtime in RUNTIMES[1:])
+    vllm, sglang = (arguments(deployment, runtime) for runtime in RUNTIMES[1:])
     assert vllm["enable_prefix_caching"] == changes.get("prefix_reuse", False)
     assert sglang["disable_radix_cache"] == (not changes.get("prefix_reuse", True))
     rules = [f.severity for f in found(deployment) if f.rule == "prefix-reuse"]
@@ -211,7 +202,7 @@ def test_prefixes_are_reused_where_the_pools_are_paired(changes: dict[str, Any],
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_plain_decoding_keeps_the_cache_that_users_have(runtime: Runtime, asked: bool | None) -> None:
     deployment = resolve(changed(**{} if asked is None else {"prefix_reuse": asked}), "x")
-    plain = render(deployment, runtime, "none", host="127.0.0.1", port=1).arguments
+    plain = arguments(deployment, runtime, "none")
     off = {
         "trtllm": not plain.get("kv_cache_config", {}).get("enable_block_reuse"),
         "vllm": plain.get("enable_prefix_caching") is False,
@@ -227,9 +218,8 @@ def test_pools_of_a_target_with_recurrent_states_are_not_paired(tmp_path: Path) 
     hybrid = msgspec.structs.replace(target, cache=msgspec.structs.replace(target.cache, recurrent=state))
     assert pairs_pools("TRTLLM", "auto", target)
     assert not pairs_pools("TRTLLM", "auto", hybrid)
-    arguments = render(resolve(FILE, "x"), "trtllm", "dflash", host="127.0.0.1", port=1).arguments
-    config = deployment_config(resolve(FILE, "x"), load_schema("trtllm", None), arguments)
-    (said,) = [f for f in check(msgspec.structs.replace(config, target=hybrid)) if f.rule == "prefix-reuse"]
+    config = msgspec.structs.replace(config_of(resolve(FILE, "x")), target=hybrid)
+    (said,) = [f for f in check(config) if f.rule == "prefix-reuse"]
     assert "a target with recurrent states" in str(said)
 
 
@@ -279,7 +269,7 @@ def test_a_file_that_serves_an_engine_directory_is_checked_in_engine_mode(tmp_pa
     pair = {"target": str(target), "draft": str(engine), "num_ranks": None}
     deployment = resolve(changed(**pair, gpus="b300x1"), "x", draft=str(engine))
     file = tmp_path / "serve.yaml"
-    file.write_text(yaml.safe_dump(render(deployment, "trtllm", "dflash", host="127.0.0.1", port=1).arguments))
+    file.write_text(yaml.safe_dump(arguments(deployment)))
     schema, gpus = load_schema("trtllm", None), parse_gpus("b300x1", "gpus")
     config = file_configs(file, schema, gpus=gpus, target=str(target), draft=None)[0]
     assert config.mode == "engine"
@@ -326,12 +316,11 @@ def test_an_engine_of_other_ranks_is_refused(tmp_path: Path, monkeypatch: pytest
     assert [f for f in found(follows) if f.rule == "engine-ranks"] == []
     (whole,) = [f for f in found(resolve(changed(**pair, num_ranks=1), "x")) if f.rule == "engine-ranks"]
     assert f"expected an engine for num_ranks 1, found {tmp_path / 'x'}, for 2" in str(whole)
-    arguments = render(follows, "trtllm", "dflash", host="127.0.0.1", port=1).arguments
     for changes, message in (
         ({"tensor_parallel_size": 4}, "a drafter shared by 4 ranks (tensor_parallel_size), or a whole one"),
         ({"enable_attention_dp": True}, "a whole drafter beside enable_attention_dp"),
     ):
-        (tmp_path / "serve.yaml").write_text(yaml.safe_dump(arguments | changes))
+        (tmp_path / "serve.yaml").write_text(yaml.safe_dump(arguments(follows) | changes))
         gpus = parse_gpus("b300x8", "gpus")
         config = file_configs(
             tmp_path / "serve.yaml", load_schema("trtllm", None), gpus=gpus, target=target, draft=None

@@ -16,11 +16,12 @@ import dflash_trt
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.plans.plan import PlanOptions
-from dflash_trt.errors import RequestError
+from dflash_trt.errors import CheckpointError, RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime import open_target
 from dflash_trt.runtime.checked_pair import default_batch_size
 from dflash_trt.runtime.draft_length import AutoLength
+from dflash_trt.runtime.drafter.drafter import Drafter
 from tests.checkpoint.samples import refusal
 from tests.decoding import memory_of
 from tests.llm.serving import LONG, PROMPTS, await_running, greedy, open_llm, within
@@ -223,8 +224,19 @@ def test_an_end_frees_both_models_at_once(executor: str, engine: Path, uncollect
         fail()
     assert error.value.__traceback__ is not None
     assert [found() for found in watched] == [None] * len(watched)
-    assert llm.metrics().passes > 0
+    assert (llm.metrics().running, llm.metrics().passes > 0) == (0, True)
     within(llm.close)
+
+
+def test_without_a_target_the_drafter_goes(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    closed: list[Drafter] = []
+    monkeypatch.setattr(Drafter, "close", lambda drafter: closed.append(drafter))
+    monkeypatch.setattr(open_target, "load_model", too_large)
+    assert "expected GPU memory to load the target" in refusal(lambda: open_llm(engine), CheckpointError)
+    assert len(closed) == 1
 
 
 def test_dropping_the_last_reference_ends_thread_and_models(engine: Path, uncollected: None) -> None:

@@ -20,11 +20,13 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.plans.launcher import CudaLauncher
 from dflash_trt.engine.signatures import num_pages_for
 from dflash_trt.errors import CheckpointError, RequestError
+from dflash_trt.runtime import open_target
 from dflash_trt.runtime.kvcache import paged_caches
 from dflash_trt.runtime.load import open_session, room_for
 from dflash_trt.runtime.open_target import prepare_target
 from dflash_trt.runtime.ranks.roles import ALONE
 from dflash_trt.runtime.session import Session
+from dflash_trt.runtime.targets.huggingface import load_model
 from dflash_trt.runtime.targets.packed_pass import GatheredPass
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, PackedTarget
 from tests.contract.cuda_graphs import PretendGpu, RecordedGraph, pretended_gpu
@@ -151,8 +153,15 @@ def test_the_current_gpu_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [str(CudaLauncher(torch.device(name)).device) for name in ("cuda", "cuda:0")] == ["cuda:1", "cuda:0"]
 
 
-def test_what_is_wrong_with_a_gpu_is_not_the_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too little memory is said; what a kernel did wrong comes as it is."""
+def test_what_is_wrong_with_a_gpu_is_not_the_checkpoints(monkeypatch: pytest.MonkeyPatch, uncollected: None) -> None:
+    """Too little memory is said, and keeps nothing of the model; what a kernel did wrong comes as it is."""
+    models = list[weakref.ref[Any]]()
+
+    def noted(*args: Any, **options: Any) -> Any:
+        models.append(weakref.ref(model := load_model(*args, **options)))
+        return model
+
+    monkeypatch.setattr(open_target, "load_model", noted)
     target, errors = read_target(FIXTURES / "tiny-qwen3"), [torch.OutOfMemoryError("CUDA out of memory.\nOf 80 GB ...")]
     errors.append(torch.AcceleratorError("CUDA error: an illegal memory access was encountered"))
 
@@ -162,8 +171,9 @@ def test_what_is_wrong_with_a_gpu_is_not_the_checkpoints(monkeypatch: pytest.Mon
     monkeypatch.setattr(GatheredPass, "attend", fails)
     monkeypatch.setattr("dflash_trt.runtime.open_target.accelerate", lambda _: TORCH_OPERATORS)
     load = prepare_target(target, [0], 1, ALONE, dtype="auto", device="cpu")
-    with pytest.raises(CheckpointError, match=r"compute tokens, found too little \(CUDA out of memory\.\)\n"):
+    with pytest.raises(CheckpointError, match=r"compute tokens, found too little \(CUDA out of memory\.\)\n") as told:
         load()
+    assert (told.value.__context__, [model() for model in models]) == (errors[0], [None])
     del errors[0]
     with pytest.raises(torch.AcceleratorError):
         load()

@@ -9,11 +9,11 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from dflash_trt.errors import ConfigError, EndpointError, cut, shown
@@ -143,7 +143,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 MAX_KEY_BYTES = 2**16
 
 
-class Client:
+class Client(AbstractContextManager["Client", None]):
     """One server; use it as a context manager. Safe to share among threads."""
 
     def __init__(
@@ -174,9 +174,6 @@ class Client:
             limits=httpx.Limits(max_connections=None),
             trust_env=host not in LOOPBACK,  # no proxy between us and this machine
         )
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

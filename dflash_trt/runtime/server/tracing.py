@@ -12,6 +12,7 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -80,7 +81,7 @@ class Tracing:
         return RequestSpan(self, operation, model, headers)
 
 
-class RequestSpan:
+class RequestSpan(AbstractContextManager["RequestSpan", None]):
     """Span of one request, which ends with the block; an exception sets its status."""
 
     def __init__(self, tracing: Tracing, operation: str, model: str, headers: Mapping[str, str]) -> None:
@@ -149,9 +150,6 @@ class RequestSpan:
         attributes = {f"dflash_trt.{key}": value for key, value in steps.items() if value is not None}
         attributes["dflash_trt.choice.index"] = index
         self._tracer.start_span(name, self._context, attributes=attributes, start_time=times[0]).end(times[1])
-
-    def __enter__(self) -> RequestSpan:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
