@@ -28,7 +28,6 @@ from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import click
 import torch
@@ -55,7 +54,6 @@ from dflash_trt.api.sampling_params import SamplingParams  # noqa: E402
 from dflash_trt.checkpoint.target_checkpoint import read_target  # noqa: E402
 from dflash_trt.checkpoint.tokenizer import load_tokenizer  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
-from dflash_trt.engine import fused  # noqa: E402
 from dflash_trt.engine.manifest import Manifest  # noqa: E402
 from dflash_trt.errors import DFlashError  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
@@ -256,18 +254,13 @@ def _ours(pair: Pair) -> Iterator[Way]:
 
 
 def _peers(pair: Pair) -> Iterator[Way]:
-    """Ways of transformers, and one of z-lab or transformers to decode with drafts, for one prompt at a time.
-
-    They compute as transformers is written: a target of ours replaces functions for all models of its classes.
-    """
-    as_written = partial(mock.patch.object, fused, "on_gpu", return_value=False)
+    """Ways of transformers, and one of z-lab or transformers to decode with drafts, for one prompt at a time."""
 
     def plain(batch: int) -> Answers:
         chosen = pair.chosen(batch)
         pair.calls.start()
         groups = [chosen[begin : begin + batch] for begin in range(0, len(chosen), batch)]
-        with as_written():
-            outputs = [output for group in groups for output in _generate(pair, group)]
+        outputs = [output for group in groups for output in _generate(pair, group)]
         return Answers(outputs, sum(len(output) - 1 for output in outputs), pair.calls.count)
 
     ways = [Way("transformers plain", batch, partial(plain, batch)) for batch in pair.settings.batches]
@@ -277,8 +270,7 @@ def _peers(pair: Pair) -> Iterator[Way]:
     def speculative() -> Answers:
         decode = loop()
         pair.calls.start()
-        with as_written():
-            found = [decode(prompt) for prompt in pair.chosen(1)]
+        found = [decode(prompt) for prompt in pair.chosen(1)]
         return Answers([output for output, _ in found], sum(steps for _, steps in found), pair.calls.count)
 
     name = "z-lab DFlash" if find_spec(ZLAB) else "transformers DFlash"
