@@ -3,7 +3,7 @@
 
 Layers of one kind share what is compiled, as in PyTorch's regional compilation
 (https://docs.pytorch.org/tutorials/recipes/regional_compilation.html). Attention runs between the parts of a layer, as
-it is written: it reads the pass and the caches. A layer of Qwen3 launches 18 kernels; transformers launches 60.
+it is written: it reads the pass and the caches. A layer of Qwen3 launches 15 kernels; transformers launches 60.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
 from dflash_trt.engine.fused import Fused
+from dflash_trt.runtime.targets.merged_linear import merge_linear_layers
 from dflash_trt.runtime.targets.packed_pass import IMPLEMENTATION, slot_attention
 
 ONCE = ("rotary_emb", "norm")
@@ -24,6 +25,7 @@ def compile_layers(model: PreTrainedModel) -> None:
     if any(type(weight.data) is not Tensor for weight in model.parameters()):
         return
     AttentionInterface.register(IMPLEMENTATION, torch.compiler.disable(slot_attention))  # type: ignore[no-untyped-call]
+    merge_linear_layers(model)
     decoder = model.get_decoder()
     layers = (layer for layer in decoder.layers if hasattr(layer, "self_attn"))
     others = (module for name, module in decoder.named_children() if name.startswith(ONCE))
