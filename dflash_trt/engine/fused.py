@@ -43,7 +43,8 @@ class Fused:
         from torch._dynamo.exc import TorchDynamoException  # of Inductor and Triton, too
 
         try:
-            self._compiled = self._compiled or compiled(self.function)
+            if self._compiled is None:  # a compiled module has no truth value
+                self._compiled = compiled(self.function)
             return self._compiled(*args, **keywords)
         except TorchDynamoException as error:  # what was written until then is written again
             FAILED.add(self.name)

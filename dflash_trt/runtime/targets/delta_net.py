@@ -24,7 +24,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
 )
 
 from dflash_trt.engine.plans.launcher import uploaded
-from dflash_trt.runtime.targets.packed_pass import Group, RaggedPass
+from dflash_trt.runtime.targets.packed_pass import CurrentPass, Group, RaggedPass
 
 CLASS_NAMES = ("Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet")
 CHUNK = 64
@@ -95,10 +95,12 @@ class DeltaNetLayer:
         _, self.states[slots] = self._recur(inputs, states, decay, beta)
         self.tails[slots] = torch.stack([row[:, n : n + width] for row, n in zip(inputs, counts, strict=True)])
 
-    def _forward(self, hidden_states: Tensor, *, slot_pass: RaggedPass, **_: object) -> Tensor:
+    def _forward(self, hidden_states: Tensor, *, slot_pass: CurrentPass, **_: object) -> Tensor:
         """hidden_states [1, R, H] of a pass -> [1, R, H]; as the module's own forward, segment by segment."""
+        current = slot_pass.value
+        assert isinstance(current, RaggedPass), "no recorded pass has recurrent state"
         mixed, z, beta, decay = self._project(hidden_states)
-        rows = [self._append(group, mixed, decay, beta) for group in slot_pass.groups]
+        rows = [self._append(group, mixed, decay, beta) for group in current.groups]
         mixed_values = torch.cat(rows)  # [R, V, Dv]
         module, shape = self._module, z.shape
         mixed_values = F.pad(mixed_values, (0, 0, 0, 0, 0, hidden_states.shape[1] - len(mixed_values)))  # padded rows

@@ -127,6 +127,13 @@ class RaggedPass(Pass):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class CurrentPass:
+    """The pass of a forward call, in one type for all: torch.compile compiles anew for another type of an argument."""
+
+    value: Pass
+
+
 IMPLEMENTATION = "slot_attention"  # transformers takes any name with "flash" in it for FlashAttention
 
 
@@ -141,7 +148,7 @@ def slot_attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     *,
-    slot_pass: Pass,
+    slot_pass: CurrentPass,
     **_: object,
 ) -> tuple[Tensor, None]:
     """query [1, N, R, D], key and value [1, G, R, D] of the pass -> [1, R, N, D].
@@ -149,11 +156,12 @@ def slot_attention(
     transformers' own signature (5.23, AttentionInterface); `s_aux` [N] are gpt-oss's sinks, `softcap` is Gemma 2's.
     Rows behind those of the pass are padding, in and out.
     """
-    num_rows, num_padded = len(slot_pass.positions), query.shape[2]
+    current, num_padded = slot_pass.value, query.shape[2]
+    num_rows = len(current.positions)
     layer: int = module.layer_idx  # type: ignore[assignment]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query, key, value = (x[0, :, :num_rows] for x in (query, key, value))
-    rows = slot_pass.attend(layer, query, key, value, AttentionRule(scale, sliding_window, softcap, s_aux))
+    rows = current.attend(layer, query, key, value, AttentionRule(scale, sliding_window, softcap, s_aux)).contiguous()
     return F.pad(rows, (0, 0, 0, 0, 0, num_padded - num_rows))[None] if num_padded > num_rows else rows[None], None
 
 

@@ -26,7 +26,7 @@ from dflash_trt.checkpoint.refusing import refusing
 from dflash_trt.engine.plans.launcher import Launcher
 from dflash_trt.runtime.kvcache.paged_caches import SlotCache
 from dflash_trt.runtime.targets.delta_net import DeltaNets
-from dflash_trt.runtime.targets.packed_pass import IMPLEMENTATION, GatheredPass, RaggedPass
+from dflash_trt.runtime.targets.packed_pass import IMPLEMENTATION, CurrentPass, GatheredPass, RaggedPass
 from dflash_trt.runtime.targets.recorded_pass import RecordedPasses, StaticPass
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget, Taps
 from dflash_trt.runtime.targets.target import Segment, Target, Verified
@@ -42,7 +42,7 @@ class Acceleration:
     pass_type: type[RaggedPass] = GatheredPass
     """Class that computes attention."""
     pads_rows: bool = True
-    """Whether passes in BF16 are filled up to a few numbers of rows, on which the kernels of linear layers agree."""
+    """Whether a CPU fills passes in BF16 up to a few numbers of rows, on which the kernels of linear layers agree."""
 
 
 TORCH_OPERATORS = Acceleration()
@@ -66,14 +66,15 @@ class PackedTarget(HuggingFaceTarget):
         super().__init__(model, target_layer_ids)
         self._catcher = Taps(model, target_layer_ids)
         model.set_attn_implementation(IMPLEMENTATION)
-        self._pads = model.dtype == torch.bfloat16 and acceleration.pads_rows
+        self._may_pad = self._device.type == "cpu" and model.dtype == torch.bfloat16
+        self._pads = self._may_pad and acceleration.pads_rows
         self._pass_type = acceleration.pass_type
         self._cache = SlotCache(num_slots, model.device)
         self._delta_nets = DeltaNets(model, num_slots)
         self._table = self._cache.table
         self._recorded: RecordedPasses | None = None
         with refusing(model.name_or_path, "a model that computes a token"):
-            for num_tokens in (1, 2, 3):  # torch.compile makes kernels for one row, for two, and then for any number
+            for num_tokens in (1, 2):  # torch.compile makes kernels for one row, and for any other number
                 self.verify([Segment(slot=0, token_ids=[0] * num_tokens, num_logits=0)], with_taps=False)
         self.release(0)
         if launcher is not None and not self._delta_nets.bytes_per_slot:
@@ -99,7 +100,7 @@ class PackedTarget(HuggingFaceTarget):
 
     def _run_static(self, current: StaticPass, with_taps: bool) -> Verified:
         """The model's forward call over a pass of fixed sizes."""
-        inputs = {"position_ids": current.positions[None], "use_cache": False, "slot_pass": current}
+        inputs = {"position_ids": current.positions[None], "use_cache": False, "slot_pass": CurrentPass(current)}
         return self._run(current.token_ids[None], 0, with_taps=with_taps, **inputs)
 
     def _launch(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
@@ -120,7 +121,7 @@ class PackedTarget(HuggingFaceTarget):
             with_taps=with_taps,
             position_ids=current.padded_positions(len(token_ids))[None],
             use_cache=False,
-            slot_pass=current,
+            slot_pass=CurrentPass(current),
         )
         if not self._pads:
             return verified
@@ -134,14 +135,14 @@ class PackedTarget(HuggingFaceTarget):
     def _agrees(self) -> bool:
         """Whether rows are independent; pads passes if that makes them so."""
         is_invariant = agrees(self)
-        if not is_invariant and not self._pads:
+        if not is_invariant and self._may_pad and not self._pads:
             self._pads = True
             is_invariant = agrees(self)
         return is_invariant
 
     def _size(self, num_rows: int) -> int:
         """Padded number of rows of a pass."""
-        return max(MIN_ROWS, padded_size(num_rows) if self._device.type == "cpu" else num_rows)
+        return max(MIN_ROWS, padded_size(num_rows))
 
     def _clear(self, pages: Sequence[int]) -> None:
         """Zeros reused pages where the pass reads masked rows."""
