@@ -69,24 +69,16 @@ def deployment_config(
 
 
 def file_configs(
-    file: Path, schema: Schema, *, deployment: ResolvedDeployment | None = None, gpus: Gpus | None = None,
-    target: str | None = None, draft: str | None = None,
+    file: Path, schema: Schema, *, text: str | None = None, deployment: ResolvedDeployment | None = None,
+    gpus: Gpus | None = None, target: str | None = None, draft: str | None = None,
 ) -> list[CheckedConfig]:  # fmt: skip
     """Each server's arguments in a YAML file or a script, with the models and GPUs of a deployment, or that are named.
 
-    Raises ConfigError when the file is neither a YAML mapping nor starts a server of the runtime, CheckpointError when
-    it names a directory that is no draft.
+    A `text` stands for what is in the file; what it names is looked for beside it. Raises ConfigError when it is
+    neither a YAML mapping nor starts a server of the runtime, CheckpointError when it names a directory that is no
+    draft.
     """
-    text = read_text(file, ConfigError, limit=MAX_BYTES)
-    return text_configs(text, file, schema, deployment=deployment, gpus=gpus, target=target, draft=draft)
-
-
-def text_configs(
-    text: str, file: Path, schema: Schema, *, deployment: ResolvedDeployment | None = None, gpus: Gpus | None = None,
-    target: str | None = None, draft: str | None = None,
-) -> list[CheckedConfig]:  # fmt: skip
-    """`file_configs` of a text; files that it names are looked for beside `file`."""
-    configs = []
+    text, configs = read_text(file, ConfigError, limit=MAX_BYTES) if text is None else text, []
     for document, reading, environment in _read(text, file, schema):
         if deployment is not None:
             config = deployment_config(deployment, schema, document)

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from dflash_trt.deploy.checker import check, text_configs, text_servers
+from dflash_trt.deploy.checker import check, file_configs, text_servers
 from dflash_trt.deploy.deployment_file import merged, nested
 from dflash_trt.deploy.draft_methods import draft_arguments, native_attention
 from dflash_trt.deploy.finding import ERROR, Finding
@@ -140,7 +140,7 @@ def _draft(name: str) -> DraftSizes:
 
 
 def _config(text: str, file: Path, schema: Schema, gpus: Gpus | None, target: str | None) -> CheckedConfig:
-    (config,) = text_configs(text, file, schema, gpus=gpus, target=target)
+    (config,) = file_configs(file, schema, text=text, gpus=gpus, target=target)
     return config
 
 

@@ -208,16 +208,21 @@ def test_a_batch_is_what_the_plans_hold(engine: Path) -> None:
         assert llm.metrics().free_slots == 16
 
 
+def running(engine: Path, executor: str) -> tuple[LLM, list[weakref.ref[Any]]]:
+    """An LLM in the middle of a request, and what its end frees."""
+    llm = open_llm(engine, executor=executor)
+    llm.backend.submit(llm.backend.request(PROMPTS[0], LONG, lambda chunk: None))
+    await_running(llm)
+    return llm, [weakref.ref(llm.backend._decoder._runner), *memory_of(llm.backend.session)]
+
+
 @pytest.mark.parametrize("executor", ["onnxruntime", "torch"])
 def test_an_end_frees_both_models_at_once(executor: str, engine: Path, uncollected: None) -> None:
-    """An error of a `with` in the middle of a request, while both the LLM and the error stay."""
-    llm = open_llm(engine, executor=executor)
-    watched = [weakref.ref(llm.backend._decoder._runner), *memory_of(llm.backend.session)]
+    """An error ends a `with`, while both the LLM and the error stay."""
+    llm, watched = running(engine, executor)
 
     def fail() -> None:
         with llm:
-            llm.backend.submit(llm.backend.request(PROMPTS[0], LONG, lambda chunk: None))
-            await_running(llm)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError) as error:
@@ -240,11 +245,8 @@ def test_without_a_target_the_drafter_goes(engine: Path, monkeypatch: pytest.Mon
 
 
 def test_dropping_the_last_reference_ends_thread_and_models(engine: Path, uncollected: None) -> None:
-    llm = open_llm(engine)
-    watched = [weakref.ref(llm), *memory_of(llm.backend.session)]
-    thread = llm.backend._thread._thread
-    llm.backend.submit(llm.backend.request(PROMPTS[0], LONG, lambda chunk: None))
-    await_running(llm)
+    llm, watched = running(engine, "onnxruntime")
+    thread, watched = llm.backend._thread._thread, [weakref.ref(llm), *watched]
     assert thread in threading.enumerate()
     del llm
     assert [found() for found in watched] == [None] * len(watched)

@@ -112,22 +112,16 @@ class PlanRunner(RecordedGraph):
         return context
 
     def _record(self, rows: int) -> Callable[[], None]:
-        context = self._contexts[rows]
-        return self._launcher.record(self._work(context), self._check(context))
+        context, launcher = self._contexts[rows], self._launcher
 
-    def _work(self, context: Any) -> Callable[[], None]:
         def work() -> None:
-            self._expect(context.execute_async_v3(self._launcher.handle), "a call that TensorRT queues")
+            self._expect(context.execute_async_v3(launcher.handle), "a call that TensorRT queues")
 
-        return work
-
-    def _check(self, context: Any) -> Callable[[], None]:
         def check() -> None:
             if self._jit_cache is not None:
-                stream = self._launcher.handle
-                self._expect(context.is_stream_capturable(stream), "a call that a CUDA graph can capture")
+                self._expect(context.is_stream_capturable(launcher.handle), "a call that a CUDA graph can capture")
 
-        return check
+        return launcher.record(work, check)
 
     def _expect(self, is_right: bool, what: str) -> None:
         if not is_right:

@@ -75,28 +75,20 @@ def test_it_is_what_a_rank_allocates(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert memory.activation_bytes == sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
 
-@pytest.mark.parametrize(
-    ("largest", "buckets"),
-    [
-        (1, [1]),
-        (2, [1, 2]),
-        (6, [1, 2, 4, 6]),
-        (64, [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]),
-        (72, [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 72]),  # not as 128
-        (300, [1, 2, 4, *range(8, 129, 8), 192, 256, 300]),
-    ],
-)
-def test_batches_are_those_of_the_cuda_graphs(largest: int, buckets: list[int]) -> None:
-    assert graph_batch_sizes(largest) == buckets
+BATCHES = {
+    1: [1], 2: [1, 2], 6: [1, 2, 4, 6], 64: [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64],
+    72: [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 72],  # not as 128
+    300: [1, 2, 4, *range(8, 129, 8), 192, 256, 300],
+}  # fmt: skip
+ROWS = {
+    1: [1], 16: [16], 17: [16, 17], 256: [16, 64, 256], 257: [16, 64, 256, 257], 512: [16, 64, 256, 512],
+    2048: [16, 64, 256, 512, 1024, 2048],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("largest", "buckets"),
-    [(1, [1]), (16, [16]), (17, [16, 17]), (256, [16, 64, 256]), (257, [16, 64, 256, 257]), (512, [16, 64, 256, 512]),
-     (2048, [16, 64, 256, 512, 1024, 2048])],
-)  # fmt: skip
-def test_row_buckets(largest: int, buckets: list[int]) -> None:
-    assert row_buckets(largest) == buckets
+def test_batches_are_those_of_the_cuda_graphs_and_rows_in_buckets() -> None:
+    assert {largest: graph_batch_sizes(largest) for largest in BATCHES} == BATCHES
+    assert {largest: row_buckets(largest) for largest in ROWS} == ROWS
 
 
 def test_profiles_of_both_graphs() -> None:
