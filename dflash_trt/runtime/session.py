@@ -68,7 +68,7 @@ class Session:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
         self.drafter.close()
-        _empty(self.target)
+        self.target.close()
         with suppress(torch.AcceleratorError):
             if device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -178,19 +178,6 @@ class Session:
         bytes_per_token = self.target.cache_bytes_per_token + self.drafter.cache_bytes_per_token
         room = self.cache_gib * 2**30 - self.max_batch_size * self.target.cache_bytes_per_slot
         return max(0, int(room / bytes_per_token) // TOKENS_PER_PAGE * TOKENS_PER_PAGE)
-
-
-def _empty(target: HuggingFaceTarget) -> None:
-    """Takes all that they hold from a target, the modules of its model, and what it has recorded.
-
-    Taps, recorded passes, replaced layers and the hooks of a model on several GPUs are reference cycles, which would
-    keep weights and caches until Python's garbage collector runs.
-    """
-    shard = vars(target).get("_shard", target)
-    recorded = vars(shard).get("_recorded")
-    for holder in (*target.model.modules(), recorded, shard, target):
-        if holder is not None:
-            vars(holder).clear()
 
 
 def run(decoder: Decoder, requests: Sequence[Request]) -> list[Completion]:

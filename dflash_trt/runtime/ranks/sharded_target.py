@@ -61,6 +61,10 @@ class ShardedTarget(HuggingFaceTarget):
         """One line: rank 0's shard, and how many there are."""
         return f"{self._shard.summary}, one of {self._leader.size} ranks"
 
+    def close(self) -> None:
+        self._shard.close()
+        vars(self).clear()
+
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         self._later.append(Call("reserve", {"slot": slot, "pages": [*pages], "num_tokens": num_tokens}))
 

@@ -84,6 +84,11 @@ class PackedTarget(HuggingFaceTarget):
         self.cache_bytes_per_slot = self._delta_nets.bytes_per_slot
         self.keeps_prefixes = self.cache_bytes_per_slot == 0  # recurrent state is of a sequence's end alone
 
+    def close(self) -> None:
+        if self._recorded is not None:
+            self._recorded.close()
+        super().close()
+
     @torch.inference_mode()
     def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
         """Appends all segments in one forward call."""

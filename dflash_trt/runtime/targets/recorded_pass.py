@@ -181,6 +181,10 @@ class RecordedPasses:
         self._works = True
         """Whether no recording has failed."""
 
+    def close(self) -> None:
+        """Frees all recordings, which hold the model."""
+        vars(self).clear()
+
     def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified | None:
         """Runs a pass whose tokens the cache's table has room for; None for one that is not recorded."""
         if not self._works or any(len(segment.token_ids) != segment.num_logits for segment in segments):

@@ -63,6 +63,15 @@ class HuggingFaceTarget(Target):
         """Attention and cache, in words."""
         raise NotImplementedError
 
+    def close(self) -> None:
+        """Frees the model and its caches now; the last call.
+
+        Taps, layers that were replaced and hooks of a model on several GPUs are reference cycles.
+        """
+        for module in list(self.model.modules()):
+            vars(module).clear()
+        vars(self).clear()
+
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Rows [..., H] of the embedding table as they are stored: a draft says its own factor."""
