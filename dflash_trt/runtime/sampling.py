@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples tokens where the logits lie: the rule of docs/sampling.md in torch's operators, for a GPU.
+
+Tokens are to the bit those of cpp/sampling. So each operator here rounds once, as a kernel of its own does: `addcmul`,
+`alpha=`, a compiled function, and a quotient by a number, which torch makes a product, would round otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dflash_trt import _C
+from dflash_trt.engine.plans.launcher import uploaded
+
+WEIGHT_BITS = 43
+MAX_VOCAB_SIZE = 2**19
+"""Sums of weights stay below 2^62."""
+HEAVIEST = 1024
+"""Weights of a row that filters look at first: those that they keep are nearly always among them."""
+PART_BYTES = 2**24
+"""Doubles of the rows that are sampled together. Operators read and write two such parts at a time, which fit in the L2
+cache of an H100, and five exist at most."""
+BLOCK = 512
+"""Tokens whose weights are summed before any cumulative sum, for which torch gives a row only one block of a GPU."""
+
+
+class RowDraw(NamedTuple):
+    """Settings of one row; a table of doubles holds them, as no integer is beyond 2^53."""
+
+    row: int
+    """Place in the logits."""
+    bits: int
+    """The random number of its output position, in units of 2^-53."""
+    temperature: float
+    top_k: int
+    """0: off."""
+    top_p: float
+    least: int
+    """Smallest weight that min_p leaves."""
+
+    @property
+    def has_filter(self) -> bool:
+        """Whether weights decide which tokens are left; min_p is known beforehand."""
+        return self.top_k > 0 or self.top_p < 1
+
+
+def row_draws(params: _C.SamplerParams, position: int, rows: range, vocab_size: int) -> Iterator[RowDraw]:
+    """Draws of output positions from `position` on, for temperature > 0; penalties are not seen to."""
+    top_k = params.top_k if params.top_k < vocab_size else 0
+    least = math.ceil(params.min_p * 2**WEIGHT_BITS)
+    for row, bits in zip(rows, _C.uniform_bits(params.seed, position, len(rows)), strict=True):
+        yield RowDraw(row, bits, params.temperature, top_k, params.top_p, least)
+
+
+def sample(logits: Tensor, best: Tensor, draws: Sequence[RowDraw], out: Tensor, heaviest: int = HEAVIEST) -> None:
+    """Fills `out` [R] int64 with the tokens of the rows of logits [R, V] FLOAT that draws name; best [R] is their max.
+
+    A token is -1 where the filters may leave more than the `heaviest` weights: they are to be V then, at the cost of
+    sorting the row. The host waits for nothing. A row that is not finite gets any token, and rows behind a rejected
+    proposal cost as much as others.
+    """
+    vocab_size = logits.shape[-1]
+    assert vocab_size <= MAX_VOCAB_SIZE, "sums of weights would not fit"
+    for has_filter in (False, True):
+        if not (chosen := [draw for draw in draws if draw.has_filter is has_filter]):
+            continue
+        table = uploaded(torch.tensor(chosen, dtype=torch.float64), logits.device)
+        num_rows = max(1, PART_BYTES // (8 * vocab_size))
+        for begin in range(0, len(table), num_rows):
+            part = table[begin : begin + num_rows, :, None]
+            _, _, temperature, _, top_p, _ = part.unbind(1)
+            row, bits, _, top_k, _, least = part.long().unbind(1)
+            rows = row[:, 0]
+            weights = to_weights(logits[rows], best[rows, None], temperature)
+            if not has_filter:
+                out[rows] = token(weights, bits, least)[:, 0]
+                continue
+            lowest, is_known = lowest_kept_weight(weights, top_k, top_p, min(heaviest, vocab_size))
+            out[rows] = torch.where(is_known, token(weights, bits, lowest.maximum(least)), -1)[:, 0]
+
+
+LOWEST = -40.0
+"""Exp(-40) is far below half a unit of weight."""
+TO_INTEGER, TO_INTEGER_BITS = 1.5 * 2.0**52, 0x4338 << 48
+"""A sum with this double has an integer, rounded to nearest even, in its low bits."""
+LOG2_E = float.fromhex("0x1.71547652b82fep0")
+LN2_HIGH, LN2_LOW = float.fromhex("0x1.62e42fee00000p-1"), float.fromhex("0x1.a39ef35793c76p-33")
+COEFFICIENTS = [1 / math.factorial(n) for n in range(11, -1, -1)]
+
+
+def to_weights(logits: Tensor, best: Tensor, temperature: Tensor) -> Tensor:
+    """round(2^43 exp((logits - best) / temperature)), in the steps of cpp/sampling/weights.cpp: [R, V] int64.
+
+    Logits [R, V] FLOAT, their largest [R, 1] FLOAT, temperature [R, 1] FLOAT64. In place, as memory is what it costs.
+    """
+    x = logits.double().sub_(best.double()).div_(temperature)
+    x.nan_to_num_(nan=0.0).clamp_(min=LOWEST)  # NaN is of a row whose token nobody reads
+    shifted = (x * LOG2_E).add_(TO_INTEGER)
+    n = shifted - TO_INTEGER
+    x.sub_(n * LN2_HIGH).sub_(n.mul_(LN2_LOW))
+    total = (x * COEFFICIENTS[0]).add_(COEFFICIENTS[1])
+    for coefficient in COEFFICIENTS[2:]:
+        total.mul_(x).add_(coefficient)
+    power = shifted.view(torch.int64).add_(1023 + WEIGHT_BITS).bitwise_left_shift_(52).view(torch.float64)
+    return total.mul_(power).add_(TO_INTEGER).view(torch.int64).sub_(TO_INTEGER_BITS)
+
+
+def lowest_kept_weight(weights: Tensor, top_k: Tensor, top_p: Tensor, heaviest: int) -> tuple[Tensor, Tensor]:
+    """Smallest weight [R, 1] that top_k, and then top_p of what it leaves, keep in a row of weights [R, V].
+
+    And whether it is that: it is looked for among the `heaviest`.
+    """
+    top = weights.topk(heaviest).values
+    of_top_k = top.gather(-1, (top_k - 1).clamp_(0, heaviest - 1)).masked_fill_(top_k == 0, 0)
+    mass = (weights * (weights >= of_top_k)).sum(-1, keepdim=True)
+    limit = torch.where(top_p < 1, (mass.double() * top_p).ceil_().long(), mass)
+    cumulative = top.cumsum(-1)
+    num_kept = (cumulative - top < limit).sum(-1, keepdim=True)  # of equals the first counts, with what weighs more
+    return top.gather(-1, num_kept - 1), (cumulative[:, -1:] >= limit) & (top_k <= heaviest)
+
+
+def token(weights: Tensor, bits: Tensor, lowest: Tensor) -> Tensor:
+    """First id [R, 1] at which the cumulative sum of weights [R, V] >= lowest [R, 1] exceeds bits / 2^53 of it.
+
+    Changes the weights.
+    """
+    weights.mul_(weights >= lowest)
+    size = math.gcd(weights.shape[-1], BLOCK)
+    blocks = weights.view(len(weights), -1, size)
+    sums = blocks.sum(-1)
+    cumulative = sums.cumsum(-1)
+    below = share(bits, cumulative[:, -1:])
+    block = (cumulative <= below).sum(-1, keepdim=True)
+    below -= (cumulative - sums).gather(-1, block)
+    within = blocks.gather(1, block[..., None].expand(-1, -1, size))[:, 0].cumsum(-1)
+    return block * size + (within <= below).sum(-1, keepdim=True)
+
+
+def share(bits: Tensor, mass: Tensor) -> Tensor:
+    """bits * mass >> 53 for bits < 2^53 and mass < 2^62: the product has no integer type, so it is made of limbs."""
+    high, low = mass >> 31, mass & (1 << 31) - 1
+    first, last = bits >> 27, bits & (1 << 27) - 1
+    carried = (last * high << 4) + (last * low >> 27)
+    return (first * high << 5) + (first * low + carried >> 26)
