@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samples tokens where the logits lie: the rule of docs/sampling.md in torch's operators, for a GPU.
 
-Tokens are to the bit those of cpp/sampling. So each operator here rounds once, as a kernel of its own does: `addcmul`,
-`alpha=`, a compiled function, and a quotient by a number, which torch makes a product, would round otherwise.
+Tokens are to the bit those of cpp/sampling. So each product and each sum rounds, as in a kernel of its own: `addcmul`,
+`alpha=`, functions compiled without ROUNDS_EACH, and a quotient by a number, of which torch makes a product, would not.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dflash_trt import _C
+from dflash_trt.engine.fused import ROUNDS_EACH, Fused
 from dflash_trt.engine.plans.launcher import uploaded
 
 WEIGHT_BITS = 43
@@ -22,9 +24,8 @@ MAX_VOCAB_SIZE = 2**19
 """Sums of weights stay below 2^62."""
 HEAVIEST = 1024
 """Weights of a row that filters look at first: those that they keep are nearly always among them."""
-PART_BYTES = 2**24
-"""Doubles of the rows that are sampled together. Operators read and write two such parts at a time, which fit in the L2
-cache of an H100, and five exist at most."""
+PART_BYTES = 2**26
+"""Doubles of the rows that are sampled together: a few times that is taken of a GPU's memory."""
 BLOCK = 512
 """Tokens whose weights are summed before any cumulative sum, for which torch gives a row only one block of a GPU."""
 
@@ -93,21 +94,22 @@ LN2_HIGH, LN2_LOW = float.fromhex("0x1.62e42fee00000p-1"), float.fromhex("0x1.a3
 COEFFICIENTS = [1 / math.factorial(n) for n in range(11, -1, -1)]
 
 
+@partial(Fused, options=ROUNDS_EACH)
 def to_weights(logits: Tensor, best: Tensor, temperature: Tensor) -> Tensor:
     """round(2^43 exp((logits - best) / temperature)), in the steps of cpp/sampling/weights.cpp: [R, V] int64.
 
-    Logits [R, V] FLOAT, their largest [R, 1] FLOAT, temperature [R, 1] FLOAT64. In place, as memory is what it costs.
+    Logits [R, V] FLOAT, their largest [R, 1] FLOAT, temperature [R, 1] FLOAT64. A NaN, in a row whose token nobody
+    reads, weighs most.
     """
-    x = logits.double().sub_(best.double()).div_(temperature)
-    x.nan_to_num_(nan=0.0).clamp_(min=LOWEST)  # NaN is of a row whose token nobody reads
-    shifted = (x * LOG2_E).add_(TO_INTEGER)
+    x = ((logits.double() - best.double()) / temperature).nan_to_num(nan=0.0).clamp(min=LOWEST)
+    shifted = x * LOG2_E + TO_INTEGER
     n = shifted - TO_INTEGER
-    x.sub_(n * LN2_HIGH).sub_(n.mul_(LN2_LOW))
-    total = (x * COEFFICIENTS[0]).add_(COEFFICIENTS[1])
+    r = x - n * LN2_HIGH - n * LN2_LOW
+    total = r * COEFFICIENTS[0] + COEFFICIENTS[1]
     for coefficient in COEFFICIENTS[2:]:
-        total.mul_(x).add_(coefficient)
-    power = shifted.view(torch.int64).add_(1023 + WEIGHT_BITS).bitwise_left_shift_(52).view(torch.float64)
-    return total.mul_(power).add_(TO_INTEGER).view(torch.int64).sub_(TO_INTEGER_BITS)
+        total = total * r + coefficient
+    power = ((shifted.view(torch.int64) + (1023 + WEIGHT_BITS)) << 52).view(torch.float64)
+    return (total * power + TO_INTEGER).view(torch.int64) - TO_INTEGER_BITS
 
 
 def lowest_kept_weight(weights: Tensor, top_k: Tensor, top_p: Tensor, heaviest: int) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,10 +20,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._inductor import config
 
 from dflash_trt import _C
+from dflash_trt.engine import fused
+from dflash_trt.engine.fused import ROUNDS_EACH
 from dflash_trt.runtime import sampling
 from tests.reference.sampling import Logits, Params
+from tests.runtime.drafter.torch.inductor import compile_ptx, written
 
 POSITION = 2**32 - 2
 """Output position of the first row; those behind need more than 32 bits."""
@@ -161,9 +167,9 @@ def test_each_step_is_what_it_is_said_to_be() -> None:
 
 
 MISTAKES = {
-    "a sum fused with its product": ("total.mul_(x).add_(coefficient)", "total = fused(total, x, coefficient)"),
-    "a product with the reciprocal": (".div_(temperature)", ".mul_(1 / temperature)"),
-    "torch's exp": ("x.nan_to_num_", "return (x.exp_() * 2**43).round_().long()\n    x.nan_to_num_"),
+    "a sum fused with its product": ("total = total * r + coefficient", "total = contracted(total, r, coefficient)"),
+    "a product with the reciprocal": ("best.double()) / temperature", "best.double()) * (1 / temperature)"),
+    "torch's exp": ("shifted = x", "return (x.exp() * 2**43).round().long()\n    shifted = x"),
     "the lightest goes": ("weights.mul_(weights >= lowest)", "weights.mul_(weights > lowest)"),
     "the token before the boundary": ("(within <= below)", "(within < below)"),
     "the block before the boundary": ("(cumulative <= below)", "(cumulative < below)"),
@@ -175,7 +181,7 @@ MISTAKES = {
 }  # fmt: skip
 
 
-def fused(a: torch.Tensor, b: Any, c: Any) -> torch.Tensor:
+def contracted(a: torch.Tensor, b: Any, c: Any) -> torch.Tensor:
     """a * b + c, rounded once but for a bit in two thousand: NumPy's long double has 64."""
     wide = [np.asarray(x, dtype=np.longdouble) for x in (a, b, c)]
     return torch.from_numpy((wide[0] * wide[1] + wide[2]).astype(np.float64))
@@ -186,7 +192,7 @@ def test_mistakes_are_seen(right: str, wrong: str) -> None:
     source = inspect.getsource(sampling)
     assert source.count(right) == 1
     planted = ModuleType("planted")
-    planted.__dict__["fused"] = fused
+    planted.__dict__["contracted"] = contracted
     exec(source.replace(right, wrong), planted.__dict__)
     with pytest.raises((AssertionError, RuntimeError)):  # or torch finds no token there
         check_all(planted)
@@ -196,3 +202,34 @@ def test_mistakes_are_seen(right: str, wrong: str) -> None:
 def test_the_share_of_a_sum(bits: int, mass: int) -> None:
     for b, m in ((bits, mass), (2**53 - 1, mass), (bits, 2**62 - 1), (2**53 - 1, 2**62 - 1)):
         assert sampling.share(torch.tensor([[b]]), torch.tensor([[m]])).item() == b * m >> 53
+
+
+@pytest.mark.full
+def test_the_kernel_of_weights_for_an_h100_rounds_each_sum_and_product(tmp_path: Path) -> None:
+    """Compiled by Triton on a CPU; ptxas leaves apart what names its rounding."""
+    row = torch.zeros(3, 151_936)
+    given = row, row[:, :1].clone(), torch.ones(3, 1).double()
+
+    class Weights(torch.nn.Module):
+        def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+            weights: torch.Tensor = sampling.to_weights.function(*tensors)
+            return weights
+
+    for options in ({}, ROUNDS_EACH):
+        with config.patch(options):
+            code = written(Weights(), given)
+        (ptx,) = compile_ptx(code, (9, 0), tmp_path)
+        operations = set(re.findall(r"\b(?:add|sub|mul|fma)\.(?:rn\.)?f64", ptx))
+        assert (operations == {"add.rn.f64", "sub.rn.f64", "mul.rn.f64"}) is bool(options)
+
+
+@pytest.mark.full
+def test_weights_that_inductor_compiles_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code for a CPU, with the option that a GPU needs."""
+    asked, compiles = list[object](), torch.compile
+    monkeypatch.setattr(fused, "on_gpu", lambda tensor: True)
+    monkeypatch.setattr(fused, "why_not_compiled", lambda: None)
+    monkeypatch.setattr(sampling.to_weights, "_compiled", None)
+    monkeypatch.setattr(torch, "compile", lambda f, **given: asked.append(given) or compiles(f, **given))
+    check_weights(sampling)
+    assert asked == [{"options": ROUNDS_EACH}]
