@@ -18,6 +18,7 @@ from torch import Tensor
 from dflash_trt import _C
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.drafter.candidate_selector import Draw, Proposals
+from dflash_trt.runtime.penalties import Penalised, penalise
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import HEAVIEST, RowDraw, row_draws, sample
 from dflash_trt.runtime.targets.target import Segment
@@ -59,37 +60,41 @@ class _Block:
     part: StepInput
     rows: range
     """Rows that tokens are drawn from; those for the prompt lie before them."""
-    is_drawn: bool
-    """Whether tokens are sampled where the logits lie."""
+    is_chosen: bool
+    """Whether tokens are chosen where the logits lie; else they are by rows in the host's memory."""
 
     @property
     def rows_here(self) -> range:
         """Rows that are needed in the host's memory."""
-        request, num_prompt_logits = self.part.request, self.part.num_prompt_logits
-        is_chosen = self.is_drawn or _takes_argmax(request)
-        if is_chosen and not request.processors and not request.params.logprobs and num_prompt_logits == 0:
+        num_prompt_logits = self.part.num_prompt_logits
+        if self.is_chosen and not self.part.request.params.logprobs and num_prompt_logits == 0:
             return range(0)
         return range(self.rows.start - num_prompt_logits, self.rows.stop)
 
-    def draws(self, vocab_size: int) -> Iterable[RowDraw]:
-        """Draws of the rows that are sampled where they lie."""
+    @property
+    def penalised(self) -> Penalised | None:
+        """History that the chosen tokens depend on."""
         request = self.part.request
-        return row_draws(request.sampler, len(request.token_ids), self.rows, vocab_size) if self.is_drawn else ()
+        if not (self.is_chosen and self.rows and request.params.penalizes):
+            return None
+        return Penalised(self.rows, request.sampler, request.prompt_ids, request.token_ids, self.part.proposals)
+
+    def draws(self, vocab_size: int) -> Iterable[RowDraw]:
+        """Draws of the chosen tokens that are no argmax."""
+        request = self.part.request
+        is_drawn = self.is_chosen and request.params.temperature > 0
+        return row_draws(request.sampler, len(request.token_ids), self.rows, vocab_size) if is_drawn else ()
 
 
 def _blocks(parts: Sequence[StepInput], *, on_cpu: bool) -> Iterator[_Block]:
-    """On a CPU the compiled rule is faster, and reads no row behind a rejected proposal."""
+    """On a CPU the compiled rule is faster than torch, and reads no row behind a rejected proposal."""
     end = 0
     for part in parts:
         request, params = part.request, part.request.params
-        is_plain = not (request.processors or params.penalizes) and part.drafted.probabilities is None
+        is_argmax = params.temperature == 0 and not params.penalizes
+        is_chosen = not request.processors and part.drafted.probabilities is None and (is_argmax or not on_cpu)
         end += part.num_prompt_logits + part.num_logits
-        rows = range(end - part.num_logits, end)
-        yield _Block(part, rows, is_drawn=is_plain and params.temperature > 0 and not on_cpu)
-
-
-def _takes_argmax(request: Request) -> bool:
-    return request.params.temperature == 0 and not request.params.penalizes
+        yield _Block(part, range(end - part.num_logits, end), is_chosen)
 
 
 def accept_parts(parts: Sequence[StepInput], logits: Tensor) -> list[list[int]]:
@@ -100,6 +105,7 @@ def accept_parts(parts: Sequence[StepInput], logits: Tensor) -> list[list[int]]:
     """
     blocks = list(_blocks(parts, on_cpu=logits.device.type == "cpu"))
     here = rows_here(logits, [block.rows_here for block in blocks])
+    penalise(logits, [penalised for block in blocks if (penalised := block.penalised)])
     choices, finite = choose(logits, [draw for block in blocks for draw in block.draws(logits.shape[-1])])
     accepted = []
     for block, rows in zip(blocks, here, strict=True):
@@ -108,19 +114,17 @@ def accept_parts(parts: Sequence[StepInput], logits: Tensor) -> list[list[int]]:
             add_prompt_logprobs(part.request, rows[: part.num_prompt_logits])
         count = len(list(takewhile(bool, finite[begin : block.rows.stop])))
         proposals, rows = part.drafted.first(max(0, count - 1)), rows[part.num_prompt_logits :][:count]
-        accepted.append(accept(part.request, proposals, choices[begin : begin + count], rows, is_drawn=block.is_drawn))
+        accepted.append(accept(part.request, proposals, choices[begin : begin + count], rows, block.is_chosen))
     return accepted
 
 
-def accept(
-    request: Request, proposals: Proposals, choices: list[int], rows: Rows, *, is_drawn: bool = False
-) -> list[int]:
+def accept(request: Request, proposals: Proposals, choices: list[int], rows: Rows, is_chosen: bool) -> list[int]:
     """Accepted proposals and one token more; [] without logits, that is inside a prompt.
 
-    choices [n] are the target's own tokens after the last token and each proposal: the argmax of its logits or, if
-    `is_drawn`, drawn with the random number of each position. Greedy decoding accepts what equals the argmax, sampling
-    what equals the drawn token: the exact rule of speculative sampling (docs/sampling.md). Tokens that are not drawn
-    yet are drawn from rows [n, V]. Proposals that were drawn themselves are judged by rejection sampling.
+    choices [n] are the target's own tokens after the last token and each proposal, if `is_chosen`: the argmax, or drawn
+    with the random number of each position. What equals them is accepted: the exact rule of speculative sampling
+    (docs/sampling.md). Other tokens are chosen or drawn by rows [n, V] of logits; proposals that were drawn themselves
+    are judged by rejection sampling.
     """
     if not choices:
         return []
@@ -130,7 +134,7 @@ def accept(
         proposals = proposals.first(max(0, len(choices) - 1))
         if not choices:
             return []
-    if is_drawn or _takes_argmax(request):
+    if is_chosen or (params.temperature == 0 and not params.penalizes):
         token_ids = choices[: num_equal(proposals.token_ids, choices) + 1]
     else:
         before, after = (_ids(request.prompt_ids), _ids(request.token_ids)) if params.penalizes else (None, None)

@@ -51,7 +51,7 @@ class RowDraw(NamedTuple):
 
 
 def row_draws(params: _C.SamplerParams, position: int, rows: range, vocab_size: int) -> Iterator[RowDraw]:
-    """Draws of output positions from `position` on, for temperature > 0; penalties are not seen to."""
+    """Draws of output positions from `position` on, for temperature > 0."""
     top_k = params.top_k if params.top_k < vocab_size else 0
     least = math.ceil(params.min_p * 2**WEIGHT_BITS)
     for row, bits in zip(rows, _C.uniform_bits(params.seed, position, len(rows)), strict=True):

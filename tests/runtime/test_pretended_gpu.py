@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dflash_trt import _C
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.target_checkpoint import read_target
@@ -157,6 +158,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": 0.4, "top_k": 5, "logprobs": True}, {"temperature": 0.6, "min_p": 0.1, "prompt_logprobs": True},
     {"temperature": 0.5, "repetition_penalty": 1.3}, {"frequency_penalty": 0.5}, {"logit_bias": {3: 9.0}},
     {"temperature": 0.3, "logit_bias": {3: 9.0}}, {"temperature": 0.5, "top_k": 20, "top_p": 0.8},
+    {"temperature": 0.7, "repetition_penalty": 0.8, "presence_penalty": 0.7, "logprobs": True},
 ]  # fmt: skip
 VOCAB = 60
 
@@ -167,7 +169,7 @@ def random_step(rng: np.random.Generator) -> tuple[list[StepInput], torch.Tensor
     for slot, index in enumerate(rng.permutation(len(SETTINGS))):
         params = SamplingParams(max_tokens=99, **{"seed": int(index)} | SETTINGS[index])
         processors = [LogitBias(params.logit_bias)] if params.logit_bias else []
-        prompt, answer = rng.integers(0, VOCAB, (2, 9)).tolist()
+        prompt, answer = rng.integers(0, VOCAB + 2, 9).tolist(), rng.integers(0, VOCAB, 9).tolist()
         request = Request(
             prompt_ids=prompt, params=params, sampler=params.sampler(), stop_ids=frozenset(), processors=processors
         )
@@ -193,7 +195,13 @@ def test_a_step_emits_there_what_it_does_on_a_cpu(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(accept, "HEAVIEST", 16)
     steps = [[random_step(np.random.default_rng(seed)) for _ in range(2)] for seed in range(24)]
     emitted = [accept_parts(*step) for step, _ in steps]
-    num_waits, num_accepted = set(), 0
+    num_waits, num_accepted, verify_block = set[int](), 0, _C.verify_block
+
+    def judged_here(rows: Any, proposals: Any, sampler: Any, *rest: Any) -> list[int]:
+        assert rest[3] is not None or sampler.temperature == 0.3, "only what was drawn, or has a processor"
+        return verify_block(rows, proposals, sampler, *rest)
+
+    monkeypatch.setattr(_C, "verify_block", judged_here)
     with pretended_gpu() as (gpu, _):
         for (_, (parts, logits)), expected in zip(steps, emitted, strict=True):
             gpu.waits.clear()

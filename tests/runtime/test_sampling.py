@@ -26,6 +26,8 @@ from dflash_trt import _C
 from dflash_trt.engine import fused
 from dflash_trt.engine.fused import ROUNDS_EACH
 from dflash_trt.runtime import sampling
+from dflash_trt.runtime.penalties import Penalised, penalise
+from tests.reference import sampling as reference
 from tests.reference.sampling import Logits, Params
 from tests.runtime.drafter.torch.inductor import compile_ptx, written
 
@@ -196,6 +198,23 @@ def test_mistakes_are_seen(right: str, wrong: str) -> None:
     exec(source.replace(right, wrong), planted.__dict__)
     with pytest.raises((AssertionError, RuntimeError)):  # or torch finds no token there
         check_all(planted)
+
+
+def test_penalties_are_those_of_the_reference() -> None:
+    """To the bit, behind each proposal; a prompt may hold ids that there are no logits of."""
+    rng = np.random.default_rng(5)
+    logits, expected, blocks = rng.normal(0, 3, (40, 12)).astype(np.float32), np.empty((40, 12), np.float32), []
+    logits[rng.random(logits.shape) < 0.1] = -np.inf
+    for begin in range(0, 40, 4):
+        repetition, presence, frequency = (float(rng.choice(given)) for given in ((1, 1.05, 0.8), (0, 0.7), (0, -0.3)))
+        params = Params(repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency)
+        prompt, output, proposals = (rng.integers(0, most, 3).tolist() for most in (14, 12, 12))
+        blocks.append(Penalised(range(begin, begin + 4), native(params), prompt, output, proposals))
+        for i in range(4):
+            expected[begin + i] = reference.penalised(logits[begin + i], params, prompt, output + proposals[:i])
+    found = torch.tensor(logits)
+    penalise(found, blocks)
+    assert found.tolist() == expected.tolist()
 
 
 @given(st.integers(0, 2**53 - 1), st.integers(1, 2**62 - 1))
