@@ -82,8 +82,9 @@ class _Block:
     def draws(self, vocab_size: int) -> Iterable[RowDraw]:
         """Draws of the chosen tokens that are no argmax."""
         request = self.part.request
-        is_drawn = self.is_chosen and request.params.temperature > 0
-        return row_draws(request.sampler, len(request.token_ids), self.rows, vocab_size) if is_drawn else ()
+        if not self.is_chosen or request.params.temperature == 0:
+            return ()
+        return row_draws(request.sampler, len(request.token_ids), self.rows, self.part.drafted, vocab_size)
 
 
 def _blocks(parts: Sequence[StepInput], *, on_cpu: bool) -> Iterator[_Block]:
@@ -92,7 +93,7 @@ def _blocks(parts: Sequence[StepInput], *, on_cpu: bool) -> Iterator[_Block]:
     for part in parts:
         request, params = part.request, part.request.params
         is_argmax = params.temperature == 0 and not params.penalizes
-        is_chosen = not request.processors and part.drafted.probabilities is None and (is_argmax or not on_cpu)
+        is_chosen = not request.processors and (is_argmax or not on_cpu)
         end += part.num_prompt_logits + part.num_logits
         yield _Block(part, range(end - part.num_logits, end), is_chosen)
 
@@ -123,8 +124,8 @@ def accept(request: Request, proposals: Proposals, choices: list[int], rows: Row
 
     choices [n] are the target's own tokens after the last token and each proposal, if `is_chosen`: the argmax, or drawn
     with the random number of each position. What equals them is accepted: the exact rule of speculative sampling
-    (docs/sampling.md). Other tokens are chosen or drawn by rows [n, V] of logits; proposals that were drawn themselves
-    are judged by rejection sampling.
+    (docs/sampling.md). Other tokens are chosen or drawn by rows [n, V] of logits. Proposals that were drawn themselves
+    are judged by rejection sampling, here or by `choices`.
     """
     if not choices:
         return []

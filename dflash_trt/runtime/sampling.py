@@ -10,14 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dflash_trt import _C
 from dflash_trt.engine.fused import ROUNDS_EACH, Fused
 from dflash_trt.engine.plans.launcher import uploaded
+from dflash_trt.runtime.drafter.candidate_selector import Proposals
 
 WEIGHT_BITS = 43
 MAX_VOCAB_SIZE = 2**19
@@ -30,8 +35,19 @@ BLOCK = 512
 """Tokens whose weights are summed before any cumulative sum, for which torch gives a row only one block of a GPU."""
 
 
+class Judged(NamedTuple):
+    """A proposal that was drawn."""
+
+    token_id: int
+    bits: int
+    """The random number that it is judged by, in units of 2^-53."""
+    candidate_ids: NDArray[np.int64]
+    """[k], of which it was drawn."""
+    probabilities: NDArray[np.float64]
+
+
 class RowDraw(NamedTuple):
-    """Settings of one row; a table of doubles holds them, as no integer is beyond 2^53."""
+    """Settings of one row; a table of doubles holds its numbers, as no integer is beyond 2^53."""
 
     row: int
     """Place in the logits."""
@@ -43,46 +59,76 @@ class RowDraw(NamedTuple):
     top_p: float
     least: int
     """Smallest weight that min_p leaves."""
+    judged: Judged | None = None
 
     @property
-    def has_filter(self) -> bool:
-        """Whether weights decide which tokens are left; min_p is known beforehand."""
-        return self.top_k > 0 or self.top_p < 1
+    def kind(self) -> tuple[bool, bool]:
+        """Whether weights decide which tokens are left, beyond min_p, and whether a drawn proposal is judged."""
+        return self.top_k > 0 or self.top_p < 1, self.judged is not None
 
 
-def row_draws(params: _C.SamplerParams, position: int, rows: range, vocab_size: int) -> Iterator[RowDraw]:
+def row_draws(
+    params: _C.SamplerParams, position: int, rows: range, drafted: Proposals, vocab_size: int
+) -> Iterator[RowDraw]:
     """Draws of output positions from `position` on, for temperature > 0."""
+    judged: list[Judged | None] = [None] * len(rows)
+    if drafted.candidate_ids is not None and drafted.probabilities is not None:
+        bits = _C.uniform_bits(params.seed, position, len(drafted.token_ids), 2)
+        judged[:-1] = map(Judged, drafted.token_ids, bits, drafted.candidate_ids, drafted.probabilities)
     top_k = params.top_k if params.top_k < vocab_size else 0
     least = math.ceil(params.min_p * 2**WEIGHT_BITS)
-    for row, bits in zip(rows, _C.uniform_bits(params.seed, position, len(rows)), strict=True):
-        yield RowDraw(row, bits, params.temperature, top_k, params.top_p, least)
+    for row, bits_of_row, own in zip(rows, _C.uniform_bits(params.seed, position, len(rows)), judged, strict=True):
+        yield RowDraw(row, bits_of_row, params.temperature, top_k, params.top_p, least, own)
 
 
 def sample(logits: Tensor, best: Tensor, draws: Sequence[RowDraw], out: Tensor, heaviest: int = HEAVIEST) -> None:
     """Fills `out` [R] int64 with the tokens of the rows of logits [R, V] FLOAT that draws name; best [R] is their max.
 
-    A token is -1 where the filters may leave more than the `heaviest` weights: they are to be V then, at the cost of
-    sorting the row. The host waits for nothing. A row that is not finite gets any token, and rows behind a rejected
-    proposal cost as much as others.
+    A proposal that was drawn is the token if it holds; else the token is drawn from what rejection leaves. A token is
+    -1 where the filters may leave more than the `heaviest` weights: they are to be V then, at the cost of sorting the
+    row. The host waits for nothing. A row that is not finite gets any token, and rows behind a rejected proposal cost
+    as much as others.
     """
-    vocab_size = logits.shape[-1]
+    vocab_size, kind = logits.shape[-1], attrgetter("kind")
     assert vocab_size <= MAX_VOCAB_SIZE, "sums of weights would not fit"
-    for has_filter in (False, True):
-        if not (chosen := [draw for draw in draws if draw.has_filter is has_filter]):
-            continue
-        table = uploaded(torch.tensor(chosen, dtype=torch.float64), logits.device)
-        num_rows = max(1, PART_BYTES // (8 * vocab_size))
-        for begin in range(0, len(table), num_rows):
-            part = table[begin : begin + num_rows, :, None]
-            _, _, temperature, _, top_p, _ = part.unbind(1)
-            row, bits, _, top_k, _, least = part.long().unbind(1)
-            rows = row[:, 0]
-            weights = to_weights(logits[rows], best[rows, None], temperature)
-            if not has_filter:
-                out[rows] = token(weights, bits, least)[:, 0]
-                continue
-            lowest, is_known = lowest_kept_weight(weights, top_k, top_p, min(heaviest, vocab_size))
-            out[rows] = torch.where(is_known, token(weights, bits, lowest.maximum(least)), -1)[:, 0]
+    num_rows = max(1, PART_BYTES // (8 * vocab_size))
+    for _, group in groupby(sorted(draws, key=kind), kind):
+        alike = list(group)
+        for begin in range(0, len(alike), num_rows):
+            rows, tokens = _sample_alike(logits, best, alike[begin : begin + num_rows], min(heaviest, vocab_size))
+            out[rows] = tokens
+
+
+def _sample_alike(logits: Tensor, best: Tensor, draws: Sequence[RowDraw], heaviest: int) -> tuple[Tensor, Tensor]:
+    """Rows [n] of draws of one kind, and their tokens [n]."""
+    has_filter, is_judged = draws[0].kind
+    numbers = _on(logits.device, [draw[:6] for draw in draws])[:, :, None]
+    row, bits, _, top_k, _, least = numbers.long().unbind(1)
+    rows = row[:, 0]
+    weights = to_weights(logits[rows], best[rows, None], numbers[:, 2])
+    if has_filter:
+        lowest, is_known = lowest_kept_weight(weights, top_k, numbers[:, 4], heaviest)
+        least = lowest.maximum(least)
+    weights.mul_(weights >= least)
+    if is_judged:
+        proposals, *drawn_from = _columns(logits.device, [draw.judged for draw in draws if draw.judged])
+        holds = judge(weights, proposals, *drawn_from)
+    tokens = drawn(weights, bits)
+    if is_judged:
+        tokens = torch.where(holds, proposals, tokens)
+    if has_filter:
+        tokens = torch.where(is_known, tokens, -1)
+    return rows, tokens[:, 0]
+
+
+def _columns(device: torch.device, judged: Sequence[Judged]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Tokens [n, 1], random numbers [n, 1] and candidates [n, k] int64, and their probabilities [n, k] FLOAT64."""
+    token_ids, bits, candidate_ids, probabilities = (_on(device, column) for column in zip(*judged, strict=True))
+    return token_ids[:, None].long(), bits[:, None].long(), candidate_ids.long(), probabilities
+
+
+def _on(device: torch.device, rows: Sequence[Any]) -> Tensor:
+    return uploaded(torch.from_numpy(np.array(rows, dtype=np.float64)), device)
 
 
 LOWEST = -40.0
@@ -126,12 +172,24 @@ def lowest_kept_weight(weights: Tensor, top_k: Tensor, top_p: Tensor, heaviest: 
     return top.gather(-1, num_kept - 1), (cumulative[:, -1:] >= limit) & (top_k <= heaviest)
 
 
-def token(weights: Tensor, bits: Tensor, lowest: Tensor) -> Tensor:
-    """First id [R, 1] at which the cumulative sum of weights [R, V] >= lowest [R, 1] exceeds bits / 2^53 of it.
+def judge(weights: Tensor, proposals: Tensor, bits: Tensor, candidate_ids: Tensor, probabilities: Tensor) -> Tensor:
+    """Whether proposals [R, 1], drawn from candidates [R, k] with probabilities [R, k] FLOAT64, hold: [R, 1].
 
-    Changes the weights.
+    Weights [R, V] lose what the proposals were drawn from: max(0, p - q), unless rounding leaves nothing of that.
     """
-    weights.mul_(weights >= lowest)
+    mass = weights.sum(-1, keepdim=True)
+    kept, drawn_with = weights.gather(-1, candidate_ids), (probabilities * (candidate_ids == proposals)).sum(-1, True)
+    holds = bits.double() * 2.0**-53 * drawn_with * mass.double() < weights.gather(-1, proposals).double()
+    of_draft = probabilities * mass.double()
+    down = of_draft.floor()
+    removed = (down + (of_draft - down >= 0.5)).long().minimum(kept)  # half away from zero
+    is_left = removed.sum(-1, keepdim=True) < mass
+    weights.scatter_(-1, candidate_ids, kept - removed * is_left)
+    return holds
+
+
+def drawn(weights: Tensor, bits: Tensor) -> Tensor:
+    """First id [R, 1] at which the cumulative sum of weights [R, V] exceeds bits / 2^53 of it."""
     size = math.gcd(weights.shape[-1], BLOCK)
     blocks = weights.view(len(weights), -1, size)
     sums = blocks.sum(-1)

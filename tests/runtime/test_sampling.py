@@ -26,6 +26,7 @@ from dflash_trt import _C
 from dflash_trt.engine import fused
 from dflash_trt.engine.fused import ROUNDS_EACH
 from dflash_trt.runtime import sampling
+from dflash_trt.runtime.drafter.candidate_selector import Proposals
 from dflash_trt.runtime.penalties import Penalised, penalise
 from tests.reference import sampling as reference
 from tests.reference.sampling import Logits, Params
@@ -49,9 +50,13 @@ def by_rule(logits: Logits, params: Sequence[Params]) -> list[int]:
 
 def by_torch(logits: Logits, params: Sequence[Params], heaviest: int = ALL, module: Any = sampling) -> list[int]:
     """Each row's token as torch computes it; -1 where it looks at too few weights."""
+    blocks = [(native(own), POSITION + i, range(i, i + 1), Proposals([])) for i, own in enumerate(params)]
+    return sampled(logits, blocks, heaviest, module)
+
+
+def sampled(logits: Logits, blocks: Sequence[Any], heaviest: int = ALL, module: Any = sampling) -> list[int]:
     tensor, out = torch.tensor(logits), torch.full([len(logits)], -2)
-    rows = [(native(own), POSITION + i, range(i, i + 1)) for i, own in enumerate(params)]
-    draws = [draw for row in rows for draw in module.row_draws(*row, logits.shape[1])]
+    draws = [draw for block in blocks for draw in module.row_draws(*block, logits.shape[1])]
     module.sample(tensor, tensor.amax(-1), draws, out, heaviest)
     return out.tolist()
 
@@ -142,8 +147,8 @@ def check_token(module: Any) -> None:
         edges = {int(edge) * 2**53 // mass + near for edge in cumulative[-4:] for near in (-1, 0, 1)}
         for number in {0, *edges} - {-1, 2**53, 2**53 + 1}:
             expected = int(np.searchsorted(cumulative, number * mass >> 53, side="right"))
-            given = torch.tensor(weights)[None], torch.tensor([[number]]), torch.tensor([[lowest]])
-            assert module.token(*given).item() == expected
+            given = torch.tensor(np.where(weights >= lowest, weights, 0))[None], torch.tensor([[number]])
+            assert module.drawn(*given).item() == expected
 
 
 def check_weights(module: Any) -> None:
@@ -158,7 +163,38 @@ def check_weights(module: Any) -> None:
         assert (weights[0].double() / weights.sum().double()).tolist() == expected.tolist()
 
 
+def check_rows(module: Any) -> None:
+    rng = np.random.default_rng(6)
+    logits, params = random_logits(rng, 64, 96), [random_params(rng, 96) for _ in range(64)]
+    assert by_torch(logits, params, ALL, module) == by_rule(logits, params)
+
+
+def check_judged(module: Any) -> None:
+    """Blocks of a proposal that was drawn, mostly by about the target's distribution, and the token behind it."""
+    rng = np.random.default_rng(7)
+    logits = rng.normal(0, 1.5, (2 * 300, 24)).astype(np.float32)
+    expected, blocks = list[list[int]](), list[Any]()
+    for row in range(0, len(logits), 2):
+        params = native(random_params(rng, 24))
+        ids = np.argsort(-logits[row] - rng.normal(0, 0.3, 24))[None, :6]
+        q = np.exp((logits[row, ids] - logits[row, ids].max()).astype(np.float64) / params.temperature)
+        q = q / q.sum() if rng.random() < 0.8 else rng.dirichlet(np.ones(6), 1)
+        proposals = [int(rng.choice(ids[0], p=q[0]))]
+        blocks.append((params, row, range(row, row + 2), Proposals(proposals, ids, q)))
+        expected.append(_C.verify_block(logits[row : row + 2], proposals, params, row, None, None, ids, q))
+    found = sampled(logits, blocks, ALL, module)
+    assert 50 < sum(map(len, expected)) - len(expected) < 250, "some hold, and some do not"
+    for (_, row, _, drafted), tokens in zip(blocks, expected, strict=True):
+        assert found[row : row + 1 + (found[row] == drafted.token_ids[0])] == tokens
+    weights, zero = torch.tensor([[5, 5, 0]]), torch.tensor([[0]])
+    q = torch.tensor([[0.25, 0.75]], dtype=torch.float64)
+    assert module.judge(weights, zero, zero, torch.tensor([[0, 1]]), q).item()
+    assert weights.tolist() == [[2, 0, 0]], "two and a half of ten are three, and no weight is negative"
+
+
 def check_all(module: Any) -> None:
+    check_rows(module)
+    check_judged(module)
     check_filters(module)
     check_token(module)
     check_weights(module)
@@ -172,13 +208,16 @@ MISTAKES = {
     "a sum fused with its product": ("total = total * r + coefficient", "total = contracted(total, r, coefficient)"),
     "a product with the reciprocal": ("best.double()) / temperature", "best.double()) * (1 / temperature)"),
     "torch's exp": ("shifted = x", "return (x.exp() * 2**43).round().long()\n    shifted = x"),
-    "the lightest goes": ("weights.mul_(weights >= lowest)", "weights.mul_(weights > lowest)"),
+    "the lightest goes": ("weights.mul_(weights >= least)", "weights.mul_(weights > least)"),
     "the token before the boundary": ("(within <= below)", "(within < below)"),
     "the block before the boundary": ("(cumulative <= below)", "(cumulative < below)"),
     "top_p before top_k": ("(weights * (weights >= of_top_k))", "weights"),
     "a mass that is met is not enough": ("(cumulative - top < limit)", "(cumulative - top <= limit)"),
     "a limit that is rounded": (".ceil_()", ".round_()"),
     "too few weights are enough": ("(cumulative[:, -1:] >= limit) &", ""),
+    "nothing is subtracted": ("kept - removed * is_left", "kept"),
+    "one number for token and judgement": ("len(drafted.token_ids), 2)", "len(drafted.token_ids), 0)"),
+    "half to even": ("(of_draft - down >= 0.5)", "(of_draft - down > 0.5)"),
     "a lost carry": (" + carried >> 26", " >> 26"),
 }  # fmt: skip
 
