@@ -35,7 +35,7 @@ from tests.runtime.batches import check_shared_pages
 from tests.runtime.drafter.test_torch_executor import NUM_SLOTS, noise
 from tests.runtime.drafter.test_torch_executor import run as run_drafter
 from tests.runtime.drafter.torch.drafts import MAKERS
-from tests.runtime.test_sampling import by_rule, by_torch, check_all, random_logits, random_params
+from tests.runtime.sampled_rows import by_rule, by_torch, check_all, random_logits, random_params
 
 DEVICES = [pytest.param("cpu", marks=pytest.mark.full), pytest.param("cuda", marks=pytest.mark.gpu)]
 NUM_PROMPTS, NUM_TOKENS, NUM_AT_ONCE = 16, 96, 8
