@@ -149,6 +149,7 @@ def test_a_cancelled_request_leaves_the_others_alone(session: Session, asked: An
         assert requests[index].token_ids == texts[index]
 
 
+@pytest.mark.parametrize("session", ["cuda"], indirect=True)
 @pytest.mark.gpu
 def test_sampled_tokens_are_those_of_a_cpu(session: Session, asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both rules see the GPU's own logits; a request has its tokens to the bit, whatever filters it."""

@@ -193,7 +193,7 @@ def random_step(rng: np.random.Generator) -> tuple[list[StepInput], torch.Tensor
 def test_a_step_emits_there_what_it_does_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens and log probabilities; the host waits for the GPU once, or twice where a filter leaves many tokens."""
     monkeypatch.setattr(accept, "HEAVIEST", 16)
-    steps = [[random_step(np.random.default_rng(seed)) for _ in range(2)] for seed in range(24)]
+    steps = [[random_step(np.random.default_rng(seed)) for _ in range(2)] for seed in range(16)]
     emitted = [accept_parts(*step) for step, _ in steps]
     num_waits, num_accepted, verify_block = set[int](), 0, _C.verify_block
 
@@ -209,7 +209,7 @@ def test_a_step_emits_there_what_it_does_on_a_cpu(monkeypatch: pytest.MonkeyPatc
             num_waits.add(len(gpu.waits))
             num_accepted += sum(len(tokens) > 1 for tokens in expected)
     assert num_waits == {1, 2}
-    assert num_accepted > 20
+    assert num_accepted > 12
     for (parts, _), (others, _) in steps:
         for part, other in zip(parts, others, strict=True):
             for name in ("logprobs", "top_logprobs", "prompt_logprobs", "prompt_top_logprobs"):
