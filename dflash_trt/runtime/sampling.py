@@ -131,6 +131,14 @@ def _on(device: torch.device, rows: Sequence[Any]) -> Tensor:
     return uploaded(torch.from_numpy(np.array(rows, dtype=np.float64)), device)
 
 
+def warm_up(device: str, vocab_size: int) -> None:
+    """Compiles a GPU's kernels, for one row and for any other number, before requests run."""
+    for num_rows in (1, 2):
+        logits = torch.zeros(num_rows, vocab_size, device=device)
+        draws = list(row_draws(_C.SamplerParams(), 0, range(num_rows), Proposals([]), vocab_size))
+        sample(logits, logits[:, 0], draws, torch.zeros(num_rows, dtype=torch.int64, device=device))
+
+
 LOWEST = -40.0
 """Exp(-40) is far below half a unit of weight."""
 TO_INTEGER, TO_INTEGER_BITS = 1.5 * 2.0**52, 0x4338 << 48

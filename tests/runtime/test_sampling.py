@@ -30,6 +30,7 @@ from tests.runtime.sampled_rows import (
     by_rule,
     by_torch,
     check_all,
+    check_rows,
     check_weights,
     native,
     random_logits,
@@ -153,3 +154,23 @@ def test_weights_that_inductor_compiles_are_the_same(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch, "compile", lambda f, **given: asked.append(given) or compiles(f, **given))
     check_weights(sampling)
     assert asked == [{"options": ROUNDS_EACH}]
+
+
+def test_all_is_compiled_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch traces; what it would compile runs as it was traced."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = fused.compiled
+    monkeypatch.setattr(fused, "on_gpu", lambda tensor: True)
+    monkeypatch.setattr(fused, "why_not_compiled", lambda: None)
+    monkeypatch.setattr(fused, "compiled", lambda function, options: compiled(function, backend=backend))
+    monkeypatch.setattr(sampling.to_weights, "_compiled", None)
+    torch._dynamo.reset()
+    sampling.warm_up("cpu", 96)
+    assert len(graphs) == 2
+    check_rows(sampling)
+    assert len(graphs) == 2
