@@ -24,37 +24,34 @@ class Penalised(NamedTuple):
     output_ids: Sequence[int]
     proposals: Sequence[int]
 
-    def counts(self) -> NDArray[np.int64]:
-        """[n, 3]: each row with each token before it, and how often that stands in the output, 0 if in the prompt only.
+    def counts(self, vocab_size: int) -> NDArray[np.int64]:
+        """Tokens [T] of history and proposals, and below how often each, before each row [n], stands in the output.
 
-        Prompts may hold ids beyond the logits (images).
+        0: in the prompt only; -1: not there. Prompts may hold ids beyond the logits (images).
         """
         num_prompt, num_known = len(self.prompt_ids), len(self.prompt_ids) + len(self.output_ids)
         ids = np.array([*self.prompt_ids, *self.output_ids, *self.proposals], dtype=np.int64)
         tokens, place = np.unique(ids, return_inverse=True)
-        counts = np.full((len(self.rows), len(tokens)), -1)
-        counts[:, place[:num_known]] = 0
-        counts += np.bincount(place[num_prompt:num_known], minlength=len(tokens))
-        for row, at in enumerate(place[num_known:], 1):
-            counts[row:, at] = counts[row:, at].clip(0) + 1
-        rows, found = np.nonzero(counts >= 0)
-        return np.stack([self.rows.start + rows, tokens[found], counts[rows, found]], axis=1)
+        count = np.full(len(tokens), -1)
+        count[place[:num_known]] = 0
+        count += np.bincount(place[num_prompt:num_known], minlength=len(tokens))
+        lines = [tokens, count]
+        for at in place[num_known:]:
+            lines.append(lines[-1].copy())
+            lines[-1][at] = max(0, lines[-1][at]) + 1
+        return np.stack(lines)[:, tokens < vocab_size]
 
 
 @torch.inference_mode()
 def penalise(logits: Tensor, penalised: Sequence[Penalised]) -> None:
     """Applies penalties to logits [R, V] FLOAT in place, in FLOAT64, rounded once. The host waits for nothing."""
-    if not penalised:
-        return
-    counts = np.concatenate([block.counts() for block in penalised])
-    counts = counts[counts[:, 1] < logits.shape[1]]
-    settings = np.zeros((len(logits), 3))
     for block in penalised:
-        params = block.params
-        settings[block.rows] = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
-    rows, tokens, count = uploaded(torch.from_numpy(counts), logits.device).unbind(1)
-    of_row = uploaded(torch.from_numpy(settings), logits.device)
-    repetition, frequency, presence = of_row[rows].unbind(1)
-    logit = logits[rows, tokens].double()
-    logit = torch.where(logit < 0, logit * repetition, logit / repetition)
-    logits[rows, tokens] = (logit - frequency * count - presence * (count > 0)).float()
+        params, rows = block.params, logits[block.rows.start : block.rows.stop]
+        settings = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
+        table = uploaded(torch.from_numpy(block.counts(logits.shape[1])), logits.device)
+        repetition, frequency, presence = uploaded(torch.tensor(settings, dtype=torch.float64), logits.device)
+        tokens, counts = table[0], table[1:]
+        before = rows[:, tokens].double()
+        logit = torch.where(before < 0, before * repetition, before / repetition)
+        logit = logit - frequency * counts - presence * (counts > 0)
+        rows[:, tokens] = torch.where(counts < 0, before, logit).float()
