@@ -81,6 +81,7 @@ def row_draws(
         yield RowDraw(row, bits_of_row, params.temperature, top_k, params.top_p, least, own)
 
 
+@torch.inference_mode()
 def sample(logits: Tensor, best: Tensor, draws: Sequence[RowDraw], out: Tensor, heaviest: int = HEAVIEST) -> None:
     """Fills `out` [R] int64 with the tokens of the rows of logits [R, V] FLOAT that draws name; best [R] is their max.
 
