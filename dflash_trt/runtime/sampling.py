@@ -106,11 +106,10 @@ def _sample_alike(logits: Tensor, best: Tensor, draws: Sequence[RowDraw], heavie
     numbers = _on(logits.device, [draw[:6] for draw in draws])[:, :, None]
     row, bits, _, top_k, _, least = numbers.long().unbind(1)
     rows = row[:, 0]
-    weights = to_weights(logits[rows], best[rows, None], numbers[:, 2])
+    weights = to_weights(logits[rows], best[rows, None], numbers[:, 2], least * (not has_filter))  # min_p comes last
     if has_filter:
         lowest, is_known = lowest_kept_weight(weights, top_k, numbers[:, 4], heaviest)
-        least = lowest.maximum(least)
-    weights.mul_(weights >= least)
+        weights.mul_(weights >= lowest.maximum(least))
     if is_judged:
         proposals, *drawn_from = _columns(logits.device, [draw.judged for draw in draws if draw.judged])
         holds = judge(weights, proposals, *drawn_from)
@@ -150,11 +149,11 @@ COEFFICIENTS = [1 / math.factorial(n) for n in range(11, -1, -1)]
 
 
 @partial(Fused, options=ROUNDS_EACH)
-def to_weights(logits: Tensor, best: Tensor, temperature: Tensor) -> Tensor:
-    """round(2^43 exp((logits - best) / temperature)), in the steps of cpp/sampling/weights.cpp: [R, V] int64.
+def to_weights(logits: Tensor, best: Tensor, temperature: Tensor, least: Tensor) -> Tensor:
+    """round(2^43 exp((logits - best) / temperature)) [R, V] int64, in the steps of cpp/sampling/weights.cpp.
 
-    Logits [R, V] FLOAT, their largest [R, 1] FLOAT, temperature [R, 1] FLOAT64. A NaN, in a row whose token nobody
-    reads, weighs most.
+    Logits [R, V] FLOAT, their largest [R, 1] FLOAT, temperature [R, 1] FLOAT64. What is below the least weight [R, 1]
+    int64 becomes 0. A NaN, in a row whose token nobody reads, weighs most.
     """
     x = ((logits.double() - best.double()) / temperature).nan_to_num(nan=0.0).clamp(min=LOWEST)
     shifted = x * LOG2_E + TO_INTEGER
@@ -164,7 +163,8 @@ def to_weights(logits: Tensor, best: Tensor, temperature: Tensor) -> Tensor:
     for coefficient in COEFFICIENTS[2:]:
         total = total * r + coefficient
     power = ((shifted.view(torch.int64) + (1023 + WEIGHT_BITS)) << 52).view(torch.float64)
-    return (total * power + TO_INTEGER).view(torch.int64) - TO_INTEGER_BITS
+    weights = (total * power + TO_INTEGER).view(torch.int64) - TO_INTEGER_BITS
+    return torch.where(weights >= least, weights, 0)
 
 
 def lowest_kept_weight(weights: Tensor, top_k: Tensor, top_p: Tensor, heaviest: int) -> tuple[Tensor, Tensor]:

@@ -118,7 +118,9 @@ def check_weights(module: Any) -> None:
         expected = np.empty(len(logits))
         _C.token_probabilities(logits, _C.SamplerParams(temperature=temperature), expected)
         row = torch.tensor(logits)[None]
-        weights = module.to_weights(row, row.amax(-1, keepdim=True), torch.tensor([[temperature]], dtype=torch.float64))
+        weights = module.to_weights(
+            row, row.amax(-1, keepdim=True), torch.tensor([[temperature]], dtype=torch.float64), torch.tensor([[0]])
+        )
         assert (weights[0].double() / weights.sum().double()).tolist() == expected.tolist()
 
 

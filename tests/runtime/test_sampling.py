@@ -71,7 +71,7 @@ MISTAKES = {
     "a sum fused with its product": ("total = total * r + coefficient", "total = contracted(total, r, coefficient)"),
     "a product with the reciprocal": ("best.double()) / temperature", "best.double()) * (1 / temperature)"),
     "torch's exp": ("shifted = x", "return (x.exp() * 2**43).round().long()\n    shifted = x"),
-    "the lightest goes": ("weights.mul_(weights >= least)", "weights.mul_(weights > least)"),
+    "the lightest goes": ("weights >= lowest.maximum", "weights > lowest.maximum"),
     "the token before the boundary": ("(within <= below)", "(within < below)"),
     "the block before the boundary": ("(cumulative <= below)", "(cumulative < below)"),
     "top_p before top_k": ("(weights * (weights >= of_top_k))", "weights"),
@@ -129,7 +129,7 @@ def test_the_share_of_a_sum(bits: int, mass: int) -> None:
 def test_the_kernel_of_weights_for_an_h100_rounds_each_sum_and_product(tmp_path: Path) -> None:
     """Compiled by Triton on a CPU; ptxas leaves apart what names its rounding."""
     row = torch.zeros(3, 151_936)
-    given = row, row[:, :1].clone(), torch.ones(3, 1).double()
+    given = row, row[:, :1].clone(), torch.ones(3, 1).double(), torch.zeros(3, 1).long()
 
     class Weights(torch.nn.Module):
         def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
