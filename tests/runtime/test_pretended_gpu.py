@@ -95,9 +95,10 @@ def test_a_session_decodes_there(
     with pretended_gpu() as (gpu, graphs):
         session = open_on_gpu("tiny-qwen3")
         room = {len(session.drafter.cache.k), *(k.shape[1] for k, _ in session.target._cache._layers.values())}  # type: ignore[attr-defined]
-        drawn, _ = decode(gpu, session, prompt, sampled)
+        drawn, waits_of_drawn = decode(gpu, session, prompt, sampled)
         answer, waits = decode(gpu, session, prompt, params)
     assert drawn == on_cpu.generate(prompt, sampled).token_ids
+    assert all(step in (STEP, STEP[:1]) for step in waits_of_drawn)
     assert answer == on_cpu.generate(prompt, params).token_ids
     assert is_recorded(session)
     assert sum("torch.compile lacks Triton: passes have more kernels" in message for message in caplog.messages) == 1
