@@ -169,7 +169,7 @@ def test_sampled_tokens_are_those_of_a_cpu(session: Session, asked: Any, monkeyp
 
 
 @pytest.mark.gpu
-def test_sampling_rounds_as_on_a_cpu() -> None:
+def test_sampling_computes_what_it_does_on_a_cpu() -> None:
     """Each operator of torch, in a vocabulary of Qwen's size, too."""
     rng = np.random.default_rng(0)
     logits, params = random_logits(rng, 40, 151_936), [random_params(rng, 151_936) for _ in range(40)]
