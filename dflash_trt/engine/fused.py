@@ -24,7 +24,8 @@ LOG = logging.getLogger("dflash_trt.runtime")
 MAX_VARIANTS = 64
 """Sizes are compiled for as they first are, and then any, but for a size of 1; torch (2.11) would give up after 8."""
 ROUNDS_EACH = {"emulate_precision_casts": True}
-"""Inductor's option that takes FMA from Triton, too (read in torch 2.13): each product and each sum rounds."""
+"""Inductor's option that takes FMA from Triton, too, so that each product and each sum rounds: in torch later than 2.9
+(pytorch's pull request 163073; read in 2.13)."""
 FAILED: set[str] = set()
 """Names of functions that torch.compile could not compile, which was said."""
 
