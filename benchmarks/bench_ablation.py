@@ -89,7 +89,7 @@ class ListedTaps:
         self.num_bytes = sum(taps.nbytes for own in self._rows.values() for taps in own)
 
 
-def greedy_by_torch(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
+def greedy_by_torch(logits: torch.Tensor, draws: object) -> tuple[list[int], list[bool]]:
     best, tokens = logits.max(dim=-1)
     return tokens.tolist(), best.isfinite().tolist()
 
@@ -116,7 +116,7 @@ def without(owner: object, name: str, replacement: object = nothing) -> Callable
 @contextmanager
 def greedy_in_torch() -> Iterator[None]:
     with (
-        patch.object(accept, "argmax_and_finite", greedy_by_torch),
+        patch.object(accept, "choose", greedy_by_torch),
         patch.object(model_runner, "argmax", argmax_by_torch),
     ):
         yield

@@ -3,8 +3,8 @@
 
 The shapes have the sizes of published pairs, random weights in BF16, and forced acceptance (forced_acceptance.py), a
 tau of 5.7 in blocks of 16 and 4.5 in blocks of 8: times mean something, text does not. gpt-oss's experts are computed
-in BF16, too, by all. With --target, --draft and --prompts real checkpoints decode real prompts, greedily to the end of
-the text, and nothing is forced.
+in BF16, too, by all. With --target, --draft and --prompts real checkpoints decode real prompts to the end of the text,
+and nothing is forced. All decode greedily, but for a row of ours at temperature 1.
 
 Ours is what RuntimeOptions(device="cuda", executor="torch", dtype="bfloat16") opens; first the target's pass alone is
 timed, beside a copy of its weights, and at last what `capture` records. The others decode with the same weights in the
@@ -231,7 +231,6 @@ def _open(
 
 def _ours(pair: Pair) -> Iterator[Way]:
     session, block = pair.session, FixedLength(pair.session.manifest.draft.num_draft_tokens)
-    params = SamplingParams(max_tokens=pair.settings.tokens, ignore_eos=pair.is_forced)
 
     def plain(batch: int) -> Decoder:
         return session.decoder(FixedLength(0), max_batch_size=batch)
@@ -241,8 +240,9 @@ def _ours(pair: Pair) -> Iterator[Way]:
             return ForcedLogitsRunner(session, block, batch).decoder
         return session.decoder(block, max_batch_size=batch)
 
-    def decode(make: Callable[[int], Decoder], batch: int) -> Answers:
-        decoder = make(batch)
+    def decode(make: Callable[[int], Decoder], batch: int, temperature: float = 0) -> Answers:
+        decoder, tokens, is_forced = make(batch), pair.settings.tokens, pair.is_forced
+        params = SamplingParams(max_tokens=tokens, ignore_eos=is_forced, temperature=temperature, seed=0)
         found = run(decoder, [session.request(prompt, params) for prompt in pair.chosen(batch)])
         steps = sum(answer.steps for answer in found)
         return Answers([answer.token_ids for answer in found], steps, decoder.metrics().passes)
@@ -251,6 +251,7 @@ def _ours(pair: Pair) -> Iterator[Way]:
         baseline = Way("dflash-trt plain", batch, partial(decode, plain, batch))
         yield baseline
         yield Way("dflash-trt DFlash", batch, partial(decode, speculative, batch), baseline)
+        yield Way("dflash-trt DFlash, sampled", batch, partial(decode, speculative, batch, 1.0), baseline)
 
 
 def _peers(pair: Pair) -> Iterator[Way]:

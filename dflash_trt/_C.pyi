@@ -151,12 +151,15 @@ class SamplerParams:
 def philox4x32(counter: Sequence[int], key: Sequence[int]) -> list[int]:
     """Philox4x32-10: four random 32-bit words for a counter of four and a key of two.
 
-    Output position i of a request draws with counter (i mod 2^32, i >> 32, 0, 0) and key (seed mod 2^32, seed >> 32);
-    u = (x0 << 32 | x1) >> 11, in units of 2^-53. The third word is 1 for the draw of a proposal, 2 for its acceptance.
+    Output position i of a request draws with counter (i mod 2^32, i >> 32, draw, 0), where draw is that of
+    `uniform_bits`, and key (seed mod 2^32, seed >> 32); u = (x0 << 32 | x1) >> 11, in units of 2^-53.
     """
 
-def proposal_uniforms(seed: int, position: int, count: int) -> list[float]:
-    """The numbers in [0, 1) with which proposals for `count` output positions from `position` on are drawn."""
+def uniform_bits(seed: int, position: int, count: int, draw: int = 0) -> list[int]:
+    """The numbers, in units of 2^-53, of `count` output positions from `position` on.
+
+    One decides a token (draw 0), one its proposal (1), and one whether a proposal that was drawn is accepted (2).
+    """
 
 def verify_block(
     logits: NDArray[np.float32],

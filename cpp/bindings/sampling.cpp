@@ -6,8 +6,6 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
-#include <cmath>
-
 #include "bindings/bindings.h"
 #include "sampling/philox.h"
 
@@ -73,18 +71,18 @@ void bind_sampling(nb::module_& module) {
   bind_params(module);
   module.def("philox4x32", &dflash::philox4x32, nb::arg("counter"), nb::arg("key"));
   module.def(
-      "proposal_uniforms",
-      [](uint64_t seed, uint64_t position, int64_t count) {
+      "uniform_bits",
+      [](uint64_t seed, uint64_t position, int64_t count, int64_t draw) {
         expect(count >= 0 && count <= kMaxUniforms, "0 to 65536 output positions", count);
-        std::vector<double> uniforms;
+        expect(draw >= 0 && draw <= 2, "draw 0, 1 or 2", draw);
+        std::vector<uint64_t> bits;
         for (int64_t i = 0; i < count; ++i) {
-          const uint64_t bits =
-              dflash::uniform_bits(seed, position + static_cast<uint64_t>(i), dflash::Draw::kProposal);
-          uniforms.push_back(std::ldexp(static_cast<double>(bits), -dflash::kUniformBits));
+          const uint64_t place = position + static_cast<uint64_t>(i);
+          bits.push_back(dflash::uniform_bits(seed, place, static_cast<dflash::Draw>(draw)));
         }
-        return uniforms;
+        return bits;
       },
-      nb::arg("seed"), nb::arg("position"), nb::arg("count"));
+      nb::arg("seed"), nb::arg("position"), nb::arg("count"), nb::arg("draw") = 0);
   module.def(
       "verify_block",
       [](const LogitRows& logits, const std::vector<int64_t>& proposals, const dflash::SamplerParams& params,

@@ -23,6 +23,9 @@ from dflash_trt.errors import first_line
 LOG = logging.getLogger("dflash_trt.runtime")
 MAX_VARIANTS = 64
 """Sizes are compiled for as they first are, and then any, but for a size of 1; torch (2.11) would give up after 8."""
+ROUNDS_EACH = {"emulate_precision_casts": True}
+"""Inductor's option that takes FMA from Triton, too, so that each product and each sum rounds: in torch later than 2.9
+(pytorch's pull request 163073; read in 2.13)."""
 FAILED: set[str] = set()
 """Names of functions that torch.compile could not compile, which was said."""
 
@@ -30,9 +33,9 @@ FAILED: set[str] = set()
 class Fused:
     """A function whose first tensor says where it runs: compiled on a GPU, as it is written elsewhere."""
 
-    def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
-        """`name` is for people; functions of one name have one fate."""
-        self.function = function
+    def __init__(self, function: Callable[..., Any], name: str | None = None, **options: Any) -> None:
+        """`name` is for people; functions of one name have one fate. Options are those of torch.compile."""
+        self.function, self._options = function, options
         self.name = name or function.__qualname__
         self._compiled: Callable[..., Any] | None = None
 
@@ -44,7 +47,7 @@ class Fused:
 
         try:
             if self._compiled is None:  # a compiled module has no truth value
-                self._compiled = compiled(self.function)
+                self._compiled = compiled(self.function, **self._options)
             return self._compiled(*args, **keywords)
         except TorchDynamoException as error:  # what was written until then is written again
             FAILED.add(self.name)

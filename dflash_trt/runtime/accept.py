@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -18,7 +18,9 @@ from torch import Tensor
 from dflash_trt import _C
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.drafter.candidate_selector import Draw, Proposals
+from dflash_trt.runtime.penalties import Penalised, penalise
 from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.sampling import HEAVIEST, RowDraw, row_draws, sample
 from dflash_trt.runtime.targets.target import Segment
 
 Rows = npt.NDArray[np.float32]
@@ -51,67 +53,110 @@ class StepInput(msgspec.Struct, frozen=True):
         return len(self.token_ids) - len(self.proposals) + num_accepted
 
 
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Part of a step, and its logits."""
+
+    part: StepInput
+    rows: range
+    """Rows that tokens are drawn from; those for the prompt lie before them."""
+    is_chosen: bool
+    """Whether tokens are chosen where the logits lie; else they are by rows in the host's memory."""
+
+    @property
+    def rows_here(self) -> range:
+        """Rows that are needed in the host's memory."""
+        num_prompt_logits = self.part.num_prompt_logits
+        if self.is_chosen and not self.part.request.params.logprobs and num_prompt_logits == 0:
+            return range(0)
+        return range(self.rows.start - num_prompt_logits, self.rows.stop)
+
+    @property
+    def penalised(self) -> Penalised | None:
+        """History that the chosen tokens depend on."""
+        request = self.part.request
+        if not (self.is_chosen and self.rows and request.params.penalizes):
+            return None
+        return Penalised(self.rows, request.sampler, request.prompt_ids, request.token_ids, self.part.proposals)
+
+    def draws(self, vocab_size: int) -> Iterable[RowDraw]:
+        """Draws of the chosen tokens that are no argmax."""
+        request = self.part.request
+        if not self.is_chosen or request.params.temperature == 0:
+            return ()
+        return row_draws(request.sampler, len(request.token_ids), self.rows, self.part.drafted, vocab_size)
+
+
+def _blocks(parts: Sequence[StepInput], *, on_cpu: bool) -> Iterator[_Block]:
+    """On a CPU the compiled rule is faster than torch, and reads no row behind a rejected proposal."""
+    end = 0
+    for part in parts:
+        request, params = part.request, part.request.params
+        is_argmax = params.temperature == 0 and not params.penalizes
+        is_chosen = not request.processors and (is_argmax or not on_cpu)
+        end += part.num_prompt_logits + part.num_logits
+        yield _Block(part, range(end - part.num_logits, end), is_chosen)
+
+
 def accept_parts(parts: Sequence[StepInput], logits: Tensor) -> list[list[int]]:
     """Tokens that the target emits for each part: accepted proposals and one more, or none inside a prompt.
 
     A row that is not finite ends the block before it, and a part that begins with one gets no token: plain decoding
     would meet it, if at all, as the first row of a later step.
     """
-    tokens, finite = argmax_and_finite(logits)
-    all_finite = all(finite)
-    accepted, begin = [], 0
-    for part in parts:
+    blocks = list(_blocks(parts, on_cpu=logits.device.type == "cpu"))
+    here = rows_here(logits, [block.rows_here for block in blocks])
+    penalise(logits, [penalised for block in blocks if (penalised := block.penalised)])
+    choices, finite = choose(logits, [draw for block in blocks for draw in block.draws(logits.shape[-1])])
+    accepted = []
+    for block, rows in zip(blocks, here, strict=True):
+        part, begin = block.part, block.rows.start
         if part.num_prompt_logits:
-            add_prompt_logprobs(part.request, logits, begin, part.num_prompt_logits)
-            begin += part.num_prompt_logits
-        end = begin + part.num_logits
-        num_rows = part.num_logits if all_finite else len(list(takewhile(bool, finite[begin:end])))
-        proposals = part.drafted.first(max(0, num_rows - 1))
-        accepted.append(accept(part.request, proposals, logits, begin, tokens[begin : begin + num_rows]))
-        begin = end
+            add_prompt_logprobs(part.request, rows[: part.num_prompt_logits])
+        count = len(list(takewhile(bool, finite[begin : block.rows.stop])))
+        proposals, rows = part.drafted.first(max(0, count - 1)), rows[part.num_prompt_logits :][:count]
+        accepted.append(accept(part.request, proposals, choices[begin : begin + count], rows, block.is_chosen))
     return accepted
 
 
-def accept(request: Request, proposals: Proposals, logits: Tensor, begin: int, greedy: list[int]) -> list[int]:
+def accept(request: Request, proposals: Proposals, choices: list[int], rows: Rows, is_chosen: bool) -> list[int]:
     """Accepted proposals and one token more; [] without logits, that is inside a prompt.
 
-    The target's logits after the last token and each proposal are n rows of logits [R, V] FLOAT from `begin` on;
-    greedy [n] is their argmax. Greedy decoding accepts what equals the argmax. Sampling draws the target's own
-    token with the random number of its position and accepts what equals it: the exact rule of speculative sampling
-    (docs/sampling.md). Proposals that were drawn themselves are judged by rejection sampling.
+    choices [n] are the target's own tokens after the last token and each proposal, if `is_chosen`: the argmax, or drawn
+    with the random number of each position. What equals them is accepted: the exact rule of speculative sampling
+    (docs/sampling.md). Other tokens are chosen or drawn by rows [n, V] of logits. Proposals that were drawn themselves
+    are judged by rejection sampling, here or by `choices`.
     """
-    if len(greedy) == 0:
+    if not choices:
         return []
-    params = request.params
-    processed = None
+    params, processed = request.params, rows
     if request.processors:
-        processed, greedy = _process(request, proposals.token_ids, _rows(logits, begin, len(greedy)))
-        proposals = proposals.first(max(0, len(greedy) - 1))
-        if not greedy:
+        processed, choices = _process(request, proposals.token_ids, rows)
+        proposals = proposals.first(max(0, len(choices) - 1))
+        if not choices:
             return []
-    if params.temperature == 0 and not params.penalizes:
-        token_ids = greedy[: num_equal(proposals.token_ids, greedy) + 1]
+    if is_chosen or (params.temperature == 0 and not params.penalizes):
+        token_ids = choices[: num_equal(proposals.token_ids, choices) + 1]
     else:
         before, after = (_ids(request.prompt_ids), _ids(request.token_ids)) if params.penalizes else (None, None)
-        rows = _rows(logits, begin, len(greedy)) if processed is None else processed
         token_ids = _C.verify_block(
-            rows, proposals.token_ids, request.sampler, len(request.token_ids), before, after,
+            processed, proposals.token_ids, request.sampler, len(request.token_ids), before, after,
             proposals.candidate_ids, proposals.probabilities,
         )  # fmt: skip
     for processor in request.processors:
         processor.advance(token_ids)
     if params.logprobs:
-        logprobs, top = token_logprobs(_rows(logits, begin, len(greedy)), token_ids, params.top_logprobs)
+        logprobs, top = token_logprobs(rows, token_ids, params.top_logprobs)
         request.logprobs += logprobs
         request.top_logprobs += top
     return token_ids
 
 
-def add_prompt_logprobs(request: Request, logits: Tensor, begin: int, count: int) -> None:
-    """Adds log probabilities of the next `count` prompt tokens, by the rows of logits [R, V] from `begin` on."""
-    begin_id = len(request.prompt_logprobs) + 1
-    token_ids = request.prompt_ids[begin_id : begin_id + count]
-    logprobs, top = token_logprobs(_rows(logits, begin, count), token_ids, request.params.top_logprobs)
+def add_prompt_logprobs(request: Request, rows: Rows) -> None:
+    """Adds log probabilities of the next n prompt tokens, by rows [n, V] of logits."""
+    begin = len(request.prompt_logprobs) + 1
+    token_ids = request.prompt_ids[begin : begin + len(rows)]
+    logprobs, top = token_logprobs(rows, token_ids, request.params.top_logprobs)
     request.prompt_logprobs += logprobs
     request.prompt_top_logprobs += top
 
@@ -157,18 +202,24 @@ def num_equal(proposals: Sequence[int], greedy: Sequence[int]) -> int:
     return next((i for i, (a, b) in enumerate(zip(proposals, greedy, strict=False)) if a != b), len(proposals))
 
 
-def argmax_and_finite(logits: Tensor) -> tuple[list[int], list[bool]]:
-    """Argmax [n] of each row of logits [n, V], and whether it is finite; a NaN in a row is its argmax.
+def choose(logits: Tensor, draws: Sequence[RowDraw] = ()) -> tuple[list[int], list[bool]]:
+    """The target's own token [n] by each row of logits [n, V], and whether the row is finite.
 
-    Waits for a GPU once.
+    On a GPU, tokens of the rows that `draws` name are sampled. All others are the argmax, in which a NaN is largest.
+    Waits for a GPU once, and again where a filter leaves many tokens.
     """
     if logits.device.type == "cpu":
         rows = _numpy(logits)
         tokens = rows.argmax(axis=-1)
         return tokens.tolist(), np.isfinite(rows[np.arange(len(rows)), tokens]).tolist()
-    best, greedy = logits.max(dim=-1)
-    both = torch.stack([greedy, best.isfinite().to(greedy.dtype)]).tolist()
-    return both[0], [bool(number) for number in both[1]]
+    best, chosen = logits.max(dim=-1)
+    for heaviest in (HEAVIEST, logits.shape[-1]):
+        sample(logits, best, draws, chosen, heaviest)
+        choices, finite = torch.stack([chosen, best.isfinite().to(chosen.dtype)]).tolist()
+        draws = [draw for draw in draws if choices[draw.row] < 0]
+        if not draws:
+            break
+    return choices, [bool(number) for number in finite]
 
 
 def argmax(logits: Tensor) -> list[int]:
@@ -183,9 +234,16 @@ def _numpy(logits: Tensor) -> Rows:
     return rows
 
 
-def _rows(logits: Tensor, begin: int, count: int) -> Rows:
-    rows: Rows = logits[begin : begin + count].cpu().numpy()
-    return rows
+def rows_here(logits: Tensor, places: Sequence[range]) -> list[Rows]:
+    """Rows of logits [R, V] FLOAT at places, in the host's memory; from a GPU after the host has next waited for it.
+
+    They come in one copy, and into pinned memory, as torch takes for a copy that is not waited for.
+    """
+    chosen, lengths = [logits[place.start : place.stop] for place in places], [len(place) for place in places]
+    if logits.device.type == "cpu":
+        return [rows.numpy() for rows in chosen]
+    copied = torch.cat(chosen).to("cpu", non_blocking=True) if any(lengths) else torch.empty(0, logits.shape[-1])
+    return np.split(copied.numpy(), np.cumsum(lengths[:-1]))
 
 
 def _ids(token_ids: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

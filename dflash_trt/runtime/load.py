@@ -13,6 +13,7 @@ import torch
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions, choose_device
 from dflash_trt.deploy.deployment_file import refuse_deployment
 from dflash_trt.errors import RequestError, first_line
+from dflash_trt.runtime import sampling
 from dflash_trt.runtime.checked_pair import CheckedPair, default_batch_size
 from dflash_trt.runtime.draft_length import parse_draft_length
 from dflash_trt.runtime.drafter.open import open_drafter
@@ -90,6 +91,8 @@ def load_session(
     )  # fmt: skip
     try:
         session.allocate()
+        if device != "cpu":
+            sampling.warm_up(device, manifest.target.vocab_size)
     except torch.OutOfMemoryError:
         free = torch.cuda.mem_get_info(device)[0] / 2**30
         session.close()

@@ -167,7 +167,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], Arguments]]:
         "pack_nvfp4": (_C.pack_nvfp4, packing | nvfp4),
         "pack_int4": (_C.pack_int4, int4),
         "philox4x32": (_C.philox4x32, {"counter": [1, 2, 3, 4], "key": [1, 2]}),
-        "proposal_uniforms": (_C.proposal_uniforms, {"seed": 1, "position": 2, "count": 3}),
+        "uniform_bits": (_C.uniform_bits, {"seed": 1, "position": 2, "count": 3, "draw": 1}),
         "verify_block": (verify_block, {"logits": logits, "proposals": [1, 3], "params": params, "position": 0}
                          | history | proposed),
         "token_probabilities": (token_probabilities, {"logits": logits[0], "params": params, "out": probabilities}

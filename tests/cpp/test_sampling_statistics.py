@@ -246,8 +246,8 @@ class Drawing:
 
     def emit(self, state: int, position: int) -> list[int]:
         states, proposals = [state], []
-        for u in _C.proposal_uniforms(self.params.seed, position, K):
-            drawn = min(np.searchsorted(self.q[states[-1]].cumsum(), u, side="right"), self.k - 1)
+        for bits in _C.uniform_bits(self.params.seed, position, K, 1):
+            drawn = min(np.searchsorted(self.q[states[-1]].cumsum(), bits / 2**53, side="right"), self.k - 1)
             proposals.append(int(self.ids[states[-1], drawn]))
             states.append(states[-1] % V * V + proposals[-1])
         judged = states[:K]
@@ -296,9 +296,9 @@ def test_a_wrong_distribution_is_seen(plant: Callable[[Drawing], None]) -> None:
 def test_one_number_for_proposal_and_acceptance_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proposal that is drawn with the number that judges it."""
 
-    def uniforms(seed: int, position: int, count: int) -> list[float]:
-        return [reference.uniform_bits(seed, position + i, 2) / 2**53 for i in range(count)]
+    def judging(seed: int, position: int, count: int, draw: int) -> list[int]:
+        return [reference.uniform_bits(seed, position + i, 2) for i in range(count)]
 
-    monkeypatch.setattr(_C, "proposal_uniforms", uniforms)
+    monkeypatch.setattr(_C, "uniform_bits", judging)
     drawn = drawing()
     assert overall_p_value(drawn.chain.run(drawn.emit, TOKENS_THAT_SHOW)) < 1e-12

@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from dflash_trt.api.runtime_options import RuntimeOptions
+from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.plans.launcher import CudaLauncher
+from dflash_trt.runtime import sampling
+from dflash_trt.runtime.accept import accept_parts
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.drafter.torch.graph_program import Program
 from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
@@ -31,6 +35,7 @@ from tests.runtime.batches import check_shared_pages
 from tests.runtime.drafter.test_torch_executor import NUM_SLOTS, noise
 from tests.runtime.drafter.test_torch_executor import run as run_drafter
 from tests.runtime.drafter.torch.drafts import MAKERS
+from tests.runtime.sampled_rows import by_rule, by_torch, check_all, random_logits, random_params
 
 DEVICES = [pytest.param("cpu", marks=pytest.mark.full), pytest.param("cuda", marks=pytest.mark.gpu)]
 NUM_PROMPTS, NUM_TOKENS, NUM_AT_ONCE = 16, 96, 8
@@ -142,6 +147,35 @@ def test_a_cancelled_request_leaves_the_others_alone(session: Session, asked: An
     assert len(requests[1].token_ids) < NUM_TOKENS
     for index in (0, 2, 3):
         assert requests[index].token_ids == texts[index]
+
+
+@pytest.mark.parametrize("session", ["cuda"], indirect=True)
+@pytest.mark.gpu
+def test_sampled_tokens_are_those_of_a_cpu(session: Session, asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both rules see the GPU's own logits; a request has its tokens to the bit, whatever filters it."""
+
+    def by_both(parts: Any, logits: torch.Tensor) -> list[list[int]]:
+        tokens = accept_parts(parts, logits)
+        assert tokens == accept_parts(parts, logits.cpu())
+        return tokens
+
+    monkeypatch.setattr("dflash_trt.runtime.decoder.accept_parts", by_both)
+    settings: list[dict[str, Any]] = [{}, {"top_k": 20, "top_p": 0.95}, {"top_p": 0.9}, {"repetition_penalty": 1.1}]
+    params = [
+        SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, seed=7, ignore_eos=True, **own) for own in settings
+    ]
+    requests = [session.request(prompt, own) for prompt, own in zip(asked, params, strict=False)]
+    assert any(answer.acceptance.tau > 1 for answer in run(session.decoder(), requests))
+
+
+@pytest.mark.gpu
+def test_sampling_computes_what_it_does_on_a_cpu() -> None:
+    """Each operator of torch, in a vocabulary of Qwen's size, too."""
+    rng = np.random.default_rng(0)
+    logits, params = random_logits(rng, 40, 151_936), [random_params(rng, 151_936) for _ in range(40)]
+    with torch.device("cuda"):
+        check_all(sampling)
+        assert by_torch(logits, params) == by_rule(logits, params)
 
 
 @pytest.mark.gpu

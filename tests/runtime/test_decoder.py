@@ -24,7 +24,7 @@ from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime import model_runner
-from dflash_trt.runtime.accept import argmax, argmax_and_finite
+from dflash_trt.runtime.accept import argmax, choose
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength, StepRecord
 from dflash_trt.runtime.kvcache.slots import SlotPool
@@ -182,7 +182,7 @@ def test_the_choice_is_the_first_of_the_largest(vocab: int, rows: int, seed: int
         logits[rng.integers(rows), rng.integers(vocab)] = value if rng.random() < 0.5 else 3.0
     expected = [first_of_the_largest(row.tolist()) for row in logits]
     tensor = torch.from_numpy(logits).to(getattr(torch, dtype))
-    tokens, are_finite = argmax_and_finite(tensor)
+    tokens, are_finite = choose(tensor)
     assert tokens == argmax(tensor) == expected
     assert are_finite == [bool(np.isfinite(row[token])) for row, token in zip(logits, expected, strict=True)]
 

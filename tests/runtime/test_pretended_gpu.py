@@ -10,21 +10,27 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from dflash_trt import _C
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.plans.launcher import CudaLauncher
 from dflash_trt.engine.signatures import num_pages_for
 from dflash_trt.errors import CheckpointError, RequestError
-from dflash_trt.runtime import open_target
+from dflash_trt.runtime import accept, open_target
+from dflash_trt.runtime.accept import StepInput, accept_parts
+from dflash_trt.runtime.drafter.candidate_selector import Proposals
 from dflash_trt.runtime.kvcache import paged_caches
 from dflash_trt.runtime.load import open_session, room_for
+from dflash_trt.runtime.logits_processors import LogitBias
 from dflash_trt.runtime.open_target import prepare_target
 from dflash_trt.runtime.ranks.roles import ALONE
+from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.huggingface import load_model
 from dflash_trt.runtime.targets.packed_pass import GatheredPass
@@ -85,10 +91,14 @@ def test_a_session_decodes_there(
 ) -> None:
     on_cpu = sessions["tiny-qwen3"]
     prompt, params = prompts(on_cpu)[0], greedy(5)
+    sampled = SamplingParams(max_tokens=9, temperature=1.0, top_p=0.95, seed=3, ignore_eos=True)
     with pretended_gpu() as (gpu, graphs):
         session = open_on_gpu("tiny-qwen3")
         room = {len(session.drafter.cache.k), *(k.shape[1] for k, _ in session.target._cache._layers.values())}  # type: ignore[attr-defined]
+        drawn, waits_of_drawn = decode(gpu, session, prompt, sampled)
         answer, waits = decode(gpu, session, prompt, params)
+    assert drawn == on_cpu.generate(prompt, sampled).token_ids
+    assert all(step in (STEP, STEP[:1]) for step in waits_of_drawn)
     assert answer == on_cpu.generate(prompt, params).token_ids
     assert is_recorded(session)
     assert sum("torch.compile lacks Triton: passes have more kernels" in message for message in caplog.messages) == 1
@@ -142,6 +152,69 @@ def test_a_lattice_is_walked_and_drawn_there(sessions: dict[str, Session], tmp_p
         answer, waits = decode(gpu, session, prompt, greedy(5))
     assert answer == sessions["tiny-qwen3"].generate(prompt, greedy(5)).token_ids
     assert waits == [STEP[:1], *[STEP] * len(waits[1:])]
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {}, {"logprobs": True, "top_logprobs": 2}, {"temperature": 0.4, "seed": 1}, {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 0.4, "top_k": 5, "logprobs": True}, {"temperature": 0.6, "min_p": 0.1, "prompt_logprobs": True},
+    {"temperature": 0.5, "repetition_penalty": 1.3}, {"frequency_penalty": 0.5}, {"logit_bias": {3: 9.0}},
+    {"temperature": 0.3, "logit_bias": {3: 9.0}}, {"temperature": 0.5, "top_k": 20, "top_p": 0.8},
+    {"temperature": 0.7, "repetition_penalty": 0.8, "presence_penalty": 0.7, "logprobs": True},
+]  # fmt: skip
+VOCAB = 60
+
+
+def random_step(rng: np.random.Generator) -> tuple[list[StepInput], torch.Tensor]:
+    """A step of requests of all settings, in any order: blocks, ends of prompts, and chunks of prompts before."""
+    parts, rows = [], []
+    for slot, index in enumerate(rng.permutation(len(SETTINGS))):
+        params = SamplingParams(max_tokens=99, **{"seed": int(index)} | SETTINGS[index])
+        processors = [LogitBias(params.logit_bias)] if params.logit_bias else []
+        prompt, answer = rng.integers(0, VOCAB + 2, 9).tolist(), rng.integers(0, VOCAB, 9).tolist()
+        request = Request(
+            prompt_ids=prompt, params=params, sampler=params.sampler(), stop_ids=frozenset(), processors=processors
+        )
+        num_logits = int(rng.integers(0, 7))
+        num_prompt_logits = int(rng.integers(1, 4)) if params.prompt_logprobs and num_logits < 2 else 0
+        request.token_ids = answer if num_logits > 1 else []
+        logits = rng.normal(0, 4, (num_prompt_logits + num_logits, VOCAB)).astype(np.float32)
+        certain = logits[num_prompt_logits:].argmax(-1)[:-1]
+        proposals = Proposals(np.where(rng.random(len(certain)) < 0.8, certain, 3).tolist())
+        if params.temperature > 0 and num_logits > 1 and rng.random() < 0.2:
+            ids = np.stack([(token + np.arange(4)) % VOCAB for token in proposals.token_ids])
+            proposals = Proposals(proposals.token_ids, ids, rng.dirichlet(np.ones(4), len(ids)))
+        if rng.random() < 0.3 and num_logits:
+            logits[rng.integers(num_prompt_logits, len(logits)) :, 7] = np.nan
+        token_ids = [0, *proposals.token_ids]
+        parts.append(StepInput(slot, request, token_ids, proposals, num_logits, num_prompt_logits))
+        rows.append(logits)
+    return parts, torch.from_numpy(np.concatenate(rows))
+
+
+def test_a_step_emits_there_what_it_does_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens and log probabilities; the host waits for the GPU once, or twice where a filter leaves many tokens."""
+    monkeypatch.setattr(accept, "HEAVIEST", 16)
+    steps = [[random_step(np.random.default_rng(seed)) for _ in range(2)] for seed in range(16)]
+    emitted = [accept_parts(*step) for step, _ in steps]
+    num_waits, num_accepted, verify_block = set[int](), 0, _C.verify_block
+
+    def judged_here(rows: Any, proposals: Any, sampler: Any, *rest: Any) -> list[int]:
+        assert sampler.temperature == 0.3, "only with a processor"
+        return verify_block(rows, proposals, sampler, *rest)
+
+    monkeypatch.setattr(_C, "verify_block", judged_here)
+    with pretended_gpu() as (gpu, _):
+        for (_, (parts, logits)), expected in zip(steps, emitted, strict=True):
+            gpu.waits.clear()
+            assert accept_parts(parts, logits.to("cuda", non_blocking=True)) == expected
+            num_waits.add(len(gpu.waits))
+            num_accepted += sum(len(tokens) > 1 for tokens in expected)
+    assert num_waits == {1, 2}
+    assert num_accepted > 12
+    for (parts, _), (others, _) in steps:
+        for part, other in zip(parts, others, strict=True):
+            for name in ("logprobs", "top_logprobs", "prompt_logprobs", "prompt_top_logprobs"):
+                assert getattr(part.request, name) == getattr(other.request, name)
 
 
 def test_the_current_gpu_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:

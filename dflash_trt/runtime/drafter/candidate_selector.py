@@ -107,7 +107,8 @@ class Candidates:
             return paths
         rows, count = [row for row, _ in drawing], self.ids.shape[1]
         temperatures = [draw.params.temperature for _, draw in drawing]
-        uniforms = [_C.proposal_uniforms(draw.params.seed, draw.position, count) for _, draw in drawing]
+        bits = [_C.uniform_bits(draw.params.seed, draw.position, count, 1) for _, draw in drawing]
+        uniforms = [[2.0**-53 * number for number in row] for row in bits]
         drawn, probabilities = Candidates(self.ids[rows], self.scores[rows]).sampled_walk(
             *(torch.tensor(values, dtype=torch.float64, device=self.ids.device) for values in (temperatures, uniforms))
         )

@@ -59,6 +59,11 @@ def written(module: torch.nn.Module, inputs: Sequence[Tensor], capability: tuple
 
 def compile_kernels(code: str, capability: tuple[int, int], directory: Path) -> int:
     """Compiles the kernels in Inductor's code by Triton, for such a GPU, and counts them."""
+    return len(compile_ptx(code, capability, directory))
+
+
+def compile_ptx(code: str, capability: tuple[int, int], directory: Path) -> list[str]:
+    """PTX of each kernel in Inductor's code, which Triton compiles for such a GPU."""
     import triton
     from torch._inductor.runtime import triton_helpers, triton_heuristics
     from triton.backends.compiler import GPUTarget
@@ -77,12 +82,15 @@ def compile_kernels(code: str, capability: tuple[int, int], directory: Path) -> 
             for kind in ("pointwise", "reduction", "persistent_reduction"):
                 stack.enter_context(mock.patch.object(triton_heuristics, kind, heuristic))
             exec(compile(source, file, "exec"), {"__file__": str(file), "__name__": file.stem})
+    ptx = []
     for meta, function in found:
         signature = {name: meta["signature"].get(name, "constexpr") for name in function.arg_names}
         blocks = {name: 32 for name, kind in signature.items() if kind == "constexpr"}
         target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
-        triton.compile(ASTSource(function, signature, {**blocks, **meta["constants"]}), target=target)
-    return len(found)
+        source = ASTSource(function, signature, {**blocks, **meta["constants"]})
+        options = {"enable_fp_fusion": meta["enable_fp_fusion"]}
+        ptx.append(triton.compile(source, target=target, options=options).asm["ptx"])
+    return ptx
 
 
 @contextmanager
