@@ -25,6 +25,7 @@ from dflash_trt.runtime.targets.target import Segment
 
 Rows = npt.NDArray[np.float32]
 NO_PROPOSALS = Proposals([])
+NO_ROWS = range(0)
 
 
 class StepInput(msgspec.Struct, frozen=True):
@@ -53,8 +54,7 @@ class StepInput(msgspec.Struct, frozen=True):
         return len(self.token_ids) - len(self.proposals) + num_accepted
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
+class _Block(msgspec.Struct, frozen=True):
     """Part of a step, and its logits."""
 
     part: StepInput
@@ -67,8 +67,8 @@ class _Block:
     def rows_here(self) -> range:
         """Rows that are needed in the host's memory."""
         num_prompt_logits = self.part.num_prompt_logits
-        if self.is_chosen and not self.part.request.params.logprobs and num_prompt_logits == 0:
-            return range(0)
+        if self.is_chosen and num_prompt_logits == 0 and not self.part.request.params.logprobs:
+            return NO_ROWS
         return range(self.rows.start - num_prompt_logits, self.rows.stop)
 
     @property
@@ -104,16 +104,20 @@ def accept_parts(parts: Sequence[StepInput], logits: Tensor) -> list[list[int]]:
     A row that is not finite ends the block before it, and a part that begins with one gets no token: plain decoding
     would meet it, if at all, as the first row of a later step.
     """
-    blocks = list(_blocks(parts, on_cpu=logits.device.type == "cpu"))
-    here = rows_here(logits, [block.rows_here for block in blocks])
-    penalise(logits, [penalised for block in blocks if (penalised := block.penalised)])
-    choices, finite = choose(logits, [draw for block in blocks for draw in block.draws(logits.shape[-1])])
+    on_cpu = logits.device.type == "cpu"
+    blocks = list(_blocks(parts, on_cpu=on_cpu))
+    here, draws = rows_here(logits, [block.rows_here for block in blocks]), list[RowDraw]()
+    if not on_cpu:
+        penalise(logits, [penalised for block in blocks if (penalised := block.penalised)])
+        draws += [draw for block in blocks for draw in block.draws(logits.shape[-1])]
+    choices, finite = choose(logits, draws)
+    all_finite = all(finite)
     accepted = []
     for block, rows in zip(blocks, here, strict=True):
         part, begin = block.part, block.rows.start
         if part.num_prompt_logits:
             add_prompt_logprobs(part.request, rows[: part.num_prompt_logits])
-        count = len(list(takewhile(bool, finite[begin : block.rows.stop])))
+        count = part.num_logits if all_finite else len(list(takewhile(bool, finite[begin : block.rows.stop])))
         proposals, rows = part.drafted.first(max(0, count - 1)), rows[part.num_prompt_logits :][:count]
         accepted.append(accept(part.request, proposals, choices[begin : begin + count], rows, block.is_chosen))
     return accepted
@@ -239,9 +243,10 @@ def rows_here(logits: Tensor, places: Sequence[range]) -> list[Rows]:
 
     They come in one copy, and into pinned memory, as torch takes for a copy that is not waited for.
     """
-    chosen, lengths = [logits[place.start : place.stop] for place in places], [len(place) for place in places]
     if logits.device.type == "cpu":
-        return [rows.numpy() for rows in chosen]
+        rows = _numpy(logits)
+        return [rows[place.start : place.stop] for place in places]
+    chosen, lengths = [logits[place.start : place.stop] for place in places], [len(place) for place in places]
     copied = torch.cat(chosen).to("cpu", non_blocking=True) if any(lengths) else torch.empty(0, logits.shape[-1])
     return np.split(copied.numpy(), np.cumsum(lengths[:-1]))
 
