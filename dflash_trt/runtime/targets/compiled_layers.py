@@ -25,8 +25,8 @@ def compile_layers(model: PreTrainedModel) -> None:
     if any(type(weight.data) is not Tensor for weight in model.parameters()):
         return
     AttentionInterface.register(IMPLEMENTATION, torch.compiler.disable(slot_attention))  # type: ignore[no-untyped-call]
-    merge_linear_layers(model)
     decoder = model.get_decoder()
+    merge_linear_layers(decoder)
     layers = (layer for layer in decoder.layers if hasattr(layer, "self_attn"))
     others = (module for name, module in decoder.named_children() if name.startswith(ONCE))
     for module in (*layers, *others):

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of layers in a module, in the order in which transformers calls them."""
@@ -59,9 +58,9 @@ class MergedPart(nn.Module):
 
 
 @torch.no_grad()
-def merge_linear_layers(model: PreTrainedModel) -> None:
+def merge_linear_layers(decoder: nn.Module) -> None:
     """Replaces the layers MERGED of each module that has them whole, of one type, and all with a bias or none."""
-    for module in list(model.modules()):
+    for module in list(decoder.modules()):
         for names in MERGED:
             layers = [getattr(module, name, None) for name in names]
             found = [layer for layer in layers if type(layer) is nn.Linear and type(layer.weight.data) is Tensor]

@@ -63,7 +63,7 @@ def test_layers_called_in_another_way(order: str, is_one: bool) -> None:
     others = rows if is_one else torch.randn(2, 5, 8)
     module = Attention()
     expected = module(rows, order, others)
-    merge_linear_layers(module)  # type: ignore[arg-type]
+    merge_linear_layers(module)
     assert isinstance(module.v_proj, MergedPart)
     for _ in range(2):
         torch.testing.assert_close(module(rows, order, others), expected)
@@ -78,5 +78,5 @@ def test_what_is_no_plain_layer_stays() -> None:
     odd.v_proj, short.v_proj = Linear(8, 3), None
     typed.v_proj = typed.v_proj.bfloat16()
     for module in (biased, odd, typed, short):
-        merge_linear_layers(module)  # type: ignore[arg-type]
+        merge_linear_layers(module)
         assert type(module.q_proj) is nn.Linear
