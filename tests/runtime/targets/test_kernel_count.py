@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, PackedTarg
 from dflash_trt.runtime.targets.recorded_pass import PassSize, StaticPass
 from dflash_trt.runtime.targets.target import Segment
 from tests.contract.cuda_graphs import tensors_of
-from tests.runtime.drafter.torch.inductor import compile_kernels, num_kernels, written
+from tests.runtime.drafter.torch.inductor import compile_kernels, num_kernels, written, written_as_traced
 from tests.runtime.targets.families import (
     ALTERNATING,
     NUM_SLOTS,
@@ -148,19 +148,23 @@ def test_kernels_of_a_layer(name: str, expected: int, monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("name", ["deepseek_v3", "gemma4-moe", "gpt_oss", "qwen3"])
 def test_triton_compiles_them(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For an H100."""
-    codes: list[str] = []
+    """For an H100: parts of layers, and attention's functions, for one row and for any."""
+    counts: list[tuple[bool, int]] = []
 
-    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
-        def run(*inputs: Tensor) -> Any:
-            codes.append(written(graph, inputs))
-            return graph.forward(*inputs)
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Callable[..., Any]:
+        takes_any = any(isinstance(value, torch.SymInt) for value in inputs)
+        counts.append((takes_any, compile_kernels(written_as_traced(graph), (9, 0), tmp_path)))
+        return graph.forward
 
-        return run
-
-    compile_by(backend, monkeypatch)
-    decode(packed(name), 2, 4)
-    assert sum(compile_kernels(code, (9, 0), tmp_path) for code in codes) > 8
+    model_type, own = PACKED[name]
+    model = random_model(model_type, **own).bfloat16()
+    monkeypatch.setattr(fused, "compiled", partial(COMPILED, backend=backend))
+    compile_layers(model)
+    target = PackedTarget(model, TAPS[:1], NUM_SLOTS, TORCH_OPERATORS, EagerLauncher())
+    for size in ((1, 1), (2, 4), (4, 8)):
+        decode(target, *size)
+    for takes_any in (False, True):
+        assert sum(count for each, count in counts if each is takes_any) > 10
 
 
 @pytest.mark.usefixtures("gpu")

@@ -28,28 +28,45 @@ def num_kernels(module: torch.nn.Module, inputs: Sequence[Tensor]) -> int:
 
 def written(module: torch.nn.Module, inputs: Sequence[Tensor], capability: tuple[int, int] = (9, 0)) -> str:
     """Inductor's code of the module, with its kernels, for inputs of these sizes and strides on such a GPU."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    fake = FakeTensorMode()
+    return _written(module, [_like(x, "cpu", fake) for x in inputs], fake, capability)
+
+
+def written_as_traced(graph: torch.fx.GraphModule, capability: tuple[int, int] = (9, 0)) -> str:
+    """Inductor's code of a graph that torch.compile has traced, for sizes that are numbers or any, as it says."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    inputs = [node.meta["example_value"] for node in graph.graph.nodes if node.op == "placeholder"]
+    (fake,) = {value.fake_mode for value in inputs if isinstance(value, FakeTensor)}
+    return _written(graph, inputs, fake, capability)
+
+
+def _like(value: Any, device: str, fake: Any) -> Any:
+    """A tensor without values; a size as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    with fake:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+
+
+def _written(module: torch.nn.Module, inputs: Sequence[Any], fake: Any, capability: tuple[int, int]) -> str:
     from torch._inductor.debug import DebugContext
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.graph import GraphLowering
     from torch._inductor.virtualized import V
-    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    fake = FakeTensorMode()
-
-    def like(x: Tensor, device: str) -> Tensor:
-        with fake:
-            return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
-
     with fake:
-        traced = make_fx(module, decomposition_table=select_decomp_table())(*(like(x, "cpu") for x in inputs))
+        traced = make_fx(module, decomposition_table=select_decomp_table())(*inputs)
     for node in traced.graph.nodes:  # indexing a tensor of CUDA's needs CUDA in torch, so the trace was the CPU's
         if "device" in node.kwargs:
             node.kwargs = {**node.kwargs, "device": torch.device("cuda", 0)}
-        if isinstance(value := node.meta.get("val"), Tensor):
-            node.meta["val"] = like(value, "cuda")
-    given = [like(x, "cuda") for x in inputs]
-    graph = GraphLowering(traced, example_inputs=given, shape_env=None)  # type: ignore[arg-type]
+        if "val" in node.meta:
+            node.meta["val"] = _like(node.meta["val"], "cuda", fake)
+    given = [_like(x, "cuda", fake) for x in inputs]
+    graph = GraphLowering(traced, example_inputs=given, shape_env=fake.shape_env)
     debug = V.set_debug_handler(DebugContext())  # type: ignore[no-untyped-call]
     with a_gpu(*capability), V.set_graph_handler(graph), V.set_fake_mode(fake), debug:
         graph.run(*given)
