@@ -164,7 +164,7 @@ def test_triton_compiles_them(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     for size in ((1, 1), (2, 4), (4, 8)):
         decode(target, *size)
     for takes_any in (False, True):
-        assert sum(count for each, count in counts if each is takes_any) > 10
+        assert sum(count for each, count in counts if each is takes_any) > 5
 
 
 @pytest.mark.usefixtures("gpu")
