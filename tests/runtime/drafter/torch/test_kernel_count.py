@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from dflash_trt.runtime.drafter.torch import calls, scaled_linear
 from dflash_trt.runtime.drafter.torch.graph_program import Program
 from tests.engines import build, trained_engine
 from tests.reference.synthetic import DraftSizes, write_random_draft
-from tests.runtime.drafter.torch.inductor import compile_kernels, num_kernels, written
+from tests.runtime.drafter.torch.inductor import compile_kernels, num_kernels, written, written_as_traced
 
 CompilationError = pytest.importorskip("triton").CompilationError
 SIZES = DraftSizes(
@@ -44,27 +45,33 @@ def gpt_oss(directory: Path, recipe: str) -> Path:
     return directory / "engine"
 
 
-def counted(engine: Path, monkeypatch: pytest.MonkeyPatch, count: Callable[..., int] = num_kernels) -> list[int]:
-    """Kernels of each compiled function of a draft pass, in order."""
-    counts: list[int] = []
+def fuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fuses programs of drafters to come as on a GPU; they share no function with other tests, nor with each other."""
     init = Program.__init__
-
-    def compiled(module: torch.nn.Module) -> Callable[..., Any]:
-        def call(*inputs: Tensor) -> Any:
-            counts.append(count(module, inputs))
-            return module(*inputs)
-
-        return call
 
     def fused_init(self: Program, *args: Any) -> None:
         init(self, *args)
         self.fuse()
 
-    monkeypatch.setattr(torch, "compile", compiled)
-    monkeypatch.setattr(Program, "__init__", fused_init)
     monkeypatch.setattr(fused, "on_gpu", lambda tensor: True)
     monkeypatch.setattr(fused, "why_not_compiled", lambda: None)
-    monkeypatch.setattr(calls, "_fused", calls._fused.__wrapped__)  # of no other test, nor for one
+    monkeypatch.setattr(calls, "_fused", calls._fused.__wrapped__)
+    monkeypatch.setattr(Program, "__init__", fused_init)
+
+
+def counted(engine: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Kernels of each compiled function of a draft pass, in order."""
+    counts: list[int] = []
+
+    def compiled(module: torch.nn.Module) -> Callable[..., Any]:
+        def call(*inputs: Tensor) -> Any:
+            counts.append(num_kernels(module, inputs))
+            return module(*inputs)
+
+        return call
+
+    fuse(monkeypatch)
+    monkeypatch.setattr(fused, "compiled", compiled)
     drafter = open_drafter(engine, read_manifest(engine), num_slots=1, executor="torch")
     counts.clear()
     drafter.draft([0], torch.randn(1, drafter.spec.block_size, drafter.spec.hidden_size))
@@ -96,12 +103,24 @@ def test_fp4_takes_two_more_before_each_product(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.full
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
 def test_triton_compiles_them(capability: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a GPU without FP8, too: Inductor 2.13 leaves its codes to torch's own kernels."""
+    """For a number of requests, and for any; for a GPU without FP8, too, whose codes Inductor 2.13 leaves to torch."""
+    counts: list[tuple[bool, int]] = []
 
-    def count(module: torch.nn.Module, inputs: Sequence[Tensor]) -> int:
-        return compile_kernels(written(module, inputs, capability), capability, tmp_path)
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Callable[..., Any]:
+        takes_any = any(isinstance(value, torch.SymInt) for value in inputs)
+        code = written_as_traced(graph, capability)
+        counts.append((takes_any, compile_kernels(code, capability, tmp_path)))
+        return graph.forward
 
-    assert min(counted(gpt_oss(tmp_path, "fp8"), monkeypatch, count)) >= 1
+    fuse(monkeypatch)
+    monkeypatch.setattr(fused, "compiled", partial(fused.compiled, backend=backend))
+    engine = gpt_oss(tmp_path, "fp8")
+    drafter = open_drafter(engine, read_manifest(engine), num_slots=4, executor="torch")
+    for num_requests in (1, 2, 4):
+        blocks = torch.randn(num_requests, drafter.spec.block_size, drafter.spec.hidden_size)
+        drafter.draft(list(range(num_requests)), blocks)
+    assert {takes_any for takes_any, _ in counts} == {False, True}
+    assert min(count for _, count in counts) >= 1
 
 
 class Codes(torch.nn.Module):
