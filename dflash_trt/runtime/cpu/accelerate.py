@@ -84,11 +84,13 @@ def _place(rows: Tensor) -> tuple[int, int, int]:
 
 @torch.inference_mode()
 def fuse_norms(model: PreTrainedModel) -> None:
-    """Replaces the `forward` of each norm in FP32 that computes what `normed` does, of its weight or of 1 more."""
+    """Replaces the `forward` of an FP32 model's norms that compute what `normed` does, of their weight or of 1 more."""
+    if model.dtype != torch.float32:
+        return
     for norm in (module for module in model.modules() if type(module).__name__.endswith("RMSNorm")):
         weights = [parameter.data for parameter in norm.parameters()]
-        is_one = len(weights) == 1 and weights[0].ndim == 1 and weights[0].dtype == torch.float32
-        if is_one and len(inspect.signature(type(norm).forward).parameters) == 2:
+        is_plain = [(type(weight), weight.dtype, weight.ndim) for weight in weights] == [(Tensor, torch.float32, 1)]
+        if is_plain and len(inspect.signature(type(norm).forward).parameters) == 2:
             _fuse_norm(norm, weights[0])
 
 
