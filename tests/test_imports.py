@@ -21,6 +21,7 @@ FLOORS = [
     # the mission
     {"checkpoint"},
     {"quantize"},
+    {"device"},
     {"engine"},
     {"deploy"},
     {"trtllm"},

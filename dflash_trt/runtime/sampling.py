@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dflash_trt import _C
-from dflash_trt.engine.fused import ROUNDS_EACH, Fused
-from dflash_trt.engine.plans.launcher import uploaded
+from dflash_trt.device.fused import ROUNDS_EACH, Fused
+from dflash_trt.device.launcher import uploaded
 from dflash_trt.runtime.drafter.candidate_selector import Proposals
 
 WEIGHT_BITS = 43

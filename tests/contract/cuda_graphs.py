@@ -343,7 +343,7 @@ def pretended_gpu() -> Iterator[tuple[PretendGpu, list[Uses]]]:
         graphs = stand_in(patch)
         for module in ("drafter.torch.attention_node", "drafter.torch_executor", "kvcache.paged_caches"):
             patch.setattr(f"{runtime}.{module}._C", kernels)
-        for module in ("engine.fused", "runtime.drafter.torch_executor", "runtime.targets.huggingface"):
+        for module in ("device.fused", "runtime.drafter.torch_executor", "runtime.targets.huggingface"):
             patch.setattr(f"dflash_trt.{module}.why_not_compiled", lambda: "Triton")
         patch.setattr(f"{runtime}.load.choose_device", str)
         patch.setattr(torch.cuda, "synchronize", lambda device: gpu.wait("synchronize"))

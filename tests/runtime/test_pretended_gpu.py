@@ -19,7 +19,7 @@ from dflash_trt import _C
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.target_checkpoint import read_target
-from dflash_trt.engine.plans.launcher import CudaLauncher
+from dflash_trt.device.launcher import CudaLauncher
 from dflash_trt.engine.signatures import num_pages_for
 from dflash_trt.errors import CheckpointError, RequestError
 from dflash_trt.runtime import accept, open_target

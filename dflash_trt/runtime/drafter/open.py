@@ -55,7 +55,7 @@ def choose_executor(
         return OnnxExecutor(engine, manifest, expose=expose)
     import torch
 
-    from dflash_trt.engine.plans.launcher import CudaLauncher, EagerLauncher
+    from dflash_trt.device.launcher import CudaLauncher, EagerLauncher
     from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
     from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
 

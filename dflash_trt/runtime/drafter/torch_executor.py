@@ -17,10 +17,10 @@ from torch import Tensor
 
 from dflash_trt import _C
 from dflash_trt.api.runtime_options import DEFAULT_BATCH_SIZE
+from dflash_trt.device.fused import why_not_compiled
+from dflash_trt.device.launcher import Launcher
 from dflash_trt.engine.executor import DraftInputs
-from dflash_trt.engine.fused import why_not_compiled
 from dflash_trt.engine.manifest import Manifest
-from dflash_trt.engine.plans.launcher import Launcher
 from dflash_trt.engine.plans.machine import LOWEST_SM
 from dflash_trt.engine.plans.plan import graph_batch_sizes, row_buckets
 from dflash_trt.engine.recorded_executor import RecordedExecutor, RecordedGraph, graph_tensors

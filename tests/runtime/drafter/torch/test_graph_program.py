@@ -20,9 +20,9 @@ from onnx import TensorProto, helper, parser
 from torch import Tensor
 
 from dflash_trt.checkpoint.weights import SINGLE
-from dflash_trt.engine import fused
+from dflash_trt.device import fused
+from dflash_trt.device.launcher import CudaLauncher
 from dflash_trt.engine.manifest import Manifest, read_manifest
-from dflash_trt.engine.plans.launcher import CudaLauncher
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import EngineError, MissingDependencyError
 from dflash_trt.runtime.drafter import torch_executor
