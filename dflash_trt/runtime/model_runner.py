@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dflash_trt.device.launcher import uploaded
+from dflash_trt.device.upload import uploaded
 from dflash_trt.runtime.accept import argmax
 from dflash_trt.runtime.drafter.candidate_selector import Draw, Proposals
 from dflash_trt.runtime.drafter.drafter import Drafter

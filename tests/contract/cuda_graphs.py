@@ -341,7 +341,8 @@ def pretended_gpu() -> Iterator[tuple[PretendGpu, list[Uses]]]:
     kernels, runtime = GpuKernels(gpu), "dflash_trt.runtime"
     with pytest.MonkeyPatch.context() as patch:
         graphs = stand_in(patch)
-        for module in ("drafter.torch.attention_node", "drafter.torch_executor", "kvcache.paged_caches"):
+        patch.setattr("dflash_trt.device.attention_kernel._C", kernels)
+        for module in ("drafter.torch.attention_node", "kvcache.paged_caches"):
             patch.setattr(f"{runtime}.{module}._C", kernels)
         for module in ("device.fused", "runtime.drafter.torch_executor", "runtime.targets.huggingface"):
             patch.setattr(f"dflash_trt.{module}.why_not_compiled", lambda: "Triton")

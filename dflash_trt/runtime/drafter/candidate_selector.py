@@ -26,7 +26,7 @@ from torch import Tensor
 from dflash_trt import _C
 from dflash_trt.checkpoint.draft_spec import CONFIDENCE, D2T, MARKOV, SELECTOR, DraftSpec
 from dflash_trt.checkpoint.weights import SINGLE
-from dflash_trt.device.launcher import uploaded
+from dflash_trt.device.upload import uploaded
 
 if TYPE_CHECKING:
     import numpy as np
