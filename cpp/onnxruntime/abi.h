@@ -28,7 +28,7 @@ enum ErrorCode : int { kFail = 1, kInvalidArgument = 2 };
 
 // Functions by their index in OrtApi.
 struct Api {
-  const void* functions[275];  // of the 276 of version 17
+  const void* functions[275];  // version 17 has 276 functions
 
   template <class Function>
   Function at(size_t index) const {

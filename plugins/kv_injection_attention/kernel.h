@@ -16,7 +16,7 @@ enum class Kernel {
   kMma,    // attention.cuh: mma.sync, on every supported GPU
   kShort,  // short_attention() in attention.cuh: for calls that pass short_fits(), intended for short contexts
   kWgmma,  // wgmma_attention.cuh: compute capability 9.0, for calls that pass wgmma_fits()
-  kAhead,  // the same with the next step's products computed ahead: for calls that pass wgmma_ahead_fits()
+  kAhead,  // kWgmma with the next step's products computed ahead: for calls that pass wgmma_ahead_fits()
 };
 
 // Compute capability of the current GPU as 10 * major + minor; 0 without a GPU, a driver or compiled kernels.

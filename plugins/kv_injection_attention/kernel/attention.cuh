@@ -209,7 +209,7 @@ template <int D, class T, bool kFp8>
 __global__ void __launch_bounds__(32 * max_warps(D), 2)
     attention(const __grid_constant__ Params p, const __grid_constant__ LaunchConfig config) {
   griddepcontrol_launch_dependents();
-  griddepcontrol_wait();  // every input may come from the preceding grid: the block, slots, lengths, appended rows
+  griddepcontrol_wait();  // the preceding grid may write every input
   Attention<D, T, kFp8>::run(p, config);
 }
 
@@ -218,7 +218,7 @@ template <int D, class T, bool kFp8>
 __global__ void __launch_bounds__(32 * short_warps(D), 1)
     short_attention(const __grid_constant__ Params p, const __grid_constant__ LaunchConfig config) {
   griddepcontrol_launch_dependents();
-  griddepcontrol_wait();  // as attention() does
+  griddepcontrol_wait();  // see attention()
   Attention<D, T, kFp8, true>::run(p, config);
 }
 

@@ -13,7 +13,7 @@ namespace dflash::kv_injection {
 
 struct CutRequest {
   int request;
-  int first, last;  // its ranges; equal if there is nothing to combine
+  int first, last;  // first and last range; equal if there is nothing to combine
 };
 
 DFLASH_DEVICE CutRequest find_cut(const Params& p, const LaunchConfig& config, const Schedule& schedule) {

@@ -125,7 +125,7 @@ struct LaunchConfig {
   int32_t combine_warps;  // warps that share a row when partial results are combined
   float out_factor;       // factor of the outputs: 1 / out_scale
   float query_factor;     // sm_90a kernel: turns products of queries and context keys into scores in log2 units
-  float key_factor;       // the same for the block's keys, which have no k_scale
+  float key_factor;       // likewise for the block's keys, which have no k_scale
 };
 
 struct Grid {
@@ -148,8 +148,8 @@ LaunchConfig make_launch_config(const Params& params, int32_t ctas, int32_t shar
 // alone, so a context beyond kShortRows never uses it. `params` must have passed check_sizes.
 bool short_fits(const Params& params);
 bool short_pays(const Params& params);
-// Its launch: one CTA for each request and column. The more CTAs an SM holds, the fewer teams each has. No workspace is
-// needed.
+// Launch of short_attention(): one CTA for each request and column. The more CTAs an SM holds, the fewer teams each
+// has. No workspace is needed.
 LaunchConfig make_short_launch_config(const Params& params, int32_t sms, int32_t shared_limit);
 
 // Divides the context into ranges; the rows of `config` must be set.

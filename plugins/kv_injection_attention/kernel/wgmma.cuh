@@ -21,7 +21,7 @@ struct SwizzledRows {
   // % 8); with rows of 64 bytes, at i ^ (r / 2 % 4).
   static DFLASH_DEVICE uint32_t swizzle(uint32_t at) { return at ^ (at >> 3 & (kRowBytes - 16)); }
 
-  // Its matrix descriptor as a right operand: K-major, swizzled by the length of its rows (PTX ISA 9.7.15.5.1.2.2). The
+  // Matrix descriptor for a right operand: K-major, swizzled by the length of its rows (PTX ISA 9.7.15.5.1.2.2). The
   // stride offset, between groups of eight rows, is one atom; the leading offset is not used and assumed to be 1.
   static DFLASH_DEVICE uint64_t descriptor(uint32_t address) {
     constexpr uint64_t kSwizzle = kRowBytes == 128 ? 1 : 2, kLeading = 1;

@@ -156,7 +156,7 @@ class WgmmaAttention {
       if (!raise || !kKeepsScores) make_scores<false>(state, score, addresses, all_visible, left, rows);
       const bool exceeds = state.template softmax_weights<Score>(score, sums, addresses.weights);
       fence_proxy_async();
-      // After the barrier all weights are stored, unless the maxima have to be raised first. This happens at most once,
+      // All weights are stored after the barrier, unless the maxima have to be raised first. This happens at most once,
       // because NaN exceeds any maximum.
       if (!barrier_red_or(Group::barrier(), kThreads, exceeds) || raise) break;
     }
@@ -186,7 +186,7 @@ class WgmmaAttention {
     Shared place = 0;  // offset of the step's weights from the first buffer
     for (bool exceeds = true;;) {
       fence_proxy_async();
-      // After the barrier the step's weights and values are complete, and the previous step's stage and weights are
+      // The step's weights and values are complete after the barrier, and the previous step's stage and weights are
       // free.
       const bool raise = barrier_red_or(Group::barrier(), kThreads, exceeds);
       context.take_next([] { return span(); });
@@ -330,7 +330,7 @@ __global__ void __launch_bounds__(32 * kWarpgroupWarps * wgmma_teams(D, kAhead),
   griddepcontrol_launch_dependents();
   const WgmmaAttention<D, N, T, kFp8, kAhead> attention(p, config);
   attention.prepare();
-  griddepcontrol_wait();  // as attention() does
+  griddepcontrol_wait();  // see attention()
   stamp(Phase::kGridBefore);
   attention.run();
 }

@@ -116,7 +116,7 @@ class WgmmaContextLoader {
   unsigned chunk_ = 0;         // the warp's next chunk
   int row_;                    // first row of a step that this thread copies
   int copy_from_;              // offset of this thread's part of that row in a chunk
-  Shared copy_to_;             // its offset in a stage
+  Shared copy_to_;             // offset of this thread's part in a stage
   int rows_left_;              // rows of the span from the step's first row on
   Shared stage_, last_stage_;  // the stage in use, and the team's last stage
 };
