@@ -11,8 +11,9 @@ import click
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_spec import D2T, HEAD
+from dflash_trt.checkpoint.pair import read_pair
 from dflash_trt.checkpoint.source import checkpoint_directory, configuration_directory
-from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, read_pair
+from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.cli.build_dry_run import print_dry_run, print_plan_dry_run
 from dflash_trt.cli.completion import DRAFT_OR_DEPLOYMENT, RECIPE, TARGET

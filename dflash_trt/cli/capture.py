@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
+from dflash_trt.checkpoint.pair import read_pair
 from dflash_trt.checkpoint.source import checkpoint_label
-from dflash_trt.checkpoint.target_checkpoint import read_pair
 from dflash_trt.cli.completion import DRAFT
 from dflash_trt.cli.options import (
     PATH,

@@ -16,9 +16,10 @@ from dflash_trt.checkpoint.dialects.speculators import disagreement
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.hub import fetch_weights
+from dflash_trt.checkpoint.pair import check_pair, read_partner
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.checkpoint.source import configuration_directory
-from dflash_trt.checkpoint.target_checkpoint import TargetSpec, check_pair, read_partner, read_target
+from dflash_trt.checkpoint.target_checkpoint import TargetSpec, read_target
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.cli.completion import CHECKPOINT, TARGET
 from dflash_trt.cli.options import json_option

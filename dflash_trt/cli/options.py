@@ -14,8 +14,8 @@ from click.core import ParameterSource
 from dflash_trt.api.runtime_options import DEFAULTS, DEVICES, DTYPES, EXECUTORS
 from dflash_trt.api.sampling_params import SAMPLER_FIELDS, SamplingParams
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.pair import read_pair
 from dflash_trt.checkpoint.source import checkpoint_directory
-from dflash_trt.checkpoint.target_checkpoint import read_pair
 from dflash_trt.cli.completion import DRAFT, RECIPE, TARGET
 from dflash_trt.cli.output import human_bytes
 from dflash_trt.deploy.catalog import next_commands

@@ -10,7 +10,8 @@ import click
 import msgspec
 
 from dflash_trt.api.runtime_options import DTYPES
-from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
+from dflash_trt.checkpoint.pair import check_pair
+from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.cli.completion import DEPLOYMENT, GPUS
 from dflash_trt.cli.options import PATH, gpu_facts_option, json_option, refuse_given, source_options
 from dflash_trt.cli.output import print_written

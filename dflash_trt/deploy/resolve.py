@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
-from dflash_trt.checkpoint.target_checkpoint import check_pair
+from dflash_trt.checkpoint.pair import check_pair
 from dflash_trt.deploy.deployment_file import (
     DeploymentFile,
     Eagle3,

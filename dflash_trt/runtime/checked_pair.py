@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from dflash_trt.api.runtime_options import DEFAULT_BATCH_SIZE
 from dflash_trt.api.sampling_params import is_integer
 from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.pair import check_pair
 from dflash_trt.checkpoint.source import configuration_directory, is_local
-from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, TargetSpec, check_pair, read_target
+from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, TargetSpec, read_target
 from dflash_trt.checkpoint.tokenizer import load_tokenizer
 from dflash_trt.engine.manifest import Manifest, read_manifest, sha256
 from dflash_trt.errors import EngineError, RequestError, shown

@@ -11,8 +11,8 @@ import msgspec
 
 from dflash_trt.checkpoint.dialects.dflash2 import LAYOUT
 from dflash_trt.checkpoint.dialects.speculators import SPECULATORS
+from dflash_trt.checkpoint.pair import check_pair
 from dflash_trt.checkpoint.source import REPOSITORY_ID
-from dflash_trt.checkpoint.target_checkpoint import check_pair
 from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.gpus import DATA
 from dflash_trt.deploy.rules.checked_config import (

@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.pair import check_pair
 from dflash_trt.checkpoint.safetensors_file import Expected, StoredTensor, check_tensors, read_tensors
-from dflash_trt.checkpoint.target_checkpoint import TargetSpec, check_pair
+from dflash_trt.checkpoint.target_checkpoint import TargetSpec
 from dflash_trt.checkpoint.tokenizer import load_tokenizer
 from dflash_trt.errors import BuildError, CheckpointError
 from dflash_trt.files.json_file import SchemaVersion, json_value
