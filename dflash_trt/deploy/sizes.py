@@ -14,7 +14,8 @@ from dflash_trt.checkpoint.draft_spec import HEAD, PartialDraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.quantization import FP8, INT4, NVFP4, W4A16_NVFP4
 from dflash_trt.checkpoint.source import GGUF, REPOSITORY_ID, configuration_directory
-from dflash_trt.checkpoint.target_cache import TargetCache, read_target_cache
+from dflash_trt.checkpoint.target_cache import TargetCache
+from dflash_trt.checkpoint.target_cache_config import read_target_cache
 from dflash_trt.checkpoint.target_checkpoint import PartialTargetSpec, TargetCheckpoint, read_target, read_target_spec
 from dflash_trt.checkpoint.weights import has_weights
 from dflash_trt.deploy.published import published_drafts, published_targets

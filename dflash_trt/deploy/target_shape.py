@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.target_cache import TargetCache, read_target_cache
+from dflash_trt.checkpoint.target_cache import TargetCache
+from dflash_trt.checkpoint.target_cache_config import read_target_cache
 
 
 class LatentHeads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

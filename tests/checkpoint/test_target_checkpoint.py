@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.pair import check_pair
-from dflash_trt.checkpoint.target_cache import FULL, LINEAR, SLIDING, TargetCache, read_target_cache
+from dflash_trt.checkpoint.target_cache import TargetCache
+from dflash_trt.checkpoint.target_cache_config import FULL, LINEAR, SLIDING, read_target_cache
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec, read_target
 from dflash_trt.errors import CheckpointError
 from tests.checkpoint.samples import edit_config, edit_tensors, refusal, write_target

@@ -12,7 +12,7 @@ import msgspec
 from dflash_trt.checkpoint.dialects.keys import SECTION
 from dflash_trt.checkpoint.draft_spec import D2T, EMBEDDING, HEAD, DraftLayer, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.rope import read_rope
+from dflash_trt.checkpoint.rope_config import read_rope
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError

@@ -26,7 +26,7 @@ from dflash_trt.checkpoint.dialects.dialect import (
 )
 from dflash_trt.checkpoint.draft_spec import DraftLayer, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.rope import spell_rope
+from dflash_trt.checkpoint.rope_config import spell_rope
 from dflash_trt.errors import CheckpointError
 
 ARCHITECTURE = "DFlashDraftModel"
