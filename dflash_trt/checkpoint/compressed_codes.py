@@ -11,22 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import ceil
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash_trt.checkpoint.compressed_scheme import NVFP4, PACKED, Scheme
 from dflash_trt.checkpoint.mapped import as_float32, map_tensor
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
 
 Weights = dict[str, StoredTensor]
 Floats = NDArray[np.float32]
-PACKED, INT, FLOAT, NAIVE, NVFP4 = (
-    "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
-)  # fmt: skip
-FORMATS = (PACKED, INT, FLOAT, NAIVE, NVFP4)
-MAX_BLOCK = 2**31 - 1
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
@@ -40,65 +35,6 @@ def _e4m3() -> Floats:
 
 
 E4M3 = _e4m3()
-
-
-class WeightArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`weights` of a group, QuantizationArgs of compressed-tensors; what is not None or true there has no effect."""
-
-    num_bits: Literal[4, 8]
-    type: Literal["int", "float"] = "int"
-    symmetric: bool = True
-    strategy: Literal["tensor", "channel", "group", "tensor_group", "block"] | None = None
-    group_size: int | None = None
-    block_structure: tuple[int, int] | str | None = None
-    dynamic: Literal[False] = False
-    actorder: Literal["weight", "static", False] | None = None
-    scale_dtype: str | None = None
-    zp_dtype: str | None = None
-    observer: str | None = None
-    observer_kwargs: dict[str, Any] | None = None
-
-    @property
-    def block(self) -> tuple[int | None, int | None]:
-        """Rows and columns that share a scale; None for all of them."""
-        match self.strategy or ("tensor" if not self.group_size else "group" if self.group_size > 0 else "channel"):
-            case "block":
-                text = self.block_structure
-                rows, columns = map(int, text.split("x")) if isinstance(text, str) else text or (0, 0)
-                return rows, columns
-            case "group" | "tensor_group":
-                return 1, self.group_size or 0
-            case "channel":
-                return 1, None
-            case _:
-                return None, None
-
-    def check(self) -> None:
-        """Raises ValueError for sizes of groups or blocks that are none."""
-        if wrong := [size for size in self.block if size is not None and not 1 <= size <= MAX_BLOCK]:
-            raise ValueError(f"sizes of groups and blocks are 1 to {MAX_BLOCK}, not {wrong[0]}")
-
-    def __str__(self) -> str:
-        """'int4, groups of 128, symmetric'."""
-        rows, columns = self.block
-        scales = f"groups of {columns}" if columns and rows == 1 else f"blocks of {rows} x {columns}"
-        if columns is None:
-            scales = "a scale for each row" if rows else "one scale"
-        signs = "" if self.type == "float" else ", symmetric" if self.symmetric else ", with zero points"
-        return f"{self.type}{self.num_bits}, {scales}{signs}"
-
-
-class Scheme(msgspec.Struct, frozen=True, kw_only=True):
-    """How one module is stored."""
-
-    weights: WeightArguments
-    format: str
-    activations: str
-    """What its activations were: "", or "; activations float8, dynamic"."""
-
-    def __str__(self) -> str:
-        """'pack-quantized (int4, groups of 128, symmetric)'."""
-        return f"{self.format} ({self.weights}{self.activations})"
 
 
 def decoder(scheme: Scheme, own: Weights, shape: tuple[int, int]) -> Callable[[int, int], Floats]:

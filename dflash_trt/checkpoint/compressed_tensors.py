@@ -9,58 +9,22 @@ from __future__ import annotations
 
 import re
 from math import ceil, prod
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import msgspec
 import numpy as np
 
-from dflash_trt.checkpoint.compressed_codes import (
-    FORMATS,
-    INT,
-    NVFP4,
-    PACKED,
-    Scheme,
-    WeightArguments,
-    Weights,
-    decoder,
-    grid,
-)
+from dflash_trt.checkpoint.compressed_claims import HINT, read_claims, refusal, scheme_of
+from dflash_trt.checkpoint.compressed_codes import Weights, decoder, grid
+from dflash_trt.checkpoint.compressed_scheme import NVFP4, PACKED, Scheme
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.mapped import DecodedTensor, decoded
-from dflash_trt.checkpoint.quantization import COMPRESSED, DENSE_DTYPES, SECTION
+from dflash_trt.checkpoint.quantization import COMPRESSED, DENSE_DTYPES
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
-from dflash_trt.errors import CheckpointError, cut, human_bytes
+from dflash_trt.errors import CheckpointError, human_bytes
 
 IDLE = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point")
 """A module's tensors of activations, which are BF16 here."""
 CACHE_SCALES = re.compile(r".*\.self_attn\.(.*\.)?[qkv]_(scale|zero_point)")
-HINT = "vLLM serves this draft; for dflash-trt give the checkpoint that it was quantised from, and a --recipe"
-
-
-class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A group of modules that are quantised alike (QuantizationScheme)."""
-
-    targets: list[str]
-    weights: WeightArguments
-    input_activations: dict[str, Any] | None = None
-    output_activations: dict[str, Any] | None = None
-    format: str | None = None
-
-
-class Claims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What quantization_config says (QuantizationConfig); what changes weights besides must be empty."""
-
-    config_groups: dict[str, Group]
-    quantization_status: str | None = None
-    format: str = "dense"
-    quant_method: str = COMPRESSED
-    ignore: list[str] | None = None
-    kv_cache_scheme: dict[str, Any] | None = None
-    global_compression_ratio: float | None = None
-    version: str | None = None
-    sparsity_config: dict[str, Any] | None = None
-    transform_config: dict[str, Any] | None = None
-    moe_sparsity_config: dict[str, Any] | None = None
 
 
 def read_compressed(config: Facts, tensors: Weights) -> tuple[Weights, str]:
@@ -68,41 +32,21 @@ def read_compressed(config: Facts, tensors: Weights) -> tuple[Weights, str]:
 
     Raises CheckpointError, naming format and scheme, for what is not read here, and for tensors that do not fit it.
     """
-    claims = _read_claims(config)
+    claims = read_claims(config)
     left, dense = dict(tensors), Weights()
     schemes: set[str] = set()
     for module in sorted(_packed_modules(tensors)):
-        scheme = _scheme_of(config, claims, module)
+        scheme = scheme_of(config, claims, module)
         own = {name: left.pop(f"{module}.{name}") for name in _parts(module, left)}
         dense[f"{module}.weight"] = _dense_weight(module, scheme, own)
         schemes.add(str(scheme))
     if not dense:
-        raise _refusal(config, claims.format, "packed weights", "none")
+        raise refusal(config, claims.format, "packed weights", "none")
     left = {name: tensor for name, tensor in left.items() if not CACHE_SCALES.fullmatch(name)}
     is_unused = any(name.endswith(IDLE) or CACHE_SCALES.fullmatch(name) is not None for name in tensors)
     size = human_bytes(sum(tensor.stored_bytes for tensor in dense.values() if isinstance(tensor, DecodedTensor)))
     stored_as = f"{COMPRESSED} {' and '.join(sorted(schemes))}: {len(dense)} layers, {size}, read as BF16"
     return left | dense, stored_as + "; scales of activations and context are not used" * is_unused
-
-
-def _read_claims(config: Facts) -> Claims:
-    section = config.section(SECTION)
-    try:
-        claims = msgspec.convert(section.values(), Claims)
-        for group in claims.config_groups.values():
-            group.weights.check()
-    except (msgspec.ValidationError, ValueError) as error:
-        name = section.values().get("format")
-        found = f"{COMPRESSED} {cut(name)}" if isinstance(name, str) else COMPRESSED
-        raise CheckpointError(
-            f"{config.file}: {SECTION}: expected a scheme of compressed-tensors with 4 or 8 bits, found {found}:"
-            f" {error}",
-            hint=HINT,
-        ) from None
-    for key in ("sparsity_config", "transform_config", "moe_sparsity_config"):
-        if getattr(claims, key):
-            raise section.error(key, "none, as it changes what the weights are", HINT)
-    return claims
 
 
 def _packed_modules(tensors: Weights) -> set[str]:
@@ -116,48 +60,6 @@ def _packed_modules(tensors: Weights) -> set[str]:
 def _parts(module: str, tensors: Weights) -> list[str]:
     names = [name.removeprefix(f"{module}.") for name in tensors if name.startswith(f"{module}.")]
     return [name for name in names if name.startswith("weight") or name in IDLE]
-
-
-def _scheme_of(config: Facts, claims: Claims, module: str) -> Scheme:
-    """The scheme of the group that names the module: by name, regular expression or class, in this order."""
-
-    def rank(target: str) -> int | None:
-        if target.startswith("re:"):
-            return 1 if _matches(config, target[3:], module) else None
-        return {module: 0, "Linear": 2}.get(target)
-
-    ranks = [(rank(target), group) for group in claims.config_groups.values() for target in group.targets]
-    fitting = sorted(((r, group) for r, group in ranks if r is not None), key=lambda pair: pair[0])
-    if not fitting:
-        raise _refusal(config, claims.format, f"a group that names {module}", "none in config_groups")
-    group, weights = fitting[0][1], fitting[0][1].weights
-    kind = group.format or claims.format
-    if kind not in FORMATS:
-        raise _refusal(config, kind, f"one of {', '.join(FORMATS)}", cut(kind))
-    is_float, bits = weights.type == "float", weights.num_bits
-    suits = {PACKED: not is_float, INT: not is_float and bits == 8, NVFP4: is_float and bits == 4}
-    if not suits.get(kind, bits == 8) or (is_float and not weights.symmetric):
-        raise _refusal(config, kind, "a type and width of this format", str(weights))
-    return Scheme(weights=weights, format=kind, activations=_activations(group.input_activations))
-
-
-def _matches(config: Facts, pattern: str, module: str) -> bool:
-    try:
-        return re.match(pattern, module) is not None
-    except re.error as error:
-        raise _refusal(config, "config_groups", "a regular expression", f"{cut(pattern)} ({error})") from None
-
-
-def _activations(arguments: dict[str, Any] | None) -> str:
-    if not arguments:
-        return ""
-    kind = f"{arguments.get('type', 'int')}{arguments.get('num_bits', 8)}"
-    return f"; activations {cut(kind)}, {'dynamic' if arguments.get('dynamic') else 'static'}"
-
-
-def _refusal(config: Facts, kind: str, expected: str, found: str) -> CheckpointError:
-    place = f"{config.file}: {SECTION} ({COMPRESSED} {cut(kind)})"
-    return CheckpointError(f"{place}: expected {expected}, found {found}", hint=HINT)
 
 
 def _dense_weight(module: str, scheme: Scheme, own: Weights) -> DecodedTensor:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from dflash_trt.checkpoint import gguf_file
+from dflash_trt.checkpoint import gguf_tensor
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.mapped import as_float32, check_finite, map_tensor
 from dflash_trt.errors import CheckpointError, MissingDependencyError
@@ -131,7 +131,7 @@ def test_a_target_in_gguf(draft: Path, tmp_path: Path) -> None:
 
 def test_without_the_package(draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write_gguf(draft, tmp_path / "draft.gguf", Type.Q8_0)
-    monkeypatch.setattr(gguf_file, "find_spec", lambda name: None)
+    monkeypatch.setattr(gguf_tensor, "find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError) as refused:
         read_draft(file)
     assert "pip install 'dflash-trt[run]'" in str(refused.value)

@@ -15,7 +15,8 @@ from dflash_trt.checkpoint.dialects import dflash2, dspark, zlab
 from dflash_trt.checkpoint.dialects.dialect import FULL, MAX_LAYERS, SLIDING, Dialect, Weights, renamed
 from dflash_trt.checkpoint.draft_spec import CONFIDENCE, MARKOV, SELECTOR, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.gguf_file import SERVED, read_gguf
+from dflash_trt.checkpoint.gguf_file import read_gguf
+from dflash_trt.checkpoint.gguf_tensor import SERVED
 from dflash_trt.checkpoint.mapped import DecodedTensor
 from dflash_trt.errors import CheckpointError, cut
 
