@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from dflash_trt.checkpoint.compressed_scheme import INT, NVFP4
-from dflash_trt.checkpoint.compressed_scheme import FORMATS, PACKED, Scheme, WeightArguments
+from dflash_trt.checkpoint.compressed_scheme import FORMATS, INT, NVFP4, PACKED, Scheme, WeightArguments
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.quantization import COMPRESSED, SECTION
 from dflash_trt.errors import CheckpointError, cut

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from dflash_trt.checkpoint.compressed_scheme import NVFP4, PACKED, Scheme
 from dflash_trt.checkpoint.mapped import as_float32, map_tensor
-from dflash_trt.checkpoint.safetensors_file import StoredTensor
+from dflash_trt.checkpoint.safetensors_file import Weights
 
-Weights = dict[str, StoredTensor]
 Floats = NDArray[np.float32]
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 

@@ -14,12 +14,12 @@ from typing import NoReturn
 import numpy as np
 
 from dflash_trt.checkpoint.compressed_claims import HINT, read_claims, refusal, scheme_of
-from dflash_trt.checkpoint.compressed_codes import Weights, decoder, grid
+from dflash_trt.checkpoint.compressed_codes import decoder, grid
 from dflash_trt.checkpoint.compressed_scheme import NVFP4, PACKED, Scheme
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.mapped import DecodedTensor, decoded
 from dflash_trt.checkpoint.quantization import COMPRESSED, DENSE_DTYPES
-from dflash_trt.checkpoint.safetensors_file import StoredTensor
+from dflash_trt.checkpoint.safetensors_file import StoredTensor, Weights
 from dflash_trt.errors import CheckpointError, human_bytes
 
 IDLE = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point")

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,8 +16,9 @@ from dflash_trt.checkpoint.dialects.gguf import describe as describe_gguf
 from dflash_trt.checkpoint.dialects.keys import refuse_unread
 from dflash_trt.checkpoint.dialects.recognise import is_draft, read_config, recognise
 from dflash_trt.checkpoint.dialects.refused import refuse_stranger, refuse_target
-from dflash_trt.checkpoint.draft_spec import D2T, HEAD, DraftSpec, PartialDraftSpec
+from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.own_vocabulary import head_token_ids
 from dflash_trt.checkpoint.quantization import (
     FP8,
     INT4,
@@ -32,10 +32,6 @@ from dflash_trt.checkpoint.quantization import (
 )
 from dflash_trt.checkpoint.safetensors_file import StoredTensor, check_tensors
 from dflash_trt.errors import CheckpointError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 TORCH_TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 TRAINING_STATE = re.compile("optim|(lr_?)?sched|train|rng_|random_states|scaler|sampler|dataloader|global_step")
@@ -188,32 +184,3 @@ def as_checkpoint(config: Facts) -> Facts:
         return Facts(config.values(), config.file)  # with nothing read so far
     kept = {key: value for key, value in config.values().items() if key not in for_pool({}, 0)}
     return Facts(kept | config.section(REPLACED).values(), config.file)
-
-
-def head_token_ids(spec: PartialDraftSpec, weights: Mapping[str, StoredTensor]) -> NDArray[np.int32] | None:
-    """The target's token id of each row [V'] of the own head, row + d2t[row]; None where row i is token i.
-
-    As vLLM 0.32 reads it. Raises CheckpointError for one outside of the vocabulary, or a token in two rows.
-    """
-    if not spec.has_d2t:
-        return None
-    import numpy as np
-
-    tensor = weights[D2T]
-    offsets = np.memmap(tensor.file, "<i8", mode="r", offset=tensor.offset, shape=tensor.shape)
-    rows = np.arange(len(offsets))
-    outside = (offsets < -rows) | (offsets >= (spec.vocab_size or 0) - rows)
-    if outside.any():
-        row = int(outside.argmax())
-        raise CheckpointError(
-            f"{tensor.file}: tensor {D2T!r}: expected row + d2t[row] in the vocabulary, 0 to"
-            f" {(spec.vocab_size or 0) - 1}, found {row} + {offsets[row]}"
-        )
-    token_ids: NDArray[np.int32] = (rows + offsets).astype(np.int32)
-    unique, counts = np.unique(token_ids, return_counts=True)
-    if len(unique) < len(token_ids):
-        twice = int((counts > 1).argmax())
-        raise CheckpointError(
-            f"{tensor.file}: tensor {D2T!r}: expected each token in one row, found {unique[twice]} in {counts[twice]}"
-        )
-    return token_ids

@@ -41,6 +41,7 @@ class StoredTensor(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
 
 
+Weights = dict[str, StoredTensor]
 Expected = dict[str, tuple[tuple[str, ...], tuple[int, ...]]]
 """The dtypes that a tensor may have, and its shape, by name."""
 

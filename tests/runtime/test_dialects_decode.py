@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from dflash_trt.checkpoint.draft_checkpoint import head_token_ids
+from dflash_trt.checkpoint.own_vocabulary import head_token_ids
 from dflash_trt.runtime.request import Request
 from tests.checkpoint.dialect_samples import (
     FULL,

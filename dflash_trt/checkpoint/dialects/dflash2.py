@@ -12,17 +12,11 @@ from typing import Any
 import msgspec
 
 from dflash_trt.checkpoint.dialects import zlab
-from dflash_trt.checkpoint.dialects.dialect import (
-    Dialect,
-    Layout,
-    Places,
-    Weights,
-    has_architecture,
-    section_keys,
-    unrepresentable,
-)
+from dflash_trt.checkpoint.dialects.dialect import Dialect, Layout, unrepresentable
+from dflash_trt.checkpoint.dialects.shared_keys import Places, has_architecture, section_keys
 from dflash_trt.checkpoint.draft_spec import BlockConv, DraftSpec, SelectorSizes
 from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.safetensors_file import Weights
 
 ARCHITECTURES = (
     "DFlash2DraftModel", "MiniMaxDFlash2DraftModel", "DFlash2BeamDraftModel", "Qwen3DFlash2Model",

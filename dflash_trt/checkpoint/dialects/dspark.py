@@ -13,10 +13,12 @@ from collections.abc import Callable
 import msgspec
 
 from dflash_trt.checkpoint.dialects import zlab
-from dflash_trt.checkpoint.dialects.dialect import Dialect, Places, Weights, has_architecture, section_keys
+from dflash_trt.checkpoint.dialects.dialect import Dialect
 from dflash_trt.checkpoint.dialects.keys import SECTION
+from dflash_trt.checkpoint.dialects.shared_keys import Places, has_architecture, section_keys
 from dflash_trt.checkpoint.draft_spec import DraftSpec, MarkovHead
 from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.safetensors_file import Weights
 
 ARCHITECTURES = ("Qwen3DSparkModel", "DSparkDraftModel")
 OWN_SECTION = "dspark_config"

@@ -12,12 +12,15 @@ from collections import Counter
 from pathlib import Path
 
 from dflash_trt.checkpoint.dialects import dflash2, dspark, zlab
-from dflash_trt.checkpoint.dialects.dialect import FULL, MAX_LAYERS, SLIDING, Dialect, Weights, renamed
+from dflash_trt.checkpoint.dialects.dialect import Dialect, renamed
+from dflash_trt.checkpoint.dialects.layer_types import FULL, SLIDING
+from dflash_trt.checkpoint.dialects.shared_keys import MAX_LAYERS
 from dflash_trt.checkpoint.draft_spec import CONFIDENCE, MARKOV, SELECTOR, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.gguf_file import read_gguf
 from dflash_trt.checkpoint.gguf_tensor import SERVED
 from dflash_trt.checkpoint.mapped import DecodedTensor
+from dflash_trt.checkpoint.safetensors_file import Weights
 from dflash_trt.errors import CheckpointError, cut
 
 ARCHITECTURE, PREFIX = "dflash", "dflash."

@@ -7,10 +7,12 @@ As a chain its drafts are those of a causal DFlash draft; without causal_head a 
 from __future__ import annotations
 
 from dflash_trt.checkpoint.dialects import zlab
-from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, section_keys
+from dflash_trt.checkpoint.dialects.dialect import Dialect
 from dflash_trt.checkpoint.dialects.keys import SECTION
+from dflash_trt.checkpoint.dialects.shared_keys import section_keys
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.safetensors_file import Weights
 
 KEY = "causal_head"
 

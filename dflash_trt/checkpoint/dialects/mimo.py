@@ -12,11 +12,13 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.checkpoint.dialects import zlab
-from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, layer_types, layers, section_keys
+from dflash_trt.checkpoint.dialects.dialect import Dialect
 from dflash_trt.checkpoint.dialects.keys import SECTION
+from dflash_trt.checkpoint.dialects.layer_types import layer_types, layers
+from dflash_trt.checkpoint.dialects.shared_keys import section_keys
 from dflash_trt.checkpoint.draft_spec import MASK_EMBEDDING, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.safetensors_file import read_tensors
+from dflash_trt.checkpoint.safetensors_file import Weights, read_tensors
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError
 

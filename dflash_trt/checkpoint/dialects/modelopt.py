@@ -10,17 +10,11 @@ from __future__ import annotations
 import msgspec
 
 from dflash_trt.checkpoint.dialects import zlab
-from dflash_trt.checkpoint.dialects.dialect import (
-    Dialect,
-    Layout,
-    Weights,
-    refuse_unless,
-    renamed,
-    section_keys,
-    unrepresentable,
-)
+from dflash_trt.checkpoint.dialects.dialect import Dialect, Layout, refuse_unless, renamed, unrepresentable
+from dflash_trt.checkpoint.dialects.shared_keys import section_keys
 from dflash_trt.checkpoint.draft_spec import DraftLayer, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.safetensors_file import Weights
 
 WINDOW_KEYS = frozenset({"use_swa", "swa_window_size"})
 OWN_KEYS = frozenset({"has_embed_tokens", "has_lm_head"})

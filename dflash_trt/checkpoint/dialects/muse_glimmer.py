@@ -7,19 +7,12 @@ create_bidirectional_sliding_window_mask keeps |q - k| <= sliding_window.
 
 from __future__ import annotations
 
-from dflash_trt.checkpoint.dialects.dialect import (
-    MAX_BLOCK_SIZE,
-    Dialect,
-    Weights,
-    has_architecture,
-    layer_types,
-    layers,
-    read_backbone,
-    renamed,
-    taps,
-)
+from dflash_trt.checkpoint.dialects.dialect import Dialect, renamed
+from dflash_trt.checkpoint.dialects.layer_types import layer_types, layers
+from dflash_trt.checkpoint.dialects.shared_keys import MAX_BLOCK_SIZE, has_architecture, read_backbone, taps
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.safetensors_file import Weights
 
 MODEL_TYPE = "muse_glimmer_assistant"
 NAMES = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}

@@ -12,9 +12,11 @@ from typing import Any
 import msgspec
 
 from dflash_trt.checkpoint.dialects import dflash2, zlab
-from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, has_architecture
+from dflash_trt.checkpoint.dialects.dialect import Dialect
+from dflash_trt.checkpoint.dialects.shared_keys import has_architecture
 from dflash_trt.checkpoint.draft_spec import BIASED, DraftLayer, DraftSpec
 from dflash_trt.checkpoint.facts import MAX_INTEGER, Facts
+from dflash_trt.checkpoint.safetensors_file import Weights
 from dflash_trt.errors import CheckpointError
 
 ARCHITECTURE, SECTION = "DFlashTrtDraftModel", "dflash_trt"

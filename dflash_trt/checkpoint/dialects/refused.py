@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from dflash_trt.checkpoint.dialects import dspark
-from dflash_trt.checkpoint.dialects.dialect import Dialect, Weights, architectures, section_keys
+from dflash_trt.checkpoint.dialects.dialect import Dialect
 from dflash_trt.checkpoint.dialects.keys import SECTION
+from dflash_trt.checkpoint.dialects.shared_keys import architectures, section_keys
 from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.safetensors_file import Weights
 from dflash_trt.errors import CheckpointError, cut
 
 TARGETS = ("ForCausalLM", "ForConditionalGeneration")

@@ -13,23 +13,12 @@ from collections.abc import Sequence
 import msgspec
 
 from dflash_trt.checkpoint.dialects import dflash2, dspark, zlab
-from dflash_trt.checkpoint.dialects.dialect import (
-    MAX_BLOCK_SIZE,
-    Dialect,
-    LayerType,
-    Layout,
-    Weights,
-    layer_types,
-    layers,
-    mask_token,
-    read_backbone,
-    refuse_unless,
-    taps,
-    unrepresentable,
-    windows_of,
-)
+from dflash_trt.checkpoint.dialects.dialect import Dialect, Layout, refuse_unless, unrepresentable
+from dflash_trt.checkpoint.dialects.layer_types import LayerType, layer_types, layers, windows_of
+from dflash_trt.checkpoint.dialects.shared_keys import MAX_BLOCK_SIZE, mask_token, read_backbone, taps
 from dflash_trt.checkpoint.draft_spec import EMBEDDING, HEAD, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.safetensors_file import Weights
 
 KEY = "speculators_model_type"
 VERSION = "0.9.0"

@@ -6,27 +6,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from dflash_trt.checkpoint.dialects.dialect import (
-    FULL,
-    SLIDING,
-    Dialect,
-    LayerType,
-    Places,
-    Weights,
-    has_architecture,
-    layer_types,
-    layers,
-    own_vocabulary,
-    refuse_unless,
-    renamed,
-    section_keys,
-    unrepresentable,
-    windows_of,
-    without_t2d,
-)
+from dflash_trt.checkpoint.dialects.dialect import Dialect, refuse_unless, renamed, unrepresentable
+from dflash_trt.checkpoint.dialects.layer_types import FULL, SLIDING, LayerType, layer_types, layers, windows_of
+from dflash_trt.checkpoint.dialects.shared_keys import Places, has_architecture, section_keys
 from dflash_trt.checkpoint.draft_spec import DraftLayer, DraftSpec
 from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.own_vocabulary import own_vocabulary, without_t2d
 from dflash_trt.checkpoint.rope_config import spell_rope
+from dflash_trt.checkpoint.safetensors_file import Weights
 from dflash_trt.errors import CheckpointError
 
 ARCHITECTURE = "DFlashDraftModel"

@@ -9,8 +9,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, head_token_ids
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_spec import CONVOLVED, HEAD, DraftSpec
+from dflash_trt.checkpoint.own_vocabulary import head_token_ids
 from dflash_trt.engine.graph.layers import (
     convolved,
     gathered,
