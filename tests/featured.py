@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.draft_tensors import tensor_shapes
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.engine.engine_directory import BuildOptions, build_engine
@@ -35,7 +36,7 @@ def featured_draft(
     generator = torch.Generator().manual_seed(seed)
     output.mkdir(parents=True)
     shutil.copyfile(base / "config.json", output / "config.json")
-    had, needs = load_file(base / "model.safetensors"), spec.tensor_shapes()
+    had, needs = load_file(base / "model.safetensors"), tensor_shapes(spec)
     made = {}
     for name, shape in needs.items():
         if name in had and had[name].shape == shape:

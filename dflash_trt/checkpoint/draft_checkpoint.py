@@ -17,6 +17,7 @@ from dflash_trt.checkpoint.dialects.keys import refuse_unread
 from dflash_trt.checkpoint.dialects.recognise import is_draft, read_config, recognise
 from dflash_trt.checkpoint.dialects.refused import refuse_stranger, refuse_target
 from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
+from dflash_trt.checkpoint.draft_tensors import tensor_shapes
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.own_vocabulary import head_token_ids
 from dflash_trt.checkpoint.quantization import (
@@ -127,7 +128,7 @@ def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
     weights = dialect.canonical(stored, spec)
     modules = [*spec.linear_modules(), *([HEAD] if spec.has_own_head else [])]
     quantization = read_quantization(config, modules, spec.attention_modules(), weights)
-    expected = expected_tensors(spec.tensor_shapes(), quantization, spec.attention_modules())
+    expected = expected_tensors(tensor_shapes(spec), quantization, spec.attention_modules())
     check_tensors(directory, expected, weights, described_by=config.file.name)
     head_token_ids(spec, weights)
     return DraftCheckpoint(

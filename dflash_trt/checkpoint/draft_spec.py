@@ -10,10 +10,10 @@ import msgspec
 from dflash_trt.checkpoint.rope import Rope
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
-Shape = tuple[int, ...]
 GateWidth = Literal["per_head", "per_element"]
-BIASED = ("fc", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP = ("gate_proj", "up_proj", "down_proj")
+BIASED = ("fc", *ATTENTION, *MLP)
 SELECTOR = "candidate_selector"
 CONVOLVED = {"self_attn": "attention_conv", "mlp": "mlp_conv"}
 """The convolution around each sublayer of a DFlash2 draft."""
@@ -194,70 +194,11 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         gate_up = [[f"layers.{i}.mlp.{x}_proj" for x in ("gate", "up")] for i in range(self.num_layers)]
         return [stack for pair in zip(qkv, gate_up, strict=True) for stack in pair]
 
-    def linear_shapes(self) -> dict[str, Shape]:
-        """Rows and columns of every linear layer that recipes may name, by module, in the order of tensor_shapes.
-
-        Embedding and lm_head are none, nor is what DFlash2 and DSpark add, which every quantiser leaves in BF16.
-        """
-        not_linear = (EMBEDDING, f"{HEAD}.weight", *self.dflash2_shapes(), *self.dspark_shapes())
-        shapes = {name: s for name, s in self.tensor_shapes().items() if len(s) == 2 and name not in not_linear}
-        return {name.removesuffix(".weight"): shape for name, shape in shapes.items()}
-
     def linear_modules(self) -> list[str]:
-        """The linear layers, in the order of tensor_shapes."""
-        return list(self.linear_shapes())
-
-    def tensor_shapes(self) -> dict[str, Shape]:
-        """Name and shape of every unquantised tensor: 11 L + 3, with attention_bias 15 L + 3, more by feature."""
-        H, V = self.hidden_size, self.vocab_size or 0
-        taps = range(len(self.target_layer_ids) if self.tap_norms else 0)
-        shapes: dict[str, Shape] = {
-            **{f"aux_hidden_norms.{tap}.weight": (self.tap_hidden_size or H,) for tap in taps},
-            "fc.weight": (H, self.target_hidden_size),
-            **({"fc.bias": (H,)} if self.has_bias("fc") else {}),
-            "hidden_norm.weight": (H,),
-            "norm.weight": (H,),
-        }
-        if self.own_embedding:
-            shapes[EMBEDDING] = (V, H)
-        if self.mask_embedding:
-            shapes[MASK_EMBEDDING] = (H,)
-        if self.draft_vocab_size is not None:
-            shapes[f"{HEAD}.weight"] = (self.draft_vocab_size, H)
-        if self.has_d2t:
-            shapes[D2T] = (self.draft_vocab_size or 0,)
-        for layer in range(self.num_layers):
-            shapes |= self._layer_shapes(layer)
-        return shapes | self.dflash2_shapes() | self.dspark_shapes()
-
-    def dflash2_shapes(self) -> dict[str, Shape]:
-        """The tensors of convolutions and selector, which every recipe leaves as they are."""
-        H, shapes = self.hidden_size, dict[str, Shape]()
-        if (conv := self.block_conv) is not None:
-            names = [f"layers.{layer}.{name}" for layer in range(self.num_layers) for name in CONVOLVED.values()]
-            rows = 2 * conv.kernel_size * (H // conv.group_size)
-            shapes |= {f"{name}.base_kernel": (2, conv.kernel_size, H) for name in names}
-            shapes |= {f"{name}.kernel_projection.weight": (rows, H) for name in names}
-        if (selector := self.candidate_selector) is not None:
-            codebooks = (f"{SELECTOR}.{name}_codebook" for name in ("predecessor", "successor"))
-            shapes |= dict.fromkeys(codebooks, (self.vocab_size or 0, selector.rank))
-            shapes[f"{SELECTOR}.hidden_projection.weight"] = (selector.rank, H)
-        return shapes
-
-    def dspark_shapes(self) -> dict[str, Shape]:
-        """The tensors of Markov and confidence head, which every recipe leaves as they are."""
-        if (head := self.markov_head) is None:
-            return {}
-        V, r, width = self.vocab_size or 0, head.rank, self.hidden_size + head.rank
-        shapes: dict[str, Shape] = {
-            f"{MARKOV}.markov_w1.weight": (V, r),
-            f"{MARKOV}.markov_w2.weight": (head.num_rows or V, r),
-        }
-        if head.is_gated:
-            shapes |= {f"{MARKOV}.gate_proj.weight": (r, width), f"{MARKOV}.gate_proj.bias": (r,)}
-        if head.confidence:
-            shapes |= {f"{CONFIDENCE}.proj.weight": (1, width), f"{CONFIDENCE}.proj.bias": (1,)}
-        return shapes
+        """The linear layers that recipes may name: all but embedding, lm_head and those of DFlash2 and DSpark."""
+        attention = ATTENTION if self.attention_gate is None else (*ATTENTION, "g_proj")
+        modules = [*(f"self_attn.{name}" for name in attention), *(f"mlp.{name}" for name in MLP)]
+        return ["fc", *(f"layers.{layer}.{module}" for layer in range(self.num_layers) for module in modules)]
 
     @property
     def has_own_head(self) -> bool:
@@ -274,28 +215,6 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def has_d2t(self) -> bool:
         """Whether the own head has other rows than the vocabulary, and `d2t` to say which."""
         return self.draft_vocab_size not in (None, self.vocab_size)
-
-    def _layer_shapes(self, layer: int) -> dict[str, Shape]:
-        H, F, D, N = self.hidden_size, self.intermediate_size, self.head_dim, self.num_attention_heads
-        q, kv = N * D, self.num_key_value_heads * D
-        attention, mlp = f"layers.{layer}.self_attn", f"layers.{layer}.mlp"
-        projections: dict[str, Shape] = {
-            f"{attention}.q_proj": (q, H),
-            f"{attention}.k_proj": (kv, H),
-            f"{attention}.v_proj": (kv, H),
-            f"{attention}.o_proj": (H, q),
-        }
-        if self.attention_gate is not None:
-            projections[f"{attention}.g_proj"] = (N if self.attention_gate == "per_head" else q, H)
-        projections |= {f"{mlp}.gate_proj": (F, H), f"{mlp}.up_proj": (F, H), f"{mlp}.down_proj": (H, F)}
-        biased = [name for name in projections if self.has_bias(name.rpartition(".")[2])]
-        shapes = {f"{name}.weight": shape for name, shape in projections.items()}
-        shapes |= {f"{name}.bias": projections[name][:1] for name in biased}
-        shapes |= {f"{attention}.q_norm.weight": (D,), f"{attention}.k_norm.weight": (D,)}
-        if not isinstance(self.layers, int) and self.layers[layer].sinks:
-            shapes[f"{attention}.sinks"] = (N,)
-        norms = (f"layers.{layer}.{name}.weight" for name in ("input_layernorm", "post_attention_layernorm"))
-        return shapes | dict.fromkeys(norms, (H,))
 
 
 class DraftSpec(PartialDraftSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,7 +14,8 @@ import struct
 
 import msgspec
 
-from dflash_trt.checkpoint.draft_spec import D2T, Shape
+from dflash_trt.checkpoint.draft_spec import D2T
+from dflash_trt.checkpoint.draft_tensors import Shape
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.safetensors_file import Expected, StoredTensor
 from dflash_trt.errors import CheckpointError, cut

@@ -12,6 +12,7 @@ from functools import cache
 import msgspec
 
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
+from dflash_trt.checkpoint.draft_tensors import linear_shapes
 from dflash_trt.checkpoint.quantization import FP8, NVFP4
 from dflash_trt.checkpoint.source import is_local
 from dflash_trt.deploy.gpus import DATA
@@ -81,7 +82,7 @@ class KnownDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if (spec := self.facts) is None:
             return None
         sizes = DraftSizes(name=self.draft, spec=spec)
-        layers = [module for module in spec.linear_shapes() if module.startswith("layers.")]
+        layers = [module for module in linear_shapes(spec) if module.startswith("layers.")]
         algorithms: dict[str, dict[str, str]] = {"BF16": {}} | {a: dict.fromkeys(layers, a) for a in (FP8, NVFP4)}
         return {name: sizes.weight_bytes(chosen, ranks=1) for name, chosen in algorithms.items()}
 

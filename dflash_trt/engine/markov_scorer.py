@@ -20,6 +20,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from dflash_trt.checkpoint.draft_spec import CONFIDENCE, D2T, MARKOV, DraftSpec
+from dflash_trt.checkpoint.draft_tensors import dspark_shapes
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.engine.candidate_lattice import Candidates
 from dflash_trt.engine.candidate_scorer import CandidateScorer, table_rows
@@ -46,7 +47,7 @@ class MarkovScorer(CandidateScorer):
     def read(cls, engine: Path, spec: DraftSpec, device: torch.device) -> MarkovScorer:
         """The heads of the directory `engine`. On a CPU the tables stay in the file."""
         with safe_open(engine / SINGLE, framework="pt", device=str(device)) as tensors:
-            names = [*spec.dspark_shapes(), *([D2T] if spec.has_d2t else [])]
+            names = [*dspark_shapes(spec), *([D2T] if spec.has_d2t else [])]
             return cls(spec, {name: tensors.get_tensor(name) for name in names})
 
     def lattice(self, hidden: Tensor, anchors: Tensor, ids: Tensor, logits: Tensor) -> Candidates:

@@ -23,6 +23,7 @@ from dflash_trt._C import pack_fp8, pack_int4, pack_nvfp4
 from dflash_trt.checkpoint.convert_dialect import new_checkpoint
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_spec, refuse_quantised
 from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
+from dflash_trt.checkpoint.draft_tensors import tensor_shapes
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.mapped import check_finite, map_tensor
 from dflash_trt.checkpoint.quantization import (
@@ -230,7 +231,7 @@ def _scalars(
 
 def tensor_layout(spec: DraftSpec, dtypes: Mapping[str, str], quantization: Quantization) -> Layout:
     """dtype and shape of every tensor that is written; a dense one keeps its dtype of `dtypes`."""
-    expected = expected_tensors(spec.tensor_shapes(), quantization, spec.attention_modules())
+    expected = expected_tensors(tensor_shapes(spec), quantization, spec.attention_modules())
     return aligned({n: (d[0] if len(d) == 1 else dtypes[n], shape) for n, (d, shape) in expected.items()})
 
 

@@ -9,6 +9,7 @@ import torch
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_spec import BlockConv, DraftLayer, MarkovHead, SelectorSizes
+from dflash_trt.checkpoint.draft_tensors import tensor_shapes
 from dflash_trt.quantize.recipe import load_recipe
 from tests.checkpoint.dialect_samples import add_random, write_dspark, write_speculators
 from tests.checkpoint.samples import edit_config, edit_tensors, refusal
@@ -29,7 +30,7 @@ def test_dspark_facts_and_tensors(head: Markov, facts: MarkovHead | None, num_te
     assert (draft.spec.markov_head, draft.spec.sample_from_anchor) == (facts, True)
     assert draft.spec.num_draft_tokens == draft.spec.block_size
     assert not any(layer.causal for layer in draft.spec.layers)
-    assert len(draft.weights) == len(draft.spec.tensor_shapes()) == num_tensors
+    assert len(draft.weights) == len(tensor_shapes(draft.spec)) == num_tensors
     assert not any("markov" in name or "confidence" in name for name in draft.spec.linear_modules())
 
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.checkpoint.draft_tensors import linear_shapes
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.deploy.gpus import known_gpus, parse_gpu_facts, parse_gpus
 from dflash_trt.deploy.memory import GIB, ServingLoad, arena_bytes, gpu_memory, paged_arena_bytes, request_bytes
@@ -88,9 +89,9 @@ def test_sizes_of_drafters() -> None:
     fc = 5 * 2880 * 2880
     assert sizes.weight_bytes({}, 1) == 2 * (8 * layer + fc)
     assert sizes.weight_bytes({}, 8) == 2 * (layer + fc)  # fc is whole on every rank
-    everything = dict.fromkeys(spec.linear_shapes(), "FP8")
+    everything = dict.fromkeys(linear_shapes(spec), "FP8")
     assert sizes.weight_bytes(everything, 1) == 8 * layer + fc
-    nvfp4 = {module: "NVFP4" for module in spec.linear_shapes() if module != "fc"}
+    nvfp4 = {module: "NVFP4" for module in linear_shapes(spec) if module != "fc"}
     assert sizes.weight_bytes(nvfp4, 1) == 8 * layer * 9 // 16 + 2 * fc
     assert spec.context_bytes_per_token(fp8=False) == 16384
     assert spec.context_bytes_per_token(fp8=False, num_ranks=8) == 2048
@@ -188,7 +189,7 @@ def test_checkpoints_that_are_here(name: str) -> None:
     checkpoint = read_draft(FIXTURES / f"{name}-dflash")
     assert sizes.origin == "checkpoint"
     assert sizes.spec == checkpoint.spec
-    assert sizes.weight_bytes({}, 1) == sum(2 * prod(shape) for shape in checkpoint.spec.linear_shapes().values())
+    assert sizes.weight_bytes({}, 1) == sum(2 * prod(shape) for shape in linear_shapes(checkpoint.spec).values())
     here = target(str(FIXTURES / name))
     size = sum(tensor.num_bytes for tensor in read_weights(FIXTURES / name).values())
     assert here.expert_bytes + here.dense_bytes == size

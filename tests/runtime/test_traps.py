@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from dflash_trt.api.runtime_options import RuntimeOptions
+from dflash_trt.checkpoint.draft_tensors import tensor_shapes
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import Session
@@ -134,4 +135,4 @@ def test_trap_8_one_layers_k_norm_for_all_shows_in_features_only(session: Sessio
 
 def test_trap_10_embedding_and_lm_head_stay_the_targets(session: Session) -> None:
     """The engine holds the draft's own tensors and no others: a borrowed head would outweigh them."""
-    assert read_weights(trained_engine(name_of(session))).keys() == session.manifest.draft.tensor_shapes().keys()
+    assert read_weights(trained_engine(name_of(session))).keys() == tensor_shapes(session.manifest.draft).keys()

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from dflash_trt.checkpoint.draft_spec import MARKOV, PartialDraftSpec
+from dflash_trt.checkpoint.draft_tensors import dflash2_shapes, dspark_shapes, linear_shapes
 from dflash_trt.deploy.gpus import known_gpu
 from dflash_trt.deploy.memory import ServingLoad
 from dflash_trt.deploy.sizes import BF16_BITS, WEIGHT_BITS, DraftSizes
@@ -99,18 +100,18 @@ def dflash_shape(
     No `backend` has no small kernels.
     """
     gemms: Counter[tuple[str, str, str]] = Counter()  # parameters, by term, what they share a GEMM in, and algorithm
-    for module, shape in spec.linear_shapes().items():
+    for module, shape in linear_shapes(spec).items():
         algorithm, params = algorithms.get(module, ""), math.prod(shape)
         # The same for q, k and v of a layer, and for gate and up.
         fused = module.rpartition(".")[0] if FUSED.fullmatch(module) else module
         gemms["tap projection" if module == "fc" else "layers", fused, algorithm] += params
         if CONTEXT.fullmatch(module):
             gemms["context K and V", "", algorithm] += params
-    for tensor, shape in spec.dflash2_shapes().items():
+    for tensor, shape in dflash2_shapes(spec).items():
         if tensor.endswith("_projection.weight"):
             gemms["selector" if "hidden" in tensor else "block convolutions", tensor, ""] += math.prod(shape)
     if spec.markov_head is not None:  # over the whole vocabulary, for each slot behind the one before
-        w2 = math.prod(spec.dspark_shapes()[f"{MARKOV}.markov_w2.weight"])
+        w2 = math.prod(dspark_shapes(spec)[f"{MARKOV}.markov_w2.weight"])
         gemms |= {("selector", f"slot {slot}", ""): w2 for slot in range(spec.num_draft_tokens)}
     selector = spec.candidate_selector
     runs = None if backend is None else backends()[backend]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from dflash_trt.checkpoint.draft_tensors import linear_shapes
 from dflash_trt.deploy.catalog import known_deployments
 from dflash_trt.deploy.deployment_file import DeploymentFile, deployment_path, load_deployment
 from dflash_trt.deploy.memory import ServingLoad
@@ -109,7 +110,7 @@ def draft_shape(name: str, algorithm: str = "", backend: str | None = None) -> D
     if sizes is None:
         names = ", ".join(sorted(published_drafts()))
         raise ConfigError(f"estimate: expected a draft whose facts are published ({names}), found {name!r}")
-    modules = [module for module in sizes.spec.linear_shapes() if module != "fc"]
+    modules = [module for module in linear_shapes(sizes.spec) if module != "fc"]
     return dflash_shape(sizes.spec, dict.fromkeys(modules, algorithm), name=name, backend=backend)
 
 

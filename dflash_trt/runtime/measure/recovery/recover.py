@@ -16,6 +16,7 @@ from dflash_trt.api.runtime_options import choose_device
 from dflash_trt.checkpoint.convert_dialect import WRITTEN, copy_other_files
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.draft_tensors import linear_shapes
 from dflash_trt.checkpoint.mapped import check_finite, map_tensor
 from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter
 from dflash_trt.checkpoint.weights import SINGLE
@@ -125,7 +126,7 @@ def _train(
     on_step: Callable[[Progress], None],
     draft: DraftCheckpoint,
 ) -> None:
-    if saved := load_state(state, trainer.progress.identity, draft.spec.linear_shapes()):
+    if saved := load_state(state, trainer.progress.identity, linear_shapes(draft.spec)):
         trainer.restore(*saved)
     check_replaceable(state, STATE, force=True)
     on_step(trainer.progress)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_spec import D2T, DraftSpec
+from dflash_trt.checkpoint.draft_tensors import tensor_shapes
 from dflash_trt.checkpoint.mapped import map_tensor
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.runtime.measure.recovery.fake_quantization import Numerics, quantised_input, quantised_rows
@@ -32,7 +33,7 @@ class Context:
 
 def computed_tensors(draft: DraftCheckpoint) -> dict[str, torch.Tensor]:
     """Tensors that the graphs read of a checkpoint, except embedding and head, by name, in their own dtypes."""
-    shapes = draft.spec.tensor_shapes()
+    shapes = tensor_shapes(draft.spec)
     linear = [f"{module}.weight" for module in draft.spec.linear_modules()]
     vectors = [name for name, shape in shapes.items() if len(shape) == 1 and name != D2T]
     return {name: _load(draft.weights[name]) for name in linear + vectors}
