@@ -16,8 +16,8 @@ import numpy as np
 from dflash_trt.checkpoint.compressed_claims import HINT, read_claims, refusal, scheme_of
 from dflash_trt.checkpoint.compressed_codes import decoder, grid
 from dflash_trt.checkpoint.compressed_scheme import NVFP4, PACKED, Scheme
+from dflash_trt.checkpoint.decoded_tensor import DecodedTensor, decoded
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.mapped import DecodedTensor, decoded
 from dflash_trt.checkpoint.quantization import COMPRESSED, DENSE_DTYPES
 from dflash_trt.checkpoint.safetensors_file import StoredTensor, Weights
 from dflash_trt.errors import CheckpointError, human_bytes

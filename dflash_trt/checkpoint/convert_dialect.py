@@ -12,11 +12,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from dflash_trt.checkpoint.decoded_tensor import DecodedTensor
 from dflash_trt.checkpoint.dialects import dflash2, modelopt, speculators
 from dflash_trt.checkpoint.dialects.dialect import Layout
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.checkpoint.mapped import DecodedTensor, check_finite
+from dflash_trt.checkpoint.finite import check_finite
 from dflash_trt.checkpoint.own_vocabulary import T2D, head_token_ids
 from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
 from dflash_trt.checkpoint.safetensors_writer import PRODUCER, PRODUCER_KEY, SafetensorsWriter, aligned, is_ours

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflash_trt.checkpoint.mapped import decoded
+from dflash_trt.checkpoint.decoded_tensor import decoded
 from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT, REDOWNLOAD, StoredTensor
 from dflash_trt.errors import CheckpointError, MissingDependencyError, shown
 

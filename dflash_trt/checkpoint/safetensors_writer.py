@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_trt import __version__
-from dflash_trt.checkpoint.mapped import DecodedTensor
+from dflash_trt.checkpoint.decoded_tensor import DecodedTensor
 from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT, MAX_HEADER_BYTES, StoredTensor
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.read import open_file

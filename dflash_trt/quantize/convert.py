@@ -25,7 +25,8 @@ from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_spec, r
 from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
 from dflash_trt.checkpoint.draft_tensors import tensor_shapes
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.mapped import check_finite, map_tensor
+from dflash_trt.checkpoint.finite import check_finite
+from dflash_trt.checkpoint.mapped import map_tensor
 from dflash_trt.checkpoint.quantization import (
     BLOCK,
     BLOCKS,

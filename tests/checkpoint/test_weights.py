@@ -16,9 +16,9 @@ from safetensors.numpy import load as load_with_library
 from safetensors.numpy import save as save_with_library
 from safetensors.torch import load_file, save_file
 
-from dflash_trt.checkpoint import mapped
+from dflash_trt.checkpoint import finite
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.checkpoint.mapped import check_finite
+from dflash_trt.checkpoint.finite import check_finite
 from dflash_trt.checkpoint.safetensors_file import REDOWNLOAD, read_tensors
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.checkpoint.weights import read_weights, weight_files
@@ -68,7 +68,7 @@ def test_large_types(dtype: torch.dtype, value: float, tmp_path: Path) -> None:
 
 
 def test_in_a_later_chunk_and_in_a_scalar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped, "CHUNK", 8)
+    monkeypatch.setattr(finite, "CHUNK", 8)
     tensor = torch.ones(5, 7)
     tensor[4, 2] = NAN
     assert str(check(tmp_path / "a.safetensors", tensor)).endswith("found NaN at [4, 2]")

@@ -14,7 +14,7 @@ from dflash_trt.api.prompts import read_prompts
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.convert_dialect import LAYOUTS
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.checkpoint.mapped import check_finite
+from dflash_trt.checkpoint.finite import check_finite
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.cli import cli
 from dflash_trt.errors import CheckpointError, RequestError

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from dflash_trt.checkpoint.decoded_tensor import DecodedTensor
 from dflash_trt.checkpoint.dialects import dflash2, dspark, zlab
 from dflash_trt.checkpoint.dialects.dialect import Dialect, renamed
 from dflash_trt.checkpoint.dialects.layer_types import FULL, SLIDING
@@ -19,7 +20,6 @@ from dflash_trt.checkpoint.draft_spec import CONFIDENCE, MARKOV, SELECTOR, Draft
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.gguf_file import read_gguf
 from dflash_trt.checkpoint.gguf_tensor import SERVED
-from dflash_trt.checkpoint.mapped import DecodedTensor
 from dflash_trt.checkpoint.safetensors_file import Weights
 from dflash_trt.errors import CheckpointError, cut
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 
+from dflash_trt.checkpoint.decoded_tensor import row_range
 from dflash_trt.checkpoint.dialects import zlab
 from dflash_trt.checkpoint.dialects.dialect import Dialect
 from dflash_trt.checkpoint.dialects.layer_types import layer_types, layers
 from dflash_trt.checkpoint.dialects.shared_keys import Places, has_architecture
 from dflash_trt.checkpoint.draft_spec import DraftSpec, GateWidth
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.mapped import row_range
 from dflash_trt.checkpoint.safetensors_file import Weights
 
 ARCHITECTURE = "DFlashLagunaForCausalLM"

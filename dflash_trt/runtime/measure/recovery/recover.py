@@ -17,7 +17,8 @@ from dflash_trt.checkpoint.convert_dialect import WRITTEN, copy_other_files
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.draft_tensors import linear_shapes
-from dflash_trt.checkpoint.mapped import check_finite, map_tensor
+from dflash_trt.checkpoint.finite import check_finite
+from dflash_trt.checkpoint.mapped import map_tensor
 from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.engine.manifest import sha256

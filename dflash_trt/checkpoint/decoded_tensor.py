@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors that another quantiser packed, presented as BF16 and decoded on read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dflash_trt.checkpoint.safetensors_file import StoredTensor
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+CHUNK = 2**22
+"""Elements that are read or decoded at a time: what a core's cache holds."""
+NOWHERE = -1
+"""The offset of a decoded tensor: no bytes of a file are it, and mapping it fails."""
+
+
+class DecodedTensor(StoredTensor, frozen=True, kw_only=True):
+    """A BF16 tensor [..., columns] that `decode` makes of a file's codes; `num_bytes` are those of the BF16."""
+
+    decode: Callable[[int, int], NDArray[np.float32]]
+    """Rows `begin` to `end` as float32, all axes but the last taken as one."""
+    stored_type: str
+    """Type of its codes, as their format calls it."""
+    stored_bytes: int
+    """Bytes of its codes and scales."""
+
+    def blocks(self) -> Iterator[NDArray[np.uint16]]:
+        """Yields the rows, some at a time, as the bits of BF16."""
+        rows, step = math.prod(self.shape[:-1]), max(1, CHUNK // max(1, self.shape[-1]))
+        for begin in range(0, rows, step):
+            yield bfloat16(self.decode(begin, min(begin + step, rows)))
+
+    def whole(self) -> NDArray[np.uint16]:
+        """All of it as the bits of BF16."""
+        import numpy as np
+
+        values, begin = np.empty((math.prod(self.shape[:-1]), self.shape[-1]), np.uint16), 0
+        for block in self.blocks():
+            values[begin : begin + len(block)] = block
+            begin += len(block)
+        return values.reshape(self.shape)
+
+
+def decoded(
+    file: Path, name: str, shape: tuple[int, ...], decode: Callable[[int, int], NDArray[np.float32]],
+    stored_type: str, stored_bytes: int,
+) -> DecodedTensor:  # fmt: skip
+    """The tensor `name` that `decode` makes of what lies in `file`."""
+    return DecodedTensor(
+        name=name, dtype="BF16", shape=shape, file=file, offset=NOWHERE, num_bytes=2 * math.prod(shape), decode=decode,
+        stored_type=stored_type, stored_bytes=stored_bytes,
+    )  # fmt: skip
+
+
+def row_range(tensor: StoredTensor, name: str, begin: int, rows: int) -> StoredTensor:
+    """Rows `begin` to `begin + rows` of a tensor as one called `name`; no byte is moved."""
+    row = tensor.num_bytes // tensor.shape[0]
+    part = msgspec.structs.replace(tensor, name=name, shape=(rows, *tensor.shape[1:]), num_bytes=rows * row)
+    if not isinstance(tensor, DecodedTensor):
+        return msgspec.structs.replace(part, offset=tensor.offset + begin * row)
+    decode, stored = tensor.decode, tensor.stored_bytes * rows // tensor.shape[0]
+    return msgspec.structs.replace(part, decode=lambda b, e: decode(begin + b, begin + e), stored_bytes=stored)
+
+
+def bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """The bits of float32 values rounded to BF16, to nearest and ties to even; NaN stays NaN."""
+    import numpy as np
+
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    with np.errstate(over="ignore"):
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
