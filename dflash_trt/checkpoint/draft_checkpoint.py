@@ -18,6 +18,7 @@ from dflash_trt.checkpoint.dialects.recognise import is_draft, read_config, reco
 from dflash_trt.checkpoint.dialects.refused import refuse_stranger, refuse_target
 from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
 from dflash_trt.checkpoint.draft_tensors import tensor_shapes
+from dflash_trt.checkpoint.engine_config import as_checkpoint
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.own_vocabulary import head_token_ids
 from dflash_trt.checkpoint.quantization import (
@@ -37,8 +38,6 @@ from dflash_trt.errors import CheckpointError
 TORCH_TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 TRAINING_STATE = re.compile("optim|(lr_?)?sched|train|rng_|random_states|scaler|sampler|dataloader|global_step")
 """Beginnings of the names of pickles from which training goes on."""
-REPLACED = "dflash_trt_checkpoint"
-"""Key of an engine's config.json that holds the values `for_pool` replaced."""
 
 
 class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,28 +159,3 @@ def _refuse_pickles(directory: Path) -> None:
             f" {', '.join(path.name for path in strays)} (pickle)",
             hint=mimo.CONVERSION if strays[0].name == mimo.PICKLED_MASK else None,
         )
-
-
-def for_pool(config: dict[str, object], num_layers: int) -> dict[str, object]:
-    """config.json of an engine: `config` with one pool of BF16 for all layers, by which TensorRT-LLM sizes it.
-
-    Layers with windows of their own would get several pools, the pages of one window for all would be recycled while
-    the worker goes on reading them, and a window that is not mentioned is inherited from the target
-    (`_create_one_model_draft_kv_cache_manager` of pyexecutor/_util.py @ 12a71fe4). The graphs have the windows; for
-    readers of the draft they stand under a key of their own.
-    """
-    pool = {
-        "use_sliding_window": False,
-        "sliding_window": None,
-        "layer_types": ["full_attention"] * num_layers,
-        "torch_dtype": "bfloat16",
-    }
-    return config | pool | {REPLACED: {key: config[key] for key in pool if key in config}}
-
-
-def as_checkpoint(config: Facts) -> Facts:
-    """The draft's own facts, of a checkpoint or an engine directory."""
-    if REPLACED not in config:
-        return Facts(config.values(), config.file)  # with nothing read so far
-    kept = {key: value for key, value in config.values().items() if key not in for_pool({}, 0)}
-    return Facts(kept | config.section(REPLACED).values(), config.file)

@@ -12,8 +12,9 @@ import onnx
 from numpy.typing import NDArray
 
 from dflash_trt import __version__
-from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, for_pool
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_spec import D2T, DraftSpec
+from dflash_trt.checkpoint.engine_config import for_pool
 from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
 from dflash_trt.checkpoint.safetensors_file import StoredTensor, read_tensors
 from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, write_safetensors
@@ -23,15 +24,7 @@ from dflash_trt.checkpoint.weights import SINGLE, read_weights, weight_files
 from dflash_trt.engine.graph.context_graph import context_graph
 from dflash_trt.engine.graph.draft_graph import ATTENTION, PLUGIN_VERSION, draft_graph, draft_segments
 from dflash_trt.engine.graph.onnx_builder import PLUGIN_DOMAIN
-from dflash_trt.engine.manifest import (
-    MANIFEST,
-    SCHEMA_VERSION,
-    Manifest,
-    Plugin,
-    Source,
-    TargetSource,
-    sha256,
-)
+from dflash_trt.engine.manifest import MANIFEST, SCHEMA_VERSION, Manifest, Plugin, Source, TargetSource, sha256
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.proposal_head import HeadChoice, with_head
 from dflash_trt.engine.signatures import Graph, Shard, graph_signatures, not_shared, shard_spec, shards
