@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What config.json claims of weights that llm-compressor quantised: the scheme of each module."""
+"""Reads from config.json the scheme of each module that llm-compressor quantised."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HINT = "vLLM serves this draft; for dflash-trt give the checkpoint that it was q
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A group of modules that are quantised alike (QuantizationScheme)."""
+    """A group of modules that share a scheme (QuantizationScheme)."""
 
     targets: list[str]
     weights: WeightArguments
@@ -27,7 +27,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What quantization_config says (QuantizationConfig); what changes weights besides must be empty."""
+    """The quantization_config (QuantizationConfig); sections that change weights in other ways must be empty."""
 
     config_groups: dict[str, Group]
     quantization_status: str | None = None
@@ -58,7 +58,7 @@ def read_claims(config: Facts) -> Claims:
         ) from None
     for key in ("sparsity_config", "transform_config", "moe_sparsity_config"):
         if getattr(claims, key):
-            raise section.error(key, "none, as it changes what the weights are", HINT)
+            raise section.error(key, "none, as it changes the weights", HINT)
     return claims
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schemes of compressed-tensors 0.20, and the numbers that their codes stand for.
+"""Decodes weights of compressed-tensors 0.20 to float32.
 
 `weight_packed` I32 [out, in * bits / 32] holds offset-binary codes, low bits first; `weight` I8 or F8_E4M3 [out, in]
 one code an element; NVFP4 is `weight_packed` U8 [out, in / 2], low nibble first. `weight_scale` is [1], [out, 1],
@@ -37,9 +37,9 @@ E4M3 = _e4m3()
 
 
 def decoder(scheme: Scheme, own: Weights, shape: tuple[int, int]) -> Callable[[int, int], Floats]:
-    """What gives rows `begin` to `end` of a weight of `shape` as float32, from a module's tensors `own`.
+    """A function that returns rows `begin` to `end` of a weight of `shape` as float32; `own` are the module's tensors.
 
-    A scale that is not finite gives weights that are not.
+    A scale that is not finite makes weights that are not, which `check_finite` reports.
     """
     codes, scales = _codes(scheme, own, shape[1]), _scales(scheme, own, shape)
     points = _zero_points(scheme, own, shape)
@@ -55,13 +55,13 @@ def decoder(scheme: Scheme, own: Weights, shape: tuple[int, int]) -> Callable[[i
 
 
 def grid(scheme: Scheme, shape: tuple[int, int]) -> tuple[int, int]:
-    """How many scales there are along rows and columns."""
+    """Numbers of scales along rows and columns."""
     rows, columns = scheme.weights.block
     return ceil(shape[0] / (rows or shape[0])), ceil(shape[1] / (columns or shape[1]))
 
 
 def _codes(scheme: Scheme, own: Weights, columns: int) -> Callable[[int, int], Floats]:
-    """What gives rows of codes as numbers, in an array of its own."""
+    """A function that returns rows of codes as numbers, in a new array."""
     packed = own["weight_packed" if scheme.format in (PACKED, NVFP4) else "weight"]
     width = packed.num_bytes // packed.shape[0]
 
@@ -90,7 +90,7 @@ def _zero_points(scheme: Scheme, own: Weights, shape: tuple[int, int]) -> Floats
 
 
 def _scales(scheme: Scheme, own: Weights, shape: tuple[int, int]) -> Callable[[int, int], Floats]:
-    """What gives the scales of rows; one that is not finite makes a weight that `check_finite` names."""
+    """A function that returns the scales of rows, each spread over its block."""
     tensor, sizes = own["weight_scale"], grid(scheme, shape)
     if scheme.format != NVFP4:
         return lambda begin, end: _spread(scheme, map_tensor(tensor).reshape(sizes), begin, end, shape[1])
@@ -100,7 +100,7 @@ def _scales(scheme: Scheme, own: Weights, shape: tuple[int, int]) -> Callable[[i
 
 
 def _spread(scheme: Scheme, values: NDArray[Any], begin: int, end: int, columns: int) -> NDArray[Any]:
-    """The values of the grid for rows `begin` to `end`, each where its block lies."""
+    """The grid's values for rows `begin` to `end`, repeated over their blocks."""
     block_rows, block_columns = scheme.weights.block
     rows = values[np.arange(begin, end) // block_rows] if block_rows else values
     return rows if block_columns is None else np.repeat(rows, block_columns, axis=1)[:, :columns]
@@ -112,6 +112,6 @@ def _nibbles(raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _offset_binary(raw: NDArray[np.uint8], bits: int) -> Floats:
-    """Codes of 4 or 8 bits, of which half their range is 0."""
+    """Codes of 4 or 8 bits whose zero is half their range."""
     codes = _nibbles(raw) if bits == 4 else raw
     return codes.astype(np.float32) - np.float32(2 ** (bits - 1))

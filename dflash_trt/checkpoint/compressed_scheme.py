@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How compressed-tensors 0.20 stores the weights of a module: format, width and what shares a scale."""
+"""How compressed-tensors 0.20 stores the weights of a module: format, width and groups that share a scale."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_BLOCK = 2**31 - 1
 
 
 class WeightArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`weights` of a group, QuantizationArgs of compressed-tensors; what is not None or true there has no effect."""
+    """`weights` of a group (QuantizationArgs); fields that are not read here do not change the stored weights."""
 
     num_bits: Literal[4, 8]
     type: Literal["int", "float"] = "int"
@@ -46,7 +46,7 @@ class WeightArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
                 return None, None
 
     def check(self) -> None:
-        """Raises ValueError for sizes of groups or blocks that are none."""
+        """Raises ValueError for sizes of groups or blocks out of range."""
         if wrong := [size for size in self.block if size is not None and not 1 <= size <= MAX_BLOCK]:
             raise ValueError(f"sizes of groups and blocks are 1 to {MAX_BLOCK}, not {wrong[0]}")
 
@@ -66,7 +66,7 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
     weights: WeightArguments
     format: str
     activations: str
-    """What its activations were: "", or "; activations float8, dynamic"."""
+    """Quantisation of activations, for people: "", or "; activations float8, dynamic"."""
 
     def __str__(self) -> str:
         """'pack-quantized (int4, groups of 128, symmetric)'."""

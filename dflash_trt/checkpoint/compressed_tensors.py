@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads weights that llm-compressor quantised, as BF16: what config.json claims, and the tensors that this demands.
+"""Reads weights that llm-compressor quantised as BF16, and checks a module's tensors against its scheme.
 
-The package compressed-tensors is the oracle of the tests and no dependency: it imports torch and transformers, which
-`build` does without, and vLLM pins one release of it.
+The package compressed-tensors is the tests' oracle, not a dependency: it imports torch and transformers, which `build`
+does not need, and vLLM pins one release of it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from dflash_trt.checkpoint.safetensors_file import StoredTensor, Weights
 from dflash_trt.errors import CheckpointError, human_bytes
 
 IDLE = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point")
-"""A module's tensors of activations, which are BF16 here."""
+"""Tensors of quantised activations, which are ignored: activations are BF16 here."""
 CACHE_SCALES = re.compile(r".*\.self_attn\.(.*\.)?[qkv]_(scale|zero_point)")
 
 
 def read_compressed(config: Facts, tensors: Weights) -> tuple[Weights, str]:
-    """The tensors with every packed weight as a DecodedTensor, and what they are stored as.
+    """The tensors, every packed weight as a DecodedTensor, and a description of how they are stored.
 
-    Raises CheckpointError, naming format and scheme, for what is not read here, and for tensors that do not fit it.
+    Raises CheckpointError, naming format and scheme, for unsupported schemes and tensors that do not fit theirs.
     """
     claims = read_claims(config)
     left, dense = dict(tensors), Weights()
@@ -63,7 +63,7 @@ def _parts(module: str, tensors: Weights) -> list[str]:
 
 
 def _dense_weight(module: str, scheme: Scheme, own: Weights) -> DecodedTensor:
-    """`module`.weight, decoded when it is read; `own` are all its tensors of weights and activations."""
+    """`module`.weight, decoded on read; `own` are all tensors of the module's weights and activations."""
     packed = own.get("weight_packed") or own["weight"]
     shape = _shape(module, scheme, own, packed)
     expected = _expected(scheme, shape, packed)
@@ -116,7 +116,7 @@ Expected = dict[str, tuple[tuple[str, ...], list[tuple[int, ...]]]]
 
 
 def _expected(scheme: Scheme, shape: tuple[int, int], packed: StoredTensor) -> Expected:
-    """dtypes and shapes that each tensor of a module may have, the usual shape first."""
+    """The dtypes and shapes that each tensor of a module may have, the usual shape first."""
     (rows, columns), bits, sizes = shape, scheme.weights.num_bits, grid(scheme, shape)
     group = scheme.weights.block[1]
     if scheme.weights.block[0] == 1 and group and columns % group:

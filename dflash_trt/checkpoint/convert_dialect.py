@@ -31,14 +31,14 @@ CARRIED_KEYS = {
     "attention_dropout", "bos_token_id", "eos_token_id", "initializer_range", "max_window_layers", "pad_token_id",
     "transformers_version", "use_cache",
 }  # fmt: skip
-"""Keys of transformers' configurations from which nothing of a draft is computed."""
+"""Keys of transformers' configurations that no draft's computation depends on."""
 WRITTEN = OutputKind(
     name="a checkpoint that dflash-trt wrote", recognizes=lambda directory: is_ours(directory / SINGLE)
 )
 
 
 class Verifier(msgspec.Struct, frozen=True, kw_only=True):
-    """The target, as Speculators' files name it."""
+    """The target, which Speculators' files call the verifier."""
 
     name: str
     architectures: Sequence[str]
@@ -47,7 +47,7 @@ class Verifier(msgspec.Struct, frozen=True, kw_only=True):
 def convert_dialect(
     draft: DraftCheckpoint, layout: Layout, output: Path, *, verifier: Verifier | None = None, force: bool = False
 ) -> None:
-    """Writes `draft` into the new directory `output`, tensors byte for byte or decoded; `verifier` for Speculators.
+    """Writes `draft` to the new directory `output`, tensors byte for byte or decoded; Speculators needs a `verifier`.
 
     Raises CheckpointError for what the layout cannot hold, and for decoded weights that are not finite; BuildError when
     `output` exists and `force` is false, holds the draft, or cannot be written.
@@ -72,8 +72,9 @@ def convert_dialect(
 
 @contextmanager
 def new_checkpoint(draft: DraftCheckpoint, output: Path, *, force: bool) -> Iterator[Path]:
-    """A directory for a checkpoint made of `draft`, which becomes `output` with all files that are neither weights nor
-    configuration; raises BuildError, also where `output` would replace the draft itself.
+    """A directory that becomes `output`, with the draft's files other than weights and configuration copied.
+
+    Raises BuildError, also where `output` would replace the draft itself.
     """
     if draft.directory.resolve().is_relative_to(os.path.realpath(output)):
         raise BuildError(
@@ -86,9 +87,9 @@ def new_checkpoint(draft: DraftCheckpoint, output: Path, *, force: bool) -> Iter
 
 
 def copy_other_files(draft: DraftCheckpoint, directory: Path) -> None:
-    """Licence, model card, modelling code: every file of the checkpoint that is neither weights nor config.
+    """Copies licence, model card, modelling code: every file of the checkpoint except weights and configuration.
 
-    Nothing is known of the files beside a GGUF file.
+    Files beside a GGUF file may belong to other models and are not copied.
     """
     if draft.directory.is_file():
         return
@@ -115,7 +116,7 @@ def _config(draft: DraftCheckpoint, layout: Layout, verifier: Verifier | None) -
 
 
 def _t2d(draft: DraftCheckpoint) -> dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
-    """Speculators' second way to say d2t: which tokens [V] of the target the draft's head has."""
+    """Speculators' t2d, redundant with d2t: whether the draft's head has each token [V] of the target."""
     if (token_ids := head_token_ids(draft.spec, draft.weights)) is None:
         return {}
     marked = np.zeros(draft.spec.vocab_size or 0, np.bool_)
@@ -124,10 +125,10 @@ def _t2d(draft: DraftCheckpoint) -> dict[str, np.ndarray[tuple[int], np.dtype[np
 
 
 def _check(draft: DraftCheckpoint, written: DraftCheckpoint) -> None:
-    """What was written is read again: a fact that got lost on the way would be our bug, not the user's."""
+    """Compares the facts and tensors of the written checkpoint; a difference is a bug, never the user's error."""
 
     def facts(spec: DraftSpec) -> DraftSpec:
-        return msgspec.structs.replace(spec, model_type="qwen3")  # modelopt's and Speculators' name of any backbone
+        return msgspec.structs.replace(spec, model_type="qwen3")  # modelopt and Speculators call every backbone that
 
     assert facts(written.spec) == facts(draft.spec), (written.spec, draft.spec)
     assert written.weights.keys() == draft.weights.keys()

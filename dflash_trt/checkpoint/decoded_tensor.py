@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CHUNK = 2**22
-"""Elements that are read or decoded at a time: what a core's cache holds."""
+"""Elements that are read or decoded at a time; they fit a core's cache."""
 NOWHERE = -1
-"""The offset of a decoded tensor: no bytes of a file are it, and mapping it fails."""
+"""Offset of a decoded tensor, which has no bytes on disk; mapping it fails."""
 
 
 class DecodedTensor(StoredTensor, frozen=True, kw_only=True):
-    """A BF16 tensor [..., columns] that `decode` makes of a file's codes; `num_bytes` are those of the BF16."""
+    """A BF16 tensor [..., columns] that `decode` computes from codes in a file; `num_bytes` is the BF16 size."""
 
     decode: Callable[[int, int], NDArray[np.float32]]
     """Rows `begin` to `end` as float32, all axes but the last taken as one."""
     stored_type: str
-    """Type of its codes, as their format calls it."""
+    """Type of its codes, in the words of their format."""
     stored_bytes: int
     """Bytes of its codes and scales."""
 
@@ -53,7 +53,7 @@ def decoded(
     file: Path, name: str, shape: tuple[int, ...], decode: Callable[[int, int], NDArray[np.float32]],
     stored_type: str, stored_bytes: int,
 ) -> DecodedTensor:  # fmt: skip
-    """The tensor `name` that `decode` makes of what lies in `file`."""
+    """The tensor `name`, decoded from `file` on read."""
     return DecodedTensor(
         name=name, dtype="BF16", shape=shape, file=file, offset=NOWHERE, num_bytes=2 * math.prod(shape), decode=decode,
         stored_type=stored_type, stored_bytes=stored_bytes,
@@ -61,7 +61,7 @@ def decoded(
 
 
 def row_range(tensor: StoredTensor, name: str, begin: int, rows: int) -> StoredTensor:
-    """Rows `begin` to `begin + rows` of a tensor as one called `name`; no byte is moved."""
+    """A view of rows `begin` to `begin + rows`, called `name`; no data is copied."""
     row = tensor.num_bytes // tensor.shape[0]
     part = msgspec.structs.replace(tensor, name=name, shape=(rows, *tensor.shape[1:]), num_bytes=rows * row)
     if not isinstance(tensor, DecodedTensor):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a draft checkpoint: its facts, and the tensors they demand."""
+"""Reads a draft checkpoint: its facts, and the tensors that these require."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from dflash_trt.errors import CheckpointError
 
 TORCH_TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 TRAINING_STATE = re.compile("optim|(lr_?)?sched|train|rng_|random_states|scaler|sampler|dataloader|global_step")
-"""Beginnings of the names of pickles from which training goes on."""
+"""Beginnings of the names of pickles with which training resumes."""
 
 
 class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,10 +53,10 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     dialect: Dialect
     """Dialect that the checkpoint is written in."""
     stored_as: str | None = None
-    """Format and scheme of weights that another quantiser packed, or of a GGUF file, and what is read as BF16."""
+    """Format and scheme, in words, of a GGUF file or of packed weights that are read as BF16."""
 
     def scaled_alike(self, modules: Sequence[str]) -> bool:
-        """Whether linear layers are all dense, or quantised by one algorithm with one common global scale."""
+        """Whether linear layers are all dense, or all quantised by one algorithm with the same global scale."""
         algorithms = {self.quantization.modules.get(module) for module in modules}
         if len(algorithms) > 1:
             return False
@@ -74,24 +74,24 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(read_scale(self.weights[name]) for name in names)
 
     def canonical_config(self) -> dict[str, object]:
-        """config.json in the layout to which the canonical names of `weights` belong; as it is where it is that."""
+        """config.json in the layout of the canonical names of `weights`; unchanged if it is in that layout."""
         return self.config.values() if self.dialect.is_canonical else own.to_config(self.spec, self.torch_dtype())
 
     def torch_dtype(self) -> str:
-        """torch's name of the type that most dense tensors have."""
+        """torch's name of the most frequent type among dense tensors."""
         return torch_dtype(self.weights[name].dtype for name in sorted(self.weights))
 
 
 def torch_dtype(dtypes: Iterable[str]) -> str:
-    """torch's name of the most frequent dense type among `dtypes`, the first of several."""
+    """torch's name of the most frequent dense type among `dtypes`; of several, the first."""
     counts = Counter(dtype for dtype in dtypes if dtype in TORCH_TYPES)
     return TORCH_TYPES[counts.most_common(1)[0][0]] if counts else "bfloat16"
 
 
 def read_spec(config: Facts, weights: dict[str, StoredTensor]) -> DraftSpec:
-    """The facts of a draft whose config.json is `config`, of tensors by the names that they have in its dialect.
+    """The facts of a draft from its config.json and its tensors, which have the names of its dialect.
 
-    Raises CheckpointError also for a key that nothing reads and that is not known to change nothing.
+    Raises CheckpointError also for an unread key that may change what a draft computes.
     """
     spec = recognise(config).read(config, weights)
     refuse_unread(config)
@@ -99,7 +99,7 @@ def read_spec(config: Facts, weights: dict[str, StoredTensor]) -> DraftSpec:
 
 
 def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
-    """Reads and checks a draft, a directory or a GGUF file; `config` is what `read_config` has read of it, if it has.
+    """Reads and checks a draft, a directory or a GGUF file; `config` is the result of `read_config`, if it was read.
 
     Raises CheckpointError for facts that are missing, contradictory or not supported, and tensors that do not fit them.
     """
@@ -118,7 +118,7 @@ def read_draft(directory: Path, config: Facts | None = None) -> DraftCheckpoint:
         config = Facts({key: value for key, value in config.values().items() if key != SECTION}, config.file)
     elif packed := [name for name in stored if name.endswith(".weight_packed")]:
         raise CheckpointError(
-            f"{config.file}: missing {SECTION}, which says how {packed[0]!r} is packed",
+            f"{config.file}: missing {SECTION}, the scheme by which {packed[0]!r} is packed",
             hint="copy config.json again from the checkpoint that the weights came with",
         )
     elif config.file == directory:
@@ -147,10 +147,7 @@ def refuse_quantised(draft: DraftCheckpoint) -> None:
 
 
 def _refuse_pickles(directory: Path) -> None:
-    """Raises CheckpointError for a tensor outside of safetensors files; one of the same name takes its place.
-
-    What trainers leave behind is none, and is not opened.
-    """
+    """Raises CheckpointError for a pickle without a safetensors file of the same name; training state is ignored."""
     pickles = (path for path in directory.glob("*.pt") if not TRAINING_STATE.match(path.name))
     strays = sorted(path for path in pickles if not path.with_suffix(".safetensors").is_file())
     if strays:

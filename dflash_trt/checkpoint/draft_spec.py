@@ -19,58 +19,58 @@ CONVOLVED = {"self_attn": "attention_conv", "mlp": "mlp_conv"}
 """The convolution around each sublayer of a DFlash2 draft."""
 MARKOV, CONFIDENCE = "markov_head", "confidence_head"
 MARKOV_CANDIDATES = 32
-"""Tokens of each slot that a Markov head chooses among, the best by logits alone: ours, and it changes no answer.
+"""Candidates of each slot that a Markov head scores, the best by logits. Our choice: it affects drafts, never answers.
 
-Over the whole vocabulary it is a GEMM for each slot, one after the other (vLLM 0.33 prunes with dspark_draft_topk).
+Scoring the whole vocabulary would cost a sequential GEMM for each slot (vLLM 0.33 prunes with dspark_draft_topk).
 """
 EMBEDDING, MASK_EMBEDDING, HEAD, D2T = "embed_tokens.weight", "mask_embedding", "lm_head", "d2t"
-"""Tensors, and one module, that only drafts with an embedding or a head of their own have."""
+"""Tensors (HEAD is a module) of drafts with an embedding or lm_head of their own."""
 
 
 class DraftLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What one layer's attention may see besides the context."""
+    """Window, causality and sinks of one layer's attention."""
 
     sliding_window: Positive | None
     """Visible distance in tokens: |q - k| < sliding_window; None sees everything."""
     causal: bool
-    """Whether a block slot is blind to the slots after it."""
+    """Whether a row of the block does not attend to later rows."""
     sinks: bool = False
-    """Whether each head has a learned logit that takes its part of the softmax and brings no value (gpt-oss, MiMo)."""
+    """Whether each head has a learned sink logit, which takes part in the softmax and adds no value (gpt-oss, MiMo)."""
 
 
 class BlockConv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """DFlash2's grouped dynamic convolution over the rows of a block, before and after each sublayer."""
 
     kernel_size: Positive
-    """Taps: a row and the kernel_size - 1 before it in its block."""
+    """Input rows of an output row: itself and the kernel_size - 1 before it in its block."""
     group_size: Positive
-    """Channels that share the part of their coefficients which depends on the row."""
+    """Channels that share the row-dependent part of their coefficients."""
 
 
 class SelectorSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """DFlash2's choice among the top_k tokens of each slot, by a bilinear score of neighbours."""
+    """DFlash2's candidate selector: a bilinear score of neighbouring tokens, among the top_k of each slot."""
 
     rank: Positive
     top_k: Positive
 
 
 class MarkovHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """DSpark's scores of neighbours: logits gain markov_w2 times the row of markov_w1 of the token before."""
+    """DSpark's Markov head: adds markov_w2 @ markov_w1[previous token] to the logits."""
 
     rank: Positive
     is_gated: bool = False
     """Whether that row is multiplied by sigmoid(gate_proj([hidden; row])) first."""
     confidence: bool = False
-    """Whether confidence_head.proj of [hidden; row] says how likely the slot's token is accepted."""
+    """Whether confidence_head.proj predicts from [hidden; row] how likely the slot's token is accepted."""
     num_rows: Positive | None = None
-    """V' of a draft trained with a smaller vocabulary, whose rows those of markov_w2 are; None for all of the target's.
+    """Rows of markov_w2: V' of a draft trained with a smaller vocabulary, None for the target's V.
 
-    A head that `build` trims leaves markov_w2 whole.
+    When `build` trims the head, markov_w2 stays whole.
     """
 
 
 class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is known of a DFlash draft model: all of it (`DraftSpec`), or what was published; None is not known."""
+    """The known facts of a DFlash draft: all of them (`DraftSpec`), or the published ones; None is unknown."""
 
     model_type: str | None = None
     hidden_size: int
@@ -79,14 +79,14 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     num_key_value_heads: int
     head_dim: int
     layers: tuple[DraftLayer, ...] | int
-    """Layer by layer; of a published draft only their number."""
+    """Each layer; for a published draft only their number."""
     attention_bias: bool
     """Whether q, k, v and o projections carry biases (the gpt-oss drafters)."""
     rms_norm_eps: float | None = None
     rope: Rope | None = None
     max_position_embeddings: int | None = None
     vocab_size: int | None = None
-    """V, the target's: what the draft borrows of embedding and lm_head, and what `token_ids` are of."""
+    """V, the target's vocabulary size."""
     block_size: int
     """S: the last verified token and S - 1 mask tokens."""
     mask_token_id: int | None = None
@@ -97,36 +97,36 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     input_embedding_scale: float | None = None
     """Multiplies the block's embeddings (Gemma: sqrt(hidden_size)), 1 where the checkpoint has none."""
     biases: tuple[str, ...] = ()
-    """Which projections of BIASED carry biases besides those of `attention_bias`."""
+    """Projections of BIASED that carry biases, in addition to those of `attention_bias`."""
     value_scale: float = 1
     """Multiplies V of context and block (MiMo's attention_value_scale)."""
     tap_hidden_size: Positive | None = None
-    """Width of one tap, where the target's hidden_size is not the draft's."""
+    """Width of one tap where the target's hidden_size differs from the draft's."""
     tap_norms: bool = False
     """Whether each tap passes an RMSNorm of its own before fc (Laguna's aux_hidden_norms)."""
     context_input_layernorm: bool = False
-    """Whether context rows pass each layer's input_layernorm before K and V, as Laguna's do and others' do not."""
+    """Whether context rows pass each layer's input_layernorm before K and V (Laguna)."""
     attention_gate: GateWidth | None = None
-    """softplus(g_proj(h)) on what attention returns (Laguna), h as q_proj reads it."""
+    """Width of the gate softplus(g_proj(h)) on the output of attention (Laguna); h is the input of q_proj."""
     own_embedding: bool = False
-    """Whether the draft has an embed_tokens [V, H]; else it borrows the target's."""
+    """Whether the draft has an embed_tokens [V, H] of its own and does not borrow the target's."""
     mask_embedding: bool = False
-    """Whether a vector `mask_embedding` [H] stands for the embedding's row `mask_token_id` (MiMo)."""
+    """Whether a vector `mask_embedding` [H] replaces row `mask_token_id` of the embedding (MiMo)."""
     draft_vocab_size: Positive | None = None
     """V', the rows of the draft's own lm_head; None where it borrows the target's.
 
-    Where V' is not V, `d2t` [V'] says which tokens they are: row i proposes token i + d2t[i].
+    Where V' differs from V, row i proposes token i + d2t[i].
     """
     block_conv: BlockConv | None = None
     """None in drafts without convolutions."""
     candidate_selector: SelectorSizes | None = None
-    """None where nothing but logits scores candidates, or a Markov head does."""
+    """None where logits alone, or a Markov head, score candidates."""
     markov_head: MarkovHead | None = None
     """None in drafts other than DSpark's."""
     sample_from_anchor: bool = False
-    """Whether row j of a block predicts the token behind its own position, row 0 too (DSpark), so that K = S."""
+    """Whether row j of a block predicts the token after its own position, row 0 too (DSpark), so that K = S."""
     output_multiplier: float = 1
-    """Multiplies logits. Like the cap it keeps their order, which is all that counts without a selector."""
+    """Multiplies logits. Like the cap it preserves their order, so it matters to a selector alone."""
     final_logit_softcapping: float | None = None
     """c of c tanh(logits / c)."""
 
@@ -147,12 +147,12 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def is_dspark(self) -> bool:
-        """Whether other runtimes know it as DSpark, which they do not run as DFlash."""
+        """Whether other runtimes call it DSpark and do not run it as DFlash."""
         return self.sample_from_anchor or self.markov_head is not None
 
     @property
     def kind(self) -> str:
-        """Name of what it is, for what does not take every kind."""
+        """Name of its kind, for errors of code that does not support every kind."""
         if self.markov_head is not None:
             return "DSpark"
         if self.sample_from_anchor:
@@ -161,7 +161,7 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def num_candidates(self) -> int | None:
-        """k, tokens of each slot that are scored behind those of the slot before; None without such scores."""
+        """k, candidates of each slot; None without a selector or Markov head to score them after the slot before."""
         if self.markov_head is not None:
             return min(MARKOV_CANDIDATES, self.draft_vocab_size or self.vocab_size or MARKOV_CANDIDATES)
         return None if self.candidate_selector is None else self.candidate_selector.top_k
@@ -189,7 +189,7 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return [f"{layer}.{kv}_proj" for kv in "kv" for layer in self.attention_modules()]
 
     def stacks(self) -> list[list[str]]:
-        """Modules that draft.onnx multiplies in one GEMM: q, k, v and gate, up of each layer."""
+        """Modules that draft.onnx fuses into one GEMM: q, k, v and gate, up of each layer."""
         qkv = [[f"{layer}.{x}_proj" for x in "qkv"] for layer in self.attention_modules()]
         gate_up = [[f"layers.{i}.mlp.{x}_proj" for x in ("gate", "up")] for i in range(self.num_layers)]
         return [stack for pair in zip(qkv, gate_up, strict=True) for stack in pair]
@@ -207,18 +207,18 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def own_vocabulary(self) -> list[str]:
-        """What it has of embedding and lm_head in the place of the target's."""
+        """Names of its own embedding, mask embedding and head, as far as it does not borrow the target's."""
         has_it = (self.own_embedding, self.mask_embedding, self.has_own_head)
         return [name for name, is_own in zip(("embed_tokens", MASK_EMBEDDING, HEAD), has_it, strict=True) if is_own]
 
     @property
     def has_d2t(self) -> bool:
-        """Whether the own head has other rows than the vocabulary, and `d2t` to say which."""
+        """Whether the rows of its own head are not the whole vocabulary, so that `d2t` maps them to tokens."""
         return self.draft_vocab_size not in (None, self.vocab_size)
 
 
 class DraftSpec(PartialDraftSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All facts of a DFlash draft model, read from its config.json: narrows what may be unknown, adds nothing."""
+    """All facts of a DFlash draft, read from its config.json: the same fields, fewer of them optional."""
 
     model_type: str
     layers: tuple[DraftLayer, ...]
@@ -226,7 +226,7 @@ class DraftSpec(PartialDraftSpec, frozen=True, kw_only=True, forbid_unknown_fiel
     rope: Rope
     max_position_embeddings: int
     vocab_size: int | None
-    """None where the checkpoint does not say it: the target's, whatever that is."""
+    """None where the checkpoint does not say it, so that it is the target's."""
     mask_token_id: int
     num_target_layers: int | None
     """None where the checkpoint does not say it."""

@@ -55,12 +55,12 @@ class Facts:
         return dict(self._values)
 
     def peek(self, key: str) -> dict[str, object]:
-        """The object at `key` as it stands, empty where there is none; it does not count as read."""
+        """The object at `key`, empty where there is none; it does not count as read."""
         found = self._values.get(key)
         return found if isinstance(found, dict) else {}
 
     def replaced(self, **values: object) -> Facts:
-        """Facts of the file as if it had these values."""
+        """Facts with these values replaced or added."""
         return Facts(self._values | values, self.file, self._scope, was_read=self._was_read)
 
     def unread(self) -> list[str]:
@@ -68,7 +68,7 @@ class Facts:
         return sorted(key for key in self.keys() if f"{self._scope}{key}" not in self._was_read)
 
     def holds(self, key: str, value: object) -> bool:
-        """Whether just `value`, of its type, stands at `key`; it does not count as read."""
+        """Whether the value at `key` equals `value` in value and type; it does not count as read."""
         found = self._values.get(key)
         return found == value and isinstance(found, bool) == isinstance(value, bool)
 
@@ -115,7 +115,7 @@ class Facts:
         return Facts(self._read(key, (dict,), "an object"), self.file, f"{self._scope}{key}.", was_read=self._was_read)
 
     def optional(self, key: str, read: Callable[[str], T]) -> T | None:
-        """What `read`, one of the methods above, finds at `key`; None where there is no such key."""
+        """The result of `read`, one of the methods above, at `key`; None where there is no such key."""
         return read(key) if key in self else None
 
     def agrees(self, second: Facts, key: str) -> bool:
@@ -125,14 +125,14 @@ class Facts:
         return not (key in self and key in second) or self._values[key] == second._values[key]
 
     def error(self, key: str, expected: str, hint: str | None = None) -> CheckpointError:
-        """The error for the value at `key`: what was expected there and what was found."""
+        """The error for the value at `key`: the expectation and the finding."""
         if key not in self._values:
             return CheckpointError(f"{self.file}: missing key {self._scope}{cut(key)}: expected {expected}", hint=hint)
         found = cut(json.dumps(self._values[key]))
         return CheckpointError(f"{self.file}: {self._scope}{cut(key)}: expected {expected}, found {found}", hint=hint)
 
     def conflict(self, key: str, expected: str) -> CheckpointError:
-        """The error for a value that another one of the file contradicts: which of the two is right is not known."""
+        """The error for a value that contradicts another of the file, where neither is known to be right."""
         return self.error(key, expected, CONFLICT)
 
     def _read(

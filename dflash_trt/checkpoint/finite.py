@@ -13,8 +13,8 @@ from dflash_trt.errors import CheckpointError, shown
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Unsigned type of a float's width, and the bits of its exponent, all set in infinity and NaN. E4M3 has no infinity, and
-# one NaN; E8M0 is never a weight but a scale of another dialect.
+# Unsigned type of the same width, and the exponent's bits, which are all set in infinity and NaN. E4M3 has one NaN and
+# no infinity. E8M0 is the type of scales of another dialect, never of weights.
 EXPONENTS = {
     "BF16": ("<u2", 0x7F80), "F16": ("<u2", 0x7C00), "F32": ("<u4", 0x7F800000), "F64": ("<u8", 0x7FF0 << 48),
     "F8_E4M3": ("u1", 0x7F), "F8_E5M2": ("u1", 0x7C),
@@ -24,7 +24,7 @@ EXPONENTS = {
 def check_finite(weights: Iterable[StoredTensor]) -> None:
     """Reads all floating-point tensors once; raises CheckpointError, naming file, tensor and place.
 
-    A single NaN or infinity spoils every answer.
+    A single NaN or infinity corrupts all output.
     """
     import numpy as np
 
@@ -49,7 +49,7 @@ def check_finite(weights: Iterable[StoredTensor]) -> None:
 
 
 def _chunks(tensor: StoredTensor, kind: str) -> Iterator[NDArray[Any]]:
-    """The elements as integers of type `kind`, in order, some at a time."""
+    """The elements in order as integers of type `kind`, up to CHUNK at a time."""
     if isinstance(tensor, DecodedTensor):
         yield from (block.reshape(-1) for block in tensor.blocks())
         return

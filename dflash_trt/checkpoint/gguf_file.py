@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads GGUF headers (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), never the weights.
 
-The package gguf decodes blocks; its reader goes on behind the end of a damaged file for as long as a count says.
+The reader of the package gguf is not used: it trusts counts and reads past the end of a damaged file.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 """struct's letters of the types of values."""
 STRING, ARRAY = 8, 9
 MAX_KEPT = 4096
-"""Values of an array that are kept; of a longer one, and of strings, only their number is."""
+"""Values of an array that are kept; longer arrays and those of strings are replaced by their length."""
 MAX_DIMENSIONS = 4
 
 
 class Gguf(NamedTuple):
-    """What the header of a GGUF file says."""
+    """The header of a GGUF file."""
 
     metadata: dict[str, object]
-    """Values by key; of arrays of strings, and of long ones, their length."""
+    """Values by key; for arrays of strings and long arrays, their length."""
     tensors: dict[str, StoredTensor]
-    """By their own names, row-major as torch's; quantised ones are decoded when they are read."""
+    """Tensors by the names in the file, row-major like torch's; quantised ones are decoded on read."""
 
 
 class _Header:
-    """The bytes of a file, read from the front; what a count announces must be there."""
+    """Reads a file from the front; raises CheckpointError where a count exceeds its bytes."""
 
     def __init__(self, file: Path, data: mmap.mmap) -> None:
         self._file, self._data, self.position = file, data, 0
@@ -92,7 +92,7 @@ class _Header:
 
 
 def _shortest(value: Any, kind: int) -> Any:
-    """A FLOAT32 as the shortest decimal that means it: 1e-06, not 9.99999997475e-07."""
+    """A FLOAT32 as the shortest decimal that rounds to it: 1e-06, not 9.99999997475e-07."""
     if SCALARS[kind] != "f":
         return value
     import numpy as np
@@ -157,13 +157,13 @@ def _read_entries(header: _Header, count: int) -> dict[str, Entry]:
 def _check_places(
     header: _Header, file_bytes: int, begin: int, tensors: dict[str, StoredTensor], offsets: dict[str, int]
 ) -> None:
-    """Raises CheckpointError where tensors overlap, or reach behind the end of the file."""
+    """Raises CheckpointError where tensors overlap or extend past the end of the file."""
     end = begin
     for name in sorted(offsets, key=offsets.__getitem__):
         size = getattr(tensors[name], "stored_bytes", tensors[name].num_bytes)
         place = begin + offsets[name]
         if place < end:
-            raise header.error(f"tensor {shown(name)} behind byte {end}", f"it at {place}: tensors overlap")
+            raise header.error(f"tensor {shown(name)} at byte {end} or later", f"it at {place}: tensors overlap")
         end = place + size
     if end > file_bytes:
         raise header.error(f"{end} bytes", f"{file_bytes}: the file is truncated")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One tensor of a GGUF file: read as it is stored, or decoded by the package gguf."""
+"""A tensor of a GGUF file, dense or decoded by the package gguf."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DENSE = {0: "F32", 26: "I32", 27: "I64", 30: "BF16"}
-"""Types of tensors that are read as they are."""
+"""Types of tensors that need no decoding."""
 F16 = 1
 NVFP4 = 40
 SERVED = "llama.cpp serves it (--spec-type draft-dflash); give dflash-trt the safetensors that it was made from"
 
 
 def gguf_tensor(file: Path, name: str, shape: tuple[int, ...], kind: int, offset: int) -> StoredTensor:
+    """The tensor of ggml's type `kind` at `offset`; raises CheckpointError for a type that cannot be decoded."""
     if (dtype := DENSE.get(kind)) is not None:
         size = math.prod(shape) * BITS_PER_ELEMENT[dtype] // 8
         return StoredTensor(name=name, dtype=dtype, shape=shape, file=file, offset=offset, num_bytes=size)
@@ -49,10 +50,10 @@ def gguf_tensor(file: Path, name: str, shape: tuple[int, ...], kind: int, offset
 
 
 def _format(file: Path, name: str, kind: int) -> tuple[int, int, str, Callable[[NDArray[np.uint8]], Any]]:
-    """Elements and bytes of a block of a type, its name, and what makes float32 of such blocks."""
+    """Elements and bytes of a block of a type, the type's name, and the function that decodes blocks to float32."""
     import numpy as np
 
-    if kind == F16:  # which llama.cpp's converter made of BF16
+    if kind == F16:  # llama.cpp's converter writes BF16 as F16
         return 1, 2, "F16", lambda raw: raw.view("<f2").astype(np.float32)
     gguf = _package(file)
     try:

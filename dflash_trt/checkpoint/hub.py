@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repositories of the Hugging Face hub: small files first, headers of weights by range requests, weights when due."""
+"""Repositories of the Hugging Face hub: small files, headers of weights by range requests, and weights."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dflash_trt.checkpoint.weights import INDEX, SINGLE, shard_names
 from dflash_trt.errors import CheckpointError, UnreachableError, first_line
 
 CONFIGURATION = ["*.json", "*.jinja", "*.txt", "*.model"]
-"""Facts, tokenizer, chat template: no weights, above all no pickles."""
-IN_FOLDERS = ["*/*"]  # original/ and others hold the same weights again
+"""Facts, tokenizer and chat template; never weights, never pickles."""
+IN_FOLDERS = ["*/*"]  # original/ and others duplicate the weights
 
 
 def fetch_configuration(repository: str, revision: str | None = None) -> Path:
@@ -31,7 +31,7 @@ def fetch_configuration(repository: str, revision: str | None = None) -> Path:
 
 
 def fetch_weights(directory: Path) -> None:
-    """Completes a snapshot by the weights that it lacks, and says on stderr how much that is; else does nothing."""
+    """Downloads the weights that a snapshot lacks, with their size on stderr; does nothing for other directories."""
     if (place := _lacking(directory)) is None:
         return
     from huggingface_hub import HfApi, snapshot_download
@@ -47,7 +47,7 @@ def fetch_weights(directory: Path) -> None:
 def read_headers(directory: Path) -> dict[str, StoredTensor] | None:
     """The tensors of a snapshot whose weights are still on the hub, by name; None for every other directory.
 
-    Only their shapes and sizes are of use: `file` is where it will be, `offset` counts from the first byte of data.
+    Only shapes and sizes are meaningful: `file` does not exist yet, `offset` counts from the first byte of data.
     """
     if (place := _lacking(directory)) is None:
         return None
@@ -88,7 +88,7 @@ def _weight_names(directory: Path) -> list[str]:
 
 @contextmanager
 def _as_checkpoint_error(repository: str, what: str) -> Iterator[None]:
-    """Raises CheckpointError for what the hub's client raises."""
+    """Raises errors of the hub's client as CheckpointError or UnreachableError."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NUMPY_TYPES = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}
-"""BF16 as its bits: numpy has no such type, and the packers read them so."""
+"""BF16 as its bits: numpy lacks the type, and the packers read bits."""
 
 
 def map_tensor(tensor: StoredTensor) -> NDArray[Any]:
-    """The tensor in its shape, read only; the mapping ends with the array. A decoded one is an array in memory."""
+    """A read-only memory map of the tensor, in its shape; a decoded tensor becomes an array in memory."""
     import numpy as np
 
     shape = tensor.shape or (1,)
@@ -27,7 +27,7 @@ def map_tensor(tensor: StoredTensor) -> NDArray[Any]:
 
 
 def as_float32(values: NDArray[Any]) -> NDArray[np.float32]:
-    """What `map_tensor` gave, or a part of it, as float32: exact for all three types."""
+    """An array of `map_tensor`, or a part of it, as float32: exact for all three types."""
     import numpy as np
 
     if values.dtype == np.dtype("<u2"):

@@ -19,7 +19,7 @@ T2D = "t2d"
 
 
 def own_vocabulary(config: Facts, weights: Weights, vocab_size: int) -> dict[str, Any]:
-    """Whether embedding and head are the draft's own: as has_embed_tokens and has_lm_head say, or the tensors."""
+    """Whether embedding and head are the draft's own, by has_embed_tokens and has_lm_head or else by its tensors."""
     has_head = config.flag("has_lm_head", default=f"{HEAD}.weight" in weights)
     rows = config.optional("draft_vocab_size", config.integer) or vocab_size
     if rows > vocab_size or (rows < vocab_size and not has_head):
@@ -31,7 +31,7 @@ def own_vocabulary(config: Facts, weights: Weights, vocab_size: int) -> dict[str
 
 
 def without_t2d(weights: Weights, spec: DraftSpec) -> Weights:
-    """The tensors without t2d, which says the same as d2t; CheckpointError where it does not."""
+    """The tensors without t2d, which is redundant; CheckpointError where it contradicts d2t."""
     left = dict(weights)
     if spec.has_d2t and T2D in left and D2T in left:
         _check_t2d(left.pop(T2D), left[D2T], spec)
@@ -39,7 +39,7 @@ def without_t2d(weights: Weights, spec: DraftSpec) -> Weights:
 
 
 def _check_t2d(t2d: StoredTensor, d2t: StoredTensor, spec: DraftSpec) -> None:
-    """Raises CheckpointError unless t2d marks the tokens that d2t names; d2t itself is checked with all tensors."""
+    """Raises CheckpointError unless t2d marks the tokens that d2t names; d2t is checked with the other tensors."""
     if (t2d.dtype, t2d.shape) != ("BOOL", (spec.vocab_size,)):
         raise CheckpointError(
             f"{t2d.file}: tensor {T2D!r}: expected BOOL {[spec.vocab_size]}, found {t2d.dtype} {list(t2d.shape)}"
@@ -54,14 +54,14 @@ def _check_t2d(t2d: StoredTensor, d2t: StoredTensor, spec: DraftSpec) -> None:
     if not np.array_equal(np.flatnonzero(marked), named):
         raise CheckpointError(
             f"{t2d.file}: tensor {T2D!r}: expected the {len(named)} tokens that d2t names, found"
-            f" {int(np.count_nonzero(marked))}, and not just these"
+            f" {int(np.count_nonzero(marked))} others"
         )
 
 
 def head_token_ids(spec: PartialDraftSpec, weights: Mapping[str, StoredTensor]) -> NDArray[np.int32] | None:
     """The target's token id of each row [V'] of the own head, row + d2t[row]; None where row i is token i.
 
-    As vLLM 0.32 reads it. Raises CheckpointError for one outside of the vocabulary, or a token in two rows.
+    Agrees with vLLM 0.32. Raises CheckpointError for a token outside of the vocabulary or in two rows.
     """
     if not spec.has_d2t:
         return None

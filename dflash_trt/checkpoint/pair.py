@@ -16,7 +16,7 @@ from dflash_trt.checkpoint.target_checkpoint import PartialTargetSpec, TargetChe
 from dflash_trt.errors import CheckpointError
 
 AVERAGED = ("deepseek_v4", "glm5_next")
-"""Targets of whose streams a tap of one stream's width is the mean: vLLM 0.33 (both), SGLang 0.5.23 (GLM-5.3)."""
+"""Targets whose streams are averaged into a tap of one stream's width: vLLM 0.33 (both), SGLang 0.5.23 (GLM-5.3)."""
 
 
 def check_pair(draft: PartialDraftSpec, target: PartialTargetSpec, *, draft_name: str, target_name: str) -> None:
@@ -48,7 +48,7 @@ def check_pair(draft: PartialDraftSpec, target: PartialTargetSpec, *, draft_name
 def _check_taps(
     width: int, target: PartialTargetSpec, refuse: Callable[[str, object, object], CheckpointError]
 ) -> None:
-    """Raises CheckpointError where a tap of `width` values is not what the target's layers give, or may be anything."""
+    """Raises CheckpointError where the target's layers give no taps of width `width`, or it is unknown which."""
     streams = target.num_residual_streams
     if streams is None:
         if width % target.hidden_size:
@@ -67,9 +67,9 @@ def _check_taps(
 def read_pair(
     draft: str, target: str, find_target: Callable[[str], Path] = configuration_directory
 ) -> tuple[DraftCheckpoint, TargetCheckpoint]:
-    """Reads both; raises CheckpointError where one is damaged, they do not fit, or each is in the other's place.
+    """Reads both; raises CheckpointError where one is damaged, they do not fit, or they are swapped.
 
-    Weights of repositories are fetched once it is known which is the draft.
+    Weights of repositories are fetched after config.json has shown which is the draft.
     """
     directory = configuration_directory(draft)
     config = read_config(directory)
@@ -83,7 +83,7 @@ def read_pair(
 def read_partner(
     target: str, draft: str, draft_config: Facts, find_target: Callable[[str], Path] = configuration_directory
 ) -> TargetCheckpoint:
-    """The target of a draft whose config.json is `draft_config`; raises CheckpointError for a draft in its place."""
+    """The target of a draft whose config.json is `draft_config`; raises CheckpointError if the two are swapped."""
     directory = find_target(target)
     config = read_config(directory)
     if is_draft(config) and not is_draft(draft_config):

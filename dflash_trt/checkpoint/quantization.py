@@ -33,7 +33,7 @@ SECTION, COMPRESSED = "quantization_config", "compressed-tensors"
 
 
 class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a checkpoint's tensors say; empty for an unquantised one."""
+    """Quantised modules and cache of a checkpoint, read from its tensors; empty for an unquantised one."""
 
     modules: dict[str, str]
     """Algorithm by module name; a module that is not named is dense."""
@@ -46,16 +46,16 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 SERVERS = {"fp8": "vLLM and SGLang serve", "exl3": "exllamav3 serves", "gptq": "vLLM serves", "awq": "vLLM serves"}
-"""Who serves weights of other quantisers."""
+"""Runtimes that serve weights of other quantisers."""
 
 
 def is_compressed(config: Facts) -> bool:
-    """Whether config.json says that compressed-tensors wrote the weights."""
+    """Whether config.json names compressed-tensors as the quantiser."""
     return config.peek(SECTION).get("quant_method") == COMPRESSED
 
 
 def refuse_foreign(config: Facts) -> None:
-    """Raises CheckpointError for a draft of another quantiser than modelopt and those that are read as BF16."""
+    """Raises CheckpointError for a draft of an unsupported quantiser."""
     method = config.peek(SECTION).get("quant_method")
     if isinstance(method, str) and method not in ("modelopt", COMPRESSED):
         raise CheckpointError(
@@ -136,7 +136,7 @@ def read_scale(tensor: StoredTensor) -> float:
 
 
 def _check_claims(config: Facts, modules: dict[str, str], fp8_kv_cache: bool) -> None:
-    """The engines that read this checkpoint believe its configuration; it must say what the tensors are."""
+    """Raises CheckpointError where the configuration, which other runtimes rely on, contradicts the tensors."""
     file = config.file.with_name(HF_QUANT_CONFIG)
     algorithms = set(modules.values())
     actual = None if not algorithms else algorithms.pop() if len(algorithms) == 1 else MIXED

@@ -11,14 +11,14 @@ from dflash_trt.errors import CheckpointError, DFlashError, cut
 
 REDOWNLOAD = "download or copy the checkpoint again"
 OF_A_GPU = ("AcceleratorError", "OutOfMemoryError")
-"""Errors of torch that no checkpoint is to blame for."""
+"""Errors of torch that a checkpoint does not cause."""
 
 
 @contextmanager
 def refusing(where: object, expected: str, *, hint: str = REDOWNLOAD) -> Iterator[None]:
-    """Raises CheckpointError "`where`: expected `expected`, found ..." for any error of transformers in the block.
+    """Raises any error of transformers in the block as CheckpointError "`where`: expected `expected`, found ...".
 
-    Lets those of a GPU pass. Silences its progress bars and warnings.
+    Errors of a GPU pass through. transformers' progress bars and warnings are silenced.
     """
     from transformers.utils import logging
 
@@ -38,6 +38,6 @@ def refusing(where: object, expected: str, *, hint: str = REDOWNLOAD) -> Iterato
 
 
 def _reason(error: Exception) -> str:
-    """The error on one line, without the advice to run code that the checkpoint brings along."""
+    """The error on one line, without transformers' advice to trust remote code."""
     sentences = re.split(r"(?<=[.!?]) ", " ".join(str(error).split()))
     return cut(f"{type(error).__name__}: {' '.join(s for s in sentences if 'trust_remote_code' not in s)}")

@@ -23,7 +23,7 @@ class Yarn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     truncate: bool
     """Whether the correction range is rounded to whole dimensions (gpt-oss: false)."""
     attention_factor: float
-    """Multiplies cos and sin; 0.1 ln(factor) + 1 unless the checkpoint says otherwise."""
+    """Multiplies cos and sin; 0.1 ln(factor) + 1 unless the checkpoint gives another."""
 
 
 class Llama3(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="llama3"):
@@ -41,9 +41,9 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     theta: float
     scaling: Yarn | Llama3 | None
     partial_rotary_factor: float = 1
-    """Which part of the head turns: its first int(head_dim * factor) dimensions, as in transformers."""
+    """Part of the head that is rotated: its first int(head_dim * factor) dimensions, as in transformers."""
     interleaved: bool = False
-    """Whether dimension 2i turns with 2i + 1 (GPT-J, GLM), and not with the one half a head further (NeoX)."""
+    """Whether dimensions 2i and 2i + 1 are a pair (GPT-J, GLM); if not, i and i + rotary_dim / 2 are (NeoX)."""
 
     @property
     def attention_factor(self) -> float:
@@ -51,7 +51,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.scaling.attention_factor if isinstance(self.scaling, Yarn) else 1.0
 
     def rotary_dim(self, head_dim: int) -> int:
-        """How many of a head's dimensions turn."""
+        """Number of a head's dimensions that are rotated."""
         return int(head_dim * self.partial_rotary_factor)
 
     def inverse_frequencies(self, head_dim: int) -> NDArray[np.float64]:
@@ -69,7 +69,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 return inverse
 
     def _yarn_share(self, yarn: Yarn, head_dim: int) -> NDArray[np.float64]:
-        """What YaRN keeps of each pair's frequency: 1 for fast pairs, 0 for slow ones."""
+        """Share of the unscaled frequency that YaRN keeps for each pair: 1 for fast pairs, 0 for slow ones."""
         import numpy as np
 
         def dimension(rotations: float) -> float:
@@ -80,7 +80,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if yarn.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, head_dim - 1)
-        high += 0.001 if low == high else 0  # as transformers does: keeps the ramp finite
+        high += 0.001 if low == high else 0  # keeps the ramp finite, as in transformers
         ramp = (np.arange(head_dim // 2, dtype=np.float64) - low) / (high - low)
         share: NDArray[np.float64] = 1 - np.clip(ramp, 0, 1)
         return share

@@ -24,12 +24,12 @@ BITS_PER_ELEMENT = {
 }  # fmt: skip
 MAX_HEADER_BYTES = 100_000_000  # the limit that the safetensors library enforces
 MAX_DIMENSIONS = 16  # far beyond any weight
-MAX_FILE_BYTES = 2**50  # so that sizes and offsets stay within 64 bits
+MAX_FILE_BYTES = 2**50  # keeps sizes and offsets within 64 bits
 REDOWNLOAD = "download or copy the file again"
 
 
 class StoredTensor(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor of a checkpoint, where its bytes lie."""
+    """One tensor of a checkpoint and the place of its bytes."""
 
     name: str
     dtype: str
@@ -43,7 +43,7 @@ class StoredTensor(msgspec.Struct, frozen=True, kw_only=True):
 
 Weights = dict[str, StoredTensor]
 Expected = dict[str, tuple[tuple[str, ...], tuple[int, ...]]]
-"""The dtypes that a tensor may have, and its shape, by name."""
+"""Allowed dtypes and shape by tensor name."""
 
 
 def read_tensors(file: Path) -> dict[str, StoredTensor]:
@@ -68,7 +68,7 @@ def read_tensors(file: Path) -> dict[str, StoredTensor]:
 def check_tensors(
     where: Path, expected: Expected, tensors: Mapping[str, StoredTensor], *, described_by: str, hint: str | None = None
 ) -> None:
-    """Raises CheckpointError for a tensor of `where` that is missing, besides the expected ones, or not like them."""
+    """Raises CheckpointError for a tensor of `where` that is missing, unexpected, or of another shape or dtype."""
     if missing := sorted(expected.keys() - tensors.keys()):
         _, shape = expected[missing[0]]
         raise CheckpointError(
@@ -147,7 +147,7 @@ def read_entry(file: Path, name: str, entry: object, data_begin: int) -> StoredT
 
 
 def _check_coverage(file: Path, tensors: dict[str, StoredTensor], data_begin: int, file_bytes: int) -> None:
-    """The tensors must cover the data exactly: no hole, no overlap, no missing or surplus byte."""
+    """Raises CheckpointError unless the tensors cover the data exactly: no hole, overlap, missing or surplus byte."""
     position = data_begin
     for tensor in sorted(tensors.values(), key=lambda t: (t.offset, t.num_bytes)):
         if tensor.offset != position:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes safetensors files tensor by tensor; a checkpoint is never in memory as a whole."""
+"""Writes safetensors files tensor by tensor, so that a checkpoint never has to fit in memory."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Layout = dict[str, tuple[str, tuple[int, ...]]]
 CHUNK_BYTES = 16 << 20
 PRODUCER_KEY = "producer"
 PRODUCER = f"dflash-trt {__version__}"
-"""The note in a header that says who wrote the file: what bears ours may be replaced by us."""
+"""Header entry of files that dflash-trt wrote, and may therefore replace."""
 
 
 class SafetensorsWriter(AbstractContextManager["SafetensorsWriter", None]):
-    """A file whose tensors are written in any order; its header comes first, so their layout must be known."""
+    """A file whose tensors are written in any order; their layout is given first, as the header precedes them."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class SafetensorsWriter(AbstractContextManager["SafetensorsWriter", None]):
         metadata: Mapping[str, str] = MappingProxyType({}),
         written: Collection[str] = (),
     ) -> None:
-        """`tensors`: dtype in safetensors' spelling and shape, by name, in file order; `metadata` is the header's.
+        """`tensors` maps names, in file order, to dtype in safetensors' spelling and shape.
 
-        `written` names tensors that an earlier writer of the same layout has put into `file`.
+        `written` names tensors that `file` already holds from an earlier writer of the same layout.
         """
         header: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
         self._places: dict[str, tuple[int, int]] = {}
@@ -61,14 +61,14 @@ class SafetensorsWriter(AbstractContextManager["SafetensorsWriter", None]):
         self._output.write(len(encoded).to_bytes(8, "little") + encoded)
 
     def write(self, name: str, values: NDArray[Any] | np.float32) -> None:
-        """Writes all bytes of one tensor, once."""
+        """Writes one tensor, which must not be written yet."""
         begin, num_bytes = self._places.pop(name)
         assert values.nbytes == num_bytes, (name, values.nbytes, num_bytes)
         self._output.seek(self._data_begin + begin)
         self._output.write(np.ascontiguousarray(values).data)
 
     def flush(self) -> None:
-        """Puts on disk what was written."""
+        """Flushes all writes to disk."""
         self._output.flush()
         os.fsync(self._output.fileno())
 
@@ -100,7 +100,7 @@ class SafetensorsWriter(AbstractContextManager["SafetensorsWriter", None]):
 
 
 def write_safetensors(file: Path, tensors: Iterable[StoredTensor]) -> None:
-    """Writes tensors in the given order, byte for byte from where they lie."""
+    """Writes tensors in the given order, copied byte for byte."""
     sources = {tensor.name: tensor for tensor in tensors}
     with SafetensorsWriter(file, {name: (tensor.dtype, tensor.shape) for name, tensor in sources.items()}) as writer:
         for tensor in sources.values():
@@ -108,7 +108,7 @@ def write_safetensors(file: Path, tensors: Iterable[StoredTensor]) -> None:
 
 
 def aligned(layout: Layout) -> Layout:
-    """`layout` with wide elements first, then by name, as the safetensors library orders them: each is then aligned."""
+    """`layout` with wide elements first, then by name: the safetensors library's order, which aligns every tensor."""
     return dict(sorted(layout.items(), key=lambda item: (-BITS_PER_ELEMENT[item[1][0]], item[0])))
 
 
@@ -117,7 +117,7 @@ class _Header(msgspec.Struct):
 
 
 def metadata(file: Path) -> dict[str, str]:
-    """The metadata of a safetensors file's header; empty without one, and for any other file."""
+    """The metadata of a safetensors file's header; empty for files without one and of other kinds."""
     try:
         with open_file(file, CheckpointError) as stream:
             length = int.from_bytes(stream.read(8), "little")
@@ -127,5 +127,5 @@ def metadata(file: Path) -> dict[str, str]:
 
 
 def is_ours(file: Path) -> bool:
-    """Whether a safetensors file says that dflash-trt wrote it."""
+    """Whether dflash-trt wrote a safetensors file, by its header."""
     return metadata(file).get(PRODUCER_KEY, "").startswith("dflash-trt ")

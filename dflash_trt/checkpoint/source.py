@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns what the user named, a local directory or a Hugging Face repository id, into a directory."""
+"""Resolves a checkpoint's name, a local directory or a Hugging Face repository id, to a directory."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def checkpoint_directory(name: str) -> Path:
 
 
 def configuration_directory(name: str, revision: str | None = None) -> Path:
-    """The local directory of a checkpoint; of a repository only facts and tokenizer are fetched, not the weights.
+    """The local directory of a checkpoint; from a repository only facts and tokenizer are fetched, not the weights.
 
-    With a `revision`, a commit, `name` is a repository.
+    With a `revision` (a commit), `name` is always a repository.
     """
     if revision is None and (path := _local_directory(name)):
         return path
@@ -39,18 +39,18 @@ def configuration_directory(name: str, revision: str | None = None) -> Path:
 
 
 def checkpoint_label(name: str) -> str:
-    """A repository id as it is, a directory by its name alone: never a path of this machine."""
+    """A repository id, or the last part of a directory's path: never a path of this machine."""
     path = _local_directory(name)
     return label_text(name if path is None else path.resolve().name)
 
 
 def label_text(name: str) -> str:
-    """`name` as JSON can hold it: file names need not be Unicode."""
+    """`name` with "?" for what JSON cannot hold: file names need not be Unicode."""
     return name.encode(errors="replace").decode()
 
 
 def is_local(name: str) -> bool:
-    """Whether a checkpoint's name is that of a directory here."""
+    """Whether a checkpoint's name is a directory or GGUF file of this machine."""
     return _local_directory(name) is not None
 
 
@@ -61,7 +61,7 @@ def _local_directory(name: str) -> Path | None:
             return None
         if path.is_dir():
             return _by_content(path)
-    except RuntimeError:  # ~NAME without such a user
+    except RuntimeError:  # ~NAME of an unknown user
         return None
     except OSError as error:
         raise CheckpointError(f"{name}: expected a checkpoint directory, found: {error.strerror}") from None

@@ -11,7 +11,7 @@ CONVOLUTION_BYTES = 2
 
 
 class RecurrentState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every gated delta net of a target keeps, however long the sequence is."""
+    """Recurrent state of a target's gated delta nets, whose size does not depend on the sequence."""
 
     num_layers: int
     num_key_heads: int
@@ -19,10 +19,10 @@ class RecurrentState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     key_head_dim: int
     value_head_dim: int
     kernel: int
-    """Width of the convolution, which keeps one input less."""
+    """Width of the convolution, which caches kernel - 1 inputs."""
 
     def bytes(self, num_ranks: int = 1) -> int:
-        """Bytes of one request on one of `num_ranks` ranks, once: a runtime may keep one for each draft token too."""
+        """Bytes of a request's state on one of `num_ranks` ranks; some runtimes keep a copy for each draft token."""
         keys, values = -(-self.num_key_heads // num_ranks), -(-self.num_value_heads // num_ranks)
         channels = 2 * keys * self.key_head_dim + values * self.value_head_dim
         state = values * self.key_head_dim * self.value_head_dim
@@ -30,17 +30,17 @@ class RecurrentState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class TokenIndex(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keys beside the rows of full layers, by which a token chooses those that it reads (DeepSeek sparse attention)."""
+    """Index keys of full layers, from which a token selects the rows that it reads (DeepSeek sparse attention)."""
 
     top_k: int
-    """Tokens that are chosen, all up to that many."""
+    """Tokens that are selected; all of a shorter context."""
     head_dim: int
     pool: int
     """Tokens that share a key."""
 
 
 class TargetCache(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The rows that every layer of a target keeps."""
+    """Cached rows and states of all layers of a target."""
 
     num_full_layers: int
     """Layers whose cache grows with the sequence."""
@@ -50,7 +50,7 @@ class TargetCache(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     num_key_value_heads: int
     head_dim: int
     full_key_value_heads: int | None = None
-    """KV heads of the layers whose cache grows, where the sliding ones have another number (Gemma 4)."""
+    """KV heads of the full layers where the sliding ones have another number (Gemma 4)."""
     full_head_dim: int | None = None
     is_latent: bool = False
     """Whether a token is one row of `head_dim` numbers for K and V of all heads (MLA), on every rank whole."""
@@ -79,11 +79,11 @@ class TargetCache(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.num_full_layers * (full * rows + indexed) + windowed
 
     def full_rows(self, tokens: float) -> float:
-        """Rows that a token behind `tokens` others sees in a full layer."""
+        """Rows that a token after `tokens` others reads in a full layer."""
         return min(tokens, self.index.top_k) if self.index else tokens
 
     def rows(self, tokens: float) -> float:
-        """Rows that a token behind `tokens` others sees, over all layers."""
+        """Rows that a token after `tokens` others reads, over all layers."""
         sliding = self.num_sliding_layers * min(tokens, self.sliding_window)
         return self.num_full_layers * self.full_rows(tokens) + sliding
 

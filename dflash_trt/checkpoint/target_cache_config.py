@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads from config.json what each layer of a target keeps of a request."""
+"""Reads `TargetCache` from a target's config.json."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from dflash_trt.checkpoint.target_cache import RecurrentState, TargetCache
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 OTHER_PATTERNS = ("linear_attn_config", "attn_type_list", "hybrid_override_pattern", "hybrid_layer_pattern")
-"""How configurations name the kinds of layers that are not known here: Kimi Linear, MiniMax-01, Nemotron-H, MiMo."""
+"""Keys of patterns with unsupported kinds of layers: Kimi Linear, MiniMax-01, Nemotron-H, MiMo."""
 
 
 def read_target_cache(config: Facts, num_layers: int) -> TargetCache | None:
-    """From the language model's section of config.json; None where the size of what layers keep is not known here.
+    """The cache of a language model from its section of config.json; None for layers of unknown size.
 
-    Unknown are layers of other kinds, and layers that choose tokens with an index (DeepSeek V3.2). Raises
-    CheckpointError.
+    These are layers of other kinds, and layers that select tokens by an index (DeepSeek V3.2). Raises CheckpointError.
     """
     if any(key in config for key in OTHER_PATTERNS):
         return None
@@ -42,7 +41,7 @@ def read_target_cache(config: Facts, num_layers: int) -> TargetCache | None:
 
 
 def _layer_types(config: Facts, num_layers: int) -> tuple[str, ...]:
-    """`layer_types`, or the pattern that configurations from before that key give."""
+    """`layer_types`, or the pattern that older configurations give instead."""
     if "layer_types" in config:
         types = config.texts("layer_types")
         if len(types) != num_layers:
@@ -58,13 +57,13 @@ def _layer_types(config: Facts, num_layers: int) -> tuple[str, ...]:
 
 
 def _num_sharing(config: Facts, num_layers: int) -> int:
-    """Layers at the end that read the rows of others (Gemma 4's small models)."""
+    """Number of last layers that reuse the K and V of others (Gemma 4's small models)."""
     key = "num_kv_shared_layers"
     return config.integer(key, minimum=0, maximum=num_layers) if key in config else 0
 
 
 def _full_layers(config: Facts, types: tuple[str, ...]) -> tuple[int | None, int | None] | None:
-    """Own heads and head_dim of the FULL layers (Gemma 4); None where they differ among themselves."""
+    """KV heads and head_dim of full layers that have their own (Gemma 4); None where full layers differ."""
     if "per_layer_config" in config:
         layers = config.section("per_layer_config")
         if layers.keys() != {str(i) for i, kind in enumerate(types) if kind == FULL}:
@@ -82,7 +81,7 @@ def _full_layers(config: Facts, types: tuple[str, ...]) -> tuple[int | None, int
 
 
 def _latent(config: Facts, num_layers: int) -> TargetCache:
-    """MLA keeps the compressed K and V of a token and the rotated part of its key, which all heads share."""
+    """MLA caches a token's compressed K and V and its rotated key part, shared by all heads."""
     width = config.integer("kv_lora_rank") + config.integer("qk_rope_head_dim")
     return TargetCache(
         num_full_layers=num_layers,

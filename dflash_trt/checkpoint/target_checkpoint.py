@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The target checkpoint: only the facts that a drafter depends on, and the check that a draft fits them."""
+"""The target checkpoint: the facts that a drafter depends on, and the input embedding."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError
 
 STREAMS = ("hc_mult", "hc_count", "altup_num_inputs")
-"""Keys that say how many residual streams a target has: DeepSeek V4, GLM-5.3 and HY 4; Qwen4-Exp; Gemma 3n."""
+"""Keys for the number of residual streams: DeepSeek V4, GLM-5.3 and HY 4; Qwen4-Exp; Gemma 3n."""
 EMBEDDINGS = (
     *("embed_tokens.weight", "embeddings.weight", "word_embeddings.weight", "wte.weight", "embed_in.weight"),
     *("tok_embeddings.weight", "tokens_embed.weight", "embed.weight", "w.weight"),
 )
 """Names of input embeddings in checkpoints; a test asks every causal language model that transformers has."""
-MAX_LAYERS = 4096  # far beyond any target: transformers makes them one by one
+MAX_LAYERS = 4096  # far beyond any target; transformers would build each of them
 
 
 class PartialTargetSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known of a target model: all of it (`TargetSpec`), or what was published; None is not known."""
+    """The known facts of a target model: all of them (`TargetSpec`), or the published ones; None is unknown."""
 
     model_type: str | None = None
     hidden_size: int
@@ -34,11 +34,11 @@ class PartialTargetSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     vocab_size: int
     max_position_embeddings: int | None = None
     num_residual_streams: int | None = None
-    """Residual streams of `hidden_size` each that run beside each other from layer to layer."""
+    """Parallel residual streams between layers, each of width `hidden_size`."""
 
 
 class TargetSpec(PartialTargetSpec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The facts of a target model that its drafter depends on; narrows what may be unknown."""
+    """All facts of a target that its drafter depends on: the same fields, fewer of them optional."""
 
     model_type: str
     max_position_embeddings: int
@@ -90,14 +90,14 @@ def read_target_spec(config: Facts) -> tuple[TargetSpec, Facts]:
 
 
 def _num_hidden_layers(text: Facts) -> int:
-    """Number of decoder layers; transformers 5 writes Nemotron-H's as one entry for each layer only."""
+    """Number of decoder layers; for Nemotron-H transformers 5 writes a list of layers instead."""
     if "num_hidden_layers" not in text and "layers_block_type" in text:
         return len(text.texts("layers_block_type"))
     return text.integer("num_hidden_layers", maximum=MAX_LAYERS)
 
 
 def input_embedding(directory: Path, spec: TargetSpec, weights: dict[str, StoredTensor]) -> StoredTensor:
-    """The table [V, H] that the target looks its tokens up in, by the names that transformers' models give it.
+    """The input embedding [V, H], found by the names that transformers' models give it.
 
     Raises CheckpointError where none has such a name, several could be it, or it has another shape.
     """
@@ -106,7 +106,7 @@ def input_embedding(directory: Path, spec: TargetSpec, weights: dict[str, Stored
         found for name in EMBEDDINGS if (found := [t for own, t in weights.items() if f".{own}".endswith(f".{name}")])
     ]
     tables = named[0] if named else []
-    if len(tables) > 1:  # of an audio or vision model, too
+    if len(tables) > 1:  # an audio or vision model has one, too
         tables = [table for table in tables if table.shape == shape] or tables
     if len(tables) != 1:
         names, known = ", ".join(table.name for table in tables), ", ".join(f"*{name}" for name in EMBEDDINGS)

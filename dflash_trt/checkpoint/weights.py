@@ -17,9 +17,9 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
 def read_weights(directory: Path) -> dict[str, StoredTensor]:
-    """All tensors of a checkpoint directory, sorted by name; the single file goes first, as in transformers.
+    """All tensors of a checkpoint directory, sorted by name; a single file wins over an index, as in transformers.
 
-    Raises CheckpointError where there are none (pickles are refused), or index and shards contradict each other.
+    Raises CheckpointError where there are none (pickles are refused), or where index and shards disagree.
     """
     if (directory / SINGLE).is_file():
         tensors = read_tensors(directory / SINGLE)
@@ -31,7 +31,7 @@ def read_weights(directory: Path) -> dict[str, StoredTensor]:
 
 
 def has_weights(directory: Path) -> bool:
-    """Whether weights that are read lie there, whole or not."""
+    """Whether the directory has safetensors weights, complete or not."""
     return (directory / SINGLE).is_file() or (directory / INDEX).is_file()
 
 
@@ -41,7 +41,7 @@ def weight_files(weights: Mapping[str, StoredTensor]) -> list[Path]:
 
 
 def shard_names(index: Path) -> list[str]:
-    """The files that an index names, sorted; CheckpointError for one that is no file of the same directory."""
+    """The files that an index names, sorted; CheckpointError for a name that leads out of the directory."""
     shards = sorted(set(_weight_map(index).values()))
     for shard in shards:
         if not is_file_name(shard) or not shard.endswith(".safetensors"):

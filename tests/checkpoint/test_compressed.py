@@ -183,7 +183,7 @@ def test_packed_weights_without_claims(draft: Path) -> None:
     write_packed(draft)
     edit_config(draft, "quantization_config")
     message = refusal(lambda: read_draft(draft))
-    assert "config.json: missing quantization_config, which says how 'fc.weight_packed' is packed" in message
+    assert "config.json: missing quantization_config, the scheme by which 'fc.weight_packed' is packed" in message
 
 
 def test_the_status_says_nothing_of_the_tensors(draft: Path) -> None:

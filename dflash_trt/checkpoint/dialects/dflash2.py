@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DFlash2: z-lab's layout with block convolutions and a candidate selector.
 
-Keys and tensors as in z-lab's dflash 0.1.0 (dflash/model.py, DFlash2DraftModel), vLLM 0.33 and SGLang 0.5.23.
+Keys and tensors are those of z-lab's dflash 0.1.0 (dflash/model.py, DFlash2DraftModel), vLLM 0.33 and SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ARCHITECTURES = (
     "DFlash2DraftModel", "MiniMaxDFlash2DraftModel", "DFlash2BeamDraftModel", "Qwen3DFlash2Model",
     "DFlash2Qwen3ForCausalLM", "Qwen3DFlash2DraftModel",
 )  # fmt: skip
-"""The names under which the same keys and tensors were published; the first is the one that is written."""
+"""Names under which the same keys and tensors were published; the first is written."""
 CONV_KEYS = {"conv_kernel_size": "kernel_size", "conv_group_size": "group_size"}
 SELECTOR_KEYS = {"selector_rank": "rank", "selector_top_k": "top_k"}
 KEYS = frozenset(CONV_KEYS) | frozenset(SELECTOR_KEYS)
@@ -30,7 +30,7 @@ MAX_KERNEL_SIZE, MAX_RANK, MAX_TOP_K = 16, 8192, 1024
 
 
 def recognises(config: Facts) -> bool:
-    """Whether the architecture, or a key of convolution or selector, is DFlash2's."""
+    """Whether it has an architecture of DFlash2, or a key of convolution or selector."""
     return has_architecture(config, *ARCHITECTURES) or bool(section_keys(config, "dflash_config") & KEYS)
 
 
@@ -40,7 +40,7 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
         raise config.error("architectures", f"one of {', '.join(ARCHITECTURES)}, which have {', '.join(sorted(KEYS))}")
     spec = zlab.read(config.replaced(architectures=[zlab.ARCHITECTURE]), weights)
     if spec.sample_from_anchor:
-        raise config.error("sample_from_anchor", "a DFlash2 draft, whose selector begins behind the anchor")
+        raise config.error("sample_from_anchor", "a DFlash2 draft, whose selector begins after the anchor")
     return msgspec.structs.replace(spec, **read_additions(Places(config).of, spec.hidden_size, spec.vocab_size))
 
 

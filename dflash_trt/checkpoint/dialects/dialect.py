@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two interfaces of a dialect: what reads a draft, and what writes one."""
+"""The interfaces of a dialect: `Dialect` reads drafts, `Layout` writes them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     recognises: Callable[[Facts], bool]
-    """Whether a config.json is of this dialect; it reads nothing but keys, and raises nothing."""
+    """Whether a config.json is of this dialect; it only looks at keys and never raises."""
     read: Callable[[Facts, Weights], DraftSpec]
-    """The facts of config.json, and of which tensors there are where only that says something.
+    """The facts, from config.json and, where it does not say, from which tensors there are.
 
-    Raises CheckpointError for a fact that is missing, contradictory or not understood.
+    Raises CheckpointError for a fact that is missing, contradictory or not supported.
     """
     is_canonical: bool
-    """Whether keys and tensors are z-lab's, so that writers keep them unchanged."""
+    """Whether keys and tensor names are z-lab's, so that writers keep them."""
     load: Callable[[Path], Weights] = read_weights
-    """All tensors of the directory, as they are called there; raises CheckpointError."""
+    """All tensors of the directory by the names they have there; raises CheckpointError."""
     canonical: Callable[[Weights, DraftSpec], Weights] = lambda weights, _: weights
-    """Renames tensors to canonical names; an unknown one keeps its name, and is refused later as unused."""
+    """Renames tensors to canonical names; an unknown one keeps its name and is later refused as unused."""
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,13 +41,13 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     to_config: Callable[[DraftSpec, str], dict[str, object]]
     """config.json from facts and torch's name of the dtype; raises CheckpointError for what it cannot represent."""
     stored: Callable[[Weights], Weights] = lambda weights: weights
-    """Canonical tensors by the names they have there."""
+    """Canonical tensors by the layout's names."""
     holds_quantised: bool = True
-    """Whether its readers know modelopt's quantised tensors."""
+    """Whether readers of the layout support modelopt's quantised tensors."""
 
 
 def renamed(weights: Weights, new_name: Callable[[str], str]) -> Weights:
-    """The tensors under other names; raises CheckpointError where two would have the same."""
+    """The tensors by new names; raises CheckpointError where two would get the same one."""
     result: Weights = {}
     for name, tensor in weights.items():
         if (new := new_name(name)) in result:

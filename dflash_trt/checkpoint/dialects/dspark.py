@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DSpark: z-lab's layout with a Markov head, and blocks whose every row predicts the token behind its own position.
+"""DSpark: z-lab's layout with a Markov head, and blocks in which every row predicts the token after its own position.
 
-Keys and tensors as in deepseek-ai/DeepSpec @ afdfa7c9 (deepspec/modeling/dspark/qwen3), whose own DFlash drafts
-(dflash_qwen3_*_block7) are the same with markov_rank 0, in SpecForge's exports, and in vLLM 0.33 (qwen3_dspark.py),
-whose rules for windows and causality are those of DFlash.
+Keys and tensors are those of deepseek-ai/DeepSpec @ afdfa7c9 (deepspec/modeling/dspark/qwen3; its DFlash drafts
+dflash_qwen3_*_block7 have markov_rank 0), SpecForge's exports, and vLLM 0.33 (qwen3_dspark.py). Windows and causality
+follow DFlash's rules.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ WITH_MARKOV = "confidence_head_with_markov"
 
 
 def recognises(config: Facts) -> bool:
-    """Whether it is a DSpark draft on a Qwen3 backbone, in a file of its own."""
+    """Whether it is a DSpark draft on a Qwen3 backbone and not a Speculators file."""
     sections = (section_keys(config, name) for name in (SECTION, OWN_SECTION))
     is_ranked = "markov_rank" in config.keys().union(*sections)
     return _is_named(config) and is_ranked and "speculators_model_type" not in config.values()
 
 
 def _is_named(config: Facts) -> bool:
-    """By its architecture, or as SpecForge's first exports were: z-lab's architecture and the projector's name."""
+    """Whether the architecture is DSpark's, or z-lab's with projector_type dspark (SpecForge's first exports)."""
     is_older = has_architecture(config, zlab.ARCHITECTURE) and config.peek(SECTION).get(PROJECTOR) == "dspark"
     return is_older or has_architecture(config, *ARCHITECTURES)
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
-    """The facts of a DSpark draft; its tensors say whether embedding and lm_head are its own."""
+    """The facts of a DSpark draft; it has its own embedding and lm_head if there are such tensors."""
     plain = config.replaced(architectures=[zlab.ARCHITECTURE], dflash_config=_section(config))
     config.text("model_type", choices=("qwen3",))
     spec = zlab.read(plain, weights, from_anchor=True)
@@ -49,14 +49,14 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
 
 
 def with_head(spec: DraftSpec, head: MarkovHead | None) -> DraftSpec:
-    """`spec` with a Markov head, whose rows are those of its own smaller vocabulary where it has one."""
+    """`spec` with a Markov head; with a smaller draft vocabulary the head has its rows, too."""
     if head is not None and spec.has_d2t:
         head = msgspec.structs.replace(head, num_rows=spec.draft_vocab_size)
     return msgspec.structs.replace(spec, markov_head=head)
 
 
 def _section(config: Facts) -> dict[str, object]:
-    """Keys of dflash_config and dspark_config, which trainers write both; DeepSpec's stand at the top."""
+    """Merged dflash_config and dspark_config: trainers write both, DeepSpec writes the keys at the top level."""
     section: dict[str, object] = {}
     for name in (SECTION, OWN_SECTION):
         if name not in config:
@@ -69,7 +69,7 @@ def _section(config: Facts) -> dict[str, object]:
 
 
 def read_head(of: Callable[[str], Facts]) -> MarkovHead | None:
-    """The heads, None for rank 0, read where `of` says that a key stands; CheckpointError for one that does not run."""
+    """Markov and confidence head, None for rank 0; `of` finds a key's place. CheckpointError for unsupported heads."""
     rank = of("markov_rank").integer("markov_rank", minimum=0, maximum=MAX_RANK)
     confidence = (switch := of("enable_confidence_head")).flag("enable_confidence_head", default=False)
     with_markov = of(WITH_MARKOV).flag(WITH_MARKOV, default=False)

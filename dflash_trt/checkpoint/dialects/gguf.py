@@ -35,7 +35,7 @@ NAMES = {
     "selector_hidden": f"{SELECTOR}.hidden_projection", "markov_w1": f"{MARKOV}.markov_w1",
     "markov_w2": f"{MARKOV}.markov_w2", "conf_proj": f"{CONFIDENCE}.proj",
 }  # fmt: skip
-"""Modules: z-lab's names by llama.cpp's, those of a layer without its number."""
+"""Modules: z-lab's names by llama.cpp's, without the layer's prefix."""
 BARE = {
     "attn_conv_base": "attention_conv.base_kernel", "ffn_conv_base": "mlp_conv.base_kernel",
     "attn_sinks.weight": "self_attn.sinks", "selector_predecessor.weight": f"{SELECTOR}.predecessor_codebook",
@@ -44,7 +44,7 @@ BARE = {
 """Tensors whose z-lab name does not end as llama.cpp's does."""
 IN_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 INERT = {"target_hidden_size", "attention.value_length", "rope.dimension_sections", "vocab_size"}
-"""Keys that change nothing, as text turns all axes of M-RoPE alike, or that shapes of tensors say again."""
+"""Keys that change nothing: text rotates all axes of M-RoPE alike, and tensor shapes imply the others."""
 RUNTIME = {"logit_scale": "output_multiplier", "final_logit_softcapping": "final_logit_softcapping",
            "embedding_scale": "input_embedding_scale"}  # fmt: skip
 SIZES = {
@@ -55,12 +55,12 @@ SIZES = {
 
 
 def recognises(config: Facts) -> bool:
-    """Whether it is the metadata of a draft's GGUF file."""
+    """Whether the facts are the metadata of a draft's GGUF file."""
     return config.holds(KIND, ARCHITECTURE)
 
 
 def read_metadata(file: Path) -> Facts:
-    """What the header of a GGUF file says of a draft; raises CheckpointError for a file of another architecture."""
+    """The draft's metadata from a GGUF header; raises CheckpointError for a file of another architecture."""
     gguf = read_gguf(file)
     if (found := gguf.metadata.get(KIND)) != ARCHITECTURE:
         raise CheckpointError(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JetSpec (arXiv 2606.18394): z-lab's tensors and keys, trained with a causal block that causal_head announces.
+"""JetSpec (arXiv 2606.18394): z-lab's tensors and keys, trained with a causal block, which causal_head marks.
 
-As a chain its drafts are those of a causal DFlash draft; without causal_head a file is z-lab's.
+Proposed as a chain, its drafts are those of a causal DFlash draft. A file without causal_head is z-lab's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def recognises(config: Facts) -> bool:
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
-    """z-lab's facts; causal_head is the causality of every layer, and nothing may say otherwise."""
+    """z-lab's facts; causal_head is the causality of every layer, and other keys must agree."""
     dflash = config.section(SECTION)
     causal = dflash.flag(KEY)
     for place in (dflash, config):

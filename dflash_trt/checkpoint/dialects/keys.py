@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of config.json that no dialect has read: those that change nothing pass, those that might are refused by name.
+"""Refuses keys of config.json that no dialect has read and that may change what a draft computes.
 
-What is read is computed. Of the rest, `dflash_config` and the rotary sections may hold nothing but what is listed
-here; the top level, full of transformers' own keys, nothing whose name speaks of what a draft computes.
+In `dflash_config` and the rotary sections only the keys listed here may be left unread. The top level, which holds
+many keys of transformers, may have unread keys whose names are not about a draft's computation.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ SPEAKS = re.compile(
     "rope|rotary|neox|interleav|causal|anchor|predict|shift|norm|gate|gating|scal|multiplier|softcap|window|swa|head"
     "|bias|sink|conv_|selector|markov|projector|attention_mode"
 )
-"""Parts of names that may be of what a draft computes."""
+"""Parts of names that may be about a draft's computation."""
 TRAINING = re.compile(
     r"loss|anchors|^confidence_\w+_alpha$|^dpace_|dropout|_decay|schedule|warmup|learning_rate|^train_"
     "|^moe_|router|expert"
 )
-"""Names of losses, schedules and what else only training reads; and of experts, whose tensors would not fit."""
+"""Names of losses, schedules and other keys of training; and of experts, whose tensors would be refused."""
 INERT = {
     "eagle_aux_hidden_state_layer_ids", "max_window_layers", "norm_topk_prob", "num_aux_layers", "pard_token",
     "sliding_window", "target_num_hidden_layers",
 }  # fmt: skip
-"""Keys that say again what others say (windows follow from layer_types), or speak of experts."""
+"""Keys that repeat others (windows follow from layer_types), or are about experts."""
 PLAIN: dict[str, tuple[object, ...]] = {
     "attention_bias": (False,), "attention_mode": ("gqa", "mha"), "logit_scale": (1,), "mlp_bias": (False,),
     "norm_before_fc": (False,), "norm_before_residual": (False,), "projector_type": ("dflash", "dflash2", "dspark"),
     "shift_label": (False,), "use_aux_hidden_state": (True,), "use_qk_norm": (True,),
 }  # fmt: skip
-"""Values with which a key changes nothing."""
+"""Values that change nothing, by key."""
 ROTARY_KEYS = {
     "attention_factor", "beta_fast", "beta_slow", "factor", "finetuned", "high_freq_factor", "low_freq_factor",
     "mrope_interleaved", "mrope_section", "mscale", "mscale_all_dim", "original_max_position_embeddings",
     "partial_rotary_factor", "rope_theta", "rope_type", "truncate", "type",
 }  # fmt: skip
-"""What a rotary section may hold, used or not by its type; with text alone, the axes of M-RoPE agree."""
+"""Keys that a rotary section may hold, whatever its type uses; for text, the axes of M-RoPE agree."""
 
 
 def refuse_unread(config: Facts) -> None:
-    """Raises CheckpointError for the first key of `config`, after its facts were read, that might have been one."""
+    """Raises CheckpointError for the first unread key of `config` that may be a fact; all facts must be read before."""
     for place in (config, *_sections(config, BACKBONE)):
         for key in place.unread():
             if SPEAKS.search(key.lower()) and key not in (SECTION, *ROTARY):

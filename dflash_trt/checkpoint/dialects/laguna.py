@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """poolside's drafts of Laguna (architecture DFlashLagunaForCausalLM; SGLang's models/dflash.py, vLLM's laguna_dflash).
 
-q, k and v lie in one tensor, every tap passes a norm of its own before fc, every layer's input_layernorm also goes
-over the context rows, and a softplus gate over what attention returns. Causal, with a window in every layer.
+q, k and v are one tensor, every tap passes its own norm before fc, context rows pass every layer's input_layernorm,
+too, and attention's output is multiplied by a softplus gate. All layers are causal and have a window.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
 
 
 def canonical(weights: Weights, spec: DraftSpec) -> Weights:
-    """qkv_proj as three tensors: rows of it, which lie one behind the other, so that not a byte is moved."""
+    """Splits qkv_proj into three tensors, views of its rows; no data is copied."""
     q, kv = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
     result: Weights = {}
     for name, tensor in weights.items():

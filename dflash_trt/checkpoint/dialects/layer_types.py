@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Windows and causality of the layers, from layer_types, sliding_window and the causality of a draft."""
+"""Windows and causality of a draft's layers, from layer_types, sliding_window and is_causal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 class LayerType(NamedTuple):
-    """What layer_types says of a layer, and the window that then holds."""
+    """A layer's entry in layer_types, with its window."""
 
     slides: bool
     window: int | None
@@ -22,10 +22,10 @@ class LayerType(NamedTuple):
 
 
 def layer_types(config: Facts) -> list[LayerType]:
-    """The type of each layer, from layer_types and sliding_window; without layer_types every layer is full.
+    """Each layer's type; without layer_types every layer is full.
 
-    use_sliding_window false switches windows off, not the type's causality (transformers 5.24, Qwen3Config; z-lab's
-    dflash 0.1.0).
+    use_sliding_window false switches windows off, but not the causality of sliding layers (transformers 5.24,
+    Qwen3Config; z-lab's dflash 0.1.0).
     """
     num_layers = config.integer("num_hidden_layers", maximum=MAX_LAYERS)
     if "layer_types" not in config and config.flag("use_sliding_window", default=False):
@@ -50,5 +50,5 @@ def layers(
 
 
 def windows_of(spec: DraftSpec) -> set[int]:
-    """The windows that layers of `spec` have."""
+    """The different windows of the layers of `spec`."""
     return {layer.sliding_window for layer in spec.layers if layer.sliding_window is not None}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Xiaomi's drafts of MiMo-V2.5 and V2.6: the folder `dflash/` of the target's repository.
 
-z-lab's layout with attention sinks, a factor on V, rotation of a part of the head, and a trained embedding of the
-mask token beside the weights. That one is a pickle, mask_embedding.pt; read is mask_embedding.safetensors.
+z-lab's layout with attention sinks, a factor on V, partial rotation, and a trained embedding of the mask token beside
+the weights. Xiaomi publishes the embedding as a pickle, mask_embedding.pt; only mask_embedding.safetensors is read.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ CONVERSION = (
 
 
 def recognises(config: Facts) -> bool:
-    """Whether it has a factor on V, or MiMo's words for sinks."""
+    """Whether it has a factor on V, or MiMo's keys for sinks."""
     return SCALE in section_keys(config, SECTION) or bool(config.keys() & {SLIDING_SINKS, FULL_SINKS})
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
-    """z-lab's facts and MiMo's; the configuration has no model_type, its modelling code builds Qwen3's layers."""
+    """z-lab's facts and MiMo's. Without model_type the layers are Qwen3's, as in MiMo's modelling code."""
     dflash, types = config.section(SECTION), layer_types(config)
     if "model_type" not in config:
         config = config.replaced(model_type="qwen3")
@@ -61,7 +61,7 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
 
 
 def load(directory: Path) -> Weights:
-    """The weights, and the embedding of the mask token beside them, without which a draft would be silently worse."""
+    """The weights and the mask token's embedding beside them; CheckpointError without it, as drafts would get worse."""
     weights = read_weights(directory)
     if MASK_EMBEDDING in weights:
         return weights

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """NVIDIA Model Optimizer's export (modelopt/torch/export/plugins/hf_spec_export.py, DFlashExporter).
 
-z-lab's layout with model_type qwen3; a window is spelled use_swa and swa_window_size in dflash_config, while
-layer_types stay full_attention. NVIDIA's own drafts (Nemotron-3.5) say has_embed_tokens and bring the whole embedding.
+z-lab's layout with model_type qwen3; a window is use_swa and swa_window_size in dflash_config, while layer_types are
+full_attention. NVIDIA's own drafts (Nemotron-3.5) set has_embed_tokens and have the whole embedding.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ OWN_KEYS = frozenset({"has_embed_tokens", "has_lm_head"})
 
 
 def recognises(config: Facts) -> bool:
-    """Whether it speaks of windows, or of an embedding of its own, in modelopt's words."""
+    """Whether it has modelopt's keys for windows or for its own embedding."""
     return bool(section_keys(config, "dflash_config") & WINDOW_KEYS) or bool(config.keys() & OWN_KEYS)
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
-    """z-lab's facts, and a word for the causality that must not contradict them."""
+    """z-lab's facts; CheckpointError where dflash_query_causal contradicts their causality."""
     spec = zlab.read(config, weights)
     if "dflash_query_causal" in config and config.flag("dflash_query_causal") != spec.layers[0].causal:
         raise config.conflict(
@@ -39,7 +39,7 @@ MODELOPT = Dialect(name="modelopt", recognises=recognises, read=read, is_canonic
 
 
 def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
-    """config.json as modelopt's exporter, or NVIDIA's own drafts where they have more, would write it."""
+    """config.json in the form of modelopt's exporter, with the additional keys of NVIDIA's own drafts."""
     refuse_unless("modelopt", spec, {fact: plain for fact, plain in zlab.PLAIN.items() if fact != "own_embedding"})
     sinks, windows = {layer.sinks for layer in spec.layers}, {layer.sliding_window for layer in spec.layers}
     causal = {layer.causal for layer in spec.layers}
@@ -61,7 +61,7 @@ def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
 
 
 def stored(weights: Weights) -> Weights:
-    """With sinks by NVIDIA's name."""
+    """Renames sinks as NVIDIA does."""
     return renamed(weights, lambda name: name.replace(".self_attn.sinks", ".self_attn.attention_sink_bias"))
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Meta's draft of Muse-Glimmer, as transformers names it (5.23, models/muse_glimmer_assistant).
+"""Meta's draft of Muse-Glimmer, in transformers' layout (5.23, models/muse_glimmer_assistant).
 
-fc and hidden_norm stand in an encoder, the rest has z-lab's names. No layer is causal, and a window there is inclusive:
+fc and hidden_norm are in an encoder; other tensors have z-lab's names. No layer is causal, and windows are inclusive:
 create_bidirectional_sliding_window_mask keeps |q - k| <= sliding_window.
 """
 
@@ -25,7 +25,7 @@ def recognises(config: Facts) -> bool:
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
-    """The facts of a Muse-Glimmer draft. Its file does not say the size of the target's vocabulary."""
+    """The facts of a Muse-Glimmer draft, without the size of the target's vocabulary if the file lacks it."""
     config.text("model_type", choices=(MODEL_TYPE,))
     types = layer_types(config)
     inclusive = [each if each.window is None else each._replace(window=each.window + 1) for each in types]
@@ -46,7 +46,7 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
 
 
 def canonical(weights: Weights, spec: DraftSpec) -> Weights:
-    """With fc and hidden_norm where others have them."""
+    """Renames fc and hidden_norm as z-lab's."""
     return renamed(weights, lambda name: NAMES.get(name, name))
 
 

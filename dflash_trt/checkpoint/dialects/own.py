@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our own: z-lab's layout with canonical names, and a section `dflash_trt` for facts that it has no words for.
+"""Our own dialect: z-lab's layout, and a section `dflash_trt` for facts that z-lab's keys cannot express.
 
-The architecture is another, so that runtimes that do not know the section refuse the file instead of losing it.
+The architecture has another name, so that runtimes that do not know the section refuse the file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ARCHITECTURE, SECTION = "DFlashTrtDraftModel", "dflash_trt"
 FACTS = ("model_type", "layers", *zlab.PLAIN)
 """Fields of `DraftSpec` that may stand in the section; layers only where z-lab's keys cannot express them."""
 UNKNOWN = "vocabulary_is_unknown"
-"""The section's flag for a target's vocabulary of unknown size, so that `vocab_size` says nothing."""
+"""The section's flag for an unknown size of the target's vocabulary; `vocab_size` is then a placeholder."""
 
 
 def recognises(config: Facts) -> bool:
@@ -52,7 +52,7 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
 
 
 def _check(section: Facts, spec: DraftSpec, num_layers: int) -> None:
-    """What one field says of another."""
+    """Raises CheckpointError where facts of the section contradict each other."""
     rows, conv, selector = spec.draft_vocab_size, spec.block_conv, spec.candidate_selector
     if rows is not None and rows > (spec.vocab_size or 0):
         raise section.error("draft_vocab_size", f"an integer from 1 to vocab_size {spec.vocab_size}")
@@ -68,7 +68,7 @@ def _check(section: Facts, spec: DraftSpec, num_layers: int) -> None:
 
 
 def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
-    """config.json for `spec`, whose tensors are of torch's type `dtype`; z-lab's to the letter where that suffices."""
+    """config.json for `spec`, whose tensors are of torch's type `dtype`; plain z-lab's where that suffices."""
     with suppress(CheckpointError):
         return dflash2.to_config(spec, dtype)
     has_layers = zlab.layers_problem(spec.layers) is not None

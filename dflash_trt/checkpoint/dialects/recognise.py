@@ -43,10 +43,10 @@ def read_config(path: Path) -> Facts:
 
 
 def is_draft(config: Facts) -> bool:
-    """Whether config.json is that of a DFlash draft, or of a descendant that is refused by name."""
+    """Whether config.json is that of a DFlash draft, or of a descendant that is recognised and refused."""
     return any(dialect.recognises(config) for dialect in DIALECTS)
 
 
 def recognise(config: Facts) -> Dialect:
-    """The dialect of a config.json; where none fits, z-lab's, whose reader says what is missing."""
+    """The dialect of a config.json; where none fits, z-lab's, whose errors name what is missing."""
     return next((dialect for dialect in DIALECTS if dialect.recognises(config)), ZLAB)

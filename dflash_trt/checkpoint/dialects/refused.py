@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts that descend from DFlash and are something else: recognised, so that they are refused by their name."""
+"""Unsupported drafts, recognised so that the error names them and the runtimes that serve them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dflash_trt.checkpoint.safetensors_file import Weights
 from dflash_trt.errors import CheckpointError, cut
 
 TARGETS = ("ForCausalLM", "ForConditionalGeneration")
-"""Ends of the names of architectures that generate text by themselves."""
+"""Suffixes of architectures of targets."""
 
 
 def refusal(name: str, recognises: Callable[[Facts], bool], what: str, hint: str) -> Dialect:
-    """A dialect whose reader only refuses: the error names `what` it adds, the hint who serves it."""
+    """A dialect whose reader raises CheckpointError: `what` it adds to DFlash, and a hint on who serves it."""
 
     def read(config: Facts, weights: Weights) -> NoReturn:
         raise CheckpointError(f"{config.file}: expected a DFlash draft, found a {name} draft ({what})", hint=hint)
@@ -28,7 +28,7 @@ def refusal(name: str, recognises: Callable[[Facts], bool], what: str, hint: str
 
 
 def named(name: str, *sizes: str) -> Callable[[Facts], bool]:
-    """Whether an architecture, the projector, Speculators' type or a key bears `name`, or one of the keys is there."""
+    """Recognises `name` in an architecture, the projector, Speculators' type or a key, or one of the keys `sizes`."""
 
     def recognises(config: Facts) -> bool:
         projector, algorithm = config.peek(SECTION).get(dspark.PROJECTOR), config.values().get("speculators_model_type")
@@ -43,14 +43,14 @@ def named(name: str, *sizes: str) -> Callable[[Facts], bool]:
 
 
 def is_other_dspark(config: Facts) -> bool:
-    """Whether it is a DSpark draft that neither `dspark` nor `speculators` reads, and no target that holds one."""
+    """Whether it is a DSpark draft that neither `dspark` nor `speculators` reads, and not a target with one inside."""
     is_dspark = named("dspark", "markov_rank", "confidence_head", "enable_confidence_head")
     is_read = dspark.recognises(config) or config.values().get("speculators_model_type") == "dspark"
     return is_dspark(config) and not is_read and inner_drafter(config) is None
 
 
 def inner_drafter(config: Facts) -> str | None:
-    """The drafter within a target's own weights (DeepSeek-V4's dspark_* keys), and what serves it; None without."""
+    """Describes a drafter within a target's own weights (DeepSeek-V4's dspark_* keys) and who serves it; else None."""
     is_target = any(name.endswith(TARGETS) and "dspark" not in name.lower() for name in architectures(config))
     if not (is_target and any(key.startswith("dspark_") for key in sorted(config.keys()))):
         return None
@@ -72,11 +72,11 @@ STRANGERS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "a Medusa head": (("medusa",), "vLLM (method medusa) serves it"),
 }
-"""Drafters of other kinds: words in their architecture or Speculators' type, and who serves them."""
+"""Drafters of other methods: words in their architecture or Speculators' type, and who serves them."""
 
 
 def stranger(config: Facts) -> tuple[str, str] | None:
-    """What a config.json is of that is neither a draft of DFlash's family nor a target, and who takes it."""
+    """Name and hint for a config.json of another drafting method; None for drafts of DFlash's family and targets."""
     words = [*architectures(config), str(config.values().get("speculators_model_type"))]
     for name, (signs, hint) in STRANGERS.items():
         if any(sign in word.lower() for sign in signs for word in words):
@@ -85,7 +85,7 @@ def stranger(config: Facts) -> tuple[str, str] | None:
 
 
 def refuse_stranger(config: Facts) -> None:
-    """Raises CheckpointError for the head of another method of drafting."""
+    """Raises CheckpointError for a head of another drafting method."""
     if (found := stranger(config)) is not None:
         raise CheckpointError(
             f"{config.file}: expected a draft of DFlash's family, or a target, found {found[0]}", hint=found[1]

@@ -10,25 +10,25 @@ from dflash_trt.checkpoint.dialects.keys import SECTION
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.checkpoint.rope_config import read_rope
 
-# Far beyond any draft: a slip in config.json is refused before it fills the memory (layers, rotary tables).
+# Far beyond any draft: a typo in config.json is refused before layers or rotary tables fill the memory.
 MAX_LAYERS, MAX_BLOCK_SIZE, MAX_POSITIONS = 1024, 1024, 2**24
 
 
 class Places:
-    """config.json and its dflash_config: a fact stands in one of them, or in both with the same value."""
+    """config.json and its dflash_config: a fact is in one of them, or in both with the same value."""
 
     def __init__(self, config: Facts) -> None:
         self.config = config
         self.dflash = config.section(SECTION)
 
     def of(self, key: str) -> Facts:
-        """Where `key` stands: dflash_config (newer files) or the top level (older files); never two values."""
+        """The place of `key`: dflash_config (newer files) or the top level (older files), never two values."""
         if not self.dflash.agrees(self.config, key):
             raise self.config.conflict(key, f"the same value as in {SECTION}.{key}")
         return self.dflash if key in self.dflash else self.config
 
     def read_facts(self) -> dict[str, Any]:
-        """The fields of DraftSpec that z-lab's layout and its nearest descendants have in common."""
+        """The fields of DraftSpec that z-lab's layout and its closest descendants share."""
         vocab_size, count = self.config.integer("vocab_size"), self.of("num_target_layers")
         return read_backbone(self.config) | {
             "attention_bias": self.config.flag("attention_bias"),
@@ -53,7 +53,7 @@ class Places:
 
 
 def added_tokens(file: Path) -> dict[str, int]:
-    """Ids of the added tokens of a tokenizer.json by their text; none where there is no such file."""
+    """Ids of a tokenizer.json's added tokens by their text; empty without the file."""
     if not file.is_file():
         return {}
     listed = Facts.load(file, what="a tokenizer").values().get("added_tokens")
@@ -62,25 +62,25 @@ def added_tokens(file: Path) -> dict[str, int]:
 
 
 def has_architecture(config: Facts, *names: str) -> bool:
-    """Whether one of `names` is the architecture, or among them."""
+    """Whether one of `names` is among the architectures."""
     return not set(names).isdisjoint(architectures(config))
 
 
 def architectures(config: Facts) -> list[str]:
-    """The names at `architectures`; none where something else stands there."""
+    """The names at `architectures`; empty where there are none."""
     found = config.values().get("architectures")
     return [name for name in (found if isinstance(found, list) else [found]) if isinstance(name, str)]
 
 
 def section_keys(config: Facts, key: str) -> set[str]:
-    """The keys of the object at `key`; none where there is no object."""
+    """The keys of the object at `key`; empty where there is no object."""
     return {name for name, value in config.peek(key).items() if value is not None}
 
 
 def read_backbone(config: Facts) -> dict[str, Any]:
-    """The fields of DraftSpec that every dialect writes as Qwen3's configuration does.
+    """The fields of DraftSpec that every dialect spells as Qwen3's configuration does.
 
-    Raises CheckpointError where heads or rotary pairs do not come out even.
+    Raises CheckpointError where heads do not divide evenly or rotated dimensions are not pairs.
     """
     config.text("hidden_act", choices=("silu",))
     sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
@@ -101,7 +101,7 @@ def read_backbone(config: Facts) -> dict[str, Any]:
 
 
 def mask_token(place: Facts, vocab_size: int) -> int:
-    """`mask_token_id`, a row of the embedding."""
+    """`mask_token_id`; CheckpointError for one outside of the vocabulary."""
     mask_token_id = place.integer("mask_token_id", minimum=0)
     if mask_token_id >= vocab_size:
         raise place.error("mask_token_id", f"a token id below vocab_size {vocab_size}")
@@ -109,7 +109,7 @@ def mask_token(place: Facts, vocab_size: int) -> int:
 
 
 def taps(place: Facts, key: str = "target_layer_ids", *, first: int = 0) -> tuple[int, ...]:
-    """The taps, by rising layer; `first` is the number under which the dialect knows layer 0's output."""
+    """The taps in ascending order; `first` is the dialect's number for the output of layer 0."""
     ids = place.integers(key)
     if len(set(ids)) < len(ids):
         raise place.error(key, "each layer once")

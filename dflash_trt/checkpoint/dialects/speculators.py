@@ -26,27 +26,27 @@ WORDS = {
     "own_embedding", "draft_vocab_size", "block_conv", "candidate_selector", "num_target_layers", "markov_head",
     "sample_from_anchor",
 }  # fmt: skip
-"""Facts that z-lab's layout need not, or cannot, say and the library can."""
+"""Facts that the library can express and z-lab's layout cannot, or leaves out."""
 PLAIN = {fact: plain for fact, plain in (zlab.PLAIN | zlab.OPTIONAL).items() if fact not in WORDS}
-"""Facts for which the library has no words, and what they are for every draft of it."""
+"""Facts that the library cannot express, with their values for its drafts."""
 TRAINING_ONLY = ("verifier_lm_head.weight", "verifier_norm.weight")
 """Copies of the target's tensors that only the training loss reads; the library itself leaves them out on save."""
 
 
 def recognises(config: Facts) -> bool:
-    """Whether the file is Speculators'."""
+    """Whether the file is from Speculators."""
     return KEY in config
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
-    """The facts of a Speculators checkpoint; its tensors say whether embedding and lm_head are its own."""
+    """The facts of a Speculators checkpoint; it has its own embedding and lm_head if there are such tensors."""
     algorithm = config.text(KEY, choices=("dflash", "dflash2", "dspark"))
     is_dflash2, is_dspark = algorithm == "dflash2", algorithm == "dspark"
     backbone = config.section("transformer_layer_config")
     # Left out, it is true for speculators' own DSpark and false for vLLM 0.33.
     from_anchor = config.flag("sample_from_anchor", default=None if is_dspark else False)
     if from_anchor and is_dflash2:
-        raise config.error("sample_from_anchor", "false in a DFlash2 draft, whose selector begins behind the anchor")
+        raise config.error("sample_from_anchor", "false in a DFlash2 draft, whose selector begins after the anchor")
     vocab_size, rows = backbone.integer("vocab_size"), config.integer("draft_vocab_size")
     if rows > vocab_size:
         raise config.conflict("draft_vocab_size", f"at most transformer_layer_config.vocab_size {vocab_size}")
@@ -54,7 +54,7 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
     causal_where_sliding = not config.flag("sliding_window_non_causal", default=is_dflash2)
     if is_dflash2 and rows != vocab_size:
         raise config.conflict("draft_vocab_size", f"transformer_layer_config.vocab_size {vocab_size}")
-    backbone.text("model_type", choices=("qwen3", "llama"))  # of the sizes: its layers are Qwen3's in any case
+    backbone.text("model_type", choices=("qwen3", "llama"))  # sizes only: the layers are always Qwen3's
     spec = DraftSpec(
         **read_backbone(backbone),
         model_type="qwen3",
@@ -79,7 +79,7 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
 
 
 def disagreement(config: Facts, spec: DraftSpec) -> str | None:
-    """Why vLLM 0.33 computes something else of a Speculators draft, if it does."""
+    """Why vLLM 0.33 computes a Speculators draft differently, if it does."""
     if config.values().get(KEY) not in ("dflash", "dflash2"):
         return None
     theirs = config.holds("sliding_window_non_causal", value=False)
@@ -92,7 +92,7 @@ def disagreement(config: Facts, spec: DraftSpec) -> str | None:
 
 
 def canonical(weights: Weights, spec: DraftSpec) -> Weights:
-    """Without what only training reads."""
+    """Renames tensors as z-lab's and leaves out those of training."""
     return zlab.canonical({name: tensor for name, tensor in weights.items() if name not in TRAINING_ONLY}, spec)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""z-lab's own checkpoints, of which most others are variations (github.com/z-lab/dflash, dflash/model.py)."""
+"""z-lab's own checkpoints, from which most other dialects derive (github.com/z-lab/dflash, dflash/model.py)."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from dflash_trt.errors import CheckpointError
 
 ARCHITECTURE = "DFlashDraftModel"
 ARCHITECTURES = (ARCHITECTURE, "Qwen3DFlashDraftModel")
-"""The second is what NVIDIA NeMo AutoModel calls it."""
+"""NVIDIA NeMo AutoModel writes the second name."""
 MODEL_TYPES = ("qwen3", "gpt_oss")
 CODEBOOK = re.compile(r"^(candidate_selector\.\w+_codebook)\.weight$")
-"""What transformers saves where codebooks are embeddings."""
+"""transformers' name of codebooks that are embeddings."""
 ANCHOR = {"sample_from_anchor": False, "query_zero_predicts_next": False, "dspark_bonus_anchor": True}
-"""Keys that say whether row 0 of a block predicts, and whether they say so by their opposite (vLLM 0.33)."""
+"""Keys for whether row 0 of a block predicts; True marks keys with the opposite meaning (vLLM 0.33)."""
 
 SAME_KEYS = (
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias",
     "rms_norm_eps", "max_position_embeddings", "vocab_size",
 )  # fmt: skip
-"""Facts that every dialect calls as DraftSpec does."""
+"""Facts whose keys are named like the fields of DraftSpec in every dialect."""
 PLAIN: dict[str, object] = {
     "biases": (), "value_scale": 1, "tap_hidden_size": None, "tap_norms": False, "context_input_layernorm": False,
     "attention_gate": None, "own_embedding": False, "mask_embedding": False, "draft_vocab_size": None,
     "block_conv": None, "candidate_selector": None, "markov_head": None, "sample_from_anchor": False,
 }  # fmt: skip
-"""Facts for which z-lab's layout has no words, and what they are for every draft of it."""
+"""Facts that z-lab's layout cannot express, with their values for its drafts."""
 OPTIONAL: dict[str, object] = {
     "num_target_layers": None, "input_embedding_scale": 1, "output_multiplier": 1, "final_logit_softcapping": None,
 }  # fmt: skip
-"""Facts that are spelled only where they are not these."""
+"""Facts that are written only where they differ from these values."""
 
 
 def recognises(config: Facts) -> bool:
-    """Whether this is a DFlash draft at all: the last of the dialects to be asked."""
+    """Whether this is a DFlash draft at all; asked after all other dialects."""
     return has_architecture(config, *ARCHITECTURES) or bool(section_keys(config, "dflash_config"))
 
 
 def read(config: Facts, weights: Weights, *, causal: bool | None = None, from_anchor: bool = False) -> DraftSpec:
-    """The facts of z-lab's layout; `from_anchor` is the layout of blocks where no key of ANCHOR says it.
+    """The facts of z-lab's layout; `from_anchor` is whether row 0 predicts if no key of ANCHOR tells.
 
-    Causality is `causal` where the dialect knows it, else is_causal, else dflash_config.causal (modelopt, JetSpec),
+    Causality is `causal` where the dialect gives it, else is_causal, else dflash_config.causal (modelopt, JetSpec),
     else sliding layers are causal and full ones are not (dflash/model.py, August 2026).
     """
     if not set(config.texts("architectures")) & set(ARCHITECTURES):
@@ -76,13 +76,13 @@ def read(config: Facts, weights: Weights, *, causal: bool | None = None, from_an
 
 
 def read_causality(places: Places) -> bool | None:
-    """What is_causal, or else dflash_config.causal, says of every layer; None where both are silent."""
+    """Causality of all layers, from is_causal or else dflash_config.causal; None without either."""
     place, otherwise = places.of("is_causal"), places.dflash.optional("causal", places.dflash.flag)
     return place.flag("is_causal") if "is_causal" in place else otherwise
 
 
 def read_types(places: Places) -> list[LayerType]:
-    """Types of the layers; modelopt's use_swa gives windows to all where layer_types knows of none (vLLM 0.33)."""
+    """Types of the layers; with modelopt's use_swa all layers have the window if no layer type slides (vLLM 0.33)."""
     types, dflash = layer_types(places.config), places.dflash
     size = dflash.optional("swa_window_size", dflash.integer)
     if not dflash.flag("use_swa", default=False):
@@ -95,7 +95,7 @@ def read_types(places: Places) -> list[LayerType]:
 
 
 def read_anchor(places: Places, *, default: bool) -> bool:
-    """Whether row j of a block predicts the token behind its own position, so that S rows propose S tokens."""
+    """Whether row j of a block predicts the token after its own position, so that S rows propose S tokens."""
     said: dict[str, bool] = {}
     for key, is_opposite in ANCHOR.items():
         if key in (place := places.of(key)):
@@ -107,7 +107,7 @@ def read_anchor(places: Places, *, default: bool) -> bool:
 
 
 def canonical(weights: Weights, spec: DraftSpec) -> Weights:
-    """With sinks by the name that gpt-oss gave them, codebooks by z-lab's, and without t2d."""
+    """Renames sinks as gpt-oss's and codebooks as z-lab's, and leaves out t2d."""
 
     def name_of(name: str) -> str:
         return CODEBOOK.sub(r"\1", name.replace(".self_attn.attention_sink_bias", ".self_attn.sinks"))
@@ -116,12 +116,12 @@ def canonical(weights: Weights, spec: DraftSpec) -> Weights:
 
 
 def follow_rule(layers: Sequence[DraftLayer]) -> bool:
-    """Whether layers are causal just where they slide, which is what silence means."""
+    """Whether exactly the sliding layers are causal, the default without a key for causality."""
     return all(layer.causal == (layer.sliding_window is not None) for layer in layers)
 
 
 def layers_problem(layers: Sequence[DraftLayer]) -> CheckpointError | None:
-    """What of windows, causality and sinks this layout cannot say, if anything."""
+    """The error for windows, causality or sinks that this layout cannot express, if any."""
     windows = {layer.sliding_window for layer in layers} - {None}
     if any(layer.sinks for layer in layers):
         return unrepresentable("zlab", "layers.sinks", "no sinks", [layer.sinks for layer in layers])
@@ -134,7 +134,7 @@ def layers_problem(layers: Sequence[DraftLayer]) -> CheckpointError | None:
 
 
 def to_config(spec: DraftSpec, dtype: str) -> dict[str, object]:
-    """config.json in this layout; `read` gives `spec` back. CheckpointError for what the layout cannot say."""
+    """config.json in this layout, from which `read` returns `spec`; CheckpointError for what it cannot express."""
     refuse_unless("zlab", spec, PLAIN)
     if spec.model_type not in MODEL_TYPES:
         raise unrepresentable("zlab", "model_type", f"one of {', '.join(MODEL_TYPES)}", spec.model_type)
