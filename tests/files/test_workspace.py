@@ -5,6 +5,7 @@ import errno
 import fcntl
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -166,7 +167,7 @@ def test_one_that_is_removed_while_it_is_taken(tmp_path: Path, monkeypatch: pyte
     def removed_first(descriptor: int, operation: int) -> None:
         calls.append(descriptor)
         if len(calls) == 1:
-            (tmp_path / ".out.partial").rmdir()  # by its owner, who has ended
+            shutil.rmtree(tmp_path / ".out.partial")  # its owner has ended
         flock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", removed_first)
@@ -174,6 +175,21 @@ def test_one_that_is_removed_while_it_is_taken(tmp_path: Path, monkeypatch: pyte
         assert len(calls) == 2
         assert names(directory) == ["owner"]
     assert names(tmp_path) == []
+
+
+def test_one_that_is_tested_for_its_owner_is_not_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process locks it for a moment while it looks for abandoned ones."""
+    flock, calls = fcntl.flock, []
+
+    def tested_first(descriptor: int, operation: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 1:
+            raise BlockingIOError
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", tested_first)
+    with workspace(tmp_path / "out") as directory:
+        assert names(directory) == ["owner"]
 
 
 def test_one_process_may_write_on_the_way_to_its_result(tmp_path: Path) -> None:
