@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where bytes from outside are read and results are written: strict YAML, atomic files and directories."""
+"""Reads bytes from outside and writes results: strict JSON and YAML, atomic files and directories."""

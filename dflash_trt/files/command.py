@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command lines to copy: values are quoted and never become an option or a second command."""
+"""Command lines to copy, with values quoted so that none becomes an option or a second command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPTION = re.compile(r"-(?!\d)")  # -1 is a number
 
 
 def argument(value: object, what: str) -> str:
-    """`value` as a word of a command; raises ConfigError for option-like words and control characters in `what`."""
+    """`value` as a word of a command; ConfigError, naming `what`, for option-like words and control characters."""
     text = plain(str(value), what)
     if OPTION.match(text):
         raise ConfigError(
@@ -26,17 +26,17 @@ def argument(value: object, what: str) -> str:
 
 
 def plain(text: str, what: str) -> str:
-    """`text` itself; ConfigError where it has characters that a terminal or a shell script would obey."""
+    """`text` itself; ConfigError, naming `what`, for characters that control a terminal or a shell script."""
     if not text.isprintable():
         raise ConfigError(f"{what}: expected printable characters, found {shown(text)}", hint="rename it")
     return text
 
 
 def command_line(words: Iterable[object]) -> str:
-    """Words, quoted for a shell where that is due; ConfigError for control characters in one."""
+    """The words, quoted for a shell where necessary; ConfigError for control characters."""
     return shlex.join(plain(str(word), "a command") for word in words)
 
 
 def quoted(path: Path) -> str:
-    """A path in the hint of an error, which makes it printable itself."""
+    """A path, quoted for the hint of an error; errors make their text printable themselves."""
     return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON from outside, read strictly: what would be dropped, guessed or too much to hold is refused in one error."""
+"""Strict reading of JSON from outside: values that would be dropped, guessed or too large are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_BYTES = 64 * 2**20  # the largest published index, Kimi-K2's, has 14 MiB
 MAX_VALUES = 1_000_000  # one costs up to 350 bytes in memory
 MAX_DEPTH = 64
 INTEGERS = range(-(2**63), 2**64)
-MAX_DIGITS = 20  # of such an integer, with its sign
+MAX_DIGITS = 20  # the longest of INTEGERS, with its sign
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 T = TypeVar("T")
 
@@ -39,11 +39,10 @@ def json_document(
     hint: str | None = None,
     finite: bool = True,
 ) -> object:
-    """The JSON value that is `content`, found at `where` (a file, or a place in it).
+    """The JSON value in `content`, which comes from `where` (a file, or a place in it).
 
-    Raises `error`, saying that `what` was expected, for what is not UTF-8 and JSON, a key twice, integers beyond 64
-    bits, halves of surrogate pairs, and more than MAX_DEPTH levels or MAX_VALUES values; where `finite`, also for NaN
-    and infinity.
+    Raises `error` ("expected WHAT") for content that is not UTF-8 or JSON, repeated keys, integers beyond 64 bits,
+    unpaired surrogates, and more than MAX_DEPTH levels or MAX_VALUES values; if `finite`, also for NaN and infinity.
     """
 
     def refuse(found: str) -> NoReturn:
@@ -104,7 +103,7 @@ def json_object(
 def json_value(
     content: bytes, where: object, kind: type[T], error: type[DFlashError], *, what: str, hint: str | None = None
 ) -> T:
-    """`json_document` as `kind`; raises `error`, naming the place, for what `kind` does not describe."""
+    """`json_document` as `kind`; raises `error`, naming the place, for values that are not of that kind."""
     document = json_document(content, where, error, what=what, hint=hint)
     try:
         return msgspec.convert(document, kind, strict=True)
@@ -118,12 +117,12 @@ def read_json(file: Path, kind: type[T], error: type[DFlashError], *, what: str,
 
 
 def package_data(file: Path, kind: type[T]) -> T:
-    """`read_json` of a file that comes with the package; ConfigError."""
+    """`read_json` of a file of the package; raises ConfigError."""
     return read_json(file, kind, ConfigError, what="the package's data")
 
 
 def write_json(file: Path, document: object) -> None:
-    """Writes a document, indented, in UTF-8."""
+    """Writes a document as indented UTF-8."""
     file.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes and text from outside: of a regular file, no more than a limit, and UTF-8."""
+"""Bounded reading of bytes and UTF-8 text from regular files."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from typing import BinaryIO
 from dflash_trt.errors import DFlashError
 
 KINDS = {
-    stat.S_IFDIR: "Is a directory",  # in the operating system's words
+    stat.S_IFDIR: "Is a directory",  # the operating system's wording
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-MAX_NAME_BYTES = 255  # of one name, on every file system of Linux
+MAX_NAME_BYTES = 255  # limit of a file's name on Linux
 
 
 def is_file_name(name: str) -> bool:
-    """Whether `name`, which stands in a file, is a file's and of the same directory: never a path out of it."""
+    """Whether `name`, which was read from a file, is a plain file name and never a path to another directory."""
     is_name = name not in ("", "..") and Path(name).name == name
     return is_name and name.isprintable() and len(name.encode()) <= MAX_NAME_BYTES
 
 
 def is_directory(name: str) -> bool:
-    """Whether `name`, which stands in a file, is a directory here; False for a text that cannot be a path."""
+    """Whether `name`, which was read from a file, is a directory here; False for text that cannot be a path."""
     with suppress(OSError):  # too long, or no permission to look
         return bool(name) and Path(name).is_dir()
     return False
 
 
 def is_file(name: str) -> bool:
-    """Whether `name`, which stands in a file, is a regular file here."""
+    """Whether `name`, which was read from a file, is a regular file here."""
     with suppress(OSError):
         return bool(name) and Path(name).is_file()
     return False
@@ -46,10 +46,10 @@ def is_file(name: str) -> bool:
 def open_file(
     file: Path, error: type[DFlashError], *, may_be_pipe: bool = False, hint: str | None = None
 ) -> Iterator[BinaryIO]:
-    """`file`, open for reading; a pipe, device or socket is refused before a byte is read.
+    """Opens `file` for reading; refuses pipes, devices and sockets before reading a byte.
 
-    `may_be_pipe` is for files that a command line names: `--prompts <(head -5 FILE)`. Raises `error` when it cannot be
-    read, also within the block.
+    `may_be_pipe` is for arguments such as `--prompts <(head -5 FILE)`. Raises `error` when the file cannot be read,
+    also within the block.
     """
     try:
         is_pipe = may_be_pipe and stat.S_ISFIFO(file.stat().st_mode)
@@ -80,7 +80,7 @@ def read_bytes(
 def decode(
     content: bytes, where: object, error: type[DFlashError], *, what: str = "text", hint: str | None = None
 ) -> str:
-    """`content`, found at `where`, as text; raises `error`, with the byte and its place, unless it is UTF-8."""
+    """`content`, which comes from `where`, as text; raises `error` with the first byte that is not UTF-8."""
     try:
         return content.decode()
     except UnicodeDecodeError as problem:

@@ -18,17 +18,18 @@ from dflash_trt.files.read import read_text
 T = TypeVar("T", bound=msgspec.Struct)
 MAX_BYTES = 128 * 2**10  # ours have 4 KiB; the parser, in Python, needs seconds for more
 MAX_DEPTH = 32
-MAX_DIGITS = 64  # of a number, however it is written
+MAX_DIGITS = 64  # characters of a number
 INTEGERS = range(-(2**63), 2**64)
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 
 
 class _StrictLoader(yaml.SafeLoader):  # type: ignore[misc]  # untyped without types-PyYAML
-    """yaml.SafeLoader for plain data: refuses tags, aliases, what it would drop, and likely mistakes."""
+    """yaml.SafeLoader for plain data: refuses tags, aliases, repeated keys and likely mistakes."""
 
     _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node:
-        """Refuses before anything is built: an alias may stand for more than fits into memory."""
+        """Refuses aliases before anything is built, as they may expand to more than fits into memory."""
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent):
             raise yaml.YAMLError(f"the alias *{event.anchor}, expected the value itself{event.start_mark}")
@@ -42,7 +43,7 @@ class _StrictLoader(yaml.SafeLoader):  # type: ignore[misc]  # untyped without t
         return node
 
     def unique_mapping(self, node: yaml.MappingNode) -> dict[object, object]:
-        """The mapping; keys are plain values, each of them once."""
+        """The mapping; keys are plain values and unique."""
         entries: dict[object, object] = {}
         for key_node, value in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
@@ -54,7 +55,7 @@ class _StrictLoader(yaml.SafeLoader):  # type: ignore[misc]  # untyped without t
         return entries
 
     def text(self, node: yaml.ScalarNode) -> str:
-        """A string without control characters, which an escape can bring, and of whole characters."""
+        """A string without control characters or unpaired surrogates, which escapes can produce."""
         text: str = self.construct_scalar(node)
         if wrong := CONTROL.search(text):
             raise yaml.YAMLError(f"the character {wrong[0]!r}, expected text{node.start_mark}")
@@ -69,7 +70,7 @@ class _StrictLoader(yaml.SafeLoader):  # type: ignore[misc]  # untyped without t
         return number
 
     def number(self, node: yaml.ScalarNode) -> float:
-        """A number with a point."""
+        """A floating-point number."""
         self._check_digits(node)
         number: float = self.construct_yaml_float(node)
         return number
@@ -79,7 +80,6 @@ class _StrictLoader(yaml.SafeLoader):  # type: ignore[misc]  # untyped without t
             raise yaml.YAMLError(f"a number of {len(node.value)} characters, more than {MAX_DIGITS}{node.start_mark}")
 
 
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 for _tag, _construct in {
     "map": _StrictLoader.unique_mapping,
     "str": _StrictLoader.text,
@@ -95,15 +95,15 @@ def read_yaml(file: Path, error: type[DFlashError]) -> object:
 
 
 def yaml_document(text: str, file: Path, error: type[DFlashError]) -> object:
-    """The document that is `text`, read from `file`: mappings, lists and plain values."""
+    """The document in `text`, which was read from `file`: mappings, lists and plain values."""
     try:
         return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 (a SafeLoader)
-    except (yaml.YAMLError, ValueError) as problem:  # ValueError: a date or an escape that does not exist
+    except (yaml.YAMLError, ValueError) as problem:  # ValueError: an invalid date or escape
         raise error(f"{file}: expected YAML, found {' '.join(str(problem).split())}") from None
 
 
 def load_yaml(file: Path, struct: type[T], error: type[DFlashError]) -> T:
-    """The document of `file` as `struct`; raises `error`, with file, key and the nearest valid key, for all else."""
+    """The document of `file` as `struct`; errors name file, key and the nearest valid key."""
     document = read_yaml(file, error)
     _check(file, error, "", document, msgspec.inspect.type_info(struct))
     try:
@@ -116,7 +116,7 @@ def load_yaml(file: Path, struct: type[T], error: type[DFlashError]) -> T:
 
 
 def _found(document: object, place: str) -> str:
-    """', found VALUE' for a place like `.rules[0].name`, where msgspec names only the bound that a value breaks."""
+    """', found VALUE' for a place like `.rules[0].name`: msgspec's message names only the violated bound."""
     for part in re.findall(r"\w+", place):
         if isinstance(document, dict):
             document = document.get(part)
@@ -156,11 +156,11 @@ def _check(file: Path, error: type[DFlashError], scope: str, value: object, expe
 
 
 def nearest(word: str, valid: Iterable[str]) -> str | None:
-    """The word of `valid` that `word` was probably meant to be."""
+    """The word of `valid` closest to `word`, if one is similar."""
     return next(iter(difflib.get_close_matches(word, list(valid), n=1)), None)
 
 
 def closest(word: str, valid: Iterable[str], kind: str) -> str:
-    """' (nearest KIND: ...)', or nothing where nothing is near."""
+    """' (nearest KIND: ...)', or an empty string if none is similar."""
     near = nearest(word, valid)
     return f" (nearest {kind}: {near})" if near else ""

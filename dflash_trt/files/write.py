@@ -22,7 +22,7 @@ FIRST[errno.EBUSY] = "wait for its end or "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputKind:
-    """What a command writes, and all that it replaces."""
+    """A kind of result; a command replaces older results of the same kind only."""
 
     name: str
     """Name with its article, for "expected an engine directory"."""
@@ -32,7 +32,7 @@ class OutputKind:
     option: str = "-o DIR"
     """Option with which the user names another place."""
     is_cache: bool = False
-    """Whether several processes may write it at once: the last one's stays."""
+    """Whether several processes may write it at once; the last one wins."""
 
 
 def bearing(mark: str | bytes, within: int = 4096) -> Callable[[Path], bool]:
@@ -54,13 +54,13 @@ def new_directory(path: Path, kind: OutputKind, *, force: bool = False) -> Itera
         new.mkdir()
         yield new
         _flush(new)
-        check_replaceable(path, kind, force=force)  # hours may have gone by
+        check_replaceable(path, kind, force=force)  # again: the block may have taken hours
         replace_directory(new, final, directory)
 
 
 @contextmanager
 def new_file(path: Path, kind: OutputKind, *, force: bool = False) -> Iterator[Path]:
-    """The name of a file to write, which becomes `path` when the block ends without an error; else as above."""
+    """The name of a file to write, which becomes `path` when the block ends without an error; raises BuildError."""
     with _writing(path, kind, force) as (directory, final):
         new = directory / "new"
         yield new
@@ -73,7 +73,7 @@ def new_file(path: Path, kind: OutputKind, *, force: bool = False) -> Iterator[P
 def sole_writer(path: Path, kind: OutputKind, *, force: bool = False) -> Iterator[None]:
     """Keeps other processes from writing `path` during the block; BuildError where one does, or it cannot be written.
 
-    For what is written beside it before it is complete.
+    Used where unfinished work is kept in files beside `path`.
     """
     with ExitStack() as stack:
         with as_build_error(path, kind.option):
@@ -84,7 +84,7 @@ def sole_writer(path: Path, kind: OutputKind, *, force: bool = False) -> Iterato
 
 @contextmanager
 def scratch_directory(path: Path) -> Iterator[Path]:
-    """A name near `path` for a directory on the way to it, removed at the end; BuildError when it cannot be written."""
+    """A name beside `path` for a temporary directory, removed at the end; BuildError when it cannot be written."""
     with as_build_error(path, "-o DIR"), workspace(_followed(path)) as directory:
         yield directory / "scratch"
 
@@ -93,7 +93,7 @@ def check_replaceable(path: Path, kind: OutputKind, *, force: bool) -> None:
     """Raises BuildError where `path` is neither free nor, with `force`, empty or of that kind."""
     try:
         mode = path.stat().st_mode
-    except OSError:  # other obstacles show when it is written
+    except OSError:  # other errors are reported when it is written
         return
     hint, expected = f"choose another {kind.option}", f"expected a {kind.form} that does not exist yet"
     if kind.form == "directory" and not stat.S_ISDIR(mode):
@@ -109,12 +109,12 @@ def check_replaceable(path: Path, kind: OutputKind, *, force: bool) -> None:
 
 @contextmanager
 def _writing(path: Path, kind: OutputKind, force: bool) -> Iterator[tuple[Path, Path]]:
-    """A workspace, and where `path` lies once links are followed: a rename must stay on one file system."""
+    """A workspace, and `path` with links resolved, as a rename must stay on one file system."""
     with as_build_error(path, kind.option):
         final = _followed(path)
         check_replaceable(path, kind, force=force)
         with workspace(final, shared=kind.is_cache) as directory:
-            check_replaceable(path, kind, force=force)  # again: what a killed process had moved aside is back
+            check_replaceable(path, kind, force=force)  # again: the workspace may have recovered one
             yield directory, final
         _flush_entry(final.parent)
 
@@ -133,7 +133,7 @@ def as_build_error(path: Path, option: str) -> Iterator[None]:
 
 
 def _followed(path: Path) -> Path:
-    """Where `path` lies once links are followed; OSError for a link that leads to itself."""
+    """`path` with links resolved; OSError for a link that leads to itself."""
     final = Path(os.path.realpath(path))
     if final.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
@@ -145,7 +145,7 @@ def _is_empty(path: Path) -> bool:
 
 
 def _flush(path: Path) -> None:
-    """Flushes a path with all files and folders below it."""
+    """Flushes to disk a path with all files and folders below it."""
     for folder, _, names in os.walk(path):
         for name in names:
             _flush_entry(Path(folder, name))
