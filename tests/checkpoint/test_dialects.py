@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every dialect gives the same facts and tensors under the same names, and those that cannot are refused by name."""
+"""Every dialect yields the same facts and tensor names, and unsupported descendants are refused by name."""
 
 import json
 import subprocess
@@ -35,7 +35,7 @@ from tests.paths import FIXTURES
 from tests.quantize.samples import raw
 from tests.reference.synthetic import write_random_draft
 
-# Those that are recognised as what the name says; the others are of a dialect that has several faces.
+# Samples that are named after their dialect; the others are variants of one.
 NAMES = [name for name in WRITERS if name in {dialect.name for dialect in DIALECTS}]
 
 
@@ -68,7 +68,7 @@ def test_each_is_quantised_without_a_fact_or_a_tensor_lost(name: str, tmp_path: 
 
 
 def test_speculators_facts_are_those_of_the_same_draft_in_zlabs_layout(tmp_path: Path) -> None:
-    """Ids that are one more, nested facts, rope_parameters: nothing of it is left in the spec."""
+    """The spec does not depend on Speculators' shifted ids, nested facts and rope_parameters."""
     original = read_draft(write_random_draft(tmp_path / "a", dialect="qwen3", layer_types=MIXED, sliding_window=7))
     draft = read_draft(write_speculators(tmp_path / "b"))
     assert draft.spec == msgspec.structs.replace(original.spec, num_target_layers=None)
@@ -133,7 +133,7 @@ def test_speculators_training_copies_of_the_target_are_not_the_drafts(tmp_path: 
 
 
 def test_the_layout_of_a_quantised_draft(tmp_path: Path) -> None:
-    """What z-lab's layout can say is written in it, and the rest in ours, which other runtimes refuse."""
+    """The layout is z-lab's where it can express the draft, else ours, which other runtimes refuse."""
     for write, architecture in ((write_speculators, "DFlashDraftModel"), (write_laguna, "DFlashTrtDraftModel")):
         output = tmp_path / f"{architecture}-fp8"
         quantize_checkpoint(read_draft(write(tmp_path / architecture)), load_recipe("fp8"), output)

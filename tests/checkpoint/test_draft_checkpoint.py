@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The draft's facts and tensors: read, each as config.json demands it, or refused with the file and the key."""
+"""The draft's facts and tensors are read as config.json requires, or refused with the file and the key."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ def put(name: str, tensor: torch.Tensor) -> Change:
 
 
 def without_biases(tensors: dict[str, torch.Tensor]) -> None:
-    """What other converters drop without a word."""
+    """Removes all biases, which other converters drop silently."""
     for name in [name for name in tensors if name.endswith(".bias")]:
         del tensors[name]
 
@@ -131,7 +131,7 @@ def test_facts_without_tensors_of_their_own(spec: DraftSpec) -> None:
 
 
 def test_json_says_only_what_is_unusual(spec: DraftSpec) -> None:
-    """So that the manifest of a plain draft is what it was before."""
+    """The manifest of a plain draft does not change when DraftSpec gets a new fact."""
     assert not {"biases", "value_scale", "own_embedding", "draft_vocab_size"} & msgspec.to_builtins(spec).keys()
     changed = msgspec.structs.replace(spec, value_scale=0.5)
     assert msgspec.json.decode(msgspec.json.encode(changed), type=DraftSpec) == changed != spec

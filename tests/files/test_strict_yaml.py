@@ -151,7 +151,7 @@ KEYED = st.fixed_dictionaries(
 
 
 def load_or_refuse(tmp_path: Path, text: str) -> Outer | str:
-    """What the text says, or what is said about it; nothing else escapes."""
+    """The loaded document or the error's message; any other exception fails the test."""
     try:
         return load(tmp_path, text)
     except ConfigError as error:

@@ -53,7 +53,7 @@ def killed_while_holding(path: Path, then: str = "") -> None:
 
 
 def test_one_in_use_stays(tmp_path: Path) -> None:
-    """Whatever its process id: containers on one volume have the same ones."""
+    """Process ids play no part: containers that share a volume have the same ones."""
     with holding(tmp_path / "out") as process:
         (held,) = names(tmp_path)
         with pytest.raises(
@@ -149,7 +149,7 @@ def test_what_only_looks_alike_stays(tmp_path: Path) -> None:
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in use there cannot be told from what was abandoned, so nothing is removed."""
+    """Workspaces in use cannot be told from abandoned ones, so nothing is removed."""
 
     def no_locks(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
@@ -167,7 +167,7 @@ def test_one_that_is_removed_while_it_is_taken(tmp_path: Path, monkeypatch: pyte
     def removed_first(descriptor: int, operation: int) -> None:
         calls.append(descriptor)
         if len(calls) == 1:
-            shutil.rmtree(tmp_path / ".out.partial")  # its owner has ended
+            shutil.rmtree(tmp_path / ".out.partial")  # the owner has ended
         flock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", removed_first)
@@ -195,7 +195,7 @@ def test_one_that_is_tested_for_its_owner_is_not_in_use(tmp_path: Path, monkeypa
 def test_one_process_may_write_on_the_way_to_its_result(tmp_path: Path) -> None:
     with workspace(tmp_path / "out") as outer, workspace(tmp_path / "out") as inner:
         assert outer != inner
-        recover_abandoned(tmp_path)  # what another process would do
+        recover_abandoned(tmp_path)  # like another process
         assert names(inner) == ["owner"]
     assert names(tmp_path) == []
 
