@@ -7,13 +7,13 @@ Qwen3's layers with rotated halves. Tap i is `target_layers` i + 1, the mask tok
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from pathlib import Path
 
 from dflash_trt.checkpoint.decoded_tensor import DecodedTensor
 from dflash_trt.checkpoint.dialects import dflash2, dspark, zlab
 from dflash_trt.checkpoint.dialects.dialect import Dialect, renamed
+from dflash_trt.checkpoint.dialects.gguf_names import zlab_name
 from dflash_trt.checkpoint.dialects.layer_types import FULL, SLIDING
 from dflash_trt.checkpoint.dialects.shared_keys import MAX_LAYERS
 from dflash_trt.checkpoint.draft_spec import CONFIDENCE, MARKOV, SELECTOR, DraftSpec
@@ -25,24 +25,6 @@ from dflash_trt.errors import CheckpointError, cut
 
 ARCHITECTURE, PREFIX = "dflash", "dflash."
 KIND, MASK, TOKENS = "general.architecture", "tokenizer.ggml.mask_token_id", "tokenizer.ggml.tokens"
-NAMES = {
-    "fc": "fc", "enc.output_norm": "hidden_norm", "output_norm": "norm", "token_embd": "embed_tokens",
-    "output": "lm_head", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-    "attn_conv_proj": "attention_conv.kernel_projection", "ffn_conv_proj": "mlp_conv.kernel_projection",
-    "selector_hidden": f"{SELECTOR}.hidden_projection", "markov_w1": f"{MARKOV}.markov_w1",
-    "markov_w2": f"{MARKOV}.markov_w2", "conf_proj": f"{CONFIDENCE}.proj",
-}  # fmt: skip
-"""Modules: z-lab's names by llama.cpp's, without the layer's prefix."""
-BARE = {
-    "attn_conv_base": "attention_conv.base_kernel", "ffn_conv_base": "mlp_conv.base_kernel",
-    "attn_sinks.weight": "self_attn.sinks", "selector_predecessor.weight": f"{SELECTOR}.predecessor_codebook",
-    "selector_successor.weight": f"{SELECTOR}.successor_codebook",
-}  # fmt: skip
-"""Tensors whose z-lab name does not end as llama.cpp's does."""
-IN_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 INERT = {"target_hidden_size", "attention.value_length", "rope.dimension_sections", "vocab_size"}
 """Keys that change nothing: text rotates all axes of M-RoPE alike, and tensor shapes imply the others."""
 RUNTIME = {"logit_scale": "output_multiplier", "final_logit_softcapping": "final_logit_softcapping",
@@ -78,7 +60,7 @@ def load(file: Path) -> Weights:
         if name == "d2t" or name.endswith((".scale", ".input_scale")):
             what = "a smaller vocabulary" if name == "d2t" else "scales beside the weights"
             raise CheckpointError(f"{file}: expected tensors of whole weights, found {name!r} ({what})", hint=SERVED)
-    return renamed(tensors, _zlab_name)
+    return renamed(tensors, zlab_name)
 
 
 def describe(weights: Weights) -> str:
@@ -87,15 +69,6 @@ def describe(weights: Weights) -> str:
     plain = Counter(each.dtype for each in weights.values() if not isinstance(each, DecodedTensor))
     counts = ", ".join(f"{count} {kind}" for kind, count in (packed + plain).most_common())
     return f"GGUF: {counts}" + (f"; {', '.join(sorted(packed))} read as BF16" if packed else "")
-
-
-def _zlab_name(name: str) -> str:
-    match = IN_LAYER.fullmatch(name)
-    layer, rest = (f"layers.{match[1]}.", match[2]) if match else ("", name)
-    if rest in BARE:
-        return layer + BARE[rest]
-    module, _, suffix = rest.rpartition(".")
-    return f"{layer}{NAMES[module]}.{suffix}" if module in NAMES else name
 
 
 def read(config: Facts, weights: Weights) -> DraftSpec:
