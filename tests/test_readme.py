@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the documents promise exists (links, commands, options), and their examples run on the fixtures."""
+"""Links, commands and options in the documents exist, and their examples run on the fixtures."""
 
 import os
 import re
@@ -25,7 +25,7 @@ EXAMPLES = BLOCK.findall((REPOSITORY / "docs" / "runtime.md").read_text())
 
 @pytest.fixture(scope="module")
 def substitutes() -> dict[str, Path]:
-    """What stands in for the names in the examples: a fixture engine, and its target."""
+    """Replacements for the names in the examples: a fixture engine, and its target."""
     return {'"engine"': trained_engine("tiny-qwen3"), '"openai/gpt-oss-120b"': FIXTURES / "tiny-qwen3"}
 
 

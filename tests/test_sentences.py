@@ -29,7 +29,7 @@ HABITS = {
         rf"\A\W*(?i:{OPENING})", "of each span anew", "Constructed anew for each span."
     ),
     "a sentence that begins with a conjunction or a pronoun": Habit(
-        rf"(?:[.!?]\s+|\n\s*\n\s*){FRAGMENT}", "Reads a row. And whether it is sorted.", "Reads a row and checks its order."
+        rf"(?:[.!?]\s+|\n\s*\n\s*){FRAGMENT}", "Reads a row. And its order.", "Reads a row and its order."
     ),
     "a vague person": Habit(
         r"(?i:\b(?:nobody|somebody|everybody|whoever)\b)", "memory that nobody writes", "read-only memory"
@@ -53,7 +53,7 @@ SUSPECT = re.compile(
     r"|(?i:\b(?:nobody|somebody|everybody|whoever|behind|so many|as many|as much|makes? of|made of)\b)"
 )
 CPP_COMMENT = re.compile(r'R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|(?P<comment>//[^\n]*|/\*.*?\*/)', re.DOTALL)
-ROOMS = ["plugins", "cpp"]
+ROOMS = ["plugins", "cpp", "benchmarks", "tools", "tests"]
 
 
 def joined(lines: list[tuple[int, bool, str]]) -> Iterator[tuple[int, str]]:

@@ -26,7 +26,7 @@ def put(name: str, tensor: torch.Tensor) -> Change:
 
 
 def without_biases(tensors: dict[str, torch.Tensor]) -> None:
-    """What other converters drop without a word."""
+    """Facts that other converters drop silently."""
     for name in [name for name in tensors if name.endswith(".bias")]:
         del tensors[name]
 

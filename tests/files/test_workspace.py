@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stopped processes left is settled by the next, what others use stays, and one of two engines is there."""
+"""Leftovers of killed processes are cleaned up by the next one, files in use stay, and either engine is complete."""
 
 import errno
 import fcntl
@@ -51,7 +51,7 @@ def killed_while_holding(path: Path, then: str = "") -> None:
 
 
 def test_one_in_use_stays(tmp_path: Path) -> None:
-    """Whatever its process id: containers on one volume have the same ones."""
+    """The process id does not matter: containers on one volume have equal ones."""
     with holding(tmp_path / "out") as process:
         (held,) = names(tmp_path)
         with pytest.raises(
@@ -147,7 +147,7 @@ def test_what_only_looks_alike_stays(tmp_path: Path) -> None:
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody can tell what is in use there, so nothing is removed."""
+    """It is unknown what is in use there, so nothing is removed."""
 
     def no_locks(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

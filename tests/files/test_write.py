@@ -39,7 +39,7 @@ def test_appears_when_it_is_complete(tmp_path: Path) -> None:
         (directory / "file").write_text("new")
         assert not path.exists()
         assert directory.parent.parent == path.parent
-        assert directory.parent.stat().st_mode & 0o777 == 0o700  # nobody else gets in
+        assert directory.parent.stat().st_mode & 0o777 == 0o700  # closed to other users
     assert names(path.parent) == ["out"]
     assert names(path) == ["file"]
     assert path.stat().st_mode & 0o700 == 0o700
@@ -208,7 +208,7 @@ def test_a_file_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
 
 
 def test_links_that_wait_for_a_temporary_name_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even where somebody guesses the name: it must not be there."""
+    """Even if the name is guessed, it must not exist."""
     monkeypatch.setattr(secrets, "token_hex", lambda size: "0" * 16)
     victim = tmp_path / "victim"
     victim.mkdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots, their pages and the tensors behind them, under any sequence of asking, taking and giving back."""
+"""Slots, their pages and tensors, under any sequence of queries, allocations and releases."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_what_is_forgotten_while_somebody_holds_it_is_not_found() -> None:
 
 
 def test_a_watcher_hears_of_shared_pages() -> None:
-    """Each behind its parent, once, and of those whose room was needed."""
+    """Each page is reported once, after its parent; then the ones that were evicted for room."""
     heard: list[tuple[object, ...]] = []
 
     class Watcher:

@@ -105,7 +105,7 @@ def test_packed_experts_are_unpacked() -> None:
     """gpt-oss: gate_up_proj_blocks U8 [E, 2I, H/32, 16], two codes a byte, and a scale for 32 of them."""
     blocks, scales = tensor("x.gate_up_proj_blocks", "U8", 2, 8, 3, 16), tensor("x.gate_up_proj_scales", "U8", 2, 8, 3)
     assert loaded_bytes(weights(blocks, scales), torch.float32) == 4 * (2 * 8 * 3 * 32)
-    assert loaded_bytes(weights(scales), torch.float32) == 4 * (2 * 8 * 3)  # of something else
+    assert loaded_bytes(weights(scales), torch.float32) == 4 * (2 * 8 * 3)  # not a model's packed experts
 
 
 def test_one_layers_experts_are_laid_out_beside_themselves() -> None:

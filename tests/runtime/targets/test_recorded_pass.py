@@ -58,7 +58,7 @@ def decoding(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def history(seed: int) -> list[Turn]:
-    """Up to pages and windows behind the first one."""
+    """Up to pages and windows beyond the first one."""
     return decoding(random_history(seed, num_turns=14, longest=40))
 
 
