@@ -21,12 +21,12 @@ from benchmarks.forced_acceptance import SIZES
 from benchmarks.ways import copy_rate, seconds_of
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.cli.output import print_table
+from dflash_trt.device.launcher import CudaLauncher, CurrentStreamLauncher
 from dflash_trt.engine.executor import DraftInputs, Executor
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.engine.plans import machine, tensorrt_api
 from dflash_trt.engine.plans.add_plans import add_plans
 from dflash_trt.engine.plans.jit_cache import SUFFIX
-from dflash_trt.engine.plans.launcher import CudaLauncher, CurrentStreamLauncher
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.tensorrt_api import plugin_library
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor

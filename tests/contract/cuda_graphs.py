@@ -341,9 +341,10 @@ def pretended_gpu() -> Iterator[tuple[PretendGpu, list[Uses]]]:
     kernels, runtime = GpuKernels(gpu), "dflash_trt.runtime"
     with pytest.MonkeyPatch.context() as patch:
         graphs = stand_in(patch)
-        for module in ("drafter.torch.attention_node", "drafter.torch_executor", "kvcache.paged_caches"):
+        patch.setattr("dflash_trt.device.attention_kernel._C", kernels)
+        for module in ("drafter.torch.attention_node", "kvcache.paged_caches"):
             patch.setattr(f"{runtime}.{module}._C", kernels)
-        for module in ("engine.fused", "runtime.drafter.torch_executor", "runtime.targets.huggingface"):
+        for module in ("device.fused", "runtime.drafter.torch_executor", "runtime.targets.huggingface"):
             patch.setattr(f"dflash_trt.{module}.why_not_compiled", lambda: "Triton")
         patch.setattr(f"{runtime}.load.choose_device", str)
         patch.setattr(torch.cuda, "synchronize", lambda device: gpu.wait("synchronize"))
@@ -354,8 +355,8 @@ def pretended_gpu() -> Iterator[tuple[PretendGpu, list[Uses]]]:
         patch.setattr(torch.cuda, "set_sync_debug_mode", partial(setattr, gpu, "sync_debug_mode"))
         patch.setattr(torch.cuda, "device", lambda device: nullcontext())
         patch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
-        for module in ("drafter", "candidate_selector"):
-            patch.setattr(f"{runtime}.drafter.{module}.safe_open", opened)
+        for module in ("runtime.drafter.drafter", "engine.candidate_selector", "engine.markov_scorer"):
+            patch.setattr(f"dflash_trt.{module}.safe_open", opened)
         patch.setattr(torch, "histc", partial(histc, torch.histc))
         patch.setattr(RecordedGraph, "gpu", gpu)
         with gpu:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dflash_trt.api.runtime_options import RuntimeOptions
-from dflash_trt.engine.plans.launcher import CudaLauncher, CurrentStreamLauncher
+from dflash_trt.device.launcher import CudaLauncher, CurrentStreamLauncher
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import run
 from tests.decoding import greedy

@@ -22,8 +22,8 @@ from click.testing import CliRunner
 
 from benchmarks.bench_kv_injection_attention import ahead_rows, short_rows
 from benchmarks.bench_kv_injection_attention import main as bench
+from dflash_trt.device.attention_kernel import runs_on
 from dflash_trt.engine.plans.tensorrt_api import installed_library
-from dflash_trt.runtime.drafter.torch_executor import runs_on
 from tests.gpu.launches import PluginLaunch
 from tests.gpu.test_kernel import CHAIN, reading
 from tests.gpu.test_sanitizer import calls

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dflash_trt.api.runtime_options import RuntimeOptions
-from dflash_trt.engine.plans import launcher
+from dflash_trt.device import launcher
 from dflash_trt.engine.plans.add_plans import add_plans
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.errors import EngineError

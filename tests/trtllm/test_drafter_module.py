@@ -14,9 +14,9 @@ import torch
 
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.device import launcher
 from dflash_trt.engine.executor import DraftInputs, Executor
 from dflash_trt.engine.manifest import Manifest, read_manifest
-from dflash_trt.engine.plans import launcher
 from dflash_trt.engine.plans.add_plans import add_plans
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
