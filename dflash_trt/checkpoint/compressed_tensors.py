@@ -48,7 +48,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What quantization_config says (QuantizationConfig); what changes weights besides must be empty."""
+    """The quantization_config (QuantizationConfig); other keys that change weights must be empty."""
 
     config_groups: dict[str, Group]
     quantization_status: str | None = None

@@ -122,7 +122,7 @@ def _t2d(draft: DraftCheckpoint) -> dict[str, np.ndarray[tuple[int], np.dtype[np
 
 
 def _check(draft: DraftCheckpoint, written: DraftCheckpoint) -> None:
-    """What was written is read again: a fact that got lost on the way would be our bug, not the user's."""
+    """Reads the result again: a lost fact would be our bug, not the user's."""
 
     def facts(spec: DraftSpec) -> DraftSpec:
         return msgspec.structs.replace(spec, model_type="qwen3")  # modelopt's and Speculators' name of any backbone

@@ -28,7 +28,7 @@ EMBEDDING, MASK_EMBEDDING, HEAD, D2T = "embed_tokens.weight", "mask_embedding", 
 
 
 class DraftLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What one layer's attention may see besides the context."""
+    """Mask and sinks of one layer's attention."""
 
     sliding_window: Positive | None
     """Visible distance in tokens: |q - k| < sliding_window; None sees everything."""
@@ -70,7 +70,7 @@ class MarkovHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is known of a DFlash draft model: all of it (`DraftSpec`), or what was published; None is not known."""
+    """Facts of a DFlash draft model: all of them (`DraftSpec`), or the published ones; None is unknown."""
 
     model_type: str | None = None
     hidden_size: int
@@ -97,7 +97,7 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     input_embedding_scale: float | None = None
     """Multiplies the block's embeddings (Gemma: sqrt(hidden_size)), 1 where the checkpoint has none."""
     biases: tuple[str, ...] = ()
-    """Which projections of BIASED carry biases besides those of `attention_bias`."""
+    """Projections of BIASED with biases, in addition to those of `attention_bias`."""
     value_scale: float = 1
     """Multiplies V of context and block (MiMo's attention_value_scale)."""
     tap_hidden_size: Positive | None = None
@@ -124,7 +124,7 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     markov_head: MarkovHead | None = None
     """None in drafts other than DSpark's."""
     sample_from_anchor: bool = False
-    """Whether row j of a block predicts the token behind its own position, row 0 too (DSpark), so that K = S."""
+    """Whether row j of a block predicts the token after its own position, including row 0 (DSpark), so that K = S."""
     output_multiplier: float = 1
     """Multiplies logits. Like the cap it keeps their order, which is all that counts without a selector."""
     final_logit_softcapping: float | None = None
@@ -161,7 +161,7 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def num_candidates(self) -> int | None:
-        """k, tokens of each slot that are scored behind those of the slot before; None without such scores."""
+        """k, tokens of each slot that are scored given those of the previous slot; None without such scores."""
         if self.markov_head is not None:
             return min(MARKOV_CANDIDATES, self.draft_vocab_size or self.vocab_size or MARKOV_CANDIDATES)
         return None if self.candidate_selector is None else self.candidate_selector.top_k
@@ -266,7 +266,7 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def own_vocabulary(self) -> list[str]:
-        """What it has of embedding and lm_head in the place of the target's."""
+        """Separate embedding and lm_head, which replace the target's."""
         has_it = (self.own_embedding, self.mask_embedding, self.has_own_head)
         return [name for name, is_own in zip(("embed_tokens", MASK_EMBEDDING, HEAD), has_it, strict=True) if is_own]
 

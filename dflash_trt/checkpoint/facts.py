@@ -115,7 +115,7 @@ class Facts:
         return Facts(self._read(key, (dict,), "an object"), self.file, f"{self._scope}{key}.", was_read=self._was_read)
 
     def optional(self, key: str, read: Callable[[str], T]) -> T | None:
-        """What `read`, one of the methods above, finds at `key`; None where there is no such key."""
+        """The value that `read`, one of the methods above, returns for `key`; None if the key is missing."""
         return read(key) if key in self else None
 
     def agrees(self, second: Facts, key: str) -> bool:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads GGUF headers (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), never the weights.
 
-The package gguf decodes blocks; its reader goes on behind the end of a damaged file for as long as a count says.
+The package gguf decodes blocks; its reader continues past the end of a damaged file for as long as a count says.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SERVED = "llama.cpp serves it (--spec-type draft-dflash); give dflash-trt the sa
 
 
 class Gguf(NamedTuple):
-    """What the header of a GGUF file says."""
+    """Contents of the header of a GGUF file."""
 
     metadata: dict[str, object]
     """Values by key; of arrays of strings, and of long ones, their length."""
@@ -200,7 +200,7 @@ def _format(file: Path, name: str, kind: int) -> tuple[int, int, str, Callable[[
     """Elements and bytes of a block of a type, its name, and what makes float32 of such blocks."""
     import numpy as np
 
-    if kind == F16:  # which llama.cpp's converter made of BF16
+    if kind == F16:  # converted from BF16 by llama.cpp
         return 1, 2, "F16", lambda raw: raw.view("<f2").astype(np.float32)
     gguf = _package(file)
     try:
@@ -235,7 +235,7 @@ def _package(file: Path) -> Any:
 def _check_places(
     header: _Header, file_bytes: int, begin: int, tensors: dict[str, StoredTensor], offsets: dict[str, int]
 ) -> None:
-    """Raises CheckpointError where tensors overlap, or reach behind the end of the file."""
+    """Raises CheckpointError if tensors overlap or extend past the end of the file."""
     end = begin
     for name in sorted(offsets, key=offsets.__getitem__):
         size = getattr(tensors[name], "stored_bytes", tensors[name].num_bytes)

@@ -48,7 +48,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     theta: float
     scaling: Yarn | Llama3 | None
     partial_rotary_factor: float = 1
-    """Which part of the head turns: its first int(head_dim * factor) dimensions, as in transformers."""
+    """Fraction of the head that is rotated: its first int(head_dim * factor) dimensions, as in transformers."""
     interleaved: bool = False
     """Whether dimension 2i turns with 2i + 1 (GPT-J, GLM), and not with the one half a head further (NeoX)."""
 
@@ -76,7 +76,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 return inverse
 
     def _yarn_share(self, yarn: Yarn, head_dim: int) -> NDArray[np.float64]:
-        """What YaRN keeps of each pair's frequency: 1 for fast pairs, 0 for slow ones."""
+        """Share of each pair's frequency that YaRN keeps: 1 for fast pairs, 0 for slow ones."""
         import numpy as np
 
         def dimension(rotations: float) -> float:
@@ -87,7 +87,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if yarn.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, head_dim - 1)
-        high += 0.001 if low == high else 0  # as transformers does: keeps the ramp finite
+        high += 0.001 if low == high else 0  # keeps the ramp finite, like transformers
         ramp = (np.arange(head_dim // 2, dtype=np.float64) - low) / (high - low)
         share: NDArray[np.float64] = 1 - np.clip(ramp, 0, 1)
         return share

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a target keeps of each request: rows of K and V, of all tokens or of a window, or a recurrent state."""
+"""Per-request state of a target: rows of K and V, for all tokens or for a window, or a recurrent state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OTHER_PATTERNS = ("linear_attn_config", "attn_type_list", "hybrid_override_patte
 
 
 class RecurrentState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every gated delta net of a target keeps, however long the sequence is."""
+    """State of every gated delta net of a target, independent of the sequence's length."""
 
     num_layers: int
     num_key_heads: int
@@ -84,11 +84,11 @@ class TargetCache(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.num_full_layers * (full * rows + indexed) + windowed
 
     def full_rows(self, tokens: float) -> float:
-        """Rows that a token behind `tokens` others sees in a full layer."""
+        """Rows that a token after `tokens` others sees in a full layer."""
         return min(tokens, self.index.top_k) if self.index else tokens
 
     def rows(self, tokens: float) -> float:
-        """Rows that a token behind `tokens` others sees, over all layers."""
+        """Rows that a token after `tokens` others sees, over all layers."""
         sliding = self.num_sliding_layers * min(tokens, self.sliding_window)
         return self.num_full_layers * self.full_rows(tokens) + sliding
 

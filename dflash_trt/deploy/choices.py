@@ -12,7 +12,7 @@ from dflash_trt.deploy.schema import Runtime
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
-    """What choices depend on; None for what is not known."""
+    """Facts that choices depend on; None for unknown ones."""
 
     method: str | None = "dflash"
     """dflash, eagle3 or another's own name; None for plain decoding."""
@@ -33,7 +33,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     wanted: Callable[[Circumstances], Any]
     """None where there is nothing to choose."""
     why: str
-    """What another value does, and the source."""
+    """Effect of another value, with its source."""
     is_environment: bool = False
     """Whether it is a variable of the environment."""
     is_least: bool = False
@@ -41,7 +41,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     is_default: bool = False
     """Whether it is the runtime's default, which is not written."""
     unset: str = ""
-    """What the runtime does where its default is none."""
+    """The runtime's behaviour if it has no default."""
 
 
 def _if(method: str, value: object) -> Callable[[Circumstances], Any]:

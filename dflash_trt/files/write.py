@@ -38,10 +38,10 @@ OWN: set[Path] = set()
 
 @contextmanager
 def workspace(final: Path, *, shared: bool = False) -> Iterator[Path]:
-    """A new directory beside `final`, for the owner alone, removed with all that is in it at the end; raises OSError.
+    """A new directory next to `final`, for its owner only, removed with its contents at the end; raises OSError.
 
-    Unless it is `shared`, another process that has one for `final` is such an error. What killed processes left in that
-    folder is recovered or removed first. Parents that were made for a result that did not come go, too.
+    Unless it is `shared`, it is an error if another process has one for `final`. Leftovers of killed processes in that
+    folder are recovered or removed first. Removes parent directories it created if no result was written.
     """
     made = [parent for parent in final.parents if not os.path.lexists(parent)]
     try:
@@ -187,7 +187,7 @@ def _exchange_at_once(new: Path, final: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputKind:
-    """What a command writes, and all that it replaces."""
+    """Paths that a command writes, and those that they replace."""
 
     name: str
     """Name with its article, for "expected an engine directory"."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m dflash_trt.engine.plans.plan_process` builds one plan by TensorRT-RTX, in a process of its own.
+"""`python -m dflash_trt.engine.plans.plan_process` builds one plan by TensorRT-RTX in a separate process.
 
-The builder orders a graph's outputs by the addresses of its objects: a process that does the same each time gives the
-same bytes, one that has done other work before need not. So nothing in it depends on where the engine lies: it works in
-that directory, by names. And a builder that crashes ends nothing else.
+The builder orders a graph's outputs by the addresses of its objects: a process that always does the same gives the same
+bytes, one that has done other work before may not. Nothing in it may depend on the engine's path, so it works in that
+directory, with relative names. A crash of the builder also ends only this process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PlanJob(msgspec.Struct, frozen=True, kw_only=True):
     plugin: tuple[str, str, str, str]
     """Library, name, version and namespace."""
     parent: str = msgspec.field(default_factory=lambda: f"{os.getpid():010}")
-    """Process whose end ends this one; as many digits for each, as longer jobs would move what follows in memory."""
+    """Process whose end ends this one. Fixed width, so the serialised job has the same size every time."""
 
 
 class _Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ def main() -> None:
     """Writes the plan that standard input describes to standard output; why not as JSON, and exits with 1."""
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=PlanJob)
     answer = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print
+    os.dup2(2, 1)  # output of libraries
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(job.parent):

@@ -31,9 +31,9 @@ def trtexec_commands(
     engine: Path, spec: PartialDraftSpec, quantization: Quantization, num_ranks: int, options: PlanOptions,
     timing_cache: TimingCache | None = None,
 ) -> list[str]:  # fmt: skip
-    """What `add_plans` would build of the engine of a draft that `num_ranks` ranks share, one shell line a plan.
+    """Shell commands, one per plan, of the plans that `add_plans` would build for a draft shared by `num_ranks` ranks.
 
-    The engine need not be there yet, nor TensorRT or a GPU. None for TensorRT-RTX, which has no trtexec.
+    Needs neither the engine nor TensorRT nor a GPU. Empty for TensorRT-RTX, which has no trtexec.
     """
     if options.runtime == "tensorrt_rtx":
         return []
@@ -84,7 +84,7 @@ class DrafterMemory(msgspec.Struct, frozen=True, kw_only=True):
     activation_bytes: int
     """Inputs and outputs of the largest call."""
     workspace_bytes: int
-    """What both plans may take at most."""
+    """Upper bound on the memory of both plans."""
 
 
 def drafter_memory(manifest: Manifest, options: PlanOptions, directory: Path) -> DrafterMemory:

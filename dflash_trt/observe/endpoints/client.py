@@ -134,7 +134,7 @@ def _lines(pieces: Iterable[bytes], where: str, deadline: float) -> Iterator[byt
     yield rest
 
 
-MAX_PAGE_BYTES = 64 * 2**20  # of an answer that is not streamed: /metrics of a large deployment has some MiB
+MAX_PAGE_BYTES = 64 * 2**20  # bytes of an unstreamed answer: /metrics of a large deployment has several MiB
 MAX_ERROR_BYTES = 64 * 2**10
 CONNECT_SECONDS = 10.0
 SLOW_HINT = "is it overloaded? --seconds gives it more time"

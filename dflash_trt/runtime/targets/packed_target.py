@@ -155,7 +155,7 @@ class PackedTarget(HuggingFaceTarget):
             self._cache.clear(pages)
 
     def allocate(self, num_pages: int) -> None:
-        """Takes a GPU's memory for so many pages: what is recorded is forgotten when the caches move."""
+        """Allocates a GPU's memory for `num_pages` pages; recorded passes are dropped when the caches move."""
         if self._device.type != "cpu":
             self._cache.make_room(num_pages)
 
@@ -164,7 +164,7 @@ class PackedTarget(HuggingFaceTarget):
         self._clear(self._table.reserve(slot, pages, num_tokens))
 
     def rollback(self, slot: int, num_tokens: int) -> None:
-        """Shortens the sequence: rows behind it are overwritten by the next segment, recurrent state is replayed."""
+        """Shortens the sequence: the next segment overwrites later rows, recurrent state is replayed."""
         self._table.lengths[slot] -= num_tokens
         self._delta_nets.rollback(slot, num_tokens)
 
