@@ -272,7 +272,7 @@ class DecoderThread:
         with self._changed:
             self.is_open = False
             self._changed.notify()
-        if threading.current_thread() is not self._thread:  # which drops the last reference when a report does
+        if threading.current_thread() is not self._thread:  # dropped with the last reference to a report
             self._thread.join()
 
     def _send(self, command: Callable[[Request], None], request: Request) -> None:
@@ -301,7 +301,7 @@ class DecoderThread:
             commands, is_open = list(self._commands), self.is_open
         for command, request in commands:
             command(request)
-            self._commands.popleft()  # afterwards, so that `_end_all` sees the commands behind one that fails
+            self._commands.popleft()  # afterwards, so that `_end_all` sees the commands after a failing one
         return is_open
 
     def _end_all(self) -> None:

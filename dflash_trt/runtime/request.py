@@ -151,7 +151,7 @@ class Request:
         return bool(self.steps) and self.steps[-1].proposed > 0
 
     def emit(self, token_ids: Sequence[int], proposals: Sequence[int]) -> Step | None:
-        """Appends accepted proposals and the token behind them, up to the first that ends the answer.
+        """Appends accepted proposals and the token after them, up to the first that ends the answer.
 
         Returns the verify pass, or None for the prefill's token.
         """
@@ -162,7 +162,7 @@ class Request:
             self._append(token_ids[taken])
             taken += 1
         for logprobs in (self.logprobs, self.top_logprobs):
-            del logprobs[len(self.token_ids) :]  # of accepted tokens behind the end
+            del logprobs[len(self.token_ids) :]  # accepted tokens after the end
         if is_prefill:
             return None
         accepted = min(taken, len(token_ids) - 1)

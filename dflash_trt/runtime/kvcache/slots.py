@@ -53,7 +53,7 @@ class PrefixIndex:
             yield entry
 
     def add(self, before: int, token_ids: Sequence[int], page: int) -> int:
-        """The number of the entry with `token_ids`, a page's, behind the entry `before`; `page`, if there was none."""
+        """The number of the entry with a page's `token_ids` after the entry `before`; `page` if there was none."""
         key = (before, tuple(token_ids))
         if key not in self._entries:
             self._entries[key] = next(self._numbers), page
@@ -63,7 +63,7 @@ class PrefixIndex:
         return self._entries[key][0]
 
     def remove(self, page: int) -> None:
-        """Forgets a page. What was behind it is no longer found."""
+        """Forgets a page. Pages after it are no longer found."""
         number, _ = self._entries.pop(self._keys.pop(page))
         if self.watcher is not None:
             self.watcher.removed(number)
@@ -120,7 +120,7 @@ class SlotPool:
         self._holders: Counter[int] = Counter()
         self.index = PrefixIndex()
         self._unheld: dict[int, None] = {}
-        """Pages of the index that nobody holds, the least recently used first."""
+        """Unused pages of the index, the least recently used first."""
         self._published: dict[int, tuple[int, int]] = {}
         """By slot: how many of its pages are in the index, and the number of the last one's entry."""
 
