@@ -53,7 +53,9 @@ SUSPECT = re.compile(
     r"|(?i:\b(?:nobody|somebody|everybody|whoever|behind|so many|as many|as much|makes? of|made of)\b)"
 )
 CPP_COMMENT = re.compile(r'R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|(?P<comment>//[^\n]*|/\*.*?\*/)', re.DOTALL)
-ROOMS = ["plugins", "cpp", "benchmarks", "tools", "tests"]
+ROOMS = ["plugins", "cpp", "benchmarks", "tools", "tests"] + [
+    f"dflash_trt/{room}" for room in ("api", "checkpoint", "cli", "device", "files", "triton", "trtllm")
+]
 
 
 def joined(lines: list[tuple[int, bool, str]]) -> Iterator[tuple[int, str]]:
