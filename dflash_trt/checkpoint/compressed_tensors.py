@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads weights that llm-compressor quantised, as BF16: what config.json claims, and the tensors that this demands.
 
-The package compressed-tensors is the oracle of the tests and no dependency: it imports torch and transformers, which
-`build` does without, and vLLM pins one release of it.
+The package compressed-tensors is the tests' oracle but not a dependency: it imports torch and transformers, which
+`build` does not need, and vLLM pins one release of it.
 """
 
 from __future__ import annotations

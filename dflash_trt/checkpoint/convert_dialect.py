@@ -29,14 +29,14 @@ CARRIED_KEYS = {
     "attention_dropout", "bos_token_id", "eos_token_id", "initializer_range", "max_window_layers", "pad_token_id",
     "transformers_version", "use_cache",
 }  # fmt: skip
-"""Keys of transformers' configurations from which nothing of a draft is computed."""
+"""Keys of transformers' configurations that do not affect a draft's computation."""
 WRITTEN = OutputKind(
     name="a checkpoint that dflash-trt wrote", recognizes=lambda directory: is_ours(directory / SINGLE)
 )
 
 
 class Verifier(msgspec.Struct, frozen=True, kw_only=True):
-    """The target, as Speculators' files name it."""
+    """The target in Speculators' configuration."""
 
     name: str
     architectures: Sequence[str]

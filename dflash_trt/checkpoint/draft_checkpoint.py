@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 TORCH_TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 TRAINING_STATE = re.compile("optim|(lr_?)?sched|train|rng_|random_states|scaler|sampler|dataloader|global_step")
-"""Beginnings of the names of pickles from which training goes on."""
+"""Prefixes of the names of pickles with training state."""
 REPLACED = "dflash_trt_checkpoint"
 """Key of an engine's config.json that holds the values `for_pool` replaced."""
 
@@ -50,7 +50,7 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path
     spec: DraftSpec
     config: Facts
-    """config.json, as it was read."""
+    """The unmodified config.json."""
     quantization: Quantization
     weights: dict[str, StoredTensor]
     """Tensors by canonical name."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`DraftSpec`: the facts of a draft model, the only list of them, and what follows from them."""
+"""`DraftSpec`: the complete list of a draft model's facts, and values derived from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONVOLVED = {"self_attn": "attention_conv", "mlp": "mlp_conv"}
 """The convolution around each sublayer of a DFlash2 draft."""
 MARKOV, CONFIDENCE = "markov_head", "confidence_head"
 MARKOV_CANDIDATES = 32
-"""Tokens of each slot that a Markov head chooses among, the best by logits alone: ours, and it changes no answer.
+"""Candidates of each slot for a Markov head, the best by logits alone. This is our choice and does not change answers.
 
 Over the whole vocabulary it is a GEMM for each slot, one after the other (vLLM 0.33 prunes with dspark_draft_topk).
 """
@@ -35,7 +35,7 @@ class DraftLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     causal: bool
     """Whether a block slot is blind to the slots after it."""
     sinks: bool = False
-    """Whether each head has a learned logit that takes its part of the softmax and brings no value (gpt-oss, MiMo)."""
+    """Whether each head has a learned logit in the softmax without a value (gpt-oss, MiMo)."""
 
 
 class BlockConv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,7 +88,7 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     vocab_size: int | None = None
     """V, the target's: what the draft borrows of embedding and lm_head, and what `token_ids` are of."""
     block_size: int
-    """S: the last verified token and S - 1 mask tokens."""
+    """S: rows of a block, the last verified token and S - 1 mask tokens."""
     mask_token_id: int | None = None
     target_layer_ids: tuple[int, ...]
     """The taps: tap i is the target's residual stream after decoder layer i."""
@@ -101,7 +101,7 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     value_scale: float = 1
     """Multiplies V of context and block (MiMo's attention_value_scale)."""
     tap_hidden_size: Positive | None = None
-    """Width of one tap, where the target's hidden_size is not the draft's."""
+    """Width of one tap, if the target's hidden_size differs from the draft's."""
     tap_norms: bool = False
     """Whether each tap passes an RMSNorm of its own before fc (Laguna's aux_hidden_norms)."""
     context_input_layernorm: bool = False
@@ -147,12 +147,12 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def is_dspark(self) -> bool:
-        """Whether other runtimes know it as DSpark, which they do not run as DFlash."""
+        """Whether other runtimes treat it as DSpark and not as DFlash."""
         return self.sample_from_anchor or self.markov_head is not None
 
     @property
     def kind(self) -> str:
-        """Name of what it is, for what does not take every kind."""
+        """Name of the kind of draft, for errors of code that does not support every kind."""
         if self.markov_head is not None:
             return "DSpark"
         if self.sample_from_anchor:
@@ -176,7 +176,9 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return projection in self.biases or (self.attention_bias and projection in ATTENTION)
 
     def context_bytes_per_token(self, *, fp8: bool, num_ranks: int = 1) -> int:
-        """Bytes of injected K and V per context token, all layers, in an FP8 or a BF16 cache, on one of `num_ranks`."""
+        """Bytes of injected K and V per context token over all layers, in an FP8 or BF16 cache, on one of `num_ranks`
+        ranks.
+        """
         heads = -(-self.num_key_value_heads // num_ranks)  # a head is never split
         return self.num_layers * 2 * heads * self.head_dim * (1 if fp8 else 2)
 
@@ -299,7 +301,7 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class DraftSpec(PartialDraftSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All facts of a DFlash draft model, read from its config.json: narrows what may be unknown, adds nothing."""
+    """All facts of a DFlash draft model from its config.json: as PartialDraftSpec, but nothing is unknown."""
 
     model_type: str
     layers: tuple[DraftLayer, ...]

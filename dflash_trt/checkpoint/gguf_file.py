@@ -54,7 +54,7 @@ class Gguf(NamedTuple):
 
 
 class _Header:
-    """The bytes of a file, read from the front; what a count announces must be there."""
+    """The bytes of a file, read sequentially; it must be as long as its counts require."""
 
     def __init__(self, file: Path, data: mmap.mmap) -> None:
         self._file, self._data, self.position = file, data, 0
@@ -110,7 +110,7 @@ class _Header:
 
 
 def _shortest(value: Any, kind: int) -> Any:
-    """A FLOAT32 as the shortest decimal that means it: 1e-06, not 9.99999997475e-07."""
+    """The shortest decimal that rounds to a FLOAT32: 1e-06, not 9.99999997475e-07."""
     if SCALARS[kind] != "f":
         return value
     import numpy as np

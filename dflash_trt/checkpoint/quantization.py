@@ -135,7 +135,7 @@ def read_scale(tensor: StoredTensor) -> float:
 
 
 def _check_claims(config: Facts, modules: dict[str, str], fp8_kv_cache: bool) -> None:
-    """The engines that read this checkpoint believe its configuration; it must say what the tensors are."""
+    """Checks the configuration against the tensors, because readers of this checkpoint rely on it."""
     file = config.file.with_name(HF_QUANT_CONFIG)
     algorithms = set(modules.values())
     actual = None if not algorithms else algorithms.pop() if len(algorithms) == 1 else MIXED

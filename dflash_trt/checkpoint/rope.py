@@ -50,7 +50,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     partial_rotary_factor: float = 1
     """Fraction of the head that is rotated: its first int(head_dim * factor) dimensions, as in transformers."""
     interleaved: bool = False
-    """Whether dimension 2i turns with 2i + 1 (GPT-J, GLM), and not with the one half a head further (NeoX)."""
+    """Whether dimension 2i is rotated with 2i + 1 (GPT-J, GLM) instead of the one half a head further (NeoX)."""
 
     @property
     def attention_factor(self) -> float:
@@ -58,7 +58,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.scaling.attention_factor if isinstance(self.scaling, Yarn) else 1.0
 
     def rotary_dim(self, head_dim: int) -> int:
-        """How many of a head's dimensions turn."""
+        """Number of a head's rotated dimensions."""
         return int(head_dim * self.partial_rotary_factor)
 
     def inverse_frequencies(self, head_dim: int) -> NDArray[np.float64]:
@@ -137,7 +137,7 @@ def _read_interleaved(config: Facts) -> bool:
 
 
 def spell_rope(rope: Rope) -> dict[str, object]:
-    """Spells `rope` as rope_theta and rope_scaling, which every runtime reads; nothing is left to defaults."""
+    """Writes `rope` as rope_theta and rope_scaling, which every runtime reads, with all defaults explicit."""
     scaling: dict[str, object] | None = None
     if rope.scaling is not None:
         kind = "yarn" if isinstance(rope.scaling, Yarn) else "llama3"

@@ -12,7 +12,7 @@ STATE_BYTES = 4
 """Bytes of a number of recurrent state: FLOAT, as transformers keeps it whatever the weights are."""
 CONVOLUTION_BYTES = 2
 OTHER_PATTERNS = ("linear_attn_config", "attn_type_list", "hybrid_override_pattern", "hybrid_layer_pattern")
-"""How configurations name the kinds of layers that are not known here: Kimi Linear, MiniMax-01, Nemotron-H, MiMo."""
+"""Configuration keys of unsupported kinds of layers: Kimi Linear, MiniMax-01, Nemotron-H, MiMo."""
 
 
 class RecurrentState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

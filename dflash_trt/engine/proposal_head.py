@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`build --head`: a draft gets an lm_head of its own, a quantised or trimmed copy of the target's.
+"""`build --head`: gives a draft its own lm_head, a quantised or trimmed copy of the target's.
 
-Only proposals come from it; the target's own lm_head decides what is accepted.
+It only makes proposals; the target's own lm_head decides acceptance.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DENSE_TYPES = ("BF16", "F16", "F32")
 
 
 class HeadChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """An own head, as --head asks for it."""
+    """A head as requested by --head."""
 
     algorithm: str | None
     """FP8 or NVFP4, weights and input; None keeps the target's dtype."""
@@ -52,7 +52,8 @@ def parse_head(text: str) -> HeadChoice:
 def with_head(
     draft: UnwrittenDraft, target: TargetCheckpoint, choice: HeadChoice, token_ids: NDArray[np.int64] | None
 ) -> UnwrittenDraft:
-    """`draft`, dense or quantised, with that head; `token_ids` [N] are the rows it keeps, rising, or None: all.
+    """`draft`, dense or quantised, with that head; `token_ids` [N] are the rows it keeps, in increasing order, or None
+    for all.
 
     BuildError for a draft that has a head already, CheckpointError for a target whose head cannot be copied.
     """

@@ -33,7 +33,7 @@ def normalize(g: GraphBuilder, x: str, eps: float) -> str:
 
 
 def root_mean_square(g: GraphBuilder, x: str, eps: float) -> str:
-    """sqrt(mean(x^2) + eps) of x FLOAT over the last axis, which stays as one of 1."""
+    """sqrt(mean(x^2) + eps) of x FLOAT over the last axis, which is kept with size 1."""
     mean_square = g.op("ReduceMean", g.op("Mul", x, x), g.constant([-1]), keepdims=1)
     return g.op("Sqrt", g.op("Add", mean_square, g.constant(eps)))
 
@@ -49,7 +49,7 @@ def times(g: GraphBuilder, x: str, factor: float | NDArray[np.float32]) -> str:
 
 
 def gathered(g: GraphBuilder, x: str, order: NDArray[np.int64]) -> str:
-    """x with its last axis in another order: element i is what stood at order[i]."""
+    """x with its last axis permuted: element i comes from order[i]."""
     return x if np.array_equal(order, np.arange(len(order))) else g.op("Gather", x, g.constant(order), axis=-1)
 
 
@@ -82,7 +82,8 @@ def swiglu(g: GraphBuilder, x: str, mlp: str, width: int) -> str:
 
 
 def rotary_rows(g: GraphBuilder, positions: str, spec: DraftSpec) -> tuple[str, str]:
-    """cos and sin [..., D/2] FLOAT of positions [...] INT32, times YaRN's attention factor; 1 and 0 of what stays.
+    """cos and sin [..., D/2] FLOAT of positions [...] INT32, times YaRN's attention factor; 1 and 0 for pass-through
+    dims.
 
     Exact at any position without a large table: with p = 256 a + b, cos(p w) = cos(256 a w) cos(b w) - sin(256 a w)
     sin(b w), and both small tables come from float64.
@@ -110,7 +111,9 @@ def rotary_rows(g: GraphBuilder, positions: str, spec: DraftSpec) -> tuple[str, 
 
 
 def convolved(g: GraphBuilder, x: str, name: str, spec: DraftSpec, sublayer: Callable[[str], str]) -> str:
-    """`sublayer` of x [B*S, H] between the two sides of the convolution `name`; without convolutions, of x alone."""
+    """`sublayer` of x [B*S, H] between the two sides of the convolution `name`; without convolutions, just `sublayer`
+    of x.
+    """
     if (conv := spec.block_conv) is None:
         return sublayer(x)
     H, taps = spec.hidden_size, conv.kernel_size
@@ -143,7 +146,7 @@ def _convolution(g: GraphBuilder, x: str, change: str, base: str, spec: DraftSpe
 
 
 def _delayed(g: GraphBuilder, rows: str, tap: int, S: int) -> str:
-    """rows [B, S, G, g] moved back by `tap` slots: a block begins with zeros, never with another block's rows."""
+    """rows [B, S, G, g] shifted by `tap` slots: a block begins with zeros, never with another block's rows."""
     if tap == 0:
         return rows
     rows_before = g.op("Slice", rows, g.constant([0]), g.constant([S - tap]), g.constant([1]))
@@ -154,7 +157,7 @@ SCOPE = "padding"
 
 
 def pad_rows(g: GraphBuilder, x: str) -> tuple[str, str]:
-    """x [R, H] with rows of zeros up to a multiple of TILE_ROWS, and R, an INT64 [1]."""
+    """x [R, H] padded with zeros to a multiple of TILE_ROWS rows, and R as INT64 [1]."""
     with g.scope(SCOPE):
         rows = g.op("Gather", g.op("Shape", x), g.constant([0]), axis=0)
         tiles = g.op("Div", g.op("Add", rows, g.constant([TILE_ROWS - 1])), g.constant([TILE_ROWS]))
@@ -169,7 +172,7 @@ def unpad_rows(g: GraphBuilder, x: str, rows: str) -> str:
 
 
 def leave_out_padding(graph: onnx.GraphProto) -> None:
-    """Takes the padding out of a graph, for what computes each row that it is given."""
+    """Removes the padding from a graph, for executors that compute every row."""
     for node in graph.node:
         if node.op_type in ("Pad", "Slice") and node.name.startswith(f"{SCOPE}/"):
             node.op_type = "Identity"

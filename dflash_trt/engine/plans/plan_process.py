@@ -23,7 +23,7 @@ from dflash_trt.engine.plans.tensorrt_api import RUNTIMES, load_plugin, load_ten
 from dflash_trt.engine.signatures import Graph
 from dflash_trt.errors import BuildError, DFlashError
 
-HASHES = {"PYTHONHASHSEED": "0"}  # else Python's own memory lies otherwise each time
+HASHES = {"PYTHONHASHSEED": "0"}  # otherwise Python's own memory layout differs each time
 MAX_REFUSAL = 2**20
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -72,7 +72,9 @@ def build_apart(job: PlanJob, directory: Path, output: Path) -> None:
 
 
 def main() -> None:
-    """Writes the plan that standard input describes to standard output; why not as JSON, and exits with 1."""
+    """Writes the plan that standard input describes to standard output; on failure, writes the reason as JSON and exits
+    with 1.
+    """
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=PlanJob)
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of libraries
