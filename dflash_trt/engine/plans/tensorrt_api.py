@@ -32,7 +32,7 @@ WITH_KERNELS = "in the source directory: pip install --no-deps --editable . -C c
 
 
 class Runtime(NamedTuple):
-    """Package, module and command of one of the two."""
+    """How TensorRT or TensorRT-RTX is named, imported and installed."""
 
     title: str
     package: str
