@@ -27,7 +27,7 @@ from dflash_trt.device.launcher import Launcher
 from dflash_trt.runtime.kvcache.paged_caches import SlotCache
 from dflash_trt.runtime.targets.delta_net import DeltaNets
 from dflash_trt.runtime.targets.packed_pass import IMPLEMENTATION, CurrentPass, GatheredPass, RaggedPass
-from dflash_trt.runtime.targets.recorded_pass import RecordedPasses, StaticPass
+from dflash_trt.runtime.targets.recorded_pass import PassSize, RecordedPasses, StaticPass
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget, Taps
 from dflash_trt.runtime.targets.target import Segment, Target, Verified
 
@@ -83,6 +83,11 @@ class PackedTarget(HuggingFaceTarget):
         self.cache_bytes_per_token = self._cache.bytes_per_token
         self.cache_bytes_per_slot = self._delta_nets.bytes_per_slot
         self.keeps_prefixes = self.cache_bytes_per_slot == 0  # recurrent state is of a sequence's end alone
+
+    @property
+    def recorded_sizes(self) -> list[PassSize]:
+        """Sizes of the recorded passes, the last used at the end; empty if passes are launched kernel by kernel."""
+        return [] if self._recorded is None else self._recorded.sizes
 
     def close(self) -> None:
         if self._recorded is not None:

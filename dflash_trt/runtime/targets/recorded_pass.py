@@ -181,6 +181,11 @@ class RecordedPasses:
         self._works = True
         """Whether no recording has failed."""
 
+    @property
+    def sizes(self) -> list[PassSize]:
+        """Sizes of the recordings, the last used at the end; a size with taps and without counts twice."""
+        return [size for size, _ in self._recordings]
+
     def close(self) -> None:
         """Frees all recordings, which hold the model."""
         vars(self).clear()
