@@ -26,7 +26,7 @@ from dflash_trt.observe.plots.curves import NARROW, STYLES, TITLES, Plot, PlotCu
 AIM = 0.25
 NOT_VALIDATED = " (not validated)"
 OF_THE_KIND = {"delta nets, state": "delta nets", "latent projections": "latent attention"}
-"""Terms of a step that only targets of one kind have."""
+"""Terms of a step that only one kind of target has."""
 
 
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,7 +64,7 @@ def _has_plans(system: System) -> bool:
 
 
 def summary(system: System) -> str:
-    """How good predictions have been: all of them, and those of this kind of target on this GPU."""
+    """Accuracy of predictions: overall, and for this kind of target on this GPU."""
     known = {each.method: each for each in of_system(system)}
     names: dict[Method, str] = {"none": "plain", "eagle3": "EAGLE-3", "dflash": "DFlash"}
     shown = ", ".join(f"{names[m]} {known[m].within} of {known[m].of}" for m in METHODS if m in known)
@@ -80,7 +80,7 @@ def _sum(counts: Sequence[HeldOut]) -> str:
 
 
 def is_validated(system: System, method: Method) -> bool:
-    """Whether anything published was held against this method, kind of target and GPU."""
+    """Whether published speeds were compared for this method, kind of target and GPU."""
     return any(each.method == method for each in of_system(system))
 
 
@@ -166,7 +166,7 @@ def plot(result: Estimate) -> Plot:
 
 
 def tables(result: Estimate) -> Iterator[Table]:
-    """All, in the order in which they are read."""
+    """All tables, in reading order."""
     yield rate_table(result)
     yield from (step_table(account, result.system) for account in result.accounts)
     yield from (curve_table(curve, result.system) for curve in result.curves)
@@ -177,7 +177,7 @@ def tables(result: Estimate) -> Iterator[Table]:
 
 
 def rate_table(result: Estimate) -> Table:
-    """Throughput of each method where users get a speed."""
+    """Throughput of each method at a given speed per user."""
     rows = []
     for ratio in result.at_rates:
         plain, dflash = ratio.gpu_rates["none"], ratio.gpu_rates["dflash"]
