@@ -173,7 +173,7 @@ def _scale(axes: Axes, plot: Plot) -> None:
 
 
 def _label(axes: Axes, plot: Plot) -> None:
-    """Places labels above and right of their markers without overlapping other labels or markers; ends of curves first."""
+    """Places labels above and right of markers without overlapping other labels or markers; ends of curves first."""
     width, height = LABEL_ROOM
     points_per_pixel = 72 / axes.figure.dpi
     places = {
