@@ -35,9 +35,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     device: str = "auto"
     """Device: cpu, cuda or auto, which is CUDA where torch sees it."""
     executor: str = "auto"
-    """Executor of the drafter: onnxruntime (on a CPU), torch, tensorrt (plans), or auto: on a GPU the engine's plans,
-    or torch if it has none; on a CPU ONNX Runtime.
-    """
+    """What runs the drafter: onnxruntime (on a CPU), torch, tensorrt (plans), or auto: on a GPU the engine's plans, or
+    torch where it has none; on a CPU ONNX Runtime."""
     dtype: str = "auto"
     """Type that the target is computed in: auto and float32 are FP32; bfloat16 needs a BF16 checkpoint."""
     draft_length: int | str = "auto"

@@ -94,7 +94,7 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
     weights: WeightArguments
     format: str
     activations: str
-    """Description of the activations: "", or "; activations float8, dynamic"."""
+    """What its activations were: "", or "; activations float8, dynamic"."""
 
     def __str__(self) -> str:
         """'pack-quantized (int4, groups of 128, symmetric)'."""
@@ -102,9 +102,9 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decoder(scheme: Scheme, own: Weights, shape: tuple[int, int]) -> Callable[[int, int], Floats]:
-    """Returns a reader of rows `begin` to `end` of a weight of `shape` as float32, from a module's tensors `own`.
+    """What gives rows `begin` to `end` of a weight of `shape` as float32, from a module's tensors `own`.
 
-    Non-finite scales give non-finite weights.
+    A scale that is not finite gives weights that are not.
     """
     codes, scales = _codes(scheme, own, shape[1]), _scales(scheme, own, shape)
     points = _zero_points(scheme, own, shape)
@@ -126,7 +126,7 @@ def grid(scheme: Scheme, shape: tuple[int, int]) -> tuple[int, int]:
 
 
 def _codes(scheme: Scheme, own: Weights, columns: int) -> Callable[[int, int], Floats]:
-    """Returns a reader of rows of codes as numbers, in a new array."""
+    """What gives rows of codes as numbers, in an array of its own."""
     packed = own["weight_packed" if scheme.format in (PACKED, NVFP4) else "weight"]
     width = packed.num_bytes // packed.shape[0]
 
@@ -155,7 +155,7 @@ def _zero_points(scheme: Scheme, own: Weights, shape: tuple[int, int]) -> Floats
 
 
 def _scales(scheme: Scheme, own: Weights, shape: tuple[int, int]) -> Callable[[int, int], Floats]:
-    """Returns a reader of the scales of rows; a non-finite one gives a weight that `check_finite` names."""
+    """What gives the scales of rows; one that is not finite makes a weight that `check_finite` names."""
     tensor, sizes = own["weight_scale"], grid(scheme, shape)
     if scheme.format != NVFP4:
         return lambda begin, end: _spread(scheme, map_tensor(tensor).reshape(sizes), begin, end, shape[1])

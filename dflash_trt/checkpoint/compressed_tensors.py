@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads weights that llm-compressor quantised, as BF16: what config.json claims, and the tensors that this demands.
 
-The package compressed-tensors is the tests' oracle but not a dependency: it imports torch and transformers, which
-`build` does not need, and vLLM pins one release of it.
+The package compressed-tensors is the oracle of the tests and no dependency: it imports torch and transformers, which
+`build` does without, and vLLM pins one release of it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The quantization_config (QuantizationConfig); other keys that change weights must be empty."""
+    """What quantization_config says (QuantizationConfig); what changes weights besides must be empty."""
 
     config_groups: dict[str, Group]
     quantization_status: str | None = None

@@ -29,14 +29,14 @@ CARRIED_KEYS = {
     "attention_dropout", "bos_token_id", "eos_token_id", "initializer_range", "max_window_layers", "pad_token_id",
     "transformers_version", "use_cache",
 }  # fmt: skip
-"""Keys of transformers' configurations that do not affect a draft's computation."""
+"""Keys of transformers' configurations from which nothing of a draft is computed."""
 WRITTEN = OutputKind(
     name="a checkpoint that dflash-trt wrote", recognizes=lambda directory: is_ours(directory / SINGLE)
 )
 
 
 class Verifier(msgspec.Struct, frozen=True, kw_only=True):
-    """The target in Speculators' configuration."""
+    """The target, as Speculators' files name it."""
 
     name: str
     architectures: Sequence[str]
@@ -122,7 +122,7 @@ def _t2d(draft: DraftCheckpoint) -> dict[str, np.ndarray[tuple[int], np.dtype[np
 
 
 def _check(draft: DraftCheckpoint, written: DraftCheckpoint) -> None:
-    """Reads the result again: a lost fact would be our bug, not the user's."""
+    """What was written is read again: a fact that got lost on the way would be our bug, not the user's."""
 
     def facts(spec: DraftSpec) -> DraftSpec:
         return msgspec.structs.replace(spec, model_type="qwen3")  # modelopt's and Speculators' name of any backbone

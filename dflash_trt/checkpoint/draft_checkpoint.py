@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 TORCH_TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 TRAINING_STATE = re.compile("optim|(lr_?)?sched|train|rng_|random_states|scaler|sampler|dataloader|global_step")
-"""Prefixes of the names of pickles with training state."""
+"""Beginnings of the names of pickles from which training goes on."""
 REPLACED = "dflash_trt_checkpoint"
 """Key of an engine's config.json that holds the values `for_pool` replaced."""
 
@@ -50,7 +50,7 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path
     spec: DraftSpec
     config: Facts
-    """The unmodified config.json."""
+    """config.json, as it was read."""
     quantization: Quantization
     weights: dict[str, StoredTensor]
     """Tensors by canonical name."""
@@ -151,10 +151,9 @@ def refuse_quantised(draft: DraftCheckpoint) -> None:
 
 
 def _refuse_pickles(directory: Path) -> None:
-    """Raises CheckpointError for a weight file other than safetensors, unless a safetensors file of the same name
-    replaces it.
+    """Raises CheckpointError for a tensor outside of safetensors files; one of the same name takes its place.
 
-    Other files of trainers are ignored and not opened.
+    What trainers leave behind is none, and is not opened.
     """
     pickles = (path for path in directory.glob("*.pt") if not TRAINING_STATE.match(path.name))
     strays = sorted(path for path in pickles if not path.with_suffix(".safetensors").is_file())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`DraftSpec`: the complete list of a draft model's facts, and values derived from them."""
+"""`DraftSpec`: the facts of a draft model, the only list of them, and what follows from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONVOLVED = {"self_attn": "attention_conv", "mlp": "mlp_conv"}
 """The convolution around each sublayer of a DFlash2 draft."""
 MARKOV, CONFIDENCE = "markov_head", "confidence_head"
 MARKOV_CANDIDATES = 32
-"""Candidates of each slot for a Markov head, the best by logits alone. This is our choice and does not change answers.
+"""Tokens of each slot that a Markov head chooses among, the best by logits alone: ours, and it changes no answer.
 
 Over the whole vocabulary it is a GEMM for each slot, one after the other (vLLM 0.33 prunes with dspark_draft_topk).
 """
@@ -28,14 +28,14 @@ EMBEDDING, MASK_EMBEDDING, HEAD, D2T = "embed_tokens.weight", "mask_embedding", 
 
 
 class DraftLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Mask and sinks of one layer's attention."""
+    """What one layer's attention may see besides the context."""
 
     sliding_window: Positive | None
     """Visible distance in tokens: |q - k| < sliding_window; None sees everything."""
     causal: bool
     """Whether a block slot is blind to the slots after it."""
     sinks: bool = False
-    """Whether each head has a learned logit in the softmax without a value (gpt-oss, MiMo)."""
+    """Whether each head has a learned logit that takes its part of the softmax and brings no value (gpt-oss, MiMo)."""
 
 
 class BlockConv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,7 +70,7 @@ class MarkovHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Facts of a DFlash draft model: all of them (`DraftSpec`), or the published ones; None is unknown."""
+    """What is known of a DFlash draft model: all of it (`DraftSpec`), or what was published; None is not known."""
 
     model_type: str | None = None
     hidden_size: int
@@ -88,7 +88,7 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     vocab_size: int | None = None
     """V, the target's: what the draft borrows of embedding and lm_head, and what `token_ids` are of."""
     block_size: int
-    """S: rows of a block, the last verified token and S - 1 mask tokens."""
+    """S: the last verified token and S - 1 mask tokens."""
     mask_token_id: int | None = None
     target_layer_ids: tuple[int, ...]
     """The taps: tap i is the target's residual stream after decoder layer i."""
@@ -97,11 +97,11 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     input_embedding_scale: float | None = None
     """Multiplies the block's embeddings (Gemma: sqrt(hidden_size)), 1 where the checkpoint has none."""
     biases: tuple[str, ...] = ()
-    """Projections of BIASED with biases, in addition to those of `attention_bias`."""
+    """Which projections of BIASED carry biases besides those of `attention_bias`."""
     value_scale: float = 1
     """Multiplies V of context and block (MiMo's attention_value_scale)."""
     tap_hidden_size: Positive | None = None
-    """Width of one tap, if the target's hidden_size differs from the draft's."""
+    """Width of one tap, where the target's hidden_size is not the draft's."""
     tap_norms: bool = False
     """Whether each tap passes an RMSNorm of its own before fc (Laguna's aux_hidden_norms)."""
     context_input_layernorm: bool = False
@@ -124,7 +124,7 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     markov_head: MarkovHead | None = None
     """None in drafts other than DSpark's."""
     sample_from_anchor: bool = False
-    """Whether row j of a block predicts the token after its own position, including row 0 (DSpark), so that K = S."""
+    """Whether row j of a block predicts the token behind its own position, row 0 too (DSpark), so that K = S."""
     output_multiplier: float = 1
     """Multiplies logits. Like the cap it keeps their order, which is all that counts without a selector."""
     final_logit_softcapping: float | None = None
@@ -147,12 +147,12 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def is_dspark(self) -> bool:
-        """Whether other runtimes treat it as DSpark and not as DFlash."""
+        """Whether other runtimes know it as DSpark, which they do not run as DFlash."""
         return self.sample_from_anchor or self.markov_head is not None
 
     @property
     def kind(self) -> str:
-        """Name of the kind of draft, for errors of code that does not support every kind."""
+        """Name of what it is, for what does not take every kind."""
         if self.markov_head is not None:
             return "DSpark"
         if self.sample_from_anchor:
@@ -161,7 +161,7 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def num_candidates(self) -> int | None:
-        """k, tokens of each slot that are scored given those of the previous slot; None without such scores."""
+        """k, tokens of each slot that are scored behind those of the slot before; None without such scores."""
         if self.markov_head is not None:
             return min(MARKOV_CANDIDATES, self.draft_vocab_size or self.vocab_size or MARKOV_CANDIDATES)
         return None if self.candidate_selector is None else self.candidate_selector.top_k
@@ -176,9 +176,7 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return projection in self.biases or (self.attention_bias and projection in ATTENTION)
 
     def context_bytes_per_token(self, *, fp8: bool, num_ranks: int = 1) -> int:
-        """Bytes of injected K and V per context token over all layers, in an FP8 or BF16 cache, on one of `num_ranks`
-        ranks.
-        """
+        """Bytes of injected K and V per context token, all layers, in an FP8 or a BF16 cache, on one of `num_ranks`."""
         heads = -(-self.num_key_value_heads // num_ranks)  # a head is never split
         return self.num_layers * 2 * heads * self.head_dim * (1 if fp8 else 2)
 
@@ -268,7 +266,7 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def own_vocabulary(self) -> list[str]:
-        """Separate embedding and lm_head, which replace the target's."""
+        """What it has of embedding and lm_head in the place of the target's."""
         has_it = (self.own_embedding, self.mask_embedding, self.has_own_head)
         return [name for name, is_own in zip(("embed_tokens", MASK_EMBEDDING, HEAD), has_it, strict=True) if is_own]
 
@@ -301,7 +299,7 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class DraftSpec(PartialDraftSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All facts of a DFlash draft model from its config.json: as PartialDraftSpec, but nothing is unknown."""
+    """All facts of a DFlash draft model, read from its config.json: narrows what may be unknown, adds nothing."""
 
     model_type: str
     layers: tuple[DraftLayer, ...]

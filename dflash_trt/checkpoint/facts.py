@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads model facts from a checkpoint's JSON files: a missing fact, or one of the wrong type, is an error."""
+"""Reads model facts from a checkpoint's JSON files: a fact is there with the right type, or it is an error."""
 
 from __future__ import annotations
 
@@ -115,24 +115,24 @@ class Facts:
         return Facts(self._read(key, (dict,), "an object"), self.file, f"{self._scope}{key}.", was_read=self._was_read)
 
     def optional(self, key: str, read: Callable[[str], T]) -> T | None:
-        """The value that `read`, one of the methods above, returns for `key`; None if the key is missing."""
+        """What `read`, one of the methods above, finds at `key`; None where there is no such key."""
         return read(key) if key in self else None
 
     def agrees(self, second: Facts, key: str) -> bool:
-        """Whether the values of `key` in both do not differ; it counts as read in both."""
+        """Whether `key` does not stand in both with different values; it counts as read in both."""
         for place in (self, second):
             place._was_read.add(f"{place._scope}{key}")
         return not (key in self and key in second) or self._values[key] == second._values[key]
 
     def error(self, key: str, expected: str, hint: str | None = None) -> CheckpointError:
-        """The error for the value at `key`, with the expected and the actual value."""
+        """The error for the value at `key`: what was expected there and what was found."""
         if key not in self._values:
             return CheckpointError(f"{self.file}: missing key {self._scope}{cut(key)}: expected {expected}", hint=hint)
         found = cut(json.dumps(self._values[key]))
         return CheckpointError(f"{self.file}: {self._scope}{cut(key)}: expected {expected}, found {found}", hint=hint)
 
     def conflict(self, key: str, expected: str) -> CheckpointError:
-        """The error for a value that contradicts another one of the file; it is unknown which of the two is right."""
+        """The error for a value that another one of the file contradicts: which of the two is right is not known."""
         return self.error(key, expected, CONFLICT)
 
     def _read(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads GGUF headers (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), never the weights.
 
-The package gguf decodes blocks; its reader continues past the end of a damaged file for as long as a count says.
+The package gguf decodes blocks; its reader goes on behind the end of a damaged file for as long as a count says.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SERVED = "llama.cpp serves it (--spec-type draft-dflash); give dflash-trt the sa
 
 
 class Gguf(NamedTuple):
-    """Contents of the header of a GGUF file."""
+    """What the header of a GGUF file says."""
 
     metadata: dict[str, object]
     """Values by key; of arrays of strings, and of long ones, their length."""
@@ -54,7 +54,7 @@ class Gguf(NamedTuple):
 
 
 class _Header:
-    """The bytes of a file, read sequentially; it must be as long as its counts require."""
+    """The bytes of a file, read from the front; what a count announces must be there."""
 
     def __init__(self, file: Path, data: mmap.mmap) -> None:
         self._file, self._data, self.position = file, data, 0
@@ -110,7 +110,7 @@ class _Header:
 
 
 def _shortest(value: Any, kind: int) -> Any:
-    """The shortest decimal that rounds to a FLOAT32: 1e-06, not 9.99999997475e-07."""
+    """A FLOAT32 as the shortest decimal that means it: 1e-06, not 9.99999997475e-07."""
     if SCALARS[kind] != "f":
         return value
     import numpy as np
@@ -200,7 +200,7 @@ def _format(file: Path, name: str, kind: int) -> tuple[int, int, str, Callable[[
     """Elements and bytes of a block of a type, its name, and what makes float32 of such blocks."""
     import numpy as np
 
-    if kind == F16:  # converted from BF16 by llama.cpp
+    if kind == F16:  # which llama.cpp's converter made of BF16
         return 1, 2, "F16", lambda raw: raw.view("<f2").astype(np.float32)
     gguf = _package(file)
     try:
@@ -235,7 +235,7 @@ def _package(file: Path) -> Any:
 def _check_places(
     header: _Header, file_bytes: int, begin: int, tensors: dict[str, StoredTensor], offsets: dict[str, int]
 ) -> None:
-    """Raises CheckpointError if tensors overlap or extend past the end of the file."""
+    """Raises CheckpointError where tensors overlap, or reach behind the end of the file."""
     end = begin
     for name in sorted(offsets, key=offsets.__getitem__):
         size = getattr(tensors[name], "stored_bytes", tensors[name].num_bytes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repositories of the Hugging Face hub: small files first, headers of weights by range requests, weights on demand."""
+"""Repositories of the Hugging Face hub: small files first, headers of weights by range requests, weights when due."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fetch_configuration(repository: str, revision: str | None = None) -> Path:
 
 
 def fetch_weights(directory: Path) -> None:
-    """Downloads a snapshot's missing weights, and prints their size on stderr."""
+    """Completes a snapshot by the weights that it lacks, and says on stderr how much that is; else does nothing."""
     if (place := _lacking(directory)) is None:
         return
     from huggingface_hub import HfApi, snapshot_download
@@ -47,7 +47,7 @@ def fetch_weights(directory: Path) -> None:
 def read_headers(directory: Path) -> dict[str, StoredTensor] | None:
     """The tensors of a snapshot whose weights are still on the hub, by name; None for every other directory.
 
-    Only their shapes and sizes are valid: `file` is the future path, `offset` counts from the first byte of data.
+    Only their shapes and sizes are of use: `file` is where it will be, `offset` counts from the first byte of data.
     """
     if (place := _lacking(directory)) is None:
         return None

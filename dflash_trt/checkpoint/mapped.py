@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory-mapped weights, so that a checkpoint needs no memory besides the page cache; refuses NaN.
+"""Weights as arrays that the page cache holds, so that a checkpoint needs no memory of its own; refuses NaN.
 
-Tensors packed by another quantiser are presented as BF16 and decoded on read.
+A tensor that another quantiser has packed is BF16 to whoever reads it; codes and scales stay in their file until then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NUMPY_TYPES = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}
-"""BF16 as its bits: numpy has no such type, and the packers expect bits."""
+"""BF16 as its bits: numpy has no such type, and the packers read them so."""
 # Unsigned type of a float's width, and the bits of its exponent, all set in infinity and NaN. E4M3 has no infinity, and
 # one NaN; E8M0 is never a weight but a scale of another dialect.
 EXPONENTS = {
@@ -31,7 +31,7 @@ EXPONENTS = {
 CHUNK = 2**22
 """Elements that are read or decoded at a time: what a core's cache holds."""
 NOWHERE = -1
-"""The offset of a decoded tensor, which has no bytes on disk and cannot be mapped."""
+"""The offset of a decoded tensor: no bytes of a file are it, and mapping it fails."""
 
 
 class DecodedTensor(StoredTensor, frozen=True, kw_only=True):
@@ -103,7 +103,7 @@ def map_tensor(tensor: StoredTensor) -> NDArray[Any]:
 
 
 def as_float32(values: NDArray[Any]) -> NDArray[np.float32]:
-    """Converts a result of `map_tensor`, or a part of it, to float32, exactly for all three types."""
+    """What `map_tensor` gave, or a part of it, as float32: exact for all three types."""
     import numpy as np
 
     if values.dtype == np.dtype("<u2"):
@@ -114,7 +114,7 @@ def as_float32(values: NDArray[Any]) -> NDArray[np.float32]:
 def check_finite(weights: Iterable[StoredTensor]) -> None:
     """Reads all floating-point tensors once; raises CheckpointError, naming file, tensor and place.
 
-    A single NaN or infinity would corrupt every answer.
+    A single NaN or infinity spoils every answer.
     """
     import numpy as np
 

@@ -32,7 +32,7 @@ SECTION, COMPRESSED = "quantization_config", "compressed-tensors"
 
 
 class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Quantisation of a checkpoint's tensors; empty for an unquantised one."""
+    """What a checkpoint's tensors say; empty for an unquantised one."""
 
     modules: dict[str, str]
     """Algorithm by module name; a module that is not named is dense."""
@@ -45,7 +45,7 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 SERVERS = {"fp8": "vLLM and SGLang serve", "exl3": "exllamav3 serves", "gptq": "vLLM serves", "awq": "vLLM serves"}
-"""Runtimes that serve weights of other quantisers."""
+"""Who serves weights of other quantisers."""
 
 
 def is_compressed(config: Facts) -> bool:
@@ -135,7 +135,7 @@ def read_scale(tensor: StoredTensor) -> float:
 
 
 def _check_claims(config: Facts, modules: dict[str, str], fp8_kv_cache: bool) -> None:
-    """Checks the configuration against the tensors, because readers of this checkpoint rely on it."""
+    """The engines that read this checkpoint believe its configuration; it must say what the tensors are."""
     file = config.file.with_name(HF_QUANT_CONFIG)
     algorithms = set(modules.values())
     actual = None if not algorithms else algorithms.pop() if len(algorithms) == 1 else MIXED

@@ -11,7 +11,7 @@ from dflash_trt.errors import CheckpointError, DFlashError, cut
 
 REDOWNLOAD = "download or copy the checkpoint again"
 OF_A_GPU = ("AcceleratorError", "OutOfMemoryError")
-"""Errors of torch that are not caused by the checkpoint."""
+"""Errors of torch that no checkpoint is to blame for."""
 
 
 @contextmanager

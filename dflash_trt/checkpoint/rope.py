@@ -48,9 +48,9 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     theta: float
     scaling: Yarn | Llama3 | None
     partial_rotary_factor: float = 1
-    """Fraction of the head that is rotated: its first int(head_dim * factor) dimensions, as in transformers."""
+    """Which part of the head turns: its first int(head_dim * factor) dimensions, as in transformers."""
     interleaved: bool = False
-    """Whether dimension 2i is rotated with 2i + 1 (GPT-J, GLM) instead of the one half a head further (NeoX)."""
+    """Whether dimension 2i turns with 2i + 1 (GPT-J, GLM), and not with the one half a head further (NeoX)."""
 
     @property
     def attention_factor(self) -> float:
@@ -58,7 +58,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.scaling.attention_factor if isinstance(self.scaling, Yarn) else 1.0
 
     def rotary_dim(self, head_dim: int) -> int:
-        """Number of a head's rotated dimensions."""
+        """How many of a head's dimensions turn."""
         return int(head_dim * self.partial_rotary_factor)
 
     def inverse_frequencies(self, head_dim: int) -> NDArray[np.float64]:
@@ -76,7 +76,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 return inverse
 
     def _yarn_share(self, yarn: Yarn, head_dim: int) -> NDArray[np.float64]:
-        """Share of each pair's frequency that YaRN keeps: 1 for fast pairs, 0 for slow ones."""
+        """What YaRN keeps of each pair's frequency: 1 for fast pairs, 0 for slow ones."""
         import numpy as np
 
         def dimension(rotations: float) -> float:
@@ -87,7 +87,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if yarn.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, head_dim - 1)
-        high += 0.001 if low == high else 0  # keeps the ramp finite, like transformers
+        high += 0.001 if low == high else 0  # as transformers does: keeps the ramp finite
         ramp = (np.arange(head_dim // 2, dtype=np.float64) - low) / (high - low)
         share: NDArray[np.float64] = 1 - np.clip(ramp, 0, 1)
         return share
@@ -137,7 +137,7 @@ def _read_interleaved(config: Facts) -> bool:
 
 
 def spell_rope(rope: Rope) -> dict[str, object]:
-    """Writes `rope` as rope_theta and rope_scaling, which every runtime reads, with all defaults explicit."""
+    """Spells `rope` as rope_theta and rope_scaling, which every runtime reads; nothing is left to defaults."""
     scaling: dict[str, object] | None = None
     if rope.scaling is not None:
         kind = "yarn" if isinstance(rope.scaling, Yarn) else "llama3"

@@ -27,7 +27,7 @@ Layout = dict[str, tuple[str, tuple[int, ...]]]
 CHUNK_BYTES = 16 << 20
 PRODUCER_KEY = "producer"
 PRODUCER = f"dflash-trt {__version__}"
-"""The header's note about the writer: files with our note may be replaced by us."""
+"""The note in a header that says who wrote the file: what bears ours may be replaced by us."""
 
 
 class SafetensorsWriter(AbstractContextManager["SafetensorsWriter", None]):
@@ -68,7 +68,7 @@ class SafetensorsWriter(AbstractContextManager["SafetensorsWriter", None]):
         self._output.write(np.ascontiguousarray(values).data)
 
     def flush(self) -> None:
-        """Flushes the file to disk."""
+        """Puts on disk what was written."""
         self._output.flush()
         os.fsync(self._output.fileno())
 

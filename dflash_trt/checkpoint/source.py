@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resolves a user's name, a local directory or a Hugging Face repository id, to a directory."""
+"""Turns what the user named, a local directory or a Hugging Face repository id, into a directory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Per-request state of a target: rows of K and V, for all tokens or for a window, or a recurrent state."""
+"""What a target keeps of each request: rows of K and V, of all tokens or of a window, or a recurrent state."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ STATE_BYTES = 4
 """Bytes of a number of recurrent state: FLOAT, as transformers keeps it whatever the weights are."""
 CONVOLUTION_BYTES = 2
 OTHER_PATTERNS = ("linear_attn_config", "attn_type_list", "hybrid_override_pattern", "hybrid_layer_pattern")
-"""Configuration keys of unsupported kinds of layers: Kimi Linear, MiniMax-01, Nemotron-H, MiMo."""
+"""How configurations name the kinds of layers that are not known here: Kimi Linear, MiniMax-01, Nemotron-H, MiMo."""
 
 
 class RecurrentState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """State of every gated delta net of a target, independent of the sequence's length."""
+    """What every gated delta net of a target keeps, however long the sequence is."""
 
     num_layers: int
     num_key_heads: int
@@ -84,11 +84,11 @@ class TargetCache(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.num_full_layers * (full * rows + indexed) + windowed
 
     def full_rows(self, tokens: float) -> float:
-        """Rows that a token after `tokens` others sees in a full layer."""
+        """Rows that a token behind `tokens` others sees in a full layer."""
         return min(tokens, self.index.top_k) if self.index else tokens
 
     def rows(self, tokens: float) -> float:
-        """Rows that a token after `tokens` others sees, over all layers."""
+        """Rows that a token behind `tokens` others sees, over all layers."""
         sliding = self.num_sliding_layers * min(tokens, self.sliding_window)
         return self.num_full_layers * self.full_rows(tokens) + sliding
 

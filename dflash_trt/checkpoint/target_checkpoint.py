@@ -32,7 +32,7 @@ MAX_LAYERS = 4096  # far beyond any target: transformers makes them one by one
 
 
 class PartialTargetSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Facts of a target model: all of them (`TargetSpec`), or the published ones; None is unknown."""
+    """What is known of a target model: all of it (`TargetSpec`), or what was published; None is not known."""
 
     model_type: str | None = None
     hidden_size: int
@@ -112,7 +112,7 @@ def input_embedding(directory: Path, spec: TargetSpec, weights: dict[str, Stored
         found for name in EMBEDDINGS if (found := [t for own, t in weights.items() if f".{own}".endswith(f".{name}")])
     ]
     tables = named[0] if named else []
-    if len(tables) > 1:  # set for audio and vision models, too
+    if len(tables) > 1:  # of an audio or vision model, too
         tables = [table for table in tables if table.shape == shape] or tables
     if len(tables) != 1:
         names, known = ", ".join(table.name for table in tables), ", ".join(f"*{name}" for name in EMBEDDINGS)

@@ -90,7 +90,7 @@ def _planned_commands(
     spec = deployment.draft_sizes.spec
     check_limits(spec, options.max_batch_size, options.max_seq_len)
     num_ranks = deployment.num_ranks if deployment.mode == "engine" else 1
-    quantization = Quantization(modules=deployment.algorithms, fp8_kv_cache=False)  # the axes are the same as with one
+    quantization = Quantization(modules=deployment.algorithms, fp8_kv_cache=False)  # of the same axes as with one
     return trtexec_commands(output, spec, quantization, num_ranks, options, timing_cache)
 
 

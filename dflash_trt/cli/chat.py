@@ -92,7 +92,7 @@ class TerminalChat:
 
     @property
     def stats(self) -> str:
-        """Total steps and time of the remembered answers."""
+        """What the remembered answers cost together."""
         answers = self._answers
         acceptance = sum((each.acceptance for each in answers if each.acceptance is not None), Acceptance())
         return f"{len(answers)} answers, {_costs(answers, acceptance.tau)}"

@@ -37,7 +37,7 @@ COUNTS = {
     "tau_of_drafting_passes": "tau_of_drafting_passes",
 }
 """Acceptance in the document of `generate --json`: its names, and Acceptance's."""
-SLOWER = 0.95  # relative to plain decoding's speed: two equal runs differ by less
+SLOWER = 0.95  # of plain decoding's speed: two runs of one differ by less
 SECONDS = 5.0
 """A comparison that took less is timed again: one run of a tenth of a second says little on a busy machine."""
 
@@ -105,7 +105,7 @@ class Job:
                     return run(backend, self.prompts, self.params)
                 return asyncio.run(self._show_all(backend))
             except EngineError as error:
-                raise error.__cause__ or error from None  # the decoder's end does not mean that the engine is wrong
+                raise error.__cause__ or error from None  # what ended the decoder is no wrong engine
 
     async def _show_all(self, backend: Backend) -> list[Completion]:
         """Prompts and continuations as text, as they come."""
@@ -157,7 +157,7 @@ def _print_costs(drafted: Sequence[Completion], plain: Sequence[Completion]) -> 
 
 
 def remarks(answer: Completion, plain: Completion) -> Iterator[str]:
-    """The difference between an answer and plain decoding's, and where to look."""
+    """What is wrong with an answer beside plain decoding's, and where to look."""
     if answer.token_ids != plain.token_ids:
         yield "WRONG: the tokens differ from plain decoding's; dflash-trt verify finds the first that does"
     if (ratio := plain.seconds / answer.seconds) < SLOWER:

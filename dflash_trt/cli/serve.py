@@ -115,7 +115,7 @@ def serve(
                 connection_limit=connection_limit,
             )
             asyncio.run(_serve(server, listening, endpoints))
-            gc.unfreeze()  # nanobind lists objects that are not collected at the end as leaks on stderr
+            gc.unfreeze()  # what is not collected at the end is a leak to nanobind, which lists it on stderr
             if not server.should_exit:
                 raise EngineError(f"the decoder has failed: {backend.error}", hint="start the server again")
 

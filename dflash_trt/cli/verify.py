@@ -141,7 +141,7 @@ def _decode(
     def check(token_ids: list[int]) -> None:
         check_prompt(token_ids, max_tokens, pair.manifest.draft, pair.target.spec)
 
-    tokenize(prompts, pair.tokenizer, check, chat=chat)  # reports errors before minutes of loading
+    tokenize(prompts, pair.tokenizer, check, chat=chat)  # what is wrong is said before minutes of loading
     with progress_line(f"loading {pair.target_name}"):
         verification = Verification.open(pair, reference, options, ranks)
     click.echo(verification.target_summary, err=True)
@@ -177,7 +177,7 @@ def _print_verdict(
 
 
 def _verdict(report: VerificationReport, engine: Path) -> str:
-    """Uses of an engine that passed, and the next step."""
+    """What an engine without a failure is good for, and the step that fits it."""
     found = report.engine
     assert found.tau is not None, "find_useless refuses it"
     verdict = f"verdict: the tokens of plain decoding; tau {found.tau:.2f} in {found.steps} verify passes"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaces the speculation of an existing launch command by a DFlash draft; the rest of the text stays.
+"""An existing launch command with a DFlash draft in the place of its speculation; the rest of the text stays.
 
-Other changes are settings that a check of the new command finds missing and knows: from the table of choices and the
-rules (`Finding.settings`). Earlier problems of the command are left and reported.
+What changes beside the draft are settings that a check of the new command misses and knows: the table of choices and
+the rules (`Finding.settings`). What the command had wrong before is left, and said.
 """
 
 from __future__ import annotations
@@ -149,8 +149,7 @@ def _selected(
 ) -> dict[str, Any]:
     """Arguments of speculation that change, by top-level key; None for those to remove.
 
-    If a command already drafts with this method, its other settings of drafts stay, including K if the block is long
-    enough.
+    Of a command that already drafts with this method what else it says of drafts stays, K where the block has as many.
     """
     gpu, is_trtllm = None if gpus is None else gpus.gpu, runtime == "trtllm"
     name = (converted_draft(sizes) or place(draft)) if is_trtllm else draft
@@ -257,7 +256,7 @@ def _file_edits(text: str, file: Path, server: Server, changes: dict[str, Any]) 
 
 
 def _first_command(text: str) -> int:
-    """Position after the comments at a script's head, which tell Slurm and the kernel how to run it."""
+    """Position behind the comments at a script's head, which tell Slurm and the kernel how it is run."""
     position = 0
     for line in text.splitlines(keepends=True):
         if line.strip() and not line.startswith("#"):
@@ -296,7 +295,7 @@ def _put(text: str, mapping: yaml.MappingNode, key: str, value: Any) -> str:
 
 
 def _end(text: str, node: yaml.Node) -> int:
-    """Position after the last value; the parser's own end of a block is after the comments that follow it."""
+    """Position behind the last value; the parser's own end of a block is behind the comments that follow it."""
     if isinstance(node, yaml.MappingNode) and not node.flow_style and node.value:
         return _end(text, node.value[-1][1])
     if isinstance(node, yaml.SequenceNode) and not node.flow_style and node.value:

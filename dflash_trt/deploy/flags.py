@@ -26,7 +26,7 @@ from dflash_trt.files.read import read_text
 from dflash_trt.files.strict_yaml import MAX_BYTES, yaml_document
 
 COMMANDS = {"vllm": ("vllm", "serve"), "sglang": ("python", "-m", "sglang.launch_server")}
-"""The argument's text."""
+"""What is written."""
 POSITIONAL = {"vllm": "model_tag"}
 MAX_SHORT = 3  # letters of names with one dash, in vLLM
 NEGATABLE = {"vllm"}  # every switch has a --no- form; SGLang's have none
@@ -126,7 +126,7 @@ def _is_flag(word: str) -> bool:
 def _read_flag(
     flag: str, values: list[str], schema: Schema, arguments: dict[str, Any], findings: list[Finding]
 ) -> list[str]:
-    """Adds one argument; returns the following words that do not belong to it."""
+    """Adds one argument; the words behind it that are not its own."""
     level = re.fullmatch("-O([0-9]+)", flag)
     if level is not None:
         arguments["optimization_level"] = int(level[1])
@@ -164,7 +164,7 @@ def _is_boolean(values: list[str]) -> bool:
 
 
 def _set_inner(arguments: dict[str, Any], path: list[str], values: list[str]) -> None:
-    """`--speculative-config.method dflash`; a `+` after the last key appends to a list."""
+    """`--speculative-config.method dflash`; a `+` behind the last key adds to a list."""
     *outer, last = path
     place = arguments
     for key in outer:

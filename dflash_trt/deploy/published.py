@@ -170,7 +170,7 @@ def target_parsers(target: str) -> Parsers:
 
 
 def missing_parsers(target: str, runtime: Runtime) -> str:
-    """Warning for the user if a runtime would return reasoning and tool calls as plain text; else empty."""
+    """What to tell the user where a runtime would return reasoning and tool calls as plain text; empty where not."""
     parsers = target_parsers(target)
     if parsers.prefixes and (runtime in parsers.reasoning or runtime in parsers.tool or runtime == "trtllm"):
         return ""

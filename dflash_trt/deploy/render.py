@@ -118,7 +118,7 @@ def _sampling(deployment: ResolvedDeployment) -> dict[str, Any]:
 
 
 def circumstances(deployment: ResolvedDeployment, method: Method) -> Circumstances:
-    """Facts that choices depend on."""
+    """What choices depend on."""
     return Circumstances(
         method=None if method == "none" else method, reuses_prefixes=deployment.asked_prefix_reuse,
         cache_layout=vllm_cache_layout(deployment.checkpoint, deployment.tensor_parallel),

@@ -17,7 +17,7 @@ from dflash_trt.deploy.schema import Schema, validator_class
 # pydantic's lax mode (2.14).
 TRUE, FALSE = ("true", "t", "yes", "y", "on", "1"), ("false", "f", "no", "n", "off", "0")
 INTEGER = re.compile(r"\s*([+-]?[0-9]+(?:_[0-9]+)*)(?:\.0+)?\s*")
-MAX_DIGITS = 4300  # digits of an integer, as in Python's int
+MAX_DIGITS = 4300  # of an integer, as in Python's own int
 KINDS = ("integer", "number", "boolean")
 
 
@@ -106,7 +106,7 @@ def check_schema(schema: Schema, document: dict[str, Any]) -> Iterator[Finding]:
     findings: list[tuple[list[int], Finding]] = []
     for error in errors:
         path = tuple(error.absolute_path)
-        if error.validator == "type" or path not in mistyped:  # a value of the wrong type violates other bounds as well
+        if error.validator == "type" or path not in mistyped:  # what has the wrong type breaks other bounds as well
             findings += [(_position(document, place), finding) for place, finding in _findings(schema, error, path)]
     yield from (finding for _, finding in sorted(findings, key=lambda entry: entry[0]))
 
@@ -168,7 +168,7 @@ def _nearest_word(value: str, words: list[str]) -> str | None:
 
 
 def _slip(word: str, valid: Iterable[str]) -> str | None:
-    """The single valid name at edit distance 1 from `word`: no other feature's."""
+    """The only valid word that one letter more, less, another or two exchanged make of `word`: no other feature's."""
     near = [each for each in valid if _is_slip(word, each)]
     return near[0] if len(near) == 1 else None
 

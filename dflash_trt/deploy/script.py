@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands of a shell script that start a server, as words, without assignments, launchers and containers.
+"""Commands of a shell script that start a server: behind assignments, launchers and containers, as words.
 
-Quotes, comments, continued lines, here-documents, separators and simple variables are processed as by a shell;
-expressions that only a running shell can evaluate, such as $(nproc), are left unchanged.
+What a shell does with quotes, comments, continued lines, here-documents, separators and simple variables is done; what
+only a running shell knows, such as $(nproc), stays as it is written.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HERE = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 REDIRECTION = re.compile(r"(?:\d*|&)(?:>>?|<)(&?[^<>]*)")
 SEPARATORS = ";&|\n"
 OWN_WORDS = ("$@", "${@}")
-"""A script's own arguments, which are given when it is started."""
+"""A script's own arguments, which whoever starts it gives."""
 
 
 class Word(str):
@@ -205,7 +205,7 @@ def _statements(text: str) -> Iterator[tuple[list[Word], list[Word]]]:
 
 
 def _quoted(text: str, begin: int) -> tuple[int, str]:
-    """Position after a quoted part, and its value; ValueError if it does not end."""
+    """Position behind a quoted part, and what it stands for; ValueError where it does not end."""
     mark, position, value = text[begin], begin + 1, ""
     while position < len(text):
         char = text[position]
@@ -227,7 +227,7 @@ def _line_end(text: str, position: int) -> int:
 
 
 def _here_document(text: str, begin: int, word: str) -> tuple[int, str]:
-    """Position after a here-document that `word` ends, and its text."""
+    """Position behind a here-document that `word` ends, and its text."""
     position = begin
     while position < len(text):
         end = _line_end(text, position)

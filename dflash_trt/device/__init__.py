@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPU code that is independent of plans: streams and CUDA graphs, copies, kernels by torch.compile."""
+"""What runs on a GPU and knows no plan: streams and CUDA graphs, copies, kernels that torch.compile makes."""

@@ -43,13 +43,13 @@ class Fused:
         first = next(value for value in chain(args, keywords.values()) if isinstance(value, Tensor))
         if self.name in FAILED or not on_gpu(first) or why_not_compiled() is not None:
             return self.function(*args, **keywords)
-        from torch._dynamo.exc import TorchDynamoException  # the caches of Inductor and Triton, too
+        from torch._dynamo.exc import TorchDynamoException  # of Inductor and Triton, too
 
         try:
             if self._compiled is None:  # a compiled module has no truth value
                 self._compiled = compiled(self.function, **self._options)
             return self._compiled(*args, **keywords)
-        except TorchDynamoException as error:  # results written so far are written again
+        except TorchDynamoException as error:  # what was written until then is written again
             FAILED.add(self.name)
             why = first_line(getattr(error, "inner_exception", error))
             LOG.warning("torch.compile made no kernel of %s, so passes take longer: %s", self.name, why)
@@ -62,7 +62,7 @@ def on_gpu(tensor: Tensor) -> bool:
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """The function compiled by torch.compile with its `options`; functions with the same code share the kernels."""
+    """What torch.compile makes of it, by its `options`; functions of one code share the kernels."""
     from torch._dynamo import config as dynamo_config
 
     dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, MAX_VARIANTS)
@@ -72,7 +72,7 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
 
 @cache
 def why_not_compiled() -> str | None:
-    """Missing requirement of torch.compile for GPU kernels; None if there is none."""
+    """What torch.compile lacks here to make kernels for a GPU; None where nothing is missing."""
     if find_spec("triton") is None:
         return "Triton"
     if not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):

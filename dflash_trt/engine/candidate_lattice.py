@@ -19,7 +19,7 @@ from dflash_trt.engine.proposals import Draw, Proposals
 
 
 class Candidates:
-    """A lattice: ids [B, K, k] int64, and scores [B, K, k, k] FLOAT of each given each of the previous slot."""
+    """A lattice: ids [B, K, k] int64, and scores [B, K, k, k] FLOAT of each behind each of the slot before."""
 
     def __init__(self, ids: Tensor, scores: Tensor, survival: Callable[[Tensor], Tensor] | None = None) -> None:
         """`survival` of a path [B, K]: how likely, by the draft, each token is accepted with all before it, [B, K]."""
@@ -32,13 +32,13 @@ class Candidates:
         return self.ids.gather(2, self._best()).squeeze(-1)
 
     def greedy_rows(self) -> Tensor:
-        """The scores [B, K, k] by which the greedy walk chooses, each slot's given the previously taken candidate."""
+        """The scores [B, K, k] that the greedy walk chooses by, each slot's behind the candidate taken before."""
         before = torch.nn.functional.pad(self._best()[:, :-1], (0, 0, 1, 0))
         return self.scores.gather(2, before[..., None].expand(-1, -1, 1, self.scores.shape[-1])).squeeze(2)
 
     def _best(self) -> Tensor:
         """The indices [B, K, 1] that the greedy walk takes."""
-        best = self.scores.argmax(dim=-1)  # [B, K, k]: given each candidate of the previous slot
+        best = self.scores.argmax(dim=-1)  # [B, K, k]: behind each candidate of the slot before
         taken = best[:, 0, :1]
         path = [taken]
         for slot in range(1, best.shape[1]):
@@ -74,7 +74,7 @@ class Candidates:
     def sampled_walk(self, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """Paths [B, K] drawn with numbers [B, K] in [0, 1) at temperatures [B] > 0, and each step's distribution.
 
-        The distribution [B, K, k] FLOAT64 is softmax(scores / temperature) given the previously drawn candidate.
+        That is [B, K, k] FLOAT64: softmax(scores / temperature) behind the candidate that was drawn before.
         """
         scores = self.scores.double().nan_to_num()
         behind, path, distributions = scores[:, 0, 0], [], []

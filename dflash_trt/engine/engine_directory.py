@@ -55,14 +55,14 @@ WEIGHT_SUFFIXES = ("weight", "weight_scale", "bias")
 
 
 class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine directory, built by `dflash-trt build` from a draft and its target."""
+    """What `dflash-trt build` makes of a draft and a target that fit."""
 
     draft: DraftCheckpoint
     draft_name: str
-    """The user's name for the draft."""
+    """What the user called the draft."""
     target: TargetCheckpoint
     target_name: str | None = None
-    """The user's name for the target; None leaves it out of the manifest."""
+    """What the user called the target; None leaves it out of the manifest."""
     output: Path
     force: bool = False
     """Whether to replace an engine at `output`."""
@@ -77,7 +77,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_ranks: int = 1
     """Ranks that share the drafter."""
     plan_options: PlanOptions | None = None
-    """Sizes that TensorRT plans, built now or later, must support."""
+    """What TensorRT plans, built now or later, are to serve."""
 
 
 def build_engine(options: BuildOptions) -> Manifest:
@@ -207,15 +207,15 @@ def _write_graph(model: onnx.ModelProto, file: Path) -> None:
 
 
 def describe_source(draft: DraftCheckpoint, name: str, recipe: Recipe | None = None) -> Source:
-    """The manifest's entry for the checkpoint that the user called `name`, and for the recipe that quantised it."""
+    """What the manifest says of the checkpoint that the user called `name`, and of the recipe that quantised it."""
     files = [draft.config.file, draft.directory / HF_QUANT_CONFIG, *weight_files(draft.weights)]
     hashes = {file.name: sha256(file) for file in files if file.is_file()}
     return Source(name=checkpoint_label(name), recipe=None if recipe is None else recipe.name, sha256=hashes)
 
 
 def describe_target(target: TargetCheckpoint, name: str) -> TargetSource:
-    """The manifest's entry for the target, which the user called `name`."""
-    revision = None if is_local(name) else target.directory.name  # name of a snapshot in the hub's cache
+    """What the manifest says of the target, which the user called `name`."""
+    revision = None if is_local(name) else target.directory.name  # of a snapshot in the hub's cache
     return TargetSource(
         name=label_text(name), revision=revision, config_sha256=sha256(target.directory / "config.json")
     )

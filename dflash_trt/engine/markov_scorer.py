@@ -63,7 +63,7 @@ class MarkovScorer(CandidateScorer):
         return rows @ table_rows(self._w2, ids if self._rows is None else self._rows[ids]).mT
 
     def _survival(self, hidden: Tensor, anchors: Tensor, path: Tensor) -> Tensor:
-        """[B, K], never increasing, for token ids [B, K] after `anchors`."""
+        """[B, K], never rising, of token ids [B, K] behind `anchors`."""
         before = torch.cat([anchors[:, None], path[:, :-1]], dim=1)
         confidence = self._sigmoid(f"{CONFIDENCE}.proj", hidden, table_rows(self._w1, before))
         return confidence.squeeze(-1).cumprod(-1)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`build --head`: gives a draft its own lm_head, a quantised or trimmed copy of the target's.
+"""`build --head`: a draft gets an lm_head of its own, a quantised or trimmed copy of the target's.
 
-It only makes proposals; the target's own lm_head decides acceptance.
+Only proposals come from it; the target's own lm_head decides what is accepted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DENSE_TYPES = ("BF16", "F16", "F32")
 
 
 class HeadChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """A head as requested by --head."""
+    """An own head, as --head asks for it."""
 
     algorithm: str | None
     """FP8 or NVFP4, weights and input; None keeps the target's dtype."""
@@ -52,8 +52,7 @@ def parse_head(text: str) -> HeadChoice:
 def with_head(
     draft: UnwrittenDraft, target: TargetCheckpoint, choice: HeadChoice, token_ids: NDArray[np.int64] | None
 ) -> UnwrittenDraft:
-    """`draft`, dense or quantised, with that head; `token_ids` [N] are the rows it keeps, in increasing order, or None
-    for all.
+    """`draft`, dense or quantised, with that head; `token_ids` [N] are the rows it keeps, rising, or None: all.
 
     BuildError for a draft that has a head already, CheckpointError for a target whose head cannot be copied.
     """
@@ -69,8 +68,7 @@ def with_head(
     with naming(head):
         largest = amax(weights)
     norm = as_float32(map_tensor(draft.origin.weights["norm.weight"]))
-    # bound on values after the final norm (quantize.bounds)
-    input_bound = math.sqrt(norm.size) * float(np.abs(norm).max())
+    input_bound = math.sqrt(norm.size) * float(np.abs(norm).max())  # of values behind the final norm (quantize.bounds)
 
     def write(writer: SafetensorsWriter) -> None:
         draft.write_tensors(writer)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to a drafter and its results: proposals of one block, greedy or drawn from distributions."""
+"""What a drafter is asked for and what it returns: proposals of one block, greedy or drawn from distributions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Draw(NamedTuple):
 
 
 class Proposals(NamedTuple):
-    """K tokens proposed after one anchor."""
+    """K tokens proposed behind one anchor."""
 
     token_ids: list[int]
     candidate_ids: NDArray[np.int64] | None = None

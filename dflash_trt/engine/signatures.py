@@ -17,8 +17,8 @@ from dflash_trt.checkpoint.quantization import BLOCK, BLOCKS, NVFP4, Quantizatio
 
 COMPUTE, FLOAT, FP8, INT32, INT64 = "BFLOAT16", "FLOAT", "FLOAT8E4M3FN", "INT32", "INT64"  # ONNX's spelling
 CONTEXT_LAYOUT_SIZE = 5  # page size, strides of page, K to V, row and head
-PAGE_SIZES = (16, 32, 64)  # sizes of pages, if a context has several
-TOKENS_PER_PAGE = 32  # page size of the target's and the drafter's caches; TensorRT-LLM's default tokens_per_block
+PAGE_SIZES = (16, 32, 64)  # of a context in several pages
+TOKENS_PER_PAGE = 32  # of the target's and the drafter's caches; the default of tokens_per_block in TensorRT-LLM
 MAX_CONTEXT = 131072
 Spec = TypeVar("Spec", bound=PartialDraftSpec)
 TILE_ROWS = 128  # in which TensorRT reads the scales of NVFP4 activations
@@ -187,11 +187,10 @@ def graph_signatures(spec: PartialDraftSpec, quantization: Quantization, *, is_s
 def _segments(
     spec: PartialDraftSpec, block: tuple[Port, ...], cache: tuple[Port, ...], hidden: Port
 ) -> dict[str, Graph]:
-    """By segment i: inputs residual.i and partial.i [rows, H], where the ranks have summed partial.i, and outputs i +
-    1.
+    """By segment i: residual.i, partial.i [rows, H] in, of which the ranks have added up partial.i, and i + 1 out.
 
-    Even segments read the context, and rope [B, S, D], which the first one computes from the block. The last returns
-    `hidden` [rows, H]. Rows are those of the GEMMs, including trailing padding: any reshaping here would be a kernel.
+    Even ones read the context, and rope [B, S, D] that the first, which takes the block, computes. The last returns
+    `hidden` [rows, H]. Rows are those of the GEMMs, with padding behind: any reshaping here would be a kernel.
     """
     rope = Port(name="rope", dtype=FLOAT, shape=("B", spec.block_size, spec.head_dim))
     segments, last = dict[str, Graph](), num_segments(spec.num_layers) - 1

@@ -19,7 +19,7 @@ MAX_BYTES = 64 * 2**20  # the largest published index, Kimi-K2's, has 14 MiB
 MAX_VALUES = 1_000_000  # one costs up to 350 bytes in memory
 MAX_DEPTH = 64
 INTEGERS = range(-(2**63), 2**64)
-MAX_DIGITS = 20  # characters of such an integer, with its sign
+MAX_DIGITS = 20  # of such an integer, with its sign
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-MAX_NAME_BYTES = 255  # bytes of one name, on every file system of Linux
+MAX_NAME_BYTES = 255  # of one name, on every file system of Linux
 
 
 def is_file_name(name: str) -> bool:

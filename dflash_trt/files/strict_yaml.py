@@ -18,7 +18,7 @@ from dflash_trt.files.read import read_text
 T = TypeVar("T", bound=msgspec.Struct)
 MAX_BYTES = 128 * 2**10  # ours have 4 KiB; the parser, in Python, needs seconds for more
 MAX_DEPTH = 32
-MAX_DIGITS = 64  # characters of a number in any notation
+MAX_DIGITS = 64  # of a number, however it is written
 INTEGERS = range(-(2**63), 2**64)
 
 

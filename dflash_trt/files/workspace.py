@@ -33,8 +33,8 @@ HELD: set[Path] = set()
 def workspace(final: Path, *, shared: bool = False) -> Iterator[Path]:
     """New directory beside `final` for this user alone, removed with its contents at the end; raises OSError.
 
-    Unless it is `shared`, it is an error if another process writes `final`. Leftovers of killed processes in the folder
-    are recovered first. Removes parent directories it created if no result was written.
+    Unless it is `shared`, another process that writes `final` is such an error. What killed processes left in the
+    folder is recovered first. Removes parent directories it created if no result was written.
     """
     made = [parent for parent in final.parents if not os.path.lexists(parent)]
     try:
@@ -96,7 +96,7 @@ def _named(final: Path) -> tuple[Path, int]:
             directory.mkdir(mode=0o700)
         try:
             lock = _open(directory)
-        except FileNotFoundError:  # the owner has just removed it
+        except FileNotFoundError:  # its owner has just removed it
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

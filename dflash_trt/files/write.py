@@ -22,7 +22,7 @@ FIRST[errno.EBUSY] = "wait for its end or "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputKind:
-    """Paths that a command writes, and those that they replace."""
+    """What a command writes, and all that it replaces."""
 
     name: str
     """Name with its article, for "expected an engine directory"."""

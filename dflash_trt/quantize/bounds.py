@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Activation ranges, and exact bounds on them from the weights alone, for `--calibration none`.
+"""Activation ranges, and those that follow from the weights alone: exact bounds, for `--calibration none`.
 
 An RMSNorm's output is x = g * n with |n| <= sqrt(H), n the normalised row and g the norm's weight. Hence, by
 Cauchy-Schwarz,
@@ -30,10 +30,10 @@ from dflash_trt.errors import CheckpointError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-ROWS = 256  # rows at a time: a few MB of float32
+ROWS = 256  # at a time: a few MB of float32
 SILU_MINIMUM = 0.2785
 CAPTURE = "dflash-trt capture DRAFT --target TARGET --prompts FILE -o features.safetensors"
-"""Producer of the features that determine ranges."""
+"""What makes the features that ranges come from."""
 
 
 class Ranges(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -118,7 +118,7 @@ def _swiglu_bound(draft: DraftCheckpoint, mlp: str, norm: NDArray[np.float32]) -
     for a, u in zip(_rows(gate), _rows(up), strict=True):
         a, u = a * norm, u * norm
         a_length, u_length = np.linalg.norm(a, axis=1), np.linalg.norm(u, axis=1)
-        # The sign of u is arbitrary, so the magnitude of the dot product counts.
+        # a u has either sign: u may turn with -u, so the dot product counts by its magnitude.
         product = norm.size / 2 * (a_length * u_length + np.abs(np.einsum("ij,ij->i", a, u)))
         negative = SILU_MINIMUM * root * u_length
         largest = max(largest, float(np.maximum(product, negative).max()))

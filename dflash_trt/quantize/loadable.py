@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantised drafts that a runtime loads: those that were seen to load, not all that a format would allow."""
+"""Which quantised drafts a runtime loads: what was seen to load, not what a format would allow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORMATS = (FP8, NVFP4, W4A16_NVFP4, INT4)
 
 
 class Loadable(msgspec.Struct, frozen=True, kw_only=True):
-    """Formats that one runtime loads."""
+    """What one runtime loads."""
 
     formats: tuple[str, ...]
     """Algorithms of quantised layers."""
@@ -34,8 +34,8 @@ class Loadable(msgspec.Struct, frozen=True, kw_only=True):
 LOADABLE: dict[Runtime, Loadable] = {
     # Our own engines: ONNX Runtime here, TensorRT plans (not yet run).
     "engine": Loadable(formats=FORMATS, dense=None, is_mixed=True, has_fp8_context=True),
-    # TensorRT-LLM's context projection multiplies raw BF16 weights of q, k and v, and fc is a plain nn.Linear (source,
-    # 1.3.0rc). Not yet run; several algorithms in one draft have not been checked.
+    # Its context projection multiplies q, k and v's raw BF16 weights, and fc is a plain nn.Linear (source, 1.3.0rc).
+    # Not yet run; several algorithms in one draft have not been looked up.
     "trtllm-native": Loadable(
         formats=(FP8, NVFP4), dense=r"fc|.*\.self_attn\.[qkv]_proj", is_mixed=False, has_fp8_context=False
     ),

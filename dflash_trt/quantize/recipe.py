@@ -33,7 +33,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Contents of a recipe's YAML file, and the user's name for it."""
+    """What a recipe's YAML file says, and what the user called it."""
 
     description: str
     rules: tuple[Rule, ...]
@@ -41,10 +41,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     fp8_kv_cache: bool = False
     """Whether the checkpoint gets scales for an FP8 context cache."""
     name: str = ""
-    """The user's name for the recipe; not a key of the file."""
+    """What the user called it; no key of the file."""
 
     def algorithms(self, modules: list[str]) -> dict[str, str]:
-        """Algorithm by quantised module; raises RecipeError if no rule matches a module, or a rule applies to none."""
+        """Algorithm by quantised module; RecipeError when no rule matches a module, or a rule decides for none."""
         deciding = {module: self._deciding_rule(module) for module in modules}
         for number, rule in enumerate(self.rules, start=1):
             if not any(rule is decided for decided in deciding.values()):
@@ -89,7 +89,7 @@ def recipe_text(description: str, algorithms: Mapping[str, str], modules: list[s
 
 
 def recipe_directory() -> Path:
-    """Directory of the recipes: in the installed package, or next to it in a checkout."""
+    """Where the recipes lie: in the installed package, or beside it in a checkout."""
     package = Path(__file__).parents[1]
     installed = package / "build_configs" / "recipes"
     return installed if installed.is_dir() else package.parent / "build_configs" / "recipes"

@@ -35,7 +35,7 @@ def scale_groups(spec: DraftSpec) -> list[tuple[str, ...]]:
 def weight_scales(draft: DraftCheckpoint, algorithms: Mapping[str, str], *, threads: int) -> dict[str, np.float32]:
     """FP8's weight_scale or NVFP4's weight_scale_2 by quantised module: one per group of `scale_groups` and algorithm.
 
-    INT4 only has scales of blocks, which its packer computes.
+    INT4 has scales of blocks alone, which its packer finds.
     Raises CheckpointError for a weight that is NaN or infinite.
     """
 
@@ -80,8 +80,8 @@ def naming(tensor: StoredTensor) -> Iterator[None]:
 def scale_of(algorithm: str, largest: float) -> np.float32:
     """amax / 448 for FP8, amax / (6 * 448) for NVFP4, as modelopt 0.47 computes them in float32.
 
-    If all values are 0, amax is the format's maximum (modelopt, tensor_quantizer.py:1087). Subnormal ranges are raised
-    to the smallest normal number, so that no scale underflows.
+    Where all is 0 the format's own maximum stands in (modelopt, tensor_quantizer.py:1087). Subnormal ranges count as
+    the least normal one, so that no scale underflows.
     """
     code_max, divisor = (E4M3_MAX, E4M3_MAX) if algorithm == FP8 else (E2M1_MAX, E2M1_MAX * E4M3_MAX)
     return np.float32(max(largest, SMALLEST_NORMAL) if largest else code_max) / np.float32(divisor)
@@ -90,8 +90,8 @@ def scale_of(algorithm: str, largest: float) -> np.float32:
 def input_scales(spec: DraftSpec, algorithms: Mapping[str, str], inputs: Mapping[str, float]) -> dict[str, np.float32]:
     """input_scale by module whose input is quantised: one per group of `scale_groups` and algorithm.
 
-    The graphs read a stacked input at the widest of its scales, so each layer stores that one, for every runtime.
-    Raises CheckpointError if `inputs` lacks a module or has an invalid magnitude.
+    The graphs read a stacked input at the widest of its scales, so each layer stores that one, whoever loads it.
+    Raises CheckpointError when `inputs` lacks a module or holds what is no magnitude.
     """
     quantised = {module: algorithm for module, algorithm in algorithms.items() if algorithm in ACTIVATION_ALGORITHMS}
     return group_scales(spec, quantised, lambda module: _checked(inputs.get(module), module))

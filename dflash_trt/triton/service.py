@@ -38,7 +38,7 @@ class RequestInputs(msgspec.Struct, frozen=True, kw_only=True):
     echo: bool
     """Whether the output begins with the prompt."""
     returns: frozenset[str]
-    """The returned ones of finish_reason, stop_reason, cumulative_logprob and perf_metrics."""
+    """Which of finish_reason, stop_reason, cumulative_logprob and perf_metrics are returned."""
 
 
 def read_inputs(tensors: Mapping[str, npt.NDArray[np.generic]]) -> RequestInputs:
@@ -164,7 +164,7 @@ OUTPUTS = (
 
 
 NO_REASON = "None"
-"""NVIDIA's value if there is no reason."""
+"""What NVIDIA's model sends where there is no reason."""
 DATA_TYPES = {spec.name: spec.data_type for spec in OUTPUTS}
 # Output tensors of what only TensorRT-LLM measures -> its names for that.
 KV_CACHE = {

@@ -27,7 +27,7 @@ from dflash_trt.engine.signatures import PAGE_SIZES
 from dflash_trt.errors import EngineError
 
 LOG = logging.getLogger(__name__)
-POOL_BACKEND = "TRTLLM"  # value of attention_backend with which the worker binds the pool
+POOL_BACKEND = "TRTLLM"  # of attention_backend: with it the worker binds the pool
 DENSE_BACKEND = "VANILLA"
 # With AUTO, where a release has it, the worker takes the drafter's own choice.
 BACKENDS = {DENSE_BACKEND: False, POOL_BACKEND: True, "AUTO": True}

@@ -109,7 +109,7 @@ def changed(**changes: Any) -> DeploymentFile:
 
 
 def asked(deployment: ResolvedDeployment, runtime: Runtime) -> ServingLoad:
-    """Memory of each GPU that the runtime's arguments claim."""
+    """What the runtime's arguments ask of each GPU."""
     return document_load(config_of(deployment, runtime))
 
 
@@ -128,7 +128,7 @@ def test_every_runtime_is_asked_for_the_same(runtime: Runtime) -> None:
                                      kv_cache_dtype="fp8")  # fmt: skip
     load = asked(resolve(halved, "x"), runtime)
     assert load.is_fp8_cache is True
-    assert load.is_fp8_context is (runtime != "trtllm")  # the worker caches in fc's dtype
+    assert load.is_fp8_context is (runtime != "trtllm")  # whose worker caches in fc's dtype
 
 
 @pytest.mark.parametrize("ranks", [1, 8])
@@ -273,7 +273,7 @@ def test_a_file_that_serves_an_engine_directory_is_checked_in_engine_mode(tmp_pa
     schema, gpus = load_schema("trtllm", None), parse_gpus("b300x1", "gpus")
     config = file_configs(file, schema, gpus=gpus, target=str(target), draft=None)[0]
     assert config.mode == "engine"
-    assert [f.rule for f in check(config)] == ["prefix-reuse"]  # names what otherwise only the log says
+    assert [f.rule for f in check(config)] == ["prefix-reuse"]  # which names what only the log says
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_ranks_that_cannot_share_the_drafter(changes: dict[str, Any], message: s
 
 @pytest.mark.parametrize("ranks", [None, 1])
 def test_every_rank_can_run_a_whole_dflash2_drafter(ranks: int | None) -> None:
-    """A draft with convolutions, which ranks do not share."""
+    """Whose convolutions ranks do not share."""
     pair = {"draft": str(FIXTURES / "tiny-qwen3-dflash2"), "target": str(FIXTURES / "tiny-qwen3")}
     deployment = resolve(changed(**pair, gpus="b300x2", recipe="bf16", num_ranks=ranks), "x")
     assert deployment.num_ranks == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interface of a dialect of draft checkpoints, and the keys that all dialects share."""
+"""What a dialect of draft checkpoints is, and the keys that all dialects share."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def taps(place: Facts, key: str = "target_layer_ids", *, first: int = 0) -> tupl
 
 
 class LayerType(NamedTuple):
-    """A layer's kind by layer_types, and its window."""
+    """What layer_types says of a layer, and the window that then holds."""
 
     slides: bool
     window: int | None

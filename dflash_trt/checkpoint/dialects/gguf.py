@@ -56,7 +56,7 @@ def recognises(config: Facts) -> bool:
 
 
 def read_metadata(file: Path) -> Facts:
-    """Reads a draft's facts in the header of a GGUF file; raises CheckpointError for another architecture."""
+    """What the header of a GGUF file says of a draft; raises CheckpointError for a file of another architecture."""
     gguf = read_gguf(file)
     if (found := gguf.metadata.get(KIND)) != ARCHITECTURE:
         raise CheckpointError(

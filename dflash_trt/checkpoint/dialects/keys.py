@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys of config.json that no dialect has read: those that change nothing pass, those that might are refused by name.
 
-Among unread keys, `dflash_config` and the rotary sections may hold only those listed here; the top level, full of
-transformers' own keys, none whose name refers to a draft's computation.
+What is read is computed. Of the rest, `dflash_config` and the rotary sections may hold nothing but what is listed
+here; the top level, full of transformers' own keys, nothing whose name speaks of what a draft computes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ROTARY_KEYS = {
     "mrope_interleaved", "mrope_section", "mscale", "mscale_all_dim", "original_max_position_embeddings",
     "partial_rotary_factor", "rope_theta", "rope_type", "truncate", "type",
 }  # fmt: skip
-"""Keys that a rotary section may hold, used or not by its type; for text only, the axes of M-RoPE are equal."""
+"""What a rotary section may hold, used or not by its type; with text alone, the axes of M-RoPE agree."""
 
 
 def refuse_unread(config: Facts) -> None:

@@ -48,7 +48,7 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
 
 
 def canonical(weights: Weights, spec: DraftSpec) -> Weights:
-    """Splits qkv_proj into three tensors: consecutive rows of it, so no bytes are copied."""
+    """qkv_proj as three tensors: rows of it, which lie one behind the other, so that not a byte is moved."""
     q, kv = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
     result: Weights = {}
     for name, tensor in weights.items():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Xiaomi's drafts of MiMo-V2.5 and V2.6: the folder `dflash/` of the target's repository.
 
-z-lab's layout with attention sinks, a factor on V, rotation of a part of the head, and a trained embedding of the mask
-token beside the weights. The embedding is a pickle, mask_embedding.pt; we read mask_embedding.safetensors.
+z-lab's layout with attention sinks, a factor on V, rotation of a part of the head, and a trained embedding of the
+mask token beside the weights. That one is a pickle, mask_embedding.pt; read is mask_embedding.safetensors.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
 
 
 def _check(section: Facts, spec: DraftSpec, num_layers: int) -> None:
-    """Bounds on one field by another."""
+    """What one field says of another."""
     rows, conv, selector = spec.draft_vocab_size, spec.block_conv, spec.candidate_selector
     if rows is not None and rows > (spec.vocab_size or 0):
         raise section.error("draft_vocab_size", f"an integer from 1 to vocab_size {spec.vocab_size}")

@@ -74,7 +74,7 @@ STRANGERS: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 def stranger(config: Facts) -> tuple[str, str] | None:
-    """The kind of a config.json that is neither a DFlash-like draft nor a target, and the runtime that supports it."""
+    """What a config.json is of that is neither a draft of DFlash's family nor a target, and who takes it."""
     words = [*architectures(config), str(config.values().get("speculators_model_type"))]
     for name, (signs, hint) in STRANGERS.items():
         if any(sign in word.lower() for sign in signs for word in words):

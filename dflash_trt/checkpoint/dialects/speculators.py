@@ -65,8 +65,7 @@ def read(config: Facts, weights: Weights) -> DraftSpec:
     causal_where_sliding = not config.flag("sliding_window_non_causal", default=is_dflash2)
     if is_dflash2 and rows != vocab_size:
         raise config.conflict("draft_vocab_size", f"transformer_layer_config.vocab_size {vocab_size}")
-    # model type for the sizes: the layers are Qwen3's in any case
-    backbone.text("model_type", choices=("qwen3", "llama"))
+    backbone.text("model_type", choices=("qwen3", "llama"))  # of the sizes: its layers are Qwen3's in any case
     spec = DraftSpec(
         **read_backbone(backbone),
         model_type="qwen3",

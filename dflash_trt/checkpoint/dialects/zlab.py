@@ -34,7 +34,7 @@ ARCHITECTURES = (ARCHITECTURE, "Qwen3DFlashDraftModel")
 """The second is what NVIDIA NeMo AutoModel calls it."""
 MODEL_TYPES = ("qwen3", "gpt_oss")
 CODEBOOK = re.compile(r"^(candidate_selector\.\w+_codebook)\.weight$")
-"""Names under which transformers saves codebooks that are embeddings."""
+"""What transformers saves where codebooks are embeddings."""
 ANCHOR = {"sample_from_anchor": False, "query_zero_predicts_next": False, "dspark_bonus_anchor": True}
 """Keys that say whether row 0 of a block predicts, and whether they say so by their opposite (vLLM 0.33)."""
 
@@ -89,7 +89,7 @@ def read(config: Facts, weights: Weights, *, causal: bool | None = None, from_an
 
 
 def read_causality(places: Places) -> bool | None:
-    """Causality of every layer by is_causal, else dflash_config.causal; None if neither is given."""
+    """What is_causal, or else dflash_config.causal, says of every layer; None where both are silent."""
     place, otherwise = places.of("is_causal"), places.dflash.optional("causal", places.dflash.flag)
     return place.flag("is_causal") if "is_causal" in place else otherwise
 
@@ -108,7 +108,7 @@ def read_types(places: Places) -> list[LayerType]:
 
 
 def read_anchor(places: Places, *, default: bool) -> bool:
-    """Whether row j of a block predicts the token after its own position, so that S rows propose S tokens."""
+    """Whether row j of a block predicts the token behind its own position, so that S rows propose S tokens."""
     said: dict[str, bool] = {}
     for key, is_opposite in ANCHOR.items():
         if key in (place := places.of(key)):
@@ -134,7 +134,7 @@ def follow_rule(layers: Sequence[DraftLayer]) -> bool:
 
 
 def layers_problem(layers: Sequence[DraftLayer]) -> CheckpointError | None:
-    """The first of windows, causality and sinks that this layout cannot express, if any."""
+    """What of windows, causality and sinks this layout cannot say, if anything."""
     windows = {layer.sliding_window for layer in layers} - {None}
     if any(layer.sinks for layer in layers):
         return unrepresentable("zlab", "layers.sinks", "no sinks", [layer.sinks for layer in layers])

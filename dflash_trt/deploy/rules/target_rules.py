@@ -146,7 +146,7 @@ READ = LAYOUT.name
 
 
 def draft_layout(config: CheckedConfig) -> Iterator[Finding]:
-    """Speculators' layout, whose facts only vLLM reads; suggests the result of `convert` if possible."""
+    """Speculators' layout, of which vLLM alone reads the facts; what `convert` makes of it, where it can."""
     draft, runtime = config.draft, config.schema.runtime
     if runtime == "vllm" or draft is None or draft.checkpoint is None:
         return

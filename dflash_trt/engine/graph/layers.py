@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers of both graphs. Shape letters: ... leading axes, H hidden, F MLP width, D head_dim.
 
-Rows of the draft graph are padded to a multiple of 128, because TensorRT reads the scales of an NVFP4 activation in
-tiles of 128 rows. With a multiple of 128 rows TensorRT fuses quantise + swizzle; otherwise every GEMM gets a second
-kernel. Rows are padded once at the start and dropped at the end. They do not interact, or only within a block, and
-attention reads and writes only those of the block, so the contents of padding rows do not matter. Ranks that share a
-drafter pad their rows alike, and sum only the block's.
+The rows of the draft graph are filled up to what TensorRT reads NVFP4 in: the scales of an NVFP4 activation are read in
+tiles of 128 rows. Where the rows are as many, one kernel quantises and arranges them; else each GEMM costs two. So they
+are padded once, in front, and left out again at the end. The rows do not see each other, or only within a block, and
+attention reads and writes only those of the block: what stands in the others does not matter. Ranks that share a
+drafter pad theirs alike, and add up the block's alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def normalize(g: GraphBuilder, x: str, eps: float) -> str:
 
 
 def root_mean_square(g: GraphBuilder, x: str, eps: float) -> str:
-    """sqrt(mean(x^2) + eps) of x FLOAT over the last axis, which is kept with size 1."""
+    """sqrt(mean(x^2) + eps) of x FLOAT over the last axis, which stays as one of 1."""
     mean_square = g.op("ReduceMean", g.op("Mul", x, x), g.constant([-1]), keepdims=1)
     return g.op("Sqrt", g.op("Add", mean_square, g.constant(eps)))
 
@@ -49,7 +49,7 @@ def times(g: GraphBuilder, x: str, factor: float | NDArray[np.float32]) -> str:
 
 
 def gathered(g: GraphBuilder, x: str, order: NDArray[np.int64]) -> str:
-    """x with its last axis permuted: element i comes from order[i]."""
+    """x with its last axis in another order: element i is what stood at order[i]."""
     return x if np.array_equal(order, np.arange(len(order))) else g.op("Gather", x, g.constant(order), axis=-1)
 
 
@@ -60,10 +60,10 @@ def rms_norm(g: GraphBuilder, x: str, name: str, eps: float) -> str:
 
 
 def rotary_order(spec: DraftSpec) -> NDArray[np.int64]:
-    """The dimensions [D] of a head in an order for which rotate-half over the whole head rotates the right pairs.
+    """The dimensions [D] of a head in the order in which rotate-half over all of it turns the right pairs.
 
-    Order: first of each rotary pair, half of the pass-through dims, second of each pair, the other half. Angles of the
-    pass-through dims are 0 (`rotary_rows`). Pairs are (i, i + R/2), or interleaved (2i, 2i + 1).
+    Of the first R, which turn, one of each pair, half of the rest, the others of the pairs, the other half: angles of
+    the rest are 0 (`rotary_rows`). Pairs are (i, i + R/2), or interleaved (2i, 2i + 1).
     """
     D, R = spec.head_dim, spec.rope.rotary_dim(spec.head_dim)
     turning, third, last = np.split(np.arange(D), [R, (R + D) // 2])
@@ -77,13 +77,12 @@ def swiglu(g: GraphBuilder, x: str, mlp: str, width: int) -> str:
         gate_up = linear(g, x, f"{mlp}.gate_proj", f"{mlp}.up_proj")
         gate, up = g.split(gate_up, [width, width])
         activated = g.op("Mul", g.op("Mul", gate, g.op("Sigmoid", gate)), up)
-        # After a Split, TensorRT's parser knows no static extent, which NVFP4 needs for the blocked axis.
+        # Behind a Split no extent is static to TensorRT's parser, and NVFP4 wants the one that it blocks to be.
         return partial_linear(g, g.reshape(activated, [-1, width]), f"{mlp}.down_proj")
 
 
 def rotary_rows(g: GraphBuilder, positions: str, spec: DraftSpec) -> tuple[str, str]:
-    """cos and sin [..., D/2] FLOAT of positions [...] INT32, times YaRN's attention factor; 1 and 0 for pass-through
-    dims.
+    """cos and sin [..., D/2] FLOAT of positions [...] INT32, times YaRN's attention factor; 1 and 0 of what stays.
 
     Exact at any position without a large table: with p = 256 a + b, cos(p w) = cos(256 a w) cos(b w) - sin(256 a w)
     sin(b w), and both small tables come from float64.
@@ -111,9 +110,7 @@ def rotary_rows(g: GraphBuilder, positions: str, spec: DraftSpec) -> tuple[str, 
 
 
 def convolved(g: GraphBuilder, x: str, name: str, spec: DraftSpec, sublayer: Callable[[str], str]) -> str:
-    """`sublayer` of x [B*S, H] between the two sides of the convolution `name`; without convolutions, just `sublayer`
-    of x.
-    """
+    """`sublayer` of x [B*S, H] between the two sides of the convolution `name`; without convolutions, of x alone."""
     if (conv := spec.block_conv) is None:
         return sublayer(x)
     H, taps = spec.hidden_size, conv.kernel_size
@@ -146,7 +143,7 @@ def _convolution(g: GraphBuilder, x: str, change: str, base: str, spec: DraftSpe
 
 
 def _delayed(g: GraphBuilder, rows: str, tap: int, S: int) -> str:
-    """rows [B, S, G, g] shifted by `tap` slots: a block begins with zeros, never with another block's rows."""
+    """rows [B, S, G, g] moved back by `tap` slots: a block begins with zeros, never with another block's rows."""
     if tap == 0:
         return rows
     rows_before = g.op("Slice", rows, g.constant([0]), g.constant([S - tap]), g.constant([1]))
@@ -157,7 +154,7 @@ SCOPE = "padding"
 
 
 def pad_rows(g: GraphBuilder, x: str) -> tuple[str, str]:
-    """x [R, H] padded with zeros to a multiple of TILE_ROWS rows, and R as INT64 [1]."""
+    """x [R, H] with rows of zeros up to a multiple of TILE_ROWS, and R, an INT64 [1]."""
     with g.scope(SCOPE):
         rows = g.op("Gather", g.op("Shape", x), g.constant([0]), axis=0)
         tiles = g.op("Div", g.op("Add", rows, g.constant([TILE_ROWS - 1])), g.constant([TILE_ROWS]))
@@ -172,7 +169,7 @@ def unpad_rows(g: GraphBuilder, x: str, rows: str) -> str:
 
 
 def leave_out_padding(graph: onnx.GraphProto) -> None:
-    """Removes the padding from a graph, for executors that compute every row."""
+    """Takes the padding out of a graph, for what computes each row that it is given."""
     for node in graph.node:
         if node.op_type in ("Pad", "Slice") and node.name.startswith(f"{SCOPE}/"):
             node.op_type = "Identity"

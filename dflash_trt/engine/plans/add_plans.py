@@ -33,16 +33,17 @@ from dflash_trt.files.write import OutputKind, new_directory, new_file
 
 
 def add_plans(directory: Path, options: PlanOptions | None = None, timing_cache: TimingCache | None = None) -> Manifest:
-    """Builds the plans of `directory` and returns the manifest; plans that are still valid are kept.
+    """Builds the plans of `directory` and returns the manifest; plans that are still right stay.
 
-    TensorRT builds for this GPU; TensorRT-RTX for the GPUs of `options`, or for this one if they name none.
+    TensorRT builds for this GPU; TensorRT-RTX for the GPUs of `options`, or for this one where they name none.
 
-    If ranks share the drafter, all ranks' plans are built here instead: plans of a graph differ only in weights. Raises
-    MissingDependencyError without TensorRT, a GPU that is asked for or the plugin, BuildError if a GPU lacks the
-    graphs' precision, the plugin or the chosen TensorRT does not support the draft or `options`, or TensorRT rejects a
-    graph; the directory then still serves ONNX Runtime, and keeps `options` for the next attempt if they can be valid.
+    Where ranks share the drafter, theirs are built in their place, all of them here: those of a graph differ in
+    weights only. Raises MissingDependencyError without TensorRT, a GPU that is asked for or the plugin, BuildError when
+    a GPU lacks the graphs' precision, the plugin or the chosen TensorRT does not take the draft or `options`, or
+    TensorRT refuses a graph; the directory then serves ONNX Runtime as before, and keeps `options` for the next try
+    where they can be right.
     """
-    for folder in (directory, directory.absolute().parent):  # leftovers of a killed process: manifest or directory
+    for folder in (directory, directory.absolute().parent):  # what a killed process left of manifest or directory
         recover_abandoned(folder)
     manifest = read_manifest(directory)
     options = options or manifest.plan_options or PlanOptions()
@@ -133,7 +134,7 @@ def _weight_files(graph: Path) -> list[str]:
 
 
 def _link_files(directory: Path, temporary: Path, *, leave_out: set[str]) -> None:
-    """Links everything else into `temporary`, including foreign files but not compiled kernels of dropped plans."""
+    """Links everything else into `temporary`, files of other origin included, without kernels of plans left out."""
 
     def left_out(folder: str, names: list[str]) -> set[str]:
         if Path(folder) != directory:
@@ -144,7 +145,7 @@ def _link_files(directory: Path, temporary: Path, *, leave_out: set[str]) -> Non
 
 
 def _link(file: str | Path, name: str | Path) -> str:
-    """Hard-links a large file until the old directory is removed; copies it on file systems without links."""
+    """Hard-links a file of gigabytes until the old directory is gone; copies it on file systems without links."""
     try:
         os.link(file, name)
     except OSError:

@@ -47,17 +47,17 @@ def build_plan(
     plugin: Path | None,
     timing_cache: TimingCache | None,
 ) -> memoryview:
-    """The serialised, strongly typed plan of one graph; a version-compatible plan embeds `plugin`.
+    """The serialised plan of one graph, strongly typed; `plugin` is embedded in a version-compatible one.
 
-    TensorRT builds for this machine's GPU, TensorRT-RTX for `compute_capabilities`. Raises BuildError if the build
-    fails.
+    TensorRT builds for the GPU that is here, TensorRT-RTX for `compute_capabilities`. Raises BuildError when either
+    refuses.
     """
     from dflash_trt.engine.plans.int4_weights import UnpairedRows
 
     logger = make_logger(trt)
     builder = trt.Builder(logger)
     title = f"{RUNTIMES[options.runtime].title} {trt.__version__}"
-    unpaired = UnpairedRows.read(directory / graph.file)  # kept alive here, because the network points into it
+    unpaired = UnpairedRows.read(directory / graph.file)  # here, because the network points into it
     network = _network(trt, builder, logger, directory / graph.file, title, unpaired)
     config = builder.create_builder_config()
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)
@@ -67,7 +67,7 @@ def build_plan(
         config.hardware_compatibility_level = getattr(
             trt.HardwareCompatibilityLevel, HARDWARE_LEVELS[options.hardware_compatibility]
         )
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # for the engine inspector; costs no time
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # what the engine inspector says; costs no time
     config.max_aux_streams = 0  # one stream: a CUDA graph of a plan is then a chain without joins
     if options.version_compatible:
         config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
@@ -92,11 +92,11 @@ def build_plan(
 
 
 def _choose_gpus(trt: Any, config: Any, compute_capabilities: Sequence[str]) -> None:
-    """Without a list, plans would be for any GPU, with FP4 even for GPUs that lack it."""
+    """Without a list, plans would be for any GPU, with FP4 for those that have none."""
     config.num_compute_capabilities = len(compute_capabilities)
     for index, capability in enumerate(compute_capabilities):
         config.set_compute_capability(getattr(trt.ComputeCapability, sm_name(capability).upper()), index)
-    config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)  # required by stream capture
+    config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)  # what stream capture asks for
 
 
 def _optimization_profile(builder: Any, graph: Graph, profile: Profile) -> Any:
@@ -134,7 +134,7 @@ def _network(trt: Any, builder: Any, logger: Any, file: Path, title: str, unpair
 
 @contextmanager
 def progress_monitor(trt: Any, title: str) -> Iterator[Any]:
-    """An IProgressMonitor that draws a bar for each phase on stderr; raises KeyboardInterrupt after Ctrl-C."""
+    """An IProgressMonitor that draws a bar for each phase on stderr; KeyboardInterrupt where the user did."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -147,7 +147,7 @@ def progress_monitor(trt: Any, title: str) -> Iterator[Any]:
 
 
 def make_monitor(trt: Any, progress: Progress) -> Any:
-    """A separate class for each module, because its base class must be TensorRT's."""
+    """A class of its own for each module, because TensorRT must know the base class."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -160,7 +160,7 @@ def make_monitor(trt: Any, progress: Progress) -> Any:
             self._tasks[phase_name] = progress.add_task(f"{indent}{phase_name}", total=num_steps)
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            """False ends the build, because an interrupt must not raise through TensorRT's C++ frames."""
+            """False ends the build: an interrupt must not raise through TensorRT's C++ frames."""
             try:
                 progress.update(self._tasks[phase_name], completed=step + 1)
             except KeyboardInterrupt:
@@ -174,11 +174,11 @@ def make_monitor(trt: Any, progress: Progress) -> Any:
 
 
 class TimingCache(msgspec.Struct, frozen=True, kw_only=True):
-    """A file with the builder's measurements."""
+    """A file that keeps what the builder measured."""
 
     file: Path
     reproducible: bool = False
-    """Never measure: choose every kernel from the file, so that builds with it choose the same ones."""
+    """Refuse to measure: every kernel is chosen from the file, so that builds with it choose alike."""
 
     def attach(self, trt: Any, config: Any) -> None:
         """Gives the file's content to a builder configuration; BuildError for a file of another GPU or version."""
@@ -194,7 +194,7 @@ class TimingCache(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def save(self, config: Any) -> None:
-        """Writes the build's new measurements; a reproducible build has none."""
+        """Writes what the build has learned; a reproducible build has learned nothing."""
         if self.reproducible:
             return
         with new_file(self.file, TIMING_CACHE, force=True) as temporary:

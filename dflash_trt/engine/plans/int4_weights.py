@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""INT4 weights in TensorRT's layout: one row of codes after the other.
+"""INT4 weights as TensorRT takes them: a row of codes after the other.
 
-A checkpoint has two rows in a byte, so its graph separates pairs after DequantizeLinear. TensorRT-RTX's builder would
-transpose such a constant for each profile, and mistakes the axis of its blocks if out / 2 equals in.
+A checkpoint has two rows in a byte, so that its graph takes pairs apart behind DequantizeLinear. TensorRT-RTX's builder
+would turn such a constant for each profile, and takes its blocks for those of another axis where out / 2 is in.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ class UnpairedRows(NamedTuple):
 
     model: bytes
     weights: dict[str, NDArray[np.uint8]]
-    """Bytes of each by name, which are in no file; empty if the graph has none. A network points into them."""
+    """Bytes of each by name, which are in no file; empty where the graph has none. A network points into them."""
 
     @classmethod
     def read(cls, file: Path) -> UnpairedRows:
-        """Contents of `file`, an ONNX graph, and of its external weight files."""
+        """What stands in `file`, an ONNX graph, and in the files of weights beside it."""
         model = onnx.load(file, load_external_data=False)
         weights = _unpair(model.graph, file.parent)
         return cls(model.SerializeToString(), weights)
 
     def parse(self, parser: Any, file: Path) -> bool:
-        """Whether TensorRT's ONNX parser accepts the graph, which was read from `file`."""
+        """Whether TensorRT's ONNX parser takes the graph, which was read from `file`."""
         if not self.weights:
             return bool(parser.parse_from_file(str(file)))
         is_taken = parser.load_model_proto(self.model, str(file))
@@ -58,7 +58,7 @@ def _unpair(graph: onnx.GraphProto, directory: Path) -> dict[str, NDArray[np.uin
 
 
 def _behind(value: str, made_by: dict[str, onnx.NodeProto]) -> str:
-    """The input from which Transpose and Reshape made `value`."""
+    """What Transpose and Reshape made `value` of."""
     while made_by[value].op_type in ("Transpose", "Reshape"):
         value = made_by[value].input[0]
     return value

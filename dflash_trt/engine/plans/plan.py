@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TensorRT plans in an engine directory: options, optimisation profiles, plan files, and the machines that run them.
 
-TensorRT's plans have a profile for each batch size of TensorRT-LLM's CUDA graphs, with kernels chosen for that size.
+TensorRT's have a profile for each batch size of TensorRT-LLM's CUDA graphs, with kernels chosen for its size.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Compatibility = Literal["none", "same_compute_capability", "ampere_plus"]
 DEFAULT_WORKSPACE_BYTES = 4 * 2**30
 SMALLEST_ROWS = 16  # context rows of a decode step with few requests; below, only launch overhead is left
 MOST_PAGES = MAX_CONTEXT // PAGE_SIZES[0]
-COARSE_ROWS = 256  # up to here GEMMs are bound by reading weights, so padding to the next power of 4 is free
+COARSE_ROWS = 256  # up to here weights are what a GEMM waits for, so that padding to the next power of 4 is free
 GRAPHS = ("context", "draft")
 RTX_PROFILES = 4  # TensorRT-RTX compiles the kernels of each on the GPU, at the first start
 
@@ -40,12 +40,12 @@ def graph_batch_sizes(largest: int) -> list[int]:
 
 
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes that plans must support, and options of their build."""
+    """What plans are asked to serve, and how they are built."""
 
     max_batch_size: Positive = 8
     """Blocks of one draft pass, and slots of the context cache."""
     max_seq_len: Positive = 8192
-    """Context rows of a slot in our own cache; plans read pages from any cache."""
+    """Context rows of a slot in a cache of our own; plans read pages of any."""
     max_num_tokens: Positive = 2048
     """T: context rows of one injection; more are injected in parts."""
     workspace_bytes: Positive = DEFAULT_WORKSPACE_BYTES
@@ -54,12 +54,12 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     version_compatible: bool = False
     """Plans for later TensorRT versions of the same major, too; the plugin is embedded in them."""
     runtime: RuntimeName = "tensorrt"
-    """The TensorRT that builds and runs the plans."""
+    """Which TensorRT builds the plans and runs them."""
     compute_capabilities: tuple[ComputeCapability, ...] = ()
-    """GPUs that TensorRT-RTX builds for; empty: this machine's GPU."""
+    """GPUs that TensorRT-RTX builds for; none: the one that is here."""
 
     def changed(self, **changes: Any) -> PlanOptions:
-        """These options with `changes`; for the other TensorRT, without options that only this one has."""
+        """These options with `changes`; for another TensorRT, without what only this one has."""
         if changes.get("runtime", self.runtime) != self.runtime:
             changes = {
                 "hardware_compatibility": "none",
@@ -82,7 +82,7 @@ Profile = dict[str, Range]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One plan file: its sources, the TensorRT and plugin that built it, and the machine it is for."""
+    """One plan file: what it was built from, with what, and for which machine."""
 
     file: str
     made_from: dict[str, str]
@@ -136,17 +136,17 @@ def check_gpus(algorithms: Collection[str], options: PlanOptions) -> None:
 
 
 class Here(msgspec.Struct, frozen=True, kw_only=True):
-    """The properties of this process that a plan depends on."""
+    """This process, as a plan depends on it."""
 
     runtime: RuntimeName
     version: str
     gpu: Gpu
     plugin_sha256: str | None
-    """Hash of the current plugin, to compare with that of Plan."""
+    """Hash of what is here, as Plan has that of what it was built with."""
 
 
 def check_plan(plan: Plan, directory: Path, sha256: dict[str, str], here: Here) -> None:
-    """Raises EngineError, naming both sides, if `plan` does not match its directory's files or this machine."""
+    """Raises EngineError, naming both sides, when `plan` does not fit its directory's files or this machine."""
     gpu = here.gpu
     model = f" ({plan.gpu})" if plan.gpu else ""
     built = f"SM {', '.join(plan.compute_capabilities)}{model} with {RUNTIMES[plan.runtime].title} {plan.version}"
@@ -168,10 +168,10 @@ def check_plan(plan: Plan, directory: Path, sha256: dict[str, str], here: Here) 
 
 
 def check_limits(spec: PartialDraftSpec, max_batch_size: int, max_seq_len: int) -> None:
-    """Raises BuildError for a draft, batch or context that the attention plugin does not support.
+    """Raises BuildError for a draft, batch or context that the attention plugin does not take.
 
-    TensorRT would query the plugin on the GPU machine, after building the context graph's plan, and never about
-    contexts: the plugin returns NaN for longer contexts.
+    TensorRT would ask the plugin on the GPU machine, once the plan of the context graph is built, and about contexts
+    never: the plugin answers NaN to longer ones.
     """
     if max_seq_len > MAX_CONTEXT:
         raise BuildError(
@@ -228,7 +228,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def profiles(graph: str, options: PlanOptions) -> tuple[Profile, ...]:
-    """The profiles of a graph, by increasing size; B and T are fixed in each, because shorter calls are padded."""
+    """The profiles of a graph, by rising size; B and T are fixed in each, because shorter calls are padded."""
     thin = few if options.runtime == "tensorrt_rtx" else list
     if graph == "context":
         return tuple({"T": Range(min=T, opt=T, max=T)} for T in thin(row_buckets(options.max_num_tokens)))

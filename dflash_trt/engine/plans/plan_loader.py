@@ -26,7 +26,7 @@ from dflash_trt.files.command import quoted
 
 
 class Workspace:
-    """Scratch memory that plans share; grows to the largest size, and a plan keeps the memory that it got."""
+    """Scratch memory that plans share; grows to the largest need, and a plan keeps what it was given."""
 
     def __init__(self) -> None:
         self._memory: Tensor | None = None
@@ -48,7 +48,7 @@ class PlanRunner(RecordedGraph):
         self, trt: Any, runtime: Any, file: Path, plan: Plan, graph: Graph, *, axis: str, tensors: Mapping[str, Tensor],
         cached: frozenset[str], launcher: Launcher, gpu: Gpu, workspace: Workspace | None = None,
     ) -> None:  # fmt: skip
-        """`tensors` are inputs and outputs by name, sized for the largest profile; tensors in `cached` have no `axis`.
+        """`tensors` are inputs and outputs by name, sized for the largest profile; those in `cached` have no `axis`.
 
         `workspace` is that of plans that run one after the other. Raises EngineError when TensorRT refuses the plan, a
         shape or an address.
@@ -83,10 +83,9 @@ class PlanRunner(RecordedGraph):
         self._contexts.clear()
 
     def _configure(self, config: Any, file: Path) -> JitCache:
-        """Compiles the kernels of each profile's shapes before the first call: a graph captured earlier would keep
-        fallbacks.
+        """Kernels for each profile's shapes before the first call: a graph captured after it would keep fallbacks.
 
-        TensorRT-RTX captures no graphs of its own inside ours.
+        TensorRT-RTX captures none of its own inside ours.
         """
         trt = self._trt
         config.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
@@ -183,7 +182,7 @@ class PlanLoader:
 
 
 class SegmentedPlan:
-    """The draft graph in segments with all-reduces between them, with the interface of PlanRunner."""
+    """The draft graph in segments with all-reduces between them; has the interface of PlanRunner."""
 
     def __init__(
         self, loader: PlanLoader, num_layers: int, cached: Mapping[str, Tensor], all_reduce: AllReduce

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m dflash_trt.engine.plans.plan_process` builds one plan by TensorRT-RTX in a separate process.
+"""`python -m dflash_trt.engine.plans.plan_process` builds one plan by TensorRT-RTX, in a process of its own.
 
-The builder orders a graph's outputs by the addresses of its objects: a process that always does the same gives the same
-bytes, one that has done other work before may not. Nothing in it may depend on the engine's path, so it works in that
-directory, with relative names. A crash of the builder also ends only this process.
+The builder orders a graph's outputs by the addresses of its objects: a process that does the same each time gives the
+same bytes, one that has done other work before need not. So nothing in it depends on where the engine lies: it works in
+that directory, by names. And a builder that crashes ends nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dflash_trt.engine.plans.tensorrt_api import RUNTIMES, load_plugin, load_ten
 from dflash_trt.engine.signatures import Graph
 from dflash_trt.errors import BuildError, DFlashError
 
-HASHES = {"PYTHONHASHSEED": "0"}  # otherwise Python's own memory layout differs each time
+HASHES = {"PYTHONHASHSEED": "0"}  # else Python's own memory lies otherwise each time
 MAX_REFUSAL = 2**20
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -39,7 +39,7 @@ class PlanJob(msgspec.Struct, frozen=True, kw_only=True):
     plugin: tuple[str, str, str, str]
     """Library, name, version and namespace."""
     parent: str = msgspec.field(default_factory=lambda: f"{os.getpid():010}")
-    """Process whose end ends this one. Fixed width, so the serialised job has the same size every time."""
+    """Process whose end ends this one; as many digits for each, as longer jobs would move what follows in memory."""
 
 
 class _Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,12 +72,10 @@ def build_apart(job: PlanJob, directory: Path, output: Path) -> None:
 
 
 def main() -> None:
-    """Writes the plan that standard input describes to standard output; on failure, writes the reason as JSON and exits
-    with 1.
-    """
+    """Writes the plan that standard input describes to standard output; why not as JSON, and exits with 1."""
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=PlanJob)
     answer = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # output of libraries
+    os.dup2(2, 1)  # what libraries print
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(job.parent):

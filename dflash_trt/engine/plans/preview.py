@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT plans before they are built: their memory on one GPU, and trtexec's commands for them.
+"""TensorRT plans before they are built: what they take of one GPU, and how trtexec would build them.
 
 trtexec's flags are those of samples/common/sampleOptions.cpp in TensorRT 10.15 and 11.1.
 """
@@ -31,9 +31,9 @@ def trtexec_commands(
     engine: Path, spec: PartialDraftSpec, quantization: Quantization, num_ranks: int, options: PlanOptions,
     timing_cache: TimingCache | None = None,
 ) -> list[str]:  # fmt: skip
-    """Shell commands, one per plan, of the plans that `add_plans` would build for a draft shared by `num_ranks` ranks.
+    """What `add_plans` would build of the engine of a draft that `num_ranks` ranks share, one shell line a plan.
 
-    Needs neither the engine nor TensorRT nor a GPU. Empty for TensorRT-RTX, which has no trtexec.
+    The engine need not be there yet, nor TensorRT or a GPU. None for TensorRT-RTX, which has no trtexec.
     """
     if options.runtime == "tensorrt_rtx":
         return []
@@ -47,7 +47,7 @@ def trtexec_commands(
 
 
 def _words(stem: Path, graph: Graph, options: PlanOptions, timing_cache: TimingCache | None) -> Iterator[str]:
-    """The words of a command that builds `stem`.plan as `build_plan` does."""
+    """The words that build `stem`.plan as `build_plan` does."""
     yield from ("trtexec", f"--onnx={stem.with_name(graph.file)}", f"--saveEngine={stem}.plan")
     yield from ("--stronglyTyped", "--skipInference", "--profilingVerbosity=detailed", "--maxAuxStreams=0")
     yield f"--memPoolSize=workspace:{options.workspace_bytes // 2**20}M"
@@ -75,7 +75,7 @@ def _words(stem: Path, graph: Graph, options: PlanOptions, timing_cache: TimingC
 
 
 class DrafterMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of a drafter with TensorRT on one GPU: exact for our allocations, a bound for TensorRT's."""
+    """Memory that a drafter on TensorRT takes of one GPU: exact where we allocate it, a bound where TensorRT does."""
 
     weight_bytes: int
     """Files that both graphs point into; TensorRT may repack them."""
@@ -84,7 +84,7 @@ class DrafterMemory(msgspec.Struct, frozen=True, kw_only=True):
     activation_bytes: int
     """Inputs and outputs of the largest call."""
     workspace_bytes: int
-    """Upper bound on the memory of both plans."""
+    """What both plans may take at most."""
 
 
 def drafter_memory(manifest: Manifest, options: PlanOptions, directory: Path) -> DrafterMemory:

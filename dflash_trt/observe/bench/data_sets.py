@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data sets as prompts: those that DFlash is published with, from the hub, and SPEED-Bench, from a folder.
 
-Files, splits and templates are those of dflash/benchmark.py of z-lab/dflash, and for AIME25 and LiveCodeBench of its
+Which files, splits and templates: dflash/benchmark.py of z-lab/dflash, and for AIME25 and LiveCodeBench its
 predecessor model/utils.py. Files are read as data; no code of a repository is run.
 
 SPEED-Bench: NVIDIA/Model-Optimizer's examples/specdec_bench/prepare_data.py writes DIR/speed/SPLIT/test.parquet

@@ -26,7 +26,7 @@ SHOWN_POSITIONS = 16
 
 SECONDS = 110.0
 SCHEMA = "dflash-trt/doctor-endpoint/3"
-HITS = (  # vLLM's current names, and those of 0.10
+HITS = (  # vLLM's present names, and those of 0.10
     ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),
     ("vllm:gpu_prefix_cache_queries_total", "vllm:gpu_prefix_cache_hits_total"),
 )
@@ -43,27 +43,27 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     is_chat: bool
     acceptance: str
-    """The server's figures that it was read from."""
+    """From which figures of the server it was read."""
     foreign_tokens: int = 0
     """Output tokens of other clients, whose acceptance is then in these figures."""
     seconds: float
     groups: list[ProbeGroup]
     speeds: list[Speed]
     findings: list[EndpointFinding]
-    """Faults."""
+    """What is wrong."""
     unmeasured: list[EndpointFinding]
-    """Checks that could not be measured or judged, but can be after a change."""
+    """What could not be measured, or not judged, and can be once something is changed."""
     checks: list[Check]
-    """Every check, and its result."""
+    """Every question that was asked, and what came of it."""
     notes: list[EndpointFinding]
-    """Notes."""
+    """What is worth knowing."""
 
 
 def diagnose(
     client: Client, *, model: str | None = None, baseline: Diagnosis | None = None, expected_tau: float | None = None,
     long_tokens: int | None = None, has_load: bool = True, seconds: float = SECONDS,
 ) -> Diagnosis:  # fmt: skip
-    """Diagnoses within `seconds` seconds; raises EndpointError if nothing answers or `baseline` used another API."""
+    """Diagnoses within `seconds`; raises EndpointError if nothing answers or `baseline` used another API."""
     began = time.monotonic()
     runtime = identify(client, model=model)
     is_chat = chats(client, runtime)
@@ -82,7 +82,7 @@ def diagnose(
 
 
 def _probed(client: Client, prober: Prober, long_tokens: int | None, *, has_load: bool) -> tuple[Probed, int | None]:
-    """Runs all probes; also returns the tokens that the prefix cache served."""
+    """Asks everything; also the tokens that the prefix cache brought."""
     short = probes.short(prober)
     served = probes.served(prober)
     seeds = probes.sampled(prober)
@@ -101,7 +101,7 @@ def _probed(client: Client, prober: Prober, long_tokens: int | None, *, has_load
 
 
 def _prefix_hits(client: Client) -> tuple[int, int] | None:
-    """Tokens looked up in the prefix cache, and found; None if the server does not report them."""
+    """Tokens asked of the prefix cache, and found; None where it does not say."""
     with suppress(EndpointError):
         page = MetricsPage.parse(client.get("/metrics"), f"{client.url}/metrics")
         for queries, hits in HITS:
@@ -150,13 +150,13 @@ def tables(diagnosis: Diagnosis) -> Iterator[Table]:
 
 
 def checks_table(diagnosis: Diagnosis) -> Table:
-    """The verdict: each check, and its result."""
+    """The verdict: each check, and what came of it."""
     rows = tuple((check.name, check.verdict, printable(check.figure)) for check in diagnosis.checks)
     return Table(title="verdict", columns=("check", "verdict", "measured"), rows=rows)
 
 
 def conclusion(diagnosis: Diagnosis) -> str:
-    """The last line: the problems found in the measured checks, if any."""
+    """The last line: what was found wrong, if anything, in what was measured."""
     missing = [check.name for check in diagnosis.checks if check.verdict == NOT_MEASURED]
     measured = len(diagnosis.checks) - len(missing)
     found = len(diagnosis.findings)
@@ -167,7 +167,7 @@ def conclusion(diagnosis: Diagnosis) -> str:
 
 
 def finding_lines(word: str, finding: EndpointFinding) -> Iterator[str]:
-    """A finding, its figure, and its likely causes."""
+    """A finding, its figure, and what it likely comes from."""
     yield f"\n{word}: {finding.name}\n  {printable(finding.figure)}"
     if len(finding.causes) > 1:
         yield "  likely causes, in this order:"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds faults in the groups of a diagnosis, and names their causes (causes.json); pure functions.
 
-A client sees acceptance but no layers: if several causes look alike, all are named, the likeliest first.
+A client sees acceptance, no layers: where several causes look alike, all are named, the likeliest first.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from dflash_trt.observe.endpoints.identify import ServerKind
 
 NEAR_ZERO = NEAR_ZERO_TAU - 1
 POOREST, POOREST_SHARE = POOREST_TAU - 1, 0.4
-"""Accepted draft tokens per pass of the poorest healthy uses, and per draft token if there are only one or two."""
+"""Accepted drafts a pass of the poorest healthy uses, and of each draft where there are only one or two."""
 PUBLISHED = 0.75
-"""Share of a pair's lowest published acceptance, with other prompts, below which a server's is too low."""
+"""Share of a pair's lowest published acceptance, on others' prompts, below which a server's is too low."""
 COLLAPSED = 0.2
 """Share of the short prompts' accepted drafts below which long contexts, or temperature 1, have collapsed."""
 PAIRED = 0.05
-"""Smallest reported loss of accepted draft tokens on the same prompts."""
+"""The smallest loss of accepted drafts on the same prompts that is reported."""
 SAMPLED = 0.5
-"""Smallest reported loss at temperature 1, where a seed's text, and thus its acceptance, may vary."""
+"""The smallest reported loss at temperature 1, where a seed's text and so its acceptance may vary."""
 MILD, SEVERE = 0.25, 0.5
-"""Losses of accepted draft tokens beyond which other causes are likelier."""
+"""Losses of accepted drafts that make other causes likelier."""
 SLOWER = 0.75
 """Share of plain decoding's speed below which drafts cost time; smaller differences vary with the load."""
 MIN_DRAWN = 8
-"""Tokens of an answer that two seeds rarely draw identically."""
+"""Tokens of an answer that two seeds seldom draw alike."""
 RARE = 0.1
-"""Acceptance at a position below which a draft token is rarely worth its verification."""
+"""Acceptance at a position below which a draft is seldom worth its verification."""
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """A likely cause, for the diagnosed runtime."""
+    """A likely cause, for the runtime that was asked."""
 
     name: str
     what: str
@@ -87,7 +87,7 @@ class EndpointFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def not_seen(kind: ServerKind, short: ProbeGroup, unreadable: str, how: str) -> list[EndpointFinding]:
-    """Missing answers, and acceptance that the server does not publish or that is unreadable."""
+    """Missing answers, and acceptance that the server does not publish or that cannot be read."""
     if len(short.samples) < MIN_SAMPLES:
         figure = f"{len(short.samples)} short prompts were answered: {short.why_not or 'no more were asked'}"
         return [finding(kind, "too few answers", figure, "slow")]
@@ -112,7 +112,7 @@ def low_acceptance(
     kind: ServerKind, short: ProbeGroup, baseline: ProbeGroup | None, expected_tau: float | None,
     published: PublishedTau | None = None, draft_length: float | None = None,
 ) -> list[EndpointFinding]:  # fmt: skip
-    """No drafts, only rejected drafts, or fewer accepted ones than in a healthy run or for a published pair."""
+    """No drafts, drafts that are all rejected, or fewer accepted than in a healthy run or for a published pair."""
     if found := no_drafts(kind, short, "no drafts", "no drafter"):
         return found
     values = list(short.values(is_first=False).values())
@@ -144,7 +144,7 @@ def in_doubt(
     kind: ServerKind, short: ProbeGroup, baseline: ProbeGroup | None, expected_tau: float | None,
     published: PublishedTau | None,
 ) -> list[EndpointFinding]:  # fmt: skip
-    """Acceptance that is low but too noisy for certainty: it is not fine either."""
+    """Acceptance that is low, and scatters too much to say so beyond doubt: it is not fine either."""
     values = list(short.values(is_first=False).values())
     if baseline is not None:
         (values, usual), share = _values(short, baseline), 1 - MILD
@@ -168,9 +168,7 @@ def published_range(published: PublishedTau) -> str:
 
 
 def _by_position(short: ProbeGroup) -> tuple[str, ...]:
-    """Likely causes of acceptance that is low everywhere; the last positions of a block that is too long are never
-    accepted.
-    """
+    """Likely causes of acceptance that is low everywhere; the last positions of a block too long are never accepted."""
     shares = short.shares_by_position
     rest = ("template", "layout", "pairing", "taps", "scales", "projections", "cache", "k_norm", "head", "pair")
     is_cut = len(shares) > 1 and shares[-1] < 0.005 and shares[0] < 0.5
@@ -178,7 +176,7 @@ def _by_position(short: ProbeGroup) -> tuple[str, ...]:
 
 
 def not_judged(kind: ServerKind, short: ProbeGroup, draft_length: float) -> list[EndpointFinding]:
-    """Acceptance without a figure to compare with; names other targets' with equally long drafts."""
+    """Acceptance without a figure to compare with; other targets' are named, of drafts as long."""
     fitting = [pair for pair in published_taus() if pair.num_draft_tokens <= draft_length + 0.5]
     longest = max((pair.num_draft_tokens for pair in fitting), default=0)
     others = [pair for pair in fitting if pair.num_draft_tokens == longest]
@@ -199,7 +197,7 @@ def _below_baseline(kind: ServerKind, short: ProbeGroup, baseline: ProbeGroup) -
         f" {same} of {len(short.samples)} answers are the same"
     )
     names = _by_loss(loss)
-    if same < len(short.samples) / 2:  # then it is not only the drafter
+    if same < len(short.samples) / 2:  # then it is not the drafter alone
         names = ("template", "pair", *names)
     return [finding(kind, "acceptance below the baseline", figure, *names)]
 
@@ -215,7 +213,7 @@ def _by_loss(loss: float) -> tuple[str, ...]:
 def long_contexts(
     kind: ServerKind, short: ProbeGroup, long: ProbeGroup, baseline: ProbeGroup | None
 ) -> list[EndpointFinding]:
-    """Acceptance that collapses at long contexts, but not at short ones."""
+    """Acceptance that dies at long contexts, and not at short ones."""
     lengths = [sample.input_tokens for sample in long.samples if sample.input_tokens]
     size = f"at {min(lengths)} to {max(lengths)} tokens" if lengths else "at long contexts"
     if found := no_drafts(kind, long, "no drafts at long contexts", "no drafter"):
@@ -231,7 +229,7 @@ def long_contexts(
 
 
 def repeated_prefixes(kind: ServerKind, first: ProbeGroup, again: ProbeGroup) -> list[EndpointFinding]:
-    """Acceptance that falls if a prompt is in a prefix cache."""
+    """Acceptance that falls where a prompt is known to a prefix cache."""
     if found := no_drafts(kind, again, "no drafts on a repeated prefix", "prefix"):
         return found
     if (loss := _paired_loss(again, first)) is None:
@@ -295,7 +293,7 @@ def load(kind: ServerKind, speeds: list[Speed]) -> list[EndpointFinding]:
 def notes(
     kind: ServerKind, short: ProbeGroup, drawn: ProbeGroup, foreign: ProbeGroup, thinking: tuple[ProbeGroup, ProbeGroup]
 ) -> list[EndpointFinding]:
-    """Facts that are faults only for some uses."""
+    """Facts worth knowing that are faults only for some uses."""
     compared = [
         (foreign, "in other languages", short, "in English", 0.5, "other languages are drafted worse", "language"),
         (drawn, "at temperature 1", short, "at 0", COLLAPSED, "few drafts are accepted when sampling", "independent"),
@@ -307,7 +305,7 @@ def notes(
         for worse, where, better, usually, share, name, cause in compared
         if is_share_below(*_values(worse, better), share)
     ]
-    # If a server sometimes verifies fewer drafts, a late position's share reflects this more than the draft.
+    # Where a server verifies fewer drafts at times, a late position's share says less about the draft than about that.
     is_whole = (short.draft_length or 0) > 0.9 * len(short.shares_by_position)
     shares = short.shares_by_position if is_whole else []
     worth = next((i for i, share in enumerate(shares) if share < RARE), len(shares))
@@ -318,7 +316,7 @@ def notes(
 
 
 def prefix_hits(kind: ServerKind, again: ProbeGroup, hits: int | None) -> list[EndpointFinding]:
-    """A prefix cache that is on but never hits; `hits`: tokens, None if the server does not report them."""
+    """A prefix cache that is on and finds nothing; `hits`: tokens, None where the server does not say."""
     if hits != 0 or any(sample.cached_tokens for sample in again.samples) or not again.samples:
         return []
     figure = f"0 tokens from the prefix cache for {len(again.samples)} prompts that it had seen"
@@ -326,7 +324,7 @@ def prefix_hits(kind: ServerKind, again: ProbeGroup, hits: int | None) -> list[E
 
 
 def finding(kind: ServerKind, name: str, figure: str, *cause_names: str) -> EndpointFinding:
-    """A finding with the causes of `cause_names`, for the diagnosed runtime."""
+    """A finding with the causes of `cause_names`, for the runtime that was asked."""
     return EndpointFinding(name=name, figure=figure, causes=causes(kind, *cause_names))
 
 
@@ -341,12 +339,12 @@ def _values(group: ProbeGroup, reference: ProbeGroup) -> tuple[list[float], list
 
 
 def _paired_loss(group: ProbeGroup, reference: ProbeGroup, smallest: float = PAIRED) -> float | None:
-    """Share of accepted draft tokens lost on the same prompts; None if it is noise or small."""
+    """Share of accepted drafts lost on the same prompts; None if that is noise or small."""
     return paired_loss(*_comparable(group, reference), smallest)
 
 
 def _text_pairs(group: ProbeGroup, reference: ProbeGroup) -> list[tuple[str, str]]:
-    """Both answers to each prompt that both groups contain."""
+    """Both answers to each prompt that both were asked."""
     texts = {sample.prompt: sample.text for sample in reference.samples}
     return [(texts[sample.prompt], sample.text) for sample in group.samples if sample.prompt in texts]
 
@@ -357,7 +355,7 @@ def _tau(group: ProbeGroup | None) -> str:
 
 
 def _dead_from(group: ProbeGroup) -> str:
-    """The position from which draft tokens are no longer accepted."""
+    """From which position on drafts are not accepted any more."""
     shares = group.shares_by_position
     first = next((index for index, share in enumerate(shares) if share < 0.01), None)
     return "all positions suffer" if first is None else f"no draft is accepted after position {first}"

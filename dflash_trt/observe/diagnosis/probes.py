@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The probes, each a handful of requests, one at a time, so that a server's counters show each request's acceptance."""
+"""The probes, each a handful of requests, one at a time, so that a server's counters tell each one's acceptance."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PREFIX_TOKENS = 512
 """More than a page of a prefix cache, of most models."""
 NUM_PREFIXES = 8
 NUM_PAIRED = 6
-"""Short prompts that are repeated in other ways."""
+"""Short prompts that are asked again in another way."""
 NUM_LONG = 8
 LONG_TOKENS = 6000
 """Length of a long prompt: beyond the windows of 2048 and 4096 tokens that drafters are trained with."""
@@ -45,7 +45,7 @@ class OutOfTimeError(Exception):
 
 
 class Prober:
-    """Probes one server, for `seconds` seconds in total."""
+    """Asks one server, for so many seconds in all."""
 
     def __init__(self, client: Client, runtime: Runtime, *, is_chat: bool, seconds: float) -> None:
         self.runtime = runtime
@@ -54,14 +54,14 @@ class Prober:
         self._deadline = time.monotonic() + seconds
         self._has_own_figures = True
         self.how = ""
-        """The figures from which acceptance was read."""
+        """From which figures acceptance was read."""
         self.unreadable = ""
-        """Why the server's figures could not be read."""
+        """Why figures that the server publishes could not be read."""
         self.foreign_tokens = 0
         """Tokens that the server counted beyond ours: another client's."""
 
     def ask(self, name: str, question: ProbePrompt, *, max_tokens: int, **fields: object) -> ProbeAnswer:
-        """Sends one request; raises EndpointError, or OutOfTimeError if no time is left."""
+        """One request; raises EndpointError, and OutOfTimeError before one that has no time left."""
         body = self._body(question, max_tokens, fields)
         if not self._has_own_figures:
             try:
@@ -80,7 +80,7 @@ class Prober:
         return self._sample(name, answer, answer.acceptance)
 
     def ask_together(self, questions: list[ProbePrompt], *, max_tokens: int, **fields: object) -> tuple[int, float]:
-        """Output tokens and seconds of concurrent requests; raises like `ask`."""
+        """Output tokens and seconds of requests that run at the same time; raises as `ask`."""
         self._left()
         bodies = [self._body(question, max_tokens, fields) for question in questions]
         began = time.perf_counter()
@@ -149,12 +149,12 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
 
     concurrency: int
     draft_length: int | None
-    """Maximum draft tokens per step; 0 disables speculation, None leaves the choice to the server."""
+    """At most so many drafts a step, 0 being plain decoding; None: what the server chooses."""
     tokens_per_second: list[float]
 
 
 def group(name: str, ask: Iterable[Callable[[], ProbeAnswer]]) -> ProbeGroup:
-    """Sends requests one by one; a refusal or timeout ends the group and is recorded in it."""
+    """Asks one by one; a refusal or the end of the time ends the group and is noted in it."""
     samples: list[ProbeAnswer] = []
     try:
         for each in ask:
@@ -169,12 +169,12 @@ def group(name: str, ask: Iterable[Callable[[], ProbeAnswer]]) -> ProbeGroup:
 
 
 def short(prober: Prober) -> ProbeGroup:
-    """Sixteen short greedy prompts: the reference for all other probes."""
+    """Sixteen short prompts, greedy: what everything else is compared with."""
     return _greedy(prober, "short prompts", prompts().short, SHORT_TOKENS)
 
 
 def served(prober: Prober) -> ProbeGroup:
-    """The first of them with the server's own draft length, if requests may choose one."""
+    """The first of the same with as many drafts as the server chooses, where requests may ask for more."""
     if prober.runtime.kind != "dflash-trt":
         return ProbeGroup(name="as served", why_not="the short prompts are", is_left_out=True)
     some = dict(list(prompts().short.items())[:NUM_PAIRED])
@@ -182,7 +182,7 @@ def served(prober: Prober) -> ProbeGroup:
 
 
 def plain(prober: Prober) -> ProbeGroup:
-    """The first of them without drafts, if requests may disable them."""
+    """The first of the same without drafts, where a request may say so."""
     if prober.runtime.kind != "dflash-trt":
         return ProbeGroup(name="plain decoding", why_not=NO_PLAIN, is_left_out=True)
     some = dict(list(prompts().short.items())[:NUM_PAIRED])
@@ -195,7 +195,7 @@ def foreign(prober: Prober) -> ProbeGroup:
 
 
 def prefixes(prober: Prober, reference: ProbeGroup) -> tuple[ProbeGroup, ProbeGroup]:
-    """Prompts that no cache can contain, then the same again."""
+    """Prompts that no cache can know, then the same again."""
     nonce = secrets.token_hex(4)
     characters = int(PREFIX_TOKENS * _characters_per_token(prober, reference))
     questions: dict[str, ProbePrompt] = {}
@@ -208,10 +208,10 @@ def prefixes(prober: Prober, reference: ProbeGroup) -> tuple[ProbeGroup, ProbeGr
 
 
 def long(prober: Prober, reference: ProbeGroup, num_tokens: int | None) -> ProbeGroup:
-    """Prompts of `num_tokens`, or of LONG_TOKENS if model and draft have enough positions.
+    """Prompts of `num_tokens`, or of LONG_TOKENS where model and draft have positions for as many.
 
-    Positions beyond the start of RoPE scaling are used only if `num_tokens` requests them: it is unknown whether the
-    model was trained on them.
+    Positions beyond those that RoPE scaling begins with are asked for only where `num_tokens` says so: what a model was
+    trained on is not known there.
     """
     room = prober.runtime.max_model_len or (num_tokens or LONG_TOKENS) + 4 * TOKENS
     unscaled = room if num_tokens else prober.runtime.unscaled_length or room
@@ -224,14 +224,14 @@ def long(prober: Prober, reference: ProbeGroup, num_tokens: int | None) -> Probe
     while (
         not (found.samples or num_tokens) and found.why_not.startswith(REFUSED) and (wanted := wanted // 2) >= MIN_LONG
     ):
-        found = _long(prober, reference, wanted)  # a server need not report its maximum prompt length
+        found = _long(prober, reference, wanted)  # a server need not say how long prompts may be
     return found
 
 
 def _long(prober: Prober, reference: ProbeGroup, num_tokens: int) -> ProbeGroup:
     characters = int(num_tokens * _characters_per_token(prober, reference))
     passages = [passage(index, NUM_LONG, characters) for index in range(NUM_LONG)]
-    # Another release of this package has other passages, with other names, so that comparisons notice.
+    # Another release of this package has other passages: their names say so when two diagnoses are compared.
     questions = {f"long-{index}-{crc32(prompt.text.encode()):08x}": prompt for index, prompt in enumerate(passages)}
     return _greedy(prober, "long prompts", questions, TOKENS)
 
@@ -246,7 +246,7 @@ def sampled(prober: Prober) -> tuple[ProbeGroup, ProbeGroup]:
 
 
 def thinking(prober: Prober) -> tuple[ProbeGroup, ProbeGroup]:
-    """Chats with thinking on and off, as in the templates of Qwen and others."""
+    """Chats with thinking on and off, as templates of Qwen and others have it."""
     some = dict(list(prompts().short.items())[-NUM_THINKING:])
     names = ("thinking on", "thinking off")
     if not prober.is_chat:
@@ -260,12 +260,12 @@ def thinking(prober: Prober) -> tuple[ProbeGroup, ProbeGroup]:
 
 
 def draft_lengths(prober: Prober, num_draft_tokens: int) -> list[int | None]:
-    """Draft lengths whose speeds can be measured; None: the server's choice."""
+    """Lengths whose speeds can be asked for; None: the server's choice."""
     return [None, 0, max(1, num_draft_tokens // 2)] if prober.runtime.kind == "dflash-trt" else [None]
 
 
 def speeds(prober: Prober, lengths: list[int | None]) -> tuple[list[Speed], str]:
-    """Speeds of one and sixteen requests at a time, with each length in changing order; also why some are missing."""
+    """One request and sixteen at a time, with each length in turns whose order changes; also why some are missing."""
     questions = list(prompts().short.values())
     measured: dict[tuple[int, int | None], list[float]] = {}
     why_not = ""

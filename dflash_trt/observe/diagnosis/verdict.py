@@ -22,16 +22,16 @@ NO_LOAD = "left out by --no-load"
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One check of a server, and its result."""
+    """One question about a server, and what came of it."""
 
     name: str
     verdict: Literal["fine", "WRONG", "not measured"]
     figure: str
-    """The measurement, or why there is none."""
+    """What was measured, or why it was not."""
 
 
 class Probed(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of the probes."""
+    """What the probes brought."""
 
     short: ProbeGroup
     served: ProbeGroup
@@ -43,11 +43,11 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True):
     thinking: tuple[ProbeGroup, ProbeGroup]
     speeds: list[Speed]
     speeds_missing: str
-    """Why speeds are missing."""
+    """Why speeds are missing, or not all there."""
     unreadable: str
-    """Why the server's figures could not be read."""
+    """Why published figures could not be read."""
     how: str
-    """The figures from which acceptance was read, or why there are none."""
+    """From which figures acceptance was read, or why from none."""
 
     @property
     def groups(self) -> list[ProbeGroup]:
@@ -58,7 +58,7 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Every check; findings are the failed ones, `unmeasured` those that were possible but not made."""
+    """Every check; findings are those that went wrong, `unmeasured` those that could be made and were not."""
 
     checks: list[Check]
     findings: list[EndpointFinding]
@@ -78,9 +78,9 @@ class _Checks:
     def add(
         self, name: str, found: list[EndpointFinding], missing: str, figure: str, *, is_left_out: bool = False
     ) -> None:
-        """A check that found something, found nothing, or was not made because something is `missing`.
+        """A check that found something, or was not made because something is `missing`, or found nothing.
 
-        A missing requirement is a finding, too, unless it `is_left_out`.
+        What is missing is a finding, too, unless it `is_left_out`.
         """
         self.findings += found
         verdict: Literal["fine", "WRONG", "not measured"] = "WRONG" if found else "not measured" if missing else "fine"
@@ -127,7 +127,7 @@ def judged(
 
 
 def _speeds(checks: _Checks, probed: Probed) -> None:
-    """Whether drafts pay, beyond the variation of the machine's speed."""
+    """Whether drafts pay, beyond what the machine's pace varies by."""
     missing, figure, is_left_out = probed.speeds_missing, "", probed.speeds_missing in (NO_LOAD, NO_PLAIN)
     if not missing:
         figure = _speed(shares := _speed_shares(probed.speeds))
@@ -140,7 +140,7 @@ def _acceptance(
     checks: _Checks, runtime: Runtime, probed: Probed, baseline: ProbeGroup | None, expected_tau: float | None,
     unseen: str,
 ) -> None:  # fmt: skip
-    """Whether acceptance is as expected, by the first available: a baseline, a figure, the speed without drafts."""
+    """Whether drafts are accepted as they should be, by the first that there is: a baseline, a figure, plain speed."""
     short, kind = probed.short, runtime.kind
     length = short.draft_length or runtime.num_draft_tokens
     published = published_tau(runtime, length)
@@ -166,7 +166,7 @@ def _acceptance(
 
 
 def _stopped(runtime: Runtime, probed: Probed) -> list[EndpointFinding]:
-    """A server that drafts only if a request asks for it, although plain decoding is not faster."""
+    """A server that drafts only where a request says so, though plain decoding is not faster."""
     rates = {s.draft_length: s.tokens_per_second for s in probed.speeds if s.concurrency == 1 and s.draft_length}
     plain = next((s.tokens_per_second for s in probed.speeds if (s.concurrency, s.draft_length) == (1, 0)), [])
     if any(is_ratio_below(drafted, plain, 1.0) for drafted in rates.values()):
@@ -175,12 +175,12 @@ def _stopped(runtime: Runtime, probed: Probed) -> list[EndpointFinding]:
 
 
 def _too_few(group: ProbeGroup) -> str:
-    """Why a group cannot be judged; empty if it can."""
+    """Why a group cannot be judged; empty where it can."""
     return "" if len(group.samples) >= MIN_SAMPLES else group.why_not or "too few answers"
 
 
 def _too_short(first: ProbeGroup, drawn: ProbeGroup) -> str:
-    """Why drawn answers cannot be distinguished from greedy ones; empty if they can."""
+    """Why drawn answers cannot be told from greedy ones; empty where they can."""
     if judge.is_drawn(first, drawn):
         return ""
     shortest = min((sample.output_tokens for sample in drawn.samples), default=0)
@@ -188,7 +188,7 @@ def _too_short(first: ProbeGroup, drawn: ProbeGroup) -> str:
 
 
 def _without_figures(group: ProbeGroup) -> str:
-    """Why a group's acceptance cannot be judged; empty if it can."""
+    """Why a group's acceptance cannot be judged; empty where it can."""
     if missing := _too_few(group):
         return missing
     values = group.values(is_first=False)
@@ -196,7 +196,7 @@ def _without_figures(group: ProbeGroup) -> str:
 
 
 def _not_long(long: ProbeGroup) -> str:
-    """Why acceptance at long contexts cannot be judged; empty if it can."""
+    """Why acceptance at long contexts cannot be judged; empty where it can."""
     longest = max((sample.input_tokens or MIN_LONG for sample in long.samples), default=MIN_LONG)
     return _without_figures(long) if longest >= MIN_LONG else f"the server counts {longest} tokens in long prompts"
 
@@ -218,7 +218,7 @@ def _speed(shares: Sequence[float]) -> str:
 
 
 def speeds_missing(speeds: list[Speed], lengths: Sequence[int | None], why_not: str) -> str:
-    """Why drafts and plain decoding cannot be compared; empty if they can."""
+    """Why drafts and plain decoding cannot be compared; empty where they can."""
     if 0 not in lengths:
         return NO_PLAIN
     whole = [speed for speed in speeds if len(speed.tokens_per_second) >= MIN_SAMPLES]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to an untrusted server, and its answers: bounded in time and size, with a single error type."""
+"""Requests to a server that is not ours to trust, and its answers: bounded in time and size, with one error."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Answer:
     finish: str | None
     """The server's `finish_reason`: stop, length, ..."""
     input_tokens: int | None
-    """From the server's `usage`, like the two below."""
+    """By the server's `usage`, as the two below."""
     output_tokens: int | None
     cached_tokens: int | None
-    """Prompt tokens served from the prefix cache; None if the server does not report them."""
+    """Prompt tokens served from the prefix cache; None where the server does not say."""
     emitted: tuple[float, ...]
     """Seconds from the request to each event that carried text."""
     seconds: float
@@ -82,7 +82,7 @@ class AnswerReader:
         self._finish = self._optional(choice, "finish_reason", str) or self._finish
 
     def end(self, seconds: float) -> Answer:
-        """The answer; raises EndpointError if it has no finish reason."""
+        """The answer; raises EndpointError where the server did not say why it ended."""
         if self._finish is None:
             raise EndpointError(f"{self._where}: the answer has no finish_reason")
         details = self._optional(self._usage, "prompt_tokens_details", dict) or {}
@@ -105,8 +105,8 @@ class AnswerReader:
 def events(pieces: Iterable[bytes], where: str, deadline: float) -> Iterator[dict[str, object]]:
     """The objects of a stream, up to its [DONE].
 
-    `deadline` is a time of time.perf_counter(). Raises EndpointError for a stream that ends without [DONE], reports a
-    failure, is too long, or has not ended by then.
+    `deadline` is a moment of time.perf_counter(). Raises EndpointError for a stream that ends without [DONE], says
+    that it failed, is too long, or has not ended by then.
     """
     for line in _lines(pieces, where, deadline):
         if not line.startswith(b"data:"):
@@ -134,7 +134,7 @@ def _lines(pieces: Iterable[bytes], where: str, deadline: float) -> Iterator[byt
     yield rest
 
 
-MAX_PAGE_BYTES = 64 * 2**20  # bytes of an unstreamed answer: /metrics of a large deployment has several MiB
+MAX_PAGE_BYTES = 64 * 2**20  # of an answer that is not streamed: /metrics of a large deployment has some MiB
 MAX_ERROR_BYTES = 64 * 2**10
 CONNECT_SECONDS = 10.0
 SLOW_HINT = "is it overloaded? --seconds gives it more time"
@@ -144,21 +144,21 @@ MAX_KEY_BYTES = 2**16
 
 
 class Client(AbstractContextManager["Client", None]):
-    """One server; use it as a context manager. Thread-safe."""
+    """One server; use it as a context manager. Safe to share among threads."""
 
     def __init__(
         self, url: str, *, api_key: str | None = None, timeout: float = 60.0, deadline_seconds: float | None = None
     ) -> None:
         """`url` with or without /v1; `timeout`: seconds for a connection, and for each wait for bytes.
 
-        `deadline_seconds` from now every connection is closed, and requests raise EndpointError. Raises EndpointError
-        unless it is an http(s) URL.
+        `deadline_seconds` from now every connection is cut, whatever still comes, and requests raise EndpointError.
+        Raises EndpointError unless it is an http(s) URL.
         """
         import httpx
 
         self.url = base_url(url)
         host = urlsplit(self.url).hostname
-        headers = {"accept-encoding": "identity"}  # a limit on bytes then limits memory
+        headers = {"accept-encoding": "identity"}  # a limit on bytes is then one on memory
         if api_key is not None:
             headers["authorization"] = f"Bearer {api_key}"
         self._deadline = math.inf if deadline_seconds is None else time.monotonic() + deadline_seconds
@@ -186,7 +186,7 @@ class Client(AbstractContextManager["Client", None]):
         self._http.close()
 
     def _cut(self) -> None:
-        """Ends all waits for bytes, because a server that sends one byte per second never reaches a timeout."""
+        """Ends all waits for bytes: a server that sends one a second never runs into a time-out."""
         for connection in self._sockets:
             with suppress(OSError):  # closed already
                 connection.shutdown(socket.SHUT_RDWR)
@@ -200,7 +200,7 @@ class Client(AbstractContextManager["Client", None]):
             self._sockets.append(stream.get_extra_info("socket"))
 
     def get(self, path: str) -> bytes:
-        """The body of a 200 response; otherwise raises EndpointError with the `status`."""
+        """The body of a 200; raises EndpointError, whose `status` says what else came."""
         with self._sent("GET", path) as response:
             return _body(response, MAX_PAGE_BYTES)
 
@@ -245,7 +245,7 @@ def _too_late(where: str) -> EndpointError:
 
 
 def base_url(url: str) -> str:
-    """`http://host:port[/prefix]` without a trailing /v1 or slash; raises EndpointError."""
+    """`http://host:port[/prefix]` without /v1 or a slash at its end; raises EndpointError."""
     with_scheme = url if "://" in url else f"http://{url}"
     try:
         parts = urlsplit(with_scheme)
@@ -303,14 +303,14 @@ def _unreachable(where: str, error: httpx.HTTPError) -> EndpointError:
 
 
 def _is_unknown_host(error: BaseException | None) -> bool:
-    """Searches the chain of causes, the only place where httpx keeps the resolver's error."""
+    """Looks through the causes: httpx keeps the resolver's error only there."""
     while error is not None and not isinstance(error, socket.gaierror):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def read_api_key(file: Path | None) -> str | None:
-    """The first line that is neither empty nor a comment; raises ConfigError if there is no key."""
+    """The first line that is neither empty nor a comment; raises ConfigError where there is no key."""
     if file is None:
         return None
     lines = [line.strip() for line in read_text(file, ConfigError, limit=MAX_KEY_BYTES).splitlines()]

@@ -24,7 +24,7 @@ from dflash_trt.observe.endpoints.identify import Runtime
 from dflash_trt.observe.endpoints.observed_acceptance import Meter, MetricsPage, ObservedAcceptance, Source, drafting
 
 HOW = "specDecodingStats of iterations: drafting passes = numRequestsWithDraftTokens, numDraftTokens, numAcceptedTokens"
-IDLE_SECONDS = 10.0  # for counters that are updated after the last answer, and for abandoned requests
+IDLE_SECONDS = 10.0  # for counters that lag behind the last answer, and for requests that were given up
 VLLM = "vllm:spec_decode_num"
 SGLANG_STEPS = "sglang:spec_verify_calls_total"
 TRTLLM = "trtllm_spec_decode"

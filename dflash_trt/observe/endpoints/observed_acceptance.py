@@ -55,7 +55,7 @@ class Meter:
         """Between `begin` and `end`."""
 
     def end(self) -> ObservedAcceptance:
-        """Counts since `begin`; raises EndpointError if counters went backwards, because the server was restarted."""
+        """What came since `begin`; raises EndpointError where counters went backwards: the server was restarted."""
         raise NotImplementedError
 
 

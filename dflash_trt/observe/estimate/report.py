@@ -36,14 +36,14 @@ class MemoryItem(msgspec.Struct, frozen=True):
 
 
 class BatchLimit(msgspec.Struct, frozen=True):
-    """The largest batch of a method, and what prevents a larger one."""
+    """The largest batch of a method, and what stops a larger one."""
 
     batch: int
     reason: str
 
 
 def memory_items(system: System, method: Method, batch: int, tokens: int) -> tuple[MemoryItem, ...]:
-    """Memory of one GPU while it serves `batch` requests of `tokens` tokens each."""
+    """What one GPU holds with `batch` requests of `tokens` tokens each, for as long as it serves."""
     load = _load(system, method, batch)
     items = [MemoryItem(item.name, item.bytes) for item in memory.memory_items(load)[0] if not item.is_late]
     return (*items, *_eagle3_items(system, method), MemoryItem(CACHES, _pool_bytes(system, method, load, tokens)))
@@ -62,7 +62,7 @@ def _load(system: System, method: Method, batch: int) -> memory.ServingLoad:
 
 
 def _pool_bytes(system: System, method: Method, load: memory.ServingLoad, tokens: int) -> int:
-    """Bytes of the pool that `load`'s requests of `tokens` tokens fill."""
+    """Bytes that `load`'s requests of `tokens` tokens fill in the pool."""
     request = memory.request_bytes(msgspec.structs.replace(load, max_seq_len=tokens))
     assert request is not None, "a shape knows its cache"
     if method == "eagle3" and (draft := system.eagle3) is not None:
@@ -83,10 +83,10 @@ def _eagle3_items(system: System, method: Method) -> list[MemoryItem]:
 
 
 def batch_limit(system: System, method: Method, tokens: int, num_draft_tokens: int = 0) -> BatchLimit:
-    """The largest batch whose requests hold `tokens` tokens each; 0 if not even one fits.
+    """The largest batch whose requests hold `tokens` tokens each; 0 where not even one fits.
 
-    As in TensorRT-LLM, a cache pool takes `pool_fraction` of the remaining memory, or less if later allocations need
-    more.
+    A cache pool takes `pool_fraction` of what the rest leaves, as TensorRT-LLM's does, or less, where what is allocated
+    after it needs more.
     """
 
     def fits(batch: int) -> bool:
@@ -131,9 +131,7 @@ class Account(msgspec.Struct, frozen=True):
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """Throughput per GPU of each method at `user_rate` tokens per second for each user; 0 if a method does not reach
-    it.
-    """
+    """Throughput per GPU of each method where users get `user_rate` tokens a second; 0 where a method ends before."""
 
     user_rate: float
     gpu_rates: dict[str, float]
@@ -158,9 +156,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def headline_rates(fronts: Mapping[Method, Sequence[OperatingPoint]]) -> list[float]:
-    """Round speeds of a user in tokens per second, evenly spaced up to the fastest that any method reaches.
+    """Round speeds of a user, tokens a second, evenly spaced up to the fastest that any method reaches.
 
-    Plain decoding's fastest comes first, if it is slower than the others.
+    Before them, plain decoding's fastest, where it is slower than the first.
     """
     fastest = max(point.user_rate for front in fronts.values() for point in front)
     unit = 10 ** math.floor(math.log10(fastest / MAX_HEADLINES))

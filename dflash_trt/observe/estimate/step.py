@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of one decode step, term by term, on one GPU of a system.
+"""What one decode step costs, term by term, on one GPU of a system.
 
 A kernel takes a fixed time and the larger of bytes / rate and flops / rate; kernels run one after the other. With B
 requests and K drafts a step verifies n = B (K + 1) tokens. Seconds and bytes are of the busiest rank.
@@ -28,7 +28,7 @@ class Term(msgspec.Struct, frozen=True):
     """target, drafter, communication or host."""
     seconds: float
     bytes: float = 0.0
-    """Bytes read from memory; for recurrent states also written."""
+    """Read from memory, and of recurrent states also written."""
 
 
 class StepCost(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class StepLoad(msgspec.Struct, frozen=True, kw_only=True):
     num_draft_tokens: int
     """K; 0 decodes plainly."""
     context: float
-    """Mean number of a request's tokens in the caches."""
+    """Tokens of a request that are in the caches, mean."""
     prompt_tokens: float = 0
     """Tokens of new requests' prompts that join the step."""
     prompts: float = 0
@@ -73,7 +73,7 @@ class StepModel:
         self._skew = skew(self._routing) if self._routing else 0.0
 
     def price(self, method: Method, load: StepLoad) -> StepCost:
-        """The itemised cost of one step; `num_draft_tokens` 0 is plain decoding for any method."""
+        """The account of one step; `num_draft_tokens` 0 is plain decoding whatever the method."""
         draft = self.system.drafter(method) if load.num_draft_tokens and load.batch else None
         width = 1 if draft is None else load.num_draft_tokens + 1
         replicas = self.system.replicas
@@ -95,7 +95,7 @@ class StepModel:
         return StepCost(tuple(term for term in terms if term.seconds))
 
     def _host(self, load: StepLoad, *, is_speculative: bool) -> float:
-        """Host work that no kernel hides: per step, per request in it, and per request that joins it."""
+        """Host work that no kernel hides: of the step, of each request in it, and of each that joined it."""
         rates = self.rates
         joining = load.prompts * rates.host_prompt_seconds
         if is_speculative:
@@ -103,7 +103,7 @@ class StepModel:
         return joining + rates.host_plain_seconds + load.batch * rates.host_request_seconds
 
     def touched_experts(self, tokens: float) -> float:
-        """Distinct experts of one layer that `tokens` tokens use, over all ranks."""
+        """Experts of one layer that `tokens` tokens take between them, all ranks together."""
         return touched(self._routing or (), tokens)
 
     def _target(self, load: StepLoad, width: int) -> list[Term]:
@@ -131,7 +131,7 @@ class StepModel:
         if target.num_experts:
             terms.insert(4, self._experts(target, tokens * self.system.replicas))
             terms.insert(5, Term("router", "target", target.num_expert_layers * rates.gemm_seconds))
-        # Attention by data parallelism gathers all ranks' tokens before the experts and scatters them afterwards.
+        # Attention by data parallelism gathers all ranks' tokens before the experts, and scatters them behind.
         layers *= 1 if self.system.attention_dp else 2
         sent = tokens * self.system.replicas * target.hidden_size
         terms.append(_allreduce(rates, "all-reduces", layers, sent, self.system.tensor_parallel))
@@ -144,7 +144,7 @@ class StepModel:
         return attention * target.num_attention_layers + 3 * target.num_linear_layers
 
     def _attention(self, load: StepLoad, width: int) -> Term:
-        """Each request's cache is read once for a block of any width; prompts have separate kernels."""
+        """Each request's cache is read once, whatever the width of its block; prompts have kernels of their own."""
         target, ranks, rates = self.system.target, self.system.dense_ranks, self.rates
         cache, peak = target.cache, self.rates.bf16_flops
         num_bytes = load.batch * cache.row_numbers(load.context, ranks, is_read=True) * self.system.kv_bytes
@@ -166,7 +166,7 @@ class StepModel:
         return Term("attention, KV cache", "target", floor + busy, num_bytes)
 
     def _delta_nets(self, load: StepLoad, width: int) -> Term:
-        """Each request's state is read once and written after every verified token, until some are accepted."""
+        """Each request's state is read once, and written behind every verified token, until some are accepted."""
         state, name = self.system.target.cache.recurrent, "delta nets, state"
         if state is None:
             return Term(name, "target", 0.0)
@@ -187,13 +187,13 @@ class StepModel:
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """Turns hidden states into logits."""
+    """What turns hidden states into logits."""
 
     rows: int
     """Tokens that can be proposed."""
     bits: float = BF16_BITS
     ranks: int = 1
-    """GPUs that share it: a target's lm_head is divided among its ranks, a drafter's own is on each."""
+    """GPUs that share it: a target's lm_head is divided among its ranks, a drafter's own stands on each."""
 
     def num_bytes(self, hidden_size: int) -> float:
         """Bytes of one rank's part."""
@@ -203,8 +203,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 def drafter_terms(
     draft: DraftShape, load: StepLoad, rates: Rates, head: Head | None, *, ranks: int = 1, kv_bytes: int = 2
 ) -> list[Term]:
-    """Cost that a drafter shared by `ranks` ranks adds to a step; without a `head` its term is left out."""
-    # A chain runs, and reads, its layer once per draft token.
+    """What a drafter that `ranks` ranks share adds to a step; without a `head` its term is left out."""
+    # A chain passes its layer once for each draft, and reads it as often.
     passes = load.num_draft_tokens if draft.is_chain else 1
     block = draft.max_draft_tokens if draft.runs_whole_block else load.num_draft_tokens
     rows = load.batch * (1 if draft.is_chain else block + draft.first_proposing_row)
@@ -242,7 +242,7 @@ def drafter_terms(
 
 
 def linear(rates: Rates, name: str, part: str, gemms: Iterable[Gemm], tokens: float, ranks: int = 1) -> Term:
-    """GEMMs whose weights `ranks` ranks share: each weight is read once for any number of tokens."""
+    """GEMMs whose weights `ranks` ranks share: each weight is read once, whatever the tokens."""
     seconds = num_bytes = 0.0
     for gemm in gemms:
         if not gemm.params:
@@ -260,7 +260,7 @@ def _small(rates: Rates, name: str, part: str, layers: float) -> Term:
 
 
 def _elementwise(rates: Rates, draft: DraftShape, passes: int, rows: float, ranks: int) -> Term:
-    """A drafter's kernels other than GEMMs and attention, by backend, each with its reads and writes."""
+    """A drafter's kernels beside GEMMs and attention: the backend's, each with what it reads and writes."""
     if draft.is_chain:
         return _small(rates, "elementwise kernels", "drafter", draft.num_layers * passes)
     kernels = draft.small_kernels

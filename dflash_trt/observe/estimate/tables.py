@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An estimate as tables and a picture, for the terminal and the page, with notes on the accuracy of predictions.
+"""An estimate as tables and a picture, for the terminal and the page, with what is said of predictions.
 
-data/held_out.json, written by `python tools/estimate_tables.py`, has published speeds that were compared only after all
-constants were fixed.
+Which were held against published speeds stands in data/held_out.json, which `python tools/estimate_tables.py` writes:
+points that were looked at after all constants stood.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dflash_trt.observe.plots.curves import NARROW, STYLES, TITLES, Plot, PlotCu
 AIM = 0.25
 NOT_VALIDATED = " (not validated)"
 OF_THE_KIND = {"delta nets, state": "delta nets", "latent projections": "latent attention"}
-"""Terms of a step that only one kind of target has."""
+"""Terms of a step that only targets of one kind have."""
 
 
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,7 +41,7 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def kind_of(target: TargetShape) -> str:
-    """Kinds of a target's layers: attention and MLPs."""
+    """What a target's layers are: of attention, and of MLPs."""
     mlps = "experts" if target.num_experts else "dense"
     if target.latent is not None:
         return f"latent attention, {mlps}"
@@ -64,7 +64,7 @@ def _has_plans(system: System) -> bool:
 
 
 def summary(system: System) -> str:
-    """Accuracy of predictions: overall, and for this kind of target on this GPU."""
+    """How good predictions have been: all of them, and those of this kind of target on this GPU."""
     known = {each.method: each for each in of_system(system)}
     names: dict[Method, str] = {"none": "plain", "eagle3": "EAGLE-3", "dflash": "DFlash"}
     shown = ", ".join(f"{names[m]} {known[m].within} of {known[m].of}" for m in METHODS if m in known)
@@ -80,12 +80,12 @@ def _sum(counts: Sequence[HeldOut]) -> str:
 
 
 def is_validated(system: System, method: Method) -> bool:
-    """Whether published speeds were compared for this method, kind of target and GPU."""
+    """Whether anything published was held against this method, kind of target and GPU."""
     return any(each.method == method for each in of_system(system))
 
 
 def mark(system: System, part: str, term: str) -> str:
-    """Suffix that marks an unvalidated term."""
+    """What is said behind the name of a step's term: nothing, or that nothing validates it."""
     if part == "drafter" and _has_plans(system):
         return NOT_VALIDATED
     layers = OF_THE_KIND.get(term)
@@ -166,7 +166,7 @@ def plot(result: Estimate) -> Plot:
 
 
 def tables(result: Estimate) -> Iterator[Table]:
-    """All tables, in reading order."""
+    """All, in the order in which they are read."""
     yield rate_table(result)
     yield from (step_table(account, result.system) for account in result.accounts)
     yield from (curve_table(curve, result.system) for curve in result.curves)
@@ -177,7 +177,7 @@ def tables(result: Estimate) -> Iterator[Table]:
 
 
 def rate_table(result: Estimate) -> Table:
-    """Throughput of each method at a given speed per user."""
+    """Throughput of each method where users get a speed."""
     rows = []
     for ratio in result.at_rates:
         plain, dflash = ratio.gpu_rates["none"], ratio.gpu_rates["dflash"]
@@ -233,7 +233,7 @@ def memory_table(result: Estimate) -> Table:
 
 
 def drafter_table(result: Estimate) -> Table:
-    """Effect of sharing the drafter among the ranks."""
+    """What sharing the drafter among the ranks would change."""
     batches = result.drafters[0].seconds
     rows = tuple(
         (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings with the highest throughput per GPU that give each user the requested speed."""
+"""The settings with the most throughput per GPU among those that give each user the speed asked for."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Price = Callable[[int, int], float]
 """Tokens a second of one user by batch and draft length."""
 
 TIE = 0.02
-"""A shorter schedule is preferred if it costs less than this."""
+"""A shorter schedule wins where it costs less than this."""
 WORTH = 0.02
-"""Minimum gain of a quantised recipe over bf16 before it is proposed, because it costs acceptance (see `verify`)."""
+"""What a quantised recipe must gain over bf16 before it is proposed: it is not free, see `verify`."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,11 +34,11 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     recipe: str
     batch: int
     num_draft_tokens: int
-    """Draft length at that batch; 0 disables speculation."""
+    """At that batch; 0 decodes plainly."""
     user_rate: float
     gpu_rate: float
     limit: str
-    """The limit on the batch: "speed", or a `BatchLimit`'s reason."""
+    """What keeps the batch from growing: "speed", or a `BatchLimit`'s reason."""
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,11 +54,11 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     others: list[Candidate]
     """The best of every other way to deploy, best first."""
     measured: tuple[PredictedPoint, ...]
-    """Points of --from used instead of the model, with the model's predictions for them."""
+    """Points of --from that were used in place of the model, with what it says of them."""
     model_error: float | None
     """Error of the model against them: the median of |predicted / measured - 1|."""
     model_factor: float
-    """Factor on the model's prediction for unmeasured points: the median of measured / predicted, or 1."""
+    """What the model is multiplied with where nothing was measured: the median of measured / predicted, or 1."""
     replicas: int = 1
     """Servers of `best` in the fleet."""
 
@@ -70,8 +70,8 @@ def tune(
 ) -> Tuning:  # fmt: skip
     """The best of `systems` (by recipe) over ranks, batch and draft length; with a `fleet`, the best for all servers.
 
-    `measured` points replace the model for the systems' parallelism. Raises ConfigError if no setting reaches `slo`,
-    naming the fastest, or if the fleet has too few GPUs.
+    `measured` points replace the model where there are any, for the parallelism that the systems have. Raises
+    ConfigError where no setting reaches `slo`, naming the fastest, and where the fleet's GPUs are too few.
     """
     candidates: list[Candidate] = []
     fastest = 0.0
@@ -179,7 +179,7 @@ def _price(
 
 
 def _factor(model: Price, measured: MeasuredPoints | None) -> float:
-    """measured / predicted, so that measured and unmeasured points are compared on one scale."""
+    """measured / predicted, so that what was not measured and what was are compared on one scale."""
     if measured is None:
         return 1.0
     return statistics.median(1 / (1 + comparison.error) for comparison in measured.compare(model))
@@ -188,7 +188,7 @@ def _factor(model: Price, measured: MeasuredPoints | None) -> float:
 def _candidates(
     system: System, recipe: str, price: Price, traffic: Traffic, slo: float, lengths: Sequence[int]
 ) -> Iterator[Candidate]:
-    """The largest batch that keeps the speed, with its best draft length; None if even a single user is too slow."""
+    """The largest batch that keeps the speed, with the draft length that is best there; none where one user is slow."""
 
     def best_length(batch: int) -> tuple[float, int]:
         allowed = [k for k in lengths if batch * (k + 1) <= system.max_num_tokens]
@@ -223,11 +223,10 @@ def _prefer_unquantized(candidates: Sequence[Candidate], fleet: Fleet | None) ->
 
 
 def _schedule(price: Price, largest: int, lengths: Sequence[int], slo: float) -> Schedule:
-    """Draft lengths by batch up to `largest`; a length is kept as long as it keeps the speed and none is better by more
-    than TIE.
+    """Draft lengths by batch up to `largest`, each kept while it keeps the speed and none is better by more than TIE.
 
-    Runtimes draft at most the first length. It is the best for one user that keeps the speed at every batch; if there
-    is none, the best for one user.
+    Runtimes draft at most what they begin with. The first length is the best for one user with which the speed is
+    kept at every batch; where there is none, the best for one user.
     """
     starts = [batch for batch in BATCHES if batch < largest] + [largest]
     ends = [start - 1 for start in starts[1:]] + [largest]
@@ -252,14 +251,14 @@ def _schedule(price: Price, largest: int, lengths: Sequence[int], slo: float) ->
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     num_gpus: int | None = None
-    """All available GPUs, on one or more nodes; None: no limit."""
+    """All available GPUs, on one or more nodes; None: as many as it takes."""
     request_rate: float | None = None
-    """Requests per second of all servers together; None: as many as they can serve."""
+    """Requests a second that all servers take together; None: as many as they can."""
     output_tokens: int
     """Output tokens of a request."""
 
     def replicas(self, candidate: Candidate) -> int:
-        """Servers of a candidate: enough for the rate, else as many as the GPUs hold; 0 if neither is possible."""
+        """Servers of a candidate: those that take the rate, else as many as the GPUs hold; 0 where neither can be."""
         most = None if self.num_gpus is None else self.num_gpus // candidate.tensor_parallel
         if self.request_rate is None:
             return 1 if most is None else most
@@ -271,9 +270,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
         return candidate.batch * candidate.user_rate / self.output_tokens
 
     def price(self, candidate: Candidate) -> float:
-        """The objective to minimise: the GPUs needed for the rate, or without a rate the negated throughput of all
-        GPUs.
-        """
+        """What is minimised: the GPUs that take the rate, or without one the throughput of all GPUs, negated."""
         replicas = self.replicas(candidate)
         if self.request_rate is not None:
             return float(replicas * candidate.tensor_parallel)

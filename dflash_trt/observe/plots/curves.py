@@ -17,13 +17,12 @@ if TYPE_CHECKING:
 WIDE, NARROW = (8.5, 5.0), (4.2, 4.2)  # inches: for a desktop's page or a slide, and for a telephone
 GREY = "#5a5a5a"
 LABEL_ROOM = 22, 11  # points around a label in which there is no other
-# points of the line between two measurements: it is straight in tokens/s, but curved on a logarithmic axis
-LINE_STEPS = 8
+LINE_STEPS = 8  # of the line between two points: it is straight in tokens/s, and a logarithmic axis bends it
 TITLES = {"none": "plain", "eagle3": "EAGLE-3", "dflash": "DFlash"}
 
 
 class Rated(Protocol):
-    """A point: speed of one user, and throughput of all."""
+    """A point: what one user gets, and what all of them get."""
 
     @property
     def user_rate(self) -> float:
@@ -38,7 +37,7 @@ P = TypeVar("P", bound=Rated)
 
 
 def frontier(candidates: Iterable[P]) -> list[P]:
-    """The Pareto-optimal points, fastest user first."""
+    """The points that no other beats on both axes, fastest user first."""
     best: list[P] = []
     for candidate in sorted(candidates, key=lambda p: (-p.user_rate, -p.gpu_rate)):
         if not best or candidate.gpu_rate > best[-1].gpu_rate:
@@ -47,7 +46,7 @@ def frontier(candidates: Iterable[P]) -> list[P]:
 
 
 def rate_between(front: Sequence[Rated], user_rate: float) -> float | None:
-    """Throughput of a frontier at `user_rate` per user, interpolated linearly; None beyond either end."""
+    """Throughput of a frontier where users get `user_rate`, between points linearly; None beyond either end."""
     if not front or not front[-1].user_rate <= user_rate <= front[0].user_rate:
         return None
     for fast, slow in pairwise(front):
@@ -64,7 +63,7 @@ class PlotPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens a second of all users, per GPU or per server."""
     label: str
     is_best: bool = True
-    """Whether the point is Pareto-optimal: the line connects these, and others are hollow."""
+    """Whether no other point beats it: the line goes through those, and others are hollow."""
     low: tuple[float, float] | None = None
     """(user_rate, gpu_rate) at the low end of a prediction's band, and below at its high end."""
     high: tuple[float, float] | None = None
@@ -77,14 +76,14 @@ class PlotCurve(msgspec.Struct, frozen=True):
 
 
 class Plot(msgspec.Struct, frozen=True, kw_only=True):
-    """A plot: its heading and its curves."""
+    """A picture: what stands above the axes, and the curves."""
 
     title: str
     detail: str
     per: str
-    """The unit of throughput: per GPU or per server."""
+    """What throughput is divided by: GPU or server."""
     labels: str
-    """Meaning of the labels at the markers."""
+    """What the labels at the markers are."""
     curves: tuple[PlotCurve, ...]
 
     @property
@@ -121,7 +120,7 @@ def draw(plot: Plot, size: tuple[float, float] = WIDE, *, has_heading: bool = Fa
 
 
 def svg(plot: Plot, size: tuple[float, float] = WIDE) -> str:
-    """The plot as a file: the same bytes for the same plot and release of matplotlib."""
+    """The picture as a file of its own: the same bytes for the same plot and release of matplotlib."""
     import matplotlib
 
     stream = io.StringIO()
@@ -173,7 +172,7 @@ def _scale(axes: Axes, plot: Plot) -> None:
 
 
 def _label(axes: Axes, plot: Plot) -> None:
-    """Places labels above and right of markers without overlapping other labels or markers; ends of curves first."""
+    """Labels above and right of their markers, where no other label or marker is; ends of curves first."""
     width, height = LABEL_ROOM
     points_per_pixel = 72 / axes.figure.dpi
     places = {
@@ -218,7 +217,7 @@ MORE = (
 
 
 def styles(methods: Sequence[str]) -> list[Style]:
-    """One style per curve, in order; the palette repeats."""
+    """One for each, in their order; those beyond the palette repeat it."""
     free = [style for name, style in STYLES.items() if name not in methods]
     rest = iter([*MORE, *free] * (len(methods) + 1))
     return [STYLES[method] if method in STYLES else next(rest) for method in methods]

@@ -59,7 +59,7 @@ def grown(cache: Tensor, dim: int, num_pages: int, written: Collection[int]) -> 
 
 
 def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Begin and end of each run of consecutive pages; `pages` must be sorted."""
+    """Begin and end of each run of pages that lie one behind the other; `pages` in order."""
     begin = 0
     for i in range(1, len(pages) + 1):
         if i == len(pages) or pages[i] != pages[i - 1] + 1:

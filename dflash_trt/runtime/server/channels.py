@@ -29,7 +29,7 @@ NAME = r"[a-zA-Z0-9_-]{1,64}"
 
 
 class CallDelta(msgspec.Struct, frozen=True):
-    """The part of a call that a chunk of an answer adds."""
+    """What a chunk of an answer adds to a call."""
 
     name: str | None
     """Name of the call that it begins; None where it continues the last one."""
@@ -131,7 +131,7 @@ class Channels:
         *,
         has_tools: bool = False,
     ) -> None:
-        """Cuts each message at a `stop` text that ends after `min_tokens` tokens of the response.
+        """Cuts each message at a `stop` text that ends behind `min_tokens` tokens of the response.
 
         With tools, a message to a function is a call.
         """

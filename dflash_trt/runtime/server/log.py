@@ -16,7 +16,7 @@ log = logging.getLogger("dflash_trt.runtime.server")
 
 
 class NonBlockingHandler(logging.Handler):
-    """Writes lines to a file descriptor on its own thread, and drops lines if the descriptor is too slow."""
+    """Writes lines to a file descriptor on a thread of its own, and drops them when it falls behind."""
 
     def __init__(self, descriptor: int = STDERR) -> None:
         super().__init__()

@@ -64,7 +64,7 @@ class ServedBackend(Backend, Protocol):
 
 
 class RoutedBackend(ServedBackend, Protocol):
-    """A served backend for a router that sends a prompt to the worker whose caches hold its beginning."""
+    """A served backend behind a router, which sends a prompt to the worker whose caches hold its beginning."""
 
     @property
     def num_cache_tokens(self) -> int:

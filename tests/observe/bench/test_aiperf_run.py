@@ -140,7 +140,7 @@ def test_it_ends_with_who_started_it(number: signal.Signals) -> None:
     await_end(child)
 
 
-# The daemon has left its session and lost its parent.
+# Its daemon has left its session and lost its parent.
 DAEMON = """
 import sys
 from dflash_trt.observe.bench.local_server import child_process
@@ -221,7 +221,7 @@ def test_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert (tmp_path / "environment").read_text() == "AIPERF_INJECTED_API_KEY=secret\n"
     turns = [{"role": "user", "text": "x"}, {"role": "user", "text": "y"}]
     assert json.loads((tmp_path / "seen" / "prompts.jsonl").read_text()) == {"session_id": "a", "turns": turns}
-    assert not (tmp_path / "out" / "inputs").exists()  # the licence of the prompts may forbid copies
+    assert not (tmp_path / "out" / "inputs").exists()  # whose prompts they are may forbid copies
 
 
 def test_its_last_words_are_ours(tmp_path: Path) -> None:

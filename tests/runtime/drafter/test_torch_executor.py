@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A drafter in torch against one on ONNX Runtime, which computes in FLOAT: equal within BF16 rounding."""
+"""A drafter in torch against one on ONNX Runtime, which computes in FLOAT: within what rounding to BF16 makes of it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def open_torch(engine: Path, manifest: Manifest, **options: Any) -> Drafter:
 
 
 def run(drafter: Drafter) -> Results:
-    """Outputs of a drafter for STEPS, by name; the inputs are BF16 values."""
+    """What a drafter makes of STEPS, by name; values that BF16 holds go in."""
     spec, generator, results = drafter.spec, torch.Generator().manual_seed(0), Results()
 
     def random(*shape: int) -> Tensor:
@@ -112,7 +112,7 @@ class Jitter:
             return x
         bits = x.float().view(torch.int32)
         moved = bits + torch.randint(0, 2**16, x.shape, generator=self._generator).int()
-        if x.dtype == torch.bfloat16:  # output of a product or attention, already rounded
+        if x.dtype == torch.bfloat16:  # of a product or attention, rounded already
             moved = moved + torch.randint(-(2**15), 2**15, x.shape, generator=self._generator).int()
         return (torch.where(x == 0, bits, moved) >> 16 << 16).view(torch.float32).bfloat16()
 

@@ -47,7 +47,7 @@ def serve(engine: Path, chat_target: Path, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setitem(sys.modules, "xgrammar", None)
     monkeypatch.setattr(import_module("dflash_trt.cli.serve"), "_say", said.append)
     monkeypatch.setattr(server_log, "set_up_logging", lambda: None)
-    monkeypatch.setattr(http_server, "exit_on_sigterm", nullcontext)  # it would end pytest
+    monkeypatch.setattr(http_server, "exit_on_sigterm", nullcontext)  # which would end pytest
 
     def run_serve(client: Callable[[str, Callable[[], None]], None], *options: object) -> list[str]:
         signals = iter([signal.SIGTERM])
@@ -79,7 +79,7 @@ def serve(engine: Path, chat_target: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 @pytest.mark.parametrize(("drain_seconds", "max_tokens"), [(60, 150), (0, 8000)])
 def test_sigterm_drains(serve: Serve, drain_seconds: int, max_tokens: int) -> None:
-    """Answers that end in time are complete; after that, every client gets an error."""
+    """Answers end whole in time, and behind it every client is told."""
     body, whole, events = LONG | {"max_tokens": max_tokens}, list[httpx.Response](), list[str]()
 
     def client(url: str, stop: Callable[[], None]) -> None:
@@ -136,7 +136,7 @@ def test_a_port_in_use_is_said_before_loading(engine: Path, chat_target: Path) -
 @pytest.mark.full
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_no_grammar_outlives_the_server(engine: Path, chat_target: Path, tmp_path: Path, end: signal.Signals) -> None:
-    """A full disk does not delay the end either."""
+    """Nor delays its end."""
     with started(engine, chat_target, tmp_path / "log", "--drain-seconds", 1) as process:
         url = process.await_url()
 
@@ -167,7 +167,7 @@ def test_no_grammar_outlives_the_server(engine: Path, chat_target: Path, tmp_pat
 
 @pytest.mark.full
 def test_ranks_serve_as_one(engine: Path, chat_target: Path, tmp_path: Path) -> None:
-    """Answers do not change under torchrun; at SIGTERM, which reaches all, rank 0 drains and no rank survives."""
+    """Answers do not change under torchrun; at SIGTERM, which reaches all, rank 0 drains and no rank stays behind."""
     body = LONG | {"max_tokens": 100, "stream": False}
 
     def served(*options: object, launcher: Sequence[str] = ()) -> str:
@@ -188,7 +188,7 @@ def test_ranks_serve_as_one(engine: Path, chat_target: Path, tmp_path: Path) -> 
 
 @pytest.mark.full
 def test_a_second_sigterm_ends_at_once(engine: Path, chat_target: Path) -> None:
-    """A full disk for stderr does not prevent the start either."""
+    """Nor does a full disk behind stderr prevent the start."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = ["-m", "dflash_trt", "serve", str(engine), "--target", str(chat_target), "--port", str(port)]
@@ -283,7 +283,7 @@ def test_the_drain_has_an_end_and_a_second_signal_is_heeded(monkeypatch: pytest.
 def test_sigterm_while_loading(engine: Path, chat_target: Path, tmp_path: Path) -> None:
     with started(engine, chat_target, tmp_path / "log") as process:
         process.await_log("loading ")
-        assert len(children(process.popen.pid)) == 2  # the grammar compiler is importing meanwhile
+        assert len(children(process.popen.pid)) == 2  # what compiles grammars imports meanwhile
         process.popen.send_signal(signal.SIGTERM)
         assert process.popen.wait(PATIENCE) == 0
         assert "Traceback" not in process.text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Structured outputs match, and a grammar that takes for ever to compile delays only its own client, for a while."""
+"""Structured outputs match, and a grammar that takes for ever to compile holds nobody but its client, for a while."""
 
 from __future__ import annotations
 
@@ -107,13 +107,13 @@ def regex(text: str) -> Grammar:
 
 
 def endless(number: int) -> Grammar:
-    """50 s with 2,000 items, and more than twice that with 4,000."""
+    """50 s with 2,000 items, and more than twice that with twice as many."""
     return regex("a?" * (20_000 + number))
 
 
 @pytest.fixture
 def compiler(llm: LLM) -> GrammarCompiler:
-    """The worker has kept nothing."""
+    """Which has kept nothing."""
     return GrammarCompiler(llm.backend.tokenizer, 1024, {0})
 
 
@@ -134,7 +134,7 @@ def limit_seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 async def active(processes: GrammarProcesses, number: int) -> None:
-    """Waits until `number` grammars compile."""
+    """Waits until so many compile."""
     while processes.num_active < number:
         await asyncio.sleep(0)
 
@@ -171,7 +171,7 @@ async def test_another_process_compiles_the_same(processes: GrammarProcesses, ll
 
 @bounded
 async def test_the_first_grammar_finds_its_process(compiler: GrammarCompiler) -> None:
-    """The grammar was compiled once, although the client that asked for it first had left."""
+    """Which was prepared once, although who asked for it first had left."""
     opened: list[GrammarCompiler] = []
 
     def open_compiler() -> GrammarCompiler:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of invalid or oversized requests have OpenAI's shape and the field's name; the server survives."""
+"""What is wrong with a request, or too large, is said in OpenAI's shape, with the field's name; the server lives."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access, limits, and answers whose client has left."""
+"""Who may ask, how much, and what becomes of an answer that nobody waits for."""
 
 from __future__ import annotations
 

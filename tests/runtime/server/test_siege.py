@@ -105,9 +105,9 @@ async def documents(number: int, ended: list[int]) -> AsyncGenerator[dict[str, A
 
 
 async def read_slowly(number: int, *, ticks: int = 0) -> tuple[bool, bytes]:
-    """Whether the documents ended before the client read any, and the data that it received.
+    """Whether the documents came to an end before the client read any, and what it got then.
 
-    With `ticks` it reads meanwhile, one document every `ticks` turns of the event loop.
+    With `ticks` it reads meanwhile, one document in so many turns of the event loop.
     """
     ended: list[int] = []
     may_read, sent = asyncio.Event(), b""
@@ -316,7 +316,7 @@ def test_errors_of_libraries_are_lines_of_the_log() -> None:
 def test_a_log_that_nobody_reads_loses_lines() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    with suppress(BlockingIOError):  # fills the pipe
+    with suppress(BlockingIOError):  # until the pipe is full
         while True:
             os.write(writing, b"x" * 4096)
     os.set_blocking(writing, True)

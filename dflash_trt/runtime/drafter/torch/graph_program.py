@@ -152,7 +152,7 @@ class Program:
 
 
 def calls_of(graph: OnnxGraph, node: Node, patterns: Sequence[Pattern] = ()) -> list[Call]:
-    """The function for a node. Raises EngineError, naming file and node, for an unsupported operator."""
+    """What a node becomes. Raises EngineError, naming file and node, for an operator that has no function here."""
     for pattern in patterns:
         if (calls := pattern(graph, node)) is not None:
             return calls

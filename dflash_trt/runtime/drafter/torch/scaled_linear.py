@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers of more than one node that are one product: a bias, and quantised numbers that a device multiplies.
 
-Without a product of quantised numbers, weights are dequantised once to BF16, as the nodes specify. A further number
-format is one more function here. FP8's product has run on an H100, FP4's has **not yet run**.
+Where there is no product of quantised numbers, weights are dequantised once, into BF16, as the nodes say. A further
+number format is one more function here. Of the products, FP8's has run on an H100, FP4's has **not yet run**.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def patterns(device: torch.device) -> list[Pattern]:
 
 
 def biased_linear(graph: OnnxGraph, node: Node) -> list[Call] | None:
-    """Gemm with a dense matrix and the bias that the following attention reads: otherwise a separate kernel."""
+    """Gemm with a dense matrix, and the bias that the attention reads behind it: else a kernel of its own."""
     product = graph.producer(node.inputs[0], "Gemm") if node.op_type == "Add" else None
     if product is None or product.attributes != {"transB": 1} or node.inputs[1] not in graph.constants:
         return None
@@ -116,7 +116,7 @@ def swizzle(scales: Tensor) -> Tensor:
     Rows and columns that fill the last tile are 0 (cuBLAS 13, "1D block scaling factors layout").
     """
     M, columns = scales.shape
-    filled = F.pad(scales.float(), (0, -columns % SCALE_COLUMNS, 0, -M % SCALE_ROWS))  # on bytes: an additional kernel
+    filled = F.pad(scales.float(), (0, -columns % SCALE_COLUMNS, 0, -M % SCALE_ROWS))  # of bytes: a kernel more
     tiles = filled.reshape(-1, 4, 32, filled.shape[1] // SCALE_COLUMNS, SCALE_COLUMNS)
     return tiles.permute(0, 3, 2, 1, 4).to(torch.float8_e4m3fn).reshape(-1)
 

@@ -49,7 +49,7 @@ class StoredWeights:
         return tensor
 
     def _mapped(self, name: str, place: dict[str, str], dims: list[int], dtype: torch.dtype, graph: Path) -> Tensor:
-        """Read-only memory map."""
+        """A view of the file, which takes no memory of its own where nobody writes it: nobody does."""
         location, offset, length = place["location"], int(place.get("offset", 0)), int(place.get("length", -1))
         file, needed = self._directory / location, prod(dims) * dtype.itemsize
         there = file.stat().st_size if is_file_name(location) and file.is_file() else 0

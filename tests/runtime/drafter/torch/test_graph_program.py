@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of graphs: products of quantised numbers, weights in their file, one kernel between two products."""
+"""What a graph becomes: products of quantised numbers, weights in their file, one kernel between two products."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ def test_between_two_products_one_function(name: str, tmp_path: Path, monkeypatc
         program = Program(graph_of(tmp_path / "engine"), ["hidden"])
         kinds = [kind for kind in operators_of(program) if kind not in ("reshape", "identity")]
         assert [kinds.count(kind) for kind in ("gemm", "attend")] == [12, 3]
-        assert len(kinds) <= 12 + 3 + 15  # operators between two of them, too
+        assert len(kinds) <= 12 + 3 + 15  # and what lies between two of them
 
 
 @pytest.mark.full
@@ -368,7 +368,7 @@ def test_a_gpu_without_fp8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 def test_triton_gets_fp8_codes_where_a_gpu_has_them(
     capability: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Operators around them are fused in any case."""
+    """What lies around them is fused in any case."""
     executor = TorchExecutor(tmp_path / "engine", MAKERS["fp8+fp8-kv"](tmp_path), CudaLauncher(torch.device("cuda")))
     program = Program(graph_of(tmp_path / "engine"), ["hidden"])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
@@ -384,7 +384,7 @@ def test_triton_gets_fp8_codes_where_a_gpu_has_them(
 
 
 def test_a_machine_on_which_nothing_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One message names the missing tool for both graphs; they run operator by operator."""
+    """What is missing is said once for both graphs; they run operator by operator."""
     program = Program(graph_of(MAKERS["gpt-oss"](tmp_path) and tmp_path / "engine"), ["hidden"])
     executor = open_torch(tmp_path / "engine", read_manifest(tmp_path / "engine")).executor
     assert isinstance(executor, TorchExecutor)
