@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The catalogue of known drafts: `dflash-trt drafts`, and docs/checkpoints.md (tools/catalog_page.py).
 
-Facts of a draft are in checkpoints.json, which plans deployments, or otherwise in catalog.json; the memory follows from
-them. Unknown facts are None, and are shown as unknown.
+Facts of a draft stand in checkpoints.json, which plans deployments, or beside it in catalog.json; the memory follows
+from them. What is not known is None, and said.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class KnownDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def kind_name(self) -> str:
-        """The draft's kind, by its facts if they are known."""
+        """What it is, by its facts where they are known."""
         return self.kind or "?" if self.facts is None else self.facts.kind
 
     def weight_bytes(self) -> dict[str, int] | None:

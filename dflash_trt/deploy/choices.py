@@ -12,7 +12,7 @@ from dflash_trt.deploy.schema import Runtime
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts that choices depend on; None for unknown ones."""
+    """What choices depend on; None for what is not known."""
 
     method: str | None = "dflash"
     """dflash, eagle3 or another's own name; None for plain decoding."""
@@ -33,7 +33,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     wanted: Callable[[Circumstances], Any]
     """None where there is nothing to choose."""
     why: str
-    """Effect of another value, with its source."""
+    """What another value does, and the source."""
     is_environment: bool = False
     """Whether it is a variable of the environment."""
     is_least: bool = False
@@ -41,7 +41,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     is_default: bool = False
     """Whether it is the runtime's default, which is not written."""
     unset: str = ""
-    """The runtime's behaviour if it has no default."""
+    """What the runtime does where its default is none."""
 
 
 def _if(method: str, value: object) -> Callable[[Circumstances], Any]:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments that select a draft in each runtime: DFlash, DSpark or EAGLE-3, with the runtime's name for K.
+"""What selects a draft in each runtime's arguments: DFlash, DSpark or EAGLE-3, with the runtime's words for K.
 
 DSpark: vLLM 0.33 (config/speculative.py, v1/worker/gpu/spec_decode/dspark): method dspark, K rows of an anchor-first
 block or 1 + K. SGLang (server_args.py): speculative_dspark_block_size is the number of proposals, whatever the block's
-layout. TensorRT-LLM (DSparkDecodingConfig): max_draft_len is the block of an anchor-first draft; it reads everything
-else from the draft. Written from sources, not run.
+layout. TensorRT-LLM (DSparkDecodingConfig): max_draft_len is the block of an anchor-first draft; it reads all else from
+the draft. Written from sources, not run.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def draft_arguments(
     sizes: DraftSizes, runtime: Runtime, draft: str, num_draft_tokens: int, name: str, *, gpu: GpuSpec | None,
     attention: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Arguments that select and describe the draft; raises ConfigError if the runtime does not serve it.
+    """What selects and describes the draft in the runtime's arguments; ConfigError where it does not serve it.
 
-    `draft` is the name under which it is loaded, `name` the subject of errors, `attention` TensorRT-LLM's kernel, or
-    None for its own choice.
+    `draft` is the name that it is loaded by, `name` whose fault an error is, `attention` TensorRT-LLM's kernel, its own
+    choice for None.
     """
     if sizes.spec.is_dspark:
         _check_dspark(sizes, runtime, name)
@@ -58,7 +58,7 @@ def selection(
                 "speculative_config": {"method": method, "model": draft, "num_speculative_tokens": num_draft_tokens}
             }
         case "sglang":
-            # SGLang's number of draft tokens is the verify window, including the last verified token.
+            # Its number of draft tokens is the verify window, the last verified token included.
             window = {"speculative_num_draft_tokens": num_draft_tokens + 1}
             lengths = {
                 "dflash": window,
@@ -104,7 +104,7 @@ def _check_dspark(sizes: DraftSizes, runtime: Runtime, name: str) -> None:
 
 
 def _problem(sizes: DraftSizes, runtime: Runtime) -> str | None:
-    """The runtime's requirement that the draft does not meet; a published draft's file is unknown."""
+    """What the runtime needs and the draft is not; a published draft's file is not known."""
     dialect = _dialect(sizes)
     if dialect not in (None, "dspark", *(["speculators"] if runtime == "vllm" else [])):
         return "an architecture of DSpark's (Qwen3DSparkModel, DSparkDraftModel)"

@@ -30,7 +30,7 @@ class TargetShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     hidden_size: int
     num_attention_heads: int
     cache: TargetCache
-    """State that its layers keep per request: the kinds of layers, and their bytes."""
+    """What its layers keep of a request: the kinds of its layers, and their bytes."""
     latent: LatentHeads | None = None
     has_output_gate: bool = False
     """Whether q brings a gate for what its heads give, and so is twice as wide (Qwen3-Next, Qwen3.5)."""

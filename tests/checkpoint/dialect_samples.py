@@ -21,7 +21,7 @@ Config = dict[str, Any]
 
 
 def respell(directory: Path, change: Callable[[Config], Config]) -> Path:
-    """Replaces config.json by the result of `change`."""
+    """Replaces config.json by what `change` makes of it."""
     file = directory / "config.json"
     file.write_text(json.dumps(change(json.loads(file.read_text()))))
     return directory

@@ -198,7 +198,7 @@ def test_claims_without_packed_weights(draft: Path) -> None:
 
 
 def test_converted_and_requantised(draft: Path, tmp_path: Path) -> None:
-    """The BF16 weights and their quantised form equal those of the dense draft with the same weights."""
+    """BF16 and what a recipe makes of it are those of the dense draft with the same weights."""
     meant = write_packed(draft)
     source = draft.rename(tmp_path / "packed")
     shown = run("convert", source, "-o", tmp_path / "dense", "--to", "zlab")
@@ -246,6 +246,6 @@ def test_against_the_package(
     is_rounded_alike = dtype == torch.bfloat16  # the package rounds to the scales' type
     check_meant(read, meant, rtol=0 if is_rounded_alike else 2**-8, atol=0 if is_rounded_alike else 2**-25)
     assert kind in str(read.stored_as)
-    for name, expected in meant.items():  # the quantised draft itself
+    for name, expected in meant.items():  # and it is the draft that was quantised
         assert np.abs(expected - before[name].float().numpy()).mean() < 0.2 * before[name].float().abs().mean()
     assert SECTION in read.config

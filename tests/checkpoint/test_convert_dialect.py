@@ -60,9 +60,9 @@ def test_there_and_back_are_the_same_bytes(name: str, layout: str, tmp_path: Pat
     directories = (FIXTURES / name, tmp_path / "first", tmp_path / "back")
     configs = [json.loads((directory / "config.json").read_text()) for directory in directories]
     for config in configs:
-        config["model_type"] = "qwen3"  # modelopt's and Speculators' name for any backbone
+        config["model_type"] = "qwen3"  # what modelopt and Speculators call any backbone
     assert configs[1] == configs[2]
-    assert name == "tiny-gpt-oss-dflash" or configs[0] == configs[1]  # has YaRN in the spelling of gpt-oss
+    assert name == "tiny-gpt-oss-dflash" or configs[0] == configs[1]  # which has YaRN in the spelling of gpt-oss
     original = load_file(FIXTURES / name / "model.safetensors")
     assert {n: t.tolist() for n, t in load_file(weights[1]).items()} == {n: t.tolist() for n, t in original.items()}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Required facts in config.json and tensors of DFlash2 and DSpark drafts, in every layout."""
+"""What config.json and tensors of DFlash2 and DSpark drafts must say, in every layout."""
 
 import json
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_what_does_not_fit_dspark_is_named(changed: dict[str, object], message: 
     ids=str,
 )  # fmt: skip
 def test_row_0_may_propose_nothing(said: dict[str, object], tmp_path: Path) -> None:
-    """RedHat's drafts: a block of S rows including the anchor, and S - 1 proposals."""
+    """RedHat's drafts: a block of S rows behind the anchor, and S - 1 proposals."""
     spec = read_draft(edit_config(write_dspark(tmp_path), **said)).spec
     assert (spec.sample_from_anchor, spec.num_draft_tokens) == (False, spec.block_size - 1)
     assert spec.is_dspark
@@ -110,7 +110,7 @@ def test_what_specforge_publishes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("from_anchor", [True, False])
 def test_speculators_layout(from_anchor: bool, tmp_path: Path) -> None:
-    """Drafts whose blocks may propose from the first row after the anchor."""
+    """Whose blocks may begin to propose behind the anchor."""
     heads = {"markov_rank": 8, "markov_head_type": "vanilla", "enable_confidence_head": False}
     edit_config(
         write_speculators(tmp_path), speculators_model_type="dspark", sample_from_anchor=from_anchor, **heads

@@ -35,7 +35,7 @@ from tests.paths import FIXTURES
 from tests.quantize.samples import raw
 from tests.reference.synthetic import write_random_draft
 
-# Dialects recognised under their name; the others are variants of a dialect.
+# Those that are recognised as what the name says; the others are of a dialect that has several faces.
 NAMES = [name for name in WRITERS if name in {dialect.name for dialect in DIALECTS}]
 
 
@@ -133,7 +133,7 @@ def test_speculators_training_copies_of_the_target_are_not_the_drafts(tmp_path: 
 
 
 def test_the_layout_of_a_quantised_draft(tmp_path: Path) -> None:
-    """Facts that z-lab's layout can express are written in it, others in ours, which other runtimes refuse."""
+    """What z-lab's layout can say is written in it, and the rest in ours, which other runtimes refuse."""
     for write, architecture in ((write_speculators, "DFlashDraftModel"), (write_laguna, "DFlashTrtDraftModel")):
         output = tmp_path / f"{architecture}-fp8"
         quantize_checkpoint(read_draft(write(tmp_path / architecture)), load_recipe("fp8"), output)

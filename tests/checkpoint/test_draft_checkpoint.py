@@ -26,7 +26,7 @@ def put(name: str, tensor: torch.Tensor) -> Change:
 
 
 def without_biases(tensors: dict[str, torch.Tensor]) -> None:
-    """Facts that other converters drop silently."""
+    """What other converters drop without a word."""
     for name in [name for name in tensors if name.endswith(".bias")]:
         del tensors[name]
 

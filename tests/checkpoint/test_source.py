@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints given as a path or a repository id; weights are downloaded only when they are needed."""
+"""What the user names: a path or a repository id, of which weights come only when they are computed with."""
 
 import hashlib
 import json

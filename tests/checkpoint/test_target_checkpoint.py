@@ -204,7 +204,7 @@ def test_swapped_target(target_facts: dict[str, object], words: str, draft_dir: 
 def test_taps_of_several_residual_streams(
     model_type: str, tap_width: int | None, refused: str | None, draft_dir: Path, tmp_path: Path
 ) -> None:
-    """A draft's width tells whether it reads their mean or all of them; other choices are undocumented."""
+    """A draft's width says whether it reads their mean or all; which one it is else, nobody says."""
     target = read_target(write_target(tmp_path / "other", model_type=model_type, hc_mult=4)).spec
     draft = msgspec.structs.replace(read_draft(draft_dir).spec, model_type="qwen3", tap_hidden_size=tap_width)
 

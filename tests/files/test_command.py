@@ -46,7 +46,7 @@ def test_no_deployment_writes_an_option(runtime: Runtime, bad: str, field: str) 
         rendered = render(deployment, runtime, "dflash", host=bad if field == "host" else "127.0.0.1", port=8000)
     except ConfigError:
         return
-    # The text remains a value in YAML, a comment, or a part of a word: it never becomes a word or a line.
+    # What is left is a value in YAML, a comment, or a part of a word: no word of its own, no line of its own.
     words = shlex.split(rendered.start) + (shlex.split(rendered.text, comments=True) if runtime != "trtllm" else [])
     assert bad not in words
     assert "\nreboot" not in rendered.text

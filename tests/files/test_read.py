@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Input from outside: bounded bytes of regular files, JSON that is one document, and no reader besides `files`."""
+"""What comes from outside: bounded bytes of regular files, JSON that is one document, and no reader besides `files`."""
 
 import ast
 import os
@@ -26,7 +26,7 @@ CALLS = set(
     """.split()  # noqa: SIM905
 )
 CLASS = re.compile(r"[A-Z]\w*[a-z]\w*$")
-METHODS = {"read_text", "read_bytes", "open"}  # repr of any object, such as a Path
+METHODS = {"read_text", "read_bytes", "open"}  # of any object: a Path's
 LAST = METHODS | {call.rpartition(".")[2] for call in CALLS}
 A_CALL = re.compile(rf"\b(?:{'|'.join(LAST)})\(")
 EXCEPTIONS = {
@@ -172,7 +172,7 @@ def test_up_to_the_limit(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")  # never written to
+    os.mkfifo(tmp_path / "pipe")  # nobody ever writes to it
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "socket"))
         (tmp_path / "loop").symlink_to("loop")

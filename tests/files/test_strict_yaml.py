@@ -151,7 +151,7 @@ KEYED = st.fixed_dictionaries(
 
 
 def load_or_refuse(tmp_path: Path, text: str) -> Outer | str:
-    """The parsed text or its error; no other exception escapes."""
+    """What the text says, or what is said about it; nothing else escapes."""
     try:
         return load(tmp_path, text)
     except ConfigError as error:

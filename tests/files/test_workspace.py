@@ -52,7 +52,7 @@ def killed_while_holding(path: Path, then: str = "") -> None:
 
 
 def test_one_in_use_stays(tmp_path: Path) -> None:
-    """The process id does not matter: containers on one volume have equal ones."""
+    """Whatever its process id: containers on one volume have the same ones."""
     with holding(tmp_path / "out") as process:
         (held,) = names(tmp_path)
         with pytest.raises(
@@ -148,7 +148,7 @@ def test_what_only_looks_alike_stays(tmp_path: Path) -> None:
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without locks, workspaces in use cannot be distinguished from abandoned ones, so nothing is removed."""
+    """What is in use there cannot be told from what was abandoned, so nothing is removed."""
 
     def no_locks(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
@@ -179,7 +179,7 @@ def test_one_that_is_removed_while_it_is_taken(tmp_path: Path, monkeypatch: pyte
 def test_one_process_may_write_on_the_way_to_its_result(tmp_path: Path) -> None:
     with workspace(tmp_path / "out") as outer, workspace(tmp_path / "out") as inner:
         assert outer != inner
-        recover_abandoned(tmp_path)  # another process would do this
+        recover_abandoned(tmp_path)  # what another process would do
         assert names(inner) == ["owner"]
     assert names(tmp_path) == []
 

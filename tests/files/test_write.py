@@ -38,7 +38,7 @@ def test_appears_when_it_is_complete(tmp_path: Path) -> None:
         (directory / "file").write_text("new")
         assert not path.exists()
         assert directory.parent.parent == path.parent
-        assert directory.parent.stat().st_mode & 0o777 == 0o700  # closed to other users
+        assert directory.parent.stat().st_mode & 0o777 == 0o700  # nobody else gets in
     assert names(path.parent) == ["out"]
     assert names(path) == ["file"]
     assert path.stat().st_mode & 0o700 == 0o700

@@ -25,7 +25,7 @@ from dflash_trt.files.command import quoted
 
 
 def unchecked_method(config: CheckedConfig) -> Iterator[Finding]:
-    """Choices that are not checked for other methods than DFlash, and the fact that only a draft's config decides."""
+    """What is not looked at of a method other than DFlash, and the one fact that a draft's config alone decides."""
     name, runtime = method(config), config.schema.runtime
     if name is None or name == "dflash":
         return
@@ -54,7 +54,7 @@ def packed_weights(config: CheckedConfig) -> Iterator[Finding]:
 
 
 def release(config: CheckedConfig) -> Iterator[Finding]:
-    """Choices that may differ in a release without its own schema."""
+    """What may differ in a release without a schema of its own."""
     schema = config.schema
     if schema.stands_for:
         yield warning(

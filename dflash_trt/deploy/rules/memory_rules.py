@@ -87,7 +87,7 @@ def check_memory(config: CheckedConfig) -> Iterator[Finding]:
 
 
 def _missing(config: CheckedConfig) -> tuple[list[str], list[str]]:
-    """Inputs without which memory cannot be counted, and the options that provide them."""
+    """What memory cannot be counted without, and what to give."""
     keys = runtime_keys()[config.schema.runtime]
     models = [("the draft", "--draft", config.draft), ("the GPUs", "--gpus", config.gpus)]
     missing = [(what, option) for what, option, known in models if known is None]
