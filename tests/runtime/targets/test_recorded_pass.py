@@ -182,9 +182,10 @@ def test_recurrent_state_is_not_recorded() -> None:
 
 
 def test_sizes_are_powers_of_two() -> None:
-    segments = history(seed=2)[0].segments
-    size = PassSize.of(segments, paged_caches.SlotCache(NUM_SLOTS, torch.device("cpu")).table)
+    target, turns = target_of(family_model("gemma2"), EagerLauncher()), history(seed=2)[:1]
+    computed(target, turns)
+    (size,) = target.recorded_sizes
     assert all(np.log2(number).is_integer() for number in size)
-    assert size.num_segments >= len(segments)
+    assert size.num_segments >= len(turns[0].segments)
     assert [PassSize(8, 2, pages).is_recorded for pages in (512, 1024)] == [True, False]
     assert [PassSize(segments, 16, 1).is_recorded for segments in (32, 64)] == [True, False]
