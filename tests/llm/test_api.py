@@ -213,7 +213,7 @@ def running(engine: Path, executor: str) -> tuple[LLM, list[weakref.ref[Any]]]:
     llm = open_llm(engine, executor=executor)
     llm.backend.submit(llm.backend.request(PROMPTS[0], LONG, lambda chunk: None))
     await_running(llm)
-    return llm, [weakref.ref(llm.backend._decoder._runner), *memory_of(llm.backend.session)]
+    return llm, [weakref.ref(llm.backend.decoder.runner), *memory_of(llm.backend.session)]
 
 
 @pytest.mark.parametrize("executor", ["onnxruntime", "torch"])
