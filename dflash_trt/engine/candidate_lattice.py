@@ -18,7 +18,7 @@ from dflash_trt import _C
 from dflash_trt.engine.proposals import Draw, Proposals
 
 
-class Candidates:
+class CandidateLattice:
     """A lattice: ids [B, K, k] int64, and scores [B, K, k, k] FLOAT of each behind each of the slot before."""
 
     def __init__(self, ids: Tensor, scores: Tensor, survival: Callable[[Tensor], Tensor] | None = None) -> None:
@@ -63,7 +63,7 @@ class Candidates:
         temperatures = [draw.params.temperature for _, draw in drawing]
         bits = [_C.uniform_bits(draw.params.seed, draw.position, count, 1) for _, draw in drawing]
         uniforms = [[2.0**-53 * number for number in row] for row in bits]
-        drawn, probabilities = Candidates(self.ids[rows], self.scores[rows]).sampled_walk(
+        drawn, probabilities = CandidateLattice(self.ids[rows], self.scores[rows]).sampled_walk(
             *(torch.tensor(values, dtype=torch.float64, device=self.ids.device) for values in (temperatures, uniforms))
         )
         ids, q = self.ids[rows].cpu().numpy(), probabilities.cpu().numpy()

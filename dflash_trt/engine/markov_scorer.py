@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dflash_trt.checkpoint.draft_spec import CONFIDENCE, D2T, MARKOV, DraftSpec
 from dflash_trt.checkpoint.weights import SINGLE
-from dflash_trt.engine.candidate_lattice import Candidates
+from dflash_trt.engine.candidate_lattice import CandidateLattice
 from dflash_trt.engine.candidate_scorer import CandidateScorer, table_rows
 
 
@@ -49,12 +49,12 @@ class MarkovScorer(CandidateScorer):
             names = [*spec.dspark_shapes(), *([D2T] if spec.has_d2t else [])]
             return cls(spec, {name: tensors.get_tensor(name) for name in names})
 
-    def lattice(self, hidden: Tensor, anchors: Tensor, ids: Tensor, logits: Tensor) -> Candidates:
+    def lattice(self, hidden: Tensor, anchors: Tensor, ids: Tensor, logits: Tensor) -> CandidateLattice:
         """The lattice, with the survival of its paths where there is a confidence head."""
         lattice = super().lattice(hidden, anchors, ids, logits)
         if f"{CONFIDENCE}.proj.weight" not in self._linear:
             return lattice
-        return Candidates(lattice.ids, lattice.scores, partial(self._survival, hidden.float(), anchors))
+        return CandidateLattice(lattice.ids, lattice.scores, partial(self._survival, hidden.float(), anchors))
 
     def _edges(self, hidden: Tensor, before: Tensor, ids: Tensor) -> Tensor:
         rows = table_rows(self._w1, before)

@@ -250,9 +250,9 @@ class EngineDrafter(nn.Module):
         blocks = torch.cat([noise_embedding, masks], dim=1)
         offsets = torch.arange(self.block_size, dtype=query_positions.dtype, device=query_positions.device)
         positions = query_positions[:, :1] + offsets
-        hidden = self._executor.draft(DraftInputs(blocks, positions, page_ids, num_ctx_per_req))
+        hidden = self._executor.draft(DraftInputs(blocks, positions, page_ids, num_ctx_per_req))["hidden"]
         self.has_drafted = True
-        return hidden[:, :W].reshape(B * W, H)
+        return hidden[:, :W].to(noise_embedding.dtype, copy=True).view(B * W, H)  # the next call overwrites `hidden`
 
 
 class DFlash2EngineDrafter(EngineDrafter):

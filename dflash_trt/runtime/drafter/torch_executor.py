@@ -19,11 +19,11 @@ from dflash_trt.api.runtime_options import DEFAULT_BATCH_SIZE
 from dflash_trt.device.attention_kernel import check_kernels
 from dflash_trt.device.fused import why_not_compiled
 from dflash_trt.device.launcher import Launcher
-from dflash_trt.engine.executor import DraftInputs
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plans.machine import LOWEST_SM
 from dflash_trt.engine.plans.plan import graph_batch_sizes, row_buckets
-from dflash_trt.engine.recorded_executor import RecordedExecutor, RecordedGraph, graph_tensors
+from dflash_trt.engine.recorded_executor import RecordedExecutor
+from dflash_trt.engine.recorded_graph import RecordedGraph, graph_tensors
 from dflash_trt.engine.signatures import MAX_CONTEXT, num_pages_for
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.drafter.torch.calls import WITH_FP8_CODES
@@ -42,7 +42,7 @@ class TorchExecutor(RecordedExecutor):
     def __init__(self, directory: Path, manifest: Manifest, launcher: Launcher, *, expose: Sequence[str] = ()) -> None:
         """`manifest` is that of `directory`, read and checked by `read_manifest`.
 
-        `expose` names values [B*S, H] inside draft.onnx that `draft_values` may return.
+        `expose` names values [B*S, H] inside draft.onnx that `draft` returns, too.
         """
         super().__init__(manifest, launcher)
         self._directory = directory
@@ -74,10 +74,6 @@ class TorchExecutor(RecordedExecutor):
                 f" {found[0]}.{found[1]}",
                 hint="build the engine again with a recipe without +fp8-kv",
             )
-
-    def draft_values(self, inputs: DraftInputs, names: Sequence[str]) -> list[Tensor]:
-        """The named values of one pass as `draft` makes it, each [B, S, H] FLOAT."""
-        return self._run_draft(inputs, dict.fromkeys(names, torch.float32))
 
     def _max_blocks(self) -> int:
         return self._num_slots
@@ -122,9 +118,9 @@ class TorchExecutor(RecordedExecutor):
             return self._launcher.record(work)
 
         began = time.perf_counter()
-        made = RecordedGraph(tensors, sizes, record)
+        recorded = RecordedGraph(tensors, outputs, sizes, record)
         LOG.info("%s: %s ready for %s rows in %.1f s", self._directory, graph.file, sizes, time.perf_counter() - began)
-        return made
+        return recorded
 
     def _fuse(self, program: Program) -> None:
         if lacking := why_not_compiled():

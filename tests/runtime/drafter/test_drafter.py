@@ -28,6 +28,7 @@ from dflash_trt.runtime.kvcache.paged_caches import FIRST_PAGES
 from tests.checkpoint.samples import refusal
 from tests.contract.host_runtime import VERSIONS
 from tests.contract.machine import pretend
+from tests.decoding import Tables, hidden_of
 from tests.engines import Graphs, build
 from tests.featured import build_featured, featured_draft
 from tests.paths import FIXTURES
@@ -140,11 +141,12 @@ def test_proposals_are_the_argmax_of_hidden(algorithm: str | None, tmp_path: Pat
     generator = torch.Generator().manual_seed(4)
     drafter.inject([0, 1], [5, 2], torch.randn(7, draft.spec.target_hidden_size, generator=generator))
     blocks = torch.randn(2, draft.spec.block_size, H, generator=generator)
-    hidden = drafter.draft([1, 0], blocks)[:, 1:]
+    outputs = drafter.run([1, 0], blocks)
+    hidden = outputs["hidden"][:, 1:]
     if algorithm == "FP8":  # its input, too, by the static scale
         hidden = (hidden / INPUT_SCALE).clamp(-448, 448).to(torch.float8_e4m3fn).float() * INPUT_SCALE
     best = (hidden.double() @ torch.from_numpy(weight).double().T).argmax(dim=-1)
-    assert torch.equal(drafter.propose([1, 0], blocks), tokens[best])
+    assert torch.equal(outputs["token_ids"].long(), tokens[best])
     assert best.unique().numel() > 5
 
 
@@ -201,7 +203,7 @@ def step(
     for either in (drafter, expected):
         either.inject(list(context), list(context.values()), taps)
     assert drafter.cache.lengths == expected.lengths
-    torch.testing.assert_close(drafter.draft(slots, blocks), expected.draft(slots, blocks), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(hidden_of(drafter, slots, blocks), expected.draft(slots, blocks), rtol=1e-4, atol=1e-4)
 
 
 def test_slots_grow_at_their_own_pace(engine: Path, drafter: Drafter) -> None:
@@ -249,7 +251,7 @@ def test_a_page_of_another_is_zeros_again(drafter: Drafter) -> None:
     drafter.inject([1], [3], torch.ones(3, width))
     drafter.reserve(2, [5, 3], 0)
     drafter.inject([2], [TOKENS_PER_PAGE + 1], torch.ones(TOKENS_PER_PAGE + 1, width))
-    assert drafter.draft([1, 2], blocks).isfinite().all()
+    assert hidden_of(drafter, [1, 2], blocks).isfinite().all()
 
 
 def test_a_cache_that_grew_while_decoding_is_cleared_by_anybody(drafter: Drafter) -> None:
@@ -263,11 +265,21 @@ def test_a_cache_that_grew_while_decoding_is_cleared_by_anybody(drafter: Drafter
     assert not drafter.cache.k.any()
 
 
-def test_what_a_row_takes_and_the_dtype_of_hidden_states(drafter: Drafter) -> None:
+def test_the_memory_of_a_row(drafter: Drafter) -> None:
     cache = drafter.cache
     assert cache.k.nbytes + cache.v.nbytes == FIRST_ROWS * drafter.cache_bytes_per_token
-    blocks = torch.zeros(1, drafter.spec.block_size, drafter.spec.hidden_size, dtype=torch.bfloat16)
-    assert drafter.draft([0], blocks).dtype == torch.bfloat16
+
+
+def test_a_borrowed_head_reads_the_dtype_that_the_embedding_has(drafter: Drafter) -> None:
+    """A target in BF16 takes no rows in FLOAT."""
+    generator = torch.Generator().manual_seed(0)
+    target = Tables(*torch.randn(2, 4096, drafter.spec.hidden_size, generator=generator).bfloat16())
+    drafter.borrow(target)
+    (proposals,) = drafter.propose([0], [5], 3)
+    blocks = target.embed(torch.tensor([[5] + [drafter.spec.mask_token_id] * (drafter.spec.block_size - 1)]))
+    hidden = hidden_of(drafter, [0], blocks)
+    assert hidden.dtype == torch.float32
+    assert proposals.token_ids == target.logits(hidden[0, 1:4].bfloat16()).argmax(-1).tolist()
 
 
 def test_context_of_a_slot(drafter: Drafter) -> None:
@@ -280,11 +292,3 @@ def test_context_of_a_slot(drafter: Drafter) -> None:
     assert torch.equal(found[1], v.transpose(0, 1))
     drafter.release(1)
     assert drafter.cache.rows(1)[0].shape == (len(spec.layers), 0, spec.num_key_value_heads, spec.head_dim)
-
-
-def test_hidden_states_outlive_the_next_pass(drafter: Drafter) -> None:
-    first, second = torch.randn(2, 1, drafter.spec.block_size, drafter.spec.hidden_size)
-    hidden = drafter.draft([0], first)
-    kept = hidden.clone()
-    drafter.draft([0], second)
-    assert torch.equal(hidden, kept)

@@ -49,12 +49,8 @@ def run(drafter: Drafter) -> Results:
     for step, (slots, num_rows) in enumerate(STEPS):
         drafter.inject(slots, num_rows, random(sum(num_rows), spec.target_hidden_size))
         blocks = random(len(slots), spec.block_size, spec.hidden_size)
-        results[f"hidden {step}"] = drafter.draft(slots, blocks)
-        if spec.has_own_head and spec.num_candidates is None:
-            results[f"token_ids {step}"] = drafter.executor.propose(drafter.inputs(slots, blocks))
-        elif spec.has_own_head:
-            _, ids, logits = drafter.executor.candidates(drafter.inputs(slots, blocks))
-            results |= {f"candidate_ids {step}": ids, f"candidate_logits {step}": logits.clone()}
+        outputs = drafter.run(slots, blocks)
+        results |= {f"{name} {step}": value.clone() for name, value in outputs.items()}
     for slot in range(NUM_SLOTS):
         for name, rows in zip("kv", drafter.cache.rows(slot), strict=True):
             results[f"{name} of slot {slot}"] = rows.float().cpu() * scales_of(drafter, name)
@@ -167,9 +163,9 @@ def a_stale_page(drafter: Drafter) -> None:
 
 
 def one_row_less(drafter: Drafter) -> None:
-    inputs = drafter.inputs
-    drafter.inputs = lambda slots, blocks: inputs(slots, blocks)._replace(  # type: ignore[method-assign]
-        context_lengths=inputs(slots, blocks).context_lengths - 1
+    draft = drafter.executor.draft
+    drafter.executor.draft = lambda inputs: draft(  # type: ignore[method-assign]
+        inputs._replace(context_lengths=inputs.context_lengths - 1)
     )
 
 

@@ -23,6 +23,7 @@ from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.device import fused
 from dflash_trt.device.attention_kernel import check_kernels
 from dflash_trt.device.launcher import CudaLauncher
+from dflash_trt.engine.executor import DraftInputs
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import EngineError, MissingDependencyError
@@ -41,7 +42,7 @@ from dflash_trt.runtime.drafter.torch.scaled_linear import (
 from dflash_trt.runtime.drafter.torch.stored_weights import StoredWeights
 from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
 from tests.checkpoint.samples import refusal
-from tests.runtime.drafter.test_torch_executor import listed_of, open_torch, run
+from tests.runtime.drafter.test_torch_executor import open_torch, run
 from tests.runtime.drafter.torch.drafts import MAKERS
 
 CPU = torch.device("cpu")
@@ -335,8 +336,8 @@ def test_exposed_values(tmp_path: Path) -> None:
         generator = torch.Generator().manual_seed(0)
         drafter.inject([0, 1], [3, 4], torch.randn(7, manifest.draft.target_hidden_size, generator=generator))
         blocks = torch.randn(2, manifest.draft.block_size, manifest.draft.hidden_size, generator=generator)
-        values = drafter.executor.draft_values(drafter.inputs([1, 0], blocks), [*names, "hidden"])  # type: ignore[attr-defined]
-        found.append([value.clone() for value in listed_of(values)])
+        outputs = drafter.run([1, 0], blocks)
+        found.append([outputs[name].float() for name in [*names, "hidden"]])
     for ours, theirs in zip(*found, strict=True):
         assert ours.shape == (2, manifest.draft.block_size, manifest.draft.hidden_size)
         assert float((ours - theirs).norm() / theirs.norm()) < 0.03
@@ -412,8 +413,8 @@ def test_a_machine_on_which_nothing_compiles(tmp_path: Path, monkeypatch: pytest
 def test_a_context_beyond_the_page_table(tmp_path: Path) -> None:
     drafter = open_torch(tmp_path / "engine", MAKERS["gpt-oss"](tmp_path))
     spec, most = drafter.spec, -(-drafter.spec.max_position_embeddings // TOKENS_PER_PAGE)
-    inputs = drafter.inputs([0], torch.zeros(1, spec.block_size, spec.hidden_size))
-    inputs = inputs._replace(page_ids=torch.zeros(1, most + 1, dtype=torch.int32))
+    blocks, page_ids = torch.zeros(1, spec.block_size, spec.hidden_size), torch.zeros(1, most + 1, dtype=torch.int32)
+    inputs = DraftInputs(blocks, torch.zeros(1, spec.block_size), page_ids, torch.zeros(1))
     message = refusal(lambda: drafter.executor.draft(inputs), EngineError)
     assert f"expected at most {most} pages of one request" in message
     assert f"found {most + 1}" in message
