@@ -342,7 +342,7 @@ def pretended_gpu() -> Iterator[tuple[PretendGpu, list[Uses]]]:
     with pytest.MonkeyPatch.context() as patch:
         graphs = stand_in(patch)
         patch.setattr("dflash_trt.device.attention_kernel._C", kernels)
-        for module in ("drafter.torch.attention_node", "kvcache.paged_caches"):
+        for module in ("drafter.torch.attention_node", "kvcache.context_cache"):
             patch.setattr(f"{runtime}.{module}._C", kernels)
         for module in ("device.fused", "runtime.drafter.torch_executor", "runtime.targets.huggingface"):
             patch.setattr(f"dflash_trt.{module}.why_not_compiled", lambda: "Triton")

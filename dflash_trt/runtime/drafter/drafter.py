@@ -17,7 +17,7 @@ from dflash_trt.engine.candidate_scorer import CandidateScorer
 from dflash_trt.engine.executor import DraftInputs, Executor
 from dflash_trt.engine.proposals import Draw, Proposals
 from dflash_trt.runtime.drafter.draft_embedding import DraftEmbedding
-from dflash_trt.runtime.kvcache.paged_caches import ContextCache
+from dflash_trt.runtime.kvcache.context_cache import ContextCache
 
 
 class Vocabulary(Protocol):

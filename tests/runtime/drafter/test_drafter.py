@@ -24,7 +24,7 @@ from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.runtime.drafter.open import choose_executor, open_drafter
 from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
-from dflash_trt.runtime.kvcache.paged_caches import FIRST_PAGES
+from dflash_trt.runtime.kvcache.page_memory import FIRST_PAGES
 from tests.checkpoint.samples import refusal
 from tests.contract.host_runtime import VERSIONS
 from tests.contract.machine import pretend
