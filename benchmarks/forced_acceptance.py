@@ -148,7 +148,7 @@ class ForcedRunner(ModelRunner):
 
 
 class ForcedLogits:
-    """Makes a target accept as many proposals of each block as a draw says, whatever they are."""
+    """Makes a target accept a drawn number of proposals of each block, regardless of their tokens."""
 
     def __init__(self) -> None:
         self._num_draws = 0

@@ -46,7 +46,7 @@ TOLERANCE = 0.05
 STEPS = ((3, 5), (1, 2), (60, 30))  # context rows of both slots before a block; the last are more than a plan takes
 SHAPE = "gpt-oss-120b"
 AIMS = {"bf16": 850, "fp8": 650}
-"""Microseconds of its drafter's pass on an H100, for one block behind 512 rows."""
+"""Microseconds of its drafter's pass on an H100, for one block after 512 rows."""
 ALGORITHMS = {"bf16": "", "fp8": "FP8", "nvfp4": "NVFP4"}
 """How tools/measured_passes.json calls a recipe's weights."""
 LOWEST_TAU = 1.5

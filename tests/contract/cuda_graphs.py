@@ -95,7 +95,7 @@ class RecordedGraph(TorchDispatchMode):
     gpu: PretendGpu | None = None
     live: ClassVar[weakref.WeakSet[RecordedGraph]] = weakref.WeakSet()
     memory: ClassVar[dict[object, list[weakref.ref[UntypedStorage]]]] = {}
-    """What graphs of a pool made."""
+    """Tensors that graphs of a pool made."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class RecordedGraph(TorchDispatchMode):
         self.own: dict[int, UntypedStorage] = {}
         """Memory of its own, by address."""
         self.outside: dict[int, weakref.ref[UntypedStorage]] = {}
-        """What it reads and writes of others."""
+        """Tensors of others that it reads and writes."""
         self.changed: set[int] = set()
         """Addresses that it writes."""
         RecordedGraph.live.add(self)
@@ -165,7 +165,7 @@ class RecordedGraph(TorchDispatchMode):
 
 
 def again(func: Any, args: Any, kwargs: Any, results: Any) -> Callable[[], object]:
-    """What the operator does at a replay: it writes into the tensors that it returned at the capture."""
+    """Replays the operator: writes to the tensors that it returned at the capture."""
 
     def there(values: Any) -> Any:
         return tree_map(lambda x: x.tensor() if isinstance(x, Outside) else x, values, is_leaf=is_outside)
@@ -248,7 +248,7 @@ class PretendGpu(PretendDevice):
         self.waits: list[str] = []
         """Functions in which the host waited."""
         self.caches: list[Tensor] = []
-        """What attention reads by address."""
+        """Tensors that attention reads by address."""
 
     def wait(self, name: str) -> None:
         """RuntimeError where torch refuses it."""
