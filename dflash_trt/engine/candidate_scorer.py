@@ -16,7 +16,7 @@ from dflash_trt.engine.candidate_lattice import CandidateLattice
 
 
 class CandidateScorer:
-    """Scores the candidates of each slot behind those of the slot before."""
+    """Scores the candidates of each slot after those of the slot before."""
 
     def __init__(self, spec: DraftSpec) -> None:
         assert spec.num_candidates is not None
@@ -35,7 +35,7 @@ class CandidateScorer:
         return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
 
     def lattice(self, hidden: Tensor, anchors: Tensor, ids: Tensor, logits: Tensor) -> CandidateLattice:
-        """Scores of candidates `ids`, `logits` [B, K, k] in slots with final hidden rows [B, K, H] behind `anchors`.
+        """Lattice of candidates `ids`, `logits` [B, K, k] in slots with final hidden rows [B, K, H] after `anchors`.
 
         anchors [B] int64 are the last verified tokens.
         """
@@ -44,7 +44,7 @@ class CandidateScorer:
         return CandidateLattice(ids, self._edges(hidden.float(), before, ids) + logits[:, :, None])
 
     def _edges(self, hidden: Tensor, before: Tensor, ids: Tensor) -> Tensor:
-        """[B, K, k, k] FLOAT: what each of `ids` gains behind each of `before`, [B, K, k] both."""
+        """[B, K, k, k] FLOAT: the gain of each of `ids` after each of `before`, [B, K, k] both."""
         raise NotImplementedError
 
 

@@ -29,7 +29,7 @@ class MarkovScorer(CandidateScorer):
     """The heads of an engine directory."""
 
     def __init__(self, spec: DraftSpec, tensors: dict[str, Tensor]) -> None:
-        """`tensors` are those of `DraftSpec.dspark_shapes`, any floats, and d2t of a draft that has it."""
+        """`tensors` are those of `DraftSpec.dspark_shapes`, any floats, and d2t if the draft has it."""
         super().__init__(spec)
         self._w1 = tensors.pop(f"{MARKOV}.markov_w1.weight")
         self._w2 = tensors.pop(f"{MARKOV}.markov_w2.weight")
@@ -63,7 +63,7 @@ class MarkovScorer(CandidateScorer):
         return rows @ table_rows(self._w2, ids if self._rows is None else self._rows[ids]).mT
 
     def _survival(self, hidden: Tensor, anchors: Tensor, path: Tensor) -> Tensor:
-        """[B, K], never rising, of token ids [B, K] behind `anchors`."""
+        """[B, K], never rising, of token ids [B, K] after `anchors`."""
         before = torch.cat([anchors[:, None], path[:, :-1]], dim=1)
         confidence = self._sigmoid(f"{CONFIDENCE}.proj", hidden, table_rows(self._w1, before))
         return confidence.squeeze(-1).cumprod(-1)

@@ -16,7 +16,7 @@ from dflash_trt.engine.executor import DraftInputs, Executor
 from dflash_trt.errors import EngineError
 from dflash_trt.trtllm.worker_context import BoundContext
 
-POOL_BACKEND = "TRTLLM"  # of attention_backend: with it the worker binds the pool
+POOL_BACKEND = "TRTLLM"  # the attention_backend with which the worker binds the pool
 DENSE_BACKEND = "VANILLA"
 # With AUTO, where a release has it, the worker takes the drafter's own choice.
 BACKENDS = {DENSE_BACKEND: False, POOL_BACKEND: True, "AUTO": True}

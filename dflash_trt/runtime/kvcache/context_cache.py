@@ -78,7 +78,7 @@ class ContextCache:
         return positions, pages, [position % size for position in positions]
 
     def make_room(self, num_pages: int) -> None:
-        """Makes room for `num_pages`, where not all are there at once. May replace `k` and `v`."""
+        """Makes room for `num_pages`, unless all were allocated at once. May replace `k` and `v`."""
         if num_pages > len(self.k) and not self._num_rows:
             self.k, self.v = (grown(cache, 0, num_pages, self.table.written) for cache in (self.k, self.v))
 

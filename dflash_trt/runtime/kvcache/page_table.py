@@ -16,7 +16,7 @@ from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 class PageTable:
     """The pages of each slot's sequence, in order, and how many tokens it has.
 
-    A slot gets its pages from `reserve`, or takes free ones as it grows, which needs the cache for itself.
+    A slot gets its pages from `reserve`, or takes free ones as it grows, if no other table allots pages of the cache.
     """
 
     def __init__(self, num_slots: int) -> None:

@@ -22,7 +22,7 @@ class SlotCache:
         self._device = device
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self.num_moves = 0
-        """How often a layer went to another address, because it had to grow."""
+        """How often a layer moved to another address to grow."""
 
     @property
     def bytes_per_token(self) -> int:
@@ -56,7 +56,7 @@ class SlotCache:
 
     @torch.inference_mode()
     def clear(self, pages: Sequence[int]) -> None:
-        """Zeroes pages that others have written."""
+        """Zeroes pages that earlier requests have written."""
         if pages:
             index = uploaded(torch.tensor(pages), self._device)
             for cache in (cache for layer in self._layers.values() for cache in layer):

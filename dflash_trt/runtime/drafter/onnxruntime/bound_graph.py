@@ -14,7 +14,7 @@ from torch import Tensor
 
 NUMPY_TYPES = {torch.float32: np.float32, torch.int32: np.int32}
 TOKEN_IDS = ("token_ids", "candidate_ids")
-"""Outputs that are INT32; all others are FLOAT."""
+"""Outputs in INT32; all others are FLOAT."""
 MAX_SIZES = 512
 """Combinations of row and page counts that stay bound."""
 
@@ -78,9 +78,9 @@ class BoundGraph:
         self._bound[size] = _Bound(binding, ours, results)
         return self._bound[size]
 
-    @torch.inference_mode(False)  # so that it may be written in that mode and outside it
+    @torch.inference_mode(False)  # memory that is written in that mode and outside it
     def _memory(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """The beginning of a value's own memory, which all of its sizes share."""
+        """The beginning of a value's memory, which all of its sizes share."""
         count = math.prod(shape)
         if name not in self._own or len(self._own[name]) < count:
             self._own[name] = torch.empty(count, dtype=dtype)

@@ -19,14 +19,14 @@ from dflash_trt.runtime.drafter.onnxruntime.lowering import lower_to_cpu
 from dflash_trt.runtime.drafter.onnxruntime.packed_linear import pack_linear_layers
 
 MIN_SHARED_BYTES = 2**23
-"""FLOAT size of a matrix from which on a second thread is worth its wake-up: it sleeps, because it may not spin.
+"""FLOAT bytes of a matrix from which a second thread is worth its wake-up: it sleeps, because it may not spin.
 Measured (benchmarks/bench_ort_threads.py, two cores of an AMD EPYC): at 6 MiB two threads take 1.0 to 1.1 times as long
 as one, at 13.5 0.8 to 1.1, at 24 0.75 to 1.1, at 63 0.6 to 0.8."""
 REFUSALS = (
     DecodeError,
-    ValueError,  # of onnx, as the next: data that is not where the graph says
+    ValueError,  # onnx raises this and the next for data that is not where the graph says
     onnx.checker.ValidationError,
-    ort_errors.Fail,  # of ONNX Runtime (1.31), without a common base
+    ort_errors.Fail,  # ONNX Runtime's errors (1.31) have no common base
     ort_errors.InvalidArgument,
     ort_errors.InvalidGraph,
     ort_errors.InvalidProtobuf,
@@ -51,7 +51,7 @@ def graph_session(directory: Path, file: str, expose: Sequence[str] = ()) -> onn
 
 
 def num_threads(model: onnx.ModelProto) -> int:
-    """Threads that compute `model`: torch's number, which OMP_NUM_THREADS sets, or one where no weight is worth two."""
+    """Threads for `model`: torch's number, which OMP_NUM_THREADS sets, or one if no weight is large enough for two."""
     largest = max((math.prod(weight.dims) for weight in model.graph.initializer), default=0)
     return torch.get_num_threads() if 4 * largest >= MIN_SHARED_BYTES else 1
 
@@ -62,10 +62,10 @@ def model_session(model: onnx.ModelProto, directory: Path, expose: Sequence[str]
     # Torch and ONNX Runtime take turns on the same cores: a pool that spins would starve the other.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.intra_op_num_threads = num_threads(model)
-    # Packed weights come in the sizes they have; its arena would double each time it grows.
+    # The arena would double each time it grows; packed weights need their exact sizes only.
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
-    # It compares each value with all that are free: 0.75 s of the 2,800 nodes of a draft in NVFP4. Passes take the same
-    # time and memory without, as the arena gives freed memory out again.
+    # Memory reuse compares each value with all free ones: 0.75 s for the 2,800 nodes of a draft in NVFP4. Passes take
+    # the same time and memory without it, as the arena reuses freed memory.
     options.enable_mem_reuse = False
     options.register_custom_ops_library(_C.__file__)
     # The model comes from memory, its weights from files.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An ONNX file as a list of torch calls: patterns become products, what depends on weights alone is computed once."""
+"""An ONNX graph as a list of torch calls; values that depend on weights alone are computed once."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Node(NamedTuple):
 
 
 class OnnxGraph:
-    """Nodes and initializers of a file, for patterns to look at."""
+    """Nodes and initializers of a file."""
 
     def __init__(
         self, directory: Path, file: str, weights: StoredWeights, model: onnx.ModelProto | None = None
     ) -> None:
-        """Reads `file`, unless `model` is what would stand in it.
+        """Reads `file`, unless `model` is its content.
 
         Raises EngineError for a file that is no ONNX graph, or whose weights are not where it says.
         """
@@ -88,7 +88,7 @@ def _value(attribute: onnx.AttributeProto) -> Any:
 
 
 Pattern = Callable[[OnnxGraph, Node], list[Call] | None]
-"""Calls in the place of a node, and of what only it reads; None where the node is another."""
+"""Calls that replace a node and the nodes that only it reads; None if the pattern does not match."""
 
 
 class Program:
@@ -104,12 +104,12 @@ class Program:
             call.operator is unpacked or (call.operator is dequantize and call.inputs[0] in self.constants)
             for call in needed
         )
-        """Whether weights were dequantised, because no pattern multiplies their codes."""
+        """Whether weights were dequantised because no pattern multiplies their codes."""
         self.calls = self._folded(needed)
         self._keep_what_is_read()
 
     def _folded(self, calls: Sequence[Call]) -> list[Call]:
-        """The calls that depend on inputs; all others are made now."""
+        """The calls that depend on inputs; all others are computed now."""
         left: list[Call] = []
         last = {name: index for index, call in enumerate(calls) for name in call.inputs}
         with torch.inference_mode(mode=False), torch.no_grad():
@@ -126,7 +126,7 @@ class Program:
         return left
 
     def _keep_what_is_read(self) -> None:
-        """Drops constants that no call reads, and notes after which call each other value is no longer needed."""
+        """Drops constants that no call reads, and notes the last call that reads each other value."""
         last = {name: index for index, call in enumerate(self.calls) for name in (*call.outputs, *call.inputs)}
         kept = {*self.outputs, *self.constants}
         self.constants = {name: value for name, value in self.constants.items() if name in {*last, *self.outputs}}
@@ -136,7 +136,7 @@ class Program:
                 self._done[index].append(name)
 
     def fuse(self, left: Collection[Callable[..., Any]] = ()) -> None:
-        """Makes one kernel or few of what lies between linear layers and attention, but for the operators `left`."""
+        """Fuses the operators between linear layers and attention, but for those in `left`."""
         self.calls = fused(self.calls, self.outputs, left)
         self._keep_what_is_read()
 
@@ -152,7 +152,7 @@ class Program:
 
 
 def calls_of(graph: OnnxGraph, node: Node, patterns: Sequence[Pattern] = ()) -> list[Call]:
-    """What a node becomes. Raises EngineError, naming file and node, for an operator that has no function here."""
+    """The calls that compute a node. Raises EngineError, naming file and node, for an operator without a function."""
     for pattern in patterns:
         if (calls := pattern(graph, node)) is not None:
             return calls
@@ -167,7 +167,7 @@ def calls_of(graph: OnnxGraph, node: Node, patterns: Sequence[Pattern] = ()) -> 
 
 
 def _call(graph: OnnxGraph, node: Node) -> Call:
-    """The call of one operator. Raises TypeError or ValueError for one that has no function, or other attributes."""
+    """The call of one operator. Raises TypeError or ValueError for one without a function, or with other attributes."""
     if node.op_type == UNPACK:
         return Call(partial(unpacked, **node.attributes), node.inputs, node.outputs)
     if node.op_type == ATTENTION:
