@@ -27,7 +27,8 @@ from dflash_trt.engine.recorded_graph import RecordedGraph, graph_tensors
 from dflash_trt.engine.signatures import MAX_CONTEXT, num_pages_for
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.drafter.torch.calls import WITH_FP8_CODES
-from dflash_trt.runtime.drafter.torch.graph_program import OnnxGraph, Program
+from dflash_trt.runtime.drafter.torch.graph_program import Program
+from dflash_trt.runtime.drafter.torch.onnx_graph import OnnxGraph
 from dflash_trt.runtime.drafter.torch.scaled_linear import patterns
 from dflash_trt.runtime.drafter.torch.stored_weights import StoredWeights
 

@@ -29,7 +29,8 @@ from dflash_trt.engine.graph.linear import input_name
 from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.bounds import CAPTURE, Ranges
 from dflash_trt.runtime.drafter.onnxruntime.graph_session import model_session
-from dflash_trt.runtime.drafter.torch.graph_program import OnnxGraph, Program
+from dflash_trt.runtime.drafter.torch.graph_program import Program
+from dflash_trt.runtime.drafter.torch.onnx_graph import OnnxGraph
 from dflash_trt.runtime.drafter.torch.operators import TORCH_TYPES
 from dflash_trt.runtime.drafter.torch.scaled_linear import patterns
 from dflash_trt.runtime.drafter.torch.stored_weights import StoredWeights

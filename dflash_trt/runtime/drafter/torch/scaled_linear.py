@@ -15,7 +15,7 @@ from dflash_trt.checkpoint.quantization import BLOCK
 from dflash_trt.engine.graph.draft_graph import ATTENTION
 from dflash_trt.engine.plans.machine import LOWEST_SM
 from dflash_trt.runtime.drafter.torch.calls import Call
-from dflash_trt.runtime.drafter.torch.graph_program import Node, OnnxGraph, Pattern, packed_name
+from dflash_trt.runtime.drafter.torch.onnx_graph import Node, OnnxGraph, Pattern, packed_name
 from dflash_trt.runtime.drafter.torch.operators import fp4_scales, fp4_values
 
 SCALE_ROWS, SCALE_COLUMNS = 128, 4

@@ -30,7 +30,8 @@ from dflash_trt.errors import EngineError, MissingDependencyError
 from dflash_trt.runtime.drafter import torch_executor
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.drafter.torch import calls, operators, scaled_linear
-from dflash_trt.runtime.drafter.torch.graph_program import OnnxGraph, Program
+from dflash_trt.runtime.drafter.torch.graph_program import Program
+from dflash_trt.runtime.drafter.torch.onnx_graph import OnnxGraph
 from dflash_trt.runtime.drafter.torch.scaled_linear import (
     biased_linear,
     fp4_linear,
