@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -127,11 +128,15 @@ class TorchExecutor(RecordedExecutor):
         if lacking := why_not_compiled():
             self._warn(f"torch.compile lacks {lacking}: a kernel for each operator, so passes take longer")
         else:
-            has_fp8 = torch.cuda.get_device_capability(self.device) >= LOWEST_SM["FP8"]
-            program.fuse(() if has_fp8 else WITH_FP8_CODES)
+            program.fuse(not_compiled(self.device))
 
     def _warn(self, message: str) -> None:
         """Logs what is slower or larger than it could be, once."""
         if message not in self._warned:
             self._warned.add(message)
             LOG.warning("%s: %s", self._directory, message)
+
+
+def not_compiled(device: torch.device) -> Collection[Callable[..., Any]]:
+    """Operators that Triton does not compile for a GPU."""
+    return () if torch.cuda.get_device_capability(device) >= LOWEST_SM["FP8"] else WITH_FP8_CODES

@@ -14,7 +14,6 @@ import torch
 from dflash_trt import _C
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.quantization import Quantization
-from dflash_trt.device.launcher import CudaLauncher
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.engine.plans.plan import Plan
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
@@ -53,10 +52,12 @@ def planned(manifest: Manifest) -> Manifest:
 
 def test_onnx_runtime_on_a_cpu(engine: Path, manifest: Manifest) -> None:
     drafter = open_drafter(engine, manifest, num_slots=3, device="cpu", expose=["layers.0/output"])
-    executor = drafter.executor
-    assert isinstance(executor, OnnxExecutor)
+    assert isinstance(drafter.executor, OnnxExecutor)
     assert len(drafter.cache.lengths) == 3
-    assert [output.name for output in executor._sessions["draft"].get_outputs()] == ["hidden", "layers.0/output"]
+    blocks = torch.zeros(2, manifest.draft.block_size, manifest.draft.hidden_size)
+    outputs = drafter.run([0, 1], blocks)
+    assert {name: value.shape for name, value in outputs.items()} == dict.fromkeys(outputs, blocks.shape)
+    assert list(outputs) == ["hidden", "layers.0/output"]
 
 
 def test_on_a_gpu_torch_where_there_are_no_plans(engine: Path, manifest: Manifest, planned: Manifest) -> None:
@@ -64,7 +65,6 @@ def test_on_a_gpu_torch_where_there_are_no_plans(engine: Path, manifest: Manifes
     for of, expose in ((manifest, ()), (half, ()), (planned, ("layers.0/output",))):  # plans return no such value
         executor = choose_executor(engine, of, device="cuda:1", expose=expose)
         assert isinstance(executor, TorchExecutor)
-        assert isinstance(executor._launcher, CudaLauncher)
         assert executor.device == torch.device("cuda:1")
 
 
@@ -75,7 +75,6 @@ def test_on_a_gpu_plans_where_there_are_some(
     executor = choose_executor(engine, planned, device="cuda:1")
     assert isinstance(executor, TensorRTExecutor)
     assert executor.device == torch.device("cuda:1")
-    assert isinstance(executor._launcher, CudaLauncher)
     assert isinstance(choose_executor(engine, planned, device="cuda:1", executor="torch"), TorchExecutor)
 
 

@@ -64,7 +64,7 @@ def _joined(calls: Sequence[Call], read_later: Collection[str]) -> Call:
     outputs = [name for name in made if name in read_later]
     place = {name: index for index, name in enumerate([*inputs, *made])}
     steps = tuple((c.operator, c.keywords, tuple(place[i] for i in c.inputs), len(c.outputs)) for c in calls)
-    function = _fused(steps, len(inputs), tuple(place[name] for name in outputs))
+    function = fused_function(steps, len(inputs), tuple(place[name] for name in outputs))
     return Call(function, tuple(inputs), tuple(outputs))
 
 
@@ -72,7 +72,7 @@ Steps = tuple[tuple[Callable[..., Any], tuple[tuple[str, Any], ...], tuple[int, 
 
 
 @cache
-def _fused(steps: Steps, num_inputs: int, outputs: tuple[int, ...]) -> Fused:
+def fused_function(steps: Steps, num_inputs: int, outputs: tuple[int, ...]) -> Fused:
     """A function of `num_inputs` tensors; further values are numbered in the order of computation."""
     graph = torch.fx.Graph()
     values = [graph.placeholder(f"x{index}") for index in range(num_inputs)]

@@ -55,7 +55,7 @@ def fuse(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(fused, "on_gpu", lambda tensor: True)
     monkeypatch.setattr(fused, "why_not_compiled", lambda: None)
-    monkeypatch.setattr(calls, "_fused", calls._fused.__wrapped__)
+    monkeypatch.setattr(calls, "fused_function", calls.fused_function.__wrapped__)
     monkeypatch.setattr(Program, "__init__", fused_init)
 
 
