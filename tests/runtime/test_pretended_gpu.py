@@ -25,7 +25,7 @@ from dflash_trt.engine.signatures import num_pages_for
 from dflash_trt.errors import CheckpointError, RequestError
 from dflash_trt.runtime import choice, open_target
 from dflash_trt.runtime.accept import accept_parts
-from dflash_trt.runtime.kvcache import paged_caches
+from dflash_trt.runtime.kvcache import context_cache
 from dflash_trt.runtime.load import open_session, room_for
 from dflash_trt.runtime.logits_processors import LogitBias
 from dflash_trt.runtime.open_target import prepare_target
@@ -261,7 +261,7 @@ def test_a_gpu_without_room_for_the_caches(monkeypatch: pytest.MonkeyPatch) -> N
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(paged_caches, "grown", full)
+    monkeypatch.setattr(context_cache, "grown", full)
     with pretended_gpu(), pytest.raises(RequestError) as found:
         open_on_gpu("tiny-qwen3")
     assert found.value.message.startswith("cache_gib: expected memory for 4 GiB of caches, found 1024.0 GiB free")

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from dflash_trt.checkpoint.refusing import refusing
 from dflash_trt.device.launcher import Launcher
-from dflash_trt.runtime.kvcache.paged_caches import SlotCache
+from dflash_trt.runtime.kvcache.slot_cache import SlotCache
 from dflash_trt.runtime.targets.delta_net import DeltaNets
 from dflash_trt.runtime.targets.packed_pass import IMPLEMENTATION, CurrentPass, GatheredPass, RaggedPass
 from dflash_trt.runtime.targets.recorded_pass import RecordedPasses, StaticPass

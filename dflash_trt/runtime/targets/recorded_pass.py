@@ -29,7 +29,8 @@ from dflash_trt.device.launcher import Launcher
 from dflash_trt.device.upload import pinned, uploaded
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.errors import first_line
-from dflash_trt.runtime.kvcache.paged_caches import PageTable, SlotCache
+from dflash_trt.runtime.kvcache.page_table import PageTable
+from dflash_trt.runtime.kvcache.slot_cache import SlotCache
 from dflash_trt.runtime.targets.packed_pass import (
     MAX_PAGES,
     AttentionRule,

@@ -13,8 +13,9 @@ from transformers import DynamicCache
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import CheckpointError
 from dflash_trt.runtime.cpu.accelerate import PagedPass, accelerate
-from dflash_trt.runtime.kvcache import paged_caches
-from dflash_trt.runtime.kvcache.paged_caches import FIRST_PAGES, SlotCache
+from dflash_trt.runtime.kvcache import slot_cache
+from dflash_trt.runtime.kvcache.page_memory import FIRST_PAGES
+from dflash_trt.runtime.kvcache.slot_cache import SlotCache
 from dflash_trt.runtime.targets import packed_pass
 from dflash_trt.runtime.targets.huggingface import PACKED_MODEL_TYPES, can_pack, make_target
 from dflash_trt.runtime.targets.packed_pass import GatheredPass, RaggedPass
@@ -43,7 +44,7 @@ TOLERANCE = 1e-4
 @pytest.fixture
 def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that sequences outgrow it."""
-    monkeypatch.setattr(paged_caches, "FIRST_PAGES", 1)
+    monkeypatch.setattr(slot_cache, "FIRST_PAGES", 1)
 
 
 def test_every_packed_family_is_compared() -> None:
