@@ -67,8 +67,8 @@ def target_of(model: PreTrainedModel, launcher: Launcher) -> PackedTarget:
 
 
 def recordings(target: PackedTarget) -> RecordedPasses:
-    assert target._recorded is not None
-    return target._recorded
+    assert target.recorded is not None
+    return target.recorded
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_recorded_pass_neither_waits_nor_copies(name: str) -> None:
 
 
 def test_recurrent_state_is_not_recorded() -> None:
-    assert target_of(family_model("qwen3_5"), EagerLauncher())._recorded is None
+    assert target_of(family_model("qwen3_5"), EagerLauncher()).recorded is None
 
 
 def test_sizes_are_powers_of_two() -> None:
