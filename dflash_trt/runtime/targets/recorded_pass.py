@@ -28,7 +28,8 @@ from dflash_trt.device.launcher import Launcher
 from dflash_trt.device.upload import pinned, uploaded
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.errors import first_line
-from dflash_trt.runtime.kvcache.paged_caches import PageTable, SlotCache
+from dflash_trt.runtime.kvcache.page_table import PageTable
+from dflash_trt.runtime.kvcache.slot_cache import SlotCache
 from dflash_trt.runtime.targets.packed_pass import (
     MAX_PAGES,
     AttentionRule,
@@ -178,7 +179,8 @@ class RecordedPasses:
         self._recordings: dict[tuple[PassSize, bool], _Recording] = {}
         self._outputs = _Outputs()
         self._num_moves = cache.num_moves
-        self._works = True
+        self.works = True
+        """Whether passes are recorded: not after one that could not be."""
         """Whether no recording has failed."""
 
     @property
@@ -192,7 +194,7 @@ class RecordedPasses:
 
     def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified | None:
         """Runs a pass whose tokens the cache's table has room for; None for one that is not recorded."""
-        if not self._works or any(len(segment.token_ids) != segment.num_logits for segment in segments):
+        if not self.works or any(len(segment.token_ids) != segment.num_logits for segment in segments):
             return None
         size = PassSize.of(segments, self._cache.table)
         if not size.is_recorded:
@@ -235,7 +237,7 @@ class RecordedPasses:
                 self._name,
                 first_line(error),
             )
-            self._works = False
+            self.works = False
             self._recordings.clear()
             return None
         current.begin()  # masks are the graph's own: later ones may have their memory

@@ -16,8 +16,8 @@ from dflash_trt.engine.signatures import not_shared, num_segments, segment_name,
 from dflash_trt.errors import BuildError, EngineError
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
-from dflash_trt.runtime.drafter.onnx_executor import graph_session
 from dflash_trt.runtime.drafter.onnxruntime import lowering
+from dflash_trt.runtime.drafter.onnxruntime.graph_session import graph_session
 from tests.engines import FloatArray, Graphs, fitting_target
 from tests.featured import featured_draft
 from tests.paths import FIXTURES

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from shutil import copytree
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from safetensors.torch import load_file
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.engine.candidate_lattice import Candidates
+from dflash_trt.engine.candidate_lattice import CandidateLattice
 from dflash_trt.engine.candidate_selector import CandidateSelector
 from dflash_trt.engine.proposals import Draw, Proposals
 from dflash_trt.runtime.drafter.drafter import Drafter
@@ -26,6 +27,7 @@ from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import run as run_requests
 from tests.checkpoint.samples import edit_config
+from tests.decoding import Tables, hidden_of
 from tests.engines import build
 from tests.fixtures_data import prompts
 from tests.oracle.deepspec_dspark import ANCHOR, SIZES
@@ -53,22 +55,30 @@ def dspark(case: DSparkCase, draft: Path, work: Path, *, rows: int = 1, draws: t
     drafter, slots = opened(draft, work, case.taps(), case.num_context, rows)
     tensors = load_file(replace_vocabulary(case, work / "whole") / "model.safetensors")
     table, head = tensors["embed_tokens.weight"], tensors["lm_head.weight"]
-    anchors = torch.tensor([ANCHOR, *range(1, rows)])
-    noise = drafter.embedding.blocks(anchors, SIZES.block_size, lambda ids: table[ids]).clone()
-    hidden = drafter.draft(slots, noise)
-    if case.head != "none":
-        lattice = drafter.candidates(slots, noise, anchors, case.num_tokens, lambda rows: rows @ head.T)
-        proposed, scores = lattice.walk(draws or [None] * rows)[0], lattice.greedy_rows()[0].amax(-1)
+    anchors = [ANCHOR, *range(1, rows)]
+    hidden, proposed, lattice = walked(drafter, slots, anchors, case.num_tokens, Tables(table, head), draws)
+    if lattice is not None:
+        scores = lattice.greedy_rows()[0].amax(-1)
     else:
-        scores, best = (hidden[0, : case.num_tokens] @ head.T).max(-1)
-        has_head = drafter.spec.has_own_head
-        proposed = Proposals((drafter.propose(slots, noise)[0] if has_head else best)[: case.num_tokens].tolist())
+        scores = (hidden[0, : case.num_tokens] @ head.T).amax(-1)
     return {
         "hidden": hidden[0].numpy(),
         "path": np.array(proposed.token_ids),
         "scores": scores.numpy(),
         "survival": np.array(proposed.survival or ()),
     }
+
+
+def walked(
+    drafter: Drafter, slots: Sequence[int], anchors: list[int], num_tokens: int, target: Tables,
+    draws: Sequence[Draw | None] = (),
+) -> tuple[torch.Tensor, Proposals, CandidateLattice | None]:  # fmt: skip
+    """Hidden states of all blocks, proposals of the first, and the lattice that they are a path through."""
+    hidden = hidden_of(drafter, slots, drafter.embedding.blocks(torch.tensor(anchors), target.embed).clone())
+    drafter.borrow(target)
+    with patch.object(CandidateLattice, "walk", autospec=True, side_effect=CandidateLattice.walk) as walk:
+        proposed = drafter.propose(slots, anchors, num_tokens, draws or [None] * len(anchors))[0]
+    return hidden, proposed, walk.call_args.args[0] if walk.called else None
 
 
 def replace_vocabulary(case: DSparkCase, directory: Path) -> Path:
@@ -134,14 +144,13 @@ def ours(case: Case, draft: Path, work: Path, *, rows: int = 1) -> Arrays:
     """Our drafter's walk; with more `rows`, in a batch of blocks with other contexts around it."""
     taps, table, head, anchor = case.inputs()
     drafter, slots = opened(draft, work, taps, case.num_context, rows)
-    anchors = torch.tensor([anchor, *range(1, rows)])
-    noise = drafter.embedding.blocks(anchors, case.block_size, lambda ids: table[ids]).clone()
-    lattice = drafter.candidates(slots, noise, anchors, case.num_tokens, lambda hidden: hidden @ head.T)
-    hidden = drafter.draft(slots, noise)
+    anchors = [anchor, *range(1, rows)]
+    hidden, proposed, lattice = walked(drafter, slots, anchors, case.num_tokens, Tables(table, head))
+    assert lattice is not None
     return {
         "hidden": hidden[0].numpy(),
         "ids": lattice.ids[0].sort(-1).values.numpy(),
-        "path": lattice.greedy_walk()[0].numpy(),
+        "path": np.array(proposed.token_ids),
     }
 
 
@@ -190,7 +199,7 @@ def test_its_loop_takes_the_same_steps(block_size: int, count: int, tmp_path: Pa
 def test_the_walk_draws_behind_what_it_drew() -> None:
     """Every number on a fine grid, so that shares are the probabilities."""
     count, generator = 4000, torch.Generator().manual_seed(0)
-    lattice = Candidates(
+    lattice = CandidateLattice(
         torch.tensor([[[10, 11, 12], [20, 21, 22]]]).expand(count, -1, -1),
         torch.randn(1, 2, 3, 3, generator=generator).expand(count, -1, -1, -1),
     )
@@ -233,6 +242,6 @@ def test_anchor_first_drafts_of_zlab_are_deepseeks(key: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("scores", [float("nan"), float("inf"), float("-inf"), 1e38])
 def test_a_broken_draft_draws_from_a_distribution(scores: float) -> None:
-    lattice = Candidates(torch.arange(6).view(1, 2, 3), torch.full((1, 2, 3, 3), scores))
+    lattice = CandidateLattice(torch.arange(6).view(1, 2, 3), torch.full((1, 2, 3, 3), scores))
     _, q = lattice.sampled_walk(torch.tensor([1e-30]), torch.tensor([[0.5, 1 - 2**-53]], dtype=torch.float64))
     torch.testing.assert_close(q.sum(-1), torch.ones(1, 2, dtype=torch.float64))

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
-from dflash_trt.runtime.kvcache.paged_caches import PageTable, grown, zeros
+from dflash_trt.runtime.kvcache.page_memory import grown, zeros
+from dflash_trt.runtime.kvcache.page_table import PageTable
 from dflash_trt.runtime.kvcache.prefix_index import ROOT
 from dflash_trt.runtime.kvcache.slots import SlotPool
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -101,7 +101,7 @@ def test_replayed_blocks_are_those_of_decoding(name: str, features: dict[str, Pa
         session.drafter.release(0)
         session.drafter.inject([0], [anchor], captured.taps[:anchor])
         block = session.target.embed(torch.tensor([[tokens[anchor], *masks]]))
-        same_taps = session.drafter.draft([0], block)[0].numpy()
+        same_taps = session.drafter.run([0], block)["hidden"][0].numpy()
         assert np.abs(hidden[row] - same_taps).max() <= RELATIVE * np.abs(same_taps).max()
         assert np.abs(hidden[row] - decoded[anchor]).max() <= OTHER_ORDER * np.abs(same_taps).max()
 
@@ -109,19 +109,19 @@ def test_replayed_blocks_are_those_of_decoding(name: str, features: dict[str, Pa
 def drafted_blocks(session: Session, prompt: list[int], max_tokens: int) -> dict[int, Array]:
     """hidden [S, H] of every block that decoding drafts, by the number of context tokens before it."""
     blocks: dict[int, Array] = {}
-    inject, draft = session.drafter.inject, session.drafter.draft
+    inject, draft = session.drafter.inject, session.drafter.run
     injected = [0]
 
     def count(slots: Sequence[int], num_rows: Sequence[int], taps: torch.Tensor) -> None:
         injected[0] += len(taps)
         inject(slots, num_rows, taps)
 
-    def keep(slots: Sequence[int], noise_embeds: torch.Tensor) -> torch.Tensor:
-        hidden = draft(slots, noise_embeds)
-        blocks[injected[0]] = hidden[0].numpy()
-        return hidden
+    def keep(slots: Sequence[int], noise_embeds: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        outputs = draft(slots, noise_embeds)
+        blocks[injected[0]] = outputs["hidden"][0].clone().numpy()
+        return outputs
 
-    with patch.object(session.drafter, "inject", count), patch.object(session.drafter, "draft", keep):
+    with patch.object(session.drafter, "inject", count), patch.object(session.drafter, "run", keep):
         generate(session, prompt, max_tokens)
     return blocks
 

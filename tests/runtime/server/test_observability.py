@@ -216,7 +216,7 @@ def test_a_refusal_says_its_status_and_no_text(traced: Traced) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_failure_says_its_error(traced: Traced, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of an answer, too."""
-    pair = traced.live.llm.backend._decoder._runner
+    pair = traced.live.llm.backend.decoder.runner
     verify, num_good = pair.verify, 3 if stream else 0
 
     def verify_a_few(segments: Any) -> Any:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from dflash_trt.device.launcher import CudaLauncher, EagerLauncher, Launcher
-from dflash_trt.runtime.kvcache import paged_caches
+from dflash_trt.runtime.kvcache import slot_cache
 from dflash_trt.runtime.targets import recorded_pass
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, PackedTarget
 from dflash_trt.runtime.targets.recorded_pass import PassSize, StaticPass
@@ -43,7 +43,7 @@ DIFFERENT = ("gemma2", "gemma4-small", "gpt_oss", "deepseek_v3")
 @pytest.fixture(autouse=True)
 def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that it grows, and recordings with it."""
-    monkeypatch.setattr(paged_caches, "FIRST_PAGES", 1)
+    monkeypatch.setattr(slot_cache, "FIRST_PAGES", 1)
     monkeypatch.setattr(recorded_pass, "MIN_PAGES", 1)
 
 
@@ -163,7 +163,7 @@ class OnDevice(TorchDispatchMode):
 def test_a_recorded_pass_neither_waits_nor_copies(name: str) -> None:
     """On torch's meta device no number can be read, and nothing is computed."""
     meta, model = torch.device("meta"), copy.deepcopy(family_model(name))
-    target, cache = target_of(model, EagerLauncher()), paged_caches.SlotCache(NUM_SLOTS, meta)
+    target, cache = target_of(model, EagerLauncher()), slot_cache.SlotCache(NUM_SLOTS, meta)
     segments = [Segment(slot=slot, token_ids=[5] * (3 - slot), num_logits=3 - slot) for slot in range(2)]
     for segment in segments:
         cache.table.cover(segment.slot, len(segment.token_ids))

@@ -19,7 +19,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from dflash_trt import _C
 from dflash_trt.engine.graph.onnx_builder import OPSET, PLUGIN_DOMAIN
-from dflash_trt.runtime.drafter.onnx_executor import model_session
+from dflash_trt.runtime.drafter.onnxruntime.graph_session import model_session
 from dflash_trt.runtime.drafter.onnxruntime.packed_linear import PACKED_LINEAR
 from tests.plugins.cases import CORNER, FEATURES, REGULAR, Case
 from tests.plugins.compare import assert_close

@@ -19,7 +19,8 @@ from torch import Tensor
 from dflash_trt.engine.graph.draft_graph import ATTENTION
 from dflash_trt.engine.graph.onnx_builder import OPSET
 from dflash_trt.runtime.drafter.torch import operators
-from dflash_trt.runtime.drafter.torch.graph_program import UNPACK, Node, OnnxGraph, calls_of
+from dflash_trt.runtime.drafter.torch.graph_program import calls_of
+from dflash_trt.runtime.drafter.torch.onnx_graph import UNPACK, Node, OnnxGraph
 from dflash_trt.runtime.drafter.torch.operators import OPERATORS
 from dflash_trt.runtime.drafter.torch.stored_weights import StoredWeights
 from tests.runtime.drafter.torch.drafts import MAKERS, QUICK, Maker, parameters
