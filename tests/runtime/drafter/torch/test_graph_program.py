@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import sysconfig
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -21,12 +19,11 @@ from torch import Tensor
 
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.device import fused
-from dflash_trt.device.attention_kernel import check_kernels
 from dflash_trt.device.launcher import CudaLauncher
 from dflash_trt.engine.executor import DraftInputs
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
-from dflash_trt.errors import EngineError, MissingDependencyError
+from dflash_trt.errors import EngineError
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.drafter.torch import calls, operators, scaled_linear
 from dflash_trt.runtime.drafter.torch.graph_program import Program
@@ -344,16 +341,6 @@ def test_exposed_values(tmp_path: Path) -> None:
         assert float((ours - theirs).norm() / theirs.norm()) < 0.03
 
 
-def test_a_gpu_without_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr("dflash_trt._C.cuda_architectures", lambda: ["100f"])
-    message = refusal(lambda: check_kernels(torch.device("cuda")), MissingDependencyError)
-    assert "attention kernel: expected one for compute capability 9.0, found 100f" in message
-    assert "DFLASH_CUDA=ON" in message
-    monkeypatch.setattr("dflash_trt._C.cuda_architectures", lambda: ["90a"])
-    check_kernels(torch.device("cuda"))
-
-
 def test_a_gpu_without_fp8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Weights are dequantised; the attention kernel reads no cache in FP8."""
     manifest = MAKERS["fp8+fp8-kv"](tmp_path)
@@ -392,21 +379,6 @@ def test_a_gpu_on_which_nothing_compiles(tmp_path: Path, caplog: pytest.LogCaptu
         drafter.close()
     (message,) = caplog.messages
     assert "torch.compile lacks Triton: a kernel for each operator" in message
-
-
-def test_what_compiling_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "find_spec", lambda name: object())
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    fused.why_not_compiled.cache_clear()
-    assert fused.why_not_compiled() == "a C compiler"
-    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    fused.why_not_compiled.cache_clear()
-    assert fused.why_not_compiled() == str(tmp_path / "Python.h")
-    (tmp_path / "Python.h").touch()
-    fused.why_not_compiled.cache_clear()
-    assert fused.why_not_compiled() is None
-    fused.why_not_compiled.cache_clear()
 
 
 def test_a_context_beyond_the_page_table(tmp_path: Path) -> None:
