@@ -72,13 +72,13 @@ class PackedTarget(HuggingFaceTarget):
         self.cache = SlotCache(num_slots, model.device)
         self._delta_nets = DeltaNets(model, num_slots)
         self._table = self.cache.table
-        self._recorded: RecordedPasses | None = None
+        self.recorded: RecordedPasses | None = None
         with refusing(model.name_or_path, "a model that computes a token"):
             for num_tokens in (1, 2):  # torch.compile makes kernels for one row, and for any other number
                 self.verify([Segment(slot=0, token_ids=[0] * num_tokens, num_logits=0)], with_taps=False)
         self.release(0)
         if launcher is not None and not self._delta_nets.bytes_per_slot:
-            self._recorded = RecordedPasses(self._run_static, self.cache, launcher, model.name_or_path)
+            self.recorded = RecordedPasses(self._run_static, self.cache, launcher, model.name_or_path)
         self.is_batch_invariant = model.dtype == torch.bfloat16 and self._agrees()
         self.cache_bytes_per_token = self.cache.bytes_per_token
         self.cache_bytes_per_slot = self._delta_nets.bytes_per_slot
@@ -87,11 +87,11 @@ class PackedTarget(HuggingFaceTarget):
     @property
     def recorded_sizes(self) -> list[PassSize]:
         """Sizes of the recorded passes, the last used at the end; empty if passes are launched kernel by kernel."""
-        return [] if self._recorded is None else self._recorded.sizes
+        return [] if self.recorded is None else self.recorded.sizes
 
     def close(self) -> None:
-        if self._recorded is not None:
-            self._recorded.close()
+        if self.recorded is not None:
+            self.recorded.close()
         super().close()
 
     @torch.inference_mode()
@@ -100,7 +100,7 @@ class PackedTarget(HuggingFaceTarget):
         self._delta_nets.apply_rollbacks()
         for segment in segments:
             self._clear(self._table.cover(segment.slot, len(segment.token_ids)))
-        verified = None if self._recorded is None else self._recorded.verify(segments, with_taps=with_taps)
+        verified = None if self.recorded is None else self.recorded.verify(segments, with_taps=with_taps)
         if verified is None:
             verified = self._launch(segments, with_taps=with_taps)
         for segment in segments:
@@ -139,7 +139,7 @@ class PackedTarget(HuggingFaceTarget):
 
     def _computed(self) -> str:
         state = ", recurrent state replayed" if self._delta_nets.bytes_per_slot else ""
-        graphs = ", CUDA graphs" if self._recorded is not None and self._recorded.works else ""
+        graphs = ", CUDA graphs" if self.recorded is not None and self.recorded.works else ""
         return f"all requests in one pass, {self._pass_type.attention}, paged cache{state}{graphs}"
 
     def _agrees(self) -> bool:
