@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,10 +17,13 @@ from transformers import PreTrainedModel
 
 from dflash_trt.device.launcher import CudaLauncher, EagerLauncher, Launcher
 from dflash_trt.runtime.kvcache import slot_cache
+from dflash_trt.runtime.kvcache.page_table import PageTable
 from dflash_trt.runtime.targets import recorded_pass
+from dflash_trt.runtime.targets.packed_pass import CurrentPass
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, PackedTarget
-from dflash_trt.runtime.targets.recorded_pass import PassSize, RecordedPasses, StaticPass
-from dflash_trt.runtime.targets.target import Segment, Verified
+from dflash_trt.runtime.targets.recorded_pass import PassSize, StaticPass
+from dflash_trt.runtime.targets.running_model import torch_attention
+from dflash_trt.runtime.targets.target import Segment
 from tests.contract.cuda_graphs import stand_in, tensors_of
 from tests.runtime.targets.families import (
     NUM_SLOTS,
@@ -66,20 +70,17 @@ def target_of(model: PreTrainedModel, launcher: Launcher) -> PackedTarget:
     return PackedTarget(model, TAPS, NUM_SLOTS, TORCH_OPERATORS, launcher)
 
 
-def recordings(target: PackedTarget) -> RecordedPasses:
-    assert target._recorded is not None
-    return target._recorded
-
-
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in DIFFERENT else pytest.mark.full) for name in FAMILIES]
 )
-def test_a_recorded_pass_is_the_models_own(name: str) -> None:
+def test_a_recorded_pass_is_the_models_own(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "dflash_trt.runtime.targets")
     model, turns = family_model(name), history(seed=4)
     expected = recomputed(model, turns)
     target = target_of(model, EagerLauncher())
     assert relative_error(computed(target, turns), expected) < TOLERANCE
-    assert len({size.num_pages for size, _ in recordings(target)._recordings}) > 1, "several sizes of context"
+    pages = {re.search(r"tokens on (\d+) pages", message) for message in caplog.messages}
+    assert len({match[1] for match in pages if match}) > 1, "several sizes of context"
 
 
 @pytest.mark.parametrize("name", ["gemma2", pytest.param("qwen2-window", marks=pytest.mark.full)])
@@ -102,24 +103,24 @@ def test_caches_that_move_are_recorded_again(monkeypatch: pytest.MonkeyPatch) ->
     expected = recomputed(model, turns)
     graphs = stand_in(monkeypatch)
     target = target_of(model, CudaLauncher(torch.device("cpu")))
-    made, run = list[Verified](), target._run
-    monkeypatch.setattr(target, "_run", lambda *args, **inputs: made.append(run(*args, **inputs)) or made[-1])
+    outputs = list[object]()
+    hook = model.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
     assert relative_error(computed(target, turns), expected) < TOLERANCE
+    hook.remove()
     assert (len(graphs), sum(graph.replays for graph in graphs)) == (2, 4)
 
 
 def test_only_the_sizes_used_last_stay(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(recorded_pass, "MAX_RECORDINGS", 2)
     caplog.set_level("INFO", "dflash_trt.runtime.targets")
-    model, lengths = family_model("gemma2"), [1, 2, 1, 4, 1, 2]
+    model, lengths = family_model("gemma2"), [1, 2, 1, 4, 1, 2, 1, 2]
     segments = [Segment(slot=0, token_ids=[5] * n, num_logits=n) for n in lengths]
     turns = [Turn(segments=[segment], taken_back=[0], released=[]) for segment in segments]
     expected = recomputed(model, turns)
     graphs = stand_in(monkeypatch)
     target = target_of(model, CudaLauncher(torch.device("cpu")))
     assert relative_error(computed(target, turns), expected) < TOLERANCE
-    assert [graph.replays for graph in graphs] == [3, 1, 1, 1], "the second of two tokens is recorded again"
-    assert [size.num_tokens for size, _ in recordings(target)._recordings] == [1, 2]
+    assert [graph.replays for graph in graphs] == [4, 1, 1, 2], "the second of two tokens is recorded again"
     assert ["1 x 4 tokens" in message for message in caplog.messages] == [False, False, True, False]
     assert caplog.messages[-1].endswith("; sizes: 2")
 
@@ -173,21 +174,21 @@ def test_a_recorded_pass_neither_waits_nor_copies(name: str) -> None:
     for segment in segments:
         cache.table.cover(segment.slot, len(segment.token_ids))
     model.to(meta, torch.bfloat16)  # in which CUDA has products of experts that do not wait
-    target._device = meta
     current = StaticPass(PassSize.of(segments, cache.table), cache, meta)
-    with torch.inference_mode(), OnDevice():
-        verified = target._run_static(current, True)
-    assert verified.logits.shape[0] == 2 * 4
+    inputs = {"position_ids": current.positions[None], "use_cache": False, "slot_pass": CurrentPass(current)}
+    with torch.inference_mode(), OnDevice(), torch_attention(meta):
+        output = target.model(current.token_ids[None], logits_to_keep=0, **inputs)
+    assert output.logits.shape[1] == 2 * 4
 
 
 def test_recurrent_state_is_not_recorded() -> None:
-    assert target_of(family_model("qwen3_5"), EagerLauncher())._recorded is None
+    summaries = [target_of(family_model(name), EagerLauncher()).summary for name in ("qwen3_5", "gemma2")]
+    assert ["CUDA graphs" in summary for summary in summaries] == [False, True]
 
 
 def test_sizes_are_powers_of_two() -> None:
-    target = target_of(family_model("gemma2"), EagerLauncher())
     segments = history(seed=2)[0].segments
-    size = PassSize.of(segments, target._table)
+    size = PassSize.of(segments, PageTable(NUM_SLOTS))
     assert all(np.log2(number).is_integer() for number in size)
     assert size.num_segments >= len(segments)
     assert [PassSize(8, 2, pages).is_recorded for pages in (512, 1024)] == [True, False]
