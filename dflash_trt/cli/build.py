@@ -16,8 +16,10 @@ from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, read_pair
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.cli.build_dry_run import print_dry_run, print_plan_dry_run
 from dflash_trt.cli.completion import DRAFT_OR_DEPLOYMENT, RECIPE, TARGET
-from dflash_trt.cli.options import PATH, describe, options, parsed, recipe_and_ranges, refuse_given, say_dequantised
+from dflash_trt.cli.options import PATH, options, refuse_given
 from dflash_trt.cli.output import human_bytes
+from dflash_trt.cli.recipes import describe, recipe_and_ranges, say_dequantised
+from dflash_trt.cli.values import parsed
 from dflash_trt.deploy.catalog import trained_for
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
 from dflash_trt.deploy.dry_run import fitting_deployment

@@ -12,16 +12,9 @@ import click
 from dflash_trt.checkpoint.source import checkpoint_label
 from dflash_trt.checkpoint.target_checkpoint import read_pair
 from dflash_trt.cli.completion import DRAFT
-from dflash_trt.cli.options import (
-    PATH,
-    chat_option,
-    json_option,
-    max_tokens_option,
-    options,
-    required_target_option,
-    runtime_options,
-)
+from dflash_trt.cli.options import PATH, chat_option, json_option, options, required_target_option
 from dflash_trt.cli.output import print_written, resumable
+from dflash_trt.cli.settings import max_tokens_option, runtime_options
 from dflash_trt.files.command import quoted
 from dflash_trt.files.write import sole_writer
 from dflash_trt.runtime.progress_display import progress_bar

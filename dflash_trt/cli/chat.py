@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from dflash_trt.api.acceptance import Acceptance
-from dflash_trt.cli.options import ENGINE, engine_target_option, options, runtime_options, sampling_options
+from dflash_trt.cli.options import ENGINE, engine_target_option, options
+from dflash_trt.cli.settings import runtime_options, sampling_options
 from dflash_trt.errors import RequestError, printable
 
 if TYPE_CHECKING:

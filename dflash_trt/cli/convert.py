@@ -10,8 +10,9 @@ import click
 from dflash_trt.checkpoint.dialects.recognise import read_config
 from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.cli.completion import DRAFT, TARGET
-from dflash_trt.cli.options import PATH, json_option, read_checked_draft
+from dflash_trt.cli.options import PATH, json_option
 from dflash_trt.cli.output import print_written
+from dflash_trt.cli.recipes import read_checked_draft
 from dflash_trt.files.command import quoted
 
 LAYOUTS = ("zlab", "speculators", "modelopt")

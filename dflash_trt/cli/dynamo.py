@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from dflash_trt.cli.options import ENGINE, drain_option, engine_target_option, runtime_options
+from dflash_trt.cli.options import ENGINE, drain_option, engine_target_option
+from dflash_trt.cli.settings import runtime_options
 
 MAX_SYSTEM_PORT = 2**15 - 1
 """Largest port of Dynamo 1.6.1, which reads it into a signed 16-bit number."""

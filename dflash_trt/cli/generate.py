@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from dflash_trt.cli.options import PATH, engine_target_option, options, refuse_given, runtime_options, sampling_options
+from dflash_trt.cli.options import PATH, engine_target_option, options, refuse_given
+from dflash_trt.cli.settings import runtime_options, sampling_options
 from dflash_trt.deploy.deployment_file import deployment_path
 from dflash_trt.errors import RequestError
 from dflash_trt.files.json_file import MAX_BYTES, json_value

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflash_trt.cli.options import ENGINE, PATH, drain_option, engine_target_option, options, runtime_options
+from dflash_trt.cli.options import ENGINE, PATH, drain_option, engine_target_option, options
+from dflash_trt.cli.settings import runtime_options
 
 if TYPE_CHECKING:
     from dflash_trt.engine.manifest import Manifest

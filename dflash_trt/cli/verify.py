@@ -18,14 +18,12 @@ from dflash_trt.cli.options import (
     check_picture,
     engine_target_option,
     json_option,
-    max_tokens_option,
     options,
-    parsed,
     refuse_given,
-    runtime_options,
-    share,
 )
 from dflash_trt.cli.output import print_json, print_table
+from dflash_trt.cli.settings import max_tokens_option, runtime_options
+from dflash_trt.cli.values import parsed, share
 from dflash_trt.deploy.deployment_file import deployment_path
 from dflash_trt.errors import DFlashError
 from dflash_trt.runtime.progress_display import progress_bar, progress_line
