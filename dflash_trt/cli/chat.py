@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from dflash_trt.api.acceptance import Acceptance
+from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.cli.options import ENGINE, engine_target_option, options
-from dflash_trt.cli.settings import runtime_options, sampling_options
+from dflash_trt.cli.settings import runtime_options, sampling_options, take_runtime_options
 from dflash_trt.errors import RequestError, printable
 
 if TYPE_CHECKING:
     from dflash_trt.api.completion import Completion
-    from dflash_trt.api.sampling_params import SamplingParams
     from dflash_trt.runtime.embedded_backend import EmbeddedBackend
     from dflash_trt.runtime.server.channels import ChannelTokens
 
-OPTIONS = ("draft_length", "cache_gib", "device", "executor", "dtype")
 COMMANDS = {
     "/help": "show these commands",
     "/system": "TEXT: begin anew with this system message; without TEXT: show it",
@@ -40,7 +39,7 @@ HELP = "/help shows the commands, /quit ends, Ctrl-C stops an answer"
     engine_target_option,
     click.option("--system", metavar="TEXT", help="System message that begins the conversation."),
     sampling_options,
-    runtime_options(*OPTIONS),
+    runtime_options("draft_length", "cache_gib", "device", "executor", "dtype"),
 )
 def chat(engine: Path, target: str | None, system: str | None, **settings: Any) -> None:
     """Talk to ENGINE, an engine directory, in the target's chat template; /help shows the commands.
@@ -53,11 +52,9 @@ def chat(engine: Path, target: str | None, system: str | None, **settings: Any) 
       dflash-trt chat engine --max-tokens 512
     """
     from dflash_trt.api.chat_template import check_chat
-    from dflash_trt.api.runtime_options import RuntimeOptions
-    from dflash_trt.api.sampling_params import SamplingParams
     from dflash_trt.runtime.checked_pair import CheckedPair
 
-    runtime = RuntimeOptions(max_batch_size=1, **{name: settings.pop(name) for name in OPTIONS})
+    runtime = take_runtime_options(settings, max_batch_size=1)
     params = SamplingParams(**settings)
     if params.logprobs:
         raise click.UsageError("--logprobs: a conversation shows none; generate --json does")

@@ -34,7 +34,7 @@ MAX_SYSTEM_PORT = 2**15 - 1
               help="One of Dynamo's.")  # fmt: skip
 @click.option("--tool-call-parser", metavar="NAME", envvar="DYN_TOOL_CALL_PARSER", show_envvar=True,
               help="One of Dynamo's.")  # fmt: skip
-@runtime_options("max_batch_size", "draft_length", "cache_gib", "enable_prefix_caching", "device", "executor", "dtype")
+@runtime_options()
 @drain_option
 def dynamo(
     engine: Path, target: str | None, served_model_name: str | None, host: str, metrics_port: int | None,

@@ -112,6 +112,10 @@ deployment_options = options(
 )  # fmt: skip
 """Options of the load that `estimate` and `tune` predict."""
 
+tp_option = click.option(
+    "--tp", "num_ranks", type=click.IntRange(min=1), default=1, show_default=True,
+    help="Ranks that share the target, started by torchrun or mpiexec.",
+)  # fmt: skip
 drain_option = click.option(
     "--drain-seconds", type=click.IntRange(min=0), default=60, show_default=True,
     help="Time for running requests at SIGTERM.",

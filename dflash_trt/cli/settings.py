@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from dflash_trt.api.runtime_options import DEFAULTS, DEVICES, DTYPES, EXECUTORS
-from dflash_trt.api.sampling_params import SAMPLER_FIELDS, SamplingParams
+from dflash_trt.api.fields import descriptions
+from dflash_trt.api.runtime_options import CHOICES, DEFAULTS, DESCRIPTIONS, NUMBERS, RuntimeOptions
+from dflash_trt.api.sampling_params import SAMPLER_FIELDS, SamplerSettings, SamplingParams
 from dflash_trt.cli.options import Command, options
 
 
@@ -24,7 +25,7 @@ sampling_options = options(
     max_tokens_option(SamplingParams().max_tokens, 1),
     *(
         click.option(f"--{name.replace('_', '-')}", type=field.type, default=field.default,
-                     show_default=field.default is not None, help=field.bounds.help)
+                     show_default=field.default is not None, help=descriptions(SamplerSettings).get(name))
         for name, field in SAMPLER_FIELDS.items()
     ),
     click.option("--stop", multiple=True, metavar="TEXT", help="Text that ends the answer; may be repeated."),
@@ -33,30 +34,27 @@ sampling_options = options(
 )  # fmt: skip
 """Options of a request: keyword arguments of `SamplingParams`."""
 
-_RUNTIME_SETTINGS: dict[str, dict[str, Any]] = {
-    "max_batch_size": {"type": click.IntRange(min=1), "help": "Requests at once. Default: the engine's, or 16."},
-    "draft_length": {
-        "metavar": "LENGTH",
-        "help": "Drafted tokens that a step verifies: auto (the fastest), a number or 1:7,8:3 (by batch size).",
-    },
-    "cache_gib": {"type": float, "help": "Room for the caches, in GiB."},
-    "enable_prefix_caching": {"help": "Begin a prompt with what earlier requests left in the caches."},
-    "device": {"type": click.Choice(DEVICES)},
-    "executor": {
-        "type": click.Choice(EXECUTORS),
-        "help": "Runs the drafter; auto: TensorRT plans or torch on a GPU, ONNX Runtime on a CPU.",
-    },
-    "dtype": {"type": click.Choice(DTYPES), "help": "Type that the target is computed in; auto: float32."},
-    "num_ranks": {"type": click.IntRange(min=1), "help": "Ranks that share the target (torchrun, mpiexec)."},
-}
+
+def runtime_options(*names: str, note: str = "") -> Callable[[Command], Command]:
+    """Options for these fields of `RuntimeOptions`, or for all, with its types, defaults and descriptions."""
+    return options(*(_runtime_option(name, note) for name in names or RuntimeOptions.__struct_fields__))
 
 
-def runtime_options(*names: str) -> Callable[[Command], Command]:
-    """Options for these fields of `RuntimeOptions`, with its defaults."""
+def _runtime_option(name: str, note: str) -> Callable[[Command], Command]:
+    flag, default = f"--{name.replace('_', '-')}", getattr(DEFAULTS, name)
+    kind: click.ParamType[Any] | None = None
+    if default is True:
+        flag = f"{flag}/--no-{flag[2:]}"
+    elif name in CHOICES:
+        kind = click.Choice(CHOICES[name])
+    elif name in NUMBERS:
+        number = NUMBERS[name]
+        kind = click.IntRange(min=int(number.bounds.low)) if number.type is int else click.FLOAT
+    shown = default is not None
+    return click.option(flag, name, type=kind, default=default, show_default=shown, help=DESCRIPTIONS[name] + note)
 
-    def option(name: str) -> Callable[[Command], Command]:
-        flag, default = "--tp" if name == "num_ranks" else f"--{name.replace('_', '-')}", getattr(DEFAULTS, name)
-        flag = f"{flag}/--no-{flag[2:]}" if default is True else flag
-        return click.option(flag, name, default=default, show_default=default is not None, **_RUNTIME_SETTINGS[name])
 
-    return options(*map(option, names))
+def take_runtime_options(parameters: dict[str, Any], **fixed: Any) -> RuntimeOptions:
+    """Takes the settings of the runtime out of a command's parameters; `fixed` are those without an option."""
+    given = {name: parameters.pop(name) for name in RuntimeOptions.__struct_fields__ if name in parameters}
+    return RuntimeOptions(**given, **fixed)

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
 
 from dflash_trt.api.acceptance import POOREST_TAU
+from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.cli.options import (
     FILE,
     PATH,
@@ -20,6 +21,7 @@ from dflash_trt.cli.options import (
     json_option,
     options,
     refuse_given,
+    tp_option,
 )
 from dflash_trt.cli.output import print_json, print_table
 from dflash_trt.cli.settings import max_tokens_option, runtime_options
@@ -30,7 +32,6 @@ from dflash_trt.runtime.progress_display import progress_bar, progress_line
 
 if TYPE_CHECKING:
     from dflash_trt.api.prompts import PromptLine
-    from dflash_trt.api.runtime_options import RuntimeOptions
     from dflash_trt.runtime.measure.replay import PromptGroup, ReplayReport
     from dflash_trt.runtime.measure.statistics import Mean
     from dflash_trt.runtime.measure.verification import TokenPrompt
@@ -59,7 +60,8 @@ MIN_TOKENS = 3
     click.option("--reference", type=PATH, help="Engine directory of the same draft, unquantised, to compare with."),
     chat_option,
     max_tokens_option(128, MIN_TOKENS),
-    runtime_options("device", "executor", "dtype", "num_ranks"),
+    runtime_options("device", "executor", "dtype"),
+    tp_option,
     click.option("--max-tau-loss", metavar="SHARE", callback=parsed(share),
                  help="Fail when the mean loss of tau exceeds this, e.g. 3%; needs --reference."),
     json_option,
@@ -67,8 +69,8 @@ MIN_TOKENS = 3
 )  # fmt: skip
 def verify(
     engine: Path, target: str | None, prompt_file: Path | None, features: Path | None, reference: Path | None,
-    chat: bool, max_tokens: int, device: str, executor: str, dtype: str, num_ranks: int, max_tau_loss: float | None,
-    as_json: bool, plot: Path | None,
+    chat: bool, max_tokens: int, num_ranks: int, max_tau_loss: float | None, as_json: bool, plot: Path | None,
+    **settings: Any,
 ) -> None:  # fmt: skip
     """Decode prompts with the drafter, without it, and with an unquantised reference.
 
@@ -87,10 +89,11 @@ def verify(
     """
     if max_tau_loss is not None and reference is None:
         raise click.UsageError("--max-tau-loss needs --reference, the engine that tau is compared with")
+    runtime = RuntimeOptions(max_batch_size=1, **settings)
     if features is not None:
         decoding = ("target", "prompt_file", "chat", "max_tokens", "dtype", "num_ranks", "plot")
         refuse_given(decoding, "cannot be used with --features")
-        _verify_features(engine, features, reference, max_tau_loss, device, executor, as_json=as_json)
+        _verify_features(engine, features, reference, max_tau_loss, runtime, as_json=as_json)
         return
     if prompt_file is None:
         raise click.UsageError("expected --prompts or --features")
@@ -105,14 +108,12 @@ def verify(
         verify_deployment(config, target, read_prompts(prompt_file), max_tokens, chat=chat, as_json=as_json)
         return
 
-    from dflash_trt.api.runtime_options import RuntimeOptions
     from dflash_trt.runtime.measure.verification_report import find_failure
     from dflash_trt.runtime.ranks.join import join
 
-    options = RuntimeOptions(max_batch_size=1, device=device, executor=executor, dtype=dtype, num_ranks=num_ranks)
-    with join(num_ranks, device) as ranks:
+    with join(num_ranks, runtime.device) as ranks:
         check_picture(plot)
-        report = _decode(engine, target, reference, read_prompts(prompt_file), max_tokens, chat, options, ranks)
+        report = _decode(engine, target, reference, read_prompts(prompt_file), max_tokens, chat, runtime, ranks)
         failure = find_failure(report, max_tau_loss)
         _print_verdict(report, print_report, failure, max_tau_loss, as_json=as_json)
         if plot is not None:
@@ -147,14 +148,16 @@ def _decode(
 
 
 def _verify_features(
-    engine: Path, features: Path, reference: Path | None, max_tau_loss: float | None, device: str, executor: str,
+    engine: Path, features: Path, reference: Path | None, max_tau_loss: float | None, options: RuntimeOptions,
     *, as_json: bool,
 ) -> None:  # fmt: skip
     """Prints what replaying captured answers came to; VerificationError where too much of tau is lost."""
     from dflash_trt.runtime.measure.replay import verify_features
     from dflash_trt.runtime.measure.verification_report import find_loss, find_useless
 
-    report = verify_features(engine, features, reference, progress_bar, device=device, executor=executor)
+    report = verify_features(
+        engine, features, reference, progress_bar, device=options.device, executor=options.executor
+    )
     loss = None if report.comparison is None else report.comparison.tau_loss
     failure = (None if max_tau_loss is None else find_loss(loss, max_tau_loss)) or find_useless(report.engine)
     _print_verdict(report, print_replay_report, failure, max_tau_loss, as_json=as_json)

@@ -13,8 +13,9 @@ import msgspec
 
 from dflash_trt.api.backend import Backend, DecoderMetrics
 from dflash_trt.api.completion import Completion
+from dflash_trt.api.fields import NumberField
 from dflash_trt.api.neutral_fields import check_neutral
-from dflash_trt.api.sampling_params import OPENAI_TEMPERATURE, SAMPLER_FIELDS, NumberField, SamplingParams
+from dflash_trt.api.sampling_params import OPENAI_TEMPERATURE, SAMPLER_FIELDS, SamplingParams
 from dflash_trt.errors import RequestError
 from dflash_trt.triton.model_file import TritonConfig
 
