@@ -24,7 +24,8 @@ from dflash_trt.api.backend import Backend, DecoderMetrics
 from dflash_trt.errors import ConfigError, DFlashError, RequestError
 from dflash_trt.triton import mpi_ranks
 from dflash_trt.triton.model_file import MODEL_FILE, EmbeddedModel, TrtllmModel, read_model
-from dflash_trt.triton.service import INPUTS, Service
+from dflash_trt.triton.service import Service
+from dflash_trt.triton.tensors import INPUTS
 from dflash_trt.triton.watchdog import start_watchdog
 from dflash_trt.trtllm.launch_environment import read_mpi_launch
 

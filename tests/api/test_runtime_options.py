@@ -16,7 +16,8 @@ from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.dynamo.generate_request import read_request
 from dflash_trt.runtime.server.requests import parse_request
-from dflash_trt.triton.service import INPUTS, read_inputs
+from dflash_trt.triton.request_tensors import read_inputs
+from dflash_trt.triton.tensors import INPUTS
 from dflash_trt.trtllm.llm_backend import sampling_arguments
 
 VALUES: dict[str, Any] = {
