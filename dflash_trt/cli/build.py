@@ -272,13 +272,13 @@ def _check_head(head: HeadChoice | None, head_tokens: Path | None) -> None:
 def _write_engine(options: BuildOptions) -> None:
     """Writes the engine of a pair that fits, and says on stderr what became of the draft."""
     from dflash_trt.engine.engine_directory import build_engine
-    from dflash_trt.quantize.convert import summary
+    from dflash_trt.quantize.summary import summary
 
-    build_engine(options)
+    manifest = build_engine(options)
     draft, target = (click.format_filename(str(name)) for name in (options.draft_name, options.target_name))
     click.echo(f"{draft} fits target {target}", err=True)
     if options.recipe is not None:
-        click.echo(describe(summary(options.draft, options.recipe)), err=True)
+        click.echo(describe(summary(options.draft, manifest.quantization)), err=True)
     if options.head is not None:
         vocab_size = options.target.spec.vocab_size
         weights = read_weights(options.output).values()

@@ -18,8 +18,8 @@ from dflash_trt.files.command import quoted
 
 if TYPE_CHECKING:
     from dflash_trt.quantize.bounds import Ranges
-    from dflash_trt.quantize.convert import Summary
     from dflash_trt.quantize.recipe import Recipe
+    from dflash_trt.quantize.summary import Summary
 
 recipe_option = click.option(
     "--recipe",
@@ -59,7 +59,7 @@ def recipe_and_ranges(
     loaded = load_recipe(recipe)
     if calibration == "none":
         return loaded, None
-    if not loaded.needs_ranges(draft.spec.linear_modules()):
+    if not loaded.needs_ranges:
         raise click.UsageError(f"--recipe {recipe} quantises weights only and needs no --calibration")
     from dflash_trt.api.runtime_options import choose_device
     from dflash_trt.runtime.measure.calibrate import activation_ranges

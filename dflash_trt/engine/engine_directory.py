@@ -39,8 +39,9 @@ from dflash_trt.errors import BuildError
 from dflash_trt.files.read import read_bytes
 from dflash_trt.files.write import OutputKind, check_replaceable, new_directory
 from dflash_trt.quantize.bounds import Ranges
-from dflash_trt.quantize.convert import quantised, unchanged
+from dflash_trt.quantize.convert import quantised
 from dflash_trt.quantize.recipe import Recipe
+from dflash_trt.quantize.unwritten_draft import unchanged
 
 CONTEXT_WEIGHTS = "context_kv.safetensors"
 MAX_MANIFEST_BYTES = 2**26

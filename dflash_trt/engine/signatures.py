@@ -13,7 +13,8 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
-from dflash_trt.checkpoint.quantization import BLOCK, BLOCKS, NVFP4, Quantization
+from dflash_trt.checkpoint.number_formats import BLOCK, FORMATS, NVFP4
+from dflash_trt.checkpoint.quantization import Quantization
 
 COMPUTE, FLOAT, FP8, INT32, INT64 = "BFLOAT16", "FLOAT", "FLOAT8E4M3FN", "INT32", "INT64"  # ONNX's spelling
 CONTEXT_LAYOUT_SIZE = 5  # page size, strides of page, K to V, row and head
@@ -108,7 +109,7 @@ def not_shared(spec: PartialDraftSpec, num_ranks: int, algorithms: Collection[st
     """
     if num_ranks == 1:
         return None
-    block = max((BLOCKS.get(algorithm, BLOCK) for algorithm in algorithms), default=BLOCK)
+    block = max((FORMATS[algorithm].block or BLOCK for algorithm in algorithms), default=BLOCK)
     for what, count, step in (
         ("KV heads", spec.num_key_value_heads, 1),
         ("query heads", spec.num_attention_heads, 1),

@@ -8,10 +8,9 @@ from typing import Literal
 
 import msgspec
 
-from dflash_trt.checkpoint.quantization import FP8, INT4, NVFP4, W4A16_NVFP4
+from dflash_trt.checkpoint.number_formats import FORMATS, FP8, NVFP4
 
 Runtime = Literal["engine", "trtllm-native", "vllm-0.33", "vllm-0.32"]
-FORMATS = (FP8, NVFP4, W4A16_NVFP4, INT4)
 
 
 class Loadable(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +32,7 @@ class Loadable(msgspec.Struct, frozen=True, kw_only=True):
 
 LOADABLE: dict[Runtime, Loadable] = {
     # Our own engines: ONNX Runtime here, TensorRT plans (not yet run).
-    "engine": Loadable(formats=FORMATS, dense=None, is_mixed=True, has_fp8_context=True),
+    "engine": Loadable(formats=tuple(FORMATS), dense=None, is_mixed=True, has_fp8_context=True),
     # Its context projection multiplies q, k and v's raw BF16 weights, and fc is a plain nn.Linear (source, 1.3.0rc).
     # Not yet run; several algorithms in one draft have not been looked up.
     "trtllm-native": Loadable(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
-from dflash_trt.checkpoint.quantization import BLOCK
+from dflash_trt.checkpoint.number_formats import BLOCK
 from dflash_trt.engine.engine_directory import BuildOptions, build_engine
 from dflash_trt.engine.manifest import Manifest, read_manifest, read_shard
 from dflash_trt.engine.signatures import not_shared, num_segments, segment_name, stream_names
