@@ -58,10 +58,12 @@ def pack(
                 assert scale is not None
                 pack_fp8(weights, float(scale), codes, threads=threads)
                 writer.write(f"{module}.weight_scale", scale)
-            case _:
+            case number_formats.NVFP4 | number_formats.W4A16_NVFP4:
                 assert scale is not None
                 block_scales = np.empty(sizes["weight_scale"][1], np.uint8)
                 pack_nvfp4(weights, float(scale), codes, block_scales, threads=threads)
                 writer.write(f"{module}.weight_scale", block_scales)
                 writer.write(f"{module}.weight_scale_2", scale)
+            case _:
+                raise AssertionError(f"no packer for {algorithm}")
     writer.write(f"{module}.weight", codes)
