@@ -4,20 +4,22 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dflash_trt.cli.build_dry_run import print_deployment_dry_run, print_plan_dry_run
 from dflash_trt.cli.build_engine import build_checkpoint, build_deployment
-from dflash_trt.cli.build_plans import add_plans_to
 from dflash_trt.cli.build_request import BACKENDS, BuildRequest, check_usage
 from dflash_trt.cli.completion import DRAFT_OR_DEPLOYMENT, RECIPE, TARGET
 from dflash_trt.cli.options import PATH, options
 from dflash_trt.cli.values import parsed
 from dflash_trt.deploy.deployment_file import deployment_path
+from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.plans.machine import parse_gpus
 from dflash_trt.engine.plans.plan import PlanOptions
+from dflash_trt.errors import DFlashError
 from dflash_trt.files.command import quoted
 
 if TYPE_CHECKING:
@@ -120,8 +122,23 @@ def build(**settings: Any) -> None:
     else:
         engine = build_checkpoint(request)
     if request.has_plans:
-        add_plans_to(engine, request)
+        _add_plans(engine, request)
     click.echo(
         f"next: dflash-trt verify {quoted(engine)} --prompts FILE; then: dflash-trt serve {quoted(engine)}", err=True
     )
     click.echo(engine)
+
+
+def _add_plans(engine: Path, request: BuildRequest) -> None:
+    """Adds plans; an error also says that the engine is complete without them."""
+    from dflash_trt.engine.plans.add_plans import add_plans
+
+    plan_options = (read_manifest(engine).plan_options or DEFAULTS).changed(**request.plan_changes)
+    try:
+        add_plans(engine, plan_options, request.cache)
+    except DFlashError as error:
+        next_command = f"dflash-trt build --plans-for {quoted(engine)}"
+        hint = f"{error.hint}; then: {next_command}" if error.hint else next_command
+        raise type(error)(
+            f"{error.message}\n{engine} is complete for ONNX Runtime, without new plans", hint=hint
+        ) from None

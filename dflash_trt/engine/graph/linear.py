@@ -12,7 +12,7 @@ from __future__ import annotations
 from onnx import TensorProto
 
 from dflash_trt.checkpoint import number_formats
-from dflash_trt.checkpoint.number_formats import BLOCK, FORMATS, INT4_BLOCK
+from dflash_trt.checkpoint.number_formats import BLOCK, INT4_BLOCK
 from dflash_trt.checkpoint.quantization import read_scale
 from dflash_trt.engine.graph.onnx_builder import COMPUTE, TRT_DOMAIN, GraphBuilder, rounded
 
@@ -76,10 +76,13 @@ def _gemm(g: GraphBuilder, x: str, modules: tuple[str, ...], *, is_quantized: bo
         case number_formats.INT4:
             rows = sum(2 * g.weights[name].shape[0] for name in weights)
             return g.op("MatMul", x, _int4_weight(g, modules, rows))
-        case algorithm:
-            if FORMATS[algorithm].quantises_input:
-                x = _nvfp4_activation(g, x, _input_scale(g, modules))
+        case number_formats.NVFP4:
+            x = _nvfp4_activation(g, x, _input_scale(g, modules))
             weight = _nvfp4_weight(g, modules)
+        case number_formats.W4A16_NVFP4:
+            weight = _nvfp4_weight(g, modules)
+        case algorithm:
+            raise AssertionError(f"no nodes for {algorithm}")
     return g.op("Gemm", x, weight, transB=1)
 
 

@@ -11,7 +11,7 @@ import msgspec
 import onnx
 from onnx.external_data_helper import uses_external_data
 
-from dflash_trt.engine.engine_directory import ENGINE, is_engine
+from dflash_trt.engine.engine_output import ENGINE, is_engine
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, read_parts, sha256
 from dflash_trt.engine.plans import machine, tensorrt_api
 from dflash_trt.engine.plans.compile import TimingCache, build_plan
