@@ -63,7 +63,7 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
-    """What the text of an answer must match."""
+    """Grammar that the text of an answer must match."""
 
     kind: Literal["json_schema", "regex", "grammar", "structural_tag"]
     """Language of `text`; the last two are xgrammar's: EBNF, and texts in tags."""

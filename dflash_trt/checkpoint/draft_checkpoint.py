@@ -149,9 +149,9 @@ def refuse_quantised(draft: DraftCheckpoint) -> None:
 
 
 def _refuse_pickles(directory: Path) -> None:
-    """Raises CheckpointError for a tensor outside of safetensors files; one of the same name takes its place.
+    """Raises CheckpointError for a pickled tensor without a safetensors file of the same name beside it.
 
-    What trainers leave behind is none, and is not opened.
+    Training state is ignored.
     """
     pickles = (path for path in directory.glob("*.pt") if not TRAINING_STATE.match(path.name))
     strays = sorted(path for path in pickles if not path.with_suffix(".safetensors").is_file())

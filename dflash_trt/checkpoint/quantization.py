@@ -25,7 +25,7 @@ SECTION, COMPRESSED = "quantization_config", "compressed-tensors"
 
 
 class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a checkpoint's tensors say; empty for an unquantised one."""
+    """Quantisation found in a checkpoint's tensors; empty for an unquantised one."""
 
     modules: dict[str, str]
     """Algorithm by module name; a module that is not named is dense."""
@@ -38,7 +38,7 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 SERVERS = {"fp8": "vLLM and SGLang serve", "exl3": "exllamav3 serves", "gptq": "vLLM serves", "awq": "vLLM serves"}
-"""Who serves weights of other quantisers."""
+"""Runtimes that serve weights of other quantisers."""
 
 
 def is_compressed(config: Facts) -> bool:

@@ -80,7 +80,7 @@ def _planned_commands(deployment: ResolvedDeployment, output: Path, request: Bui
     spec = deployment.draft_sizes.spec
     check_limits(spec, options.max_batch_size, options.max_seq_len)
     num_ranks = deployment.num_ranks if deployment.mode == "engine" else 1
-    quantization = Quantization(modules=deployment.algorithms, fp8_kv_cache=False)  # of the same axes as with one
+    quantization = Quantization(modules=deployment.algorithms, fp8_kv_cache=False)  # a quantised cache changes no axis
     return trtexec_commands(output, spec, quantization, num_ranks, options, request.cache)
 
 

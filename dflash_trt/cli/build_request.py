@@ -24,7 +24,7 @@ NOT_RTX = "is for --backend tensorrt; TensorRT-RTX builds for a list of GPUs and
 
 
 class BuildRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked of `build`; None where an option was not given."""
+    """Options of `build`; None where one was not given."""
 
     draft: str | None
     """Checkpoint or deployment."""
@@ -69,7 +69,7 @@ class BuildRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cache(self) -> TimingCache | None:
-        """What --timing-cache and --reproducible say."""
+        """Timing cache of --timing-cache and --reproducible, if any."""
         if self.timing_cache is None:
             return None
         return TimingCache(file=self.timing_cache, reproducible=self.reproducible)

@@ -72,7 +72,7 @@ def chat(engine: Path, target: str | None, system: str | None, **settings: Any) 
 
 
 class TerminalChat:
-    """Messages so far; each answer is streamed, and becomes one of them."""
+    """The conversation so far; each answer is streamed and then becomes one of its messages."""
 
     def __init__(self, backend: EmbeddedBackend, params: SamplingParams, system: str | None) -> None:
         from dflash_trt.runtime.server.channels import ChannelTokens
@@ -84,19 +84,19 @@ class TerminalChat:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets the messages, but for the system message."""
+        """Clears the messages except the system message."""
         self._messages = [] if self.system is None else [{"role": "system", "content": self.system}]
         self._answers: list[Completion] = []
 
     @property
     def stats(self) -> str:
-        """What the remembered answers cost together."""
+        """Total cost of the remembered answers."""
         answers = self._answers
         acceptance = sum((each.acceptance for each in answers if each.acceptance is not None), Acceptance())
         return f"{len(answers)} answers, {_costs(answers, acceptance.tau)}"
 
     async def ask(self, message: str) -> None:
-        """Shows the answer as it comes, and what it cost; only an answer that came to its end is remembered."""
+        """Streams the answer and prints its cost; only a complete answer is remembered."""
         from dflash_trt.api.completion import FinishReason
         from dflash_trt.runtime.server.channels import Channels
 
@@ -132,7 +132,7 @@ def _costs(answers: Sequence[Completion], tau: float | None) -> str:
 
 
 def _shown(text: str, stream: TextIO) -> str:
-    """A terminal must not obey the model: escape sequences are shown as escapes there. A pipe gets the text."""
+    """Escapes control characters for a terminal, so that the model cannot control it; a pipe gets the raw text."""
     if not stream.isatty():
         return text
     return "\t".join(map(printable, text.split("\t")))
@@ -171,7 +171,7 @@ def _talk(conversation: TerminalChat) -> None:
 
 
 def _obey(conversation: TerminalChat, command: str, text: str = "") -> str:
-    """Obeys a command other than /quit; returns what to say to it."""
+    """Runs a command other than /quit and returns its reply."""
     if command not in COMMANDS or (text and command != "/system"):
         return f"{command} {text}".strip() + f": expected one of {', '.join(COMMANDS)}"
     if command == "/help":
@@ -186,7 +186,7 @@ def _obey(conversation: TerminalChat, command: str, text: str = "") -> str:
 
 
 def _ask(conversation: TerminalChat, line: str) -> None:
-    """One answer; one that cannot be had, or was stopped, does not end the conversation."""
+    """Streams one answer; a failed or interrupted one does not end the conversation."""
     try:
         asyncio.run(conversation.ask(line))
     except KeyboardInterrupt:

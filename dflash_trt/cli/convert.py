@@ -28,8 +28,8 @@ LAYOUTS = ("zlab", "speculators", "modelopt")
 def convert(draft: str, output: Path, layout: str, target: str | None, force: bool, as_json: bool) -> None:
     """Write DRAFT, a checkpoint directory or Hugging Face repository id of any dialect, in another one.
 
-    Tensors keep their bytes; weights of compressed-tensors and GGUF files become BF16. What the other dialect cannot
-    express is refused by name.
+    Tensors keep their bytes; weights of compressed-tensors and GGUF files become BF16. Facts
+    that the other dialect cannot express are refused by name.
 
     \b
     Example:

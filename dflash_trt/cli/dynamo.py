@@ -41,7 +41,7 @@ def dynamo(
     namespace: str, discovery_backend: str, reasoning_parser: str | None, tool_call_parser: str | None,
     drain_seconds: int, **options: Any,
 ) -> None:  # fmt: skip
-    """Serve ENGINE, an engine directory, as a worker behind Dynamo's frontend (docs/scaling.md).
+    """Serve ENGINE, an engine directory, as a worker of Dynamo's frontend (docs/scaling.md).
 
     Dynamo's own DYN_* variables also apply.
 

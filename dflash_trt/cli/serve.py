@@ -114,7 +114,7 @@ def serve(
                 connection_limit=connection_limit,
             )
             asyncio.run(_serve(server, listening, endpoints))
-            gc.unfreeze()  # what is not collected at the end is a leak to nanobind, which lists it on stderr
+            gc.unfreeze()  # nanobind reports uncollected objects as leaks on stderr
             if not server.should_exit:
                 raise EngineError(f"the decoder has failed: {backend.error}", hint="start the server again")
 

@@ -140,7 +140,7 @@ def _decode(
     def check(token_ids: list[int]) -> None:
         check_prompt(token_ids, max_tokens, pair.manifest.draft, pair.target.spec)
 
-    tokenize(prompts, pair.tokenizer, check, chat=chat)  # what is wrong is said before minutes of loading
+    tokenize(prompts, pair.tokenizer, check, chat=chat)  # fails before minutes of loading
     with progress_line(f"loading {pair.target_name}"):
         verification = Verification.open(pair, reference, options, ranks)
     click.echo(verification.target_summary, err=True)
@@ -151,7 +151,7 @@ def _verify_features(
     engine: Path, features: Path, reference: Path | None, max_tau_loss: float | None, options: RuntimeOptions,
     *, as_json: bool,
 ) -> None:  # fmt: skip
-    """Prints what replaying captured answers came to; VerificationError where too much of tau is lost."""
+    """Prints the report of replaying captured answers; VerificationError where too much of tau is lost."""
     from dflash_trt.runtime.measure.replay import verify_features
     from dflash_trt.runtime.measure.verification_report import find_loss, find_useless
 
@@ -178,7 +178,7 @@ def _print_verdict(
 
 
 def _verdict(report: VerificationReport, engine: Path) -> str:
-    """What an engine without a failure is good for, and the step that fits it."""
+    """Verdict on an engine that passed, and the next command."""
     found = report.engine
     assert found.tau is not None, "find_useless refuses it"
     verdict = f"verdict: the tokens of plain decoding; tau {found.tau:.2f} in {found.steps} verify passes"

@@ -39,14 +39,14 @@ WEIGHT_SUFFIXES = ("weight", "weight_scale", "bias")
 
 
 class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What `dflash-trt build` makes of a draft and a target that fit."""
+    """Settings of `dflash-trt build` for a draft and a target that fit."""
 
     draft: DraftCheckpoint
     draft_name: str
-    """What the user called the draft."""
+    """Name by which the user gave the draft."""
     target: TargetCheckpoint
     target_name: str | None = None
-    """What the user called the target; None leaves it out of the manifest."""
+    """Name by which the user gave the target; None leaves it out of the manifest."""
     output: Path
     force: bool = False
     """Whether to replace an engine at `output`."""
@@ -61,7 +61,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_ranks: int = 1
     """Ranks that share the drafter."""
     plan_options: PlanOptions | None = None
-    """What TensorRT plans, built now or later, are to serve."""
+    """Sizes for TensorRT plans, built now or later."""
 
 
 def build_engine(options: BuildOptions) -> Manifest:

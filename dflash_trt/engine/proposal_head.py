@@ -70,7 +70,7 @@ def with_head(
     with naming(head):
         largest = amax(weights)
     norm = as_float32(map_tensor(draft.origin.weights["norm.weight"]))
-    input_bound = math.sqrt(norm.size) * float(np.abs(norm).max())  # of values behind the final norm (quantize.bounds)
+    input_bound = math.sqrt(norm.size) * float(np.abs(norm).max())  # values after the final norm (quantize.bounds)
 
     def write(writer: SafetensorsWriter) -> None:
         draft.write_tensors(writer)

@@ -18,8 +18,8 @@ from dflash_trt.checkpoint.quantization import Quantization
 
 COMPUTE, FLOAT, FP8, INT32, INT64 = "BFLOAT16", "FLOAT", "FLOAT8E4M3FN", "INT32", "INT64"  # ONNX's spelling
 CONTEXT_LAYOUT_SIZE = 5  # page size, strides of page, K to V, row and head
-PAGE_SIZES = (16, 32, 64)  # of a context in several pages
-TOKENS_PER_PAGE = 32  # of the target's and the drafter's caches; the default of tokens_per_block in TensorRT-LLM
+PAGE_SIZES = (16, 32, 64)  # rows of a page, where a context has several
+TOKENS_PER_PAGE = 32  # in the caches of target and drafter; the default of tokens_per_block in TensorRT-LLM
 MAX_CONTEXT = 131072
 Spec = TypeVar("Spec", bound=PartialDraftSpec)
 TILE_ROWS = 128  # in which TensorRT reads the scales of NVFP4 activations
@@ -188,10 +188,10 @@ def graph_signatures(spec: PartialDraftSpec, quantization: Quantization, *, is_s
 def _segments(
     spec: PartialDraftSpec, block: tuple[Port, ...], cache: tuple[Port, ...], hidden: Port
 ) -> dict[str, Graph]:
-    """By segment i: residual.i, partial.i [rows, H] in, of which the ranks have added up partial.i, and i + 1 out.
+    """Segment i reads residual.i and partial.i [rows, H], the latter summed over ranks, and writes those of i + 1.
 
-    Even ones read the context, and rope [B, S, D] that the first, which takes the block, computes. The last returns
-    `hidden` [rows, H]. Rows are those of the GEMMs, with padding behind: any reshaping here would be a kernel.
+    The first takes the block and computes rope [B, S, D]; even ones read rope and the context. The last returns
+    `hidden` [rows, H]. Rows are those of the GEMMs, padding included: any reshaping here would cost a kernel.
     """
     rope = Port(name="rope", dtype=FLOAT, shape=("B", spec.block_size, spec.head_dim))
     segments, last = dict[str, Graph](), num_segments(spec.num_layers) - 1

@@ -57,7 +57,7 @@ def quantised(
 
     # TensorRT-LLM builds the layers of the class that model_type names; a gpt-oss draft has Qwen3's dense ones.
     config = draft.canonical_config() | {"model_type": DENSE_MODEL_TYPE}
-    is_own = own.SECTION in config  # which names the draft's own type
+    is_own = own.SECTION in config  # it names the draft's own type
     dtypes = {name: tensor.dtype for name, tensor in draft.weights.items()}
     return with_claims(
         draft,

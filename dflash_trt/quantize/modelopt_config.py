@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What modelopt 0.47 writes of a quantised checkpoint: hf_quant_config.json and config.json's quantization_config."""
+"""Configuration of a quantised checkpoint as modelopt 0.47 writes it: hf_quant_config.json and quantization_config."""
 
 from __future__ import annotations
 

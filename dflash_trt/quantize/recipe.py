@@ -38,7 +38,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a recipe's YAML file says, and what the user called it."""
+    """A recipe's YAML file, and the name by which the user gave it."""
 
     description: str
     rules: tuple[Rule, ...]
@@ -46,7 +46,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     fp8_kv_cache: bool = False
     """Whether the checkpoint gets scales for an FP8 context cache."""
     name: str = ""
-    """What the user called it; no key of the file."""
+    """Name by which the user gave it; not a key of the file."""
 
     def algorithms(self, modules: list[str]) -> dict[str, str]:
         """Algorithm by quantised module; RecipeError when no rule matches a module, or a rule decides for none."""

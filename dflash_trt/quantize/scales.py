@@ -88,8 +88,8 @@ def scale_of(algorithm: str, largest: float) -> np.float32:
 def input_scales(spec: DraftSpec, algorithms: Mapping[str, str], inputs: Mapping[str, float]) -> dict[str, np.float32]:
     """input_scale by module whose input is quantised: one per group of `scale_groups` and algorithm.
 
-    The graphs read a stacked input at the widest of its scales, so each layer stores that one, whoever loads it.
-    Raises CheckpointError when `inputs` lacks a module or holds what is no magnitude.
+    The graphs read a stacked input at the widest of its scales, so each layer stores that one, for every runtime.
+    Raises CheckpointError when `inputs` lacks a module or holds a value that is not a magnitude.
     """
     quantised = {module: algorithm for module, algorithm in algorithms.items() if FORMATS[algorithm].quantises_input}
     return group_scales(spec, quantised, lambda module: _checked(inputs.get(module), module))

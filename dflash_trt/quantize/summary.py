@@ -17,7 +17,7 @@ from dflash_trt.checkpoint.safetensors_writer import Layout, aligned
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a checkpoint's tensors."""
+    """Effect of quantising on a checkpoint's tensors."""
 
     layers: dict[str, int]
     """Linear layers by algorithm."""
@@ -31,7 +31,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summary(draft: DraftCheckpoint, quantization: Quantization) -> Summary:
-    """What quantising made of the tensors of `draft`."""
+    """Summary of the quantised tensors of `draft`."""
     modules = draft.spec.linear_modules()
     algorithms = [quantization.modules[module] for module in modules if module in quantization.modules]
     return Summary(

@@ -29,7 +29,7 @@ from dflash_trt.triton.tensors import INPUTS
 from dflash_trt.triton.watchdog import start_watchdog
 from dflash_trt.trtllm.launch_environment import read_mpi_launch
 
-GAUGE, COUNTER = "GAUGE", "COUNTER"  # of triton.MetricFamily, which exists once a model is being initialised
+GAUGE, COUNTER = "GAUGE", "COUNTER"  # names of attributes of triton.MetricFamily, which exists only in initialize()
 METRICS = {
     "dflash_running_requests": (GAUGE, "running", "Requests that hold a slot"),
     "dflash_waiting_requests": (GAUGE, "waiting", "Queued requests"),

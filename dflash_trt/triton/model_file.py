@@ -67,7 +67,7 @@ def model_text(arguments: dict[str, Any], config: TritonConfig) -> str:
 
 
 def read_model(file: Path) -> EmbeddedModel | TrtllmModel:
-    """What `file` says; ConfigError for a file that is neither runtime's."""
+    """Reads model.yaml; ConfigError for a file that is neither runtime's."""
     document = read_yaml(file, ConfigError)
     if not isinstance(document, dict) or not isinstance(document.get(TRITON_CONFIG), dict):
         raise ConfigError(f"{file}: missing key {TRITON_CONFIG}")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_TOKENS = 32  # TensorRT-LLM's
 UNCHANGED_FIELDS = frozenset(SamplingParams.__struct_fields__) - {"max_tokens", "temperature", "logprobs"}
-"""Settings that are taken as they are, where the model has a tensor for them."""
+"""Settings that are passed on unchanged, where the model has a tensor for them."""
 
 
 class RequestInputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class RequestInputs(msgspec.Struct, frozen=True, kw_only=True):
     echo: bool
     """Whether the output begins with the prompt."""
     returns: frozenset[str]
-    """Which of finish_reason, stop_reason, cumulative_logprob and perf_metrics are returned."""
+    """Fields to return: any of finish_reason, stop_reason, cumulative_logprob and perf_metrics."""
 
 
 def read_inputs(tensors: Mapping[str, npt.NDArray[np.generic]]) -> RequestInputs:

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 NO_REASON = "None"
-"""What NVIDIA's model sends where there is no reason."""
+"""NVIDIA's model sends this text where there is no reason."""
 DATA_TYPES = {spec.name: spec.data_type for spec in OUTPUTS}
-# Output tensors of what only TensorRT-LLM measures -> its names for that.
+# Output tensor -> name of the metric in TensorRT-LLM, the only runtime that measures it.
 KV_CACHE = {
     "kv_cache_reused_block": "num_reused_blocks",
     "kv_cache_missed_block": "num_missed_blocks",

@@ -101,7 +101,7 @@ class Service:
                     call.send(response_tensors(text_output, chunk.completion, inputs.returns), final=is_last)
 
     def _stop(self, request_id: str) -> BaseException:
-        """Cancels the calls with this id; what is returned is the stop request's own response."""
+        """Cancels the calls with this id; returns the stop request's own response."""
         if not request_id:
             return RequestError("stop: missing request id of the requests to stop")
         stopped = [task for task, call in self._running.items() if call.request_id == request_id]

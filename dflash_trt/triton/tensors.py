@@ -61,7 +61,7 @@ OUTPUTS = (
     TensorSpec("acceptance_rate", "FP32", ONE),
     TensorSpec("total_accepted_draft_tokens", "INT32", ONE),
     TensorSpec("total_draft_tokens", "INT32", ONE),
-    # Ours: what both rates are of.
+    # Ours: the totals from which both rates are computed.
     TensorSpec("acceptance_length", "FP32", ONE),
     TensorSpec("num_output_tokens", "INT32", ONE),
 )

@@ -87,7 +87,7 @@ def _gemm(g: GraphBuilder, x: str, modules: tuple[str, ...], *, is_quantized: bo
 
 
 def input_name(module: str) -> str:
-    """Name of the value that is multiplied with the weights of `module` and the modules stacked behind it."""
+    """Name of the value that is multiplied with the weights of `module` and the modules stacked after it."""
     return f"{module}/input"
 
 
@@ -131,8 +131,8 @@ def _nvfp4_weight(g: GraphBuilder, modules: tuple[str, ...]) -> str:
 def _int4_weight(g: GraphBuilder, modules: tuple[str, ...], rows: int) -> str:
     """[in, out] of INT4 codes by FLOAT block scales in the compute dtype, `rows` being out.
 
-    Two rows share a byte: the codes are [out / 2, in, 2], a scale goes down their axis 1, and the pairs are taken apart
-    behind it. TensorRT's builder turns the constant itself, and multiplies in one kernel that reads INT4.
+    Two rows share a byte: the codes are [out / 2, in, 2], scales apply along axis 1, and the pairs are separated after
+    dequantising. TensorRT's builder transposes the constant itself, and multiplies in one kernel that reads INT4.
     """
     columns = g.weights[f"{modules[0]}.weight"].shape[1]
     codes = g.stored([f"{module}.weight" for module in modules], TensorProto.INT4)

@@ -42,7 +42,7 @@ def add_plans(directory: Path, options: PlanOptions | None = None, timing_cache:
     TensorRT refuses a graph; the directory then serves ONNX Runtime as before, and keeps `options` for the next try
     where they can be right.
     """
-    for folder in (directory, directory.absolute().parent):  # what a killed process left of manifest or directory
+    for folder in (directory, directory.absolute().parent):  # restores what a killed process left
         recover_abandoned(folder)
     manifest = read_manifest(directory)
     options = options or manifest.plan_options or PlanOptions()

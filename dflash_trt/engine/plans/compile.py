@@ -67,7 +67,7 @@ def build_plan(
         config.hardware_compatibility_level = getattr(
             trt.HardwareCompatibilityLevel, HARDWARE_LEVELS[options.hardware_compatibility]
         )
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # what the engine inspector says; costs no time
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # for the engine inspector; costs no time
     config.max_aux_streams = 0  # one stream: a CUDA graph of a plan is then a chain without joins
     if options.version_compatible:
         config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
@@ -96,7 +96,7 @@ def _choose_gpus(trt: Any, config: Any, compute_capabilities: Sequence[str]) -> 
     config.num_compute_capabilities = len(compute_capabilities)
     for index, capability in enumerate(compute_capabilities):
         config.set_compute_capability(getattr(trt.ComputeCapability, sm_name(capability).upper()), index)
-    config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)  # what stream capture asks for
+    config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)  # stream capture requires it
 
 
 def _optimization_profile(builder: Any, graph: Graph, profile: Profile) -> Any:

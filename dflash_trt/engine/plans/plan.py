@@ -40,7 +40,7 @@ def graph_batch_sizes(largest: int) -> list[int]:
 
 
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What plans are asked to serve, and how they are built."""
+    """Sizes that plans serve, and how they are built."""
 
     max_batch_size: Positive = 8
     """Blocks of one draft pass, and slots of the context cache."""
@@ -54,7 +54,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     version_compatible: bool = False
     """Plans for later TensorRT versions of the same major, too; the plugin is embedded in them."""
     runtime: RuntimeName = "tensorrt"
-    """Which TensorRT builds the plans and runs them."""
+    """TensorRT that builds the plans and runs them."""
     compute_capabilities: tuple[ComputeCapability, ...] = ()
     """GPUs that TensorRT-RTX builds for; none: the one that is here."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT plans before they are built: what they take of one GPU, and how trtexec would build them.
+"""TensorRT plans before they are built: their memory on one GPU, and how trtexec would build them.
 
 trtexec's flags are those of samples/common/sampleOptions.cpp in TensorRT 10.15 and 11.1.
 """
@@ -31,7 +31,7 @@ def trtexec_commands(
     engine: Path, spec: PartialDraftSpec, quantization: Quantization, num_ranks: int, options: PlanOptions,
     timing_cache: TimingCache | None = None,
 ) -> list[str]:  # fmt: skip
-    """What `add_plans` would build of the engine of a draft that `num_ranks` ranks share, one shell line a plan.
+    """Commands for the plans that `add_plans` would build, where `num_ranks` ranks share the draft: one line a plan.
 
     The engine need not be there yet, nor TensorRT or a GPU. None for TensorRT-RTX, which has no trtexec.
     """
@@ -84,7 +84,7 @@ class DrafterMemory(msgspec.Struct, frozen=True, kw_only=True):
     activation_bytes: int
     """Inputs and outputs of the largest call."""
     workspace_bytes: int
-    """What both plans may take at most."""
+    """Limit of both plans together."""
 
 
 def drafter_memory(manifest: Manifest, options: PlanOptions, directory: Path) -> DrafterMemory:
