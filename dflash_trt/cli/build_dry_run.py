@@ -16,7 +16,8 @@ from dflash_trt.deploy.dry_run import as_text, dry_run
 from dflash_trt.deploy.memory import MAX_BATCH, MAX_TOKENS, GpuMemory
 from dflash_trt.deploy.resolve import ResolvedDeployment, plan_sizes, resolve
 from dflash_trt.engine.manifest import read_manifest, read_parts
-from dflash_trt.engine.plans.plan import PlanOptions, check_gpus, check_limits, check_options
+from dflash_trt.engine.plans.build_checks import check_gpus, check_limits, check_options
+from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.preview import drafter_memory, trtexec_commands
 from dflash_trt.errors import ConfigError
 

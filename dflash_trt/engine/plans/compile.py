@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dflash_trt.engine.plans.machine import sm_name
-from dflash_trt.engine.plans.plan import PlanOptions, Profile, shapes
+from dflash_trt.engine.plans.plan import PlanOptions, Profile
+from dflash_trt.engine.plans.profiles import shapes
 from dflash_trt.engine.plans.tensorrt_api import RUNTIMES, make_logger
 from dflash_trt.engine.signatures import Graph
 from dflash_trt.errors import BuildError

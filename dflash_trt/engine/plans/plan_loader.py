@@ -17,7 +17,8 @@ from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plans import machine, tensorrt_api
 from dflash_trt.engine.plans.jit_cache import JitCache, jit_cache_file
 from dflash_trt.engine.plans.machine import Gpu
-from dflash_trt.engine.plans.plan import Here, Plan, check_plan
+from dflash_trt.engine.plans.plan import Plan
+from dflash_trt.engine.plans.served import Here, check_plan
 from dflash_trt.engine.plans.tensorrt_api import RUNTIMES, host_code, plugin_library
 from dflash_trt.engine.recorded_executor import RecordedGraph, graph_tensors
 from dflash_trt.engine.signatures import Graph, num_segments, segment_name, stream_names

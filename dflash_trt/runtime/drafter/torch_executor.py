@@ -22,7 +22,7 @@ from dflash_trt.device.launcher import Launcher
 from dflash_trt.engine.executor import DraftInputs
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plans.machine import LOWEST_SM
-from dflash_trt.engine.plans.plan import graph_batch_sizes, row_buckets
+from dflash_trt.engine.plans.profiles import graph_batch_sizes, row_buckets
 from dflash_trt.engine.recorded_executor import RecordedExecutor, RecordedGraph, graph_tensors
 from dflash_trt.engine.signatures import MAX_CONTEXT, num_pages_for
 from dflash_trt.errors import EngineError
