@@ -16,7 +16,7 @@ from dflash_trt.deploy.dry_run import as_text, dry_run
 from dflash_trt.deploy.memory import MAX_BATCH, MAX_TOKENS, GpuMemory
 from dflash_trt.deploy.resolve import ResolvedDeployment, plan_sizes, resolve
 from dflash_trt.engine.manifest import read_manifest, read_parts
-from dflash_trt.engine.plans.build_checks import check_gpus, check_limits, check_options
+from dflash_trt.engine.plans.build_checks import check_build, check_gpus, check_limits
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.preview import drafter_memory, trtexec_commands
 from dflash_trt.errors import ConfigError
@@ -49,9 +49,8 @@ def print_plan_dry_run(engine: Path, request: BuildRequest) -> None:
     """Prints how the plans of an engine directory would be built."""
     manifest = read_manifest(engine)
     options = (manifest.plan_options or PlanOptions()).changed(**request.plan_changes)
-    check_options(options, has_timing_cache=request.cache is not None)
-    check_gpus(manifest.quantization.algorithms(), options)
-    check_limits(manifest.draft, options.max_batch_size, options.max_seq_len)
+    algorithms = manifest.quantization.algorithms()
+    check_build(manifest.draft, algorithms, options, has_timing_cache=request.cache is not None)
     part, of_part = read_parts(engine, manifest)[0]
     commands = trtexec_commands(
         engine, manifest.draft, manifest.quantization, manifest.num_ranks, options, request.cache

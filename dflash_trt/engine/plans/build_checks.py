@@ -14,6 +14,15 @@ from dflash_trt.engine.signatures import MAX_CONTEXT
 from dflash_trt.errors import BuildError
 
 
+def check_build(
+    spec: PartialDraftSpec, algorithms: Collection[str], options: PlanOptions, *, has_timing_cache: bool = False
+) -> None:
+    """Raises BuildError for plans that the GPUs, the chosen TensorRT or the attention plugin do not take."""
+    check_options(options, has_timing_cache=has_timing_cache)
+    check_gpus(algorithms, options)
+    check_limits(spec, options.max_batch_size, options.max_seq_len)
+
+
 def check_options(options: PlanOptions, *, has_timing_cache: bool = False) -> None:
     """Raises BuildError, by the option's name, for what the chosen TensorRT does not have."""
     rtx = "TensorRT-RTX builds for a list of GPUs (--gpu) and chooses kernels where a plan runs"
