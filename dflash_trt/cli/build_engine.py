@@ -21,7 +21,7 @@ from dflash_trt.deploy.deployment_file import load_deployment
 from dflash_trt.deploy.dry_run import fitting_deployment
 from dflash_trt.deploy.resolve import UNQUANTIZED, ResolvedDeployment, plan_sizes
 from dflash_trt.engine.plans.plan import PlanOptions
-from dflash_trt.engine.signatures import not_shared
+from dflash_trt.engine.shards import not_shared
 from dflash_trt.files.command import quoted
 
 if TYPE_CHECKING:

@@ -26,7 +26,8 @@ from dflash_trt.engine.origins import describe_source, describe_target
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.proposal_head import HeadChoice, with_head
 from dflash_trt.engine.shard_weights import write_shard_weights
-from dflash_trt.engine.signatures import Graph, Shard, graph_signatures, not_shared, shards
+from dflash_trt.engine.shards import Shard, not_shared, shards
+from dflash_trt.engine.signatures import Graph, graph_signatures
 from dflash_trt.errors import BuildError
 from dflash_trt.files.write import new_directory
 from dflash_trt.quantize.bounds import Ranges

@@ -14,7 +14,7 @@ from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.safetensors_file import StoredTensor, read_tensors
 from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter
 from dflash_trt.checkpoint.weights import SINGLE, read_weights
-from dflash_trt.engine.signatures import Shard, shard_spec
+from dflash_trt.engine.shards import Shard, shard_spec
 
 # Ranks share a draft by tensor parallelism (Megatron-LM, arXiv 1909.08053): rows of q, k, v, gate and up, columns of o
 # and down. Their biases, fc, norms and scales are whole on each, so that codes stay as they are.

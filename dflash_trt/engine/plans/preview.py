@@ -19,7 +19,8 @@ from dflash_trt.engine.plans.compile import TimingCache
 from dflash_trt.engine.plans.plan import GRAPHS, PlanOptions
 from dflash_trt.engine.plans.profiles import profiles, shapes
 from dflash_trt.engine.plans.tensorrt_api import installed_library, plugin_library
-from dflash_trt.engine.signatures import Graph, Port, graph_signatures, shard_spec, shards
+from dflash_trt.engine.shards import shard_spec, shards
+from dflash_trt.engine.signatures import Graph, Port, graph_signatures
 from dflash_trt.errors import MissingDependencyError
 from dflash_trt.files.command import command_line
 
