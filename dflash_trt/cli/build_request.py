@@ -10,8 +10,8 @@ import click
 import msgspec
 
 from dflash_trt.cli.options import refuse_given
-from dflash_trt.engine.plans.compile import TimingCache
 from dflash_trt.engine.plans.plan import Compatibility, PlanOptions
+from dflash_trt.engine.plans.timing_cache import TimingCache
 
 if TYPE_CHECKING:
     from dflash_trt.engine.plans.tensorrt_api import RuntimeName

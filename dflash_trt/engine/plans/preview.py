@@ -15,10 +15,10 @@ import msgspec
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.engine.manifest import Manifest
-from dflash_trt.engine.plans.compile import TimingCache
 from dflash_trt.engine.plans.plan import GRAPHS, PlanOptions
 from dflash_trt.engine.plans.profiles import profiles, shapes
 from dflash_trt.engine.plans.tensorrt_api import installed_library, plugin_library
+from dflash_trt.engine.plans.timing_cache import TimingCache
 from dflash_trt.engine.shards import shard_spec, shards
 from dflash_trt.engine.signatures import Graph, Port, graph_signatures
 from dflash_trt.errors import MissingDependencyError
