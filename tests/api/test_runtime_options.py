@@ -16,6 +16,7 @@ from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.dynamo.generate_request import read_request
 from dflash_trt.runtime.server.requests import parse_request
+from dflash_trt.triton.model_file import EmbeddedModel
 from dflash_trt.triton.request_tensors import read_inputs
 from dflash_trt.triton.tensors import INPUTS
 from dflash_trt.trtllm.llm_backend import sampling_arguments
@@ -68,6 +69,7 @@ def test_the_api_has_its_names_and_defaults() -> None:
     types = get_type_hints(RuntimeOptions)
     for name in FIELDS:
         assert (parameters[name].default, parameters[name].annotation) == (getattr(DEFAULTS, name), types[name])
+    assert set(EmbeddedModel.__struct_fields__) == {"engine", "target", "triton_config", *FIELDS}
 
 
 def test_the_api_refuses_other_names() -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
 import click
@@ -155,15 +154,6 @@ def test_the_targets_type_reaches_the_model(engine: Path, tmp_path: Path) -> Non
     with LLM(model.engine, model.target, max_batch_size=model.max_batch_size, dtype=model.dtype) as llm:
         assert llm.backend.session.target.model.dtype == torch.bfloat16
         assert llm.generate([5, 6, 7], SamplingParams(max_tokens=2))[0].token_ids
-
-
-def test_embedded_settings_are_the_llms() -> None:
-    parameters = dict(inspect.signature(LLM.__init__).parameters)
-    del parameters["self"]
-    fields = {field.name: field for field in msgspec.structs.fields(EmbeddedModel)}
-    assert fields.keys() == parameters.keys() | {"triton_config"}
-    for name, parameter in parameters.items():
-        assert fields[name].required if name == "engine" else fields[name].default == parameter.default, name
 
 
 @pytest.mark.parametrize(
