@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
-from dflash_trt.checkpoint.quantization import FP8, NVFP4, W4A16_NVFP4
+from dflash_trt.checkpoint.number_formats import FP8, NVFP4, W4A16_NVFP4
 from dflash_trt.deploy.gpus import known_gpu
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.sizes import WEIGHT_BITS
