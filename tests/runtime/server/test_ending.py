@@ -27,9 +27,10 @@ from dflash_trt.api.backend import Chunk
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.decoder import Decoder
-from dflash_trt.runtime.server import http_server
 from dflash_trt.runtime.server import log as server_log
-from dflash_trt.runtime.server.http_server import HttpServer
+from dflash_trt.runtime.server.connections import server as http_server
+from dflash_trt.runtime.server.connections.server import HttpServer
+from dflash_trt.runtime.server.connections.sockets import bind
 from tests.cli.commands import run, run_here
 from tests.runtime.server.live import LONG, Live, children, refuses, started
 from tests.waiting import PATIENCE, until
@@ -258,7 +259,7 @@ def test_the_drain_has_an_end_and_a_second_signal_is_heeded(monkeypatch: pytest.
 
     async def drain() -> bytes:
         loop = asyncio.get_running_loop()
-        listening = http_server.bind("127.0.0.1", 0)
+        listening = bind("127.0.0.1", 0)
         server = HttpServer(app, drain_seconds=0, cancel_all=lambda: loop.call_soon_threadsafe(may_end.set))
         serving = asyncio.create_task(server.serve([listening]))
         while not server.started:

@@ -18,8 +18,8 @@ from dflash_trt.api import chat_template
 from dflash_trt.api.chat_template import render_chat
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.server import limits, requests, tokenizing
+from dflash_trt.runtime.server.connections.parser import MAX_HEADERS, LimitedConnection
 from dflash_trt.runtime.server.http_error import HttpError
-from dflash_trt.runtime.server.http_server import MAX_HEADERS, Connection
 from dflash_trt.runtime.server.limits import decode_object
 from tests.runtime.server.live import MODEL, Live
 
@@ -173,7 +173,7 @@ def test_events_are_those_of_h11(seed: int) -> None:
     sent = b"".join(request(rng) for _ in range(3))
     cuts = sorted(rng.randrange(len(sent)) for _ in range(rng.choice([0, 3, 40, len(sent) // 4])))
     pieces = [sent[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(sent)], strict=True) if begin < end]
-    found = events(Connection(h11.SERVER), pieces)
+    found = events(LimitedConnection(), pieces)
     assert found == events(h11.Connection(h11.SERVER), pieces)
     assert sum(isinstance(event, h11.Request) for event in found) == 3
 

@@ -16,9 +16,10 @@ import pytest
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import ConfigError, RequestError
 from dflash_trt.llm import LLM
-from dflash_trt.runtime.server import http_server, limits
+from dflash_trt.runtime.server import limits
+from dflash_trt.runtime.server.connections import parser, protocol
+from dflash_trt.runtime.server.connections.sockets import bind
 from dflash_trt.runtime.server.http_error import HttpError
-from dflash_trt.runtime.server.http_server import bind
 from dflash_trt.runtime.server.limits import Admission, ApiKeys
 from tests.runtime.server.live import LONG, Live, read_response, serving
 from tests.waiting import PATIENCE, until
@@ -158,24 +159,23 @@ def test_headers_are_limited(live: Live) -> None:
             status, message = read_response(connection)
             assert status == 400
             assert message.startswith(b"headers: expected at most 100 in 16384 bytes, " + found)
+    with live.connect() as connection:
+        connection.sendall(POST + b"x: " + b"y" * 16384)  # and no end
+        assert read_response(connection)[1].endswith(b", found no end after %d bytes" % (len(POST) + 3 + 16384))
 
 
 def test_trailers_are_limited(live: Live) -> None:
     body = b'{"prompt": "x", "max_tokens": 1' + b"\n" * 200 + b"}"
     none = POST + b"transfer-encoding: chunked\r\n\r\n"
     chunks = none + b"%x\r\n%b\r\n" % (len(body), body)
-    few, many = (b"x: y\r\n" * number for number in (99, 100))
+    few, many, endless = b"x: y\r\n" * 100, b"x: y\r\n" * 101 + b"\r\n", b"x: y\r\n" * 3000
     with live.connect() as connection:
         for pieces in ([chunks + b"0\r\n" + few + b"\r\n"], [chunks, b"0", b"00;x\r\n", few, b"\r\n"]):
             for piece in pieces:
                 connection.sendall(piece)
                 time.sleep(0.02)  # one that comes alone: without, the test may see less
             assert read_response(connection)[0] == 200
-    for pieces in (
-        [chunks + b"0" * 20 + b"\r\n" + many + many],
-        [chunks, b"00\r\n", many, many],
-        [none, b"0\r\n" + many],
-    ):
+    for pieces in ([chunks + b"0" * 20 + b"\r\n" + many], [none, b"0\r\n", many], [chunks, b"00\r\n", endless]):
         with live.connect() as connection:
             for piece in pieces:
                 connection.sendall(piece)
@@ -192,7 +192,7 @@ def test_small_chunks_are_limited(live: Live) -> None:
         parts = [b"%x\r\n%b\r\n" % (size, text[sum(sizes[:i]) :][:size]) for i, size in enumerate(sizes)]
         return POST + b"transfer-encoding: chunked\r\n\r\n" + b"".join(parts)
 
-    small = [1] * (http_server.SMALL_CHUNKS - 10)
+    small = [1] * (parser.SMALL_CHUNKS - 10)
     with live.connect() as connection:
         for sizes in (small, small, [4000, *small, *[1] * 20]):
             connection.sendall(chunks(sizes) + b"0\r\n\r\n")
@@ -204,7 +204,7 @@ def test_small_chunks_are_limited(live: Live) -> None:
 
 
 def test_what_does_not_arrive_ends(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "HEADER_SECONDS", 0.2)
+    monkeypatch.setattr(protocol, "HEADER_SECONDS", 0.2)
     monkeypatch.setattr(limits, "BODY_SECONDS", 0.2)
     with serving(llm) as live:
         for sent in (b"", b"POST /v1/comp", b"GET / HTTP/1.1\r\nhost: localhost\r\nx-slow: 1"):

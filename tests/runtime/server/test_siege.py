@@ -27,7 +27,9 @@ from uvicorn.server import ServerState
 
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
-from dflash_trt.runtime.server import http_server, streaming
+from dflash_trt.runtime.server import streaming
+from dflash_trt.runtime.server.connections import acceptor, protocol, server
+from dflash_trt.runtime.server.connections.sockets import max_connections
 from dflash_trt.runtime.server.endpoints import DEGRADED_FAILURES
 from dflash_trt.runtime.server.log import MAX_QUEUED_LINES, NonBlockingHandler
 from dflash_trt.runtime.server.streaming import EventStream
@@ -184,16 +186,15 @@ class Transport(asyncio.Transport):
 @pytest.mark.parametrize("reads_again", [False, True])
 @bounded
 async def test_a_client_that_does_not_read_is_disconnected(reads_again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "WRITE_SECONDS", 0.01)
+    monkeypatch.setattr(protocol, "WRITE_SECONDS", 0.01)
     transport = Transport()
     config = uvicorn.Config(lambda: None, log_config=None, access_log=False)  # type: ignore[arg-type]
-    protocol = http_server.Protocol(config, ServerState(), {})
-    protocol.connection_made(transport)
-    protocol.pause_writing()
+    connection = protocol.Protocol(config, ServerState(), {})
+    connection.connection_made(transport)
+    connection.pause_writing()
     if reads_again:
-        protocol.resume_writing()
+        connection.resume_writing()
     await asyncio.sleep(0.1)
-    protocol._stop_header_timer()
     assert transport.is_aborted is not reads_again
 
 
@@ -201,7 +202,7 @@ def test_the_next_request_of_a_connection_has_a_time_limit(llm: LLM, monkeypatch
     with serving(llm) as live, live.connect() as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
-        monkeypatch.setattr(http_server, "HEADER_SECONDS", 0.2)
+        monkeypatch.setattr(protocol, "HEADER_SECONDS", 0.2)
         connection.sendall(b"GET /health HTTP/1.1\r\nx-slow: ")
         assert connection.recv(1000).startswith(b"HTTP/1.1 408 ")
 
@@ -238,8 +239,8 @@ def test_idle_connections_make_room(llm: LLM, caplog: pytest.LogCaptureFixture) 
 
 def test_clients_close_idle_connections_before_the_server_does(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """At 5 s, which is httpx's time, too, a hundredth of the requests that came then found theirs closing."""
-    assert httpx.Limits().keepalive_expiry < http_server.KEEP_ALIVE_SECONDS
-    monkeypatch.setattr(http_server, "KEEP_ALIVE_SECONDS", 0.1)
+    assert httpx.Limits().keepalive_expiry < server.KEEP_ALIVE_SECONDS
+    monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 0.1)
     with serving(llm) as live, live.connect() as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert read_response(connection)[0] == 200
@@ -257,7 +258,7 @@ def test_a_failed_accept_is_said_once_and_tried_again(
             raise failures.pop()
         return await accept(loop, listening)
 
-    monkeypatch.setattr(http_server, "ACCEPT_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(acceptor, "ACCEPT_RETRY_SECONDS", 0.01)
     monkeypatch.setattr(asyncio.SelectorEventLoop, "sock_accept", fail_then_accept)
     with serving(llm) as live:
         assert live.http.get("/health").status_code == 200
@@ -268,7 +269,7 @@ def test_without_room_for_connections_it_does_not_start(monkeypatch: pytest.Monk
     monkeypatch.setattr(resource, "getrlimit", lambda _: (20, 20))
     monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
     with pytest.raises(RequestError, match="open files: expected a limit of at least"):
-        http_server.max_connections()
+        max_connections()
 
 
 def test_stop_texts_and_prompts_are_bounded(live: Live) -> None:
