@@ -18,11 +18,14 @@ from dflash_trt.api.completion import Completion
 from dflash_trt.api.neutral_fields import IGNORED
 from dflash_trt.api.sampling_params import DEFAULT_CHAT_TOKENS, SamplingParams
 from dflash_trt.errors import DFlashError, EngineError
+from dflash_trt.runtime.server.decoding import decode_fields
 from dflash_trt.runtime.server.grammars import GrammarProcesses
 from dflash_trt.runtime.server.http_error import HttpError, shutting_down
 from dflash_trt.runtime.server.limits import Admission, BodyReader, decode_object
+from dflash_trt.runtime.server.messages import read_messages
 from dflash_trt.runtime.server.prometheus import ServerMetrics
-from dflash_trt.runtime.server.requests import CompletionRequest, parse_request, read_messages
+from dflash_trt.runtime.server.request_fields import TokenizeBody
+from dflash_trt.runtime.server.requests import GenerationRequest, parse_request
 from dflash_trt.runtime.server.responses import Choice, Envelope, Json, TokenTexts, has_content, usage
 from dflash_trt.runtime.server.served_backend import ServedBackend, check_room
 from dflash_trt.runtime.server.streaming import EventStream, cancel_on_disconnect, merge_streams
@@ -39,7 +42,7 @@ class Generation:
         backend: ServedBackend,
         model: str,
         metrics: ServerMetrics,
-        request: CompletionRequest,
+        request: GenerationRequest,
         prompt_ids: list[list[int]],
         token_texts: TokenTexts,
         span: RequestSpan | None = None,
@@ -50,7 +53,7 @@ class Generation:
         self._metrics = metrics
         self._request = request
         self._envelope = Envelope(request, model, backend.num_draft_tokens)
-        self._sequences = [(ids, self._params(ids, index)) for ids in prompt_ids for index in range(request.n)]
+        self._sequences = [(ids, self._params(ids, index)) for ids in prompt_ids for index in range(request.body.n)]
         self._num_prompt_tokens = sum(map(len, prompt_ids))
         self._span = span
         if span is not None:
@@ -72,14 +75,14 @@ class Generation:
 
     async def events(self) -> AsyncGenerator[Json, None]:
         """The documents of a streamed response; the last one has usage or metrics."""
-        has_usage = self._request.include_usage
+        has_usage = self._request.stream_options.include_usage
         extra: Json = {"usage": None} if has_usage else {}
         async with aclosing(self._chunks(incremental=True)) as chunks:
             async for choice, chunk in chunks:
                 delta = choice.add(chunk, is_delta=True)
                 if not has_usage and all(each.completion is not None for each in self._choices):
                     extra = {"metrics": self._envelope.metrics(self._choices)}
-                if self._request.continuous_usage:
+                if has_usage and self._request.stream_options.continuous_usage_stats:
                     extra["usage"] = usage(len(self._sequences[choice.index][0]), [choice])
                 if has_content(delta):
                     yield self._envelope.wrap([delta], **extra)
@@ -125,7 +128,6 @@ class Generation:
 
 DEGRADED_FAILURES = 3
 """Sequences that fail in a row before /health reports it."""
-TOKENIZE_FIELDS = {"model", "prompt", "messages", "add_special_tokens"}
 
 
 class Endpoints:
@@ -198,20 +200,17 @@ class Endpoints:
             return JSONResponse(await cancel_on_disconnect(request.receive, self._tokenize(encoded)))
 
     async def _tokenize(self, encoded: bytes) -> Json:
-        body = decode_object(encoded)
-        if unknown := sorted(body.keys() - TOKENIZE_FIELDS):
-            raise HttpError(400, f"{unknown[0]}: unknown field")
-        is_text = "messages" not in body  # to which a chat template adds them
-        if body.get("add_special_tokens", is_text) is not is_text:
+        body = decode_fields(decode_object(encoded), TokenizeBody, {})
+        is_text = body.messages is None  # to which a chat template adds them
+        if body.add_special_tokens not in (None, is_text):
             expected = "true, as in a completion" if is_text else "false, as in a chat"
             raise HttpError(400, f"add_special_tokens: expected {expected}, found another value")
-        if "messages" in body:
-            messages = read_messages(body["messages"])
-            ids = await self._tokenizers.encode_chat(messages, num_bytes=len(encoded))
-        elif isinstance(prompt := body.get("prompt"), str):
-            ids = await self._tokenizers.encode(prompt)
+        if body.messages is not None:
+            ids = await self._tokenizers.encode_chat(read_messages(body.messages), num_bytes=len(encoded))
+        elif body.prompt is not None:
+            ids = await self._tokenizers.encode(body.prompt)
         else:
-            raise HttpError(400, f"prompt: expected a text, found {type(prompt).__name__}")
+            raise HttpError(400, "prompt: expected a text, or messages, found neither")
         return {"count": len(ids), "max_model_len": self._backend.max_length, "tokens": ids}
 
     async def prepare(self) -> None:
@@ -234,7 +233,7 @@ class Endpoints:
             async with self.bodies.read(http_request, client) as encoded:
                 body = decode_object(encoded)
                 request = parse_request(body, self._model, self._backend.max_length, self._tool_format, is_chat=is_chat)
-                admission.enter_context(self.admission.admit(request.n * max(1, len(request.prompts)), client))
+                admission.enter_context(self.admission.admit(request.body.n * max(1, len(request.prompts)), client))
                 prompt_ids = await cancel_on_disconnect(http_request.receive, self._prompt_ids(request, len(encoded)))
             if (grammar := request.params.structured_outputs) is not None:
                 compiled = await cancel_on_disconnect(http_request.receive, self.grammars.compile(grammar, client))
@@ -247,7 +246,7 @@ class Endpoints:
             if request.ignored:
                 generation.log_fields["ignored"] = " ".join(request.ignored)
                 headers["warning"] = ", ".join(f'299 - "{name}: ignored: {IGNORED[name]}"' for name in request.ignored)
-            if not request.stream:
+            if not request.body.stream:
                 document = await cancel_on_disconnect(http_request.receive, generation.response())
                 return MsgspecResponse(document, headers=headers)
             events = generation.events()
@@ -258,7 +257,7 @@ class Endpoints:
                 raise
             return EventStream(_prepend(first, events, admission.pop_all()), headers)
 
-    async def _prompt_ids(self, request: CompletionRequest, num_bytes: int) -> list[list[int]]:
+    async def _prompt_ids(self, request: GenerationRequest, num_bytes: int) -> list[list[int]]:
         if request.is_chat:
             tools = () if request.tools is None else request.tools.definitions
             messages, kwargs = request.messages, request.template_kwargs

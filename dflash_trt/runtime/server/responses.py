@@ -14,7 +14,7 @@ from dflash_trt.api.acceptance import Acceptance, Step
 from dflash_trt.api.backend import Chunk
 from dflash_trt.api.completion import Completion
 from dflash_trt.runtime.server.channels import CallDelta, Channels, ChannelTokens, HermesParser
-from dflash_trt.runtime.server.requests import CompletionRequest
+from dflash_trt.runtime.server.requests import GenerationRequest
 from dflash_trt.runtime.text import TextStream
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Choice:
     def __init__(
         self,
         index: int,
-        request: CompletionRequest,
+        request: GenerationRequest,
         prompt_ids: Sequence[int],
         tokenizer: PreTrainedTokenizerBase,
         token_texts: TokenTexts,
@@ -113,7 +113,7 @@ class Choice:
         )
         self._hermes = HermesParser() if has_tools and tokens is None else None
         self._num_calls = 0
-        self._step_texts = StepTexts(tokenizer) if request.return_steps else None
+        self._step_texts = StepTexts(tokenizer) if request.body.return_steps else None
         self._offset = 0
         self._is_first = True
 
@@ -130,7 +130,7 @@ class Choice:
     @property
     def num_cached_tokens(self) -> int:
         """Cached tokens of the prompt, counted for the first answer to it only."""
-        if self.completion is None or self.index % self._request.n:
+        if self.completion is None or self.index % self._request.body.n:
             return 0
         return self.completion.num_cached_tokens or 0
 
@@ -190,7 +190,7 @@ class Choice:
         return list(calls.values())
 
     def _prompt_text(self) -> str:
-        prompt = self._request.prompts[self.index // self._request.n]
+        prompt = self._request.prompts[self.index // self._request.body.n]
         return prompt if isinstance(prompt, str) else str(self._tokenizer.decode(list(prompt)))
 
     def _logprobs(self, chunk: Chunk) -> Json:
@@ -209,7 +209,7 @@ class Choice:
         return shaped
 
     def _token_name(self, token: int) -> str:
-        by_id = self._request.return_tokens_as_token_ids
+        by_id = self._request.body.return_tokens_as_token_ids
         return f"token_id:{token}" if by_id else self._token_texts[token]
 
 
@@ -226,13 +226,13 @@ def has_content(delta: Json) -> bool:
 class Envelope:
     """Fields that all documents of one response share."""
 
-    def __init__(self, request: CompletionRequest, model: str, num_draft_tokens: int) -> None:
+    def __init__(self, request: GenerationRequest, model: str, num_draft_tokens: int) -> None:
         kind = "chat.completion" if request.is_chat else "text_completion"
-        self._is_single = request.n == 1 and len(request.prompts) <= 1
+        self._is_single = request.body.n == 1 and len(request.prompts) <= 1
         self._num_draft_tokens = num_draft_tokens
         self._common = {
             "id": f"{'chatcmpl' if request.is_chat else 'cmpl'}-{uuid.uuid4().hex}",
-            "object": f"{kind}.chunk" if request.is_chat and request.stream else kind,
+            "object": f"{kind}.chunk" if request.is_chat and request.body.stream else kind,
             "created": int(time.time()),
             "model": model,
         }

@@ -22,7 +22,7 @@ from dflash_trt.api.completion import Completion
 from dflash_trt.api.sampling_params import SAMPLER_FIELDS
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.server.http_error import HttpError
-from dflash_trt.runtime.server.requests import CompletionRequest
+from dflash_trt.runtime.server.requests import GenerationRequest
 from dflash_trt.runtime.server.streaming import ClientDisconnected
 
 if TYPE_CHECKING:
@@ -108,11 +108,11 @@ class RequestSpan(AbstractContextManager["RequestSpan", None]):
         """Trace id, in 32 hexadecimal digits."""
         return f"{self._span.get_span_context().trace_id:032x}"
 
-    def set_request(self, request: CompletionRequest, num_prompt_tokens: int) -> None:
+    def set_request(self, request: GenerationRequest, num_prompt_tokens: int) -> None:
         """Sets the attributes of the request."""
         self._span.set_attribute("gen_ai.usage.input_tokens", num_prompt_tokens)
-        self._span.set_attribute("gen_ai.request.stream", request.stream)
-        self._span.set_attribute("gen_ai.request.choice.count", request.n)
+        self._span.set_attribute("gen_ai.request.stream", request.body.stream)
+        self._span.set_attribute("gen_ai.request.choice.count", request.body.n)
         if request.max_tokens is not None:
             self._span.set_attribute("gen_ai.request.max_tokens", request.max_tokens)
         for name in SAMPLER_FIELDS:

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from dflash_trt.api import chat_template
 from dflash_trt.api.chat_template import render_chat
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.server import limits, requests, tokenizing
+from dflash_trt.runtime.server import limits, tokenizing
+from dflash_trt.runtime.server import messages as conversations
 from dflash_trt.runtime.server.connections.parser import MAX_HEADERS, LimitedConnection
 from dflash_trt.runtime.server.http_error import HttpError
 from dflash_trt.runtime.server.limits import decode_object
@@ -81,16 +82,16 @@ def test_arguments_are_bounded(live: Live, monkeypatch: pytest.MonkeyPatch) -> N
     """Each call's, which are a document of their own, and those of a conversation together."""
     calls: list[Any] = [{"type": "function", "function": {"name": "f", "arguments": '{"a": "%s"}' % ("x" * 50)}}] * 2
     messages = [{"role": "assistant", "content": "", "tool_calls": calls[:1]} for _ in range(2)]
-    assert len(requests.read_messages(messages)) == 2
-    monkeypatch.setattr(requests, "MAX_ARGUMENT_CHARACTERS", 100)
-    assert len(requests.read_messages(messages[:1])) == 1
+    assert len(conversations.read_messages(messages)) == 2
+    monkeypatch.setattr(conversations, "MAX_ARGUMENT_CHARACTERS", 100)
+    assert len(conversations.read_messages(messages[:1])) == 1
     for wrong in (messages, [messages[0] | {"tool_calls": calls}]):
         with pytest.raises(RequestError, match="messages: expected at most 100 characters of arguments"):
-            requests.read_messages(wrong)
+            conversations.read_messages(wrong)
     calls[0]["function"]["arguments"] = "[" * 9 + "]" * 9
     monkeypatch.setattr(limits, "MAX_NESTING", 8)
     with pytest.raises(HttpError, match="arguments: expected at most 8 levels"):
-        requests.read_messages(messages[:1])
+        conversations.read_messages(messages[:1])
 
 
 def test_variables_of_a_template_are_bounded(live: Live) -> None:
@@ -191,7 +192,8 @@ WRONG: list[tuple[str, Any]] = [
     ("stop_token_ids", [-1]), ("presence_penalty", 1e9), ("frequency_penalty", "a"), ("repetition_penalty", 0),
     ("ignore_eos", "yes"), ("draft_length", -1), ("draft_length", 8), ("draft_length", "all"), ("n", 0), ("n", "2"),
     ("n", 1000), ("stream", "yes"), ("stream_options", []), ("stream_options", {"x": 1}), ("return_steps", 1),
-    ("logprobs", 21), ("logprobs", -1), ("logprobs", "x"), ("best_of", 2), ("echo", 1), ("suffix", "x"),
+    ("logprobs", 21), ("logprobs", -1), ("logprobs", True), ("logprobs", "x"), ("best_of", 2), ("echo", 1),
+    ("suffix", "x"),
     ("logit_bias", {"5": 101}), ("logit_bias", {"x": 1}), ("logit_bias", {"1" * 5000: 1}),
     ("logit_bias", {"5": 10**400}), ("logit_bias", {"10000": 1}), ("logit_bias", [5]),
     ("logit_bias", {str(i): 1 for i in range(1025)}), ("return_tokens_as_token_ids", 1), ("top_logprobs", 2),
