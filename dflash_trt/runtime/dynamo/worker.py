@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import uvloop
 from dynamo._core import get_reasoning_parser_names, get_tool_parser_names
 from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, Worker, WorkerConfig
@@ -29,8 +30,8 @@ from dflash_trt.runtime.dynamo.file_discovery import await_loss
 from dflash_trt.runtime.dynamo.generate_request import read_request
 from dflash_trt.runtime.kvcache.slots import ROOT
 from dflash_trt.runtime.server.prometheus import ServerMetrics
-from dflash_trt.runtime.server.responses import completion_metrics
 from dflash_trt.runtime.server.served_backend import RoutedBackend, check_room
+from dflash_trt.runtime.server.usage import completion_metrics
 
 
 class KvEvents:
@@ -225,7 +226,8 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
                 "prompt_tokens_details": {"cached_tokens": completion.num_cached_tokens},
             }
             assert self._backend is not None
-            document["engine_data"] = {"metrics": completion_metrics(completion, self._backend.num_draft_tokens)}
+            metrics = completion_metrics(completion, self._backend.num_draft_tokens)
+            document["engine_data"] = {"metrics": msgspec.to_builtins(metrics)}
         return document
 
     def _shut_down(self, error: EngineError) -> Exception:

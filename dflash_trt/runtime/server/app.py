@@ -18,13 +18,13 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dflash_trt.errors import DFlashError, shown
-from dflash_trt.runtime.server.endpoints import Endpoints
+from dflash_trt.runtime.server.endpoints import Endpoints, StructResponse
 from dflash_trt.runtime.server.http_error import HttpError, shutting_down, to_http_error
 from dflash_trt.runtime.server.limits import ApiKeys
 from dflash_trt.runtime.server.log import log
@@ -184,7 +184,7 @@ async def _page(request: Request) -> Response:
 
 
 def _response(error: HttpError) -> Response:
-    return JSONResponse(error.body(), error.status, headers=error.headers)
+    return StructResponse(error.body(), error.status, headers=error.headers)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

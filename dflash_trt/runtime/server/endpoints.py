@@ -10,121 +10,27 @@ from contextlib import ExitStack, aclosing, suppress
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from dflash_trt import __version__
-from dflash_trt.api.backend import Chunk
-from dflash_trt.api.completion import Completion
 from dflash_trt.api.neutral_fields import IGNORED
-from dflash_trt.api.sampling_params import DEFAULT_CHAT_TOKENS, SamplingParams
-from dflash_trt.errors import DFlashError, EngineError
+from dflash_trt.errors import DFlashError
 from dflash_trt.runtime.server.decoding import decode_fields
+from dflash_trt.runtime.server.generation import Generation
 from dflash_trt.runtime.server.grammars import GrammarProcesses
-from dflash_trt.runtime.server.http_error import HttpError, shutting_down
+from dflash_trt.runtime.server.http_error import HttpError
 from dflash_trt.runtime.server.limits import Admission, BodyReader, decode_object
+from dflash_trt.runtime.server.logprobs import TokenTexts
 from dflash_trt.runtime.server.messages import read_messages
 from dflash_trt.runtime.server.prometheus import ServerMetrics
 from dflash_trt.runtime.server.request_fields import TokenizeBody
 from dflash_trt.runtime.server.requests import GenerationRequest, parse_request
-from dflash_trt.runtime.server.responses import Choice, Envelope, Json, TokenTexts, has_content, usage
+from dflash_trt.runtime.server.response_bodies import Document, Model, ModelList, Tokens, Version
 from dflash_trt.runtime.server.served_backend import ServedBackend, check_room
-from dflash_trt.runtime.server.streaming import EventStream, cancel_on_disconnect, merge_streams
+from dflash_trt.runtime.server.streaming import EventStream, cancel_on_disconnect
 from dflash_trt.runtime.server.tokenizing import TokenizerPool
 from dflash_trt.runtime.server.tools import tool_format
-from dflash_trt.runtime.server.tracing import RequestSpan, Tracing
-
-
-class Generation:
-    """All sequences of one request, decoded together."""
-
-    def __init__(
-        self,
-        backend: ServedBackend,
-        model: str,
-        metrics: ServerMetrics,
-        request: GenerationRequest,
-        prompt_ids: list[list[int]],
-        token_texts: TokenTexts,
-        span: RequestSpan | None = None,
-    ) -> None:
-        self.log_fields: dict[str, object] = {"prompt_tokens": sum(map(len, prompt_ids)), "output_tokens": 0}
-        """Fields for the access log."""
-        self._backend = backend
-        self._metrics = metrics
-        self._request = request
-        self._envelope = Envelope(request, model, backend.num_draft_tokens)
-        self._sequences = [(ids, self._params(ids, index)) for ids in prompt_ids for index in range(request.body.n)]
-        self._num_prompt_tokens = sum(map(len, prompt_ids))
-        self._span = span
-        if span is not None:
-            span.set_request(request, self._num_prompt_tokens)
-            self.log_fields["trace"] = span.trace_id
-        self._choices = [
-            Choice(index, request, ids, backend.tokenizer, token_texts)
-            for index, (ids, _) in enumerate(self._sequences)
-        ]
-        self._last_emitted: list[float | None] = [None] * len(self._sequences)
-
-    async def response(self) -> Json:
-        """The document of a request without `stream`."""
-        choices: list[Json] = [{}] * len(self._sequences)
-        async with aclosing(self._chunks(incremental=False)) as chunks:
-            async for choice, chunk in chunks:
-                choices[choice.index] = choice.add(chunk, is_delta=False)
-        return self._envelope.wrap(choices, **self._summary())
-
-    async def events(self) -> AsyncGenerator[Json, None]:
-        """The documents of a streamed response; the last one has usage or metrics."""
-        has_usage = self._request.stream_options.include_usage
-        extra: Json = {"usage": None} if has_usage else {}
-        async with aclosing(self._chunks(incremental=True)) as chunks:
-            async for choice, chunk in chunks:
-                delta = choice.add(chunk, is_delta=True)
-                if not has_usage and all(each.completion is not None for each in self._choices):
-                    extra = {"metrics": self._envelope.metrics(self._choices)}
-                if has_usage and self._request.stream_options.continuous_usage_stats:
-                    extra["usage"] = usage(len(self._sequences[choice.index][0]), [choice])
-                if has_content(delta):
-                    yield self._envelope.wrap([delta], **extra)
-        if has_usage:
-            yield self._envelope.wrap([], **self._summary())
-
-    async def _chunks(self, *, incremental: bool) -> AsyncGenerator[tuple[Choice, Chunk], None]:
-        streams = [self._backend.stream(ids, params, incremental=incremental) for ids, params in self._sequences]
-        try:
-            async with aclosing(merge_streams(streams)) as chunks:
-                async for index, chunk in chunks:
-                    self._last_emitted[index] = self._metrics.observe_chunk(chunk, self._last_emitted[index])
-                    if chunk.completion is not None:
-                        self._finish(index, chunk.completion)
-                    yield self._choices[index], chunk
-        except EngineError as error:
-            if not self._backend.is_alive and self._backend.error is None:  # it was closed since the request came
-                raise shutting_down() from None
-            self._metrics.observe_failure(error)
-            raise
-
-    def _finish(self, index: int, completion: Completion) -> None:
-        self._metrics.observe_completion(len(self._sequences[index][0]), completion)
-        if self._span is not None:
-            self._span.add_completion(index, completion, is_only=len(self._sequences) == 1)
-        if completion.finish_reason == "cancelled":
-            raise shutting_down()
-        self.log_fields["output_tokens"] = int(str(self.log_fields["output_tokens"])) + len(completion.token_ids)
-        if len(self._sequences) == 1 and completion.tau is not None:
-            self.log_fields["tau"] = f"{completion.tau:.2f}"
-
-    def _summary(self) -> Json:
-        counts = usage(self._num_prompt_tokens, self._choices)
-        return {"usage": counts, "metrics": self._envelope.metrics(self._choices)}
-
-    def _params(self, prompt_ids: list[int], index: int) -> SamplingParams:
-        """Parameters of sequence `index` of a prompt."""
-        params, limit = self._request.params, self._request.max_tokens
-        if limit is None:
-            limit = min(DEFAULT_CHAT_TOKENS, self._backend.max_length - len(prompt_ids))
-        return msgspec.structs.replace(params.nth(index), max_tokens=max(1, limit))
-
+from dflash_trt.runtime.server.tracing import Tracing
 
 DEGRADED_FAILURES = 3
 """Sequences that fail in a row before /health reports it."""
@@ -169,13 +75,12 @@ class Endpoints:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        model = {
-            "id": self._model, "object": "model", "created": self._created, "owned_by": "dflash-trt",
-            "root": self._target, "draft_model": self._draft,
-            "max_model_len": self._backend.max_length, "num_spec_tokens": self._backend.num_draft_tokens,
-            "unscaled_length": self._backend.unscaled_length,
-        }  # fmt: skip
-        return JSONResponse({"object": "list", "data": [model]})
+        model = Model(
+            id=self._model, created=self._created, root=self._target, draft_model=self._draft,
+            max_model_len=self._backend.max_length, num_spec_tokens=self._backend.num_draft_tokens,
+            unscaled_length=self._backend.unscaled_length,
+        )  # fmt: skip
+        return StructResponse(ModelList(data=[model]))
 
     async def health(self, request: Request) -> Response:
         """GET /health: 200, or 503 when the decoder thread has ended or request after request fails."""
@@ -187,7 +92,7 @@ class Endpoints:
 
     async def version(self, request: Request) -> Response:
         """GET /version."""
-        return JSONResponse({"version": __version__})
+        return StructResponse(Version(__version__))
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
@@ -197,9 +102,9 @@ class Endpoints:
         """POST /tokenize: token ids of a prompt, or of messages in the chat template."""
         client = _client(request)
         async with self.bodies.read(request, client) as encoded:
-            return JSONResponse(await cancel_on_disconnect(request.receive, self._tokenize(encoded)))
+            return StructResponse(await cancel_on_disconnect(request.receive, self._tokenize(encoded)))
 
-    async def _tokenize(self, encoded: bytes) -> Json:
+    async def _tokenize(self, encoded: bytes) -> Tokens:
         body = decode_fields(decode_object(encoded), TokenizeBody, {})
         is_text = body.messages is None  # to which a chat template adds them
         if body.add_special_tokens not in (None, is_text):
@@ -211,7 +116,7 @@ class Endpoints:
             ids = await self._tokenizers.encode(body.prompt)
         else:
             raise HttpError(400, "prompt: expected a text, or messages, found neither")
-        return {"count": len(ids), "max_model_len": self._backend.max_length, "tokens": ids}
+        return Tokens(len(ids), self._backend.max_length, ids)
 
     async def prepare(self) -> None:
         """Starts what structured outputs need; if that fails, requests that need it report why."""
@@ -248,7 +153,7 @@ class Endpoints:
                 headers["warning"] = ", ".join(f'299 - "{name}: ignored: {IGNORED[name]}"' for name in request.ignored)
             if not request.body.stream:
                 document = await cancel_on_disconnect(http_request.receive, generation.response())
-                return MsgspecResponse(document, headers=headers)
+                return StructResponse(document, headers=headers)
             events = generation.events()
             try:  # before the headers are sent, so that an error has its status
                 first = await cancel_on_disconnect(http_request.receive, _next(events))
@@ -268,7 +173,7 @@ class Endpoints:
         ]
 
 
-class MsgspecResponse(Response):
+class StructResponse(Response):
     """Response with a JSON document."""
 
     media_type = "application/json"
@@ -283,7 +188,9 @@ def _client(request: Request) -> str:
     return request.scope.get("dflash_trt.client") or (request.client.host if request.client else "")
 
 
-async def _prepend(first: Json, events: AsyncGenerator[Json, None], admission: ExitStack) -> AsyncGenerator[Json, None]:
+async def _prepend(
+    first: Document, events: AsyncGenerator[Document, None], admission: ExitStack
+) -> AsyncGenerator[Document, None]:
     with admission:
         async with aclosing(events):
             yield first
@@ -291,5 +198,5 @@ async def _prepend(first: Json, events: AsyncGenerator[Json, None], admission: E
                 yield event
 
 
-async def _next(events: AsyncGenerator[Json, None]) -> Json:
+async def _next(events: AsyncGenerator[Document, None]) -> Document:
     return await anext(events)

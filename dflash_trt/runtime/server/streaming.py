@@ -59,7 +59,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
     _all_unread_bytes = 0
 
-    def __init__(self, events: AsyncGenerator[dict[str, Any], None], headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, events: AsyncGenerator[Any, None], headers: Mapping[str, str] | None = None) -> None:
         """Sends `events`; an exception becomes the last one."""
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
         del self.headers["content-length"]
@@ -122,7 +122,7 @@ class EventStream(Response):
         EventStream._all_unread_bytes += size
 
 
-def _event(document: dict[str, Any]) -> bytes:
+def _event(document: object) -> bytes:
     return b"data: " + msgspec.json.encode(document) + b"\n\n"
 
 

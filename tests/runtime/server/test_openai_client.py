@@ -17,7 +17,7 @@ from dflash_trt.api.completion import Completion
 from dflash_trt.api.neutral_fields import IGNORED, NEUTRAL_VALUES
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.runtime.server.request_fields import ChatBody, CompletionBody
-from dflash_trt.runtime.server.responses import StepTexts
+from dflash_trt.runtime.server.step_texts import StepTexts
 from tests.runtime.server.live import MODEL, Live
 
 PROMPT = "def parse_args(argv):"
@@ -118,8 +118,8 @@ def test_texts_of_characters_in_pieces(live: Live) -> None:
     texts = StepTexts(live.llm.backend.tokenizer)
     step = Step(token_ids=ids[1:], proposals=[*ids[1:-1], ids[0]], accepted=len(ids) - 2)
     read = texts.read(Chunk(text="", token_ids=ids, steps=[step], completion=None))
-    assert "".join(token["text"] for part in read for token in part["tokens"]) == "x = 'é世🙂'"
-    assert any(token["text"] == "" for part in read for token in part["tokens"])
+    assert "".join(token.text for part in read for token in part.tokens) == "x = 'é世🙂'"
+    assert any(token.text == "" for part in read for token in part.tokens)
 
 
 def test_draft_length_caps_the_proposals(live: Live) -> None:
