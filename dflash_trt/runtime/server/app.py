@@ -28,10 +28,11 @@ from dflash_trt.runtime.server.endpoints import Endpoints, StructResponse
 from dflash_trt.runtime.server.http_error import HttpError, shutting_down, to_http_error
 from dflash_trt.runtime.server.limits import ApiKeys
 from dflash_trt.runtime.server.log import log
+from dflash_trt.runtime.server.openapi import OPERATIONS, document
 from dflash_trt.runtime.server.streaming import ClientDisconnected
 
 PAGE = Path(__file__).parent / "page"
-PUBLIC_PATHS = ("/", "/health")
+PUBLIC_PATHS = ("/", "/docs", "/openapi.json", "/health")
 """Paths that need no key; those below /page/ need none, either."""
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'self'; img-src data:; frame-ancestors 'none'",
@@ -54,15 +55,11 @@ def make_app(
     `hosts` are accepted besides loopback names; None accepts any.
     """
     routes = [
-        Route("/", _page),
+        Route("/", partial(_page, "index.html")),
+        Route("/docs", partial(_page, "docs.html")),
+        Route("/openapi.json", _openapi),
         Mount("/page", StaticFiles(directory=PAGE)),
-        Route("/v1/models", endpoints.models),
-        Route("/v1/completions", endpoints.completions, methods=["POST"]),
-        Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
-        Route("/tokenize", endpoints.tokenize, methods=["POST"]),
-        Route("/health", endpoints.health),
-        Route("/version", endpoints.version),
-        Route("/metrics", endpoints.metrics),
+        *(Route(each.path, getattr(endpoints, each.handler), methods=[each.method]) for each in OPERATIONS),
     ]
     middleware = [Middleware(ErrorMiddleware)]
     if hosts is not None:
@@ -179,8 +176,12 @@ class AccessLogMiddleware:
             log.info(line, client, scope["method"], path, status, seconds, request_id, extra)
 
 
-async def _page(request: Request) -> Response:
-    return FileResponse(PAGE / "index.html", headers=PAGE_HEADERS)
+async def _page(name: str, request: Request) -> Response:
+    return FileResponse(PAGE / name, headers=PAGE_HEADERS)
+
+
+async def _openapi(request: Request) -> Response:
+    return StructResponse(document())
 
 
 def _response(error: HttpError) -> Response:

@@ -12,7 +12,7 @@ from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import RequestError, shown
 from dflash_trt.runtime.server.channels import BEGIN, END, NAME, ChannelTokens
 from dflash_trt.runtime.server.grammars import bounded
-from dflash_trt.runtime.server.request_fields import ChatBody
+from dflash_trt.runtime.server.request_fields import TOOL_CHOICES, ChatBody
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,7 +49,7 @@ def read_tools(body: ChatBody) -> Tools | None:
     named = None
     if isinstance(choice, dict) and choice.get("type") == "function" and isinstance(choice.get("function"), dict):
         named = choice["function"].get("name")
-    if named is None and choice not in ("none", "auto", "required"):
+    if named is None and choice not in TOOL_CHOICES:
         raise RequestError(f"tool_choice: expected none, auto, required or a function, found {shown(choice)}")
     if (named is not None and named not in names) or (choice == "required" and not names):
         raise RequestError(f"tool_choice: expected one of tools, found {shown(named or choice)}")
