@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from dflash_trt.api.backend import Chunk
-from dflash_trt.runtime.server.channels import CallDelta, Channels, ChannelTokens, HermesParser
+from dflash_trt.runtime.server.channels import Channels, ChannelTokens
+from dflash_trt.runtime.server.hermes import CallDelta, HermesParser
 from dflash_trt.runtime.server.requests import GenerationRequest
 from dflash_trt.runtime.server.response_bodies import ChatMessage, FunctionCall, ToolCall
 

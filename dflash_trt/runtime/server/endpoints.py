@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing, suppress
 
-import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,19 +14,23 @@ from starlette.responses import Response
 from dflash_trt import __version__
 from dflash_trt.api.neutral_fields import IGNORED
 from dflash_trt.errors import DFlashError
+from dflash_trt.runtime.server.admission import Admission
 from dflash_trt.runtime.server.decoding import decode_fields
+from dflash_trt.runtime.server.disconnect import cancel_on_disconnect
+from dflash_trt.runtime.server.event_stream import EventStream
 from dflash_trt.runtime.server.generation import Generation
 from dflash_trt.runtime.server.grammars import GrammarProcesses
 from dflash_trt.runtime.server.http_error import HttpError
-from dflash_trt.runtime.server.limits import Admission, BodyReader, decode_object
+from dflash_trt.runtime.server.json_object import decode_object
 from dflash_trt.runtime.server.logprobs import TokenTexts
 from dflash_trt.runtime.server.messages import read_messages
 from dflash_trt.runtime.server.prometheus import ServerMetrics
+from dflash_trt.runtime.server.request_body import BodyReader
 from dflash_trt.runtime.server.request_fields import TokenizeBody
 from dflash_trt.runtime.server.requests import GenerationRequest, parse_request
 from dflash_trt.runtime.server.response_bodies import Document, Model, ModelList, Tokens, Version
+from dflash_trt.runtime.server.responses import StructResponse
 from dflash_trt.runtime.server.served_backend import ServedBackend, check_room
-from dflash_trt.runtime.server.streaming import EventStream, cancel_on_disconnect
 from dflash_trt.runtime.server.tokenizing import TokenizerPool
 from dflash_trt.runtime.server.tools import tool_format
 from dflash_trt.runtime.server.tracing import Tracing
@@ -171,16 +174,6 @@ class Endpoints:
             await self._tokenizers.encode(prompt) if isinstance(prompt, str) else list(prompt)
             for prompt in request.prompts
         ]
-
-
-class StructResponse(Response):
-    """Response with a JSON document."""
-
-    media_type = "application/json"
-
-    def render(self, content: object) -> bytes:
-        """Encodes the document."""
-        return msgspec.json.encode(content)
 
 
 def _client(request: Request) -> str:

@@ -13,7 +13,7 @@ from dflash_trt.api.neutral_fields import ANY, IGNORED, NEUTRAL_VALUES
 from dflash_trt.api.sampling_params import MAX_TOP_LOGPROBS, SAMPLER_FIELDS, SamplingParams
 from dflash_trt.errors import RequestError, shown
 from dflash_trt.runtime.server.decoding import decode_fields
-from dflash_trt.runtime.server.grammars import read_grammar
+from dflash_trt.runtime.server.grammar_fields import read_grammar
 from dflash_trt.runtime.server.http_error import HttpError
 from dflash_trt.runtime.server.messages import read_messages
 from dflash_trt.runtime.server.request_fields import REASONING_EFFORTS, ChatBody, CompletionBody, StreamOptions

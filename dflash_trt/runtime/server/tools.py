@@ -10,14 +10,17 @@ import msgspec
 
 from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import RequestError, shown
-from dflash_trt.runtime.server.channels import BEGIN, END, NAME, ChannelTokens
-from dflash_trt.runtime.server.grammars import bounded
+from dflash_trt.runtime.server.channels import ChannelTokens
+from dflash_trt.runtime.server.grammar_fields import bounded
+from dflash_trt.runtime.server.hermes import BEGIN, END
 from dflash_trt.runtime.server.request_fields import TOOL_CHOICES, ChatBody
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Json = dict[str, Any]
+NAME = r"[a-zA-Z0-9_-]{1,64}"
+"""Names of functions, as in the OpenAI API."""
 ToolFormat = ChannelTokens | Literal["hermes"]
 """How a chat template writes calls: in harmony, with these control tokens, or as Hermes does."""
 

@@ -22,11 +22,11 @@ import httpx
 from openai import OpenAI
 
 from dflash_trt.llm import LLM
+from dflash_trt.runtime.server.api_keys import ApiKeys
 from dflash_trt.runtime.server.app import make_app
 from dflash_trt.runtime.server.connections.server import HttpServer
 from dflash_trt.runtime.server.connections.sockets import bind
 from dflash_trt.runtime.server.endpoints import Endpoints
-from dflash_trt.runtime.server.limits import ApiKeys
 from dflash_trt.runtime.server.tracing import Tracing
 from tests.waiting import PATIENCE, until
 

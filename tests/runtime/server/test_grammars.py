@@ -21,8 +21,9 @@ from dflash_trt.errors import DFlashError, RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.logits_processors import GrammarCompiler, read_vocabulary
 from dflash_trt.runtime.server import grammar_worker, grammars
-from dflash_trt.runtime.server.grammars import MAX_COMPILING, MAX_COMPILING_PER_CLIENT, GrammarProcesses, read_grammar
-from dflash_trt.runtime.server.grammars import bounded as bounded_grammar
+from dflash_trt.runtime.server.grammar_fields import bounded as bounded_grammar
+from dflash_trt.runtime.server.grammar_fields import read_grammar
+from dflash_trt.runtime.server.grammars import MAX_COMPILING, MAX_COMPILING_PER_CLIENT, GrammarProcesses
 from dflash_trt.runtime.server.http_error import HttpError
 from tests.runtime.server.live import MODEL, Live, bounded
 from tests.waiting import PATIENCE

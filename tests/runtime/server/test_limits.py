@@ -16,11 +16,12 @@ import pytest
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import ConfigError, RequestError
 from dflash_trt.llm import LLM
-from dflash_trt.runtime.server import limits
+from dflash_trt.runtime.server import request_body
+from dflash_trt.runtime.server.admission import Admission
+from dflash_trt.runtime.server.api_keys import ApiKeys
 from dflash_trt.runtime.server.connections import parser, protocol
 from dflash_trt.runtime.server.connections.sockets import bind
 from dflash_trt.runtime.server.http_error import HttpError
-from dflash_trt.runtime.server.limits import Admission, ApiKeys
 from tests.runtime.server.live import LONG, Live, read_response, serving
 from tests.waiting import PATIENCE, until
 
@@ -53,7 +54,7 @@ def test_bodies_in_memory_are_bounded(live: Live, path: bytes) -> None:
         with announce(client) as connection:
             return connection.recv(100).startswith(b"HTTP/1.1 429 ")
 
-    held = [announce(1) for _ in range(limits.CONCURRENT_BODIES - 1)]
+    held = [announce(1) for _ in range(request_body.CONCURRENT_BODIES - 1)]
     until(lambda: live.endpoints.bodies.active == 1000000 * len(held))
     assert is_refused(1)
     held.append(announce(2))
@@ -205,7 +206,7 @@ def test_small_chunks_are_limited(live: Live) -> None:
 
 def test_what_does_not_arrive_ends(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEADER_SECONDS", 0.2)
-    monkeypatch.setattr(limits, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(request_body, "BODY_SECONDS", 0.2)
     with serving(llm) as live:
         for sent in (b"", b"POST /v1/comp", b"GET / HTTP/1.1\r\nhost: localhost\r\nx-slow: 1"):
             with live.connect() as connection:

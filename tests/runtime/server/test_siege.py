@@ -27,12 +27,12 @@ from uvicorn.server import ServerState
 
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
-from dflash_trt.runtime.server import streaming
+from dflash_trt.runtime.server import event_stream
 from dflash_trt.runtime.server.connections import acceptor, protocol, server
 from dflash_trt.runtime.server.connections.sockets import max_connections
 from dflash_trt.runtime.server.endpoints import DEGRADED_FAILURES
+from dflash_trt.runtime.server.event_stream import EventStream
 from dflash_trt.runtime.server.log import MAX_QUEUED_LINES, NonBlockingHandler
-from dflash_trt.runtime.server.streaming import EventStream
 from dflash_trt.runtime.server.tokenizing import CHUNK_CHARACTERS, TokenizerPool
 from tests.cli.commands import run_here
 from tests.runtime.server.live import Live, bounded, read_response, serving
@@ -139,7 +139,7 @@ async def read_slowly(number: int, *, ticks: int = 0) -> tuple[bool, bytes]:
 def test_a_response_that_nobody_reads(limit: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gives its place back, and is cut at a limit."""
     if limit is not None:
-        monkeypatch.setattr(streaming, limit, 10_000)
+        monkeypatch.setattr(event_stream, limit, 10_000)
     is_computed, sent = asyncio.run(read_slowly(50))
     assert is_computed
     assert sent.count(b'"index"') == 50 if limit is None else sent.count(b'"index"') < 11
@@ -150,7 +150,7 @@ def test_a_response_that_nobody_reads(limit: str | None, monkeypatch: pytest.Mon
 
 def test_what_was_read_counts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the documents are unread when the last one comes: fewer bytes than the limit, as all are more."""
-    monkeypatch.setattr(streaming, "MAX_UNREAD_BYTES", 40_000)
+    monkeypatch.setattr(event_stream, "MAX_UNREAD_BYTES", 40_000)
     assert asyncio.run(read_slowly(50, ticks=2))[1].count(b'"index"') == 50
 
 

@@ -18,7 +18,8 @@ from dflash_trt.api.chat_template import encode, render_chat
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.logits_processors import GrammarCompiler
-from dflash_trt.runtime.server.channels import Channels, ChannelTokens, HermesParser
+from dflash_trt.runtime.server.channels import Channels, ChannelTokens
+from dflash_trt.runtime.server.hermes import HermesParser
 from dflash_trt.runtime.server.messages import read_messages
 from dflash_trt.runtime.server.request_fields import ChatBody
 from dflash_trt.runtime.server.tools import call_grammar, read_tools, tool_format
