@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may ask: API keys, and names of the host."""
+"""Checks of a request's API key and of its Host header."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def make_app(
     origins: Sequence[str] = (),
     hosts: Sequence[str] | None = None,
 ) -> ASGIApp:
-    """The routes behind API keys, CORS for `origins`, a check of the Host header and the access log.
+    """The routes, with API keys, CORS for `origins`, a check of the Host header and the access log.
 
     `hosts` are accepted besides loopback names; None accepts any.
     """

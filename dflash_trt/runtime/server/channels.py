@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 TOKENS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
 OPTIONAL = ("<|return|>", "<|call|>")
 REASONING_CHANNEL = "analysis"
-# openai-harmony 0.0.8 parses only tokens of its own vocabulary, which it downloads when it is first used; here tokens
-# are those of the target's tokenizer.
+# openai-harmony 0.0.8 parses only its own vocabulary, which it downloads at first use; targets have other token ids.
 RECIPIENT = re.compile(r"to=functions\.([\w-]+)")
 
 
@@ -63,7 +62,7 @@ class Channels:
         *,
         has_tools: bool = False,
     ) -> None:
-        """Cuts each message at a `stop` text that ends behind `min_tokens` tokens of the response.
+        """Cuts each message at a `stop` text that ends after the first `min_tokens` tokens of the response.
 
         With tools, a message to a function is a call.
         """

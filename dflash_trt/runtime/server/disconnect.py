@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work that is cancelled when its client disconnects."""
+"""Cancels work when its client disconnects."""
 
 from __future__ import annotations
 

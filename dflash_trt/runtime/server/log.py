@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's log on stderr; a reader that does not read loses lines, and the server goes on."""
+"""The server's log on stderr; lines are dropped while it is not read, and the server goes on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("dflash_trt.runtime.server")
 
 
 class NonBlockingHandler(logging.Handler):
-    """Writes lines to a file descriptor on a thread of its own, and drops them when it falls behind."""
+    """Writes lines to a file descriptor on a thread of its own, and drops them while that is not read."""
 
     def __init__(self, descriptor: int = STDERR) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What surrounds the routes: checks, error responses, the access log."""
+"""ASGI middleware around the routes: checks, error responses, the access log."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CheckMiddleware:
 class ErrorMiddleware:
     """Responds to unexpected errors, and to tasks that are cancelled at shutdown.
 
-    Starlette and uvicorn close the connection after their own response without a header that says so.
+    After a response of their own, Starlette and uvicorn close the connection without `connection: close`.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -25,7 +25,7 @@ class Operation(NamedTuple):
     """Method of Endpoints."""
     summary: str
     answer: type[msgspec.Struct] | str
-    """Struct of the answer, or the content type of one that is no JSON."""
+    """Struct of the answer; for one that is not JSON, its content type."""
     body: type[msgspec.Struct] | None = None
     is_streamed: bool = False
     """Whether the answer may be server-sent events."""
@@ -42,7 +42,7 @@ OPERATIONS = (
 )
 REFERENCE = "#/components/schemas/{name}"
 LARGEST = 1e300
-"""Bounds beyond it are those of a number's type."""
+"""Larger bounds, which only limit the type of a number, are left out."""
 
 
 def document() -> Json:

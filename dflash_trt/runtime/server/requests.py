@@ -42,7 +42,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     params: SamplingParams
     """Sampling parameters without max_tokens, which may depend on the length of the prompt."""
     max_tokens: int | None
-    """Maximum number of tokens to generate; None: as many as fit, up to DEFAULT_CHAT_TOKENS."""
+    """Maximum number of tokens to generate; None: what fits, up to DEFAULT_CHAT_TOKENS."""
     stream_options: StreamOptions
     ignored: list[str]
     """Given fields without effect that their sender should know of."""

@@ -142,7 +142,7 @@ def check_disconnect(running: Cluster) -> None:
         ("0.0.0.0", "expected the address by which frontends reach this machine, found 0.0.0.0"),
     ],
 )
-def test_a_host_that_nobody_reaches_is_refused(engine: Path, host: str, message: str) -> None:
+def test_an_unreachable_host_is_refused(engine: Path, host: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^--host: .*{re.escape(message)}"):
         run_here("dynamo", engine, "--host", host)
 
@@ -231,7 +231,7 @@ def test_worker_ends_among_streams(engine: Path, tmp_path: Path, stop: str) -> N
         code = first.popen.wait(PATIENCE)
         assert (code == 0) == (stop == "terminate"), first.log.read_text()
         assert second.metric("vllm:request_success_total") == (64 if stop == "kill" else 32)
-        # Who joins takes load.
+        # A worker that joins takes load.
         (third,) = running.add_workers(1)
         check(streamed(running, PROMPTS[:16]), single_runs(engine, PROMPTS[:16]))
         assert third.metric("vllm:request_success_total") >= 4

@@ -80,7 +80,7 @@ def serve(engine: Path, chat_target: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 @pytest.mark.parametrize(("drain_seconds", "max_tokens"), [(60, 150), (0, 8000)])
 def test_sigterm_drains(serve: Serve, drain_seconds: int, max_tokens: int) -> None:
-    """Answers end whole in time, and behind it every client is told."""
+    """Answers that finish in time are whole; after it, every client gets an error."""
     body, whole, events = LONG | {"max_tokens": max_tokens}, list[httpx.Response](), list[str]()
 
     def client(url: str, stop: Callable[[], None]) -> None:
@@ -130,7 +130,7 @@ def test_a_port_in_use_is_said_before_loading(engine: Path, chat_target: Path) -
         port = taken.getsockname()[1]
         result = run("serve", engine, "--target", chat_target, "--port", port)
     assert result.returncode == 1
-    assert result.stderr.startswith(f"error: --port: expected a free port on 127.0.0.1, found {port}: ")
+    assert result.stderr.startswith(f"error: port {port} on 127.0.0.1 is already in use\n")
     assert "loading" not in result.stderr
 
 
@@ -168,7 +168,7 @@ def test_no_grammar_outlives_the_server(engine: Path, chat_target: Path, tmp_pat
 
 @pytest.mark.full
 def test_ranks_serve_as_one(engine: Path, chat_target: Path, tmp_path: Path) -> None:
-    """Answers do not change under torchrun; at SIGTERM, which reaches all, rank 0 drains and no rank stays behind."""
+    """Answers do not change under torchrun; at SIGTERM, which reaches all, rank 0 drains and every rank ends."""
     body = LONG | {"max_tokens": 100, "stream": False}
 
     def served(*options: object, launcher: Sequence[str] = ()) -> str:
@@ -189,7 +189,7 @@ def test_ranks_serve_as_one(engine: Path, chat_target: Path, tmp_path: Path) -> 
 
 @pytest.mark.full
 def test_a_second_sigterm_ends_at_once(engine: Path, chat_target: Path) -> None:
-    """Nor does a full disk behind stderr prevent the start."""
+    """A full disk under stderr does not prevent the start."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = ["-m", "dflash_trt", "serve", str(engine), "--target", str(chat_target), "--port", str(port)]

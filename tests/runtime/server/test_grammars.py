@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Structured outputs match, and a grammar that takes for ever to compile holds nobody but its client, for a while."""
+"""Structured outputs match, and a grammar that is slow to compile delays only its own client."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def regex(text: str) -> Grammar:
 
 
 def endless(number: int) -> Grammar:
-    """50 s with 2,000 items, and more than twice that with twice as many."""
+    """Compiling takes 50 s with 2,000 items, and more than twice as long with 4,000."""
     return regex("a?" * (20_000 + number))
 
 
@@ -135,7 +135,7 @@ def limit_seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 async def active(processes: GrammarProcesses, number: int) -> None:
-    """Waits until so many compile."""
+    """Waits until that number of grammars compile."""
     while processes.num_active < number:
         await asyncio.sleep(0)
 
@@ -172,7 +172,7 @@ async def test_another_process_compiles_the_same(processes: GrammarProcesses, ll
 
 @bounded
 async def test_the_first_grammar_finds_its_process(compiler: GrammarCompiler) -> None:
-    """Which was prepared once, although who asked for it first had left."""
+    """It was prepared once, although the client that first asked for it had left."""
     opened: list[GrammarCompiler] = []
 
     def open_compiler() -> GrammarCompiler:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a request, or too large, is said in OpenAI's shape, with the field's name; the server lives."""
+"""Invalid and oversized requests get errors in OpenAI's shape that name the field, and the server goes on."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_each_path_is_bounded(live: Live, path: str) -> None:
 
 
 def test_arguments_are_bounded(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each call's, which are a document of their own, and those of a conversation together."""
+    """Both the arguments of each call, a document of their own, and all arguments of a conversation."""
     calls: list[Any] = [{"type": "function", "function": {"name": "f", "arguments": '{"a": "%s"}' % ("x" * 50)}}] * 2
     messages = [{"role": "assistant", "content": "", "tool_calls": calls[:1]} for _ in range(2)]
     assert len(conversations.read_messages(messages)) == 2

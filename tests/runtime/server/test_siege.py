@@ -109,7 +109,7 @@ async def documents(number: int, ended: list[int]) -> AsyncGenerator[dict[str, A
 async def read_slowly(number: int, *, ticks: int = 0) -> tuple[bool, bytes]:
     """Whether the documents came to an end before the client read any, and what it got then.
 
-    With `ticks` it reads meanwhile, one document in so many turns of the event loop.
+    With `ticks` it reads meanwhile: one document every `ticks` turns of the event loop.
     """
     ended: list[int] = []
     may_read, sent = asyncio.Event(), b""
@@ -136,7 +136,7 @@ async def read_slowly(number: int, *, ticks: int = 0) -> tuple[bool, bytes]:
 
 
 @pytest.mark.parametrize("limit", [None, "MAX_UNREAD_BYTES", "MAX_ALL_UNREAD_BYTES"])
-def test_a_response_that_nobody_reads(limit: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unread_response(limit: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gives its place back, and is cut at a limit."""
     if limit is not None:
         monkeypatch.setattr(event_stream, limit, 10_000)
@@ -268,7 +268,7 @@ def test_a_failed_accept_is_said_once_and_tried_again(
 def test_without_room_for_connections_it_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (20, 20))
     monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
-    with pytest.raises(RequestError, match="open files: expected a limit of at least"):
+    with pytest.raises(RequestError, match="the limit of open files is 20; the server needs "):
         max_connections()
 
 
@@ -297,7 +297,7 @@ def test_a_500_keeps_the_connection(live: Live, monkeypatch: pytest.MonkeyPatch)
     connection.close()
 
 
-def test_a_body_that_breaks_off_behind_its_response(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_body_that_breaks_off_after_its_response(live: Live, caplog: pytest.LogCaptureFixture) -> None:
     with live.connect() as connection:
         connection.sendall(b"GET /version HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
         assert read_response(connection)[0] == 200
@@ -314,7 +314,7 @@ def test_errors_of_libraries_are_lines_of_the_log() -> None:
     assert re.fullmatch(r"[-0-9]+ [:0-9]+ an error\n", run.stderr)
 
 
-def test_a_log_that_nobody_reads_loses_lines() -> None:
+def test_an_unread_log_loses_lines() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with suppress(BlockingIOError):  # until the pipe is full

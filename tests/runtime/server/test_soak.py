@@ -91,7 +91,7 @@ async def many(number: int, work: Callable[[int], Awaitable[None]], at_once: int
 
 
 def malformed(draw: random.Random) -> bytes:
-    """A request that nobody can answer: broken HTTP, broken JSON, wrong types, too much."""
+    """A request that must be refused: broken HTTP, broken JSON, wrong types, too much."""
     valid = json.dumps({"prompt": "x", "max_tokens": 2}).encode()
     wrong: Any = draw.choice([-1, 1e30, "x", [], {}, [[]], True, "\x00", ["a"], -(2**70)])
     field = draw.choice(["max_tokens", "temperature", "top_p", "n", "logprobs", "stream_options", "tools", "seed"])

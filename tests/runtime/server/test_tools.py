@@ -255,7 +255,7 @@ def test_a_demanded_call(live: Live, choice: Any, parallel: bool) -> None:
 
 
 def test_the_prompt_offers_tools(live: Live) -> None:
-    """Unless none may be called; then the answer is that of a chat without."""
+    """If none may be called, the answer equals a chat without tools."""
     client = live.openai()
     plain = live.llm.chat(MESSAGES, SamplingParams(max_tokens=8))[0]
     settings = {**SETTINGS, "max_tokens": 8, "temperature": 0}

@@ -13,7 +13,7 @@ from dflash_trt.errors import RequestError
 RESERVED_FILES = 16
 """File descriptors kept free for the page and for logs."""
 MIN_CONNECTIONS = 8
-HOST_HINT = "127.0.0.1 is reached from this machine alone, 0.0.0.0 is every address of it"
+HOST_HINT = "with --host 127.0.0.1 only this machine can connect, with --host 0.0.0.0 also others"
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -24,18 +24,17 @@ def bind(host: str, port: int) -> socket.socket:
         )[0]
         bound = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise RequestError(
-            f"--host: expected an address of this machine, found {host}: {error.strerror}", hint=HOST_HINT
-        ) from None
+        raise RequestError(f"{host} is not an address of this machine: {error.strerror}", hint=HOST_HINT) from None
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
         bound.close()
         if error.errno == errno.EADDRNOTAVAIL:
-            raise RequestError(f"--host: expected an address of this machine, found {host}", hint=HOST_HINT) from None
+            raise RequestError(f"{host} is not an address of this machine", hint=HOST_HINT) from None
+        problem = "is already in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
         raise RequestError(
-            f"--port: expected a free port on {host}, found {port}: {error.strerror}",
+            f"port {port} on {host} {problem}",
             hint="stop the process that listens there, or choose another port with --port",
         ) from None
     return bound
@@ -49,7 +48,7 @@ def max_connections() -> int:
     limit = hard - num_open - RESERVED_FILES
     if limit < MIN_CONNECTIONS:
         raise RequestError(
-            f"open files: expected a limit of at least {num_open + RESERVED_FILES + MIN_CONNECTIONS}, found {hard}",
+            f"the limit of open files is {hard}; the server needs {num_open + RESERVED_FILES + MIN_CONNECTIONS}",
             hint="raise it with ulimit -n",
         )
     return limit
