@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from starlette.types import Receive
 
@@ -16,7 +16,7 @@ class ClientDisconnected(Exception):  # noqa: N818  # an event
     """The client closed its connection."""
 
 
-async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def cancel_on_disconnect(receive: Receive, work: Awaitable[T]) -> T:
     """Returns the result of `work`; a disconnect before that cancels it and raises ClientDisconnected.
 
     The body must have been read.

@@ -159,7 +159,7 @@ class Endpoints:
                 return StructResponse(document, headers=headers)
             events = generation.events()
             try:  # before the headers are sent, so that an error has its status
-                first = await cancel_on_disconnect(http_request.receive, _next(events))
+                first = await cancel_on_disconnect(http_request.receive, anext(events))
             except BaseException:
                 await events.aclose()
                 raise
@@ -189,7 +189,3 @@ async def _prepend(
             yield first
             async for event in events:
                 yield event
-
-
-async def _next(events: AsyncGenerator[Document, None]) -> Document:
-    return await anext(events)

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -23,9 +24,12 @@ from dflash_trt.runtime.server.merge_streams import merge_streams
 from dflash_trt.runtime.server.prometheus import ServerMetrics
 from dflash_trt.runtime.server.request_span import RequestSpan
 from dflash_trt.runtime.server.requests import GenerationRequest
-from dflash_trt.runtime.server.response_bodies import ChatChoice, Document, Metrics, TextChoice, Usage
+from dflash_trt.runtime.server.response_bodies import ChatChoice, ChatCompletion, Document, Metrics, TextChoice, Usage
 from dflash_trt.runtime.server.served_backend import ServedBackend
 from dflash_trt.runtime.server.usage import completion_metrics, usage
+
+WHOLE: Literal["chat.completion"] = "chat.completion"
+CHUNK: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 
 class Generation:
@@ -112,21 +116,13 @@ class Generation:
             self.log_fields["tau"] = f"{completion.tau:.2f}"
 
     def _document(
-        self,
-        choices: Sequence[TextChoice | ChatChoice],
-        usage: Usage | UnsetType | None,
-        metrics: Metrics | UnsetType | None,
+        self, choices: Sequence[Any], usage: Usage | UnsetType | None, metrics: Metrics | UnsetType | None
     ) -> Document:
+        shared: dict[str, Any] = {"id": self._id, "created": self._created, "model": self._model}
+        shared |= {"choices": choices, "usage": usage, "metrics": metrics}
         if not self._request.is_chat:
-            texts = [choice for choice in choices if isinstance(choice, TextChoice)]
-            return response_bodies.Completion(
-                id=self._id, created=self._created, model=self._model, usage=usage, metrics=metrics, choices=texts
-            )
-        return response_bodies.ChatCompletion(
-            object="chat.completion.chunk" if self._request.body.stream else "chat.completion",
-            id=self._id, created=self._created, model=self._model, usage=usage, metrics=metrics,
-            choices=[choice for choice in choices if isinstance(choice, ChatChoice)],
-        )  # fmt: skip
+            return response_bodies.Completion(**shared)
+        return ChatCompletion(**shared, object=CHUNK if self._request.body.stream else WHOLE)
 
     def _answer_metrics(self) -> Metrics | None:
         """Measurements of the only sequence; None where there are several."""

@@ -105,26 +105,14 @@ class ChatChoice(Ending, kw_only=True):
     logprobs: ChatLogprobs | None
 
 
-class CachedTokens(Struct):
-    """Tokens of the prompts that were read from the prefix cache."""
-
-    cached_tokens: int
-
-
-class ReasoningTokens(Struct):
-    """Tokens of the reasoning channel."""
-
-    reasoning_tokens: int
-
-
 class Usage(Struct, kw_only=True):
     """Token counts of all prompts, each counted once, and of all answers so far."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: CachedTokens | UnsetType = UNSET
-    completion_tokens_details: ReasoningTokens | UnsetType = UNSET
+    prompt_tokens_details: dict[Literal["cached_tokens"], int] | UnsetType = UNSET
+    completion_tokens_details: dict[Literal["reasoning_tokens"], int] | UnsetType = UNSET
 
 
 class SpeculativeDecoding(Struct, kw_only=True):

@@ -8,13 +8,7 @@ from collections.abc import Sequence
 from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.api.completion import Completion
 from dflash_trt.runtime.server.choice import Choice
-from dflash_trt.runtime.server.response_bodies import (
-    CachedTokens,
-    Metrics,
-    ReasoningTokens,
-    SpeculativeDecoding,
-    Usage,
-)
+from dflash_trt.runtime.server.response_bodies import Metrics, SpeculativeDecoding, Usage
 
 
 def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> Usage:
@@ -26,9 +20,9 @@ def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> Usage:
         total_tokens=num_prompt_tokens + num_generated,
     )
     if all(choice.completion is not None for choice in choices):
-        counts.prompt_tokens_details = CachedTokens(sum(choice.num_cached_tokens for choice in choices))
+        counts.prompt_tokens_details = {"cached_tokens": sum(choice.num_cached_tokens for choice in choices)}
     if num_reasoning := sum(choice.num_reasoning_tokens for choice in choices):
-        counts.completion_tokens_details = ReasoningTokens(num_reasoning)
+        counts.completion_tokens_details = {"reasoning_tokens": num_reasoning}
     return counts
 
 

@@ -311,9 +311,9 @@ def test_an_error_in_mid_stream_is_an_event(engine: Path, chat_target: Path) -> 
 def test_a_port_in_use_is_one_error(live: Live) -> None:
     with pytest.raises(RequestError, match=r"192\.0\.2\.1 is not an address of this machine"):
         bind("192.0.2.1", 0)
-    with pytest.raises(RequestError, match=f"port {live.port} on 127.0.0.1 is already in use"):
+    with pytest.raises(RequestError, match=f"port {live.port} on .* is already in use"):
         bind("127.0.0.1", live.port)
-    with pytest.raises(RequestError, match="no-such-host.invalid is not an address of this machine: "):
+    with pytest.raises(RequestError, match=r"no-such-host\.invalid is not an address of this machine: "):
         bind("no-such-host.invalid", 0)
 
 
