@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dflash_trt.runtime.kvcache.slots import ROOT
+from dflash_trt.runtime.kvcache.prefix_index import ROOT
 
 
 class KvEvents:
