@@ -14,7 +14,8 @@ from starlette.responses import Response
 from dflash_trt import __version__
 from dflash_trt.api.neutral_fields import IGNORED
 from dflash_trt.errors import DFlashError
-from dflash_trt.runtime.server.admission import Admission
+from dflash_trt.runtime.server.answer_logprobs import TokenTexts
+from dflash_trt.runtime.server.client_limits import Admission
 from dflash_trt.runtime.server.decoding import decode_fields
 from dflash_trt.runtime.server.disconnect import cancel_on_disconnect
 from dflash_trt.runtime.server.event_stream import EventStream
@@ -22,7 +23,6 @@ from dflash_trt.runtime.server.generation import Generation
 from dflash_trt.runtime.server.grammars import GrammarProcesses
 from dflash_trt.runtime.server.http_error import HttpError
 from dflash_trt.runtime.server.json_object import decode_object
-from dflash_trt.runtime.server.logprobs import TokenTexts
 from dflash_trt.runtime.server.messages import read_messages
 from dflash_trt.runtime.server.prometheus import ServerMetrics
 from dflash_trt.runtime.server.request_body import BodyReader

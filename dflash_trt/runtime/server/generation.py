@@ -17,9 +17,9 @@ from dflash_trt.api.completion import Completion
 from dflash_trt.api.sampling_params import DEFAULT_CHAT_TOKENS, SamplingParams
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.server import response_bodies
-from dflash_trt.runtime.server.choice import Choice, has_content
+from dflash_trt.runtime.server.answer_choice import Choice, has_content
+from dflash_trt.runtime.server.answer_logprobs import TokenTexts
 from dflash_trt.runtime.server.http_error import shutting_down
-from dflash_trt.runtime.server.logprobs import TokenTexts
 from dflash_trt.runtime.server.merge_streams import merge_streams
 from dflash_trt.runtime.server.prometheus import ServerMetrics
 from dflash_trt.runtime.server.request_span import RequestSpan

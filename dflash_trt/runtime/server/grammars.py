@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import DFlashError, RequestError
 from dflash_trt.runtime.server import grammar_worker
-from dflash_trt.runtime.server.admission import overloaded
+from dflash_trt.runtime.server.client_limits import overloaded
 from dflash_trt.runtime.server.grammar_worker import GrammarWorker
 from dflash_trt.runtime.server.http_error import shutting_down
 from dflash_trt.runtime.server.served_backend import Grammars

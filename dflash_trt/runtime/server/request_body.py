@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from starlette.requests import ClientDisconnect, Request
 
-from dflash_trt.runtime.server.admission import ClientCounter, overloaded
+from dflash_trt.runtime.server.client_limits import ClientCounter, overloaded
 from dflash_trt.runtime.server.http_error import HttpError
 
 BODY_SECONDS = 30.0

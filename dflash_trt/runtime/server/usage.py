@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.api.completion import Completion
-from dflash_trt.runtime.server.choice import Choice
+from dflash_trt.runtime.server.answer_choice import Choice
 from dflash_trt.runtime.server.response_bodies import Metrics, SpeculativeDecoding, Usage
 
 

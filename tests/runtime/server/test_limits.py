@@ -17,8 +17,8 @@ from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import ConfigError, RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.server import request_body
-from dflash_trt.runtime.server.admission import Admission
 from dflash_trt.runtime.server.api_keys import ApiKeys
+from dflash_trt.runtime.server.client_limits import Admission
 from dflash_trt.runtime.server.connections import parser, protocol
 from dflash_trt.runtime.server.connections.sockets import bind
 from dflash_trt.runtime.server.http_error import HttpError

@@ -10,8 +10,8 @@ import msgspec
 
 from dflash_trt.api.backend import Chunk
 from dflash_trt.api.completion import Completion
+from dflash_trt.runtime.server.answer_logprobs import TokenTexts, chat_logprobs, completion_logprobs
 from dflash_trt.runtime.server.chat_message import MessageBuilder
-from dflash_trt.runtime.server.logprobs import TokenTexts, chat_logprobs, completion_logprobs
 from dflash_trt.runtime.server.requests import GenerationRequest
 from dflash_trt.runtime.server.response_bodies import ChatChoice, ChatMessage, CompletionLogprobs, TextChoice
 from dflash_trt.runtime.server.step_texts import StepTexts
