@@ -30,7 +30,8 @@ class EventStream(Response):
     """
 
     media_type = "text/event-stream"
-    _all_unread_bytes = 0
+    all_unread_bytes = 0
+    """Unread bytes of all responses."""
 
     def __init__(self, events: AsyncGenerator[Any, None], headers: Mapping[str, str] | None = None) -> None:
         """Sends `events`; an exception becomes the last one."""
@@ -82,7 +83,7 @@ class EventStream(Response):
             self._changed.set()
 
     def _has_room(self, size: int) -> bool:
-        is_within = EventStream._all_unread_bytes + size <= MAX_ALL_UNREAD_BYTES
+        is_within = EventStream.all_unread_bytes + size <= MAX_ALL_UNREAD_BYTES
         return not self._unread or (is_within and self._unread_bytes + size <= MAX_UNREAD_BYTES)
 
     def _put(self, event: bytes) -> None:
@@ -92,7 +93,7 @@ class EventStream(Response):
 
     def _count(self, size: int) -> None:
         self._unread_bytes += size
-        EventStream._all_unread_bytes += size
+        EventStream.all_unread_bytes += size
 
 
 def _event(document: object) -> bytes:

@@ -20,6 +20,7 @@ from dflash_trt.runtime.server.request_fields import REASONING_EFFORTS, ChatBody
 from dflash_trt.runtime.server.tools import ToolFormat, Tools, call_grammar, read_tools
 
 SAMPLING_FIELDS = (*SAMPLER_FIELDS, "min_tokens", "stop", "stop_token_ids", "ignore_eos", "draft_length", "logit_bias")
+GRAMMAR_FIELDS = ("response_format", "structured_outputs")
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for completions."""
 CHATS = NEUTRAL_VALUES | dict.fromkeys(IGNORED) | {"add_special_tokens": (False,), "echo": (False,)}
@@ -82,7 +83,8 @@ def parse_request(
         raise RequestError("max_tokens: expected at least 1, found 0")
     if max_tokens is None and not is_chat:
         max_tokens = DEFAULT_MAX_TOKENS
-    grammar, tools = read_grammar(dict(fields)), None
+    grammar = read_grammar({name: getattr(body, name) for name in GRAMMAR_FIELDS if getattr(body, name) is not None})
+    tools = None
     if chat is not None and (tools := read_tools(chat)) is not None:
         if tool_format is None:
             raise RequestError("tools: expected a chat template with Hermes's or harmony's tool calls, found another")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+from functools import wraps
 from typing import Any
 
 import h11
@@ -14,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_trt.api import chat_template
 from dflash_trt.api.chat_template import render_chat
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.server import json_object, tokenizing
@@ -118,20 +118,22 @@ def test_what_is_long_to_render_does_not_hold_up_short_prompts(live: Live, monke
 
 def test_the_failing_message_is_found_in_few_steps(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixty-four of them held the tokenising thread for 9 s, with large tools."""
-    render, num_steps = chat_template._render, 0
+    tokenizer, num_steps = live.llm.backend.tokenizer, 0
+    render = tokenizer.apply_chat_template
 
-    def counted(*args: Any) -> str:
+    @wraps(render)
+    def counted(*args: Any, **options: Any) -> Any:
         nonlocal num_steps
         num_steps += 1
-        return render(*args)
+        return render(*args, **options)
 
-    monkeypatch.setattr(chat_template, "_render", counted)
+    monkeypatch.setattr(tokenizer, "apply_chat_template", counted)
     messages = [{"role": "user", "content": "x"}] * 300
     for index in (0, 1, 150, 299):
         num_steps = 0
         wrong = [*messages[:index], {"role": "user", "content": "x", "tool_calls": 5}, *messages[index + 1 :]]
         with pytest.raises(RequestError, match=rf"messages\[{index}\]: expected what the chat template takes"):
-            render_chat(live.llm.backend.tokenizer, wrong)
+            render_chat(tokenizer, wrong)
         assert num_steps <= 10
 
 
@@ -273,7 +275,9 @@ def test_neutral_and_harmless_fields_are_taken(live: Live) -> None:
         "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "best_of": 1,
         "echo": False, "suffix": None, "n": 1, "stop": None, "seed": None, "logprobs": None, "top_logprobs": None,
         "length_penalty": 1.0, "add_special_tokens": True, "skip_special_tokens": True, "return_token_ids": False,
+        "structured_outputs": None, "stream_options": None, "temperature": None, "stream": None,
     }  # fmt: skip
+    assert live.complete(**body | {"response_format": None})["usage"]["completion_tokens"] <= 4
     for bias in ({}, {"5": 0}):
         assert live.complete(**body, logit_bias=bias)["usage"]["completion_tokens"] <= 4
 

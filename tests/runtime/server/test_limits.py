@@ -16,6 +16,7 @@ import pytest
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import ConfigError, RequestError
 from dflash_trt.llm import LLM
+from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.server import request_body
 from dflash_trt.runtime.server.api_keys import ApiKeys
 from dflash_trt.runtime.server.client_limits import Admission
@@ -278,11 +279,12 @@ def test_the_log_has_no_prompts(live: Live, caplog: pytest.LogCaptureFixture) ->
     assert "secret" not in caplog.text
 
 
-def test_a_decoder_that_has_ended_is_not_healthy(engine: Path, chat_target: Path) -> None:
+def test_a_decoder_that_has_ended_is_not_healthy(
+    engine: Path, chat_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with LLM(engine, chat_target, max_batch_size=1) as llm, serving(llm) as live:
         assert live.http.get("/health").status_code == 200
-        decoder = llm.backend._decoder
-        decoder.step = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+        monkeypatch.setattr(Decoder, "step", lambda _: 1 / 0)
         response = live.post(prompt="x", max_tokens=4)
         assert response.status_code == 500
         assert response.json()["error"]["type"] == "server_error"
@@ -291,18 +293,17 @@ def test_a_decoder_that_has_ended_is_not_healthy(engine: Path, chat_target: Path
         assert events.status_code == 500
 
 
-def test_an_error_in_mid_stream_is_an_event(engine: Path, chat_target: Path) -> None:
+def test_an_error_in_mid_stream_is_an_event(engine: Path, chat_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with LLM(engine, chat_target, max_batch_size=1) as llm, serving(llm) as live:
-        decoder = llm.backend._decoder
-        step, count = decoder.step, 0
+        step, count = Decoder.step, 0
 
-        def break_at_the_third() -> None:
+        def break_at_the_third(decoder: Decoder) -> None:
             nonlocal count
             count += 1
             assert count < 3
-            step()
+            step(decoder)
 
-        decoder.step = break_at_the_third  # type: ignore[method-assign]
+        monkeypatch.setattr(Decoder, "step", break_at_the_third)
         events = live.events(prompt="def f(", max_tokens=50, ignore_eos=True)
         assert events[-1]["error"]["type"] == "server_error"
         assert all("choices" in event for event in events[:-1])

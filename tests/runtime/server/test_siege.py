@@ -25,7 +25,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from dflash_trt.errors import RequestError
+from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.server import event_stream
 from dflash_trt.runtime.server.connections import acceptor, protocol, server
@@ -93,8 +93,9 @@ async def test_tokenising_ends_with_the_client(live: Live) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     may_go_on.set()
-    pool._long.shutdown(wait=True)
-    assert tokenizer.num_characters == CHUNK_CHARACTERS
+    last = "x " * CHUNK_CHARACTERS  # on the same thread, so after the first: counted, then tokenised
+    await pool.encode(last)
+    assert tokenizer.num_characters == CHUNK_CHARACTERS + 2 * len(last)
 
 
 async def documents(number: int, ended: list[int]) -> AsyncGenerator[dict[str, Any], None]:
@@ -145,7 +146,7 @@ def test_an_unread_response(limit: str | None, monkeypatch: pytest.MonkeyPatch) 
     assert sent.count(b'"index"') == 50 if limit is None else sent.count(b'"index"') < 11
     assert (b"the client is too slow" in sent) == (limit is not None)
     assert sent.endswith(b"data: [DONE]\n\n")
-    assert EventStream._all_unread_bytes == 0
+    assert EventStream.all_unread_bytes == 0
 
 
 def test_what_was_read_counts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,11 +165,11 @@ async def test_a_client_that_leaves_is_not_counted_any_more() -> None:
     async def receive() -> dict[str, str]:
         while not ended:
             await asyncio.sleep(0)
-        assert EventStream._all_unread_bytes > 50_000
+        assert EventStream.all_unread_bytes > 50_000
         return {"type": "http.disconnect"}
 
     await EventStream(documents(50, ended))({"dflash_trt.log_fields": {}}, receive, send)
-    assert EventStream._all_unread_bytes == 0
+    assert EventStream.all_unread_bytes == 0
 
 
 class Transport(asyncio.Transport):
@@ -287,7 +288,7 @@ def test_stop_texts_and_prompts_are_bounded(live: Live) -> None:
 
 
 def test_a_500_keeps_the_connection(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(live.endpoints._backend), "max_length", property(lambda _: 1 / 0))
+    monkeypatch.setattr(type(live.llm.backend), "max_length", property(lambda _: 1 / 0))
     connection = http.client.HTTPConnection("127.0.0.1", live.port, timeout=PATIENCE)
     for method, path, status in (("POST", "/v1/completions", 500), ("GET", "/version", 200)):
         connection.request(method, path, b'{"prompt": "x"}', {"content-type": "application/json"})
@@ -324,10 +325,10 @@ def test_an_unread_log_loses_lines() -> None:
     handler = NonBlockingHandler(writing)
     for i in range(2 * MAX_QUEUED_LINES):
         handler.handle(logging.LogRecord("x", logging.INFO, "x", 1, f"line {i} {'x' * 200}", None, None))
-    assert handler._num_dropped > 0
+    assert handler.num_dropped > 0
     os.close(reading)  # the thread's write ends with an error, and it goes on
     handler.flush()
-    assert handler._is_idle.is_set()
+    assert handler.is_idle
 
 
 @pytest.mark.parametrize(
@@ -361,17 +362,20 @@ def test_the_host_is_checked(llm: LLM, live: Live) -> None:
         assert public.http.get("/v1/models", headers={"host": "a.example"}).status_code == 200
 
 
-def test_failures_in_a_row_degrade_health(live: Live) -> None:
-    metrics = live.endpoints._metrics
-    try:
+def test_failures_in_a_row_degrade_health(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def failing(*_: Any, **__: Any) -> AsyncGenerator[Any, None]:
+        raise EngineError("found NaN or infinity")
+        yield
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(live.llm.backend), "stream", failing)
         for _ in range(DEGRADED_FAILURES):
-            metrics.observe_failure(ValueError("found NaN or infinity"))
-        response = live.http.get("/health")
-        assert (response.status_code, response.text[:8]) == (503, "degraded")
-        live.complete(prompt="x", max_tokens=1)
-        assert live.http.get("/health").status_code == 200
-    finally:
-        metrics.consecutive_failures = 0
+            assert live.http.get("/health").status_code == 200
+            assert live.post(prompt="x", max_tokens=1).status_code == 500
+    response = live.http.get("/health")
+    assert (response.status_code, response.text[:8]) == (503, "degraded")
+    live.complete(prompt="x", max_tokens=1)
+    assert live.http.get("/health").status_code == 200
 
 
 def test_a_cache_without_room_for_a_page_is_one_error(engine: Path, chat_target: Path) -> None:
