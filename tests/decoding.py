@@ -41,7 +41,7 @@ def text_of(session: Session, token_ids: Sequence[int]) -> str:
 
 
 def memory_of(session: Session) -> list[weakref.ref[Any]]:
-    """What its end frees: models, caches, what is recorded, and the memory of tensors."""
+    """Closes a decoder and frees models, caches, recorded passes, and the memory of tensors."""
     target, drafter = session.target, session.drafter
     caches = [cache for layer in target._cache._layers.values() for cache in layer]  # type: ignore[attr-defined]
     tensors = [*target.model.parameters(), *target.model.buffers(), *caches, drafter.cache.k, drafter.cache.v]

@@ -106,7 +106,7 @@ def test_every_exception_is_used() -> None:
 
 
 def upward_imports(file: Path) -> Iterator[str]:
-    """What `file` imports from a room that it may not look into."""
+    """Imports of `file` from rooms that it may not use."""
     here, name = room_at(file), str(file.relative_to(PACKAGE))
     for line, module in imports(file):
         if module.partition(".")[0] != "dflash_trt" or here == "" or (name, module) in EXCEPTIONS:

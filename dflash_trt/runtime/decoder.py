@@ -8,8 +8,8 @@
 * commit: roll back what was rejected, inject what was accepted into the drafter's context
 * emit: new tokens go out; requests that have ended leave their slots
 
-Requests join and leave between steps, each at its own length (continuous batching: Orca, OSDI 2022). What there is to
-decide, `policy/` decides.
+Requests join and leave between steps, each at its own length (continuous batching: Orca, OSDI 2022). Decisions are made
+in `policy/`.
 """
 
 from __future__ import annotations

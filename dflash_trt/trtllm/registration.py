@@ -153,7 +153,7 @@ def import_tensorrt_llm(asked_by: str) -> Any:
     except ImportError as problem:
         raise MissingDependencyError(
             f"{asked_by}: expected {PACKAGE}, found: {problem}",
-            # As NVIDIA's installation guide of 1.3.0rc24 has it.
+            # Command of NVIDIA's installation guide of 1.3.0rc24.
             hint="in an environment of its own, from a clone: pip install '.[trtllm]'",
         ) from None
 

@@ -111,10 +111,9 @@ def test_the_target_is_graphs(name: str, session: Session, asked: Any, texts: An
 def assert_recorded(session: Session, num_segments: set[int]) -> None:
     """Whether passes of these numbers of segments are recorded; with none, no pass is."""
     assert isinstance(session.target, PackedTarget)
-    recorded = session.target._recorded
-    assert recorded is not None
-    assert recorded._works is bool(num_segments)
-    assert {size.num_segments for size, _ in recorded._recordings} >= num_segments
+    found = {size.num_segments for size in session.target.recorded_sizes}
+    assert found >= num_segments
+    assert bool(found) is bool(num_segments)
 
 
 @pytest.mark.gpu

@@ -66,7 +66,7 @@ def test_sampled_answers_are_plain_ones(session: Session) -> None:
 def drawn(
     session: Session, decoder: Decoder, *, max_tokens: int, first_seed: int = 5000, count: int = 1200
 ) -> Counter[tuple[int, ...]]:
-    """Answers of so many tokens, `count` times, to requests that give no seed."""
+    """`count` answers of `max_tokens` tokens to requests without a seed."""
     params = SamplingParams(max_tokens=max_tokens, temperature=0.8, top_k=3)
     requests = []
     for seed in range(first_seed, first_seed + count):

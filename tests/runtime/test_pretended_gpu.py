@@ -53,8 +53,7 @@ def open_on_gpu(name: str, dtype: str = "auto", engine: Path | None = None) -> S
 
 def is_recorded(session: Session) -> bool:
     assert isinstance(session.target, PackedTarget)
-    assert session.target._recorded is not None
-    return session.target._recorded._works
+    return bool(session.target.recorded_sizes)
 
 
 def decode(

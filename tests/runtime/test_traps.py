@@ -43,7 +43,7 @@ def name_of(session: Session) -> str:
 
 
 def prefill(session: Session, prompt: list[int]) -> Verified:
-    """The target's pass over a prompt, whose slot is empty again behind it."""
+    """The target's pass over a prompt, whose slot is empty again afterwards."""
     verified = session.target.verify([Segment(slot=0, token_ids=prompt, num_logits=1)], with_taps=True)
     session.target.release(0)
     return verified

@@ -139,7 +139,7 @@ class Replayer:
             "context_layout": torch.tensor(cached.layout),
             "page_table": torch.zeros(1, 1, dtype=torch.int32),
             "slot_ids": torch.zeros_like(lengths),
-            # And by ONNX Runtime:
+            # ONNX Runtime also needs:
             "k_cache": k,
             "v_cache": v,
             "page_ids": torch.zeros(len(lengths), 1, dtype=torch.int32),

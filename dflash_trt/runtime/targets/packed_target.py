@@ -27,7 +27,7 @@ from dflash_trt.device.launcher import Launcher
 from dflash_trt.runtime.kvcache.paged_caches import SlotCache
 from dflash_trt.runtime.targets.delta_net import DeltaNets
 from dflash_trt.runtime.targets.packed_pass import IMPLEMENTATION, CurrentPass, GatheredPass, RaggedPass
-from dflash_trt.runtime.targets.recorded_pass import RecordedPasses, StaticPass
+from dflash_trt.runtime.targets.recorded_pass import PassSize, RecordedPasses, StaticPass
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget, Taps
 from dflash_trt.runtime.targets.target import Segment, Target, Verified
 
@@ -83,6 +83,11 @@ class PackedTarget(HuggingFaceTarget):
         self.cache_bytes_per_token = self._cache.bytes_per_token
         self.cache_bytes_per_slot = self._delta_nets.bytes_per_slot
         self.keeps_prefixes = self.cache_bytes_per_slot == 0  # recurrent state is of a sequence's end alone
+
+    @property
+    def recorded_sizes(self) -> list[PassSize]:
+        """Sizes of the recorded passes, the last used at the end; empty if passes are launched kernel by kernel."""
+        return [] if self._recorded is None else self._recorded.sizes
 
     def close(self) -> None:
         if self._recorded is not None:
@@ -155,7 +160,7 @@ class PackedTarget(HuggingFaceTarget):
             self._cache.clear(pages)
 
     def allocate(self, num_pages: int) -> None:
-        """Takes a GPU's memory for so many pages: what is recorded is forgotten when the caches move."""
+        """Allocates a GPU's memory for `num_pages` pages; recorded passes are dropped when the caches move."""
         if self._device.type != "cpu":
             self._cache.make_room(num_pages)
 
@@ -164,7 +169,7 @@ class PackedTarget(HuggingFaceTarget):
         self._clear(self._table.reserve(slot, pages, num_tokens))
 
     def rollback(self, slot: int, num_tokens: int) -> None:
-        """Shortens the sequence: rows behind it are overwritten by the next segment, recurrent state is replayed."""
+        """Shortens the sequence: the next segment overwrites later rows, recurrent state is replayed."""
         self._table.lengths[slot] -= num_tokens
         self._delta_nets.rollback(slot, num_tokens)
 

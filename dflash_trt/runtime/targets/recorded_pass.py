@@ -2,12 +2,11 @@
 """Decoding passes of a packed target, recorded once for each of their sizes on addresses that stay: CUDA graphs.
 
 Launched one kernel after the other, a pass of few rows waits for Python: 1.25 ms a layer of a Qwen3-0.6B shape on an
-H100 in BF16. A recorded pass is one launch. Passes of decoding and verification are recorded, which want the logits
-of every token and come back in the same sizes; prompts are not.
+H100 in BF16. A recorded pass is one launch. Passes of decoding and verification are recorded, because they need the
+logits of every token and recur in the same sizes; prompts are not.
 
-A recorded pass has a power of two of segments, of tokens in each, and of pages that each can see. What is missing
-repeats what is there: rows behind a segment's last token are that token again, segments behind the last one are its
-token again, and they write the same K and V to the same rows of the cache.
+A recorded pass has a power of two of segments, of tokens in each, and of pages that each can see. Padding repeats the
+last token of each segment and the last segment, and writes the same K and V to the same rows of the cache.
 
 Legend: B segments, n tokens of each, M pages of each, R = B * n rows, C cached rows, N heads, G KV heads, D head_dim.
 """
@@ -60,7 +59,7 @@ class PassSize(NamedTuple):
 
     @classmethod
     def of(cls, segments: Sequence[Segment], table: PageTable) -> PassSize:
-        """The smallest that holds the segments behind what their slots hold."""
+        """The smallest size that holds the segments after their slots' contents."""
         num_tokens = max(len(segment.token_ids) for segment in segments)
         end = max(table.lengths[segment.slot] + len(segment.token_ids) for segment in segments)
         pages = max(MIN_PAGES, num_pages_for(end))
@@ -181,6 +180,11 @@ class RecordedPasses:
         self._num_moves = cache.num_moves
         self._works = True
         """Whether no recording has failed."""
+
+    @property
+    def sizes(self) -> list[PassSize]:
+        """Sizes of the recordings, the last used at the end; a size with taps and without counts twice."""
+        return [size for size, _ in self._recordings]
 
     def close(self) -> None:
         """Frees all recordings, which hold the model."""

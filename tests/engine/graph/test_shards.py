@@ -102,9 +102,9 @@ def largest_error(expected: FloatArray, found: FloatArray) -> float:
 def test_two_ranks_are_the_whole_drafter(
     tmp_path: Path, name: str, recipe: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Windows, sinks and biases of gpt-oss are in it; of quantised layers, codes and scales are the whole one's.
+    """The draft has gpt-oss's windows, sinks and biases; codes and scales of quantised layers are the whole draft's.
 
-    Rows of padding, which ONNX Runtime leaves out otherwise, hold NaN behind each sum.
+    Padding rows, which ONNX Runtime otherwise skips, are NaN after each sum.
     """
     if recipe.startswith("padded"):
         monkeypatch.setattr(lowering, "leave_out_padding", lambda graph: None)

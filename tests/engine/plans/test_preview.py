@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of plans without TensorRT: the commands of --dry-run, profiles, and the bytes of a drafter."""
+"""Facts about plans without TensorRT: the commands of --dry-run, profiles, and the bytes of a drafter."""
 
 import shlex
 from pathlib import Path

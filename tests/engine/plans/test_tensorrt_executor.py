@@ -162,7 +162,7 @@ def test_decoding_is_lossless_and_as_short(built: Path, manifest: Manifest) -> N
 
 
 def test_a_prompt_begins_with_what_an_earlier_one_left(built: Path, manifest: Manifest) -> None:
-    """In pages that another slot wrote: the same tokens in as many steps."""
+    """In pages that another slot wrote, it gives the same tokens in the same number of steps."""
     session = open_session(built, str(TARGET), RuntimeOptions(max_batch_size=2))
     planned = session.with_drafter(manifest, planned_drafter(built, manifest, num_slots=2))
     assert len(check_shared_pages(planned, prompts(session)[0])) < 12

@@ -121,7 +121,7 @@ def golden_steps(block_size: int) -> list[list[int]]:
 
 
 def opened(draft: Path, work: Path, taps: torch.Tensor, num_context: int, rows: int) -> tuple[Drafter, list[int]]:
-    """Our drafter with the context injected; with more `rows`, beside other contexts. And the slots of all."""
+    """Our drafter with the context injected, with more `rows` next to other contexts, and the slots of all."""
     drafter = open_drafter(work, build(draft, work), num_slots=rows)
     slots, lengths = list(range(rows)), [num_context, *(3 * row for row in range(1, rows))]
     for slot in slots:

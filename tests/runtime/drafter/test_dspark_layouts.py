@@ -33,7 +33,7 @@ WINDOW = AttentionRule(causal=True, window=9)
 
 @dataclass(frozen=True)
 class Case:
-    """What config.json says, and what is to be computed."""
+    """Keys of config.json, and the expected computation."""
 
     name: str
     config: dict[str, Any]

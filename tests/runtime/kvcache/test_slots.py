@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots, their pages and the tensors behind them, under any sequence of asking, taking and giving back."""
+"""Slots, their pages and tensors, under any sequence of queries, allocations and releases."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_a_prompt_waits_for_a_page_that_is_being_computed() -> None:
 
 
 def test_a_watcher_hears_of_shared_pages() -> None:
-    """Each behind its parent, once, and of those whose room was needed."""
+    """Each page is reported once, after its parent; then the ones that were evicted for room."""
     heard: list[tuple[object, ...]] = []
 
     class Watcher:

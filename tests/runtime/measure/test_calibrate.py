@@ -39,7 +39,7 @@ from tests.reference.synthetic import write_random_draft
 from tests.runtime.measure.feature_samples import Facts, Tensors, edit
 
 RELATIVE = 1e-5
-OTHER_ORDER = 1e-4  # of the sums behind the taps, too
+OTHER_ORDER = 1e-4  # ranges of the sums after the taps, too
 BF16_NOISE = 8 * 2**-9  # each rounding is at most 2^-9, and few lie between two layers' inputs
 CALIBRATORS = "modelopt.torch.quantization.calib"
 
@@ -165,7 +165,7 @@ def test_what_is_collected_equals_the_equations(name: str, features: dict[str, P
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_torch_collects_what_onnxruntime_does(name: str, features: dict[str, Path]) -> None:
-    """What a GPU computes, here by torch: BF16 rounds each value between two layers, FLOAT none."""
+    """The computation on a GPU, here by torch: BF16 rounds each value between two layers, FLOAT none."""
     expected = largest_replayed(name, features[name])
     actual = largest_replayed(name, features[name], torch.device("cpu"))
     assert actual.keys() == expected.keys()
@@ -340,5 +340,5 @@ def test_no_input_exceeds_its_bound(case: Case, tmp_path: Path) -> None:
         assert seen[module] <= bound * (1 + 1e-6), module
     assert (np.abs(k).max(axis=(0, 2, 3)) <= np.array(ranges.k) * (1 + 1e-6)).all()
     assert (np.abs(v).max(axis=(0, 2, 3)) <= np.array(ranges.v) * (1 + 1e-6)).all()
-    assert np.abs(k[:, 0]).max() > 0.3 * ranges.k[0]  # and none is far from what occurs
+    assert np.abs(k[:, 0]).max() > 0.3 * ranges.k[0]  # no bound is far from the values that occur
     assert np.abs(v[:, 0]).max() > 0.3 * ranges.v[0]

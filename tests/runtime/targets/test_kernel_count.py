@@ -39,7 +39,7 @@ from tests.runtime.targets.families import (
 )
 
 FUNCTIONS = (_gathered, _softmax, _write)
-"""What attention has compiled: one kernel each."""
+"""Compiled parts of attention: one kernel each."""
 COMPILED = fused.compiled
 Backend = Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., Any]]
 

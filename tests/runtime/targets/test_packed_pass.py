@@ -86,7 +86,7 @@ def test_long_sequences_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -
 
 
 def parts(cache: SlotCache, lengths: list[int]) -> list[list[int]]:
-    """The parts of segments of one token behind so many."""
+    """The parts of segments of one token after `lengths` tokens."""
     cache.table.lengths, cache.table.pages = lengths, [[0, 1, 2]] * len(lengths)
     segments = [Segment(slot=slot, token_ids=[5], num_logits=1) for slot in range(len(lengths))]
     return GatheredPass(segments, cache, torch.device("cpu"))._parts([*range(len(lengths))])

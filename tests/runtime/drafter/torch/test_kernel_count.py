@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of a draft pass on a GPU, counted without one; `estimate` prices as many (data/backends.json)."""
+"""Kernels of a draft pass on a GPU, counted without one; `estimate` assumes the same number (data/backends.json)."""
 
 from __future__ import annotations
 
