@@ -22,7 +22,7 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 
 
 class CallDelta(msgspec.Struct, frozen=True):
-    """What a chunk of an answer adds to a call."""
+    """A call, or the part of one, that a chunk of an answer adds."""
 
     name: str | None
     """Name of the call that it begins; None where it continues the last one."""

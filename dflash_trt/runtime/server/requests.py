@@ -33,7 +33,7 @@ COMPLETIONS = NEUTRAL_VALUES | dict.fromkeys(IGNORED) | {
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to generate, and how to answer."""
+    """A checked request: prompts, parameters and the form of the answer."""
 
     body: CompletionBody | ChatBody
     prompts: list[Prompt]

@@ -45,7 +45,7 @@ class StepToken(Struct):
 
 
 class DecodingStep(Struct, kw_only=True):
-    """What one step proposed, accepted and emitted."""
+    """One step: proposed, accepted and emitted tokens."""
 
     is_prefill: bool = False
     proposals: list[StepToken]
@@ -199,7 +199,7 @@ class Version(Struct):
 
 
 class ErrorDescription(Struct):
-    """What is wrong; `param` is the field that it is wrong with."""
+    """The problem; `param` is the invalid field, if there is one."""
 
     message: str
     type: str

@@ -48,7 +48,7 @@ def serve(engine: Path, chat_target: Path, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setitem(sys.modules, "xgrammar", None)
     monkeypatch.setattr(import_module("dflash_trt.cli.serve"), "_say", said.append)
     monkeypatch.setattr(server_log, "set_up_logging", lambda: None)
-    monkeypatch.setattr(http_server, "exit_on_sigterm", nullcontext)  # which would end pytest
+    monkeypatch.setattr(http_server, "exit_on_sigterm", nullcontext)  # it would end pytest
 
     def run_serve(client: Callable[[str, Callable[[], None]], None], *options: object) -> list[str]:
         signals = iter([signal.SIGTERM])
@@ -137,7 +137,7 @@ def test_a_port_in_use_is_said_before_loading(engine: Path, chat_target: Path) -
 @pytest.mark.full
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_no_grammar_outlives_the_server(engine: Path, chat_target: Path, tmp_path: Path, end: signal.Signals) -> None:
-    """Nor delays its end."""
+    """Grammars that compile do not delay the end of the server, either."""
     with started(engine, chat_target, tmp_path / "log", "--drain-seconds", 1) as process:
         url = process.await_url()
 
@@ -284,7 +284,7 @@ def test_the_drain_has_an_end_and_a_second_signal_is_heeded(monkeypatch: pytest.
 def test_sigterm_while_loading(engine: Path, chat_target: Path, tmp_path: Path) -> None:
     with started(engine, chat_target, tmp_path / "log") as process:
         process.await_log("loading ")
-        assert len(children(process.popen.pid)) == 2  # what compiles grammars imports meanwhile
+        assert len(children(process.popen.pid)) == 2  # the processes for grammars import meanwhile
         process.popen.send_signal(signal.SIGTERM)
         assert process.popen.wait(PATIENCE) == 0
         assert "Traceback" not in process.text

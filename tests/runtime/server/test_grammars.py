@@ -114,7 +114,7 @@ def endless(number: int) -> Grammar:
 
 @pytest.fixture
 def compiler(llm: LLM) -> GrammarCompiler:
-    """Which has kept nothing."""
+    """A compiler that has kept nothing yet."""
     return GrammarCompiler(llm.backend.tokenizer, 1024, {0})
 
 

@@ -162,7 +162,7 @@ def test_headers_are_limited(live: Live) -> None:
             assert status == 400
             assert message.startswith(b"headers: expected at most 100 in 16384 bytes, " + found)
     with live.connect() as connection:
-        connection.sendall(POST + b"x: " + b"y" * 16384)  # and no end
+        connection.sendall(POST + b"x: " + b"y" * 16384)  # without an end
         assert read_response(connection)[1].endswith(b", found no end after %d bytes" % (len(POST) + 3 + 16384))
 
 

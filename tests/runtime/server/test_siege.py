@@ -318,7 +318,7 @@ def test_errors_of_libraries_are_lines_of_the_log() -> None:
 def test_an_unread_log_loses_lines() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    with suppress(BlockingIOError):  # until the pipe is full
+    with suppress(BlockingIOError):  # ends when the pipe is full
         while True:
             os.write(writing, b"x" * 4096)
     os.set_blocking(writing, True)
