@@ -56,7 +56,7 @@ def dynamo(
 
     set_addresses(host, metrics_port)
     try:
-        from dflash_trt.runtime.dynamo.worker import serve
+        from dflash_trt.runtime.dynamo.serve_worker import serve
     except ModuleNotFoundError as error:
         from dflash_trt.cli.doctor_machine import DYNAMO
 

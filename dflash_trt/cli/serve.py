@@ -19,8 +19,8 @@ from dflash_trt.cli.settings import runtime_options
 
 if TYPE_CHECKING:
     from dflash_trt.engine.manifest import Manifest
+    from dflash_trt.runtime.server.connections.server import HttpServer
     from dflash_trt.runtime.server.endpoints import Endpoints
-    from dflash_trt.runtime.server.http_server import HttpServer
 
 MAX_BODY_MIB = 1024
 
@@ -68,10 +68,11 @@ def serve(
     from dflash_trt.errors import EngineError
     from dflash_trt.runtime.load import open_engine
     from dflash_trt.runtime.ranks.join import join
+    from dflash_trt.runtime.server.api_keys import ApiKeys
     from dflash_trt.runtime.server.app import make_app
+    from dflash_trt.runtime.server.connections.server import HttpServer, exit_on_sigterm
+    from dflash_trt.runtime.server.connections.sockets import bind, max_connections
     from dflash_trt.runtime.server.grammar_worker import start_forkserver
-    from dflash_trt.runtime.server.http_server import HttpServer, bind, exit_on_sigterm, max_connections
-    from dflash_trt.runtime.server.limits import ApiKeys
     from dflash_trt.runtime.server.log import set_up_logging
     from dflash_trt.runtime.server.tracing import open_tracing
 

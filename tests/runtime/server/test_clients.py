@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that are not OpenAI's: `dflash-trt doctor URL`, the endpoint client behind it, and lm_eval."""
+"""Clients that are not OpenAI's: `dflash-trt doctor URL`, its endpoint client, and lm_eval."""
 
 from __future__ import annotations
 

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Server-sent events, and work that is cancelled when its client disconnects."""
+"""Server-sent events."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from dflash_trt.api.backend import Chunk
+from dflash_trt.runtime.server.disconnect import ClientDisconnected, cancel_on_disconnect
 from dflash_trt.runtime.server.http_error import HttpError, to_http_error
 
 DONE = b"data: [DONE]\n\n"
@@ -21,33 +21,6 @@ MAX_UNREAD_BYTES = 2**22
 """Most unread bytes of one response; beyond it, the response ends with an error."""
 MAX_ALL_UNREAD_BYTES = 2**28
 """Most unread bytes of all responses."""
-T = TypeVar("T")
-
-
-class ClientDisconnected(Exception):  # noqa: N818  # an event
-    """The client closed its connection."""
-
-
-async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Returns the result of `work`; a disconnect before that cancels it and raises ClientDisconnected.
-
-    The body must have been read.
-    """
-    task, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(_await_disconnect(receive))
-    try:
-        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnected
-        return task.result()
-    finally:
-        for each in (task, disconnect):
-            each.cancel()
-        await asyncio.gather(task, disconnect, return_exceptions=True)
-
-
-async def _await_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 class EventStream(Response):
@@ -57,9 +30,10 @@ class EventStream(Response):
     """
 
     media_type = "text/event-stream"
-    _all_unread_bytes = 0
+    all_unread_bytes = 0
+    """Unread bytes of all responses."""
 
-    def __init__(self, events: AsyncGenerator[dict[str, Any], None], headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, events: AsyncGenerator[Any, None], headers: Mapping[str, str] | None = None) -> None:
         """Sends `events`; an exception becomes the last one."""
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
         del self.headers["content-length"]
@@ -109,7 +83,7 @@ class EventStream(Response):
             self._changed.set()
 
     def _has_room(self, size: int) -> bool:
-        is_within = EventStream._all_unread_bytes + size <= MAX_ALL_UNREAD_BYTES
+        is_within = EventStream.all_unread_bytes + size <= MAX_ALL_UNREAD_BYTES
         return not self._unread or (is_within and self._unread_bytes + size <= MAX_UNREAD_BYTES)
 
     def _put(self, event: bytes) -> None:
@@ -119,35 +93,8 @@ class EventStream(Response):
 
     def _count(self, size: int) -> None:
         self._unread_bytes += size
-        EventStream._all_unread_bytes += size
+        EventStream.all_unread_bytes += size
 
 
-def _event(document: dict[str, Any]) -> bytes:
+def _event(document: object) -> bytes:
     return b"data: " + msgspec.json.encode(document) + b"\n\n"
-
-
-async def merge_streams(streams: Sequence[AsyncGenerator[Chunk, None]]) -> AsyncGenerator[tuple[int, Chunk], None]:
-    """Yields the chunks of all streams as they come, each with the index of its stream; closing it closes all."""
-    queue: asyncio.Queue[tuple[int, Chunk] | Exception] = asyncio.Queue()
-
-    async def pump(index: int, stream: AsyncGenerator[Chunk, None]) -> None:
-        try:
-            async with aclosing(stream) as chunks:
-                async for chunk in chunks:
-                    queue.put_nowait((index, chunk))
-        except Exception as error:
-            queue.put_nowait(error)
-
-    tasks = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
-    num_open = len(streams)
-    try:
-        while num_open:
-            item = await queue.get()
-            if isinstance(item, Exception):
-                raise item
-            num_open -= item[1].completion is not None
-            yield item
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
