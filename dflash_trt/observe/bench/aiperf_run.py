@@ -20,8 +20,8 @@ from dflash_trt.errors import DFlashError, EndpointError, MissingDependencyError
 from dflash_trt.files.read import open_file
 from dflash_trt.observe.bench.aiperf_export import RECORDS, Export, first_error, read_export
 from dflash_trt.observe.bench.data_sets import Conversation
-from dflash_trt.observe.bench.local_server import child_process
 from dflash_trt.observe.bench.records import Arrivals, RequestSettings
+from dflash_trt.observe.servers.local_server import child_process
 
 VERSION = "0.13.0"
 """The release whose exports `aiperf_export` reads."""

@@ -19,12 +19,12 @@ from dflash_trt import __version__
 from dflash_trt.errors import ConfigError, shown
 from dflash_trt.files.json_file import json_document
 from dflash_trt.files.processor import cpu_model
-from dflash_trt.observe.bench.local_server import engine_server, engine_words
 from dflash_trt.observe.bench.prompt_list import PromptList, read_prompt_list
 from dflash_trt.observe.bench.records import Arrivals, BenchMethod, BenchRun, LoadMachine, RequestSettings, check_name
 from dflash_trt.observe.bench.run_directory import settings_warnings
 from dflash_trt.observe.endpoints.client import Client, read_api_key
 from dflash_trt.observe.endpoints.identify import identify
+from dflash_trt.observe.servers.local_server import engine_server, engine_words
 
 MODEL = "engine"
 PLAIN, DFLASH = "none", "dflash"

@@ -4,10 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +13,10 @@ from dflash_trt.errors import EndpointError, MissingDependencyError
 from dflash_trt.observe.bench.aiperf_export import measured_point, read_export, recorded
 from dflash_trt.observe.bench.aiperf_run import VERSION, AiperfLoad, body_fields, command, find_aiperf, run_load
 from dflash_trt.observe.bench.data_sets import Conversation, PromptTurn
-from dflash_trt.observe.bench.local_server import child_process
 from dflash_trt.observe.bench.records import Arrivals, BenchPoint, RequestSettings
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting
 from tests.observe.bench.aiperf_samples import Json, record, write_export
-from tests.waiting import PATIENCE, until
+from tests.observe.servers.processes import until_ended
 
 COUNTED = ObservedAcceptance(source="counters", how="x", counts=drafting(8, 30, 52, (8, 8, 8, 6)))
 
@@ -97,81 +92,6 @@ def test_other_units_and_names_are_refused(tmp_path: Path) -> None:
         read_export(write_export(tmp_path, []), {}, 24)
 
 
-STARTS = """
-import sys
-from dflash_trt.observe.bench.local_server import child_process
-with child_process(["/bin/sleep", "3600"], sys.stderr.fileno()) as process:
-    print(process.pid, flush=True)
-    process.wait()
-"""
-
-
-def is_running(process: int) -> bool:
-    """Zombies are over."""
-    try:
-        return "Z" not in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def await_end(process: int) -> None:
-    until(lambda: not is_running(process))
-
-
-def test_it_ends_with_its_block_and_says_how(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("wb") as log, child_process(["/bin/sleep", "3600"], log.fileno()) as process:
-        assert is_running(process.pid)
-    assert process.returncode == -signal.SIGTERM
-    with (
-        (tmp_path / "log").open("wb") as log,
-        child_process(["/bin/sh", "-c", "echo a; exit 3"], log.fileno()) as process,
-    ):
-        assert process.wait(PATIENCE) == 3
-    assert (tmp_path / "log").read_text() == "a\n"
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
-def test_it_ends_with_who_started_it(number: signal.Signals) -> None:
-    starter = subprocess.Popen([sys.executable, "-c", STARTS], stdout=subprocess.PIPE, text=True)
-    child = int(starter.stdout.readline())
-    assert is_running(child)
-    os.kill(starter.pid, number)
-    starter.wait(PATIENCE)
-    await_end(child)
-
-
-# Its daemon has left its session and lost its parent.
-DAEMON = """
-import sys
-from dflash_trt.observe.bench.local_server import child_process
-script = "(setsid sh -c 'echo $$ >&3; exec sleep 3600' &) ; wait; exec sleep 3600"
-with child_process(["/bin/sh", "-c", f"exec 3>{sys.argv[1]}; {script}"], sys.stderr.fileno()) as process:
-    print(process.pid, flush=True)
-    process.wait()
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_daemons_of_it_end_too(number: signal.Signals, tmp_path: Path) -> None:
-    file = tmp_path / "daemon"
-    starter = subprocess.Popen([sys.executable, "-c", DAEMON, str(file)], stdout=subprocess.PIPE, text=True)
-    child = int(starter.stdout.readline())
-    until(lambda: file.exists() and file.read_text().strip())
-    daemon = int(file.read_text())
-    assert is_running(daemon)
-    assert os.getsid(daemon) != os.getsid(child)
-    os.kill(starter.pid, number)
-    starter.wait(PATIENCE)
-    await_end(child)
-    await_end(daemon)
-
-
-def test_a_program_that_is_not_there_says_so(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("wb") as log, child_process(["/no/such"], log.fileno()) as process:
-        assert process.wait(PATIENCE) == 127
-    assert (tmp_path / "log").read_text() == "/no/such: No such file or directory\n"
-
-
 SETTINGS = RequestSettings(template="chat", temperature=0.0, max_tokens=64)
 LOAD = AiperfLoad(
     url="http://h:1", model="m",
@@ -243,7 +163,7 @@ def test_it_ends_with_us(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run_load(starts, LOAD, tmp_path / "out", interrupted)
-    await_end(int((tmp_path / "child").read_text()))
+    until_ended(int((tmp_path / "child").read_text()))
 
 
 @pytest.mark.parametrize("on_path", [True, False])
