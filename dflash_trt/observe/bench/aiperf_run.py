@@ -19,7 +19,7 @@ import msgspec
 from dflash_trt.errors import DFlashError, EndpointError, MissingDependencyError, cut
 from dflash_trt.files.read import open_file
 from dflash_trt.observe.bench.aiperf_export import RECORDS, Export, first_error, read_export
-from dflash_trt.observe.bench.data_sets import Conversation
+from dflash_trt.observe.bench.conversation import Conversation
 from dflash_trt.observe.bench.records import Arrivals, RequestSettings
 from dflash_trt.observe.servers.local_server import child_process
 

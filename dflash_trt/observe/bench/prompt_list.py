@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prompts of a run: their sources, the selection that is sent, and its hash."""
+"""The prompts of a run: their source, the selection that is sent, and its hash."""
 
 from __future__ import annotations
 
@@ -12,24 +12,11 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.files.json_file import read_json_lines
-from dflash_trt.observe.bench.data_sets import (
-    HUB_SETS,
-    Conversation,
-    Message,
-    PromptTurn,
-    prompt_turns,
-    read_hub_set,
-    read_speed_bench,
-)
+from dflash_trt.observe.bench.conversation import Conversation
+from dflash_trt.observe.bench.hub_sets import HUB_SETS, read_hub_set
+from dflash_trt.observe.bench.prompt_file import read_prompt_file
 from dflash_trt.observe.bench.records import PromptSet
-
-HINT = (
-    'each line is {"prompt": "..."}, {"turns": ["...", "..."]} or {"messages": [{"role": ..., "content": ...}]}, or'
-    " one of an OpenAI batch, of ShareGPT (jq -c '.[]' file.json) or of a Mooncake trace with text_input or messages"
-)
-HUMAN = ("human", "user")
-"""Speakers of ShareGPT's that ask; the others' turns are the model's, which the run asks for again."""
+from dflash_trt.observe.bench.speed_bench import read_speed_bench
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,54 +66,6 @@ class PromptList:
         )
 
 
-class _PromptMessage(Message, frozen=True, forbid_unknown_fields=True):
-    pass
-
-
-class _BatchBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A request in an OpenAI batch; its other fields are this run's to set."""
-
-    prompt: str | None = None
-    messages: tuple[_PromptMessage, ...] | None = None
-
-
-class _Said(msgspec.Struct, frozen=True, rename={"speaker": "from"}):
-    speaker: str
-    value: str
-
-
-class _PromptLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line of ours, of an OpenAI batch, of ShareGPT or of a Mooncake trace, by AIPerf's names."""
-
-    id: str | None = None
-    prompt: str | None = None
-    turns: tuple[str, ...] | None = None
-    messages: tuple[_PromptMessage, ...] | None = None
-    category: str | None = None
-    custom_id: str | None = None
-    method: str | None = None
-    url: str | None = None
-    body: _BatchBody | None = None
-    conversations: tuple[_Said, ...] | None = None
-    text_input: str | None = None
-    timestamp: float | None = None
-    session_id: str | None = None
-    input_length: int | None = None
-    output_length: int | None = None
-    hash_ids: tuple[int, ...] | None = None
-
-    def ways(self) -> list[tuple[PromptTurn, ...]]:
-        """What each of its fields asks."""
-        body = self.body or _BatchBody()
-        asked = tuple(said.value for said in self.conversations or () if said.speaker in HUMAN)
-        single = (self.prompt, self.text_input, body.prompt)
-        texts: list[tuple[str, ...]] = [(text,) for text in single if text is not None]
-        texts += [] if self.turns is None else [self.turns]
-        texts += [] if self.conversations is None else [asked]
-        messages = [many for many in (self.messages, body.messages) if many is not None]
-        return [*map(prompt_turns, texts), *(prompt_turns((), many) for many in messages)]
-
-
 def read_prompt_list(name_or_path: str, *, split: str | None = None) -> PromptList:
     """A hub data set, a SPEED-Bench folder or a file of ours; raises ConfigError for anything else."""
     path = Path(name_or_path)
@@ -145,24 +84,7 @@ def read_prompt_list(name_or_path: str, *, split: str | None = None) -> PromptLi
     if not path.exists():
         names = ", ".join(HUB_SETS)
         raise ConfigError(f"--prompts: expected a file, a SPEED-Bench folder or one of {names}, found {name_or_path}")
-    return PromptList(name=path.stem, source=name_or_path, prompts=_checked(name_or_path, _read_file(path)))
-
-
-def _read_file(file: Path) -> Iterable[Conversation]:
-    lines = read_json_lines(file, _PromptLine, ConfigError, what="a prompt", hint=HINT, may_be_pipe=True)
-    for index, (where, line) in enumerate(lines):
-        ways = line.ways()
-        if not ways and line.input_length is not None:
-            raise ConfigError(
-                f"{where}: expected a prompt's text, found its length alone, for which a text would have to be made up",
-                hint="measure with prompts of your own, or with SPEED-Bench's throughput splits of that length",
-            )
-        if len(ways) != 1:
-            raise ConfigError(f"{where}: expected one of prompt, turns and messages", hint=HINT)
-        yield Conversation(
-            id=line.id or line.custom_id or f"line{index + 1}", turns=ways[0], category=line.category,
-            timestamp=msgspec.UNSET if line.timestamp is None else line.timestamp,
-        )  # fmt: skip
+    return PromptList(name=path.stem, source=name_or_path, prompts=_checked(name_or_path, read_prompt_file(path)))
 
 
 def _checked(where: str, prompts: Iterable[Conversation]) -> tuple[Conversation, ...]:

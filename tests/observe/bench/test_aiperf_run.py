@@ -12,7 +12,7 @@ import pytest
 from dflash_trt.errors import EndpointError, MissingDependencyError
 from dflash_trt.observe.bench.aiperf_export import measured_point, read_export, recorded
 from dflash_trt.observe.bench.aiperf_run import VERSION, AiperfLoad, body_fields, command, find_aiperf, run_load
-from dflash_trt.observe.bench.data_sets import Conversation, PromptTurn
+from dflash_trt.observe.bench.conversation import Conversation, PromptTurn
 from dflash_trt.observe.bench.records import Arrivals, BenchPoint, RequestSettings
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting
 from tests.observe.bench.aiperf_samples import Json, record, write_export

@@ -18,7 +18,8 @@ from pyarrow import parquet
 
 from dflash_trt.errors import BuildError, ConfigError
 from dflash_trt.observe.bench import run_directory
-from dflash_trt.observe.bench.data_sets import HUB_SETS, PromptTurn
+from dflash_trt.observe.bench.conversation import PromptTurn
+from dflash_trt.observe.bench.hub_sets import HUB_SETS
 from dflash_trt.observe.bench.prompt_list import PromptList, read_prompt_list
 from dflash_trt.observe.bench.records import BenchRun, request_of
 from dflash_trt.observe.bench.run_directory import (

@@ -1,65 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data sets as prompts: those that DFlash is published with, from the hub, and SPEED-Bench, from a folder.
+"""Data sets on the hub that DFlash is published with, as its authors turn their rows into prompts.
 
-Which files, splits and templates: dflash/benchmark.py of z-lab/dflash, and for AIME25 and LiveCodeBench its
-predecessor model/utils.py. Files are read as data; no code of a repository is run.
-
-SPEED-Bench: NVIDIA/Model-Optimizer's examples/specdec_bench/prepare_data.py writes DIR/speed/SPLIT/test.parquet
-(question_id, category, turns); the data set's own script writes DIR/SPLIT.jsonl (question_id, category, messages). Its
-licence forbids redistributing the texts.
+Files, splits and templates are those of dflash/benchmark.py in z-lab/dflash; for AIME25 and LiveCodeBench of its
+predecessor, model/utils.py. Files are read as data; no code of a repository is run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json_lines
-from dflash_trt.files.read import open_file
+from dflash_trt.observe.bench.conversation import Conversation, prompt_turns
+from dflash_trt.observe.bench.parquet_rows import read_parquet
 
 Fields = Mapping[str, object]
 REASONING = "\nPlease reason step by step, and put your final answer within \\boxed{}."
-MAX_ROWS = 100_000
-T = TypeVar("T")
-SPLITS = ("qualitative", "throughput_1k", "throughput_2k", "throughput_8k", "throughput_16k", "throughput_32k")
-PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # begins what is published in a text's place
-HINT = "python prepare_data.py --dataset speed --config all, in examples/specdec_bench of NVIDIA/Model-Optimizer"
-
-
-class PromptTurn(msgspec.Struct, frozen=True):
-    """A message before the model answers; a system prompt is sent with the next turn."""
-
-    role: str
-    text: str
-
-
-class Message(msgspec.Struct, frozen=True):
-    role: str
-    content: str
-
-
-def prompt_turns(texts: Iterable[str], messages: Iterable[Message] = ()) -> tuple[PromptTurn, ...]:
-    return (*(PromptTurn("user", text) for text in texts), *(PromptTurn(m.role, m.content) for m in messages))
-
-
-class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """The model's answers stand between its turns, as it gives them."""
-
-    id: str
-    turns: tuple[PromptTurn, ...]
-    category: str | None = None
-    timestamp: float | msgspec.UnsetType = msgspec.UNSET
-    """Milliseconds at which a trace has it begin."""
-
-    @property
-    def num_requests(self) -> int:
-        """One for each turn of the user."""
-        return sum(turn.role == "user" for turn in self.turns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,56 +131,3 @@ def _file(repository: str, file: str) -> Path:
             f"{repository}: expected {file} in the hub's cache or on the hub, found: {str(error).splitlines()[0]}",
             hint=f"where there is a network: hf download {repository} {file} --repo-type dataset",
         ) from None
-
-
-def read_parquet(
-    file: Path, columns: Sequence[str], kind: type[T], *, hint: str | None = None
-) -> Iterator[tuple[str, T]]:
-    """Each row's place and value, of those columns alone; raises ConfigError for a malformed file."""
-    import pyarrow
-    from pyarrow import parquet
-
-    with open_file(file, ConfigError, hint=hint) as stream:
-        try:
-            table = parquet.ParquetFile(stream)
-            if table.metadata.num_rows > MAX_ROWS:
-                raise ConfigError(f"{file}: expected at most {MAX_ROWS} rows, found {table.metadata.num_rows}")
-            rows = table.read(columns=list(columns)).to_pylist()
-        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{file}: expected a Parquet file, found: {error}", hint=hint) from None
-    for number, row in enumerate(rows, start=1):
-        where = f"{file}: row {number}"
-        try:
-            yield where, msgspec.convert(row, kind)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"{where}: expected {', '.join(columns)}, found {error}", hint=hint) from None
-
-
-class _SpeedBenchRow(msgspec.Struct, frozen=True):
-    question_id: str
-    category: str
-    turns: tuple[str, ...] = ()
-    messages: tuple[Message, ...] = ()
-
-
-def read_speed_bench(folder: Path, split: str) -> Iterator[Conversation]:
-    """The prompts of one split; raises ConfigError if the folder lacks it or has only placeholders."""
-    for where, row in _rows(folder, split):
-        turns = prompt_turns(row.turns, row.messages)
-        if any(turn.text.startswith(PLACEHOLDER) for turn in turns):
-            raise ConfigError(f"{where}: expected the texts of SPEED-Bench, found a placeholder", hint=HINT)
-        yield Conversation(id=row.question_id, turns=turns, category=row.category)
-
-
-def _rows(folder: Path, split: str) -> Iterator[tuple[str, _SpeedBenchRow]]:
-    if split not in SPLITS:
-        raise ConfigError(f"--split: expected one of {', '.join(SPLITS)}, found {split}")
-    lines = folder / f"{split}.jsonl"
-    if lines.is_file():
-        yield from read_json_lines(lines, _SpeedBenchRow, ConfigError, what="a row of SPEED-Bench", hint=HINT)
-        return
-    for file in (folder / "speed" / split / "test.parquet", folder / split / "test.parquet"):
-        if file.is_file():
-            yield from read_parquet(file, ("question_id", "category", "turns"), _SpeedBenchRow, hint=HINT)
-            return
-    raise ConfigError(f"{folder} has neither SPEED-Bench's {split}.jsonl nor {split}/test.parquet", hint=HINT)
