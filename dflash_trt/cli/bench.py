@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
 from dflash_trt.api.runtime_options import DTYPES
 from dflash_trt.cli.completion import TARGET
@@ -21,6 +20,9 @@ from dflash_trt.files.command import quoted
 from dflash_trt.files.write import check_replaceable
 
 NUMBER = re.compile("[0-9]{1,5}")
+METRICS = "time_to_first_token|inter_token_latency|request_latency|output_token_throughput_per_user"
+LIMIT = re.compile(rf"({METRICS}):(?!0*\.?0*$)[0-9]{{1,9}}(\.[0-9]{{1,9}})?")
+"""A limit of AIPerf's --goodput: above 0, in ms or tokens/s."""
 
 
 class Concurrencies(click.ParamType):  # type: ignore[type-arg]  # generic as of click 8.4
@@ -36,6 +38,21 @@ class Concurrencies(click.ParamType):  # type: ignore[type-arg]  # generic as of
         if not all(NUMBER.fullmatch(word) and 0 < int(word) <= 65536 for word in words):
             self.fail(f"expected numbers of requests as in 1,2,4, found {shown(value)}", param, ctx)
         return tuple(dict.fromkeys(map(int, words)))
+
+
+class Goodput(click.ParamType):  # type: ignore[type-arg]
+    """METRIC:LIMIT ..., each metric once."""
+
+    name = "'METRIC:LIMIT ...'"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text, which AIPerf takes as it is."""
+        words = str(value).split()
+        names = [word.partition(":")[0] for word in words]
+        if not words or len(set(names)) < len(names) or not all(map(LIMIT.fullmatch, words)):
+            self.fail(f"limits must look like 'time_to_first_token:500 inter_token_latency:20', not {shown(value)}",
+                      param, ctx)  # fmt: skip
+        return " ".join(words)
 
 
 class KeyValue(click.ParamType):  # type: ignore[type-arg]
@@ -77,6 +94,9 @@ class KeyValue(click.ParamType):  # type: ignore[type-arg]
     click.option("--arrival-pattern", type=click.Choice(["poisson", "constant"]), default="poisson", show_default=True,
                  help="Gaps between requests of --request-rate."),
     click.option("--fixed-schedule", is_flag=True, help="Replay a trace: begin each prompt at its timestamp, in ms."),
+    click.option("--goodput", type=Goodput(),
+                 help="Count requests that keep these limits, as AIPerf's option of that name: time_to_first_token, "
+                      "inter_token_latency, request_latency in ms, output_token_throughput_per_user."),
     click.option("--template", type=click.Choice(["chat", "completions"]), default="chat", show_default=True),
     click.option("--thinking", type=click.Choice(["on", "off"]), help="enable_thinking of the chat template."),
     click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True),
@@ -109,7 +129,7 @@ def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **setti
     """
     _check_servers(settings)
     from dflash_trt.cli.bench_tables import measure, print_experiment, print_points
-    from dflash_trt.observe.bench.aiperf_run import find_aiperf
+    from dflash_trt.observe.bench.aiperf_install import find_aiperf
     from dflash_trt.observe.bench.experiment import design
     from dflash_trt.observe.bench.run_directory import sole_measurer
     from dflash_trt.observe.bench.sweep import Sweep
@@ -170,14 +190,11 @@ def bench() -> None:
                    "at.")  # fmt: skip
 @click.option("--reference", metavar="NAME", default="none", show_default=True,
               help="Method that the others are compared with.")  # fmt: skip
-@click.option("--goodput", "objectives", metavar="'METRIC:LIMIT ...'",
-              help="Count requests that meet these SLOs, as AIPerf's option of that name: time_to_first_token, "
-                   "inter_token_latency, request_latency in ms, output_token_throughput_per_user.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), help="Seed of the intervals. Default: the first run's.")
 @json_option
 def report(
     runs: tuple[Path, ...], output: Path, force: bool, user_rates: tuple[float, ...], concurrency: int | None,
-    reference: str, objectives: str | None, seed: int | None, as_json: bool,
+    reference: str, seed: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Write report.md, report.html, and the curve as SVG and PNG, from what `dflash-trt bench run` measured.
 
@@ -188,39 +205,36 @@ def report(
     Example:
       dflash-trt bench report results/ -o report --at 550
       dflash-trt bench report gsm8k/ math500/ humaneval/ -o report
-      dflash-trt bench report run -o report --reference eagle3 --goodput "time_to_first_token:500"
+      dflash-trt bench report run -o report --reference eagle3
     """
     import jinja2  # noqa: F401 - a missing package fails before the work, not after it
     import matplotlib  # noqa: F401
 
-    from dflash_trt.observe.bench import report_tables
-    from dflash_trt.observe.bench.comparison_report import report as report_on
-    from dflash_trt.observe.bench.goodput import parse_objectives
-    from dflash_trt.observe.bench.run_directory import load_runs
+    from dflash_trt.observe.bench.bench_report import document
+    from dflash_trt.observe.bench.bench_report import report as report_on
+    from dflash_trt.observe.bench.curve_tables import goodput_table, speed_table, sweep_table
+    from dflash_trt.observe.bench.run_verdict import verdict
+    from dflash_trt.observe.bench.task_table import task_table
+    from dflash_trt.observe.bench.workloads import load_runs
     from dflash_trt.observe.bench.write_report import HTML, REPORT, write_report
 
     check_replaceable(output, REPORT, force=force)
     loaded = load_runs(runs)
-    limits = None if objectives is None else parse_objectives(objectives)
     result = report_on(
-        loaded, loaded[0].run.seed if seed is None else seed, user_rates, concurrency, reference=reference,
-        objectives=limits,
-    )  # fmt: skip
+        loaded, loaded[0].run.seed if seed is None else seed, user_rates, concurrency, reference=reference
+    )
     write_report(output, result, force=force)
     if as_json:
-        print_json("bench-report", msgspec.structs.asdict(result))
+        print_json("bench-report", document(result))
         return
-    for line in report_tables.verdict(result):
+    for line in verdict(result):
         click.echo(line)
     for note in result.notes:
         click.echo(f"note: {note}", err=True)
     for work in result.workloads:
-        print_tables([report_tables.speed_table(work), report_tables.sweep_table(work)])
-        if limits is not None:
-            print_tables([report_tables.goodput_table(work, limits)])
-        for reason in report_tables.reasons_of(work.at_speeds):
-            click.echo(reason)
-    print_tables(report_tables.task_table(result, task) for task in result.tasks)
+        goodputs = [goodput_table(work.workload)] if work.workload.goodput else []
+        print_tables([speed_table(work), sweep_table(work), *goodputs])
+    print_tables(task_table(result, task) for task in result.tasks)
     click.echo(f"{quoted(output / HTML)} written")
 
 

@@ -19,7 +19,7 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.cli import cli
 from dflash_trt.errors import CheckpointError, RequestError
 from dflash_trt.files.json_file import json_object
-from dflash_trt.observe.bench.aiperf_export import read_export
+from dflash_trt.observe.bench.aiperf_records import read_records
 from dflash_trt.observe.bench.prompt_list import read_prompt_list
 from dflash_trt.observe.bench.run_directory import read_points, read_run
 from dflash_trt.observe.diagnosis import judge
@@ -154,7 +154,7 @@ READERS = {
         "turns.jsonl", mutate_lines, lambda d, _: read_prompt_list(str(d / "turns.jsonl")).exactly(3)
     ),
     "AIPerf's records": Reader(
-        "aiperf/profile_export.jsonl", mutate_lines, lambda d, _: read_export(d / "aiperf", {}, 64)
+        "aiperf/profile_export.jsonl", mutate_lines, lambda d, _: list(read_records(d / "aiperf", {}, 64))
     ),
     "diagnosis": Reader("healthy.json", mutate_document, read_diagnosis),
     "report": Reader("verify.json", mutate_document, lambda d, _: read_acceptance(d / "verify.json", 7).tau(7)),

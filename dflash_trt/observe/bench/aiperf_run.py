@@ -1,31 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs AIPerf (https://github.com/ai-dynamo/aiperf): prompts in, exports out.
-
-It is a program of its own, in an environment of its own, because it pins what we do not.
-"""
+"""Runs AIPerf (https://github.com/ai-dynamo/aiperf): prompts in, exports out."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from dflash_trt.errors import DFlashError, EndpointError, MissingDependencyError, cut
+from dflash_trt.errors import EndpointError, cut
 from dflash_trt.files.read import open_file
-from dflash_trt.observe.bench.aiperf_export import RECORDS, Export, first_error, read_export
+from dflash_trt.observe.bench.aiperf_command import AiperfLoad, command
+from dflash_trt.observe.bench.aiperf_records import RECORDS, first_error
 from dflash_trt.observe.bench.conversation import Conversation
-from dflash_trt.observe.bench.records import Arrivals, RequestSettings
 from dflash_trt.observe.servers.local_server import child_process
 
-VERSION = "0.13.0"
-"""The release whose exports `aiperf_export` reads."""
-INSTALL = f"python -m venv aiperf && aiperf/bin/pip install aiperf=={VERSION}; then --aiperf aiperf/bin/aiperf"
 POLL_SECONDS = 0.5
 LOG_TAIL_BYTES = 64 * 2**10
 TOKENIZER = {
@@ -34,92 +27,10 @@ TOKENIZER = {
     b' "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,'
     b' "model": {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}}',
 }
-"""AIPerf insists on a tokenizer; the server's own counts are what is used."""
+"""AIPerf insists on a tokenizer, although the server's own token counts are used."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AiperfLoad:
-    """What is sent to one server at one concurrency."""
-
-    url: str
-    model: str
-    prompts: Sequence[Conversation]
-    request: RequestSettings
-    concurrency: int
-    seed: int
-    timeout_seconds: float
-    api_key: str | None = None
-    arrivals: Arrivals | None = None
-    """None: closed loop."""
-
-    @property
-    def is_replayed(self) -> bool:
-        """Whether prompts begin at their timestamps."""
-        return self.arrivals is not None and self.arrivals.request_rate is None
-
-    @property
-    def num_requests(self) -> int:
-        """Planned requests; a conversation ends early if one of its requests fails."""
-        return sum(prompt.num_requests for prompt in self.prompts)
-
-
-def find_aiperf(program: Path | None) -> Path:
-    """`program`, or the one on PATH; raises MissingDependencyError without release VERSION."""
-    if program is None and (on_path := shutil.which("aiperf")) is not None:
-        program = Path(on_path)
-    if program is None:
-        raise MissingDependencyError(f"bench run needs AIPerf {VERSION}, and no aiperf is on PATH", hint=INSTALL)
-    words: list[str] = []
-    with suppress(OSError, subprocess.SubprocessError, UnicodeDecodeError):
-        words = subprocess.run(  # noqa: S603  # the program that the user names
-            [str(program), "--version"], capture_output=True, text=True, timeout=120, check=True
-        ).stdout.split()
-    if words[-1:] != [VERSION]:
-        raise MissingDependencyError(
-            f"{program}: expected aiperf {VERSION}, found {cut(words[-1]) if words else 'no version'}", hint=INSTALL
-        )
-    return program.absolute()
-
-
-def body_fields(request: RequestSettings, seed: int) -> dict[str, object]:
-    """All fields of a request's body except the prompt."""
-    fields: dict[str, object] = {"max_tokens": request.max_tokens, "temperature": request.temperature}
-    if request.temperature > 0:
-        fields["seed"] = seed
-    if request.ignore_eos:
-        fields["ignore_eos"] = True
-    if request.thinking is not None:
-        fields["chat_template_kwargs"] = {"enable_thinking": request.thinking == "on"}
-    return fields | request.extra
-
-
-def arrival_words(arrivals: Arrivals | None) -> list[str]:
-    """AIPerf's options of an open loop."""
-    if arrivals is None:
-        return []
-    if arrivals.request_rate is None:
-        return ["--fixed-schedule", "--fixed-schedule-auto-offset"]
-    return ["--request-rate", f"{arrivals.request_rate:g}", "--arrival-pattern", arrivals.arrival_pattern]
-
-
-def command(program: Path, load: AiperfLoad, prompts: Path, tokenizer: Path, output: Path) -> list[str]:
-    """AIPerf's command line; without the key, because other users may see the words."""
-    return [
-        str(program), "profile",
-        "--model", load.model, "--url", load.url,
-        "--endpoint-type", "chat" if load.request.template == "chat" else "completions",
-        "--streaming", "--use-server-token-count", "--tokenizer", str(tokenizer),
-        "--custom-dataset-type", "mooncake-trace" if load.is_replayed else "multi-turn", "--input-file", str(prompts),
-        "--dataset-sampling-strategy", "sequential", "--conversation-num", str(len(load.prompts)),
-        "--concurrency", str(load.concurrency), *arrival_words(load.arrivals), "--random-seed", str(load.seed),
-        "--extra-inputs", msgspec.json.encode(body_fields(load.request, load.seed)).decode(),
-        "--request-timeout-seconds", str(load.timeout_seconds),
-        "--no-gpu-telemetry", "--no-server-metrics", "--ui-type", "none",
-        "--output-artifact-dir", str(output),
-    ]  # fmt: skip
-
-
-def run_load(program: Path, load: AiperfLoad, output: Path, progress: Callable[[int], None]) -> Export:
+def run_load(program: Path, load: AiperfLoad, output: Path, progress: Callable[[int], None]) -> None:
     """Runs AIPerf with exports to `output`; `progress` gets the number of answers. Raises EndpointError."""
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
@@ -137,16 +48,10 @@ def run_load(program: Path, load: AiperfLoad, output: Path, progress: Callable[[
                 break
             progress(_num_lines(output / RECORDS))
     shutil.rmtree(inputs)
-    (output / "inputs.json").unlink(missing_ok=True)  # AIPerf's copy: whose prompts they are may forbid it
+    (output / "inputs.json").unlink(missing_ok=True)  # AIPerf's copy of the prompts, whose licence may forbid copies
     if process.returncode:
-        raise _failure(output, f"exit code {process.returncode}")
-    try:
-        categories = {prompt.id: prompt.category for prompt in load.prompts}
-        export = read_export(output, categories, load.request.max_tokens)
-    except DFlashError as error:
-        raise _failure(output, error.message) from None
-    progress(len(export.rows) + sum(export.errors.values()))
-    return export
+        raise _failure(output, process.returncode)
+    progress(_num_lines(output / RECORDS))
 
 
 def _write_inputs(folder: Path, load: AiperfLoad) -> None:
@@ -155,7 +60,7 @@ def _write_inputs(folder: Path, load: AiperfLoad) -> None:
         (folder / name).write_bytes(content)
     with (folder / "prompts.jsonl").open("wb") as file:
         for prompt in load.prompts:
-            turns = [{"role": turn.role, "text": turn.text} for turn in prompt.turns]
+            turns = [{"role": turn.role, "text": turn.content} for turn in prompt.turns]
             line = _replayed(prompt, load) if load.is_replayed else {"session_id": prompt.id, "turns": turns}
             file.write(msgspec.json.encode(line) + b"\n")
 
@@ -164,8 +69,8 @@ def _replayed(prompt: Conversation, load: AiperfLoad) -> dict[str, object]:
     """A line of a Mooncake trace, the form in which AIPerf replays timestamps."""
     line: dict[str, object] = {"session_id": prompt.id, "timestamp": prompt.timestamp}
     if load.request.template == "completions":
-        return line | {"text_input": prompt.turns[0].text}
-    return line | {"messages": [{"role": turn.role, "content": turn.text} for turn in prompt.turns]}
+        return line | {"text_input": prompt.turns[0].content}
+    return line | {"messages": prompt.turns}
 
 
 def _environment(api_key: str | None) -> dict[str, str]:
@@ -181,7 +86,8 @@ def _num_lines(file: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: stream.read(2**20), b""))
 
 
-def _failure(output: Path, fallback: str) -> EndpointError:
+def _failure(output: Path, code: int) -> EndpointError:
+    """AIPerf's last error, and the first request's."""
     log = output / "aiperf.log"
     with open_file(log, EndpointError) as stream:
         stream.seek(-min(log.stat().st_size, LOG_TAIL_BYTES), os.SEEK_END)
@@ -190,5 +96,5 @@ def _failure(output: Path, fallback: str) -> EndpointError:
     error = first_error(output)
     why = "" if error is None else f" (the first error: {error})"
     return EndpointError(
-        f"{output}: AIPerf failed: {cut(errors[-1]) if errors else fallback}{why}", hint=f"{log} says more"
+        f"{output}: AIPerf failed: {cut(errors[-1]) if errors else f'exit code {code}'}{why}", hint=f"{log} says more"
     )

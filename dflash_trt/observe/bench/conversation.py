@@ -1,39 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prompt: the turns that are sent, between which the model answers."""
+"""A prompt: the turns that are sent; the model answers after each of the user's."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import msgspec
 
 
-class PromptTurn(msgspec.Struct, frozen=True):
+class Turn(msgspec.Struct, frozen=True):
     """A message before the model answers; a system prompt is sent with the next turn."""
 
-    role: str
-    text: str
-
-
-class Message(msgspec.Struct, frozen=True):
     role: str
     content: str
 
 
-def prompt_turns(texts: Iterable[str], messages: Iterable[Message] = ()) -> tuple[PromptTurn, ...]:
-    return (*(PromptTurn("user", text) for text in texts), *(PromptTurn(m.role, m.content) for m in messages))
-
-
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """The model's answers stand between its turns, as it gives them."""
+    """The turns of a prompt, without the model's answers."""
 
     id: str
-    turns: tuple[PromptTurn, ...]
+    turns: tuple[Turn, ...]
     category: str | None = None
     timestamp: float | msgspec.UnsetType = msgspec.UNSET
-    """Milliseconds at which a trace has it begin."""
+    """Start of the prompt in a trace, in milliseconds."""
 
     @property
     def num_requests(self) -> int:
         """One for each turn of the user."""
         return sum(turn.role == "user" for turn in self.turns)
+
+
+def user_turns(*texts: str) -> tuple[Turn, ...]:
+    return tuple(Turn("user", text) for text in texts)

@@ -15,7 +15,7 @@ import msgspec
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json_lines
-from dflash_trt.observe.bench.conversation import Conversation, prompt_turns
+from dflash_trt.observe.bench.conversation import Conversation, user_turns
 from dflash_trt.observe.bench.parquet_rows import read_parquet
 
 Fields = Mapping[str, object]
@@ -96,7 +96,7 @@ def read_hub_set(name: str) -> tuple[str, list[Conversation]]:
     hub_set = HUB_SETS[name]
     files = [_file(hub_set.repository, file) for file in hub_set.files]
     prompts = [
-        Conversation(id=f"{name}-{number}", turns=prompt_turns(turns))
+        Conversation(id=f"{name}-{number}", turns=user_turns(*turns))
         for number, turns in enumerate((turns for file in files for turns in _turns(file, hub_set)), start=1)
     ]
     # The cache has the commit as the folder above the repository's files

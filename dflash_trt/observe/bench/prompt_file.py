@@ -10,7 +10,7 @@ import msgspec
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json_lines
-from dflash_trt.observe.bench.conversation import Conversation, Message, PromptTurn, prompt_turns
+from dflash_trt.observe.bench.conversation import Conversation, Turn, user_turns
 
 HINT = (
     'each line is {"prompt": "..."}, {"turns": ["...", "..."]} or {"messages": [{"role": ..., "content": ...}]}, or'
@@ -20,7 +20,7 @@ HUMAN = ("human", "user")
 """Speakers of ShareGPT's that ask; the others' turns are the model's, which the run asks for again."""
 
 
-class _PromptMessage(Message, frozen=True, forbid_unknown_fields=True):
+class _PromptMessage(Turn, frozen=True, forbid_unknown_fields=True):
     pass
 
 
@@ -56,16 +56,15 @@ class _PromptLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     output_length: int | None = None
     hash_ids: tuple[int, ...] | None = None
 
-    def ways(self) -> list[tuple[PromptTurn, ...]]:
-        """What each of its fields asks."""
+    def ways(self) -> list[tuple[Turn, ...]]:
+        """The prompt, once for each field that holds one."""
         body = self.body or _BatchBody()
-        asked = tuple(said.value for said in self.conversations or () if said.speaker in HUMAN)
-        single = (self.prompt, self.text_input, body.prompt)
-        texts: list[tuple[str, ...]] = [(text,) for text in single if text is not None]
-        texts += [] if self.turns is None else [self.turns]
-        texts += [] if self.conversations is None else [asked]
+        single = [user_turns(text) for text in (self.prompt, self.text_input, body.prompt) if text is not None]
+        several = [] if self.turns is None else [user_turns(*self.turns)]
+        if self.conversations is not None:
+            several.append(user_turns(*(said.value for said in self.conversations if said.speaker in HUMAN)))
         messages = [many for many in (self.messages, body.messages) if many is not None]
-        return [*map(prompt_turns, texts), *(prompt_turns((), many) for many in messages)]
+        return [*single, *several, *(tuple(Turn(m.role, m.content) for m in many) for many in messages)]
 
 
 def read_prompt_file(file: Path) -> Iterable[Conversation]:

@@ -15,7 +15,7 @@ from dflash_trt.errors import ConfigError
 from dflash_trt.observe.bench.conversation import Conversation
 from dflash_trt.observe.bench.hub_sets import HUB_SETS, read_hub_set
 from dflash_trt.observe.bench.prompt_file import read_prompt_file
-from dflash_trt.observe.bench.records import PromptSet
+from dflash_trt.observe.bench.run_record import PromptSet
 from dflash_trt.observe.bench.speed_bench import read_speed_bench
 
 
@@ -100,7 +100,7 @@ def _checked(where: str, prompts: Iterable[Conversation]) -> tuple[Conversation,
                 f"{where}: {prompt.id}: expected user turns, optionally after a system prompt, found {roles}",
                 hint="leave out the model's answers: the run asks for them again",
             )
-        if not all(turn.text for turn in prompt.turns):
+        if not all(turn.content for turn in prompt.turns):
             raise ConfigError(f"{where}: {prompt.id}: expected a text in each turn, found an empty one")
         if prompt.id in ids:
             raise ConfigError(f"{where}: expected each id once, found {prompt.id} twice")

@@ -14,7 +14,7 @@ import msgspec
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json_lines
-from dflash_trt.observe.bench.conversation import Conversation, Message, prompt_turns
+from dflash_trt.observe.bench.conversation import Conversation, Turn, user_turns
 from dflash_trt.observe.bench.parquet_rows import read_parquet
 
 SPLITS = ("qualitative", "throughput_1k", "throughput_2k", "throughput_8k", "throughput_16k", "throughput_32k")
@@ -26,14 +26,14 @@ class _SpeedBenchRow(msgspec.Struct, frozen=True):
     question_id: str
     category: str
     turns: tuple[str, ...] = ()
-    messages: tuple[Message, ...] = ()
+    messages: tuple[Turn, ...] = ()
 
 
 def read_speed_bench(folder: Path, split: str) -> Iterator[Conversation]:
     """The prompts of one split; raises ConfigError if the folder lacks it or has only placeholders."""
     for where, row in _rows(folder, split):
-        turns = prompt_turns(row.turns, row.messages)
-        if any(turn.text.startswith(PLACEHOLDER) for turn in turns):
+        turns = (*user_turns(*row.turns), *row.messages)
+        if any(turn.content.startswith(PLACEHOLDER) for turn in turns):
             raise ConfigError(f"{where}: expected the texts of SPEED-Bench, found a placeholder", hint=HINT)
         yield Conversation(id=row.question_id, turns=turns, category=row.category)
 

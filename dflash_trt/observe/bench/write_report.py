@@ -9,9 +9,22 @@ from types import MappingProxyType
 from typing import Literal
 
 from dflash_trt.files.write import OutputKind, new_directory
-from dflash_trt.observe.bench import report_tables
-from dflash_trt.observe.bench.comparison_report import BenchReport
-from dflash_trt.observe.bench.speed_curve import NUM_SAMPLES
+from dflash_trt.observe.bench.acceptance_tables import drafts_table, position_tables
+from dflash_trt.observe.bench.bench_report import BenchReport, WorkloadReport
+from dflash_trt.observe.bench.curve_tables import (
+    goodput_table,
+    latency_tables,
+    speed_table,
+    sweep_table,
+    title,
+    workload_plot,
+)
+from dflash_trt.observe.bench.intervals import NUM_SAMPLES
+from dflash_trt.observe.bench.run_tables import run_facts
+from dflash_trt.observe.bench.run_verdict import verdict
+from dflash_trt.observe.bench.speed_curve import ends
+from dflash_trt.observe.bench.task_table import task_table
+from dflash_trt.observe.bench.workloads import reference_title
 from dflash_trt.observe.pages.page_templates import PAGE, render
 from dflash_trt.observe.plots.curves import NARROW, Plot, draw, svg
 from dflash_trt.observe.plots.picture import save_picture
@@ -42,7 +55,7 @@ def write_report(directory: Path, report: BenchReport, *, force: bool) -> None:
 def render_report(
     report: BenchReport, style: Literal["html", "markdown"], drawn: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """The page as text; the same report gives the same bytes. `drawn` are wide curves by name, if there already."""
+    """The page as text; the same report gives the same bytes. `drawn`: wide curves by name, if already drawn."""
     pictures = [
         {"file": f"{name}.svg", "alt": plot.description}
         | ({"wide": drawn.get(name) or svg(plot), "narrow": svg(plot, NARROW)} if style == "html" else {})
@@ -50,12 +63,28 @@ def render_report(
         for name, plot in _plots(report)
     ]  # fmt: skip
     return render(
-        "bench_report.j2", style, report=report, tables=report_tables, num_samples=NUM_SAMPLES, pictures=pictures
-    )
+        "bench_report.j2", style, report=report, num_samples=NUM_SAMPLES, title=title(report), verdict=verdict(report),
+        over=reference_title(report.reference), tasks=[task_table(report, task) for task in report.tasks],
+        curves=[_curve_section(work, picture) for work, picture in zip(report.workloads, pictures, strict=True)],
+        runs=[(each.directory.name, list(run_facts(each.run))) for each in report.runs],
+    )  # fmt: skip
+
+
+def _curve_section(report: WorkloadReport, picture: dict[str, str] | None) -> dict[str, object]:
+    """Values of a workload's section: its picture, and its tables in order."""
+    work = report.workload
+    return {
+        "title": work.title, "picture": picture, "ends": [ends(curve, work.per) for curve in report.curves],
+        "tables": [
+            *([speed_table(report)] if report.at_speeds else []), sweep_table(report),
+            *([goodput_table(work)] if work.goodput else []), *latency_tables(work),
+        ],
+        "drafts": drafts_table(work), "positions": list(position_tables(work)),
+    }  # fmt: skip
 
 
 def _plots(report: BenchReport) -> Iterator[tuple[str, Plot]]:
     """File names without ending, and pictures; one without curves where no method has a point."""
     for index, work in enumerate(report.workloads, start=1):
         number = f"-{index}" if len(report.workloads) > 1 else ""
-        yield f"pareto{number}", report_tables.workload_plot(report, work)
+        yield f"pareto{number}", workload_plot(report, work)

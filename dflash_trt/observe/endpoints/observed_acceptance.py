@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -22,8 +22,7 @@ Source = Literal["counters", "gauges", "per request", "not published", "unreadab
 """unreadable: the server publishes something, and it cannot be read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObservedAcceptance:
+class ObservedAcceptance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Acceptance between two moments, or of one request; None for what a server does not publish."""
 
     source: Source
@@ -31,10 +30,14 @@ class ObservedAcceptance:
     """From which figures of the server, and how they were converted; where none, why."""
     counts: Acceptance | None = None
     """None where only an average is published, or nothing."""
-    sampled_tau: float | None = None
+    sampled_tau: Annotated[float, msgspec.Meta(ge=1, le=1e6)] | None = None
     """Tau of drafting passes, where only an average is published."""
-    output_tokens: int | None = None
+    output_tokens: Count | None = None
     """The server's own count in the same time: larger than the requests' if another client asks it, too."""
+
+    @property
+    def is_published(self) -> bool:
+        return self.source not in ("not published", "unreadable")
 
     @property
     def tau_of_drafting_passes(self) -> float | None:

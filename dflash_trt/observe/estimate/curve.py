@@ -15,8 +15,9 @@ import msgspec
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
-from dflash_trt.observe.bench.records import BenchPoint, BenchRun
+from dflash_trt.observe.bench.point_record import BenchPoint
 from dflash_trt.observe.bench.run_directory import read_points, read_run
+from dflash_trt.observe.bench.run_record import BenchRun
 from dflash_trt.observe.estimate.shapes import Method, System
 from dflash_trt.observe.estimate.step import StepLoad, StepModel
 from dflash_trt.observe.plots.curves import rate_between
@@ -212,9 +213,8 @@ def measured_points(path: Path, system: System) -> MeasuredPoints:
     for point in read_points(path, run):
         if point.method != "none" and not point.method.startswith("dflash"):
             continue  # another method's speeds are not of these settings
-        user = point.user_tokens_per_second
-        if point.category is None and user is not None and user.p50:
-            points.append(MeasuredPoint(point.concurrency, _draft_length(path, point), user.p50))
+        if point.category is None and point.user_rate:
+            points.append(MeasuredPoint(point.concurrency, _draft_length(path, point), point.user_rate))
     if not points:
         raise ConfigError(
             f"{path} has no point of the methods none or dflash on all prompts",
@@ -244,7 +244,7 @@ def _draft_length(path: Path, point: BenchPoint) -> int:
     if counts is None or not counts.drafting_passes or counts.proposed is None:
         raise ConfigError(
             f"{path}: {point.method} at {point.concurrency} requests: expected the server's counts of passes and"
-            f" drafts, found {acceptance.source}: {acceptance.why or acceptance.how or 'no pass'}"
+            f" drafts, found {acceptance.source}: {acceptance.how}"
         )
     mean = counts.proposed / counts.drafting_passes
     length = len(counts.accepted_by_position) or round(mean)

@@ -9,11 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.errors import EndpointError, MissingDependencyError
-from dflash_trt.observe.bench.aiperf_export import measured_point, read_export, recorded
-from dflash_trt.observe.bench.aiperf_run import VERSION, AiperfLoad, body_fields, command, find_aiperf, run_load
-from dflash_trt.observe.bench.conversation import Conversation, PromptTurn
-from dflash_trt.observe.bench.records import Arrivals, BenchPoint, RequestSettings
+from dflash_trt.api.acceptance import Acceptance
+from dflash_trt.errors import ConfigError, EndpointError, MissingDependencyError
+from dflash_trt.observe.bench.aiperf_command import AiperfLoad, body_fields, command
+from dflash_trt.observe.bench.aiperf_export import read_export
+from dflash_trt.observe.bench.aiperf_install import VERSION, find_aiperf
+from dflash_trt.observe.bench.aiperf_run import run_load
+from dflash_trt.observe.bench.conversation import Conversation, user_turns
+from dflash_trt.observe.bench.point_record import BenchPoint
+from dflash_trt.observe.bench.run_record import Arrivals, RequestSettings
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting
 from tests.observe.bench.aiperf_samples import Json, record, write_export
 from tests.observe.servers.processes import until_ended
@@ -21,46 +25,57 @@ from tests.observe.servers.processes import until_ended
 COUNTED = ObservedAcceptance(source="counters", how="x", counts=drafting(8, 30, 52, (8, 8, 8, 6)))
 
 
-def point(folder: Path, *records: Json, max_tokens: int = 24, observed: ObservedAcceptance = COUNTED) -> BenchPoint:
-    export = read_export(write_export(folder, records), {"a": "coding", "b": None}, max_tokens)
-    return measured_point(export, observed, method="m", category=None, concurrency=2, seed=3)
+def point(folder: Path, observed: ObservedAcceptance = COUNTED) -> BenchPoint:
+    return read_export(
+        folder, observed, method="m", category=None, concurrency=2, seed=3, max_tokens=24,
+        categories={"a": "coding", "b": None},
+    )  # fmt: skip
+
+
+def exported(folder: Path, *records: Json, **summary: object) -> Path:
+    return write_export(folder, records, **summary)
 
 
 def test_every_request_is_counted(tmp_path: Path) -> None:
     failed = [record("c", 2, error="TimeoutError"), *(record("de"[i], 3 + i, error="Bad Request") for i in range(2))]
-    found = point(tmp_path, record("a", 0), record("b", 1, tokens=24, seconds=0.51), *failed, record("f", 5, tokens=1))
-    requests = found.requests
-    assert (requests.sent, requests.completed, requests.failed, requests.timed_out, requests.cut) == (6, 3, 2, 1, 1)
-    assert requests.errors == {"timed out": 1, "400: x": 2}
-    assert found.seconds == pytest.approx(0.75)  # the last began at 0.5 and took 0.25
-    assert (found.input_tokens, found.output_tokens) == (42, 45)
-    assert found.output_tokens_per_second == pytest.approx(60)
-    assert (found.ttft_seconds.mean, found.ttft_seconds.p99) == pytest.approx((0.05, 0.05))
-    assert found.itl_seconds.mean == pytest.approx((0.2 / 19 + 0.46 / 23) / 2)  # one token has no time between two
-    assert found.user_tokens_per_second.p50 == pytest.approx((19 / 0.2 + 23 / 0.46) / 2)
-    assert [row.finish for row in found.rows] == [None, "length", None]
+    records = [record("a", 0), record("b", 1, tokens=24, seconds=0.51), *failed, record("f", 5, tokens=1)]
+    found = point(exported(tmp_path, *records, good_request_count={"unit": "requests", "avg": 2.0}))
+    assert (found.sent, len(found.rows), found.lost) == (6, 3, 3)
+    assert found.errors == {"timed out": 1, "400: x": 2}
+    assert found.output_tokens == 45
+    assert [row.is_cut for row in found.rows] == [False, True, False]
     assert [row.category for row in found.rows] == ["coding", None, None]
+    assert [row.seconds for row in found.rows] == pytest.approx([0.25, 0.51, 0.25])
     assert found.rows[0].acceptance == drafting(4, 15, 26)
     assert found.acceptance.tau_of_drafting_passes == (30 + 8) / 8
-    found = point(tmp_path, record("a", 0, error="TimeoutError"))
-    assert (found.requests.completed, found.output_tokens, found.ttft_seconds) == (0, 0, None)
 
 
-def test_what_is_known_of_acceptance(tmp_path: Path) -> None:
+def test_figures_are_aiperfs(tmp_path: Path) -> None:
+    found = point(exported(tmp_path, record("a", 0), good_request_count={"unit": "requests", "avg": 3.0}))
+    assert (found.seconds, found.output_tokens_per_second, found.user_rate) == (0.75, 60, 75)
+    assert list(found.latencies) == ["time_to_first_token", "inter_token_latency"]  # request_latency is not there
+    first = found.latencies["time_to_first_token"]
+    assert (first.avg, first.p50, first.p90, first.p99) == (50, 50, 100, 150)
+    assert (found.good_requests, found.goodput) == (3, 4)
+    assert point(exported(tmp_path, record("a", 0))).good_requests is None
+
+
+def test_acceptance_of_the_answers_where_the_server_publishes_none(tmp_path: Path) -> None:
     hidden = ObservedAcceptance(source="not published", how="no /metrics")
-    told = point(tmp_path, record("a", 0), record("b", 1), record("c", 2, error="x"), observed=hidden).acceptance
+    told = point(exported(tmp_path, record("a", 0), record("b", 1), record("c", 2, error="x")), hidden).acceptance
     assert (told.source, told.counts) == ("per request", drafting(8, 30, 52))
     silent = record("b", 1)
     del silent["spec_decode_acceptance"]
-    assert point(tmp_path, record("a", 0), silent, observed=hidden).acceptance.why == "no /metrics"
-    unknown = recorded(hidden)
-    assert (unknown.source, unknown.why) == ("not published", "no /metrics")
-    kept = recorded(ObservedAcceptance(source="counters", how="kept", counts=drafting(20, 50, None)))
-    assert (kept.source, kept.tau_of_drafting_passes, kept.how, kept.counts) == ("gauges", 3.5, "kept", None)
-    sampled = recorded(ObservedAcceptance(source="gauges", how="sampled", sampled_tau=2.5))
-    assert (sampled.source, sampled.tau_of_drafting_passes) == ("gauges", 2.5)
-    plain = recorded(ObservedAcceptance(source="counters", how="x", counts=drafting(0, 0, 0, (0, 0))))
-    assert (plain.source, plain.tau_of_drafting_passes, plain.counts) == ("counters", None, drafting(0, 0, 0, (0, 0)))
+    assert point(exported(tmp_path, record("a", 0), silent), hidden).acceptance == hidden
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [drafting(10, 31, 30), *(drafting(10, 18, 30, positions) for positions in ((5, 8, 5), (11, 5, 2), (8,)))],
+)  # fmt: skip
+def test_counters_that_contradict_each_other_are_refused(tmp_path: Path, counts: Acceptance) -> None:
+    with pytest.raises(ConfigError, match="the counts do not add up"):
+        point(exported(tmp_path, record("a", 0)), ObservedAcceptance(source="counters", how="x", counts=counts))
 
 
 @pytest.mark.parametrize(
@@ -73,29 +88,31 @@ def test_what_is_known_of_acceptance(tmp_path: Path) -> None:
 )
 def test_runs_that_are_not_whole(change: Json, message: str, tmp_path: Path) -> None:
     with pytest.raises(EndpointError, match=message):
-        read_export(write_export(tmp_path, [record("a", 0)], **change), {}, 24)
+        point(exported(tmp_path, record("a", 0), **change))
 
 
 def test_other_units_and_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(EndpointError, match=r"aiperf\.json: expected an export of AIPerf 0\.13, found.*unit"):
+        point(exported(tmp_path, record("a", 0), request_latency={"unit": "s", "avg": 1, "p50": 1, "p90": 1, "p99": 1}))
     seconds = record("a", 0)
     seconds["metrics"]["request_latency"] = {"value": 0.1, "unit": "s"}
     with pytest.raises(
         EndpointError, match=r"jsonl:1: expected an export of AIPerf 0\.13, found.*request_latency\.unit"
     ):
-        read_export(write_export(tmp_path, [seconds]), {}, 24)
+        point(exported(tmp_path, seconds))
     uncounted = record("a", 0)
     del uncounted["metrics"]["usage_completion_tokens"]
     with pytest.raises(EndpointError, match="jsonl:1: the server did not count tokens") as error:
-        read_export(write_export(tmp_path, [uncounted]), {}, 24)
+        point(exported(tmp_path, uncounted))
     assert "include_usage" in str(error.value.hint)
     with pytest.raises(EndpointError, match="no request was recorded"):
-        read_export(write_export(tmp_path, []), {}, 24)
+        point(exported(tmp_path))
 
 
 SETTINGS = RequestSettings(template="chat", temperature=0.0, max_tokens=64)
 LOAD = AiperfLoad(
     url="http://h:1", model="m",
-    prompts=[Conversation(id="a", turns=(PromptTurn("user", "x"), PromptTurn("user", "y")))],
+    prompts=[Conversation(id="a", turns=user_turns("x", "y"))],
     request=SETTINGS, concurrency=4, seed=7, timeout_seconds=30.0, api_key="secret",
 )  # fmt: skip
 
@@ -121,7 +138,9 @@ def test_what_it_is_asked() -> None:
     assert words[words.index("--conversation-num") + 1] == "1"
     assert json.loads(words[words.index("--extra-inputs") + 1]) == {"max_tokens": 64, "temperature": 0.0}
     assert LOAD.num_requests == 2
-    assert "--request-rate" not in words
+    assert not {"--request-rate", "--goodput"} & set(words)
+    words = command(Path("aiperf"), replace(LOAD, goodput="request_latency:9"), Path("p"), Path("t"), Path("o"))
+    assert words[words.index("--goodput") + 1] == "request_latency:9"
     arrivals = Arrivals(request_rate=2.5, arrival_pattern="constant")
     words = command(Path("aiperf"), replace(LOAD, arrivals=arrivals), Path("p"), Path("t"), Path("o"))
     start = words.index("--concurrency")
@@ -149,8 +168,9 @@ def test_its_last_words_are_ours(tmp_path: Path) -> None:
     with pytest.raises(EndpointError, match="AIPerf failed: no such host") as error:
         run_load(says, LOAD, tmp_path / "out", lambda _: None)
     assert str(error.value.hint) == f"{tmp_path / 'out' / 'aiperf.log'} says more"
+    run_load(program(tmp_path, "exit 0"), LOAD, tmp_path / "out", lambda _: None)
     with pytest.raises(EndpointError, match=r"profile_export_aiperf.json: expected a readable file"):
-        run_load(program(tmp_path, "exit 0"), LOAD, tmp_path / "out", lambda _: None)
+        point(tmp_path / "out")
 
 
 def test_it_ends_with_us(tmp_path: Path) -> None:

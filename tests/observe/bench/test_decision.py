@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.bench.comparison_report import report
-from dflash_trt.observe.bench.goodput import goodput, parse_objectives
-from dflash_trt.observe.bench.records import RequestRow
-from dflash_trt.observe.bench.report_tables import verdict
-from dflash_trt.observe.bench.run_directory import load_runs
+from dflash_trt.observe.bench.bench_report import report
+from dflash_trt.observe.bench.run_verdict import verdict
+from dflash_trt.observe.bench.workloads import load_runs
 from dflash_trt.observe.bench.write_report import render_report
 from tests.cli.commands import run
 from tests.observe.bench import samples
@@ -61,36 +59,19 @@ def test_another_reference_without_plain_decoding(tmp_path: Path) -> None:
         report(runs, seed=7, reference="mtp")
 
 
-def request(tokens: int, ttft: float | None, seconds: float) -> RequestRow:
-    return RequestRow(input_tokens=1, output_tokens=tokens, ttft_seconds=ttft, seconds=seconds)
-
-
-@pytest.mark.parametrize(
-    ("objectives", "good"),
-    [
-        ("time_to_first_token:200", 3),  # the bound itself is met
-        ("request_latency:1200", 3),
-        ("inter_token_latency:100", 1),  # a single token has none, and meets none
-        ("output_token_throughput_per_user:4", 2),
-        ("time_to_first_token:200 inter_token_latency:250", 2),
-        ("time_to_first_token:100 inter_token_latency:50", 0),
-    ],
-)
-def test_goodput_by_hand(objectives: str, good: int) -> None:
-    """Ten tokens in 1 s after 0.2 s; five in 1 s after 0.1 s; one; one that the server did not stream; one lost."""
-    rows = (request(11, 0.2, 1.2), request(5, 0.1, 1.1), request(1, 0.1, 0.1), request(11, None, 9.0))
-    found = goodput(samples.point("dflash", 4, 1, 14, rows=rows, failed=1), parse_objectives(objectives))
-    assert (found.good, found.sent) == (good, 5)
-    assert found.per_second == pytest.approx(good / 2)  # 28 tokens at 14 a second
-
-
-@pytest.mark.parametrize(
-    "text", ["", "ttft:200", "time_to_first_token", "time_to_first_token:x", "request_latency:0", "request_latency:nan",
-             "request_latency:1 request_latency:2"],
-)  # fmt: skip
-def test_objectives_that_are_none(text: str) -> None:
-    with pytest.raises(ConfigError, match="--goodput: "):
-        parse_objectives(text)
+def test_goodput_is_aiperfs(tmp_path: Path) -> None:
+    """The best of each method, and the share of the requests that were sent."""
+    points = [
+        samples.point("none", 1, 100, 88, good=1), samples.point("none", 4, 60, 176, good=1),
+        samples.point("dflash", 1, 300, 264, good=1), samples.point("dflash", 4, 80, 352, good=3, failed=1),
+    ]  # fmt: skip
+    found = report(load_runs([samples.run_of(tmp_path, *points, goodput="request_latency:1200")]), seed=7)
+    assert verdict(found)[0].endswith("Best goodput: 24.00 requests/s at 1, plain decoding 8.00 requests/s at 1")
+    text = render_report(found, "markdown").replace("\\_", "_")
+    assert "### Goodput, request_latency:1200: ours" in text
+    assert "| 4 | DFlash | 24.0 | 60% |" in text
+    silent = report(load_runs([samples.run_of(tmp_path / "2", samples.point("none", 1, 100, 88))]), seed=7)
+    assert "Goodput" not in render_report(silent, "markdown")
 
 
 @pytest.mark.full
@@ -98,7 +79,7 @@ def test_nothing_of_the_page_is_cut_at_960_and_390(tmp_path: Path) -> None:
     """In a real browser: no table is wider than the page."""
     from tests.runtime.server.test_page import WIDER, chromium, set_size
 
-    run("bench", "report", FIXTURE, "-o", tmp_path / "report", "--goodput", "request_latency:1000")
+    run("bench", "report", FIXTURE, "-o", tmp_path / "report")
     cut = "return [...document.querySelectorAll('.wide')].filter(e => e.scrollWidth > e.clientWidth).length"
     with chromium() as window:
         for width in (960, 390):

@@ -18,10 +18,9 @@ from pyarrow import parquet
 
 from dflash_trt.errors import BuildError, ConfigError
 from dflash_trt.observe.bench import run_directory
-from dflash_trt.observe.bench.conversation import PromptTurn
+from dflash_trt.observe.bench.conversation import Turn
 from dflash_trt.observe.bench.hub_sets import HUB_SETS
 from dflash_trt.observe.bench.prompt_list import PromptList, read_prompt_list
-from dflash_trt.observe.bench.records import BenchRun, request_of
 from dflash_trt.observe.bench.run_directory import (
     begin_run,
     read_point,
@@ -30,6 +29,8 @@ from dflash_trt.observe.bench.run_directory import (
     write_point,
     write_run,
 )
+from dflash_trt.observe.bench.run_record import BenchRun, request_of
+from dflash_trt.observe.bench.run_settings import differences, settings_warnings
 from tests.observe.bench import samples
 from tests.observe.bench.samples import counters, point, run
 
@@ -43,7 +44,7 @@ def write(file: Path, *lines: dict[str, object]) -> str:
 
 
 def texts(prompts: PromptList) -> list[list[str]]:
-    return [[turn.text for turn in prompt.turns] for prompt in prompts.prompts]
+    return [[turn.content for turn in prompt.turns] for prompt in prompts.prompts]
 
 
 def test_our_own_lines(tmp_path: Path) -> None:
@@ -53,7 +54,7 @@ def test_our_own_lines(tmp_path: Path) -> None:
     assert (found.name, found.source, found.categories) == ("mine", given, ())
     assert [prompt.id for prompt in found.prompts] == ["x", "line2", "line3"]
     assert texts(found) == [["a"], ["b", "b2"], ["be", "c"]]
-    assert found.prompts[2].turns[0] == PromptTurn("system", "be")
+    assert found.prompts[2].turns[0] == Turn("system", "be")
     assert [prompt.num_requests for prompt in found.prompts] == [1, 2, 1]
 
 
@@ -202,8 +203,7 @@ def test_a_set_that_is_not_there(hub: Path) -> None:
     assert "hf download openai/gsm8k main/test-00000-of-00001.parquet --repo-type dataset" in str(error.value.hint)
 
 
-TAU = "tau_of_drafting_passes"
-ADDS_UP = "acceptance: expected counts that add up"
+ADDS_UP = "acceptance: the counts do not add up"
 SAMPLE = point("dflash", 2, 50.0, 90.0, acceptance=counters(10, (8, 5, 5)), failed=1)
 
 
@@ -255,21 +255,17 @@ def set_to(*path: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (set_to("requests", "sent", 9), "expected sent = completed"),
-        (set_to("requests", "errors", {}), "an error for each that was lost"),
-        (set_to("output_tokens", 23), "rows: expected one per completed request"),
+        (set_to("errors", {"x": 0}), "errors"),
+        (set_to("latencies", {"time": 1}), "latencies"),
         (set_to("rows", 0, "acceptance", {"steps": 3}), "unknown field `steps`"),
         (set_to("rows", 0, "seconds", -1), "rows"),
         (set_to("acceptance", "counts", "accepted", 31), ADDS_UP),
-        (set_to("acceptance", TAU, 2.7), ADDS_UP),
         (set_to("acceptance", "counts", "accepted_by_position", [5, 8, 5]), ADDS_UP),
         (set_to("acceptance", "counts", "accepted_by_position", [11, 5, 2]), ADDS_UP),
         (set_to("acceptance", "counts", "accepted_by_position", [8, 5, 4]), ADDS_UP),
-        (set_to("acceptance", "counts", "proposed", None), ADDS_UP),
-        (set_to("acceptance", {"source": "not published"}), ADDS_UP),
-        (set_to("acceptance", {"source": "gauges"}), ADDS_UP),
-        (set_to("acceptance", TAU, 0.5), TAU),
-        (set_to("schema", "dflash-trt/bench/1"), "expected dflash-trt/bench/2, found 'dflash-trt/bench/1'"),
+        (set_to("acceptance", {"source": "gauges"}), "how"),
+        (set_to("acceptance", "sampled_tau", 0.5), "sampled_tau"),
+        (set_to("schema", "dflash-trt/bench/1"), "expected dflash-trt/bench/3, found 'dflash-trt/bench/1'"),
         (set_to("method", "../x"), "expected a name that can be a folder's"),
         (set_to("speed", 3), "unknown field `speed`"),
         (set_to("seconds", float("nan")), "not finite"),
@@ -325,8 +321,15 @@ def test_a_run_is_begun_and_gone_on_with(tmp_path: Path) -> None:
     assert not (tmp_path / run_directory.RUN_FILE).exists()
 
 
+def test_a_run_without_a_point_is_begun_anew(tmp_path: Path) -> None:
+    begin_run(tmp_path, RUN)
+    other = changed(RUN, goodput="request_latency:9")
+    assert begin_run(tmp_path, other) == read_run(tmp_path) == other
+
+
 def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     begin_run(tmp_path, RUN)
+    write_point(tmp_path, point("none", 1, 20.0, 15.0))
     request = {**msgspec.to_builtins(RUN.request), "temperature": 0.7}
     methods = msgspec.to_builtins(RUN.methods)
     methods[1]["runtime_version"] = "9"
@@ -337,9 +340,9 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
                  'methods.dflash.runtime_version: ', '"9" asked for', "versions.aiperf: "):  # fmt: skip
         assert said in error.value.message
     assert "another -o" in str(error.value.hint)
-    assert list(run_directory.differences(RUN, RUN)) == []
+    assert list(differences(RUN, RUN)) == []
     prompt_set = {**msgspec.to_builtins(RUN.prompt_set), "sha256": "1" * 64}
-    assert [text.split(":")[0] for text in run_directory.differences(RUN, changed(RUN, prompt_set=prompt_set))] == [
+    assert [text.split(":")[0] for text in differences(RUN, changed(RUN, prompt_set=prompt_set))] == [
         "prompt_set.sha256"
     ]
 
@@ -348,7 +351,7 @@ def test_methods_that_differ_are_named() -> None:
     methods = msgspec.to_builtins(RUN.methods)
     methods[1]["overrides"] = {"temperature": 1.0, "thinking": "on"}
     methods[1]["model"] = "another"
-    found = list(run_directory.settings_warnings(changed(RUN, methods=methods, concurrencies=[1, 4096])))
+    found = list(settings_warnings(changed(RUN, methods=methods, concurrencies=[1, 4096])))
     first = RUN.request.temperature
     assert f"the methods differ in temperature: {first} for none, 1.0 for dflash" in found
     assert "the methods differ in thinking: nothing for none, on for dflash" in [
@@ -357,7 +360,7 @@ def test_methods_that_differ_are_named() -> None:
     assert any("models of different names: another" in text for text in found)
     assert any("never keep 4096 requests going" in text for text in found)
     assert request_of(RUN.request, changed(RUN, methods=methods).methods[1]).temperature == 1.0
-    assert not any("differ" in text for text in run_directory.settings_warnings(RUN))
+    assert not any("differ" in text for text in settings_warnings(RUN))
 
 
 def test_warnings_are_kept_once(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from dflash_trt.deploy.deployment_file import load_deployment, shipped_deployments
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.bench.records import BenchPoint, RecordedAcceptance
+from dflash_trt.observe.bench.point_record import BenchPoint
+from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.curve import MeasuredPoint, MeasuredPoints, Traffic, from_tau, measured_points, point
 from dflash_trt.observe.estimate.inputs import open_system
@@ -29,7 +30,7 @@ from tests.observe.estimate.systems import DENSE, MOE, model_of, system_of
 HELD = samples.counters(10, (8, 5, 5))
 
 
-def held(proposed: int) -> RecordedAcceptance:
+def held(proposed: int) -> ObservedAcceptance:
     return msgspec.structs.replace(HELD, counts=msgspec.structs.replace(HELD.counts, proposed=proposed))
 
 
@@ -58,9 +59,9 @@ def test_passes_of_several_lengths_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "acceptance", [RecordedAcceptance(source="gauges", tau_of_drafting_passes=3.0), samples.UNPUBLISHED]
+    "acceptance", [ObservedAcceptance(source="gauges", how="a test", sampled_tau=3.0), samples.UNPUBLISHED]
 )
-def test_drafts_that_nobody_counts_are_refused(tmp_path: Path, acceptance: RecordedAcceptance) -> None:
+def test_drafts_that_nobody_counts_are_refused(tmp_path: Path, acceptance: ObservedAcceptance) -> None:
     whole = written(tmp_path, samples.point("dflash", 4, 120, 400, acceptance=acceptance))
     with pytest.raises(ConfigError, match="expected the server's counts of passes and drafts, found"):
         measured_points(whole, system_of(MOE))
