@@ -13,7 +13,7 @@ import msgspec
 from dflash_trt.errors import ConfigError, EndpointError, printable
 from dflash_trt.files.json_file import read_json
 from dflash_trt.observe.diagnosis import probes
-from dflash_trt.observe.diagnosis.judge import EndpointFinding
+from dflash_trt.observe.diagnosis.causes import EndpointFinding
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
 from dflash_trt.observe.diagnosis.probes import Prober, Speed, chats
 from dflash_trt.observe.diagnosis.verdict import NO_LOAD, NOT_MEASURED, Check, Probed, judged, speeds_missing

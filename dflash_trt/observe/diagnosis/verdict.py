@@ -9,8 +9,19 @@ from typing import Literal
 
 import msgspec
 
-from dflash_trt.observe.diagnosis import judge
-from dflash_trt.observe.diagnosis.judge import EndpointFinding
+from dflash_trt.observe.diagnosis.causes import EndpointFinding, finding
+from dflash_trt.observe.diagnosis.judge_acceptance import (
+    POOREST,
+    in_doubt,
+    low_acceptance,
+    no_drafts,
+    not_judged,
+    not_seen,
+    published_range,
+)
+from dflash_trt.observe.diagnosis.judge_contexts import long_contexts, prefix_hits, repeated_prefixes
+from dflash_trt.observe.diagnosis.judge_sampling import MIN_DRAWN, is_drawn, lossless, sampled_acceptance, temperature
+from dflash_trt.observe.diagnosis.judge_use import SLOWER, drafting_notes, slow_drafts
 from dflash_trt.observe.diagnosis.noise import MIN_SAMPLES, is_ratio_below
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
 from dflash_trt.observe.diagnosis.probes import BATCH, MIN_LONG, NO_PLAIN, Speed
@@ -86,7 +97,7 @@ class _Checks:
         verdict: Literal["fine", "WRONG", "not measured"] = "WRONG" if found else "not measured" if missing else "fine"
         self.checks.append(Check(name=name, verdict=verdict, figure=found[0].figure if found else missing or figure))
         if verdict == NOT_MEASURED and not is_left_out:
-            self.unmeasured.append(judge.finding(self.kind, f"{name} not measured", missing, "slow"))
+            self.unmeasured.append(finding(self.kind, f"{name} not measured", missing, "slow"))
 
 
 def judged(
@@ -95,7 +106,7 @@ def judged(
     """All checks; `healthy`: groups of the baseline by name, `hits`: tokens that the prefix cache brought."""
     kind, short = runtime.kind, probed.short
     checks = _Checks(runtime)
-    seen = judge.not_seen(kind, short, probed.unreadable, probed.how)
+    seen = not_seen(kind, short, probed.unreadable, probed.how)
     checks.unmeasured += seen
     unseen = seen[0].figure if seen else ""
     _acceptance(checks, runtime, probed, healthy.get(short.name), expected_tau, unseen)
@@ -104,25 +115,25 @@ def judged(
         found, missing = [] if spoiled else _stopped(runtime, probed), spoiled or _too_few(probed.served)
         checks.add("drafting", found, missing, _figure(probed.served), is_left_out=bool(spoiled))
     first, again = probed.prefixes
-    found = [] if spoiled else judge.long_contexts(kind, short, probed.long, healthy.get(probed.long.name))
+    found = [] if spoiled else long_contexts(kind, short, probed.long, healthy.get(probed.long.name))
     missing, is_left_out = spoiled or _not_long(probed.long), bool(spoiled) or probed.long.is_left_out
     checks.add("long contexts", found, missing, _figure(probed.long), is_left_out=is_left_out)
-    found = [] if spoiled else judge.repeated_prefixes(kind, first, again)
+    found = [] if spoiled else repeated_prefixes(kind, first, again)
     figure = f"{_figure(first)}, then {_figure(again)}"
     checks.add("repeated prefixes", found, spoiled or _without_figures(again), figure, is_left_out=bool(spoiled))
     drawn = probed.seeds[0]
     if drawn.name in healthy:
-        found = [] if spoiled or checks.findings else judge.sampled_acceptance(kind, drawn, healthy[drawn.name])
+        found = [] if spoiled or checks.findings else sampled_acceptance(kind, drawn, healthy[drawn.name])
         missing = spoiled or _without_figures(drawn)
         checks.add("acceptance when sampling", found, missing, _figure(drawn), is_left_out=bool(spoiled))
     pairs = f"{len(probed.seeds[1].samples)} prompts, two seeds: the answers differ"
-    checks.add("temperature", judge.temperature(kind, *probed.seeds), _too_short(*probed.seeds), pairs)
-    found, plain = judge.lossless(kind, short, probed.plain), probed.plain
+    checks.add("temperature", temperature(kind, *probed.seeds), _too_short(*probed.seeds), pairs)
+    found, plain = lossless(kind, short, probed.plain), probed.plain
     same = f"{len(plain.samples)} greedy answers are plain decoding's"
     checks.add("lossless", found, _too_few(plain), same, is_left_out=plain.is_left_out)
     _speeds(checks, probed)
-    notes = [] if spoiled else judge.notes(kind, short, drawn, probed.foreign, probed.thinking)
-    notes += judge.prefix_hits(kind, again, hits)
+    notes = [] if spoiled else drafting_notes(kind, short, drawn, probed.foreign, probed.thinking)
+    notes += prefix_hits(kind, again, hits)
     return Verdict(checks=checks.checks, findings=checks.findings, unmeasured=checks.unmeasured, notes=notes)
 
 
@@ -131,9 +142,9 @@ def _speeds(checks: _Checks, probed: Probed) -> None:
     missing, figure, is_left_out = probed.speeds_missing, "", probed.speeds_missing in (NO_LOAD, NO_PLAIN)
     if not missing:
         figure = _speed(shares := _speed_shares(probed.speeds))
-        if min(shares) < judge.SLOWER:
+        if min(shares) < SLOWER:
             missing, is_left_out = f"{figure}: too noisy, repeat it on an idle machine", True
-    checks.add("speed", judge.load(checks.kind, probed.speeds), missing, figure, is_left_out=is_left_out)
+    checks.add("speed", slow_drafts(checks.kind, probed.speeds), missing, figure, is_left_out=is_left_out)
 
 
 def _acceptance(
@@ -144,9 +155,9 @@ def _acceptance(
     short, kind = probed.short, runtime.kind
     length = short.draft_length or runtime.num_draft_tokens
     published = published_tau(runtime, length)
-    found = [] if unseen else judge.low_acceptance(kind, short, baseline, expected_tau, published, length)
+    found = [] if unseen else low_acceptance(kind, short, baseline, expected_tau, published, length)
     missing, against = unseen, ""
-    doubt = [] if found or unseen else judge.in_doubt(kind, short, baseline, expected_tau, published)
+    doubt = [] if found or unseen else in_doubt(kind, short, baseline, expected_tau, published)
     if doubt:
         checks.unmeasured += doubt
         missing = doubt[0].figure
@@ -155,12 +166,12 @@ def _acceptance(
     elif expected_tau is not None:
         against = f"the expected {expected_tau:.2f}"
     elif published is not None:
-        against = f"the published {judge.published_range(published)}"
+        against = f"the published {published_range(published)}"
     elif not probed.speeds_missing:
         shares = _speed_shares(probed.speeds)
-        against = f"{_speed(shares)}" if shares[0] >= 1 else f"the poorest healthy uses' {1 + judge.POOREST:.2f}"
+        against = f"{_speed(shares)}" if shares[0] >= 1 else f"the poorest healthy uses' {1 + POOREST:.2f}"
     elif not (found or unseen):
-        checks.unmeasured += judge.not_judged(kind, short, length or 0)
+        checks.unmeasured += not_judged(kind, short, length or 0)
         missing = f"{_figure(short)}: nothing to compare it with"
     checks.add("acceptance", found, missing, f"{_figure(short)}, against {against}", is_left_out=True)
 
@@ -171,7 +182,7 @@ def _stopped(runtime: Runtime, probed: Probed) -> list[EndpointFinding]:
     plain = next((s.tokens_per_second for s in probed.speeds if (s.concurrency, s.draft_length) == (1, 0)), [])
     if any(is_ratio_below(drafted, plain, 1.0) for drafted in rates.values()):
         return []
-    return judge.no_drafts(runtime.kind, probed.served, "drafting stopped", "stopped", "no drafter")
+    return no_drafts(runtime.kind, probed.served, "drafting stopped", "stopped", "no drafter")
 
 
 def _too_few(group: ProbeGroup) -> str:
@@ -181,10 +192,10 @@ def _too_few(group: ProbeGroup) -> str:
 
 def _too_short(first: ProbeGroup, drawn: ProbeGroup) -> str:
     """Why drawn answers cannot be told from greedy ones; empty where they can."""
-    if judge.is_drawn(first, drawn):
+    if is_drawn(first, drawn):
         return ""
     shortest = min((sample.output_tokens for sample in drawn.samples), default=0)
-    return _too_few(drawn) or ("" if shortest >= judge.MIN_DRAWN else f"answers of {shortest} tokens are too short")
+    return _too_few(drawn) or ("" if shortest >= MIN_DRAWN else f"answers of {shortest} tokens are too short")
 
 
 def _without_figures(group: ProbeGroup) -> str:

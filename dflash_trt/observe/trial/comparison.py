@@ -8,8 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from dflash_trt.observe.diagnosis.causes import EndpointFinding
 from dflash_trt.observe.diagnosis.diagnosis import Diagnosis
-from dflash_trt.observe.diagnosis.judge import EndpointFinding
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup, prompts
 from dflash_trt.observe.diagnosis.probes import Prober, chats, group
 from dflash_trt.observe.endpoints.client import Client

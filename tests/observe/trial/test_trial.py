@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from dflash_trt.errors import ConfigError, EndpointError, MissingDependencyError
+from dflash_trt.observe.diagnosis.causes import EndpointFinding
 from dflash_trt.observe.diagnosis.diagnosis import Diagnosis
-from dflash_trt.observe.diagnosis.judge import EndpointFinding
 from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer, ProbeGroup
 from dflash_trt.observe.servers.local_server import LocalServer, free_port
 from dflash_trt.observe.trial.comparison import Comparison, picture, verdict
