@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each hand-written piece of the CPU path brings: CPU time of a step without it over that with it, one at a time.
+"""Measures each hand-written piece of the CPU path: CPU time of a step without it over that with it, one at a time.
 
-Two processes, one with everything and one without the piece, take turns over the same steps of the same requests on
-one thread; a cell is the median of the ratios of neighbours. "plain" decodes without a drafter, "idle drafter" with one
+Two processes, one with everything and one without the piece, take turns over the same steps of the same requests on one
+thread; a cell is the median of the ratios of neighbours. "plain" decodes without a drafter, "idle drafter" with one
 that only collects taps, "DFlash" verifies whole blocks, "sampled" does so at temperature 0.8 and top_p 0.9. A piece
 that brings less than a tenth everywhere is to be deleted (DESIGN: runtime).
 
@@ -189,7 +189,7 @@ class Steps:
         self._begin()
 
     def run(self, count: int) -> float:
-        """CPU seconds of so many steps in which every request decodes."""
+        """CPU seconds of `steps` steps in which every request decodes."""
         if min(request.remaining for request in self._decoder.running.values()) <= count * self._block:
             self._begin()
         begin = time.process_time()

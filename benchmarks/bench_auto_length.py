@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Auto's draft length beside the better of plain decoding and whole blocks, as a ratio of tokens a second.
+"""Compares auto's draft length with the better of plain decoding and whole blocks, as a ratio of tokens per second.
 
 They take turns of 40 ms, so that a slow moment of the machine meets all of them, in an order that is drawn anew for
-each turn; seconds are the process's CPU time, auto's own, too. Requests follow each other so that the batch stays
-full, each with half to one and a half times --tokens: plain decoding's would for ever begin and end together if all
-had as many. With --together so many begin at once, with --tokens each, and the answers of all are awaited; then the
-next ones begin. Where a model's memory lies makes some percent, so each has each of three for a third of the time.
-What comes before --skip turns, and before 64 steps of auto, is left out. Deviations are by bootstrap over turns. The
-MoE pair has random weights, and its acceptance is forced (forced_acceptance.py). Prints a table for each pair,
-asserts nothing; takes --seconds for each batch and pair.
+each turn; seconds are the process's CPU time, auto's own, too. Requests follow each other so that the batch stays full,
+each with half to one and a half times --tokens, since plain decoding's requests would always begin and end together if
+all had the same number. With --together, this number of requests begins at once, with --tokens each; the next ones
+begin when all have ended. A model's memory address changes the time by some percent, so each way uses each of three
+models for a third of the time. Turns before --skip, and before 64 steps of auto, are left out. Deviations are by
+bootstrap over turns. The MoE pair has random weights, and its acceptance is forced (forced_acceptance.py). Prints a
+table for each pair, asserts nothing; takes --seconds for each batch and pair.
 """
 
 from __future__ import annotations

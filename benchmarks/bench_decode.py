@@ -196,7 +196,7 @@ def _ours(job: Job, engine: Path, dtype: str) -> Iterator[Way]:
 
     for batch in job.batches:
         fixed = parse_draft_length(job.draft_length or str(block), block)
-        auto = parse_draft_length("auto", block)  # as in a server, it keeps what it has measured
+        auto = parse_draft_length("auto", block)  # keeps its measurements, as in a server
         plain = Way(
             f"dflash-trt plain{suffix}",
             batch,
@@ -237,7 +237,7 @@ def _transformers(job: Job) -> Iterator[Way]:
 
     baseline = Way("transformers plain", 1, plain)
     yield baseline
-    if job.is_forced or job.name == DFLASH2:  # which transformers has not
+    if job.is_forced or job.name == DFLASH2:  # transformers lacks it
         return
     assistant = load_assistant(job.draft)
 
@@ -252,7 +252,7 @@ def _vllm(job: Job, python: str, threads: int, folder: Path) -> Iterator[Way]:
     """Measured one after the other, in processes of their own, while nothing else runs."""
     draft = {"method": "dflash", "model": str(job.draft), "num_speculative_tokens": _num_draft_tokens(job)}
     plain = _run_vllm(job, None, python, threads, folder)
-    # Its CPU sampler refuses synthetic acceptance ("not supported with CPU sampling", vllm 0.32).
+    # vLLM's CPU sampler refuses synthetic acceptance ("not supported with CPU sampling", vllm 0.32).
     speculative = None if job.is_forced else _run_vllm(job, draft, python, threads, folder)
     for batch in job.batches:
         ways: list[Way] = []

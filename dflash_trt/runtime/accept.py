@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from dflash_trt import _C
+from dflash_trt.engine.proposals import Draw, Proposals
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.drafter.candidate_selector import Draw, Proposals
 from dflash_trt.runtime.penalties import Penalised, penalise
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import HEAVIEST, RowDraw, row_draws, sample

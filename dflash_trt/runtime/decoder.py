@@ -24,11 +24,11 @@ from dflash_trt.api.acceptance import AcceptanceCounter
 from dflash_trt.api.backend import DecoderMetrics, DecoderTotals
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.runtime_options import DEFAULTS
+from dflash_trt.engine.proposals import Proposals
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.accept import NO_PROPOSALS, ProposalChoice, StepInput, accept_parts
 from dflash_trt.runtime.draft_length import DraftLength, StepRecord
-from dflash_trt.runtime.drafter.candidate_selector import Proposals
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.request import Request
 

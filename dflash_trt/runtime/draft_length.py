@@ -23,8 +23,8 @@ import numpy as np
 from dflash_trt.errors import RequestError
 
 if TYPE_CHECKING:
+    from dflash_trt.engine.proposals import Proposals
     from dflash_trt.runtime.accept import StepInput
-    from dflash_trt.runtime.drafter.candidate_selector import Proposals
     from dflash_trt.runtime.request import Request
 
 MEMORY = 200  # verify passes that acceptance at a position is counted over; it changes with the text

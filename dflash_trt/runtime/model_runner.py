@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dflash_trt.engine.plans.launcher import uploaded
+from dflash_trt.device.upload import uploaded
+from dflash_trt.engine.proposals import Draw, Proposals
 from dflash_trt.runtime.accept import argmax
-from dflash_trt.runtime.drafter.candidate_selector import Draw, Proposals
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.targets.target import Segment, Target, side_by_side
 

@@ -12,8 +12,8 @@ from dflash_trt import _C
 from dflash_trt.api.acceptance import Acceptance, Step
 from dflash_trt.api.completion import Completion, FinishReason, PromptLogprobs
 from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.engine.proposals import Draw
 from dflash_trt.errors import EngineError
-from dflash_trt.runtime.drafter.candidate_selector import Draw
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.logits_processors import LogitsProcessor

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users of vLLM type without looking, and what is said to those who mistype, before the target is loaded."""
+"""Calls familiar to users of vLLM, and errors for typos before the target is loaded."""
 
 import threading
 import weakref

@@ -15,11 +15,13 @@ from msgspec.structs import replace
 
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.engine.candidate_lattice import Candidates
+from dflash_trt.engine.markov_scorer import MarkovScorer
+from dflash_trt.engine.proposals import Draw, Proposals
 from dflash_trt.runtime import accept
 from dflash_trt.runtime.accept import ProposalChoice
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.draft_length import FixedLength
-from dflash_trt.runtime.drafter.candidate_selector import Candidates, Draw, MarkovScorer, Proposals
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import Session, run
 from tests.checkpoint.samples import edit_config, edit_tensors

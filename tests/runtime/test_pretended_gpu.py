@@ -19,12 +19,12 @@ from dflash_trt import _C
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.target_checkpoint import read_target
-from dflash_trt.engine.plans.launcher import CudaLauncher
+from dflash_trt.device.launcher import CudaLauncher
+from dflash_trt.engine.proposals import Proposals
 from dflash_trt.engine.signatures import num_pages_for
 from dflash_trt.errors import CheckpointError, RequestError
 from dflash_trt.runtime import accept, open_target
 from dflash_trt.runtime.accept import StepInput, accept_parts
-from dflash_trt.runtime.drafter.candidate_selector import Proposals
 from dflash_trt.runtime.kvcache import paged_caches
 from dflash_trt.runtime.load import open_session, room_for
 from dflash_trt.runtime.logits_processors import LogitBias
