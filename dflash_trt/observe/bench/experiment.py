@@ -20,7 +20,7 @@ from dflash_trt.observe.bench.prompt_list import PromptList, read_prompt_list
 from dflash_trt.observe.bench.request_options import KeyValues, extra_fields, method_overrides
 from dflash_trt.observe.bench.run_record import Arrivals, BenchRun, RequestSettings
 from dflash_trt.observe.bench.run_settings import settings_warnings
-from dflash_trt.observe.endpoints.client import read_api_key
+from dflash_trt.observe.endpoints.api_key import read_api_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from dflash_trt.observe.diagnosis.noise import (
     is_share_below,
 )
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
-from dflash_trt.observe.diagnosis.probes import BATCH, Speed
+from dflash_trt.observe.diagnosis.speed_probe import BATCH, Speed
 from dflash_trt.observe.endpoints.identify import ServerKind
 
 SLOWER = 0.75

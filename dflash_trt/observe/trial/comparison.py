@@ -11,7 +11,8 @@ import msgspec
 from dflash_trt.observe.diagnosis.causes import EndpointFinding
 from dflash_trt.observe.diagnosis.diagnosis import Diagnosis
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup, prompts
-from dflash_trt.observe.diagnosis.probes import Prober, chats, group
+from dflash_trt.observe.diagnosis.probe_groups import group
+from dflash_trt.observe.diagnosis.prober import Prober, chats
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import identify
 

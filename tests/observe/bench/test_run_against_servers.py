@@ -25,7 +25,7 @@ from dflash_trt.errors import DFlashError, MissingDependencyError
 from dflash_trt.observe.bench.aiperf_install import find_aiperf
 from dflash_trt.observe.bench.run_directory import read_points, read_run
 from dflash_trt.observe.bench.run_record import Arrivals
-from dflash_trt.observe.endpoints.observed_acceptance import MetricsPage
+from dflash_trt.observe.endpoints.metrics_page import MetricsPage
 from tests.cli.commands import run_here
 from tests.observe.endpoints.canned import canned, models
 from tests.paths import FIXTURES

@@ -25,7 +25,7 @@ import pytest
 
 from dflash_trt.errors import EndpointError
 from dflash_trt.llm import LLM
-from dflash_trt.observe.diagnosis import probes
+from dflash_trt.observe.diagnosis import prober, probes
 from dflash_trt.observe.diagnosis.causes import EndpointFinding, cause_entries, causes
 from dflash_trt.observe.diagnosis.diagnosis import Diagnosis, diagnose
 from dflash_trt.observe.diagnosis.judge_acceptance import low_acceptance
@@ -34,7 +34,7 @@ from dflash_trt.observe.diagnosis.judge_sampling import lossless, sampled_accept
 from dflash_trt.observe.diagnosis.judge_use import drafting_notes, slow_drafts
 from dflash_trt.observe.diagnosis.noise import is_first_compared, is_share_below, paired_loss, upper_bound
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
-from dflash_trt.observe.diagnosis.probes import Speed
+from dflash_trt.observe.diagnosis.speed_probe import Speed
 from dflash_trt.observe.endpoints import client as client_module
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import ServerKind
@@ -357,7 +357,7 @@ def test_slow_metrics(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
             super().run()
 
     clock = {"monotonic": lambda: time.monotonic() - begun[0] if begun else 0.0, "perf_counter": time.perf_counter}
-    for module in (client_module, probes):
+    for module in (client_module, prober):
         monkeypatch.setattr(module, "time", SimpleNamespace(**clock))
     monkeypatch.setattr(client_module, "threading", SimpleNamespace(Timer=LateTimer))
     with (

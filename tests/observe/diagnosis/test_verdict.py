@@ -17,15 +17,20 @@ import msgspec
 import pytest
 
 from dflash_trt.observe.diagnosis.causes import cause_entries
-from dflash_trt.observe.diagnosis.diagnosis import Diagnosis, conclusion, diagnose
+from dflash_trt.observe.diagnosis.checks import Verdict
+from dflash_trt.observe.diagnosis.diagnosis import Diagnosis, diagnose
+from dflash_trt.observe.diagnosis.diagnosis_tables import conclusion
 from dflash_trt.observe.diagnosis.judge_acceptance import low_acceptance, no_drafts, not_judged, not_seen
 from dflash_trt.observe.diagnosis.judge_contexts import long_contexts, prefix_hits, repeated_prefixes
 from dflash_trt.observe.diagnosis.judge_sampling import lossless, temperature
 from dflash_trt.observe.diagnosis.judge_use import drafting_notes, slow_drafts
 from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer, ProbeGroup
-from dflash_trt.observe.diagnosis.probes import NO_PLAIN, OUT_OF_TIME, Speed
+from dflash_trt.observe.diagnosis.probe_groups import OUT_OF_TIME
+from dflash_trt.observe.diagnosis.probed import NO_LOAD, Probed
+from dflash_trt.observe.diagnosis.probes import NO_PLAIN
 from dflash_trt.observe.diagnosis.published_tau import published_tau
-from dflash_trt.observe.diagnosis.verdict import NO_LOAD, Probed, Verdict, judged
+from dflash_trt.observe.diagnosis.speed_probe import Speed
+from dflash_trt.observe.diagnosis.verdict import judged
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import Runtime
 from dflash_trt.observe.endpoints.observed_acceptance import drafting
