@@ -19,7 +19,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     verdict: Literal["fine", "WRONG", "not measured"]
     figure: str
-    """What was measured, or why it was not."""
+    """The measurement, or why there is none."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,9 +43,9 @@ class Checks:
     def add(
         self, name: str, found: list[EndpointFinding], missing: str, figure: str, *, is_left_out: bool = False
     ) -> None:
-        """A check that found something, or was not made because something is `missing`, or found nothing.
+        """A check that found something, found nothing, or was not made because something is `missing`.
 
-        What is missing is a finding, too, unless it `is_left_out`.
+        A missing requirement is a finding, too, unless it `is_left_out`.
         """
         self.findings += found
         verdict: Literal["fine", "WRONG", "not measured"] = "WRONG" if found else "not measured" if missing else "fine"

@@ -51,13 +51,13 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     groups: list[ProbeGroup]
     speeds: list[Speed]
     findings: list[EndpointFinding]
-    """What is wrong."""
+    """Faults."""
     unmeasured: list[EndpointFinding]
-    """What could not be measured, or not judged, and can be once something is changed."""
+    """Checks that could not be measured or judged, but can be after a change."""
     checks: list[Check]
     """Every question that was asked, and what came of it."""
     notes: list[EndpointFinding]
-    """What is worth knowing."""
+    """Notes."""
 
 
 def diagnose(

@@ -12,7 +12,7 @@ NO_LOAD = "left out by --no-load"
 
 
 class Probed(msgspec.Struct, frozen=True, kw_only=True):
-    """What the probes brought."""
+    """Results of the probes."""
 
     short: ProbeGroup
     served: ProbeGroup

@@ -21,7 +21,7 @@ class OutOfTimeError(Exception):
 
 
 class Prober:
-    """Asks one server, for so many seconds in all."""
+    """Probes one server, for `seconds` seconds in total."""
 
     def __init__(self, client: Client, runtime: Runtime, *, is_chat: bool, seconds: float) -> None:
         self.runtime = runtime

@@ -66,10 +66,10 @@ def prefixes(prober: Prober, reference: ProbeGroup) -> tuple[ProbeGroup, ProbeGr
 
 
 def long(prober: Prober, reference: ProbeGroup, num_tokens: int | None) -> ProbeGroup:
-    """Prompts of `num_tokens`, or of LONG_TOKENS where model and draft have positions for as many.
+    """Prompts of `num_tokens`, or of LONG_TOKENS if model and draft have enough positions.
 
-    Positions beyond those that RoPE scaling begins with are asked for only where `num_tokens` says so: what a model was
-    trained on is not known there.
+    Positions beyond the start of RoPE scaling are used only if `num_tokens` requests them: it is unknown whether the
+    model was trained on them.
     """
     room = prober.runtime.max_model_len or (num_tokens or LONG_TOKENS) + 4 * TOKENS
     unscaled = room if num_tokens else prober.runtime.unscaled_length or room

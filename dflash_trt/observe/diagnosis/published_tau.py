@@ -13,7 +13,7 @@ from dflash_trt.files.json_file import package_data
 from dflash_trt.observe.endpoints.identify import Runtime
 
 PRECISION = re.compile(r"(?:[-_.](?:fp8|nvfp4|mxfp4|awq|gptq|bf16|int[48]|w4a16|w8a8|dynamic|block))*", re.IGNORECASE)
-"""What follows a model's name in that of a quantised copy."""
+"""Suffixes of quantised copies of a model."""
 
 
 class PublishedTau(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

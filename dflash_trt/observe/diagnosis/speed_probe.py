@@ -20,7 +20,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
 
     concurrency: int
     draft_length: int | None
-    """At most so many drafts a step, 0 being plain decoding; None: what the server chooses."""
+    """Maximum draft tokens per step; 0 disables speculation, None leaves the choice to the server."""
     tokens_per_second: list[float]
 
 

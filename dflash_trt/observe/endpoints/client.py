@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 from dflash_trt.observe.endpoints.answer import Answer, AnswerReader, events
 from dflash_trt.observe.endpoints.client_errors import refusal, too_late, unreachable
 
-MAX_PAGE_BYTES = 64 * 2**20  # of an answer that is not streamed: /metrics of a large deployment has some MiB
+MAX_PAGE_BYTES = 64 * 2**20  # bytes of an unstreamed answer: /metrics of a large deployment has several MiB
 MAX_ERROR_BYTES = 64 * 2**10
 CONNECT_SECONDS = 10.0
 PATHS = {True: "/v1/chat/completions", False: "/v1/completions"}

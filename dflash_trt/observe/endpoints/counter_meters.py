@@ -16,7 +16,7 @@ from dflash_trt.observe.endpoints.meter import Meter
 from dflash_trt.observe.endpoints.metrics_page import MetricsPage
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting
 
-IDLE_SECONDS = 10.0  # for counters that lag behind the last answer, and for requests that were given up
+IDLE_SECONDS = 10.0  # for counters that are updated after the last answer, and for abandoned requests
 VLLM = "vllm:spec_decode_num"
 SGLANG_STEPS = "sglang:spec_verify_calls_total"
 TRTLLM = "trtllm_spec_decode"

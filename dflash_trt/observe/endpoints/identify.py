@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which runtime answers at an address: by what it says of its models, or by the names of its metrics.
+"""Identifies the runtime at an address by its list of models or the names of its metrics.
 
 `owned_by` of GET /v1/models: vLLM's entrypoints/openai protocol says "vllm", SGLang's "sglang", TensorRT-LLM's
 serve/openai_protocol.py "tensorrt_llm", Triton's OpenAI frontend "Triton Inference Server", ours "dflash-trt".
@@ -117,7 +117,7 @@ def _is_triton(client: Client) -> bool:
 
 
 def _about(client: Client, kind: ServerKind) -> dict[str, object]:
-    """What the server says of its version and, SGLang's, of its arguments."""
+    """The server's version and, for SGLang, its arguments."""
     for path in ABOUT_PATHS[kind]:
         with suppress(EndpointError):
             about = client.get_object(path)

@@ -19,5 +19,5 @@ class Meter:
         """Between `begin` and `end`."""
 
     def end(self) -> ObservedAcceptance:
-        """What came since `begin`; raises EndpointError where counters went backwards: the server was restarted."""
+        """Counts since `begin`; raises EndpointError if counters went backwards, because the server was restarted."""
         raise NotImplementedError

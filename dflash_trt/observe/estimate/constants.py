@@ -150,9 +150,9 @@ class Influence(msgspec.Struct, frozen=True):
 
 
 def vary(gpu: GpuSpec, runtime: str, predict: Callable[[Rates], Sequence[float]]) -> tuple[list[Band], list[Influence]]:
-    """The bands of what `predict` makes of the rates, and the influences on its first value, strongest first.
+    """Bands of the results of `predict`, and the influences on the first one, strongest first.
 
-    Constants move one at a time; the changes of logarithms add up in squares, as those of independent causes do.
+    Varies one constant at a time and combines the log-changes as a root sum of squares, as for independent causes.
     """
     nominal = list(predict(rates(gpu, runtime)))
     ups, downs = [0.0] * len(nominal), [0.0] * len(nominal)

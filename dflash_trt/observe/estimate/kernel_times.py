@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a layer of our attention kernel takes, and a layer's experts: tables that were measured, scaled to what was not.
+"""Times of a layer's attention kernel and experts: measured tables, scaled to other sizes and GPUs.
 
-Attention (data/attention.json): the shortest call is a floor that no GPU of the list is faster at; what a call takes
-beyond it goes with the memory. Experts (data/moe_kernels.json): how many a pass touches, and without a table the bytes.
+Attention (data/attention.json): the shortest call is a floor for every GPU of the list; time beyond it scales with
+memory bandwidth. Experts (data/moe_kernels.json): by the number that a pass touches; without a table, by bytes.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def kernel_seconds(
 
 
 def _curve(points: Sequence[tuple[float, float]]) -> Curve:
-    """Interpolates logarithms; constant before the first point, in proportion behind the last."""
+    """Interpolates logarithms; constant before the first point, proportional after the last."""
 
     def at(x: float) -> float:
         place = bisect_right(points, (x, math.inf))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one decode step costs, term by term, on one GPU of a system.
+"""Cost of one decode step, term by term, on one GPU of a system.
 
 A kernel takes a fixed time and the larger of bytes / rate and flops / rate; kernels run one after the other. With B
 requests and K drafts a step verifies n = B (K + 1) tokens. Seconds and bytes are of the busiest rank.
@@ -131,7 +131,7 @@ class StepModel:
         if target.num_experts:
             terms.insert(4, self._experts(target, tokens * self.system.replicas))
             terms.insert(5, Term("router", "target", target.num_expert_layers * rates.gemm_seconds))
-        # Attention by data parallelism gathers all ranks' tokens before the experts, and scatters them behind.
+        # Attention by data parallelism gathers all ranks' tokens before the experts and scatters them afterwards.
         layers *= 1 if self.system.attention_dp else 2
         sent = tokens * self.system.replicas * target.hidden_size
         terms.append(_allreduce(rates, "all-reduces", layers, sent, self.system.tensor_parallel))
@@ -166,7 +166,7 @@ class StepModel:
         return Term("attention, KV cache", "target", floor + busy, num_bytes)
 
     def _delta_nets(self, load: StepLoad, width: int) -> Term:
-        """Each request's state is read once, and written behind every verified token, until some are accepted."""
+        """Each request's state is read once and written after every verified token, until some are accepted."""
         state, name = self.system.target.cache.recurrent, "delta nets, state"
         if state is None:
             return Term(name, "target", 0.0)
@@ -187,7 +187,7 @@ class StepModel:
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """What turns hidden states into logits."""
+    """Turns hidden states into logits."""
 
     rows: int
     """Tokens that can be proposed."""
@@ -203,7 +203,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 def drafter_terms(
     draft: DraftShape, load: StepLoad, rates: Rates, head: Head | None, *, ranks: int = 1, kv_bytes: int = 2
 ) -> list[Term]:
-    """What a drafter that `ranks` ranks share adds to a step; without a `head` its term is left out."""
+    """Cost that a drafter shared by `ranks` ranks adds to a step; without a `head` its term is left out."""
     # A chain passes its layer once for each draft, and reads it as often.
     passes = load.num_draft_tokens if draft.is_chain else 1
     block = draft.max_draft_tokens if draft.runs_whole_block else load.num_draft_tokens

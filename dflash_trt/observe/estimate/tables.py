@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An estimate as tables and a picture, for the terminal and the page, with what is said of predictions.
+"""An estimate as tables and a picture, for the terminal and the page, with notes on the accuracy of predictions.
 
-Which were held against published speeds stands in data/held_out.json, which `python tools/estimate_tables.py` writes:
-points that were looked at after all constants stood.
+data/held_out.json, written by `python tools/estimate_tables.py`, has published speeds that were compared only after all
+constants were fixed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def kind_of(target: TargetShape) -> str:
-    """What a target's layers are: of attention, and of MLPs."""
+    """Kinds of a target's layers: attention and MLPs."""
     mlps = "experts" if target.num_experts else "dense"
     if target.latent is not None:
         return f"latent attention, {mlps}"
@@ -85,7 +85,7 @@ def is_validated(system: System, method: Method) -> bool:
 
 
 def mark(system: System, part: str, term: str) -> str:
-    """What is said behind the name of a step's term: nothing, or that nothing validates it."""
+    """Suffix that marks an unvalidated term."""
     if part == "drafter" and _has_plans(system):
         return NOT_VALIDATED
     layers = OF_THE_KIND.get(term)
@@ -233,7 +233,7 @@ def memory_table(result: Estimate) -> Table:
 
 
 def drafter_table(result: Estimate) -> Table:
-    """What sharing the drafter among the ranks would change."""
+    """Effect of sharing the drafter among the ranks."""
     batches = result.drafters[0].seconds
     rows = tuple(
         (

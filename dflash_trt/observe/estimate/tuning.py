@@ -23,7 +23,7 @@ Price = Callable[[int, int], float]
 TIE = 0.02
 """A shorter schedule wins where it costs less than this."""
 WORTH = 0.02
-"""What a quantised recipe must gain over bf16 before it is proposed: it is not free, see `verify`."""
+"""Minimum gain of a quantised recipe over bf16 before it is proposed, because it costs acceptance (see `verify`)."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     user_rate: float
     gpu_rate: float
     limit: str
-    """What keeps the batch from growing: "speed", or a `BatchLimit`'s reason."""
+    """The limit on the batch: "speed", or a `BatchLimit`'s reason."""
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     model_error: float | None
     """Error of the model against them: the median of |predicted / measured - 1|."""
     model_factor: float
-    """What the model is multiplied with where nothing was measured: the median of measured / predicted, or 1."""
+    """Factor on the model's prediction for unmeasured points: the median of measured / predicted, or 1."""
     replicas: int = 1
     """Servers of `best` in the fleet."""
 
@@ -270,7 +270,9 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
         return candidate.batch * candidate.user_rate / self.output_tokens
 
     def price(self, candidate: Candidate) -> float:
-        """What is minimised: the GPUs that take the rate, or without one the throughput of all GPUs, negated."""
+        """The objective to minimise: the GPUs needed for the rate, or without a rate the negated throughput of all
+        GPUs.
+        """
         replicas = self.replicas(candidate)
         if self.request_rate is not None:
             return float(replicas * candidate.tensor_parallel)

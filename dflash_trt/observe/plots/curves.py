@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 WIDE, NARROW = (8.5, 5.0), (4.2, 4.2)  # inches: for a desktop's page or a slide, and for a telephone
 GREY = "#5a5a5a"
 LABEL_ROOM = 22, 11  # points around a label in which there is no other
-LINE_STEPS = 8  # of the line between two points: it is straight in tokens/s, and a logarithmic axis bends it
+# points of the line between two measurements: it is straight in tokens/s, but curved on a logarithmic axis
+LINE_STEPS = 8
 TITLES = {"none": "plain", "eagle3": "EAGLE-3", "dflash": "DFlash"}
 
 
@@ -81,9 +82,9 @@ class Plot(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     detail: str
     per: str
-    """What throughput is divided by: GPU or server."""
+    """The unit of throughput: per GPU or per server."""
     labels: str
-    """What the labels at the markers are."""
+    """Meaning of the labels at the markers."""
     curves: tuple[PlotCurve, ...]
 
     @property

@@ -160,7 +160,7 @@ def test_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert (tmp_path / "environment").read_text() == "AIPERF_INJECTED_API_KEY=secret\n"
     turns = [{"role": "user", "text": "x"}, {"role": "user", "text": "y"}]
     assert json.loads((tmp_path / "seen" / "prompts.jsonl").read_text()) == {"session_id": "a", "turns": turns}
-    assert not (tmp_path / "out" / "inputs").exists()  # whose prompts they are may forbid copies
+    assert not (tmp_path / "out" / "inputs").exists()  # the licence of the prompts may forbid copies
 
 
 def test_its_last_words_are_ours(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_it_ends_with_who_started_it(number: signal.Signals) -> None:
     until_ended(child)
 
 
-# Its daemon has left its session and lost its parent.
+# The daemon has left its session and lost its parent.
 DAEMON = """
 import sys
 from dflash_trt.observe.servers.local_server import child_process
