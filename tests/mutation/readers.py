@@ -24,7 +24,7 @@ from dflash_trt.observe.bench.prompt_list import read_prompt_list
 from dflash_trt.observe.bench.run_directory import read_points, read_run
 from dflash_trt.observe.diagnosis.diagnosis import read_baseline
 from dflash_trt.observe.diagnosis.judge_acceptance import low_acceptance
-from dflash_trt.observe.estimate.curve import read_acceptance
+from dflash_trt.observe.estimate.acceptance_profile import read_acceptance
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.checked_pair import check_prompt
 from tests.mutation.mutations import NASTY, Mutation, mutate_bytes, mutate_document, mutate_header, mutate_lines

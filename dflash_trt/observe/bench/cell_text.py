@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dflash_trt.observe.bench.intervals import Speedup
-from dflash_trt.observe.plots.curves import TITLES
+from dflash_trt.observe.plots.method_styles import TITLES
 
 NONE = "-"
 TAU = "tau of drafting passes"

@@ -12,7 +12,8 @@ from dflash_trt.observe.bench.point_record import BenchPoint, Latency
 from dflash_trt.observe.bench.speed_curve import SpeedCurve
 from dflash_trt.observe.bench.workloads import MethodSeries, Workload
 from dflash_trt.observe.pages.page_templates import Table
-from dflash_trt.observe.plots.curves import Plot, PlotCurve, PlotPoint, styles
+from dflash_trt.observe.plots.curves import Plot, PlotCurve, PlotPoint
+from dflash_trt.observe.plots.method_styles import styles
 
 LATENCY_TITLES: dict[Latency, str] = {
     "time_to_first_token": "Time to first token",

@@ -12,7 +12,7 @@ import numpy as np
 from dflash_trt.observe.bench.intervals import NUM_SAMPLES, Samples, Speedup, point_rates, speedups
 from dflash_trt.observe.bench.speed_curve import SpeedPoint, curve
 from dflash_trt.observe.bench.workloads import MethodSeries, Workload
-from dflash_trt.observe.plots.curves import frontier, rate_between
+from dflash_trt.observe.plots.frontier import frontier, rate_between
 
 Front = Sequence[SpeedPoint]
 

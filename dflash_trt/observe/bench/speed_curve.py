@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from dflash_trt.observe.bench.workloads import MethodSeries, Workload
-from dflash_trt.observe.plots.curves import frontier
+from dflash_trt.observe.plots.frontier import frontier
 
 ROUND = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 ANNOUNCED_SPEED = 550.0  # tokens/s/user: the middle of the announcement's range

@@ -13,7 +13,7 @@ from dflash_trt.errors import ConfigError, shown
 from dflash_trt.observe.bench.point_record import BenchPoint
 from dflash_trt.observe.bench.run_directory import read_points, read_run
 from dflash_trt.observe.bench.run_record import BenchMethod, BenchRun
-from dflash_trt.observe.plots.curves import TITLES
+from dflash_trt.observe.plots.method_styles import TITLES
 
 BASELINE = "none"
 

@@ -11,19 +11,15 @@ import msgspec
 
 from dflash_trt.deploy import memory
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.estimate.constants import Band, Influence, Rates, rates, vary
-from dflash_trt.observe.estimate.curve import (
-    AcceptanceProfile,
-    OperatingPoint,
-    Traffic,
-    point,
-    points,
-    rate_at,
-)
+from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile
+from dflash_trt.observe.estimate.bands import Band, Influence, vary
+from dflash_trt.observe.estimate.constants import Rates, rates
+from dflash_trt.observe.estimate.curve import OperatingPoint, Traffic, point, points, rate_at
 from dflash_trt.observe.estimate.drafter_pass import DrafterOnRanks, drafters_on_ranks
 from dflash_trt.observe.estimate.shapes import METHODS, DraftShape, Method, System
-from dflash_trt.observe.estimate.step import StepLoad, StepModel, Term
-from dflash_trt.observe.plots.curves import frontier
+from dflash_trt.observe.estimate.step import StepModel
+from dflash_trt.observe.estimate.step_cost import StepLoad, Term
+from dflash_trt.observe.plots.frontier import frontier
 
 MAX_HEADLINES = 8
 CACHES = "caches of requests"
