@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from dflash_trt.files.command import command_line
 from dflash_trt.observe.bench.cell_text import NONE, TAU, tau_text
 from dflash_trt.observe.bench.point_record import BenchPoint, Distribution
 from dflash_trt.observe.bench.run_record import BenchRun
@@ -17,28 +16,32 @@ IF_ANY = ("lost", "cut")
 """Columns that are left out if all their cells are 0."""
 
 
-def run_facts(run: BenchRun) -> Iterator[str]:
-    """Hardware, versions, command and seed, in words."""
+def run_facts(run: BenchRun) -> Iterator[tuple[str, str]]:
+    """Servers, prompts, requests and load of a run, by name."""
     client, prompts, request = run.client, run.prompt_set, run.request
     gpus = ", ".join(client.gpus) or "no GPU"
-    thinking = f"thinking {request.thinking}, " if request.thinking else ""
-    ended = "eos ignored" if request.ignore_eos else "natural end"
-    yield f"created: {run.created}"
-    yield f"server: {run.server or 'not stated'}"
-    yield f"GPUs of a server: {run.num_gpus or 'not stated, so throughput is per server'}"
-    yield f"load sent from: {client.cpu}, {client.cores} cores, {client.memory_gib:.0f} GiB, {gpus}"
-    yield f"prompts: {prompts.name}: {prompts.num_prompts} from {prompts.source}, sha256 {prompts.sha256[:12]}"
-    yield (
-        f"requests: {request.template}, {thinking}temperature {request.temperature:g}, up to {request.max_tokens}"
-        f" tokens, {ended}"
-    )
-    yield f"load: {load_text(run)}"
+    yield "created", run.created
+    yield "server", run.server or "not stated"
+    yield "GPUs of a server", f"{run.num_gpus or 'not stated, so throughput is per server'}"
+    yield "load sent from", f"{client.cpu}, {client.cores} cores, {client.memory_gib:.0f} GiB, {gpus}"
+    yield "prompts", f"{prompts.num_prompts} of {prompts.name} from {prompts.source}, sha256 {prompts.sha256[:12]}"
+    yield "requests", _settings(request)
+    yield "load", load_text(run)
+    yield "concurrency", ", ".join(map(str, run.concurrencies))
     for m in run.methods:
-        overrides = f", with {m.overrides}" if m.overrides else ""
-        yield f"{m.name}: {m.model} at {m.url}, {m.runtime} {m.runtime_version or '(version unknown)'}{overrides}"
-    yield f"versions: {', '.join(f'{name} {version}' for name, version in run.versions.items())}"
-    yield f"command: {command_line(run.command)}"
-    yield f"seed: {run.seed}"
+        overrides = f", with {_settings(m.overrides)}" if m.overrides else ""
+        yield m.name, f"{m.model} at {m.url}, {m.runtime} {m.runtime_version or '(version unknown)'}{overrides}"
+    yield "versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())
+    yield "seed", str(run.seed)
+
+
+def experiment_table(run: BenchRun) -> Table:
+    """A run that is not begun yet."""
+    categories = run.prompt_set.categories
+    points = len(run.methods) * max(1, len(categories)) * len(run.concurrencies)
+    rows = [*run_facts(run), ("categories", ", ".join(categories) or NONE), ("points", str(points))]
+    rows += [("warning", warning) for warning in run.warnings]
+    return Table(title="Experiment", columns=("setting", "value"), rows=tuple(rows))
 
 
 def load_text(run: BenchRun) -> str:
@@ -49,24 +52,6 @@ def load_text(run: BenchRun) -> str:
     if rate is None:
         return "open loop: each prompt begins at its timestamp"
     return f"open loop: {rate:g} requests/s, {pattern}, at most as many at once as the concurrency"
-
-
-def experiment_tables(run: BenchRun) -> Iterator[Table]:
-    """A table for each method, and one of the prompts and what is asked."""
-    for method in run.methods:
-        fields = msgspec.to_builtins(method)
-        facts = tuple((key, _text(value)) for key, value in fields.items() if value not in (None, {}))
-        yield Table(title=method.name, columns=("method", "value"), rows=facts)
-    rows = (
-        ("prompts", f"{run.prompt_set.num_prompts} of {run.prompt_set.name}"),
-        ("categories", ", ".join(run.prompt_set.categories) or "-"),
-        ("concurrency", ", ".join(map(str, run.concurrencies))),
-        ("load", load_text(run)),
-        ("points", str(len(run.methods) * max(1, len(run.prompt_set.categories)) * len(run.concurrencies))),
-        *((f"request {key}", _text(value)) for key, value in msgspec.to_builtins(run.request).items()),
-        *(("warning", warning) for warning in run.warnings),
-    )
-    yield Table(title="Experiment", columns=("setting", "value"), rows=rows)
 
 
 def point_tables(run: BenchRun, points: Sequence[BenchPoint]) -> Iterator[Table]:
@@ -100,7 +85,8 @@ def _median(distribution: Distribution | None, decimals: int) -> str:
     return NONE if distribution is None else f"{distribution.p50:.{decimals}f}"
 
 
-def _settings(request: msgspec.Struct) -> str:
+def _settings(request: object) -> str:
+    """Settings that are not left off."""
     fields = msgspec.to_builtins(request)
     chosen = {key: value for key, value in fields.items() if value not in (None, {}) and value is not False}
     return ", ".join(f"{key} {_text(value)}" for key, value in chosen.items())

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
+from dflash_trt.files.command import command_line
 from dflash_trt.files.write import OutputKind, new_directory
 from dflash_trt.observe.bench.acceptance_tables import drafts_table, position_tables
 from dflash_trt.observe.bench.bench_report import BenchReport, WorkloadReport
@@ -20,6 +21,7 @@ from dflash_trt.observe.bench.curve_tables import (
     workload_plot,
 )
 from dflash_trt.observe.bench.intervals import NUM_SAMPLES
+from dflash_trt.observe.bench.run_record import BenchRun
 from dflash_trt.observe.bench.run_tables import run_facts
 from dflash_trt.observe.bench.run_verdict import verdict
 from dflash_trt.observe.bench.speed_curve import ends
@@ -66,7 +68,7 @@ def render_report(
         "bench_report.j2", style, report=report, num_samples=NUM_SAMPLES, title=title(report), verdict=verdict(report),
         over=reference_title(report.reference), tasks=[task_table(report, task) for task in report.tasks],
         curves=[_curve_section(work, picture) for work, picture in zip(report.workloads, pictures, strict=True)],
-        runs=[(each.directory.name, list(run_facts(each.run))) for each in report.runs],
+        runs=[(each.directory.name, _facts(each.run)) for each in report.runs],
     )  # fmt: skip
 
 
@@ -81,6 +83,10 @@ def _curve_section(report: WorkloadReport, picture: dict[str, str] | None) -> di
         ],
         "drafts": drafts_table(work), "positions": list(position_tables(work)),
     }  # fmt: skip
+
+
+def _facts(run: BenchRun) -> list[str]:
+    return [*(f"{name}: {value}" for name, value in run_facts(run)), f"command: {command_line(run.command)}"]
 
 
 def _plots(report: BenchReport) -> Iterator[tuple[str, Plot]]:
