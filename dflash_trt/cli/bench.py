@@ -129,8 +129,8 @@ def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **setti
     """
     _check_servers(settings)
     from dflash_trt.cli.bench_tables import measure, print_experiment, print_points
-    from dflash_trt.observe.bench.aiperf_install import find_aiperf
     from dflash_trt.observe.bench.experiment import design
+    from dflash_trt.observe.bench.load.aiperf_install import find_aiperf
     from dflash_trt.observe.bench.run_directory import sole_measurer
     from dflash_trt.observe.bench.sweep import Sweep
 
@@ -210,13 +210,13 @@ def report(
     import jinja2  # noqa: F401 - a missing package fails before the work, not after it
     import matplotlib  # noqa: F401
 
-    from dflash_trt.observe.bench.bench_report import document
-    from dflash_trt.observe.bench.bench_report import report as report_on
-    from dflash_trt.observe.bench.curve_tables import goodput_table, speed_table, sweep_table
-    from dflash_trt.observe.bench.run_verdict import verdict
-    from dflash_trt.observe.bench.task_table import task_table
-    from dflash_trt.observe.bench.workloads import load_runs
-    from dflash_trt.observe.bench.write_report import HTML, REPORT, write_report
+    from dflash_trt.observe.bench.report.bench_report import document
+    from dflash_trt.observe.bench.report.bench_report import report as report_on
+    from dflash_trt.observe.bench.report.curve_tables import goodput_table, speed_table, sweep_table
+    from dflash_trt.observe.bench.report.run_verdict import verdict
+    from dflash_trt.observe.bench.report.task_table import task_table
+    from dflash_trt.observe.bench.report.workloads import load_runs
+    from dflash_trt.observe.bench.report.write_report import HTML, REPORT, write_report
 
     check_replaceable(output, REPORT, force=force)
     loaded = load_runs(runs)

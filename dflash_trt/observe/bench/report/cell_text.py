@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dflash_trt.observe.bench.intervals import Speedup
+from dflash_trt.observe.bench.report.intervals import Speedup
 from dflash_trt.observe.plots.method_styles import TITLES
 
 NONE = "-"

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from dflash_trt.api.acceptance import Acceptance
-from dflash_trt.observe.bench.equal_concurrency import ComparisonRow, MethodFigures
-from dflash_trt.observe.bench.intervals import request_rate, request_rates, speedups
 from dflash_trt.observe.bench.point_record import RequestRow
-from dflash_trt.observe.bench.workloads import BASELINE, Workload
+from dflash_trt.observe.bench.report.equal_concurrency import ComparisonRow, MethodFigures
+from dflash_trt.observe.bench.report.intervals import request_rate, request_rates, speedups
+from dflash_trt.observe.bench.report.workloads import BASELINE, Workload
 
 
 class Average(msgspec.Struct, frozen=True):

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.bench.bench_report import report
-from dflash_trt.observe.bench.run_verdict import verdict
-from dflash_trt.observe.bench.workloads import load_runs
-from dflash_trt.observe.bench.write_report import render_report
+from dflash_trt.observe.bench.report.bench_report import report
+from dflash_trt.observe.bench.report.run_verdict import verdict
+from dflash_trt.observe.bench.report.workloads import load_runs
+from dflash_trt.observe.bench.report.write_report import render_report
 from tests.cli.commands import run
 from tests.observe.bench import samples
 from tests.paths import FIXTURES

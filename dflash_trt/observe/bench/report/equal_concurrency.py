@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import msgspec
 
-from dflash_trt.observe.bench.intervals import Speedup, point_rates, speedups
-from dflash_trt.observe.bench.workloads import Workload
+from dflash_trt.observe.bench.report.intervals import Speedup, point_rates, speedups
+from dflash_trt.observe.bench.report.workloads import Workload
 
 
 class MethodFigures(msgspec.Struct, frozen=True):

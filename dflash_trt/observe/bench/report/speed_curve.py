@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dflash_trt.observe.bench.workloads import MethodSeries, Workload
+from dflash_trt.observe.bench.report.workloads import MethodSeries, Workload
 from dflash_trt.observe.plots.frontier import frontier
 
 ROUND = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)

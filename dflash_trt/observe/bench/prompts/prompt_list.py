@@ -12,11 +12,11 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.bench.conversation import Conversation
-from dflash_trt.observe.bench.hub_sets import HUB_SETS, read_hub_set
-from dflash_trt.observe.bench.prompt_file import read_prompt_file
+from dflash_trt.observe.bench.prompts.conversation import Conversation
+from dflash_trt.observe.bench.prompts.hub_sets import HUB_SETS, read_hub_set
+from dflash_trt.observe.bench.prompts.prompt_file import read_prompt_file
+from dflash_trt.observe.bench.prompts.speed_bench import read_speed_bench
 from dflash_trt.observe.bench.run_record import PromptSet
-from dflash_trt.observe.bench.speed_bench import read_speed_bench
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

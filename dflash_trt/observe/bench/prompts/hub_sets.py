@@ -15,8 +15,8 @@ import msgspec
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json_lines
-from dflash_trt.observe.bench.conversation import Conversation, user_turns
-from dflash_trt.observe.bench.parquet_rows import read_parquet
+from dflash_trt.observe.bench.prompts.conversation import Conversation, user_turns
+from dflash_trt.observe.bench.prompts.parquet_rows import read_parquet
 
 Fields = Mapping[str, object]
 REASONING = "\nPlease reason step by step, and put your final answer within \\boxed{}."

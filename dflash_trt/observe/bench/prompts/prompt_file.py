@@ -10,7 +10,7 @@ import msgspec
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json_lines
-from dflash_trt.observe.bench.conversation import Conversation, Turn, user_turns
+from dflash_trt.observe.bench.prompts.conversation import Conversation, Turn, user_turns
 
 HINT = (
     'each line is {"prompt": "..."}, {"turns": ["...", "..."]} or {"messages": [{"role": ..., "content": ...}]}, or'

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from dflash_trt.observe.bench.speed_curve import curve
-from dflash_trt.observe.bench.workloads import LoadedRun, Workload
+from dflash_trt.observe.bench.report.speed_curve import curve
+from dflash_trt.observe.bench.report.workloads import LoadedRun, Workload
 
 INVERSION = 1.1
 """Factor above which a higher speed at a higher concurrency is not chance."""

@@ -11,15 +11,15 @@ import pytest
 
 from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.errors import ConfigError, EndpointError, MissingDependencyError
-from dflash_trt.observe.bench.aiperf_command import AiperfLoad, body_fields, command
-from dflash_trt.observe.bench.aiperf_export import read_export
-from dflash_trt.observe.bench.aiperf_install import VERSION, find_aiperf
-from dflash_trt.observe.bench.aiperf_run import run_load
-from dflash_trt.observe.bench.conversation import Conversation, user_turns
+from dflash_trt.observe.bench.load.aiperf_command import AiperfLoad, body_fields, command
+from dflash_trt.observe.bench.load.aiperf_export import read_export
+from dflash_trt.observe.bench.load.aiperf_install import VERSION, find_aiperf
+from dflash_trt.observe.bench.load.aiperf_run import run_load
 from dflash_trt.observe.bench.point_record import BenchPoint
+from dflash_trt.observe.bench.prompts.conversation import Conversation, user_turns
 from dflash_trt.observe.bench.run_record import Arrivals, RequestSettings
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting
-from tests.observe.bench.aiperf_samples import Json, record, write_export
+from tests.observe.bench.load.aiperf_samples import Json, record, write_export
 from tests.observe.servers.processes import until_ended
 
 COUNTED = ObservedAcceptance(source="counters", how="x", counts=drafting(8, 30, 52, (8, 8, 8, 6)))

@@ -12,7 +12,7 @@ import msgspec
 
 from dflash_trt.errors import EndpointError
 from dflash_trt.files.json_file import read_json
-from dflash_trt.observe.bench.aiperf_records import RECORDS, WHAT, read_records
+from dflash_trt.observe.bench.load.aiperf_records import RECORDS, WHAT, read_records
 from dflash_trt.observe.bench.point_record import LATENCIES, BenchPoint, Distribution, RequestRow
 from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from dflash_trt.observe.bench.conversation import Conversation
+from dflash_trt.observe.bench.prompts.conversation import Conversation
 from dflash_trt.observe.bench.run_record import Arrivals, RequestSettings
 
 

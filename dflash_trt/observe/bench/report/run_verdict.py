@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from dflash_trt.observe.bench.bench_report import BenchReport, WorkloadReport
-from dflash_trt.observe.bench.equal_concurrency import ComparisonRow
-from dflash_trt.observe.bench.intervals import Speedup
 from dflash_trt.observe.bench.point_record import BenchPoint
-from dflash_trt.observe.bench.workloads import Workload
+from dflash_trt.observe.bench.report.bench_report import BenchReport, WorkloadReport
+from dflash_trt.observe.bench.report.equal_concurrency import ComparisonRow
+from dflash_trt.observe.bench.report.intervals import Speedup
+from dflash_trt.observe.bench.report.workloads import Workload
 
 FASTER, SLOWER, UNDECIDED = "faster", "slower", "not decided"
 

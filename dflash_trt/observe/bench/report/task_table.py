@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from dflash_trt.observe.bench.bench_report import BenchReport
-from dflash_trt.observe.bench.cell_text import NONE, TAU, factor_text, rate_text, tau_text, title_of
-from dflash_trt.observe.bench.equal_concurrency import ComparisonRow
-from dflash_trt.observe.bench.tasks import TaskReport
+from dflash_trt.observe.bench.report.bench_report import BenchReport
+from dflash_trt.observe.bench.report.cell_text import NONE, TAU, factor_text, rate_text, tau_text, title_of
+from dflash_trt.observe.bench.report.equal_concurrency import ComparisonRow
+from dflash_trt.observe.bench.report.tasks import TaskReport
 from dflash_trt.observe.pages.page_templates import Table
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dflash_trt.observe.bench.bench_report import BenchReport, WorkloadReport
-from dflash_trt.observe.bench.cell_text import TAU, factor_text, rate_text, tau_text, title_of
-from dflash_trt.observe.bench.equal_speed import AtSpeed
 from dflash_trt.observe.bench.point_record import BenchPoint, Latency
-from dflash_trt.observe.bench.speed_curve import SpeedCurve
-from dflash_trt.observe.bench.workloads import MethodSeries, Workload
+from dflash_trt.observe.bench.report.bench_report import BenchReport, WorkloadReport
+from dflash_trt.observe.bench.report.cell_text import TAU, factor_text, rate_text, tau_text, title_of
+from dflash_trt.observe.bench.report.equal_speed import AtSpeed
+from dflash_trt.observe.bench.report.speed_curve import SpeedCurve
+from dflash_trt.observe.bench.report.workloads import MethodSeries, Workload
 from dflash_trt.observe.pages.page_templates import Table
 from dflash_trt.observe.plots.curves import Plot, PlotCurve, PlotPoint
 from dflash_trt.observe.plots.method_styles import styles

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dflash_trt.observe.bench.cell_text import NONE, TAU, tau_text
-from dflash_trt.observe.bench.workloads import Workload
+from dflash_trt.observe.bench.report.cell_text import NONE, TAU, tau_text
+from dflash_trt.observe.bench.report.workloads import Workload
 from dflash_trt.observe.pages.page_templates import Table
 
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dflash_trt.observe.bench.equal_concurrency import ComparisonRow, sweep
-from dflash_trt.observe.bench.equal_speed import AtSpeed, at_speeds
-from dflash_trt.observe.bench.report_notes import notes
-from dflash_trt.observe.bench.speed_curve import SpeedCurve, curve, speeds
-from dflash_trt.observe.bench.tasks import TaskReport, tasks
-from dflash_trt.observe.bench.workloads import BASELINE, LoadedRun, Workload, workloads
+from dflash_trt.observe.bench.report.equal_concurrency import ComparisonRow, sweep
+from dflash_trt.observe.bench.report.equal_speed import AtSpeed, at_speeds
+from dflash_trt.observe.bench.report.report_notes import notes
+from dflash_trt.observe.bench.report.speed_curve import SpeedCurve, curve, speeds
+from dflash_trt.observe.bench.report.tasks import TaskReport, tasks
+from dflash_trt.observe.bench.report.workloads import BASELINE, LoadedRun, Workload, workloads
 
 
 class WorkloadReport(msgspec.Struct, frozen=True):

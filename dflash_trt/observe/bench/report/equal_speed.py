@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from dflash_trt.observe.bench.intervals import NUM_SAMPLES, Samples, Speedup, point_rates, speedups
-from dflash_trt.observe.bench.speed_curve import SpeedPoint, curve
-from dflash_trt.observe.bench.workloads import MethodSeries, Workload
+from dflash_trt.observe.bench.report.intervals import NUM_SAMPLES, Samples, Speedup, point_rates, speedups
+from dflash_trt.observe.bench.report.speed_curve import SpeedPoint, curve
+from dflash_trt.observe.bench.report.workloads import MethodSeries, Workload
 from dflash_trt.observe.plots.frontier import frontier, rate_between
 
 Front = Sequence[SpeedPoint]

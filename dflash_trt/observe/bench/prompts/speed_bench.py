@@ -14,8 +14,8 @@ import msgspec
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json_lines
-from dflash_trt.observe.bench.conversation import Conversation, Turn, user_turns
-from dflash_trt.observe.bench.parquet_rows import read_parquet
+from dflash_trt.observe.bench.prompts.conversation import Conversation, Turn, user_turns
+from dflash_trt.observe.bench.prompts.parquet_rows import read_parquet
 
 SPLITS = ("qualitative", "throughput_1k", "throughput_2k", "throughput_8k", "throughput_16k", "throughput_32k")
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # start of the text that is published in place of a prompt

@@ -14,9 +14,9 @@ import msgspec
 
 from dflash_trt.errors import EndpointError, cut
 from dflash_trt.files.read import open_file
-from dflash_trt.observe.bench.aiperf_command import AiperfLoad, command
-from dflash_trt.observe.bench.aiperf_records import RECORDS, first_error
-from dflash_trt.observe.bench.conversation import Conversation
+from dflash_trt.observe.bench.load.aiperf_command import AiperfLoad, command
+from dflash_trt.observe.bench.load.aiperf_records import RECORDS, first_error
+from dflash_trt.observe.bench.prompts.conversation import Conversation
 from dflash_trt.observe.servers.local_server import child_process
 
 POLL_SECONDS = 0.5

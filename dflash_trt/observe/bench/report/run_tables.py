@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from dflash_trt.observe.bench.cell_text import NONE, TAU, tau_text
 from dflash_trt.observe.bench.point_record import BenchPoint, Distribution
+from dflash_trt.observe.bench.report.cell_text import NONE, TAU, tau_text
 from dflash_trt.observe.bench.run_record import BenchRun
 from dflash_trt.observe.pages.page_templates import Table
 
