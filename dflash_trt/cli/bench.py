@@ -95,7 +95,7 @@ class KeyValue(click.ParamType):  # type: ignore[type-arg]
                  help="Gaps between requests of --request-rate."),
     click.option("--fixed-schedule", is_flag=True, help="Replay a trace: begin each prompt at its timestamp, in ms."),
     click.option("--goodput", type=Goodput(),
-                 help="Count requests that keep these limits, as AIPerf's option of that name: time_to_first_token, "
+                 help="Count requests that meet these limits, as AIPerf's option of that name: time_to_first_token, "
                       "inter_token_latency, request_latency in ms, output_token_throughput_per_user."),
     click.option("--template", type=click.Choice(["chat", "completions"]), default="chat", show_default=True),
     click.option("--thinking", type=click.Choice(["on", "off"]), help="enable_thinking of the chat template."),

@@ -82,7 +82,7 @@ def system(deployment: ResolvedDeployment, runtime: Runtime, *, fetches: bool = 
 
 
 def _memory_load(deployment: ResolvedDeployment, runtime: Runtime, target: TargetShape) -> ServingLoad:
-    """The deployment's memory on each GPU; the target's bytes are those of its shape, for consistency."""
+    """What the deployment asks of each GPU; the target's bytes are those of its shape, so that both go together."""
     is_trtllm = runtime == "trtllm"
     is_engine, is_fp8 = is_trtllm and deployment.mode == "engine", deployment.kv_cache_dtype == "fp8"
     is_base = deployment.mode == "engine" and not is_engine  # other runtimes load the checkpoint as it was
@@ -151,7 +151,7 @@ def default_runtime(config: str) -> Runtime:
 def open_system(
     config: str, runtime: Runtime, target: str | None, draft: str | None, **changes: object
 ) -> tuple[ResolvedDeployment, System]:
-    """The resolved deployment that CONFIG names, with some settings changed, and its inputs to the model."""
+    """The resolved deployment that CONFIG names, some of its settings changed, and what the model makes of it."""
     file = msgspec.structs.replace(read_deployment(config), **changes)
     deployment = resolve(file, Path(config).stem if config.endswith(".yaml") else config, draft=draft, target=target)
     return deployment, system(deployment, runtime, fetches=target is not None)
@@ -164,7 +164,7 @@ class PublishedTau(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def published_tau(of: System) -> PublishedTau | None:
-    """Acceptance reported by the draft's card or paper."""
+    """What the draft's card or paper reports."""
     taus = package_data(DATA / "published_taus.json", dict[str, PublishedTau])
     return None if of.draft is None else taus.get(of.draft.name)
 

@@ -39,7 +39,7 @@ class BatchLimit(msgspec.Struct, frozen=True):
 
 
 def memory_items(system: System, method: Method, batch: int, tokens: int) -> tuple[MemoryItem, ...]:
-    """Memory of one GPU while it serves `batch` requests of `tokens` tokens each."""
+    """What one GPU holds with `batch` requests of `tokens` tokens each, for as long as it serves."""
     load = _load(system, method, batch)
     items = [MemoryItem(item.name, item.bytes) for item in memory.memory_items(load)[0] if not item.is_late]
     return (*items, *_eagle3_items(system, method), MemoryItem(CACHES, _pool_bytes(system, method, load, tokens)))

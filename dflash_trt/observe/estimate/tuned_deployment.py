@@ -47,7 +47,7 @@ def tune_deployment(
     `measured` is a run that replaces the model.
     """
     file = read_deployment(config)
-    # Settings chosen here do not affect the choice, so tuning a tuned deployment changes nothing.
+    # What is chosen here has no say in the choice: so tuning what was tuned changes nothing.
     free: dict[str, int | None] = {"max_batch_size": None, "num_draft_tokens": None, "draft_schedule": None}
     deployment, system = open_system(config, runtime, target, draft, **free)
     if (longest := traffic.max_tokens) > deployment.max_seq_len:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`estimate` reports what was compared with published speeds, and marks what was not."""
+"""What was held against published speeds is what `estimate` says, and what was not is marked."""
 
 from __future__ import annotations
 

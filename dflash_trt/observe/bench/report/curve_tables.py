@@ -91,9 +91,9 @@ def latency_tables(work: Workload) -> Iterator[Table]:
 
 
 def goodput_table(work: Workload) -> Table:
-    """Requests that kept every limit, as AIPerf counted them."""
+    """Requests that met every limit, as AIPerf counted them."""
     rows = [
-        (str(p.concurrency), series.title, rate_text(p.goodput), f"{(p.good_requests or 0) / p.sent:.0%}")
+        (str(p.concurrency), series.title, f"{p.goodput:.2f}", f"{(p.good_requests or 0) / p.sent:.0%}")
         for p, series in _points(work) if p.good_requests is not None
     ]  # fmt: skip
     return Table(

@@ -69,7 +69,7 @@ def test_goodput_is_aiperfs(tmp_path: Path) -> None:
     assert verdict(found)[0].endswith("Best goodput: 24.00 requests/s at 1, plain decoding 8.00 requests/s at 1")
     text = render_report(found, "markdown").replace("\\_", "_")
     assert "### Goodput, request_latency:1200: ours" in text
-    assert "| 4 | DFlash | 24.0 | 60% |" in text
+    assert "| 4 | DFlash | 24.00 | 60% |" in text
     silent = report(load_runs([samples.run_of(tmp_path / "2", samples.point("none", 1, 100, 88))]), seed=7)
     assert "Goodput" not in render_report(silent, "markdown")
 
