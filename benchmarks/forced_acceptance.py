@@ -31,8 +31,8 @@ from transformers import (
 
 from dflash_trt.engine.proposals import Draw, Proposals
 from dflash_trt.runtime.decoder import Decoder
-from dflash_trt.runtime.draft_length import DraftLength
 from dflash_trt.runtime.model_runner import ModelRunner
+from dflash_trt.runtime.policy.draft_length import DraftLength
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.target import Segment
 from tests.reference.synthetic import DraftSizes, write_random_draft

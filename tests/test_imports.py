@@ -27,6 +27,7 @@ FLOORS = [
     {"trtllm"},
     {"triton"},
     # the rehearsal
+    {"runtime/policy"},
     {"runtime/kvcache"},
     {"runtime/drafter", "runtime/targets"},
     {"runtime/cpu"},

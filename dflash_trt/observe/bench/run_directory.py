@@ -12,7 +12,8 @@ import msgspec
 
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import read_json
-from dflash_trt.files.write import NAME, OutputKind, bearing, new_file, sole_writer
+from dflash_trt.files.workspace import SUFFIX
+from dflash_trt.files.write import OutputKind, bearing, new_file, sole_writer
 from dflash_trt.observe.bench.point_record import BenchPoint
 from dflash_trt.observe.bench.run_record import SCHEMA, BenchRecord, BenchRun
 from dflash_trt.observe.bench.run_settings import differences
@@ -74,7 +75,7 @@ def begin_run(directory: Path, run: BenchRun) -> BenchRun:
     Raises ConfigError, naming what differs, for a run with points and other settings.
     """
     if not (directory / RUN_FILE).exists():
-        if any(not NAME.fullmatch(entry.name) for entry in directory.glob("*")):
+        if any(not entry.name.endswith(SUFFIX) for entry in directory.glob("*")):
             raise ConfigError(f"{directory} is not empty and holds no bench run", hint="give another -o")
         write_run(directory, run)
         return run
