@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from dflash_trt.errors import EndpointError
 from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer, ProbePrompt
-from dflash_trt.observe.endpoints.answer import Answer
+from dflash_trt.observe.endpoints.answer_stream import Answer
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import Runtime
 from dflash_trt.observe.endpoints.meters import acceptance_during, meter

@@ -19,7 +19,7 @@ from dflash_trt.files.json_file import json_object
 if TYPE_CHECKING:
     import httpx
 
-from dflash_trt.observe.endpoints.answer import Answer, AnswerReader, events
+from dflash_trt.observe.endpoints.answer_stream import Answer, AnswerReader, events
 from dflash_trt.observe.endpoints.client_errors import refusal, too_late, unreachable
 
 MAX_PAGE_BYTES = 64 * 2**20  # bytes of an unstreamed answer: /metrics of a large deployment has several MiB

@@ -15,7 +15,7 @@ import pytest
 
 from dflash_trt.errors import EndpointError
 from dflash_trt.observe.endpoints import client as client_module
-from dflash_trt.observe.endpoints.answer import events
+from dflash_trt.observe.endpoints.answer_stream import events
 from dflash_trt.observe.endpoints.client import Client, base_url
 from dflash_trt.observe.endpoints.counter_meters import SglangMeter
 from dflash_trt.observe.endpoints.identify import identify

@@ -22,7 +22,7 @@ from dflash_trt.observe.diagnosis.probe_groups import OUT_OF_TIME, group
 from dflash_trt.observe.diagnosis.prober import Prober, chats
 from dflash_trt.observe.diagnosis.probes import plain
 from dflash_trt.observe.diagnosis.speed_probe import speeds
-from dflash_trt.observe.endpoints.answer import Answer
+from dflash_trt.observe.endpoints.answer_stream import Answer
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import identify
 from dflash_trt.observe.endpoints.meters import acceptance_during, meter
