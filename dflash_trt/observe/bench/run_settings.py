@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of a bench run: which ones make two runs differ, and which ones a reader must be warned of."""
+"""Settings of a bench run: those in which two runs differ, and those that a reader must be warned of."""
 
 from __future__ import annotations
 

@@ -74,10 +74,10 @@ class Sweep:
     def measure(
         self, server: MethodServer, progress: Callable[[SweepPoint, int], None]
     ) -> Iterator[tuple[SweepPoint, BenchPoint, list[str]]]:
-        """The missing points of one method, each written when it is done, with what a reader must be warned of.
+        """The missing points of one method, each written when it is measured, with its warnings.
 
-        `progress` gets the number of a point's answers so far. Raises EndpointError where the server does not answer,
-        or not with what a measurement needs.
+        `progress` gets the number of a point's answers so far. Raises EndpointError if the server does not answer, or
+        counts no tokens.
         """
         if not (points := self.missing(server.method.name)):
             return
@@ -118,7 +118,7 @@ class Sweep:
         return measured, warnings
 
     def _warm_up(self, client: Client, runtime: Runtime, request: RequestSettings) -> None:
-        """Asks for one short answer, so that a bad request fails before hundreds are sent."""
+        """Asks for one short answer, so that a bad request fails before the load starts."""
         short = msgspec.structs.replace(request, max_tokens=min(request.max_tokens, WARM_UP_TOKENS))
         turns = self.experiment.prompts.prompts[0].turns
         until = next(index for index, turn in enumerate(turns, start=1) if turn.role == "user")
