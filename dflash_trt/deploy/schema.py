@@ -144,9 +144,9 @@ def versions(runtime: str) -> list[str]:
 
 
 def load_schema(runtime: str, version: str | None = None) -> Schema:
-    """The schema of a release, the newest unless said otherwise; of one without a schema the nearest's.
+    """The schema of a release, by default the newest; for a release without a schema, the nearest one.
 
-    That is the newest before it, or the oldest of all. Raises ConfigError for what is no version.
+    The nearest is the newest before it, or the oldest of all. Raises ConfigError for an invalid version.
     """
     from packaging.version import InvalidVersion, Version
 

@@ -37,7 +37,7 @@ class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
     draft_name: str | None = None
     """Repository id of the draft, also where a directory has it."""
     reading: list[Finding] = []
-    """What reading the arguments found."""
+    """Findings from reading the arguments."""
 
     def setting(self, path: str) -> Any:
         """The value at a dotted path, or the release's default."""

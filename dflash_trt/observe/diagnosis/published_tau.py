@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published acceptance lengths of targets with their DFlash drafts: what a server may be compared with."""
+"""Published acceptance lengths of targets with their DFlash drafts, with which servers are compared."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def published_taus() -> tuple[PublishedTau, ...]:
 
 
 def published_tau(runtime: Runtime, draft_length: float | None) -> PublishedTau | None:
-    """The figure of the server's target, by name, at the longest published draft that the server's are as long as."""
+    """The figure of the server's target, by name, at the longest published draft length that the server reaches."""
     if draft_length is None:
         return None
     names = [name.rpartition("/")[2].lower() for name in (runtime.target, runtime.model)]

@@ -139,7 +139,7 @@ def ignore_temperature(llm: LLM) -> None:
 
 
 def pair(llm: LLM) -> ModelRunner:
-    return llm.backend._decoder._runner
+    return llm.backend.decoder.runner
 
 
 def drafter(llm: LLM) -> Drafter:
