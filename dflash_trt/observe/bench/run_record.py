@@ -106,7 +106,7 @@ class BenchRun(BenchRecord, frozen=True, kw_only=True):
 
 
 def request_of(request: RequestSettings, method: BenchMethod) -> RequestSettings:
-    """What one method's requests ask for."""
+    """Settings of one method's requests."""
     return msgspec.convert({**msgspec.to_builtins(request), **method.overrides}, RequestSettings)
 
 

@@ -33,7 +33,7 @@ def settings_warnings(run: BenchRun) -> Iterator[str]:
     if len(models := {method.model for method in run.methods}) > 1:
         yield f"the methods serve models of different names: {', '.join(sorted(models))}"
     num_prompts = run.prompt_set.num_prompts // max(1, len(run.prompt_set.categories))
-    is_open = run.arrivals is not None  # its concurrency is a bound
+    is_open = run.arrivals is not None  # concurrency is only a bound then
     if not is_open and (unreached := [value for value in run.concurrencies if value > num_prompts]):
         yield (
             f"about {num_prompts} prompts a point never keep {', '.join(map(str, unreached))} requests going:"

@@ -13,7 +13,7 @@ from dflash_trt.observe.endpoints.identify import ServerKind
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """A likely cause, for the runtime that was asked."""
+    """A likely cause, for the diagnosed runtime."""
 
     name: str
     what: str
@@ -51,5 +51,5 @@ class EndpointFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def finding(kind: ServerKind, name: str, figure: str, *cause_names: str) -> EndpointFinding:
-    """A finding with the causes of `cause_names`, for the runtime that was asked."""
+    """A finding with the causes of `cause_names`, for the diagnosed runtime."""
     return EndpointFinding(name=name, figure=figure, causes=causes(kind, *cause_names))

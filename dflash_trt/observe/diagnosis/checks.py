@@ -14,7 +14,7 @@ NOT_MEASURED = "not measured"
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One question about a server, and what came of it."""
+    """One check of a server, and its result."""
 
     name: str
     verdict: Literal["fine", "WRONG", "not measured"]
@@ -23,7 +23,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Every check; findings are those that went wrong, `unmeasured` those that could be made and were not."""
+    """Every check; findings are the failed ones, `unmeasured` those that were possible but not made."""
 
     checks: list[Check]
     findings: list[EndpointFinding]

@@ -27,7 +27,7 @@ from dflash_trt.observe.endpoints.metrics_page import MetricsPage
 
 SECONDS = 110.0
 SCHEMA = "dflash-trt/doctor-endpoint/3"
-HITS = (  # vLLM's present names, and those of 0.10
+HITS = (  # vLLM's current names, and those of 0.10
     ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),
     ("vllm:gpu_prefix_cache_queries_total", "vllm:gpu_prefix_cache_hits_total"),
 )
@@ -44,7 +44,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     is_chat: bool
     acceptance: str
-    """From which figures of the server it was read."""
+    """The server's figures that it was read from."""
     foreign_tokens: int = 0
     """Output tokens of other clients, whose acceptance is then in these figures."""
     seconds: float
@@ -55,7 +55,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     unmeasured: list[EndpointFinding]
     """Checks that could not be measured or judged, but can be after a change."""
     checks: list[Check]
-    """Every question that was asked, and what came of it."""
+    """Every check, and its result."""
     notes: list[EndpointFinding]
     """Notes."""
 
@@ -64,7 +64,7 @@ def diagnose(
     client: Client, *, model: str | None = None, baseline: Diagnosis | None = None, expected_tau: float | None = None,
     long_tokens: int | None = None, has_load: bool = True, seconds: float = SECONDS,
 ) -> Diagnosis:  # fmt: skip
-    """Diagnoses within `seconds`; raises EndpointError if nothing answers or `baseline` used another API."""
+    """Diagnoses within `seconds` seconds; raises EndpointError if nothing answers or `baseline` used another API."""
     began = time.monotonic()
     runtime = identify(client, model=model)
     is_chat = chats(client, runtime)
@@ -83,7 +83,7 @@ def diagnose(
 
 
 def _probed(client: Client, prober: Prober, long_tokens: int | None, *, has_load: bool) -> tuple[Probed, int | None]:
-    """Asks everything; also the tokens that the prefix cache brought."""
+    """Runs all probes; also returns the tokens that the prefix cache served."""
     short = probes.short(prober)
     served = probes.served(prober)
     seeds = probes.sampled(prober)
@@ -102,7 +102,7 @@ def _probed(client: Client, prober: Prober, long_tokens: int | None, *, has_load
 
 
 def _prefix_hits(client: Client) -> tuple[int, int] | None:
-    """Tokens asked of the prefix cache, and found; None where it does not say."""
+    """Tokens looked up in the prefix cache, and found; None if the server does not report them."""
     with suppress(EndpointError):
         page = MetricsPage.parse(client.get("/metrics"), f"{client.url}/metrics")
         for queries, hits in HITS:

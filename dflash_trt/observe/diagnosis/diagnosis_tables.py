@@ -35,13 +35,13 @@ def tables(diagnosis: Diagnosis) -> Iterator[Table]:
 
 
 def checks_table(diagnosis: Diagnosis) -> Table:
-    """The verdict: each check, and what came of it."""
+    """The verdict: each check, and its result."""
     rows = tuple((check.name, check.verdict, printable(check.figure)) for check in diagnosis.checks)
     return Table(title="verdict", columns=("check", "verdict", "measured"), rows=rows)
 
 
 def conclusion(diagnosis: Diagnosis) -> str:
-    """The last line: what was found wrong, if anything, in what was measured."""
+    """The last line: the problems found in the measured checks, if any."""
     missing = [check.name for check in diagnosis.checks if check.verdict == NOT_MEASURED]
     measured = len(diagnosis.checks) - len(missing)
     found = len(diagnosis.findings)
@@ -52,7 +52,7 @@ def conclusion(diagnosis: Diagnosis) -> str:
 
 
 def finding_lines(word: str, finding: EndpointFinding) -> Iterator[str]:
-    """A finding, its figure, and what it likely comes from."""
+    """A finding, its figure, and its likely causes."""
     yield f"\n{word}: {finding.name}\n  {printable(finding.figure)}"
     if len(finding.causes) > 1:
         yield "  likely causes, in this order:"

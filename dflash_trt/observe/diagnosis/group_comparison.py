@@ -10,7 +10,7 @@ from dflash_trt.observe.diagnosis.noise import (
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
 
 PAIRED = 0.05
-"""The smallest loss of accepted drafts on the same prompts that is reported."""
+"""Smallest reported loss of accepted draft tokens on the same prompts."""
 
 
 def _comparable(group: ProbeGroup, reference: ProbeGroup) -> tuple[dict[str, float], dict[str, float]]:
@@ -24,12 +24,12 @@ def comparable_values(group: ProbeGroup, reference: ProbeGroup) -> tuple[list[fl
 
 
 def loss_on_same_prompts(group: ProbeGroup, reference: ProbeGroup, smallest: float = PAIRED) -> float | None:
-    """Share of accepted drafts lost on the same prompts; None if that is noise or small."""
+    """Share of accepted draft tokens lost on the same prompts; None if it is noise or small."""
     return paired_loss(*_comparable(group, reference), smallest)
 
 
 def text_pairs(group: ProbeGroup, reference: ProbeGroup) -> list[tuple[str, str]]:
-    """Both answers to each prompt that both were asked."""
+    """Both answers to each prompt that both groups contain."""
     texts = {sample.prompt: sample.text for sample in reference.samples}
     return [(texts[sample.prompt], sample.text) for sample in group.samples if sample.prompt in texts]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds acceptance that is missing, low or in doubt at short prompts; pure functions.
 
-A client sees acceptance, no layers: where several causes look alike, all are named, the likeliest first.
+A client sees acceptance but no layers: if several causes look alike, all are named, the likeliest first.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from dflash_trt.observe.endpoints.identify import ServerKind
 
 NEAR_ZERO = NEAR_ZERO_TAU - 1
 POOREST, POOREST_SHARE = POOREST_TAU - 1, 0.4
-"""Accepted drafts a pass of the poorest healthy uses, and of each draft where there are only one or two."""
+"""Accepted draft tokens per pass of the poorest healthy uses, and per draft token if there are only one or two."""
 PUBLISHED = 0.75
-"""Share of a pair's lowest published acceptance, on others' prompts, below which a server's is too low."""
+"""Share of a pair's lowest published acceptance, with other prompts, below which a server's is too low."""
 MILD, SEVERE = 0.25, 0.5
-"""Losses of accepted drafts that make other causes likelier."""
+"""Losses of accepted draft tokens beyond which other causes are likelier."""
 
 
 def not_seen(kind: ServerKind, short: ProbeGroup, unreadable: str, how: str) -> list[EndpointFinding]:
-    """Missing answers, and acceptance that the server does not publish or that cannot be read."""
+    """Missing answers, and acceptance that the server does not publish or that is unreadable."""
     if len(short.samples) < MIN_SAMPLES:
         figure = f"{len(short.samples)} short prompts were answered: {short.why_not or 'no more were asked'}"
         return [finding(kind, "too few answers", figure, "slow")]
@@ -61,7 +61,7 @@ def low_acceptance(
     kind: ServerKind, short: ProbeGroup, baseline: ProbeGroup | None, expected_tau: float | None,
     published: PublishedTau | None = None, draft_length: float | None = None,
 ) -> list[EndpointFinding]:  # fmt: skip
-    """No drafts, drafts that are all rejected, or fewer accepted than in a healthy run or for a published pair."""
+    """No drafts, only rejected drafts, or fewer accepted ones than in a healthy run or for a published pair."""
     if found := no_drafts(kind, short, "no drafts", "no drafter"):
         return found
     values = list(short.values(is_first=False).values())
@@ -93,7 +93,7 @@ def in_doubt(
     kind: ServerKind, short: ProbeGroup, baseline: ProbeGroup | None, expected_tau: float | None,
     published: PublishedTau | None,
 ) -> list[EndpointFinding]:  # fmt: skip
-    """Acceptance that is low, and scatters too much to say so beyond doubt: it is not fine either."""
+    """Acceptance that is low but too noisy for certainty: it is not fine either."""
     values = list(short.values(is_first=False).values())
     if baseline is not None:
         (values, usual), share = comparable_values(short, baseline), 1 - MILD
@@ -117,7 +117,9 @@ def published_range(published: PublishedTau) -> str:
 
 
 def _by_position(short: ProbeGroup) -> tuple[str, ...]:
-    """Likely causes of acceptance that is low everywhere; the last positions of a block too long are never accepted."""
+    """Likely causes of acceptance that is low everywhere; the last positions of a block that is too long are never
+    accepted.
+    """
     shares = short.shares_by_position
     rest = ("template", "layout", "pairing", "taps", "scales", "projections", "cache", "k_norm", "head", "pair")
     is_cut = len(shares) > 1 and shares[-1] < 0.005 and shares[0] < 0.5
@@ -125,7 +127,7 @@ def _by_position(short: ProbeGroup) -> tuple[str, ...]:
 
 
 def not_judged(kind: ServerKind, short: ProbeGroup, draft_length: float) -> list[EndpointFinding]:
-    """Acceptance without a figure to compare with; other targets' are named, of drafts as long."""
+    """Acceptance without a figure to compare with; names other targets' with equally long drafts."""
     fitting = [pair for pair in published_taus() if pair.num_draft_tokens <= draft_length + 0.5]
     longest = max((pair.num_draft_tokens for pair in fitting), default=0)
     others = [pair for pair in fitting if pair.num_draft_tokens == longest]
@@ -146,7 +148,7 @@ def _below_baseline(kind: ServerKind, short: ProbeGroup, baseline: ProbeGroup) -
         f" prompts; {same} of {len(short.samples)} answers are the same"
     )
     names = _by_loss(loss)
-    if same < len(short.samples) / 2:  # then it is not the drafter alone
+    if same < len(short.samples) / 2:  # then it is not only the drafter
         names = ("template", "pair", *names)
     return [finding(kind, "acceptance below the baseline", figure, *names)]
 

@@ -19,7 +19,7 @@ COLLAPSED = 0.2
 def long_contexts(
     kind: ServerKind, short: ProbeGroup, long: ProbeGroup, baseline: ProbeGroup | None
 ) -> list[EndpointFinding]:
-    """Acceptance that dies at long contexts, and not at short ones."""
+    """Acceptance that collapses at long contexts, but not at short ones."""
     lengths = [sample.input_tokens for sample in long.samples if sample.input_tokens]
     size = f"at {min(lengths)} to {max(lengths)} tokens" if lengths else "at long contexts"
     if found := no_drafts(kind, long, "no drafts at long contexts", "no drafter"):
@@ -35,7 +35,7 @@ def long_contexts(
 
 
 def repeated_prefixes(kind: ServerKind, first: ProbeGroup, again: ProbeGroup) -> list[EndpointFinding]:
-    """Acceptance that falls where a prompt is known to a prefix cache."""
+    """Acceptance that falls if a prompt is in a prefix cache."""
     if found := no_drafts(kind, again, "no drafts on a repeated prefix", "prefix"):
         return found
     if (loss := loss_on_same_prompts(again, first)) is None:
@@ -47,7 +47,7 @@ def repeated_prefixes(kind: ServerKind, first: ProbeGroup, again: ProbeGroup) ->
 
 
 def prefix_hits(kind: ServerKind, again: ProbeGroup, hits: int | None) -> list[EndpointFinding]:
-    """A prefix cache that is on and finds nothing; `hits`: tokens, None where the server does not say."""
+    """A prefix cache that is on but never hits; `hits`: tokens, None if the server does not report them."""
     if hits != 0 or any(sample.cached_tokens for sample in again.samples) or not again.samples:
         return []
     figure = f"0 tokens from the prefix cache for {len(again.samples)} prompts that it had seen"
@@ -55,7 +55,7 @@ def prefix_hits(kind: ServerKind, again: ProbeGroup, hits: int | None) -> list[E
 
 
 def _dead_from(group: ProbeGroup) -> str:
-    """From which position on drafts are not accepted any more."""
+    """The position from which draft tokens are no longer accepted."""
     shares = group.shares_by_position
     first = next((index for index, share in enumerate(shares) if share < 0.01), None)
     return "all positions suffer" if first is None else f"no draft is accepted after position {first}"

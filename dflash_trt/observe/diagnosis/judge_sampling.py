@@ -12,9 +12,9 @@ from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
 from dflash_trt.observe.endpoints.identify import ServerKind
 
 SAMPLED = 0.5
-"""The smallest reported loss at temperature 1, where a seed's text and so its acceptance may vary."""
+"""Smallest reported loss at temperature 1, where a seed's text, and thus its acceptance, may vary."""
 MIN_DRAWN = 8
-"""Tokens of an answer that two seeds seldom draw alike."""
+"""Tokens of an answer that two seeds rarely draw identically."""
 
 
 def is_drawn(first: ProbeGroup, second: ProbeGroup) -> bool:

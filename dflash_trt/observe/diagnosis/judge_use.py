@@ -19,7 +19,7 @@ from dflash_trt.observe.endpoints.identify import ServerKind
 SLOWER = 0.75
 """Share of plain decoding's speed below which drafts cost time; smaller differences vary with the load."""
 RARE = 0.1
-"""Acceptance at a position below which a draft is seldom worth its verification."""
+"""Acceptance at a position below which a draft token is rarely worth its verification."""
 
 
 def slow_drafts(kind: ServerKind, speeds: list[Speed]) -> list[EndpointFinding]:
@@ -42,7 +42,7 @@ def slow_drafts(kind: ServerKind, speeds: list[Speed]) -> list[EndpointFinding]:
 def drafting_notes(
     kind: ServerKind, short: ProbeGroup, drawn: ProbeGroup, foreign: ProbeGroup, thinking: tuple[ProbeGroup, ProbeGroup]
 ) -> list[EndpointFinding]:
-    """Facts worth knowing that are faults only for some uses."""
+    """Facts that are faults only for some uses."""
     compared = [
         (foreign, "in other languages", short, "in English", 0.5, "other languages are drafted worse", "language"),
         (drawn, "at temperature 1", short, "at 0", COLLAPSED, "few drafts are accepted when sampling", "independent"),
@@ -54,7 +54,7 @@ def drafting_notes(
         for worse, where, better, usually, share, name, cause in compared
         if is_share_below(*comparable_values(worse, better), share)
     ]
-    # Where a server verifies fewer drafts at times, a late position's share says less about the draft than about that.
+    # If a server sometimes verifies fewer drafts, a late position's share reflects this more than the draft.
     is_whole = (short.draft_length or 0) > 0.9 * len(short.shares_by_position)
     shares = short.shares_by_position if is_whole else []
     worth = next((i for i, share in enumerate(shares) if share < RARE), len(shares))

@@ -14,7 +14,7 @@ REFUSED = "the server refuses it"
 
 
 def group(name: str, ask: Iterable[Callable[[], ProbeAnswer]]) -> ProbeGroup:
-    """Asks one by one; a refusal or the end of the time ends the group and is noted in it."""
+    """Sends requests one by one; a refusal or timeout ends the group and is recorded in it."""
     samples: list[ProbeAnswer] = []
     try:
         for each in ask:

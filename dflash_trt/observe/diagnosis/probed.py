@@ -24,11 +24,11 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True):
     thinking: tuple[ProbeGroup, ProbeGroup]
     speeds: list[Speed]
     speeds_missing: str
-    """Why speeds are missing, or not all there."""
+    """Why speeds are missing."""
     unreadable: str
     """Why published figures could not be read."""
     how: str
-    """From which figures acceptance was read, or why from none."""
+    """The figures from which acceptance was read, or why there are none."""
 
     @property
     def groups(self) -> list[ProbeGroup]:

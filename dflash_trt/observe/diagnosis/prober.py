@@ -30,14 +30,14 @@ class Prober:
         self._deadline = time.monotonic() + seconds
         self._has_own_figures = True
         self.how = ""
-        """From which figures acceptance was read."""
+        """The figures from which acceptance was read."""
         self.unreadable = ""
-        """Why figures that the server publishes could not be read."""
+        """Why the server's figures could not be read."""
         self.foreign_tokens = 0
         """Tokens that the server counted beyond ours: another client's."""
 
     def ask(self, name: str, question: ProbePrompt, *, max_tokens: int, **fields: object) -> ProbeAnswer:
-        """One request; raises EndpointError, and OutOfTimeError before one that has no time left."""
+        """Sends one request; raises EndpointError, or OutOfTimeError if no time is left."""
         body = self._body(question, max_tokens, fields)
         if not self._has_own_figures:
             try:
@@ -56,7 +56,7 @@ class Prober:
         return self._sample(name, answer, answer.acceptance)
 
     def ask_together(self, questions: list[ProbePrompt], *, max_tokens: int, **fields: object) -> tuple[int, float]:
-        """Output tokens and seconds of requests that run at the same time; raises as `ask`."""
+        """Output tokens and seconds of concurrent requests; raises like `ask`."""
         self._left()
         bodies = [self._body(question, max_tokens, fields) for question in questions]
         began = time.perf_counter()

@@ -17,7 +17,7 @@ PREFIX_TOKENS = 512
 """More than a page of a prefix cache, of most models."""
 NUM_PREFIXES = 8
 NUM_PAIRED = 6
-"""Short prompts that are asked again in another way."""
+"""Short prompts that are repeated in other ways."""
 NUM_LONG = 8
 LONG_TOKENS = 6000
 """Length of a long prompt: beyond the windows of 2048 and 4096 tokens that drafters are trained with."""
@@ -27,12 +27,12 @@ NO_PLAIN = "this runtime decodes no single request without drafts"
 
 
 def short(prober: Prober) -> ProbeGroup:
-    """Sixteen short prompts, greedy: what everything else is compared with."""
+    """Sixteen short greedy prompts: the reference for all other probes."""
     return greedy_group(prober, "short prompts", prompts().short, SHORT_TOKENS)
 
 
 def served(prober: Prober) -> ProbeGroup:
-    """The first of the same with as many drafts as the server chooses, where requests may ask for more."""
+    """The first of them with the server's own draft length, if requests may choose one."""
     if prober.runtime.kind != "dflash-trt":
         return ProbeGroup(name="as served", why_not="the short prompts are", is_left_out=True)
     some = dict(list(prompts().short.items())[:NUM_PAIRED])
@@ -40,7 +40,7 @@ def served(prober: Prober) -> ProbeGroup:
 
 
 def plain(prober: Prober) -> ProbeGroup:
-    """The first of the same without drafts, where a request may say so."""
+    """The first of them without drafts, if requests may disable them."""
     if prober.runtime.kind != "dflash-trt":
         return ProbeGroup(name="plain decoding", why_not=NO_PLAIN, is_left_out=True)
     some = dict(list(prompts().short.items())[:NUM_PAIRED])
@@ -53,7 +53,7 @@ def foreign(prober: Prober) -> ProbeGroup:
 
 
 def prefixes(prober: Prober, reference: ProbeGroup) -> tuple[ProbeGroup, ProbeGroup]:
-    """Prompts that no cache can know, then the same again."""
+    """Prompts that no cache can contain, then the same again."""
     nonce = secrets.token_hex(4)
     characters = int(PREFIX_TOKENS * _characters_per_token(prober, reference))
     questions: dict[str, ProbePrompt] = {}
@@ -82,14 +82,14 @@ def long(prober: Prober, reference: ProbeGroup, num_tokens: int | None) -> Probe
     while (
         not (found.samples or num_tokens) and found.why_not.startswith(REFUSED) and (wanted := wanted // 2) >= MIN_LONG
     ):
-        found = _long(prober, reference, wanted)  # a server need not say how long prompts may be
+        found = _long(prober, reference, wanted)  # a server need not report its maximum prompt length
     return found
 
 
 def _long(prober: Prober, reference: ProbeGroup, num_tokens: int) -> ProbeGroup:
     characters = int(num_tokens * _characters_per_token(prober, reference))
     passages = [passage(index, NUM_LONG, characters) for index in range(NUM_LONG)]
-    # Another release of this package has other passages: their names say so when two diagnoses are compared.
+    # Another release of this package has other passages, with other names, so that comparisons notice.
     questions = {f"long-{index}-{crc32(prompt.text.encode()):08x}": prompt for index, prompt in enumerate(passages)}
     return greedy_group(prober, "long prompts", questions, TOKENS)
 
@@ -104,7 +104,7 @@ def sampled(prober: Prober) -> tuple[ProbeGroup, ProbeGroup]:
 
 
 def thinking(prober: Prober) -> tuple[ProbeGroup, ProbeGroup]:
-    """Chats with thinking on and off, as templates of Qwen and others have it."""
+    """Chats with thinking on and off, as in the templates of Qwen and others."""
     some = dict(list(prompts().short.items())[-NUM_THINKING:])
     names = ("thinking on", "thinking off")
     if not prober.is_chat:

@@ -15,7 +15,7 @@ from dflash_trt.observe.diagnosis.speed_probe import BATCH, Speed
 
 
 def check_speeds(checks: Checks, probed: Probed) -> None:
-    """Whether drafts pay, beyond what the machine's pace varies by."""
+    """Whether drafts pay, beyond the variation of the machine's speed."""
     missing, figure, is_left_out = probed.speeds_missing, "", probed.speeds_missing in (NO_LOAD, NO_PLAIN)
     if not missing:
         figure = speed_text(shares := speed_shares(probed.speeds))
@@ -36,7 +36,7 @@ def speed_text(shares: Sequence[float]) -> str:
 
 
 def speeds_missing(speeds: list[Speed], lengths: Sequence[int | None], why_not: str) -> str:
-    """Why drafts and plain decoding cannot be compared; empty where they can."""
+    """Why drafts and plain decoding cannot be compared; empty if they can."""
     if 0 not in lengths:
         return NO_PLAIN
     whole = [speed for speed in speeds if len(speed.tokens_per_second) >= MIN_SAMPLES]

@@ -25,12 +25,12 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draft_lengths(prober: Prober, num_draft_tokens: int) -> list[int | None]:
-    """Lengths whose speeds can be asked for; None: the server's choice."""
+    """Draft lengths whose speeds can be measured; None: the server's choice."""
     return [None, 0, max(1, num_draft_tokens // 2)] if prober.runtime.kind == "dflash-trt" else [None]
 
 
 def speeds(prober: Prober, lengths: list[int | None]) -> tuple[list[Speed], str]:
-    """One request and sixteen at a time, with each length in turns whose order changes; also why some are missing."""
+    """Speeds of one and sixteen requests at a time, with each length in changing order; also why some are missing."""
     questions = list(prompts().short.values())
     measured: dict[tuple[int, int | None], list[float]] = {}
     why_not = ""

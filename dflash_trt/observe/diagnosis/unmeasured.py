@@ -10,12 +10,12 @@ from dflash_trt.observe.diagnosis.probes import MIN_LONG
 
 
 def too_few(group: ProbeGroup) -> str:
-    """Why a group cannot be judged; empty where it can."""
+    """Why a group cannot be judged; empty if it can."""
     return "" if len(group.samples) >= MIN_SAMPLES else group.why_not or "too few answers"
 
 
 def too_short(first: ProbeGroup, drawn: ProbeGroup) -> str:
-    """Why drawn answers cannot be told from greedy ones; empty where they can."""
+    """Why drawn answers cannot be distinguished from greedy ones; empty if they can."""
     if is_drawn(first, drawn):
         return ""
     shortest = min((sample.output_tokens for sample in drawn.samples), default=0)
@@ -23,7 +23,7 @@ def too_short(first: ProbeGroup, drawn: ProbeGroup) -> str:
 
 
 def without_figures(group: ProbeGroup) -> str:
-    """Why a group's acceptance cannot be judged; empty where it can."""
+    """Why a group's acceptance cannot be judged; empty if it can."""
     if missing := too_few(group):
         return missing
     values = group.values(is_first=False)
@@ -31,6 +31,6 @@ def without_figures(group: ProbeGroup) -> str:
 
 
 def not_long(long: ProbeGroup) -> str:
-    """Why acceptance at long contexts cannot be judged; empty where it can."""
+    """Why acceptance at long contexts cannot be judged; empty if it can."""
     longest = max((sample.input_tokens or MIN_LONG for sample in long.samples), default=MIN_LONG)
     return without_figures(long) if longest >= MIN_LONG else f"the server counts {longest} tokens in long prompts"

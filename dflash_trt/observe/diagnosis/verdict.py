@@ -67,7 +67,7 @@ def _acceptance(
     checks: Checks, runtime: Runtime, probed: Probed, baseline: ProbeGroup | None, expected_tau: float | None,
     unseen: str,
 ) -> None:  # fmt: skip
-    """Whether drafts are accepted as they should be, by the first that there is: a baseline, a figure, plain speed."""
+    """Whether acceptance is as expected, by the first available: a baseline, a figure, the speed without drafts."""
     short, kind = probed.short, runtime.kind
     length = short.draft_length or runtime.num_draft_tokens
     published = published_tau(runtime, length)
@@ -93,7 +93,7 @@ def _acceptance(
 
 
 def _stopped(runtime: Runtime, probed: Probed) -> list[EndpointFinding]:
-    """A server that drafts only where a request says so, though plain decoding is not faster."""
+    """A server that drafts only if a request asks for it, although plain decoding is not faster."""
     rates = {s.draft_length: s.tokens_per_second for s in probed.speeds if s.concurrency == 1 and s.draft_length}
     plain = next((s.tokens_per_second for s in probed.speeds if (s.concurrency, s.draft_length) == (1, 0)), [])
     if any(is_ratio_below(drafted, plain, 1.0) for drafted in rates.values()):

@@ -31,10 +31,10 @@ class Answer:
     finish: str | None
     """The server's `finish_reason`: stop, length, ..."""
     input_tokens: int | None
-    """By the server's `usage`, as the two below."""
+    """From the server's `usage`, like the two below."""
     output_tokens: int | None
     cached_tokens: int | None
-    """Prompt tokens served from the prefix cache; None where the server does not say."""
+    """Prompt tokens served from the prefix cache; None if the server does not report them."""
     emitted: tuple[float, ...]
     """Seconds from the request to each event that carried text."""
     seconds: float
@@ -74,7 +74,7 @@ class AnswerReader:
         self._finish = self._optional(choice, "finish_reason", str) or self._finish
 
     def end(self, seconds: float) -> Answer:
-        """The answer; raises EndpointError where the server did not say why it ended."""
+        """The answer; raises EndpointError if it has no finish reason."""
         if self._finish is None:
             raise EndpointError(f"{self._where}: the answer has no finish_reason")
         details = self._optional(self._usage, "prompt_tokens_details", dict) or {}
@@ -97,8 +97,8 @@ class AnswerReader:
 def events(pieces: Iterable[bytes], where: str, deadline: float) -> Iterator[dict[str, object]]:
     """The objects of a stream, up to its [DONE].
 
-    `deadline` is a moment of time.perf_counter(). Raises EndpointError for a stream that ends without [DONE], says
-    that it failed, is too long, or has not ended by then.
+    `deadline` is a time of time.perf_counter(). Raises EndpointError for a stream that ends without [DONE], reports a
+    failure, is too long, or has not ended by then.
     """
     for line in _lines(pieces, where, deadline):
         if not line.startswith(b"data:"):

@@ -17,7 +17,7 @@ MAX_KEY_BYTES = 2**16
 
 
 def read_api_key(file: Path | None) -> str | None:
-    """The first line that is neither empty nor a comment; raises ConfigError where there is no key."""
+    """The first line that is neither empty nor a comment; raises ConfigError if there is no key."""
     if file is None:
         return None
     lines = [line.strip() for line in read_text(file, ConfigError, limit=MAX_KEY_BYTES).splitlines()]

@@ -30,21 +30,21 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class Client(AbstractContextManager["Client", None]):
-    """One server; use it as a context manager. Safe to share among threads."""
+    """One server; use it as a context manager. Thread-safe."""
 
     def __init__(
         self, url: str, *, api_key: str | None = None, timeout: float = 60.0, deadline_seconds: float | None = None
     ) -> None:
         """`url` with or without /v1; `timeout`: seconds for a connection, and for each wait for bytes.
 
-        `deadline_seconds` from now every connection is cut, whatever still comes, and requests raise EndpointError.
-        Raises EndpointError unless it is an http(s) URL.
+        `deadline_seconds` from now every connection is closed, and requests raise EndpointError. Raises EndpointError
+        unless it is an http(s) URL.
         """
         import httpx
 
         self.url = base_url(url)
         host = urlsplit(self.url).hostname
-        headers = {"accept-encoding": "identity"}  # a limit on bytes is then one on memory
+        headers = {"accept-encoding": "identity"}  # a limit on bytes then limits memory
         if api_key is not None:
             headers["authorization"] = f"Bearer {api_key}"
         self._deadline = math.inf if deadline_seconds is None else time.monotonic() + deadline_seconds
@@ -72,7 +72,7 @@ class Client(AbstractContextManager["Client", None]):
         self._http.close()
 
     def _cut(self) -> None:
-        """Ends all waits for bytes: a server that sends one a second never runs into a time-out."""
+        """Ends all waits for bytes, because a server that sends one byte per second never reaches a timeout."""
         for connection in self._sockets:
             with suppress(OSError):  # closed already
                 connection.shutdown(socket.SHUT_RDWR)
@@ -86,7 +86,7 @@ class Client(AbstractContextManager["Client", None]):
             self._sockets.append(stream.get_extra_info("socket"))
 
     def get(self, path: str) -> bytes:
-        """The body of a 200; raises EndpointError, whose `status` says what else came."""
+        """The body of a 200 response; otherwise raises EndpointError with the `status`."""
         with self._sent("GET", path) as response:
             return _body(response, MAX_PAGE_BYTES)
 
@@ -127,7 +127,7 @@ class Client(AbstractContextManager["Client", None]):
 
 
 def base_url(url: str) -> str:
-    """`http://host:port[/prefix]` without /v1 or a slash at its end; raises EndpointError."""
+    """`http://host:port[/prefix]` without a trailing /v1 or slash; raises EndpointError."""
     with_scheme = url if "://" in url else f"http://{url}"
     try:
         parts = urlsplit(with_scheme)

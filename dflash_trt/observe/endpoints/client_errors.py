@@ -52,7 +52,7 @@ def unreachable(where: str, error: httpx.HTTPError) -> EndpointError:
 
 
 def _is_unknown_host(error: BaseException | None) -> bool:
-    """Looks through the causes: httpx keeps the resolver's error only there."""
+    """Searches the chain of causes, the only place where httpx keeps the resolver's error."""
     while error is not None and not isinstance(error, socket.gaierror):
         error = error.__cause__ or error.__context__
     return error is not None

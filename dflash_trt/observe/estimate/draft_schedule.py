@@ -11,14 +11,15 @@ from dflash_trt.observe.estimate.curve import BATCHES
 Price = Callable[[int, int], float]
 """Tokens a second of one user by batch and draft length."""
 TIE = 0.02
-"""A shorter schedule wins where it costs less than this."""
+"""A shorter schedule is preferred if it costs less than this."""
 
 
 def schedule_for(price: Price, largest: int, lengths: Sequence[int], slo: float) -> Schedule:
-    """Draft lengths by batch up to `largest`, each kept while it keeps the speed and none is better by more than TIE.
+    """Draft lengths by batch up to `largest`; a length is kept as long as it keeps the speed and none is better by more
+    than TIE.
 
-    Runtimes draft at most what they begin with. The first length is the best for one user with which the speed is
-    kept at every batch; where there is none, the best for one user.
+    Runtimes draft at most the first length. It is the best for one user that keeps the speed at every batch; if there
+    is none, the best for one user.
     """
     starts = [batch for batch in BATCHES if batch < largest] + [largest]
     ends = [start - 1 for start in starts[1:]] + [largest]

@@ -21,7 +21,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that can be proposed."""
     bits: float = BF16_BITS
     ranks: int = 1
-    """GPUs that share it: a target's lm_head is divided among its ranks, a drafter's own stands on each."""
+    """GPUs that share it: a target's lm_head is divided among its ranks, a drafter's own is on each."""
 
     def num_bytes(self, hidden_size: int) -> float:
         """Bytes of one rank's part."""
@@ -32,7 +32,7 @@ def drafter_terms(
     draft: DraftShape, load: StepLoad, rates: Rates, head: Head | None, *, ranks: int = 1, kv_bytes: int = 2
 ) -> list[Term]:
     """Cost that a drafter shared by `ranks` ranks adds to a step; without a `head` its term is left out."""
-    # A chain passes its layer once for each draft, and reads it as often.
+    # A chain runs, and reads, its layer once per draft token.
     passes = load.num_draft_tokens if draft.is_chain else 1
     block = draft.max_draft_tokens if draft.runs_whole_block else load.num_draft_tokens
     rows = load.batch * (1 if draft.is_chain else block + draft.first_proposing_row)
@@ -70,7 +70,7 @@ def drafter_terms(
 
 
 def linear(rates: Rates, name: str, part: str, gemms: Iterable[Gemm], tokens: float, ranks: int = 1) -> Term:
-    """GEMMs whose weights `ranks` ranks share: each weight is read once, whatever the tokens."""
+    """GEMMs whose weights `ranks` ranks share: each weight is read once for any number of tokens."""
     seconds = num_bytes = 0.0
     for gemm in gemms:
         if not gemm.params:
@@ -88,7 +88,7 @@ def small_kernels_term(rates: Rates, name: str, part: str, layers: float) -> Ter
 
 
 def elementwise(rates: Rates, draft: DraftShape, passes: int, rows: float, ranks: int) -> Term:
-    """A drafter's kernels beside GEMMs and attention: the backend's, each with what it reads and writes."""
+    """A drafter's kernels other than GEMMs and attention, by backend, each with its reads and writes."""
     if draft.is_chain:
         return small_kernels_term(rates, "elementwise kernels", "drafter", draft.num_layers * passes)
     kernels = draft.small_kernels

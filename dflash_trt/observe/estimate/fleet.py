@@ -16,7 +16,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     recipe: str
     batch: int
     num_draft_tokens: int
-    """At that batch; 0 decodes plainly."""
+    """Draft length at that batch; 0 disables speculation."""
     user_rate: float
     gpu_rate: float
     limit: str
@@ -25,14 +25,14 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     num_gpus: int | None = None
-    """All available GPUs, on one or more nodes; None: as many as it takes."""
+    """All available GPUs, on one or more nodes; None: no limit."""
     request_rate: float | None = None
-    """Requests a second that all servers take together; None: as many as they can."""
+    """Requests per second of all servers together; None: as many as they can serve."""
     output_tokens: int
     """Output tokens of a request."""
 
     def replicas(self, candidate: Candidate) -> int:
-        """Servers of a candidate: those that take the rate, else as many as the GPUs hold; 0 where neither can be."""
+        """Servers of a candidate: enough for the rate, else as many as the GPUs hold; 0 if neither is possible."""
         most = None if self.num_gpus is None else self.num_gpus // candidate.tensor_parallel
         if self.request_rate is None:
             return 1 if most is None else most

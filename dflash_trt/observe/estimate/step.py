@@ -35,7 +35,7 @@ class StepModel:
         self._skew = skew(self._routing) if self._routing else 0.0
 
     def price(self, method: Method, load: StepLoad) -> StepCost:
-        """The account of one step; `num_draft_tokens` 0 is plain decoding whatever the method."""
+        """The itemised cost of one step; `num_draft_tokens` 0 is plain decoding for any method."""
         draft = self.system.drafter(method) if load.num_draft_tokens and load.batch else None
         width = 1 if draft is None else load.num_draft_tokens + 1
         replicas = self.system.replicas
@@ -57,7 +57,7 @@ class StepModel:
         return StepCost(tuple(term for term in terms if term.seconds))
 
     def _host(self, load: StepLoad, *, is_speculative: bool) -> float:
-        """Host work that no kernel hides: of the step, of each request in it, and of each that joined it."""
+        """Host work that no kernel hides: per step, per request in it, and per request that joins it."""
         rates = self.rates
         joining = load.prompts * rates.host_prompt_seconds
         if is_speculative:
@@ -65,7 +65,7 @@ class StepModel:
         return joining + rates.host_plain_seconds + load.batch * rates.host_request_seconds
 
     def touched_experts(self, tokens: float) -> float:
-        """Experts of one layer that `tokens` tokens take between them, all ranks together."""
+        """Distinct experts of one layer that `tokens` tokens use, over all ranks."""
         return touched(self._routing or (), tokens)
 
     def _target(self, load: StepLoad, width: int) -> list[Term]:
@@ -106,7 +106,7 @@ class StepModel:
         return attention * target.num_attention_layers + 3 * target.num_linear_layers
 
     def _attention(self, load: StepLoad, width: int) -> Term:
-        """Each request's cache is read once, whatever the width of its block; prompts have kernels of their own."""
+        """Each request's cache is read once for a block of any width; prompts have separate kernels."""
         target, ranks, rates = self.system.target, self.system.dense_ranks, self.rates
         cache, peak = target.cache, self.rates.bf16_flops
         num_bytes = load.batch * cache.row_numbers(load.context, ranks, is_read=True) * self.system.kv_bytes

@@ -14,7 +14,7 @@ class Term(msgspec.Struct, frozen=True):
     """target, drafter, communication or host."""
     seconds: float
     bytes: float = 0.0
-    """Read from memory, and of recurrent states also written."""
+    """Bytes read from memory; for recurrent states also written."""
 
 
 class StepCost(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class StepLoad(msgspec.Struct, frozen=True, kw_only=True):
     num_draft_tokens: int
     """K; 0 decodes plainly."""
     context: float
-    """Tokens of a request that are in the caches, mean."""
+    """Mean number of a request's tokens in the caches."""
     prompt_tokens: float = 0
     """Tokens of new requests' prompts that join the step."""
     prompts: float = 0

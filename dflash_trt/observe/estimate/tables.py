@@ -34,7 +34,7 @@ def plot(result: Estimate) -> Plot:
 
 
 def tables(result: Estimate) -> Iterator[Table]:
-    """All, in the order in which they are read."""
+    """All tables, in reading order."""
     yield rate_table(result)
     yield from (step_table(account, result.system) for account in result.accounts)
     yield from (curve_table(curve, result.system) for curve in result.curves)
@@ -45,7 +45,7 @@ def tables(result: Estimate) -> Iterator[Table]:
 
 
 def rate_table(result: Estimate) -> Table:
-    """Throughput of each method where users get a speed."""
+    """Throughput of each method at a given speed per user."""
     rows = []
     for ratio in result.at_rates:
         plain, dflash = ratio.gpu_rates["none"], ratio.gpu_rates["dflash"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings with the most throughput per GPU among those that give each user the speed asked for."""
+"""The settings with the highest throughput per GPU that give each user the requested speed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     others: list[Candidate]
     """The best of every other way to deploy, best first."""
     measured: tuple[PredictedPoint, ...]
-    """Points of --from that were used in place of the model, with what it says of them."""
+    """Points of --from used instead of the model, with the model's predictions for them."""
     model_error: float | None
     """Error of the model against them: the median of |predicted / measured - 1|."""
     model_factor: float
@@ -55,8 +55,8 @@ def tune(
 ) -> Tuning:  # fmt: skip
     """The best of `systems` (by recipe) over ranks, batch and draft length; with a `fleet`, the best for all servers.
 
-    `measured` points replace the model where there are any, for the parallelism that the systems have. Raises
-    ConfigError where no setting reaches `slo`, naming the fastest, and where the fleet's GPUs are too few.
+    `measured` points replace the model for the systems' parallelism. Raises ConfigError if no setting reaches `slo`,
+    naming the fastest, or if the fleet has too few GPUs.
     """
     candidates: list[Candidate] = []
     fastest = 0.0
@@ -164,7 +164,7 @@ def _price(
 
 
 def _factor(model: Price, measured: MeasuredPoints | None) -> float:
-    """measured / predicted, so that what was not measured and what was are compared on one scale."""
+    """measured / predicted, so that measured and unmeasured points are compared on one scale."""
     if measured is None:
         return 1.0
     return statistics.median(1 / (1 + comparison.error) for comparison in measured.compare(model))
@@ -173,7 +173,7 @@ def _factor(model: Price, measured: MeasuredPoints | None) -> float:
 def _candidates(
     system: System, recipe: str, price: Price, traffic: Traffic, slo: float, lengths: Sequence[int]
 ) -> Iterator[Candidate]:
-    """The largest batch that keeps the speed, with the draft length that is best there; none where one user is slow."""
+    """The largest batch that keeps the speed, with its best draft length; None if even a single user is too slow."""
 
     def best_length(batch: int) -> tuple[float, int]:
         allowed = [k for k in lengths if batch * (k + 1) <= system.max_num_tokens]

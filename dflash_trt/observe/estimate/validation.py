@@ -16,7 +16,7 @@ from dflash_trt.observe.estimate.shapes import METHODS, Method, System
 AIM = 0.25
 NOT_VALIDATED = " (not validated)"
 OF_THE_KIND = {"delta nets, state": "delta nets", "latent projections": "latent attention"}
-"""Terms of a step that only targets of one kind have."""
+"""Terms of a step that only one kind of target has."""
 
 
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,7 +54,7 @@ def _has_plans(system: System) -> bool:
 
 
 def summary(system: System) -> str:
-    """How good predictions have been: all of them, and those of this kind of target on this GPU."""
+    """Accuracy of predictions: overall, and for this kind of target on this GPU."""
     known = {each.method: each for each in of_system(system)}
     names: dict[Method, str] = {"none": "plain", "eagle3": "EAGLE-3", "dflash": "DFlash"}
     shown = ", ".join(f"{names[m]} {known[m].within} of {known[m].of}" for m in METHODS if m in known)
@@ -70,7 +70,7 @@ def _sum(counts: Sequence[HeldOut]) -> str:
 
 
 def is_validated(system: System, method: Method) -> bool:
-    """Whether anything published was held against this method, kind of target and GPU."""
+    """Whether published speeds were compared for this method, kind of target and GPU."""
     return any(each.method == method for each in of_system(system))
 
 

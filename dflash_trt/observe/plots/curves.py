@@ -31,7 +31,7 @@ class PlotPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens a second of all users, per GPU or per server."""
     label: str
     is_best: bool = True
-    """Whether no other point beats it: the line goes through those, and others are hollow."""
+    """Whether the point is Pareto-optimal: the line connects these, and others are hollow."""
     low: tuple[float, float] | None = None
     """(user_rate, gpu_rate) at the low end of a prediction's band, and below at its high end."""
     high: tuple[float, float] | None = None
@@ -44,7 +44,7 @@ class PlotCurve(msgspec.Struct, frozen=True):
 
 
 class Plot(msgspec.Struct, frozen=True, kw_only=True):
-    """A picture: what stands above the axes, and the curves."""
+    """A plot: its heading and its curves."""
 
     title: str
     detail: str
@@ -88,7 +88,7 @@ def draw(plot: Plot, size: tuple[float, float] = WIDE, *, has_heading: bool = Fa
 
 
 def svg(plot: Plot, size: tuple[float, float] = WIDE) -> str:
-    """The picture as a file of its own: the same bytes for the same plot and release of matplotlib."""
+    """The plot as a file: the same bytes for the same plot and release of matplotlib."""
     import matplotlib
 
     stream = io.StringIO()
@@ -140,7 +140,7 @@ def _scale(axes: Axes, plot: Plot) -> None:
 
 
 def _label(axes: Axes, plot: Plot) -> None:
-    """Labels above and right of their markers, where no other label or marker is; ends of curves first."""
+    """Places labels above and right of markers without overlapping other labels or markers; ends of curves first."""
     width, height = LABEL_ROOM
     points_per_pixel = 72 / axes.figure.dpi
     places = {

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Rated(Protocol):
-    """A point: what one user gets, and what all of them get."""
+    """A point: speed of one user, and throughput of all."""
 
     @property
     def user_rate(self) -> float:
@@ -27,7 +27,7 @@ P = TypeVar("P", bound=Rated)
 
 
 def frontier(candidates: Iterable[P]) -> list[P]:
-    """The points that no other beats on both axes, fastest user first."""
+    """The Pareto-optimal points, fastest user first."""
     best: list[P] = []
     for candidate in sorted(candidates, key=lambda p: (-p.user_rate, -p.gpu_rate)):
         if not best or candidate.gpu_rate > best[-1].gpu_rate:
@@ -36,7 +36,7 @@ def frontier(candidates: Iterable[P]) -> list[P]:
 
 
 def rate_between(front: Sequence[Rated], user_rate: float) -> float | None:
-    """Throughput of a frontier where users get `user_rate`, between points linearly; None beyond either end."""
+    """Throughput of a frontier at `user_rate` per user, interpolated linearly; None beyond either end."""
     if not front or not front[-1].user_rate <= user_rate <= front[0].user_rate:
         return None
     for fast, slow in pairwise(front):

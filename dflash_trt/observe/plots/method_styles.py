@@ -41,7 +41,7 @@ MORE = (
 
 
 def styles(methods: Sequence[str]) -> list[Style]:
-    """One for each, in their order; those beyond the palette repeat it."""
+    """One style per curve, in order; the palette repeats."""
     free = [style for name, style in STYLES.items() if name not in methods]
     rest = iter([*MORE, *free] * (len(methods) + 1))
     return [STYLES[method] if method in STYLES else next(rest) for method in methods]
