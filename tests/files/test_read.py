@@ -38,7 +38,7 @@ EXCEPTIONS = {
     ("engine/plans/plan_process.py", "msgspec.json.decode"): "a job and its refusal, between processes of ours",
     ("engine/plans/plan_process.py", "open"): "the refusal",
     ("engine/plans/plan_process.py", "os.fdopen"): "its own standard output, to write a plan to",
-    ("observe/bench/supervisor.py", "read_text"): "/proc/self/task, in a script that imports nothing of ours",
+    ("observe/servers/supervisor.py", "read_text"): "/proc/self/task, in a script that imports nothing of ours",
     ("engine/manifest.py", "open"): "hashes what the manifest names, block by block",
     ("runtime/server/json_object.py", "msgspec.json.decode"): "a request's bounded body; fields are refused by name",
     ("cli/failure.py", "os.open"): "the null device, in the place of a stdout that failed",
