@@ -20,10 +20,9 @@ from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
 from dflash_trt.checkpoint.draft_tensors import tensor_shapes
 from dflash_trt.checkpoint.engine_config import as_checkpoint
 from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.number_formats import FORMATS
 from dflash_trt.checkpoint.own_vocabulary import head_token_ids
 from dflash_trt.checkpoint.quantization import (
-    FP8,
-    INT4,
     SECTION,
     Quantization,
     expected_tensors,
@@ -61,9 +60,8 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
         if len(algorithms) > 1:
             return False
         algorithm = algorithms.pop()
-        if algorithm in (None, INT4):  # all scales of INT4 are those of blocks
+        if algorithm is None or (scale := FORMATS[algorithm].tensor_scale) is None:
             return True
-        scale = "weight_scale" if algorithm == FP8 else "weight_scale_2"
         return len({read_scale(self.weights[f"{module}.{scale}"]) for module in modules}) == 1
 
     def cache_scales(self, kv: str) -> tuple[float, ...]:

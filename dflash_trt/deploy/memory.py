@@ -13,7 +13,7 @@ import msgspec
 
 from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes
-from dflash_trt.engine.plans.plan import graph_batch_sizes
+from dflash_trt.engine.plans.profiles import graph_batch_sizes
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 
 GIB = 2**30

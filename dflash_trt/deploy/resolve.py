@@ -27,7 +27,7 @@ from dflash_trt.deploy.schema import PACKAGES, Runtime
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes, draft_sizes, target_sizes
 from dflash_trt.engine.manifest import read_num_ranks
 from dflash_trt.engine.plans.plan import PlanOptions
-from dflash_trt.engine.signatures import not_shared
+from dflash_trt.engine.shards import not_shared
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.read import is_directory
 from dflash_trt.quantize.recipe import load_recipe
