@@ -53,7 +53,6 @@ def document() -> Json:
         for name, number in SAMPLER_FIELDS.items():
             if (described := schema["properties"].get(name)) is not None:
                 described |= _bounds(name, number.bounds.low, number.bounds.high)
-                described["description"] = number.bounds.help or ""
     paths: dict[str, Json] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _describe(operation)
