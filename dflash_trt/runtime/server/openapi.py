@@ -9,8 +9,7 @@ import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from dflash_trt import __version__
-from dflash_trt.api.fields import descriptions
-from dflash_trt.api.sampling_params import SAMPLER_FIELDS, SamplingParams
+from dflash_trt.api.sampling_params import SAMPLER_FIELDS
 from dflash_trt.runtime.server.request_fields import ChatBody, CompletionBody, TokenizeBody
 from dflash_trt.runtime.server.response_bodies import ChatCompletion, Completion, Error, ModelList, Tokens, Version
 
@@ -42,7 +41,6 @@ OPERATIONS = (
     Operation("GET", "/metrics", "metrics", "Metrics for Prometheus, under vLLM's names.", CONTENT_TYPE_LATEST),
 )
 REFERENCE = "#/components/schemas/{name}"
-DESCRIPTIONS = descriptions(SamplingParams)
 LARGEST = 1e300
 """Larger bounds, which only limit the type of a number, are left out."""
 
@@ -55,7 +53,6 @@ def document() -> Json:
         for name, number in SAMPLER_FIELDS.items():
             if (described := schema["properties"].get(name)) is not None:
                 described |= _bounds(name, number.bounds.low, number.bounds.high)
-                described["description"] = DESCRIPTIONS.get(name, "")
     paths: dict[str, Json] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _describe(operation)
