@@ -30,7 +30,7 @@ from dflash_trt.deploy.gpus import GpuFacts, parse_gpus
 from dflash_trt.deploy.memory import drafter_in_words
 from dflash_trt.deploy.published import missing_parsers
 from dflash_trt.deploy.real_classes import check_with_package
-from dflash_trt.deploy.render import is_engine_mode, render
+from dflash_trt.deploy.render import render
 from dflash_trt.deploy.resolve import ResolvedDeployment, draft_deployment, resolve, with_settings
 from dflash_trt.deploy.rules.memory_rules import document_load
 from dflash_trt.deploy.schema import PACKAGES, Runtime, Schema, load_schema
@@ -149,23 +149,22 @@ def serve_config(
     refuse_errors(str(source), runtime, judged(check(config), deployment.accepted_warnings, is_strict=is_strict))
     if is_dynamo or launcher is not None:
         if is_dynamo:
-            image = dynamo_image(runtime, schema.release, image, is_engine_mode=is_engine_mode(deployment, method))
+            image = dynamo_image(runtime, schema.release, image, is_engine_mode=rendered.is_engine_mode)
         server = cluster_server(
-            deployment, runtime, method, rendered,
-            version=schema.release, image=image, models=models or "/models", port=port, replicas=replicas or 1,
-        )  # fmt: skip
+            rendered, version=schema.release, image=image, models=models or "/models", replicas=replicas or 1
+        )
         write = dynamo_graph if is_dynamo else sbatch_script if launcher == "slurm" else kubernetes_manifests
-        steps = partial(cluster_steps, deployment, str(source), runtime, method, server, launcher=launcher or "dynamo")
+        steps = partial(cluster_steps, server, str(source), launcher=launcher or "dynamo")
         _print_or_write(write(server), output, steps)
         return
-    if (nodes := deployment.gpus.nodes) > 1:
+    if deployment.gpus.nodes > 1:
         if runtime == "trtllm" or deployment.tensor_parallel < deployment.gpus.count:
             raise ConfigError(
                 f"{source}: expected GPUs of one node for a server that is started by hand, found {deployment.gpus}",
                 hint="--launcher slurm or kubernetes, or --runtime dynamo-trtllm",
             )
-        rendered = node_script(rendered, runtime, nodes)
-    steps = partial(server_steps, deployment, str(source), runtime, method, rendered, version=schema.release, port=port)
+        rendered = node_script(rendered)
+    steps = partial(server_steps, rendered, str(source), version=schema.release)
     _print_or_write(rendered.text, output, steps)
     if runtime == "trtllm" and method == "dflash" and (load := document_load(config)) is not None:
         click.echo(f"\n{drafter_in_words(load)}", err=True)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -211,17 +212,37 @@ def _dflash(deployment: ResolvedDeployment, runtime: Runtime) -> dict[str, Any]:
     return arguments
 
 
-class Rendered(msgspec.Struct, frozen=True):
+class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     """A deployment in a runtime's own format."""
 
+    deployment: ResolvedDeployment
+    runtime: Runtime
+    method: Method
+    port: int
     arguments: dict[str, Any]
-    """Arguments by name, for checks."""
+    """Arguments of the runtime by name."""
     environment: dict[str, str]
     """Variables that the command sets."""
     text: str
     """For stdout: YAML, or a command line."""
     start: str
-    """The command that starts the server from that text."""
+    """Command that starts the server from that text."""
+
+    @property
+    def is_engine_mode(self) -> bool:
+        """Whether our drafter replaces TensorRT-LLM's."""
+        return self.runtime == "trtllm" and is_engine_mode(self.deployment, self.method)
+
+    @property
+    def head(self) -> str:
+        """First line of the text: a comment with the settings' digest."""
+        return self.text.partition("\n")[0]
+
+    def words(self, file: str) -> list[str]:
+        """The command that starts the server; trtllm-serve reads the text from `file`."""
+        if self.runtime == "trtllm":
+            return [file if word == "FILE" else word for word in shlex.split(self.start)]
+        return shlex.split(self.text.replace("\\\n", " "), comments=True)
 
 
 def render(deployment: ResolvedDeployment, runtime: Runtime, method: Method, *, host: str, port: int) -> Rendered:
@@ -240,11 +261,17 @@ def render(deployment: ResolvedDeployment, runtime: Runtime, method: Method, *, 
         f"# dflash-trt {__version__}: {name} for {deployment.gpus}, {deployment.purpose}"
         f" (settings {deployment.digest})\n"
     )
+    environment: dict[str, str] = {}
     if runtime == "trtllm":
         arguments = trtllm_arguments(deployment, method)
-        text = head + yaml.safe_dump(arguments, sort_keys=False, default_flow_style=False, width=120)
-        return Rendered(arguments, {}, text, command_line(trtllm_command(deployment, method, host, port)))
-    more = deployment.runtime_arguments.of(runtime, method, deployment.name)
-    arguments = merged(server_arguments(deployment, runtime, method, host, port), more)
-    environment = chosen(runtime, circumstances(deployment, method), is_environment=True)
-    return Rendered(arguments, environment, head + command_text(runtime, arguments, environment), "sh FILE")
+        text = yaml.safe_dump(arguments, sort_keys=False, default_flow_style=False, width=120)
+        start = command_line(trtllm_command(deployment, method, host, port))
+    else:
+        more = deployment.runtime_arguments.of(runtime, method, deployment.name)
+        arguments = merged(server_arguments(deployment, runtime, method, host, port), more)
+        environment = chosen(runtime, circumstances(deployment, method), is_environment=True)
+        text, start = command_text(runtime, arguments, environment), "sh FILE"
+    return Rendered(
+        deployment=deployment, runtime=runtime, method=method, port=port, arguments=arguments,
+        environment=environment, text=head + text, start=start,
+    )  # fmt: skip

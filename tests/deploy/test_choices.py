@@ -182,8 +182,7 @@ def test_workers_of_dynamo_have_it_too() -> None:
     """Their command is a module's, which the operator reads: no env before it."""
     name = "qwen3.6-35b-a3b.h200x1.latency"
     server = cluster_server(
-        resolved(name), "vllm", "dflash", rendered(name, "vllm"),
-        version="0.33.0", image="registry/image:1", models="/models", port=8000, replicas=1,
+        rendered(name, "vllm"), version="0.33.0", image="registry/image:1", models="/models", replicas=1
     )  # fmt: skip
     worker = yaml.safe_load(dynamo_graph(server))["spec"]["components"][1]["podTemplate"]["spec"]["containers"][0]
     assert {"name": "VLLM_KV_CACHE_LAYOUT", "value": LAYOUT} in worker["env"]
