@@ -12,9 +12,9 @@ import msgspec
 from dflash_trt.api.runtime_options import DTYPES
 from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
 from dflash_trt.cli.completion import DEPLOYMENT, GPUS
+from dflash_trt.cli.deployment_source import print_and_refuse, read_deployment
 from dflash_trt.cli.options import PATH, gpu_facts_option, json_option, refuse_given, source_options
 from dflash_trt.cli.output import print_written
-from dflash_trt.cli.serve_config import read_deployment, refuse_errors
 from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.deployment_file import METHODS, Method, deployment_path, load_deployment
 from dflash_trt.deploy.finding import judged
@@ -71,7 +71,7 @@ def triton_repo(
         arguments = {"model": deployment.target, **trtllm_arguments(deployment, method)}
         checked = deployment_config(deployment, load_schema("trtllm", version), arguments)
         findings = [*check(checked), *check_with_package(checked.schema, arguments)]
-        refuse_errors(source, "trtllm", judged(findings, deployment.accepted_warnings))
+        print_and_refuse(source, "trtllm", judged(findings, deployment.accepted_warnings))
         engine_mode = deployment.mode == "engine" and method == "dflash"
         config = msgspec.structs.replace(config, engine_mode=engine_mode)
 
