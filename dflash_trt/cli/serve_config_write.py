@@ -87,7 +87,7 @@ def write_configuration(request: WriteRequest, schema: Schema) -> None:
     steps = partial(server_steps, rendered, request.source, version=schema.release)
     _print_or_write(rendered.text, request.output, steps)
     if request.runtime == "trtllm" and request.method == "dflash" and (load := document_load(config)) is not None:
-        click.echo(f"\n{drafter_in_words(load)}", err=True)
+        click.echo(f"\n{drafter_in_words(load, schema)}", err=True)
     if note := missing_parsers(deployment.target, request.runtime):
         click.echo(f"\n{note}", err=True)
     if request.output is None:

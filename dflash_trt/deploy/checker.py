@@ -13,7 +13,7 @@ from dflash_trt.deploy.flags import normalize, parse_arguments, trtllm_document
 from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.render import converted_draft
-from dflash_trt.deploy.resolve import ResolvedDeployment
+from dflash_trt.deploy.resolve import ResolvedDeployment, served_by
 from dflash_trt.deploy.rules import sglang_rules, trtllm_rules, vllm_rules
 from dflash_trt.deploy.rules.checked_config import BLOCKS, METHOD_KEYS, CheckedConfig, method, served_target
 from dflash_trt.deploy.rules.choice_rules import choices, packed_weights, parsers, release, unchecked_method
@@ -21,6 +21,7 @@ from dflash_trt.deploy.rules.target_rules import context_length, draft_layout, o
 from dflash_trt.deploy.schema import Schema, runtime_keys
 from dflash_trt.deploy.schema_check import check_schema, coerce
 from dflash_trt.deploy.script import Server, servers
+from dflash_trt.deploy.serving import ServedModels
 from dflash_trt.deploy.sizes import DraftSizes, draft_sizes, target_sizes
 from dflash_trt.engine.manifest import read_num_ranks
 from dflash_trt.errors import ConfigError, shown
@@ -49,22 +50,9 @@ def check(config: CheckedConfig) -> list[Finding]:
 def deployment_config(
     deployment: ResolvedDeployment, schema: Schema, document: dict[str, Any], environment: dict[str, str] | None = None
 ) -> CheckedConfig:
-    """`document` with the models and GPUs that a deployment states; only TensorRT-LLM knows engine mode."""
-    is_engine = deployment.mode == "engine" and schema.runtime == "trtllm"
-    is_base = deployment.mode == "engine" and not is_engine
+    """`document` with the models and GPUs of a deployment."""
     return CheckedConfig(
-        schema=schema,
-        document=document,
-        gpus=deployment.gpus,
-        draft=deployment.draft_sizes,
-        target=deployment.target_sizes,
-        target_name=deployment.target,
-        algorithms={} if is_base else deployment.algorithms,
-        mode="engine" if is_engine else "native",
-        num_ranks=deployment.num_ranks if is_engine else 1,
-        reuses_prefixes=deployment.asked_prefix_reuse,
-        draft_name=deployment.checkpoint,
-        environment=environment or {},
+        schema=schema, document=document, served=served_by(deployment, schema.runtime), environment=environment or {}
     )
 
 
@@ -100,18 +88,17 @@ def _named_config(
     if isinstance(named, str) and (draft or decoding in BLOCKS):
         sizes = draft_sizes(named) or _original(named)
         ranks = read_num_ranks(Path(named)) if is_directory(named) else None
-    return CheckedConfig(
-        schema=schema,
-        document=document,
+    served = ServedModels(
+        target=target,
+        checkpoint=None if sizes is None else sizes.name,
         gpus=gpus,
-        draft=sizes,
-        target=None if target is None else target_sizes(target),
-        target_name=target,
+        draft_sizes=sizes,
+        target_sizes=None if target is None else target_sizes(target),
         algorithms={} if sizes is None else sizes.quantized,
         mode="native" if ranks is None else "engine",
         num_ranks=ranks or 1,
-        draft_name=None if sizes is None else sizes.name,
     )
+    return CheckedConfig(schema=schema, document=document, served=served)
 
 
 def _original(name: str) -> DraftSizes | None:

@@ -87,9 +87,12 @@ def convert(
     changes = {key: Change(key, value, _replaced(before, key, value, kind)) for key, value in selected.items()}
     for _ in range(MAX_ROUNDS):
         new = _edited(text, file, server, schema, {key: change.value for key, change in changes.items()})
-        config = msgspec.structs.replace(
-            read(new), draft=sizes, draft_name=sizes.name, algorithms=sizes.quantized, mode="native", num_ranks=1
-        )
+        config = read(new)
+        served = msgspec.structs.replace(
+            config.served, draft_sizes=sizes, checkpoint=sizes.name, algorithms=sizes.quantized, mode="native",
+            num_ranks=1,
+        )  # fmt: skip
+        config = msgspec.structs.replace(config, served=served)
         findings = check(config)
         more = [f for f in findings if f.key not in KEPT and (f.severity == ERROR or (f.rule, f.key) not in had)]
         mended = {key: Change(key, value, f.problem) for f in more for key, value in f.settings.items()}

@@ -101,13 +101,13 @@ class Eagle3(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     num_draft_tokens: Positive = 3
 
 
-class SharedSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings that need no resolution."""
+class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A deployment's YAML file; missing settings are resolved from the purpose, the GPU and the draft."""
 
     target: Name
     """Directory or Hugging Face repository id."""
     draft: Name
-    """The DFlash draft checkpoint: directory or Hugging Face repository id. Resolved, what TensorRT-LLM loads."""
+    """The DFlash draft checkpoint: directory or Hugging Face repository id."""
     purpose: Literal["latency", "throughput"]
     mode: Literal["native", "engine"] = "native"
     """native: the runtime loads the draft checkpoint. engine: TensorRT-LLM calls our TensorRT plans."""
@@ -126,11 +126,6 @@ class SharedSettings(msgspec.Struct, frozen=True, kw_only=True):
     trust_remote_code: bool = False
     """Whether Python that comes with the target's repository is run."""
     eagle3: Eagle3 | None = None
-
-
-class DeploymentFile(SharedSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A deployment's YAML file; missing settings are resolved from the purpose, the GPU and the draft."""
-
     description: str
     gpus: str
     """GPU and count, b300x8; more than a node's are whole nodes."""

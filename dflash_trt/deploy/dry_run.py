@@ -49,14 +49,14 @@ def dry_run(deployment: ResolvedDeployment) -> DryRun:
     config = _config(deployment)
     load = document_load(config)
     sources = deployment.sources
-    keys = [key for key in ResolvedDeployment.__struct_fields__ if key in sources]  # the rest are facts
-    settings = [Setting(key, _plain(getattr(deployment, key)), sources[key]) for key in keys]
+    keys = [key for key in (*DeploymentFile.__struct_fields__, "moe_backend") if key in sources]
+    settings = [Setting(key, _value(deployment, key), sources[key]) for key in keys]
     return DryRun(
         name=deployment.name,
         digest=deployment.digest,
         settings=[*settings, *_defaults(config)],
         draft=_draft(deployment.draft_sizes),
-        memory=None if load is None else gpu_memory(load),
+        memory=None if load is None else gpu_memory(load, config.schema),
         findings=judged(check(config), deployment.accepted_warnings),
     )
 
@@ -101,5 +101,6 @@ def _draft(draft: DraftSizes) -> dict[str, Any]:
     return facts | msgspec.structs.asdict(draft.spec) | {"quantized": draft.quantized}
 
 
-def _plain(value: Any) -> Any:
+def _value(deployment: ResolvedDeployment, key: str) -> Any:
+    value = getattr(deployment if hasattr(deployment, key) else deployment.file, key)
     return str(value) if isinstance(value, Gpus) else msgspec.to_builtins(value)

@@ -40,7 +40,7 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
         "max_batch_size": deployment.max_batch_size,
         "max_num_tokens": deployment.max_num_tokens,
         "max_seq_len": deployment.max_seq_len,
-        "stream_interval": STREAM_INTERVALS[deployment.purpose],
+        "stream_interval": STREAM_INTERVALS[deployment.file.purpose],
         "num_postprocess_workers": POSTPROCESS_WORKERS,
         "cuda_graph_config": {
             "enable_padding": not _pads_into_the_pool(deployment, method),
@@ -60,7 +60,7 @@ def trtllm_arguments(deployment: ResolvedDeployment, method: Method) -> dict[str
         arguments["kv_cache_config"]["use_kv_cache_manager_v2"] = True  # V1 pairs no pools
     if deployment.enable_attention_dp:
         arguments["attention_dp_config"] = ATTENTION_DP
-    if deployment.trust_remote_code:
+    if deployment.file.trust_remote_code:
         arguments["trust_remote_code"] = True
     if deployment.moe_backend is not None:
         arguments["moe_config"] = {"backend": deployment.moe_backend}
@@ -115,7 +115,7 @@ def place(draft: str) -> str:
 
 def _sampling(deployment: ResolvedDeployment) -> dict[str, Any]:
     """Settings of the one-model sampler."""
-    return {"use_rejection_sampling": True} if deployment.use_rejection_sampling else {}
+    return {"use_rejection_sampling": True} if deployment.file.use_rejection_sampling else {}
 
 
 def circumstances(deployment: ResolvedDeployment, method: Method) -> Circumstances:
@@ -153,7 +153,7 @@ def server_arguments(
     is_vllm = runtime == "vllm"
     model = {"model_tag" if is_vllm else "model_path": deployment.target}
     arguments = model | {"host": host, "port": port} | (_vllm if is_vllm else _sglang)(deployment, method)
-    if deployment.trust_remote_code:
+    if deployment.file.trust_remote_code:
         arguments["trust_remote_code"] = True
     parsers = target_parsers(deployment.target)
     if runtime in parsers.reasoning:
@@ -178,7 +178,7 @@ def _vllm(deployment: ResolvedDeployment, method: Method) -> dict[str, Any]:
         "max_num_batched_tokens": deployment.max_num_tokens,
         "kv_cache_dtype": deployment.kv_cache_dtype,
         "enable_chunked_prefill": True,
-        "stream_interval": STREAM_INTERVALS[deployment.purpose],
+        "stream_interval": STREAM_INTERVALS[deployment.file.purpose],
         **chosen("vllm", circumstances(deployment, method)),
     }
 
@@ -191,7 +191,7 @@ def _sglang(deployment: ResolvedDeployment, method: Method) -> dict[str, Any]:
         "max_running_requests": deployment.max_batch_size,
         "chunked_prefill_size": deployment.max_num_tokens,
         "kv_cache_dtype": CACHE_DTYPES[deployment.kv_cache_dtype],
-        "stream_interval": STREAM_INTERVALS[deployment.purpose],
+        "stream_interval": STREAM_INTERVALS[deployment.file.purpose],
         **chosen("sglang", circumstances(deployment, method)),
     }
 
@@ -258,7 +258,7 @@ def render(deployment: ResolvedDeployment, runtime: Runtime, method: Method, *, 
         )
     name = plain(deployment.name, "the deployment's name")
     head = (
-        f"# dflash-trt {__version__}: {name} for {deployment.gpus}, {deployment.purpose}"
+        f"# dflash-trt {__version__}: {name} for {deployment.gpus}, {deployment.file.purpose}"
         f" (settings {deployment.digest})\n"
     )
     environment: dict[str, str] = {}

@@ -17,13 +17,13 @@ from dflash_trt.deploy.deployment_file import (
     Eagle3,
     Method,
     RuntimeArguments,
-    SharedSettings,
     with_pairs,
 )
 from dflash_trt.deploy.draft_methods import Schedule, native_attention, read_schedule
 from dflash_trt.deploy.gpus import GpuFacts, Gpus, parse_gpus
 from dflash_trt.deploy.published import moe_backend
 from dflash_trt.deploy.schema import PACKAGES, Runtime
+from dflash_trt.deploy.serving import ServingLoad
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes, draft_sizes, target_sizes
 from dflash_trt.engine.manifest import read_num_ranks
 from dflash_trt.engine.plans.plan import PlanOptions
@@ -84,39 +84,37 @@ UNQUANTIZED = "bf16"
 BLOCK = ("block_size", "block_size - 1")
 """Proposals of a block, by the first row that proposes."""
 DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(DeploymentFile)}
+UNRESOLVED = (
+    "purpose", "mode", "recipe", "kv_cache_dtype", "kv_cache_fraction", "enable_attention_dp", "use_rejection_sampling",
+    "trust_remote_code", "eagle3",
+)  # fmt: skip
+"""Settings that are taken as the file has them."""
 PURPOSES = {
     "latency": {"max_batch_size": 64, "max_num_tokens": 16384, "max_seq_len": 32768},
     "throughput": {"max_batch_size": 256, "max_num_tokens": 16384, "max_seq_len": 16384},
 }
 
 
-class ResolvedDeployment(SharedSettings, frozen=True, kw_only=True):
+class ResolvedDeployment(ServingLoad, frozen=True, kw_only=True):
     """A deployment file with every setting resolved."""
 
+    file: DeploymentFile
+    """Settings that need no resolution."""
     name: str
     digest: str
     """Hash of the file's settings."""
+    target: str
+    draft: str
+    """Drafter that TensorRT-LLM loads: directory or repository id."""
     checkpoint: str
     """Draft checkpoint, for runtimes that cannot use our plans."""
-    gpus: Gpus
-    tensor_parallel: int
+    draft_sizes: DraftSizes
     expert_parallel: int
-    num_ranks: int
-    """Ranks that share the drafter; natively all ranks unless attention is data-parallel."""
-    max_batch_size: int
-    max_num_tokens: int
-    max_seq_len: int
-    num_draft_tokens: int
     draft_schedule: Schedule
     """K by batch; empty where it is num_draft_tokens for all."""
-    draft_attention: str
     prefix_reuse: bool
     """Prefix reuse of TensorRT-LLM with DFlash; `reuses_prefixes` has the other cases."""
     moe_backend: str | None
-    draft_sizes: DraftSizes
-    target_sizes: TargetSizes | None
-    algorithms: dict[str, str]
-    """Quantisation algorithm by linear layer of the served drafter."""
     runtimes: tuple[Runtime, ...]
     """Runtimes that can serve it."""
     runtime_arguments: RuntimeArguments
@@ -125,11 +123,6 @@ class ResolvedDeployment(SharedSettings, frozen=True, kw_only=True):
     """Reason by rule."""
     sources: dict[str, str]
     """Source of each setting."""
-
-    @property
-    def asked_prefix_reuse(self) -> bool | None:
-        """Prefix reuse as the file says it; None where it does not."""
-        return self.prefix_reuse if self.sources["prefix_reuse"] == "file" else None
 
     def reuses_prefixes(self, runtime: Runtime, method: Method) -> bool:
         """Whether the server reuses cached prefixes: as the file says, else where hits cost no drafts.
@@ -145,12 +138,12 @@ class ResolvedDeployment(SharedSettings, frozen=True, kw_only=True):
 
     def eagle3_drafter(self) -> Eagle3:
         """Drafter of `--method eagle3`; ConfigError where the file names none."""
-        if self.eagle3 is None:
+        if self.file.eagle3 is None:
             raise ConfigError(
                 f"{self.name}: missing key eagle3: expected the EAGLE-3 drafter to compare with",
                 hint="add to the file: eagle3: {model: DIRECTORY_OR_REPOSITORY, num_draft_tokens: 3}",
             )
-        return self.eagle3
+        return self.file.eagle3
 
 
 def resolve(
@@ -168,8 +161,7 @@ def resolve(
     gpus = parse_gpus(file.gpus, f"{name}: gpus", file.gpu_facts or None)
     check_ranks(file, name, gpus, partner)
     sources = {"gpus": "file", "target": "--target" if target else "file"}
-    shared = {key: getattr(file, key) for key in SharedSettings.__struct_fields__}
-    sources |= {key: "default" if shared[key] == DEFAULTS[key] else "file" for key in shared.keys() - sources.keys()}
+    sources |= {key: "default" if getattr(file, key) == DEFAULTS[key] else "file" for key in UNRESOLVED}
     served, sources["draft"] = _served_draft(file, name, draft)
 
     def choose(key: str, default: Any, why: str) -> Any:
@@ -201,11 +193,17 @@ def resolve(
     is_paired = pairs_pools(attention, file.kv_cache_dtype, partner) and not sizes.spec.is_dspark
     paired = "the drafter's pages go with the target's" if is_paired else "not known to reuse the drafter's pages"
     return ResolvedDeployment(
-        **shared | {"target": target or file.target, "draft": served},
         **limits,
+        file=file,
         name=name,
         digest=hashlib.sha256(msgspec.json.encode(file)).hexdigest()[:12],
+        target=target or file.target,
+        draft=served,
         checkpoint=file.draft,
+        mode=file.mode,
+        kv_cache_dtype=file.kv_cache_dtype,
+        kv_cache_fraction=file.kv_cache_fraction,
+        enable_attention_dp=file.enable_attention_dp,
         gpus=gpus,
         tensor_parallel=choose("tensor_parallel", gpus.count, f"all GPUs of {gpus}"),
         expert_parallel=choose("expert_parallel", 1, "default"),
@@ -214,6 +212,7 @@ def resolve(
         draft_schedule=read_schedule(lengths, num_draft_tokens, f"{name}: draft_schedule") if lengths else (),
         draft_attention=attention,
         prefix_reuse=choose("prefix_reuse", is_paired, paired),
+        asked_prefix_reuse=file.prefix_reuse,
         moe_backend=experts,
         runtimes=_runtimes(file, name),
         runtime_arguments=file.runtime_arguments or RuntimeArguments(),
@@ -223,6 +222,13 @@ def resolve(
         algorithms=sizes.quantized or load_recipe(file.recipe).algorithms(sizes.spec.linear_modules()),
         sources=sources,
     )
+
+
+def served_by(deployment: ResolvedDeployment, runtime: Runtime) -> ResolvedDeployment:
+    """The deployment as a runtime serves it; engine mode is TensorRT-LLM's, the others load the plain checkpoint."""
+    if deployment.mode == "native" or runtime == "trtllm":
+        return deployment
+    return msgspec.structs.replace(deployment, mode="native", algorithms={}, num_ranks=deployment.tensor_parallel)
 
 
 def with_settings(deployment: ResolvedDeployment, runtime: Runtime, settings: Sequence[str]) -> ResolvedDeployment:

@@ -239,7 +239,7 @@ def configurations() -> Iterator[tuple[str, dict[str, Any]]]:
     for name, file in shipped_deployments().items():
         deployment = resolve(load_deployment(file), name)
         for method in METHODS if "trtllm" in deployment.runtimes else ():
-            if method != "eagle3" or deployment.eagle3 is not None:
+            if method != "eagle3" or deployment.file.eagle3 is not None:
                 yield f"{name} --method {method}", trtllm_arguments(deployment, method)
 
 

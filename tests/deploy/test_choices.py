@@ -22,6 +22,7 @@ from dflash_trt.deploy.published import LAYOUT, AttentionLayers, HybridCache, hy
 from dflash_trt.deploy.rules.checked_config import METHOD_KEYS, CheckedConfig
 from dflash_trt.deploy.rules.choice_rules import packed_weights
 from dflash_trt.deploy.schema import Runtime, load_schema, runtime_keys
+from dflash_trt.deploy.serving import ServedModels
 from dflash_trt.deploy.sizes import draft_sizes
 from tests.checkpoint.compressed_samples import write_packed
 from tests.checkpoint.gguf_samples import Type, write_gguf
@@ -121,9 +122,8 @@ def test_a_draft_that_another_quantiser_packed(tmp_path: Path) -> None:
         document: dict[str, Any] = {METHOD_KEYS[runtime].rpartition(".")[2]: "dflash", key[-1]: str(name)}
         nested = {key[0]: document} if len(key) > 1 else document
         config = CheckedConfig(
-            schema=load_schema(runtime), document=nested, gpus=None, draft=draft_sizes(str(name)), target=None,
-            algorithms={}, mode="native",
-        )  # fmt: skip
+            schema=load_schema(runtime), document=nested, served=ServedModels(draft_sizes=draft_sizes(str(name)))
+        )
         return [str(finding) for finding in packed_weights(config)]
 
     assert not packed("vllm", draft)

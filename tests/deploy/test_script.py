@@ -156,7 +156,7 @@ def test_scripts_of_several_servers_and_other_files(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text("vllm serve a --port 1 &\nvllm serve b --zzz; echo 'vllm serve c'\nsglang serve --model d\n")
     first, second = file_configs(script, load_schema("vllm"))
-    assert (first.target_name, second.target_name) == ("a", "b")
+    assert (first.served.target, second.served.target) == ("a", "b")
     assert len(file_configs(script, load_schema("sglang"))) == 1
     with pytest.raises(ConfigError, match="expected a server of trtllm, found one of vllm"):
         file_configs(script, load_schema("trtllm"))

@@ -117,7 +117,7 @@ def draft_schedule(config: CheckedConfig) -> Iterator[Finding]:
 def draft_attention(config: CheckedConfig) -> Iterator[Finding]:
     """Kernels that the GPU has."""
     backend = config.setting(BACKEND)
-    if config.mode == "engine":
+    if config.served.mode == "engine":
         if backend not in ("TRTLLM", "VANILLA"):
             yield error(
                 "draft-attention", BACKEND, "TRTLLM (our plans read the managed pool) or VANILLA (a dense arena)",
@@ -131,7 +131,9 @@ def draft_attention(config: CheckedConfig) -> Iterator[Finding]:
                 True, f"set {PADDING} to false",
             )  # fmt: skip
         return
-    has_selector = config.draft is not None and config.draft.spec.candidate_selector is not None
+    has_selector = (
+        config.served.draft_sizes is not None and config.served.draft_sizes.spec.candidate_selector is not None
+    )
     if has_selector and backend == "TRTLLM":  # TensorRT-LLM, modeling_dflash.py, pull request 18155
         yield error(
             "draft-attention", BACKEND, "VANILLA or FA4 (a DFlash2 draft sees a finite window in both directions)",
@@ -142,14 +144,14 @@ def draft_attention(config: CheckedConfig) -> Iterator[Finding]:
     needed = kernels.get(backend) if isinstance(backend, str) else None
     if needed is None:
         return
-    if config.gpus is None:
+    if config.served.gpus is None:
         yield unchecked("draft-attention", BACKEND, f"whether the GPU has {backend} kernels", "give --gpus")
         return
-    gpu = config.gpus.gpu
+    gpu = config.served.gpus.gpu
     if list(gpu.compute_capability) not in needed:
         names = " or ".join(f"SM {major}.{minor}" for major, minor in needed)
         yield error(
-            "draft-attention", BACKEND, f"{names} for {backend}", f"{config.gpus.name} ({gpu.sm})",
+            "draft-attention", BACKEND, f"{names} for {backend}", f"{config.served.gpus.name} ({gpu.sm})",
             "set it to VANILLA",
         )  # fmt: skip
 
@@ -179,7 +181,7 @@ def prefix_reuse(config: CheckedConfig) -> Iterator[Finding]:
 def _paired_pools(config: CheckedConfig, said: str) -> Iterator[Finding]:
     """Settings that keep the drafter's pages from being reused with the target's (`resolve.pairs_pools`)."""
     manager = "kv_cache_config.use_kv_cache_manager_v2"
-    cache = None if config.target is None else config.target.cache
+    cache = None if config.served.target_sizes is None else config.served.target_sizes.cache
     if config.setting(manager) is False:
         yield error(
             "prefix-reuse", manager, "true: V1 pairs no pools, and a hit starves the drafter", "false",
@@ -213,7 +215,7 @@ def fp8_context(config: CheckedConfig) -> Iterator[Finding]:
 def context_projection(config: CheckedConfig) -> Iterator[Finding]:
     """The native drafter multiplies with the raw q, k, v and fc weights."""
     names, quantized = quantized_context(config)
-    if quantized and config.mode == "native":
+    if quantized and config.served.mode == "native":
         yield error(
             "quantized-context", f"{SPEC}.speculative_model", f"unquantised {', '.join(names)} in native mode",
             quantized, "quantise with --recipe nvfp4-native, or serve in engine mode",
@@ -222,20 +224,20 @@ def context_projection(config: CheckedConfig) -> Iterator[Finding]:
 
 def mixed_precision(config: CheckedConfig) -> Iterator[Finding]:
     """Algorithms by layer are looked up as model.layers.N..., which a draft's own names, layers.N..., never match."""
-    if config.mode == "engine" or len(set(config.algorithms.values())) < 2:
+    if config.served.mode == "engine" or len(set(config.served.algorithms.values())) < 2:
         return
     yield error(
         "mixed-precision", f"{SPEC}.speculative_model", "one algorithm for all quantised layers in native mode:"
         " TensorRT-LLM looks up those of a mixed checkpoint by names that drafts lack, and silently skips them",
-        " and ".join(sorted(set(config.algorithms.values()))),
+        " and ".join(sorted(set(config.served.algorithms.values()))),
         "quantise with --recipe nvfp4-native or serve in engine mode",
     )  # fmt: skip
 
 
 def backbone(config: CheckedConfig) -> Iterator[Finding]:
     """config.json must lead to a dense Qwen3 backbone: architectures if registered, else model_type."""
-    draft = config.draft
-    if config.mode == "engine" or draft is None or draft.spec.model_type is None:
+    draft = config.served.draft_sizes
+    if config.served.mode == "engine" or draft is None or draft.spec.model_type is None:
         return
     served = config.setting(f"{SPEC}.speculative_model")
     if served == converted_draft(draft):
@@ -261,7 +263,7 @@ def backbone(config: CheckedConfig) -> Iterator[Finding]:
 
 def same_facts(config: CheckedConfig) -> Iterator[Finding]:
     """Facts repeated from the draft's config.json must match it."""
-    draft = config.draft
+    draft = config.served.draft_sizes
     if draft is None:
         return
     facts = {"mask_token_id": draft.spec.mask_token_id, "target_layer_ids": list(draft.spec.target_layer_ids)}
@@ -284,11 +286,15 @@ def taps(config: CheckedConfig) -> Iterator[Finding]:
     if not isinstance(model, str) or not REPOSITORY_ID.fullmatch(model):
         return
     if config.setting(f"{SPEC}.target_layer_ids") is None and not is_directory(model):
-        ids = "the draft's" if config.draft is None else list(config.draft.spec.target_layer_ids)
+        ids = (
+            "the draft's"
+            if config.served.draft_sizes is None
+            else list(config.served.draft_sizes.spec.target_layer_ids)
+        )
         yield warning(
             "taps", f"{SPEC}.target_layer_ids", f"{ids}: where they are not known before the download, nothing is"
             " captured and next to nothing accepted", "no such key",
-            f"add {ids}" if config.draft else "add the list of the draft's config.json",
+            f"add {ids}" if config.served.draft_sizes else "add the list of the draft's config.json",
         )  # fmt: skip
 
 

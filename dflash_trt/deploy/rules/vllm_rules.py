@@ -54,8 +54,11 @@ def context_projection(config: CheckedConfig) -> Iterator[Finding]:
 
 def cache_groups(config: CheckedConfig) -> Iterator[Finding]:
     """Targets of which each layer is a KV cache group, whatever the layout."""
-    found = hybrid_caches().get(config.draft_name or "")
-    if found is not None and vllm_cache_layout(config.draft_name, config.number("tensor_parallel_size") or 1) is None:
+    found = hybrid_caches().get(config.served.checkpoint or "")
+    if (
+        found is not None
+        and vllm_cache_layout(config.served.checkpoint, config.number("tensor_parallel_size") or 1) is None
+    ):
         yield unchecked(
             "cache-groups", f"{SPEC}.model",
             f"vLLM 0.33.0 makes each of {found.layers} layers a KV cache group, whose metadata every step builds"

@@ -53,7 +53,7 @@ def system_of(name: str, **changes: object) -> System:
     machine = system(resolved(MOE if name in CONFIGS else name), "trtllm")
     if name in CONFIGS:
         target = target_of(name)
-        load = msgspec.structs.replace(machine.memory, target=shape_sizes(target))
+        load = msgspec.structs.replace(machine.memory, target_sizes=shape_sizes(target))
         machine = msgspec.structs.replace(machine, target=target, eagle3=eagle3_shape(target), memory=load)
     return msgspec.structs.replace(machine, **changes)
 

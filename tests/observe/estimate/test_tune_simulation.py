@@ -106,7 +106,7 @@ def test_users_get_the_speed_of_the_file(name: str, tau: float, slo: float, tmp_
     file = written(tuned.text, tmp_path)
     draft = open_system(name, "vllm", None, None, num_draft_tokens=None)[1].draft
     schedule = dict(file.draft_schedule or {1: file.num_draft_tokens})
-    service = model_service(name, "vllm", recipe=file.recipe)
+    service = model_service(name, "vllm", recipe=file.file.recipe)
     acceptance = from_tau(tau, draft.max_draft_tokens)
     speed = user_speed(schedule, file.max_batch_size, service, acceptance)
     assert speed >= slo * (1 - CHANCE)
