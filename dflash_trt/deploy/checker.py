@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
+from dflash_trt.deploy.coerce import coerce
 from dflash_trt.deploy.finding import Finding
-from dflash_trt.deploy.flags import normalize, parse_arguments, trtllm_document
+from dflash_trt.deploy.flags import normalize, parse_arguments
 from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.render import converted_draft
@@ -19,10 +20,11 @@ from dflash_trt.deploy.rules.checked_config import BLOCKS, METHOD_KEYS, CheckedC
 from dflash_trt.deploy.rules.choice_rules import choices, packed_weights, parsers, release, unchecked_method
 from dflash_trt.deploy.rules.target_rules import context_length, draft_layout, other_models, pair, remote_code
 from dflash_trt.deploy.schema import Schema, runtime_keys
-from dflash_trt.deploy.schema_check import check_schema, coerce
+from dflash_trt.deploy.schema_check import check_schema
 from dflash_trt.deploy.script import Server, servers
 from dflash_trt.deploy.serving import ServedModels
 from dflash_trt.deploy.sizes import DraftSizes, draft_sizes, target_sizes
+from dflash_trt.deploy.trtllm_serve import trtllm_document
 from dflash_trt.engine.manifest import read_num_ranks
 from dflash_trt.errors import ConfigError, shown
 from dflash_trt.files.command import quoted

@@ -18,16 +18,19 @@ import msgspec
 import yaml
 
 from dflash_trt.deploy.checker import check, file_configs, text_servers
+from dflash_trt.deploy.command_text import flag_words
 from dflash_trt.deploy.deployment_file import merged, nested
 from dflash_trt.deploy.draft_methods import draft_arguments, native_attention
 from dflash_trt.deploy.finding import ERROR, Finding
-from dflash_trt.deploy.flags import argument_words, file_words, flag_words
+from dflash_trt.deploy.flags import argument_words
 from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.render import converted_draft, place
 from dflash_trt.deploy.rules.checked_config import METHOD_KEYS, CheckedConfig
 from dflash_trt.deploy.schema import Runtime, Schema, load_schema, runtime_keys
-from dflash_trt.deploy.script import Server, Word
+from dflash_trt.deploy.script import Server
+from dflash_trt.deploy.shell_words import Word
 from dflash_trt.deploy.sizes import DraftSizes, draft_sizes
+from dflash_trt.deploy.trtllm_serve import file_words
 from dflash_trt.engine.manifest import read_num_ranks
 from dflash_trt.errors import ConfigError, shown
 from dflash_trt.files.command import command_line, quoted

@@ -12,9 +12,9 @@ import yaml
 
 from dflash_trt import __version__
 from dflash_trt.deploy.choices import Circumstances, chosen
+from dflash_trt.deploy.command_text import command_text
 from dflash_trt.deploy.deployment_file import Method, merged
 from dflash_trt.deploy.draft_methods import draft_arguments, selection, trtllm_schedule, vllm_schedule
-from dflash_trt.deploy.flags import command_text
 from dflash_trt.deploy.published import target_parsers, vllm_cache_layout
 from dflash_trt.deploy.resolve import ResolvedDeployment
 from dflash_trt.deploy.schema import Runtime

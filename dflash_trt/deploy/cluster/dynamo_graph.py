@@ -20,7 +20,7 @@ from dflash_trt.deploy.cluster.kubernetes import (
     with_needs,
 )
 from dflash_trt.deploy.cluster.template import manifest
-from dflash_trt.deploy.flags import flag_words
+from dflash_trt.deploy.command_text import flag_words
 from dflash_trt.deploy.published import target_parsers
 from dflash_trt.deploy.render import ENGINE_MODE
 from dflash_trt.deploy.schema import Runtime

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from dflash_trt.checkpoint.source import GGUF
 from dflash_trt.deploy.choices import CHOICES, Choice, Circumstances
+from dflash_trt.deploy.command_text import flag_words
 from dflash_trt.deploy.finding import WARNING, Finding
-from dflash_trt.deploy.flags import flag_words
 from dflash_trt.deploy.published import target_parsers, vllm_cache_layout
 from dflash_trt.deploy.rules.checked_config import (
     METHOD_KEYS,
