@@ -21,7 +21,8 @@ from dflash_trt.cli.output import human_bytes
 from dflash_trt.deploy.catalog import trained_for
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
 from dflash_trt.deploy.dry_run import fitting_deployment
-from dflash_trt.deploy.resolve import UNQUANTIZED, ResolvedDeployment, plan_sizes
+from dflash_trt.deploy.resolve import UNQUANTIZED
+from dflash_trt.deploy.resolved_deployment import ResolvedDeployment, plan_sizes
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.plans.compile import TimingCache
 from dflash_trt.engine.plans.machine import parse_gpus

@@ -13,7 +13,8 @@ from dflash_trt.deploy.catalog import known_deployments, known_pair
 from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
 from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.gpus import GpuFacts
-from dflash_trt.deploy.resolve import ResolvedDeployment, draft_deployment, resolve
+from dflash_trt.deploy.resolve import draft_deployment, resolve
+from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.errors import ConfigError, printable
 
 

@@ -23,7 +23,7 @@ from dflash_trt.deploy.gpus import GpuFacts
 from dflash_trt.deploy.memory import drafter_in_words
 from dflash_trt.deploy.published import missing_parsers
 from dflash_trt.deploy.render import Rendered, render
-from dflash_trt.deploy.resolve import with_settings
+from dflash_trt.deploy.resolved_deployment import with_settings
 from dflash_trt.deploy.rules.memory_rules import document_load
 from dflash_trt.deploy.schema import Runtime, Schema
 from dflash_trt.deploy.steps import CONFIGURATION, cluster_steps, server_steps

@@ -20,8 +20,8 @@ from dflash_trt.deploy.deployment_file import METHODS, Method, deployment_path, 
 from dflash_trt.deploy.finding import judged
 from dflash_trt.deploy.gpus import GpuFacts
 from dflash_trt.deploy.real_classes import check_with_package
-from dflash_trt.deploy.render import trtllm_arguments
 from dflash_trt.deploy.schema import load_schema
+from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.triton.model_file import Dtype, EmbeddedArguments, TritonConfig, check_name
 

@@ -13,8 +13,7 @@ from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.flags import normalize, parse_arguments
 from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.published import published_drafts
-from dflash_trt.deploy.render import converted_draft
-from dflash_trt.deploy.resolve import ResolvedDeployment, served_by
+from dflash_trt.deploy.resolved_deployment import ResolvedDeployment, served_by
 from dflash_trt.deploy.rules import sglang_rules, trtllm_rules, vllm_rules
 from dflash_trt.deploy.rules.checked_config import BLOCKS, METHOD_KEYS, CheckedConfig, method, served_target
 from dflash_trt.deploy.rules.choice_rules import choices, packed_weights, parsers, release, unchecked_method
@@ -24,6 +23,7 @@ from dflash_trt.deploy.schema_check import check_schema
 from dflash_trt.deploy.script import Server, servers
 from dflash_trt.deploy.serving import ServedModels
 from dflash_trt.deploy.sizes import DraftSizes, draft_sizes, target_sizes
+from dflash_trt.deploy.trtllm_arguments import converted_draft
 from dflash_trt.deploy.trtllm_serve import trtllm_document
 from dflash_trt.engine.manifest import read_num_ranks
 from dflash_trt.errors import ConfigError, shown

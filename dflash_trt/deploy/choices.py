@@ -8,6 +8,9 @@ from typing import Any
 
 import msgspec
 
+from dflash_trt.deploy.deployment_file import Method
+from dflash_trt.deploy.published import vllm_cache_layout
+from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.schema import Runtime
 
 
@@ -53,6 +56,9 @@ def _reuse(circumstances: Circumstances, *, default: bool) -> bool | None:
     asked = circumstances.reuses_prefixes
     return default if asked is None and circumstances.method == "dflash" else asked
 
+
+STREAM_INTERVALS = {"latency": 1, "throughput": 20}
+"""Steps between two chunks of an answer; NVIDIA's gpt-oss-120b files have 20 for both, which a user sees as bursts."""
 
 CHOICES: dict[Runtime, tuple[Choice, ...]] = {
     "trtllm": (
@@ -106,3 +112,13 @@ def chosen(runtime: Runtime, circumstances: Circumstances, *, is_environment: bo
     written = (c for c in CHOICES[runtime] if not c.is_default and c.is_environment == is_environment)
     values = {choice.key: choice.wanted(circumstances) for choice in written}
     return {key: value for key, value in values.items() if value is not None}
+
+
+def circumstances(deployment: ResolvedDeployment, method: Method) -> Circumstances:
+    """What choices depend on."""
+    return Circumstances(
+        method=None if method == "none" else method, reuses_prefixes=deployment.asked_prefix_reuse,
+        cache_layout=vllm_cache_layout(deployment.checkpoint, deployment.tensor_parallel),
+        max_batch_size=deployment.max_batch_size,
+        decode_tokens=deployment.max_batch_size * (1 + deployment.num_draft_tokens),
+    )  # fmt: skip

@@ -12,12 +12,13 @@ from dflash_trt.deploy.deployment_file import DeploymentFile
 from dflash_trt.deploy.finding import ERROR, Finding, judged
 from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.memory import GpuMemory, gpu_memory
-from dflash_trt.deploy.render import trtllm_arguments
-from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
+from dflash_trt.deploy.resolve import resolve
+from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.rules.checked_config import CheckedConfig
 from dflash_trt.deploy.rules.memory_rules import check_memory, document_load
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.deploy.sizes import DraftSizes
+from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.errors import ConfigError
 
 

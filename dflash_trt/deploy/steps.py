@@ -18,9 +18,10 @@ from dflash_trt.deploy.cluster.dynamo_graph import FRONTEND, graph_name
 from dflash_trt.deploy.cluster.kubernetes import LEADER
 from dflash_trt.deploy.cluster.template import Text, shell_text
 from dflash_trt.deploy.deployment_file import Method
-from dflash_trt.deploy.render import Rendered, converted_draft, render
-from dflash_trt.deploy.resolve import ResolvedDeployment
+from dflash_trt.deploy.render import Rendered, render
+from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.schema import PACKAGES, Runtime
+from dflash_trt.deploy.trtllm_arguments import converted_draft
 from dflash_trt.errors import BuildError
 from dflash_trt.files.command import command_line, quoted
 from dflash_trt.files.read import open_file

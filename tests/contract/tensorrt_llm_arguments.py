@@ -32,9 +32,9 @@ from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.deployment_file import METHODS, load_deployment, shipped_deployments
 from dflash_trt.deploy.finding import ERROR
 from dflash_trt.deploy.real_classes import check_trtllm
-from dflash_trt.deploy.render import trtllm_arguments
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.schema import Schema, load_schema, versions
+from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from tests.contract.drafter_contract import missing_files, read_package, target_specific
 from tests.deploy.broken.cases import CASES, changed
 from tests.deploy.deployments import resolved

@@ -22,8 +22,8 @@ from dflash_trt.deploy.cluster.kubernetes import (
 from dflash_trt.deploy.cluster.template import manifest
 from dflash_trt.deploy.command_text import flag_words
 from dflash_trt.deploy.published import target_parsers
-from dflash_trt.deploy.render import ENGINE_MODE
 from dflash_trt.deploy.schema import Runtime
+from dflash_trt.deploy.trtllm_arguments import ENGINE_MODE
 from dflash_trt.errors import ConfigError
 
 RELEASE = "1.6.1"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from dflash_trt.checkpoint.source import REPOSITORY_ID
 from dflash_trt.deploy.finding import Finding
-from dflash_trt.deploy.render import converted_draft
 from dflash_trt.deploy.rules.checked_config import (
     CheckedConfig,
     Rule,
@@ -24,6 +23,7 @@ from dflash_trt.deploy.rules.engine_rules import engine_rules
 from dflash_trt.deploy.rules.memory_rules import check_memory
 from dflash_trt.deploy.rules.target_rules import longest_context, target_family
 from dflash_trt.deploy.sizes import CHECKPOINT
+from dflash_trt.deploy.trtllm_arguments import converted_draft
 from dflash_trt.files.read import is_directory
 
 SPEC = "speculative_config"

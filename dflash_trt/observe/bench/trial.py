@@ -13,7 +13,7 @@ import msgspec
 
 from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.render import render
-from dflash_trt.deploy.resolve import ResolvedDeployment
+from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.deploy.steps import commands_for_draft
 from dflash_trt.errors import ConfigError, MissingDependencyError

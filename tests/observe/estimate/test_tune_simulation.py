@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.deploy.deployment_file import load_deployment
-from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
+from dflash_trt.deploy.resolve import resolve
+from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.curve import AcceptanceProfile, MeasuredPoint, MeasuredPoints, Traffic, from_tau
