@@ -19,7 +19,8 @@ from dflash_trt.cli.completion import DRAFT_OR_DEPLOYMENT, RECIPE, TARGET
 from dflash_trt.cli.options import PATH, describe, options, parsed, recipe_and_ranges, refuse_given, say_dequantised
 from dflash_trt.cli.output import human_bytes
 from dflash_trt.deploy.catalog import trained_for
-from dflash_trt.deploy.deployment_file import deployment_path, load_deployment
+from dflash_trt.deploy.deployment_file import load_deployment
+from dflash_trt.deploy.deployment_path import deployment_path
 from dflash_trt.deploy.dry_run import fitting_deployment
 from dflash_trt.deploy.resolve import UNQUANTIZED
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment, plan_sizes

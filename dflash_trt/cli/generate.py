@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from dflash_trt.cli.options import PATH, engine_target_option, options, refuse_given, runtime_options, sampling_options
-from dflash_trt.deploy.deployment_file import deployment_path
+from dflash_trt.deploy.deployment_path import deployment_path
 from dflash_trt.errors import RequestError
 from dflash_trt.files.json_file import MAX_BYTES, json_value
 from dflash_trt.files.read import read_bytes

@@ -19,7 +19,7 @@ from dflash_trt.checkpoint.target_checkpoint import read_pair
 from dflash_trt.cli.completion import DRAFT, RECIPE, TARGET
 from dflash_trt.cli.output import human_bytes
 from dflash_trt.deploy.catalog import next_commands
-from dflash_trt.deploy.deployment_file import refuse_deployment
+from dflash_trt.deploy.deployment_path import refuse_deployment
 from dflash_trt.deploy.gpus import FACTS_EXAMPLE, parse_gpu_facts
 from dflash_trt.errors import EngineError
 from dflash_trt.files.command import quoted

@@ -21,7 +21,7 @@ from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.finding import judged
 from dflash_trt.deploy.gpus import GpuFacts
 from dflash_trt.deploy.memory import drafter_in_words
-from dflash_trt.deploy.published import missing_parsers
+from dflash_trt.deploy.parsers import missing_parsers
 from dflash_trt.deploy.render import Rendered, render
 from dflash_trt.deploy.resolved_deployment import with_settings
 from dflash_trt.deploy.rules.memory_rules import document_load

@@ -16,7 +16,8 @@ from dflash_trt.cli.deployment_source import print_and_refuse, read_deployment
 from dflash_trt.cli.options import PATH, gpu_facts_option, json_option, refuse_given, source_options
 from dflash_trt.cli.output import print_written
 from dflash_trt.deploy.checker import check, deployment_config
-from dflash_trt.deploy.deployment_file import METHODS, Method, deployment_path, load_deployment
+from dflash_trt.deploy.deployment_file import METHODS, Method, load_deployment
+from dflash_trt.deploy.deployment_path import deployment_path
 from dflash_trt.deploy.finding import judged
 from dflash_trt.deploy.gpus import GpuFacts
 from dflash_trt.deploy.real_classes import check_with_package

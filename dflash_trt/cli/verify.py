@@ -26,7 +26,7 @@ from dflash_trt.cli.options import (
     share,
 )
 from dflash_trt.cli.output import print_json, print_table
-from dflash_trt.deploy.deployment_file import deployment_path
+from dflash_trt.deploy.deployment_path import deployment_path
 from dflash_trt.errors import DFlashError
 from dflash_trt.runtime.progress_display import progress_bar, progress_line
 

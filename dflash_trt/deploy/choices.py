@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from dflash_trt.deploy.deployment_file import Method
-from dflash_trt.deploy.published import vllm_cache_layout
+from dflash_trt.deploy.hybrid_caches import vllm_cache_layout
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.schema import Runtime
 

@@ -12,8 +12,9 @@ import yaml
 from dflash_trt import __version__
 from dflash_trt.deploy.choices import chosen, circumstances
 from dflash_trt.deploy.command_text import command_text
-from dflash_trt.deploy.deployment_file import Method, merged
+from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
+from dflash_trt.deploy.runtime_arguments import merged
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.deploy.server_arguments import server_arguments
 from dflash_trt.deploy.trtllm_arguments import is_engine_mode, trtllm_arguments, trtllm_command

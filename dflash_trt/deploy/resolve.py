@@ -10,15 +10,13 @@ from typing import Any
 import msgspec
 
 from dflash_trt.checkpoint.target_checkpoint import check_pair
-from dflash_trt.deploy.deployment_file import (
-    DeploymentFile,
-    RuntimeArguments,
-)
+from dflash_trt.deploy.deployment_file import DeploymentFile
 from dflash_trt.deploy.draft_methods import native_attention, read_schedule
 from dflash_trt.deploy.gpus import GpuFacts, parse_gpus
 from dflash_trt.deploy.published import moe_backend
 from dflash_trt.deploy.ranks import check_ranks, ranks_of_drafter
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
+from dflash_trt.deploy.runtime_arguments import RuntimeArguments
 from dflash_trt.deploy.schema import PACKAGES, Runtime
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes, draft_sizes, target_sizes
 from dflash_trt.engine.manifest import read_num_ranks

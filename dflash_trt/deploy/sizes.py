@@ -18,7 +18,8 @@ from dflash_trt.checkpoint.target_cache import TargetCache, read_target_cache
 from dflash_trt.checkpoint.target_checkpoint import PartialTargetSpec, TargetCheckpoint, read_target, read_target_spec
 from dflash_trt.checkpoint.weights import has_weights
 from dflash_trt.deploy.published import published_drafts, published_targets
-from dflash_trt.deploy.target_shape import TargetShape, shape_of
+from dflash_trt.deploy.read_target_shape import shape_of
+from dflash_trt.deploy.target_shape import TargetShape
 from dflash_trt.files.read import is_directory, is_file
 
 CHECKPOINT, PUBLISHED = "checkpoint", "published facts"

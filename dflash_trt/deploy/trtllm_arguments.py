@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.deploy.choices import STREAM_INTERVALS, chosen, circumstances
-from dflash_trt.deploy.deployment_file import Method, merged
+from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.draft_methods import draft_arguments, selection, trtllm_schedule
-from dflash_trt.deploy.published import target_parsers
+from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
+from dflash_trt.deploy.runtime_arguments import merged
 from dflash_trt.deploy.sizes import DraftSizes
 from dflash_trt.files.command import argument
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from dflash_trt.deploy.deployment_file import nested
+from dflash_trt.deploy.runtime_arguments import nested
 
 
 def with_value(text: str, path: str, value: Any) -> str:

@@ -18,7 +18,7 @@ from dflash_trt.deploy.choices import CHOICES, Circumstances, chosen
 from dflash_trt.deploy.cluster.cluster_server import cluster_server
 from dflash_trt.deploy.cluster.dynamo_graph import dynamo_graph
 from dflash_trt.deploy.finding import ERROR, WARNING
-from dflash_trt.deploy.published import LAYOUT, AttentionLayers, HybridCache, hybrid_caches, vllm_cache_layout
+from dflash_trt.deploy.hybrid_caches import LAYOUT, AttentionLayers, HybridCache, hybrid_caches, vllm_cache_layout
 from dflash_trt.deploy.rules.checked_config import METHOD_KEYS, CheckedConfig
 from dflash_trt.deploy.rules.choice_rules import packed_weights
 from dflash_trt.deploy.schema import Runtime, load_schema, runtime_keys

@@ -21,7 +21,7 @@ from dflash_trt.deploy.cluster.kubernetes import (
 )
 from dflash_trt.deploy.cluster.template import manifest
 from dflash_trt.deploy.command_text import flag_words
-from dflash_trt.deploy.published import target_parsers
+from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.deploy.trtllm_arguments import ENGINE_MODE
 from dflash_trt.errors import ConfigError

@@ -10,7 +10,8 @@ from dflash_trt.checkpoint.source import GGUF
 from dflash_trt.deploy.choices import CHOICES, Choice, Circumstances
 from dflash_trt.deploy.command_text import flag_words
 from dflash_trt.deploy.finding import WARNING, Finding
-from dflash_trt.deploy.published import target_parsers, vllm_cache_layout
+from dflash_trt.deploy.hybrid_caches import vllm_cache_layout
+from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.rules.checked_config import (
     METHOD_KEYS,
     CheckedConfig,

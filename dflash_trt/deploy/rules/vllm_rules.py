@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dflash_trt.deploy.finding import Finding
-from dflash_trt.deploy.published import hybrid_caches, vllm_cache_layout
+from dflash_trt.deploy.hybrid_caches import hybrid_caches, vllm_cache_layout
 from dflash_trt.deploy.rules.checked_config import (
     CheckedConfig,
     Rule,

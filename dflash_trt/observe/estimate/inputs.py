@@ -8,14 +8,16 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.deploy.catalog import known_deployments
-from dflash_trt.deploy.deployment_file import DeploymentFile, deployment_path, load_deployment
+from dflash_trt.deploy.deployment_file import DeploymentFile, load_deployment
+from dflash_trt.deploy.deployment_path import deployment_path
 from dflash_trt.deploy.memory import is_fp8_context
 from dflash_trt.deploy.published import published_drafts, published_targets
+from dflash_trt.deploy.read_target_shape import read_target_shape
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment, served_by
 from dflash_trt.deploy.schema import Runtime, load_schema
 from dflash_trt.deploy.sizes import checkpoint_place, draft_sizes, shape_sizes
-from dflash_trt.deploy.target_shape import TargetShape, read_target_shape
+from dflash_trt.deploy.target_shape import TargetShape
 from dflash_trt.engine.plans.machine import check_precision
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import package_data

@@ -9,8 +9,9 @@ import msgspec
 
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.deploy.gpus import known_gpu
+from dflash_trt.deploy.read_target_shape import shape_of
 from dflash_trt.deploy.sizes import shape_sizes
-from dflash_trt.deploy.target_shape import TargetShape, shape_of
+from dflash_trt.deploy.target_shape import TargetShape
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.inputs import eagle3_shape, system
 from dflash_trt.observe.estimate.shapes import System
