@@ -12,7 +12,8 @@ import msgspec
 
 from dflash_trt.cli.deployment_source import read_deployment, refuse_errors
 from dflash_trt.cli.output import print_json
-from dflash_trt.deploy.checker import check, file_configs
+from dflash_trt.deploy.checker import check
+from dflash_trt.deploy.file_configs import file_configs
 from dflash_trt.deploy.finding import ACCEPTED, ERROR, UNCHECKED, WARNING, Finding, judged, numbered
 from dflash_trt.deploy.gpus import GpuFacts, parse_gpus
 from dflash_trt.deploy.real_classes import check_with_package

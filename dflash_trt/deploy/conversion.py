@@ -14,9 +14,10 @@ from typing import Any
 
 import msgspec
 
-from dflash_trt.deploy.checker import check, file_configs, text_servers
+from dflash_trt.deploy.checker import check
 from dflash_trt.deploy.command_edits import edited
 from dflash_trt.deploy.draft_methods import draft_arguments, native_attention
+from dflash_trt.deploy.file_configs import file_configs, text_servers
 from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.rules.checked_config import METHOD_KEYS, CheckedConfig

@@ -82,7 +82,7 @@ class DeploymentFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """TensorRT-LLM's attention kernel of the native drafter."""
     prefix_reuse: bool | None = None
     """Reuse of cached prompt prefixes. Reused rows never pass the target, so the drafter misses their context: by
-    default only where TensorRT-LLM reuses its pages with the target's (`resolve.pairs_pools`)."""
+    default only where TensorRT-LLM reuses its pages with the target's (`resolve.py`, pairs_pools)."""
     runtimes: Annotated[tuple[Runtime, ...], msgspec.Meta(min_length=1)] | None = None
     """Runtimes that can serve it; all by default."""
     runtime_arguments: RuntimeArguments | msgspec.UnsetType = msgspec.UNSET

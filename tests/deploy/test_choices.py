@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
-from dflash_trt.deploy.checker import check, deployment_config, file_configs
+from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.choices import CHOICES, Circumstances, chosen
 from dflash_trt.deploy.cluster.cluster_server import cluster_server
 from dflash_trt.deploy.cluster.dynamo_graph import dynamo_graph
+from dflash_trt.deploy.file_configs import file_configs
 from dflash_trt.deploy.finding import ERROR, WARNING
 from dflash_trt.deploy.hybrid_caches import LAYOUT, AttentionLayers, HybridCache, hybrid_caches, vllm_cache_layout
 from dflash_trt.deploy.rules.checked_config import METHOD_KEYS, CheckedConfig

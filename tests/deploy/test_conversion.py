@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dflash_trt.deploy.checker import check, file_configs
+from dflash_trt.deploy.checker import check
 from dflash_trt.deploy.conversion import SPECULATION, convert
+from dflash_trt.deploy.file_configs import file_configs
 from dflash_trt.deploy.finding import ERROR, WARNING
 from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.schema import load_schema

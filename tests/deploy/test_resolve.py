@@ -11,9 +11,10 @@ import pytest
 import yaml
 
 from dflash_trt.checkpoint.target_cache import RecurrentState
-from dflash_trt.deploy.checker import check, file_configs
+from dflash_trt.deploy.checker import check
 from dflash_trt.deploy.deployment_file import DeploymentFile, load_deployment
-from dflash_trt.deploy.draft_methods import read_schedule, trtllm_schedule, vllm_schedule
+from dflash_trt.deploy.draft_schedule import read_schedule, trtllm_schedule, vllm_schedule
+from dflash_trt.deploy.file_configs import file_configs
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, Finding
 from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.memory import gpu_memory, is_dense, is_fp8_context, request_bytes

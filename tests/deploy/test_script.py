@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from dflash_trt.deploy.checker import check, file_configs
+from dflash_trt.deploy.checker import check
+from dflash_trt.deploy.file_configs import file_configs
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING
 from dflash_trt.deploy.flags import normalize, parse_arguments
 from dflash_trt.deploy.schema import load_schema

@@ -83,7 +83,7 @@ def prefix_reuse(config: CheckedConfig) -> Iterator[Finding]:
 
 
 def _paired_pools(config: CheckedConfig, said: str) -> Iterator[Finding]:
-    """Settings that keep the drafter's pages from being reused with the target's (`resolve.pairs_pools`)."""
+    """Settings that keep the drafter's pages from being reused with the target's (`resolve.py`, pairs_pools)."""
     manager = "kv_cache_config.use_kv_cache_manager_v2"
     cache = None if config.served.target_sizes is None else config.served.target_sizes.cache
     if config.setting(manager) is False:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from dflash_trt.deploy.draft_methods import Schedule
+from dflash_trt.deploy.draft_schedule import Schedule
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.constants import Band, Influence, Rates, rates, vary
 from dflash_trt.observe.estimate.curve import BATCHES, AcceptanceProfile, MeasuredPoints, PredictedPoint, Traffic, point
