@@ -58,7 +58,7 @@ class WriteRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cluster(self) -> str | None:
-        """What starts the server in a cluster: slurm, kubernetes, dynamo; None for a server started by hand."""
+        """Launcher in a cluster: slurm, kubernetes or dynamo; None for a server started by hand."""
         return "dynamo" if self.runtime_name in DYNAMO else self.launcher
 
     @property

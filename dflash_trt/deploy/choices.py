@@ -15,7 +15,7 @@ from dflash_trt.deploy.schema import Runtime
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
-    """What choices depend on; None for what is not known."""
+    """Facts that choices depend on; None if unknown."""
 
     method: str | None = "dflash"
     """dflash, eagle3 or another's own name; None for plain decoding."""
@@ -34,17 +34,17 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     rule: str
     key: str
     wanted: Callable[[Circumstances], Any]
-    """None where there is nothing to choose."""
+    """Value for some circumstances; None to leave the runtime's default."""
     why: str
-    """What another value does, and the source."""
+    """Effect of another value, and the source."""
     is_environment: bool = False
     """Whether it is a variable of the environment."""
     is_least: bool = False
-    """Whether more is as good; what is not set is then the runtime's to choose."""
+    """Whether larger values are as good; an unset one is then left to the runtime."""
     is_default: bool = False
     """Whether it is the runtime's default, which is not written."""
     unset: str = ""
-    """What the runtime does where its default is none."""
+    """Behaviour of the runtime if its default is none."""
 
 
 def _if(method: str, value: object) -> Callable[[Circumstances], Any]:
@@ -115,7 +115,7 @@ def chosen(runtime: Runtime, circumstances: Circumstances, *, is_environment: bo
 
 
 def circumstances(deployment: ResolvedDeployment, method: Method) -> Circumstances:
-    """What choices depend on."""
+    """Facts of a deployment that choices depend on."""
     return Circumstances(
         method=None if method == "none" else method, reuses_prefixes=deployment.asked_prefix_reuse,
         cache_layout=vllm_cache_layout(deployment.checkpoint, deployment.tensor_parallel),

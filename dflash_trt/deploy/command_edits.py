@@ -102,7 +102,7 @@ def _file_edits(text: str, file: Path, server: Server, changes: dict[str, Any]) 
 
 
 def _first_command(text: str) -> int:
-    """Position behind the comments at a script's head, which tell Slurm and the kernel how it is run."""
+    """Position after the comments at a script's head, which Slurm and the kernel read."""
     position = 0
     for line in text.splitlines(keepends=True):
         if line.strip() and not line.startswith("#"):

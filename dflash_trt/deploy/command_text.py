@@ -10,7 +10,7 @@ from typing import Any
 from dflash_trt.files.command import argument, command_line
 
 COMMANDS = {"vllm": ("vllm", "serve"), "sglang": ("python", "-m", "sglang.launch_server")}
-"""What is written."""
+"""Programs that start a server."""
 POSITIONAL = {"vllm": "model_tag"}
 NEGATABLE = {"vllm"}  # every switch has a --no- form; SGLang's have none
 

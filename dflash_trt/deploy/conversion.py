@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An existing launch command with a DFlash draft in the place of its speculation; the rest of the text stays.
 
-What changes beside the draft are settings that a check of the new command misses and knows: the table of choices and
-the rules (`Finding.settings`). What the command had wrong before is left, and said.
+Besides the draft, settings change whose value the check of the new command knows (`Finding.settings`): choices and
+rules. Problems that the command had before are reported and left.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _selected(
 ) -> dict[str, Any]:
     """Arguments of speculation that change, by top-level key; None for those to remove.
 
-    Of a command that already drafts with this method what else it says of drafts stays, K where the block has as many.
+    A command that already drafts with this method keeps its other draft settings, and K if the block is long enough.
     """
     gpu, is_trtllm = None if gpus is None else gpus.gpu, runtime == "trtllm"
     name = (converted_draft(sizes) or place(draft)) if is_trtllm else draft

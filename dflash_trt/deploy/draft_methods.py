@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What selects a draft in each runtime's arguments: DFlash, DSpark or EAGLE-3, with the runtime's words for K.
+"""Arguments that select a draft in each runtime, DFlash, DSpark or EAGLE-3, with the runtime's name of K.
 
 DSpark: vLLM 0.33 (config/speculative.py, v1/worker/gpu/spec_decode/dspark): method dspark, K rows of an anchor-first
 block or 1 + K. SGLang (server_args.py): speculative_dspark_block_size is the number of proposals, whatever the block's
@@ -30,10 +30,10 @@ def draft_arguments(
     sizes: DraftSizes, runtime: Runtime, draft: str, num_draft_tokens: int, name: str, *, gpu: GpuSpec | None,
     attention: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What selects and describes the draft in the runtime's arguments; ConfigError where it does not serve it.
+    """Arguments that select and describe the draft; ConfigError if the runtime does not serve it.
 
-    `draft` is the name that it is loaded by, `name` whose fault an error is, `attention` TensorRT-LLM's kernel, its own
-    choice for None.
+    `draft` is the name to load it by, `name` the deployment in errors, `attention` TensorRT-LLM's kernel, None for its
+    own choice.
     """
     if sizes.spec.is_dspark:
         _check_dspark(sizes, runtime, name)
@@ -85,8 +85,8 @@ def native_attention(sizes: DraftSizes, gpu: GpuSpec) -> str:
 def _draft_facts(sizes: DraftSizes) -> dict[str, Any]:
     """Facts that TensorRT-LLM reads from the draft's config.json, for a draft that it has yet to download.
 
-    It captures nothing for taps that it has not found by then, and says nothing (DFlashDecodingConfig @ 7c7504c0). A
-    mask token that is not known is left to the draft itself, which is read later.
+    Without target_layer_ids by then it silently captures no hidden states (DFlashDecodingConfig @ 7c7504c0). An unknown
+    mask token is left out: TensorRT-LLM reads it from the draft later.
     """
     spec = sizes.spec
     mask = {} if spec.mask_token_id is None else {"mask_token_id": spec.mask_token_id}
@@ -103,7 +103,7 @@ def _check_dspark(sizes: DraftSizes, runtime: Runtime, name: str) -> None:
 
 
 def _problem(sizes: DraftSizes, runtime: Runtime) -> str | None:
-    """What the runtime needs and the draft is not; a published draft's file is not known."""
+    """Property that the runtime needs and the draft lacks; the files of published drafts are not known."""
     dialect = _dialect(sizes)
     if dialect not in (None, "dspark", *(["speculators"] if runtime == "vllm" else [])):
         return "an architecture of DSpark's (Qwen3DSparkModel, DSparkDraftModel)"

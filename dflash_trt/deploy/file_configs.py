@@ -117,6 +117,6 @@ def _read_yaml(text: str, file: Path, schema: Schema) -> dict[str, Any]:
             f"{file}: expected a configuration of {schema.runtime}, found a deployment, from which one is written",
             hint=f"this writes it, checked: dflash-trt serve-config {quoted(file)} --runtime {schema.runtime}",
         )
-    if schema.runtime == "trtllm":  # a Triton repository's model.yaml also says how it is served
+    if schema.runtime == "trtllm":  # key of a Triton repository's model.yaml
         return {key: value for key, value in document.items() if key != "triton_config"}
     return normalize(document, schema)

@@ -64,7 +64,7 @@ def _groups(words: list[str]) -> Iterator[tuple[int, int]]:
 
 
 def _read_group(words: list[str], schema: Schema, arguments: dict[str, Any], findings: list[Finding]) -> list[str]:
-    """Adds the argument of a flag, the first word; the words that are not its own."""
+    """Add the argument of a flag, the first word, and return the words that are not its values."""
     flag, is_joined, joined = words[0].partition("=")
     if not is_joined:
         return _read_flag(flag, words[1:], schema, arguments, findings)
@@ -78,7 +78,7 @@ def _is_flag(word: str) -> bool:
 def _read_flag(
     flag: str, values: list[str], schema: Schema, arguments: dict[str, Any], findings: list[Finding]
 ) -> list[str]:
-    """Adds one argument; the words behind it that are not its own."""
+    """Add one argument, and return the words after it that are not its values."""
     level = re.fullmatch("-O([0-9]+)", flag)
     if level is not None:
         arguments["optimization_level"] = int(level[1])
@@ -116,7 +116,7 @@ def _is_boolean(values: list[str]) -> bool:
 
 
 def _set_inner(arguments: dict[str, Any], path: list[str], values: list[str]) -> None:
-    """`--speculative-config.method dflash`; a `+` behind the last key adds to a list."""
+    """`--speculative-config.method dflash`; a `+` after the last key adds to a list."""
     *outer, last = path
     place = arguments
     for key in outer:
@@ -170,5 +170,5 @@ def _read_value(text: str, described: dict[str, Any]) -> Any:
         return float(text) if text[:1] == "." and described["type"] == "number" else int(text)
     try:
         return json_document(text.encode(), "value", ConfigError)
-    except ConfigError:  # then it is a word, and the schema says whether that is one of its choices
+    except ConfigError:  # a word, which the schema compares with its choices
         return text

@@ -38,7 +38,7 @@ def _known() -> tuple[Parsers, ...]:
 def target_parsers(target: str) -> Parsers:
     """Parsers of a target by the family that its name shows, a repository's or a directory's; empty for others.
 
-    config.json tells less than the name: Qwen3-Coder's chat template differs from Qwen3's, its model_type does not.
+    config.json does not suffice: Qwen3-Coder's chat template differs from Qwen3's, but its model_type does not.
     """
     name = Path(target).name.lower()
     families = ((entry, tuple(Path(prefix).name.lower() for prefix in entry.prefixes)) for entry in _known())
@@ -46,7 +46,7 @@ def target_parsers(target: str) -> Parsers:
 
 
 def missing_parsers(target: str, runtime: Runtime) -> str:
-    """What to tell the user where a runtime would return reasoning and tool calls as plain text; empty where not."""
+    """A note that a runtime would return reasoning and tool calls as plain text; empty if it would not."""
     parsers = target_parsers(target)
     if parsers.prefixes and (runtime in parsers.reasoning or runtime in parsers.tool or runtime == "trtllm"):
         return ""

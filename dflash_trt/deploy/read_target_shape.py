@@ -13,9 +13,9 @@ STORED_BITS = {"float32": 32.0, "bfloat16": 16.0, "float16": 16.0}
 MXFP4_BITS, FP8_BITS = 4.25, 8.0
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 GATED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "muse_glimmer_text")
-"""Types of models whose attention layers gate what their heads give."""
+"""Model types whose attention layers gate the output of their heads."""
 WIDE = ("gpt_oss", "mixtral", "minimax_m2")
-"""Types of models whose experts are as wide as `intermediate_size` says."""
+"""Model types whose experts have the width `intermediate_size`."""
 NOT_MODELLED = ("num_attention_heads_per_layer", "gating", "hidden_size_per_layer_input")
 """Laguna's layers have heads and gates of their own, Gemma 4's small models embeddings of each layer."""
 
@@ -108,7 +108,7 @@ def _shared_width(facts: Facts) -> int:
 def _num_dense(facts: Facts, layers: int) -> int:
     """Layers without experts: the first ones (DeepSeek), or those that Qwen's list and step leave."""
     if "moe_layer_freq" in facts and facts.integer("moe_layer_freq") != 1:
-        raise facts.error("moe_layer_freq", "1: experts in every layer behind the first ones")
+        raise facts.error("moe_layer_freq", "1: experts in every layer after the first ones")
     if "first_k_dense_replace" in facts:
         return facts.integer("first_k_dense_replace", minimum=0, maximum=layers)
     dense = facts.integers("mlp_only_layers") if facts.values().get("mlp_only_layers") else ()

@@ -48,7 +48,7 @@ class ResolvedDeployment(ServingLoad, frozen=True, kw_only=True):
     """Source of each setting."""
 
     def reuses_prefixes(self, runtime: Runtime, method: Method) -> bool:
-        """Whether the server reuses cached prefixes: as the file says, else where hits cost no drafts.
+        """Whether the server reuses cached prefixes: as the file asks, by default if hits cost no drafts.
 
         Plain decoding keeps its cache, as users have it. vLLM's hits leave a DFlash drafter without hidden states
         (vllm#47930, open); SGLang's and TensorRT-LLM's paired pools have the drafter's rows, too.

@@ -27,10 +27,10 @@ class TargetShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     hidden_size: int
     num_attention_heads: int
     cache: TargetCache
-    """What its layers keep of a request: the kinds of its layers, and their bytes."""
+    """Kinds of layers, and the bytes that each keeps of a request."""
     latent: LatentHeads | None = None
     has_output_gate: bool = False
-    """Whether q brings a gate for what its heads give, and so is twice as wide (Qwen3-Next, Qwen3.5)."""
+    """Whether q also projects an output gate, and so is twice as wide (Qwen3-Next, Qwen3.5)."""
     linear_gate_rank: int = 0
     """Rank of a delta net's two channel gates (Kimi delta attention); 0: z, and two gates a head."""
     has_shared_values: bool = False

@@ -37,7 +37,7 @@ def _put(text: str, mapping: yaml.MappingNode, key: str, value: Any) -> str:
 
 
 def _end(text: str, node: yaml.Node) -> int:
-    """Position behind the last value; the parser's own end of a block is behind the comments that follow it."""
+    """Position after the last value; the parser's own end of a block comes after the comments that follow it."""
     if isinstance(node, yaml.MappingNode) and not node.flow_style and node.value:
         return _end(text, node.value[-1][1])
     if isinstance(node, yaml.SequenceNode) and not node.flow_style and node.value:

@@ -125,7 +125,7 @@ def dns_label(name: str) -> str:
 
 
 def shortened(label: str, limit: int) -> str:
-    """A label of at most `limit` characters; two that differ behind them stay two."""
+    """A label of at most `limit` characters; long ones that differ after them stay different."""
     if len(label) <= limit:
         return label
     return f"{label[: limit - 5].rstrip('-')}-{hashlib.sha256(label.encode()).hexdigest()[:4]}"

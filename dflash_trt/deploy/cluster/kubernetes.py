@@ -68,7 +68,7 @@ def with_needs(server: ClusterServer, place: str, manifests: list[Manifest]) -> 
 
 
 def config_maps(server: ClusterServer) -> list[Manifest]:
-    """The YAML that TensorRT-LLM reads; none for the others, whose flags say everything."""
+    """The YAML that TensorRT-LLM reads; none for the others, which have flags alone."""
     return [] if server.config is None else [manifest("config_map.yaml", name=server.name, config=server.config)]
 
 
@@ -118,8 +118,8 @@ def _mpi_pods(server: ClusterServer) -> tuple[Manifest, Manifest]:
     """TensorRT-LLM: mpirun on the leader reaches the others' sshd by the names of the group.
 
     LWS_LEADER_ADDRESS is NAME-0.NAME.NAMESPACE, worker I of it NAME-0-I.NAME.NAMESPACE, names that Open MPI would cut
-    at the first dot. What ssh starts has none of the image's environment: an absolute mpirun finds its own parts there,
-    and paths are passed on. Host keys are made with their pods and are not checked; the Secret's key authenticates.
+    at the first dot. Commands over ssh lack the image's environment: an absolute mpirun finds its own parts there, and
+    paths are passed on. Host keys are made with their pods and are not checked; the Secret's key authenticates.
     """
     launch = shell_text(
         "mpi_leader.sh", gpus_per_node=server.gpus_per_node, workers=server.nodes - 1, ranks=server.ranks,

@@ -42,7 +42,7 @@ def sbatch_script(server: ClusterServer) -> str:
 
 
 def _place(server: ClusterServer, mounts: str) -> tuple[Text, Text]:
-    """What the nodes need, and srun's options that say where it runs."""
+    """Software that the nodes need, and srun's options for the place where the command runs."""
     if server.image == NO_IMAGE:
         return Text(f"{PACKAGES[server.runtime]} on every node"), Text(f"  --chdir={server.models} \\")
     options = (

@@ -35,7 +35,7 @@ class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
         return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
     def is_set(self, path: str) -> bool:
-        """Whether the configuration itself says it."""
+        """Whether the configuration itself sets it."""
         value: Any = self.document
         for key in path.split("."):
             if not isinstance(value, dict) or key not in value:
@@ -119,7 +119,7 @@ def check_token_budget(
 ) -> Iterator[Finding]:
     """Every running request verifies 1 + K tokens in one forward pass: max_batch_size * (1 + K) <= max_num_tokens.
 
-    A runtime that refuses no more than a budget below `refused_below` does `otherwise` with a larger one.
+    A runtime with `refused_below` refuses only smaller budgets; `otherwise` is what it does with the rest.
     """
     keys = runtime_keys()[config.schema.runtime]
     batch_key, tokens_key = keys.max_batch_size, keys.max_num_tokens

@@ -26,7 +26,7 @@ from dflash_trt.files.command import quoted
 
 
 def unchecked_method(config: CheckedConfig) -> Iterator[Finding]:
-    """What is not looked at of a method other than DFlash, and the one fact that a draft's config alone decides."""
+    """A method other than DFlash is compared with the schema only; of DSpark, K is checked, too."""
     name, runtime = method(config), config.schema.runtime
     if name is None or name == "dflash":
         return
@@ -55,7 +55,7 @@ def packed_weights(config: CheckedConfig) -> Iterator[Finding]:
 
 
 def release(config: CheckedConfig) -> Iterator[Finding]:
-    """What may differ in a release without a schema of its own."""
+    """A release without a schema of its own, whose keys may differ."""
     schema = config.schema
     if schema.stands_for:
         yield warning(

@@ -31,7 +31,7 @@ def document_load(config: CheckedConfig) -> ServingLoad | None:
     numbers = {name: number for name, number in settings.items() if number is not None}
     served = config.served
     if served.draft_sizes is None or served.gpus is None or len(numbers) < len(NUMBERS):
-        return None  # `_missing` says which
+        return None  # `_missing` lists them
     numbers["num_draft_tokens"] -= keys.counts_window
     numbers["tensor_parallel"] = numbers.pop("ranks")
     attention_dp = config.setting("enable_attention_dp") is True
@@ -74,7 +74,7 @@ def check_memory(config: CheckedConfig) -> Iterator[Finding]:
 
 
 def _missing(config: CheckedConfig) -> tuple[list[str], list[str]]:
-    """What memory cannot be counted without, and what to give."""
+    """Facts and settings that memory depends on and that are missing, and how to give them."""
     keys = runtime_keys()[config.schema.runtime]
     models = [("the draft", "--draft", config.served.draft_sizes), ("the GPUs", "--gpus", config.served.gpus)]
     missing = [(what, option) for what, option, known in models if known is None]

@@ -122,7 +122,7 @@ def context_length(config: CheckedConfig) -> Iterator[Finding]:
 
 
 def remote_code(config: CheckedConfig) -> Iterator[Finding]:
-    """Python of the target's repository is run only where the configuration says so."""
+    """Python of the target's repository is run only if the configuration allows it."""
     remote = target_support().remote_code
     if config.setting(KEY) is True:
         yield unchecked("remote-code", KEY, "Python of the target's repository is run", "read it, and pin its revision")
@@ -134,7 +134,7 @@ def remote_code(config: CheckedConfig) -> Iterator[Finding]:
 
 
 def target_family(config: CheckedConfig) -> Iterator[Finding]:
-    """Families for which TensorRT-LLM captures nothing, as far as its own documents say."""
+    """Families for which TensorRT-LLM captures no hidden states, according to its own documents."""
     name = config.served.target or ""
     model_type = None if config.served.target_sizes is None else config.served.target_sizes.spec.model_type
     for entry in target_support().trtllm:

@@ -68,7 +68,7 @@ def cache_groups(config: CheckedConfig) -> Iterator[Finding]:
 
 
 def token_budget(config: CheckedConfig) -> Iterator[Finding]:
-    """Tokens of a pass: vLLM 0.33 refuses no more than a budget below one draft's rows, or below a token a request."""
+    """Tokens of a pass: vLLM 0.33 refuses only a budget below one draft's rows, or below one token per request."""
     K, batch = config.number(f"{SPEC}.num_speculative_tokens"), config.number("max_num_seqs")
     yield from check_token_budget(
         config, method(config) is not None, refused_below=max((K or 0) + 2, batch or 0),
