@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What benchmarks/bench_kv_injection_attention.py measures: cases, the bytes they move, and their inputs."""
+"""Cases of benchmarks/bench_kv_injection_attention.py, with their inputs and the bytes they move."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.plugins.cases import BF16, FP8, GPT_OSS, QWEN3_8B, SHORT, Case
 from tests.plugins.kernel.oracle import norm_and_rotate
 from tests.plugins.tensors import Tensors, draw
 
-LAYERS = 8  # of both drafters
+LAYERS = 8  # heads per drafter
 PAGE = 64  # rows of a page for peers that read pages; what a slot has room for is a multiple of it
 BATCHES = (1, 4, 16, 64)
-CONTEXTS = (512, 4096, 32768, 131072 - PAGE)  # a slot, with the block behind its context, holds 131,072 rows at most
+CONTEXTS = (512, 4096, 32768, 131072 - PAGE)  # a slot holds at most 131,072 rows, including the block after its context
 BORDERS = (1024, 2048)  # where the kernel of short contexts may cease to be the fastest
 DRAFTERS = {"gpt-oss": GPT_OSS, "Qwen3-8B": QWEN3_8B}
 
@@ -66,7 +66,7 @@ def context_bytes(case: Case) -> int:
 
 
 def moved_bytes(case: Case) -> int:
-    """What one layer's call has to read and write: context rows, qkv, both norms, rope, slots, lengths, output."""
+    """Bytes that one layer's call must read and write: context rows, qkv, both norms, rope, slots, lengths, output."""
     slots = case.B * case.S
     block = slots * 2 * (case.N + case.G) * case.D * case.dtype.itemsize
     return context_bytes(case) + block + 2 * case.D * case.dtype.itemsize + 4 * slots * case.D + 8 * case.B
@@ -86,7 +86,9 @@ class Inputs:
     tensors: Tensors
     """Ours; every layer of the caches has the same values."""
     queries: torch.Tensor
-    """[B, S, N, D], normed and rotated, which no peer does. The caches hold the block behind each context."""
+    """Queries [B, S, N, D], already normalised and rotated, which no peer does. The caches hold the block after each
+    context.
+    """
 
     @property
     def lengths(self) -> list[int]:
@@ -99,7 +101,7 @@ class Inputs:
 
 
 def make_inputs(case: Case, device: str) -> Inputs:
-    """Random ones; rows of the cache behind the block are 0, since peers multiply them by 0."""
+    """Random inputs. Cache rows after the block are 0, because peers multiply them by 0."""
     tensors = draw(replace(case, L=1, layer=0), device)
     queries, keys = (
         torch.stack([norm_and_rotate(x[b].unflatten(-1, (-1, case.D)), norm, tensors.rope[b]) for b in range(case.B)])

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other attentions that read the cache where it is: in its format, with the block behind each context.
+"""Other attentions that read the cache where it is: in its format, with the block after each context.
 
-A peer gets a head start that is not timed: queries normed and rotated, the block's rows in the cache, page tables and
-schedules made. Called as in these versions; on a GPU ran torch's cuDNN and flash, and FlashInfer 0.7.2.post1's fa2,
-fa3 and XQA:
+Untimed preparation favours the peers: queries are normalised and rotated, the block's rows are in the cache, page
+tables and schedules exist. Called as in these versions; on a GPU ran torch's cuDNN and flash, and FlashInfer
+0.7.2.post1's fa2, fa3 and XQA:
 
   FlashAttention-3   Dao-AILab/flash-attention 01afd16, hopper/flash_attn_interface.py: flash_attn_with_kvcache and
                      get_scheduler_metadata; FP8 caches take FP8 queries and descales [B, G]; sm_90 only
   FlashInfer         flashinfer-ai/flashinfer 002920b, prefill.py: BatchPrefillWithPagedKVCacheWrapper, plan and run;
                      6b1a33f, decode.py: trtllm_batch_decode_with_kv_cache, which is XQA on sm_90 and sm_120 and
-                     TensorRT-LLM's generated kernels on sm_100; 010a611, xqa.py: the mask's format;
-                     cute_dsl/attention/wrappers/batch_decode.py at 5011f96: BatchDecodePagedCuteDSLWrapper, for sm_100
+TensorRT-LLM's generated kernels on sm_100; 010a611, xqa.py: the mask's format;
+cute_dsl/attention/wrappers/batch_decode.py at 5011f96: BatchDecodePagedCuteDSLWrapper, for sm_100
   torch              scaled_dot_product_attention with one backend allowed: cuDNN, and flash
 """
 
@@ -48,7 +48,7 @@ class Peer(ABC):
         return self.limit(case, capability)
 
     def limit(self, case: Case, capability: tuple[int, int] | None) -> str | None:
-        """What the library itself does not do."""
+        """Preparation that the library does not do itself."""
         return None
 
     @abstractmethod

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each hand-written piece of the CPU path brings: CPU time of a step without it over that with it, one at a time.
+"""Measures each hand-written piece of the CPU path: CPU time of a step without it over that with it, one at a time.
 
 Two processes, one with everything and one without the piece, take turns over the same steps of the same requests on
 one thread; a cell is the median of the ratios of neighbours. "plain" decodes without a drafter, "idle drafter" with one
-that only collects taps, "DFlash" verifies whole blocks, "sampled" does so at temperature 0.8 and top_p 0.9. A piece
+whose context grows unused, "DFlash" verifies whole blocks, "sampled" does so at temperature 0.8 and top_p 0.9. A piece
 that brings less than a tenth everywhere is to be deleted (DESIGN: runtime).
 
 The pair of Qwen3-0.6B's shape has random weights: its steps cost what they would, but accept about one token each.
@@ -18,7 +18,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -41,15 +40,14 @@ from dflash_trt.files.processor import cpu_model  # noqa: E402
 from dflash_trt.runtime import accept, model_runner  # noqa: E402
 from dflash_trt.runtime.cpu import accelerate as cpu  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
-from dflash_trt.runtime.draft_length import FixedLength  # noqa: E402
 from dflash_trt.runtime.drafter import onnx_executor  # noqa: E402
 from dflash_trt.runtime.kvcache.slots import SlotPool  # noqa: E402
 from dflash_trt.runtime.load import open_session  # noqa: E402
-from dflash_trt.runtime.model_runner import NO_SLOT, ModelRunner  # noqa: E402
+from dflash_trt.runtime.model_runner import ModelRunner  # noqa: E402
+from dflash_trt.runtime.policy.fixed_length import FixedLength  # noqa: E402
 from dflash_trt.runtime.session import Session  # noqa: E402
 from dflash_trt.runtime.targets import packed_target  # noqa: E402
 from dflash_trt.runtime.targets.packed_pass import GatheredPass  # noqa: E402
-from dflash_trt.runtime.targets.target import side_by_side  # noqa: E402
 from tests import decoding  # noqa: E402
 from tests.engines import build  # noqa: E402
 from tests.fixtures_data import PAIRS, prompts  # noqa: E402
@@ -62,31 +60,6 @@ MAX_TOKENS = 384
 REAL_PROMPT = 8
 """Tokens: reading longer ones would take most of the time."""
 TEMPERATURE, TOP_P = 0.8, 0.9
-
-
-class ListedTaps:
-    """In the place of PendingTaps: every pass is joined at once and its rows listed by slot."""
-
-    def __init__(self) -> None:
-        self.num_bytes = 0
-        self._rows: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
-
-    def add(self, tapped: Sequence[torch.Tensor], owners: list[int]) -> None:
-        taps = side_by_side(tapped)
-        self.num_bytes += taps.nbytes
-        for slot in {*owners} - {NO_SLOT}:
-            self._rows[slot].append(taps[[row for row, owner in enumerate(owners) if owner == slot]])
-
-    def drop(self, slot: int) -> None:
-        self._rows.pop(slot, None)
-
-    def take(self) -> tuple[list[int], list[int], torch.Tensor | None]:
-        rows, self._rows, self.num_bytes = self._rows, defaultdict(list), 0
-        counts = [sum(map(len, own)) for own in rows.values()]
-        return [*rows], counts, torch.cat([taps for own in rows.values() for taps in own]) if rows else None
-
-    def compact(self) -> None:
-        self.num_bytes = sum(taps.nbytes for own in self._rows.values() for taps in own)
 
 
 def greedy_by_torch(logits: torch.Tensor, draws: object) -> tuple[list[int], list[bool]]:
@@ -147,7 +120,6 @@ PIECES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "paged attention": (without(cpu, "PagedPass", GatheredPass), PLAIN_AND_DFLASH),
     "RMSNorm of the target": (without(cpu, "fuse_norms"), PLAIN_AND_DFLASH),
     "caught taps": (without(packed_target, "Taps", lambda *_: None), ("idle drafter", "DFlash")),
-    "pending taps": (without(model_runner, "PendingTaps", ListedTaps), ("idle drafter", "DFlash")),
     "PackedLinear": (
         without(onnx_executor, "pack_linear_layers", lambda *_: None),
         ("DFlash",),
@@ -189,8 +161,9 @@ class Steps:
         self._begin()
 
     def run(self, count: int) -> float:
-        """CPU seconds of so many steps in which every request decodes."""
+        """CPU seconds of `count` steps in which every request decodes."""
         if min(request.remaining for request in self._decoder.running.values()) <= count * self._block:
+            self.end()
             self._begin()
         begin = time.process_time()
         for _ in range(count):
@@ -198,11 +171,16 @@ class Steps:
         assert len(self._decoder.running) == self._batch
         return time.process_time() - begin
 
+    def end(self) -> None:
+        """Leaves the session to the next decoder."""
+        for request in [*self._decoder.running.values()]:
+            self._decoder.cancel(request)
+
     def _begin(self) -> None:
         session = self._session
         slots = SlotPool(self._batch, session.decoder().slots.num_tokens)
         local = ModelRunner(session.target, None if self._way == "plain" else session.drafter)
-        self._decoder = Decoder(local, slots, FixedLength(self._block - 1), cache_owner=session.cache_owner)
+        self._decoder = Decoder(local, slots, FixedLength(self._block - 1))
         params = decoding.greedy(MAX_TOKENS)
         if self._way == "sampled":
             params = SamplingParams(
@@ -230,11 +208,14 @@ def serve(connection: Connection, job: Job, piece: str | None) -> None:
             stack.enter_context(PIECES[piece][0]())
         session, texts = job.open()
         connection.send(None)
+        steps: Steps | None = None
         while (asked := connection.recv()) is not None:
             if isinstance(asked, tuple):
+                if steps is not None:
+                    steps.end()
                 steps = Steps(session, texts, *asked)
                 connection.send(None)
-            else:
+            elif steps is not None:
                 connection.send(steps.run(asked))
 
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Auto's draft length beside the better of plain decoding and whole blocks, as a ratio of tokens a second.
+"""Compares auto's draft length with the better of plain decoding and whole blocks, as a ratio of tokens per second.
 
 They take turns of 40 ms, so that a slow moment of the machine meets all of them, in an order that is drawn anew for
-each turn; seconds are the process's CPU time, auto's own, too. Requests follow each other so that the batch stays
-full, each with half to one and a half times --tokens: plain decoding's would for ever begin and end together if all
-had as many. With --together so many begin at once, with --tokens each, and the answers of all are awaited; then the
-next ones begin. Where a model's memory lies makes some percent, so each has each of three for a third of the time.
-What comes before --skip turns, and before 64 steps of auto, is left out. Deviations are by bootstrap over turns. The
-MoE pair has random weights, and its acceptance is forced (forced_acceptance.py). Prints a table for each pair,
-asserts nothing; takes --seconds for each batch and pair.
+each turn; seconds are the process's CPU time, auto's own, too. Requests follow each other so that the batch stays full,
+each with half to one and a half times --tokens, since plain decoding's requests would always begin and end together if
+all had the same number. With --together, this number of requests begins at once, with --tokens each; the next ones
+begin when all have ended. A model's memory address changes the time by some percent, so each way uses each of three
+models for a third of the time. Turns before --skip, and before 64 steps of auto, are left out. Deviations are by
+bootstrap over turns. The MoE pair has random weights, and its acceptance is forced (forced_acceptance.py). Prints a
+table for each pair, asserts nothing; takes --seconds for each batch and pair.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
+import msgspec
 import numpy as np
 import torch
 from transformers.utils import logging
@@ -33,7 +34,10 @@ sys.path.insert(0, str(REPOSITORY))
 from benchmarks.forced_acceptance import MOE_DRAFT, ForcedRunner, random_prompts, write_moe_pair  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
-from dflash_trt.runtime.draft_length import AutoLength, DraftLength, FixedLength  # noqa: E402
+from dflash_trt.runtime.policy.auto_length import AutoLength  # noqa: E402
+from dflash_trt.runtime.policy.draft_length import DraftLength  # noqa: E402
+from dflash_trt.runtime.policy.fixed_length import FixedLength  # noqa: E402
+from dflash_trt.runtime.policy.step_record import StepRecord  # noqa: E402
 from dflash_trt.runtime.session import Session, run  # noqa: E402
 from tests.decoding import greedy, open_without_tokenizer  # noqa: E402
 from tests.engines import build  # noqa: E402
@@ -151,6 +155,21 @@ def _answers(session: Session, texts: Sequence[list[int]], tokens: int) -> Answe
     return {tuple(text): answer.token_ids for text, answer in zip(texts, done, strict=True)}
 
 
+class CpuTimed(AutoLength):
+    """Learns from CPU time, which other programs of a shared machine disturb less."""
+
+    _began = 0.0
+
+    def choose(self, batch_size: int) -> int:
+        """Length of a step that begins now."""
+        self._began = time.process_time()
+        return super().choose(batch_size)
+
+    def observe(self, step: StepRecord) -> None:
+        """Learns from a step that ends now."""
+        super().observe(msgspec.structs.replace(step, seconds=time.process_time() - self._began))
+
+
 def _measure(
     sessions: Sequence[Session],
     texts: Sequence[list[int]],
@@ -163,7 +182,7 @@ def _measure(
 ) -> list[Way]:
     """Plain decoding, whole blocks and auto."""
     block = sessions[0].manifest.draft.num_draft_tokens
-    lengths = (FixedLength(0), FixedLength(block), AutoLength(block, clock=time.process_time))
+    lengths = (FixedLength(0), FixedLength(block), CpuTimed(block))
     ways = [
         Way(
             session=session,

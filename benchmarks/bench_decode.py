@@ -43,9 +43,11 @@ from dflash_trt.api.runtime_options import RuntimeOptions  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
-from dflash_trt.runtime.draft_length import DraftLength, FixedLength, parse_draft_length  # noqa: E402
 from dflash_trt.runtime.drafter import onnx_executor  # noqa: E402
 from dflash_trt.runtime.load import open_session  # noqa: E402
+from dflash_trt.runtime.policy.draft_length import DraftLength  # noqa: E402
+from dflash_trt.runtime.policy.fixed_length import FixedLength  # noqa: E402
+from dflash_trt.runtime.policy.parse_draft_length import parse_draft_length  # noqa: E402
 from dflash_trt.runtime.request import Request  # noqa: E402
 from dflash_trt.runtime.session import Session, run  # noqa: E402
 from tests.decoding import greedy, open_without_tokenizer  # noqa: E402
@@ -196,7 +198,7 @@ def _ours(job: Job, engine: Path, dtype: str) -> Iterator[Way]:
 
     for batch in job.batches:
         fixed = parse_draft_length(job.draft_length or str(block), block)
-        auto = parse_draft_length("auto", block)  # as in a server, it keeps what it has measured
+        auto = parse_draft_length("auto", block)  # keeps its measurements, as in a server
         plain = Way(
             f"dflash-trt plain{suffix}",
             batch,
@@ -237,7 +239,7 @@ def _transformers(job: Job) -> Iterator[Way]:
 
     baseline = Way("transformers plain", 1, plain)
     yield baseline
-    if job.is_forced or job.name == DFLASH2:  # which transformers has not
+    if job.is_forced or job.name == DFLASH2:  # transformers lacks it
         return
     assistant = load_assistant(job.draft)
 
@@ -252,7 +254,7 @@ def _vllm(job: Job, python: str, threads: int, folder: Path) -> Iterator[Way]:
     """Measured one after the other, in processes of their own, while nothing else runs."""
     draft = {"method": "dflash", "model": str(job.draft), "num_speculative_tokens": _num_draft_tokens(job)}
     plain = _run_vllm(job, None, python, threads, folder)
-    # Its CPU sampler refuses synthetic acceptance ("not supported with CPU sampling", vllm 0.32).
+    # vLLM's CPU sampler refuses synthetic acceptance ("not supported with CPU sampling", vllm 0.32).
     speculative = None if job.is_forced else _run_vllm(job, draft, python, threads, folder)
     for batch in job.batches:
         ways: list[Way] = []

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does the cost model predict the embedded runtime on this CPU? Measured steps against predicted ones.
+"""Compares steps of the embedded runtime on this CPU with the cost model's predictions.
 
 Every batch size decodes with every draft length. A quarter of the combinations fits eight constants of the model for
-this CPU (a kernel's floor, arithmetic, experts, host work), the same model then predicts the others. What prompts add
-to the steps that they join fits two more, after and apart from those, and is predicted for other batches and lengths.
-Steps are counted in CPU seconds of one thread, so that other work on the machine disturbs less. Prints tables, asserts
-nothing.
+this CPU (a kernel's floor, arithmetic, experts, host work), the same model then predicts the others. Two further
+constants are fitted afterwards to the time that prompts add to steps, which is then predicted for other batches and
+lengths. Steps are counted in CPU seconds of one thread, so that other work on the machine disturbs less. Prints tables,
+asserts nothing.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from dflash_trt.observe.estimate.constants import Rates  # noqa: E402
 from dflash_trt.observe.estimate.inputs import draft_shape, eagle3_shape, target_shape  # noqa: E402
 from dflash_trt.observe.estimate.shapes import System  # noqa: E402
 from dflash_trt.observe.estimate.step import StepLoad, StepModel  # noqa: E402
-from dflash_trt.runtime.draft_length import FixedLength  # noqa: E402
 from dflash_trt.runtime.load import open_session  # noqa: E402
+from dflash_trt.runtime.policy.fixed_length import FixedLength  # noqa: E402
 from dflash_trt.runtime.session import Session  # noqa: E402
 from tests.decoding import greedy  # noqa: E402
 from tests.engines import build  # noqa: E402
@@ -240,7 +240,7 @@ def _predict(system: System, rates: Rates, way: Way, context: float) -> float:
 
 
 def _added(system: System, rates: Rates, case: Prompts, context: float) -> float:
-    """What prompts add to a step; where nobody decodes, the step is theirs alone."""
+    """Time that prompts add to a step; if no request decodes, the whole step."""
     assert system.draft is not None
     batch, size, count = case
     model, length = StepModel(system, rates), system.draft.max_draft_tokens if batch else 0

@@ -10,7 +10,7 @@ Ours is what RuntimeOptions(device="cuda", executor="torch", dtype="bfloat16") o
 timed, beside a copy of its weights, and at last what `capture` records. The others decode with the same weights in the
 same process: transformers' generate in batches of the same sizes, and DFlash one prompt at a time, by z-lab's own loop
 where its package `dflash` is installed, else by transformers' assisted decoding, compared with transformers' plain
-decoding. Ours run in turn, then the others, a third as often; a row's time is the median round behind a first one that
+decoding. Ours run in turn, then the others, a third as often; a row's time is the median round after a first one that
 is not counted. "ms a pass" is that time by the target's forward calls, prompts included. Prints tables as soon as they
 are known, asserts nothing.
 """
@@ -58,8 +58,8 @@ from dflash_trt.engine.manifest import Manifest  # noqa: E402
 from dflash_trt.errors import DFlashError  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
-from dflash_trt.runtime.draft_length import FixedLength  # noqa: E402
 from dflash_trt.runtime.drafter.open import open_drafter  # noqa: E402
+from dflash_trt.runtime.policy.fixed_length import FixedLength  # noqa: E402
 from dflash_trt.runtime.session import Session, run  # noqa: E402
 from dflash_trt.runtime.targets.huggingface import load_model, make_target, stop_token_ids  # noqa: E402
 from tests.engines import build  # noqa: E402
@@ -266,7 +266,7 @@ def _peers(pair: Pair) -> Iterator[Way]:
 
     ways = [Way("transformers plain", batch, partial(plain, batch)) for batch in pair.settings.batches]
     yield from ways
-    loop = cache(partial(_dflash, pair))  # its models are opened by the first round
+    loop = cache(partial(_dflash, pair))  # the first round opens its models
 
     def speculative() -> Answers:
         decode = loop()
@@ -338,7 +338,7 @@ def _works(way: Way) -> bool:
     """Whether another library decodes here; prints what it says otherwise."""
     try:
         _first(way)
-    except Exception as error:  # whatever it says to a model or a GPU that it does not take
+    except Exception as error:  # any error about a model or GPU that it does not support
         click.echo(f"{way.name}, batch {way.batch}: {(str(error) or repr(error)).splitlines()[0]}")
         return False
     return True

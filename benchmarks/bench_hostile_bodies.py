@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bodies of many values, levels or chunks cost the others, or many headers: latency beside two hostile clients.
+"""Measures the latency of honest clients next to two that send bodies of many values, levels or chunks, or many
+headers.
 
 The server runs on a fixture in a process of its own. Four clients ask for --tokens tokens one request after another,
 alone and beside two that send one body of a kind after another, of each kind in turn. Prints a table, asserts nothing;

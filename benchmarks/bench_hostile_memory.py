@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What hostile clients leave behind in the server's memory: resident size round by round.
+"""Measures the server's resident memory, round by round, while hostile clients send requests.
 
 The server runs on a fixture in a process of its own. A round sends --requests of each kind: streams that are cut in the
-middle, streams that nobody reads, prompts far too long, bodies that are no JSON, a JSON schema that nobody sent before,
-and honest completions, or of the --kind that is given. Sizes are read when nothing runs or waits any more. The first
+middle, unread streams, prompts far too long, bodies that are not JSON, a new JSON schema, and honest completions, or of
+the --kind that is given. Sizes are read when nothing runs or waits any more. The first
 --warm rounds fill the prefix cache; growth is counted from their end. Prints a table, asserts nothing.
 """
 

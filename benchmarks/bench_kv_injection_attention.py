@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin's kernels on this machine's GPU beside the best attentions there are, all reading the same cache.
+"""Times the plugin's kernels on this machine's GPU and the best other attention kernels, all reading the same cache.
 
 A way's time is that of a layer: one CUDA graph holds a call for each of a drafter's eight layers, whose caches lie in
 one tensor. The graphs of all ways run in turn, each with the L2 cache filled with other data, and the median of a way's
 runs is taken. The kernel does what the node does: it norms and rotates the block and takes slots from the cache. Its
 peers get a head start that is not timed (benchmarks/attention_peers.py, which also says which versions the calls were
-written for). None reads another format than the case's: who has no FP8 cache is left out there, not given one of twice
-the bytes.
+written for). All read the case's format: peers without an FP8 cache are left out there, not given one of twice the
+bytes.
 
 --library times another build of the plugin in the same run, such as an older commit's, as TensorRT would call it:
 
-    git archive --prefix=old/ c40195f plugins | tar x
-    cmake -S old/plugins -B old/build -DDFLASH_CUDA=ON -DDFLASH_CUDA_ARCHITECTURES=90a && cmake --build old/build -j
-    python benchmarks/bench_kv_injection_attention.py --library c40195f=old/build/libdflash_trt_plugins.so
+    git archive --prefix=old/ c40195f plugins | tar x cmake -S old/plugins -B old/build -DDFLASH_CUDA=ON
+-DDFLASH_CUDA_ARCHITECTURES=90a && cmake --build old/build -j python benchmarks/bench_kv_injection_attention.py
+--library c40195f=old/build/libdflash_trt_plugins.so
 
 MB is what has to be read and written once; "of copy" is the share of what a device-to-device copy reads and writes. A
-line behind each table has the largest difference of each way from the kernel's output, over the largest output: a peer
-that computes something else shows there. At last stands from or up to which context the kernels that nobody is given
-yet are faster. Prints Markdown, a row as soon as it is known, and asserts nothing. With --dry-run it prints what it
-would measure, for which it needs no GPU.
+line after each table has the largest difference of each way from the kernel's output, over the largest output: a peer
+that computes something else shows there. The last lines say from or up to which context the kernels that are not used
+by default are faster. Prints Markdown, a row as soon as it is known, and asserts nothing. With --dry-run it prints what
+it would measure, for which it needs no GPU.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from tools.gpus import GPUS
 
 COPY_BYTES = 2**30
 KERNELS = ("mma", "short", "ahead")
-"""What may be measured beside the kernel that a call takes."""
+"""Kernels that may be measured in addition to the default one."""
 SHORT_ROWS = 4096
 """Context up to which the kernel of short contexts is measured; where its border lies is to be seen."""
 NOISE = 1.01
-"""A way that takes no more than so many times another's time is not slower."""
+"""A way is not slower than another if it takes at most this many times its time."""
 
 
 def graph_of(run: Callable[[], object]) -> Callable[[], object]:
@@ -108,7 +108,7 @@ def our_calls(inputs: Inputs, make: Callable[..., Launch]) -> list[Call]:
 
 @dataclass(frozen=True, kw_only=True)
 class Ways:
-    """What is measured beside the kernel that a call takes."""
+    """Ways that are measured in addition to the default kernel."""
 
     kernels: Sequence[str]
     libraries: Mapping[str, Path]
@@ -132,7 +132,7 @@ class Ways:
 
 @dataclass(kw_only=True)
 class Found:
-    """What one table gave, by way."""
+    """Results of one table, by way."""
 
     offs: dict[str, tuple[float, str]] = field(default_factory=dict)
     """The largest difference, and its case."""
@@ -168,7 +168,7 @@ def measure(case: Case, ways: Ways, found: Found) -> dict[str, float]:
             else:
                 offs[name] = difference(calls[0](), output)
             graphs[name] = graph_of(partial(_each, calls))
-        except Exception as error:  # whatever another library says to inputs that it does not take
+        except Exception as error:  # any error of another library about unsupported inputs
             torch.cuda.synchronize()  # where the GPU itself failed all ends here
             if name == "ours":
                 raise
@@ -191,7 +191,7 @@ def print_measured(heading: str, table: Sequence[Case], ways: Ways, copy: float)
     click.echo(f"\n{heading}, microseconds a layer\n")
     click.echo(f"| B x context | MB | of copy | {' | '.join(names)} |\n{'|---' * (3 + len(names))}|")
     for case in table:
-        torch.cuda.empty_cache()  # what the case before had
+        torch.cuda.empty_cache()  # frees the previous case's memory
         size = moved_bytes(case)
         cells = [case.name, f"{size / 1e6:.1f}"]
         if memory_bytes(case) > torch.cuda.mem_get_info()[0]:
@@ -207,7 +207,7 @@ def print_measured(heading: str, table: Sequence[Case], ways: Ways, copy: float)
 
 
 def proposals(found: Mapping[str, Found]) -> Iterator[str]:
-    """What the tables say of the kernels that nobody is given yet: where each is faster, in every table."""
+    """Contexts at which the kernels that are not used by default are faster in every table."""
     short = [row for table in found.values() for row in table.ratios.get("short", ())]
     if short:
         rows = short_rows(short)
@@ -236,7 +236,7 @@ def ahead_rows(found: Iterable[tuple[int, float, str]]) -> int | None:
 
 
 def describe_peers(peers: Sequence[Peer], table: Sequence[Case], capability: tuple[int, int] | None) -> None:
-    """Which peers some of these cases are without, and why."""
+    """Peers that are missing in some of these cases, with the reason."""
     for peer in peers:
         reasons = {reason: case.name for case in table if (reason := peer.refusal(case, capability))}
         for reason, name in reasons.items():
@@ -245,7 +245,7 @@ def describe_peers(peers: Sequence[Peer], table: Sequence[Case], capability: tup
 
 
 def dry_run(peers: Sequence[Peer], tables: dict[str, list[Case]]) -> None:
-    """What would be measured: bytes of a layer, what a GPU has to hold, and the time that its memory alone takes."""
+    """The cases of a run: bytes of a layer, memory needed on the GPU, and the time at its memory bandwidth."""
     bounds = [gpu for gpu in GPUS if gpu.name in ("H200", "B300")]
     names = [f"us at {gpu.name}'s {gpu.terabytes} TB/s" for gpu in bounds]
     columns = ["B x context", "MB of cache", "MB in all", "GB on the GPU", *names]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What opening a drafter of gpt-oss-120b's shape takes on this CPU, with random weights, in BF16 and quantised.
+"""Measures opening a drafter of gpt-oss-120b's shape on this CPU, with random weights, in BF16 and quantised.
 
 Each is opened once before, so that its file is cached, then --rounds times, every time in a process of its own. Times
 are of reading the manifest, which checks the files, and of opening: CPU seconds and wall-clock, the median round; then

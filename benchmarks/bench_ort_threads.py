@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From which size on a draft's pass is worth more than one thread of ONNX Runtime, on this machine.
+"""Finds the size from which a draft's pass is worth more than one thread of ONNX Runtime on this machine.
 
 Drafts of two layers with random weights, from a largest matrix of a quarter MiB to 64 MiB in FLOAT: each drafts blocks
-of 8 behind 64 rows of context, by one thread and by as many as torch has. Before each pass torch computes on its own
-threads and reads 16 MiB, as a target does between two drafts, so ONNX Runtime's sleep and caches are cold. Both ways
-take turns; wall-clock is the median pass, CPU time the mean of the process while it lasts. "rule" is what
+of 8 after 64 rows of context, with one thread and with torch's number of threads. Before each pass torch computes on
+its own threads and reads 16 MiB, as a target does between two drafts, so ONNX Runtime's sleep and caches are cold. Both
+ways take turns; wall-clock is the median pass, CPU time the mean of the process while it lasts. "rule" is what
 `onnx_executor.num_threads` chooses. Prints tables, asserts nothing; two minutes, best when nothing else runs.
 """
 

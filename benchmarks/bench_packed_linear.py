@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it takes to multiply with weights as they are stored, beside ONNX Runtime's FLOAT kernel, on this machine.
+"""Times products with weights in their storage format, next to ONNX Runtime's FLOAT kernel, on this machine.
 
 One linear layer at a time, by one thread: `_C`'s PackedLinear on BF16, FP8 and NVFP4, and a Gemm on the same numbers in
 FLOAT, which ONNX Runtime packs when the session is made. They take turns; each time is the median, in microseconds, and

@@ -3,7 +3,7 @@
 
 One layer of a pass, its rows' place in the caches included, in CPU time of one thread: the least of several rounds.
 GFLOP/s count what a causal mask leaves, 4 * head_dim for a query head and position. A pass has `requests` segments of
-`tokens` behind `context` rows each, in float32 and bfloat16. Prints a table, asserts nothing; a minute.
+`tokens` tokens after `context` rows each, in float32 and bfloat16. Prints a table, asserts nothing; a minute.
 """
 
 from __future__ import annotations

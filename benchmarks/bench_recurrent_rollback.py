@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rejected drafts cost a hybrid target on this machine's CPU: the replay of recurrent state after a verify pass.
+"""Measures what rejected drafts cost a hybrid target on this machine's CPU: the replay of recurrent state after a
+verify step.
 
 A random model with Qwen3.5's layers (three gated delta nets, one of full attention), every block verified and then
-rolled back to as many tokens as the row says. `packed` replays what was kept on the older state, for all requests at
+rolled back to the number of tokens in the row. `packed` replays what was kept on the older state, for all requests at
 once; `sequential` copies transformers' cache before each block and runs the whole model again over what was kept.
 Numbers are the fastest of several rounds, as the machine may be shared. Prints a table, asserts nothing.
 """
@@ -36,7 +37,7 @@ VOCAB_SIZE = 1000
 
 
 def random_hybrid(hidden: int, layers: int) -> PreTrainedModel:
-    """Qwen3.5's proportions: heads of 128 in delta nets, twice as many for values; MLP three times as wide."""
+    """Qwen3.5's proportions: heads of 128 in delta nets, two value heads per key head; MLP three times as wide."""
     torch.manual_seed(0)
     config = Qwen3_5TextConfig(
         vocab_size=VOCAB_SIZE,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs that the attention of sm_90a rounds queries to E4M3 where they meet an FP8 cache's keys.
+"""Measures the error of the sm_90a attention, which rounds queries to E4M3 for the keys of an FP8 cache.
 
 A kv head's queries of a request are multiplied by the power of two that makes their largest element 128 to 256, and
 rounded. Prints how far the outputs of random rows are moved, beside what the cache's own rounding does. Asserts

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What slow and idle clients cost the others: latency of honest requests beside connections that are held.
+"""Measures the latency of honest requests while slow and idle clients hold connections.
 
 The server runs on a fixture in a process of its own. Four clients ask for --tokens tokens one request after another, in
 rounds: without held connections, then with --held of one kind, of each kind in turn. A row is the median round of its
@@ -67,7 +67,7 @@ async def held(port: int, kind: str | None, number: int) -> AsyncIterator[None]:
         writer.write(KINDS[kind])
         await writer.drain()
         writers.append(writer)
-    while await at_work(port):  # what they asked for is computed first: only reading is slow
+    while await at_work(port):  # their answers are computed first: only reading is slow
         await asyncio.sleep(0.1)
     try:
         yield

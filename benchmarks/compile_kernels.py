@@ -19,7 +19,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
 PRODUCTS = {"_C*.so": ".", "libdflash_trt_plugins.so": "lib"}
-"""What is built, and where it belongs in the package."""
+"""Built libraries, with their places in the package."""
 ARCHITECTURES = "DFLASH_CUDA_ARCHITECTURES"
 
 

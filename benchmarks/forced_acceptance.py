@@ -29,10 +29,10 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from dflash_trt.engine.proposals import Draw, Proposals
 from dflash_trt.runtime.decoder import Decoder
-from dflash_trt.runtime.draft_length import DraftLength
-from dflash_trt.runtime.drafter.candidate_selector import Draw, Proposals
 from dflash_trt.runtime.model_runner import ModelRunner
+from dflash_trt.runtime.policy.draft_length import DraftLength
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.target import Segment
 from tests.reference.synthetic import DraftSizes, write_random_draft
@@ -148,7 +148,7 @@ class ForcedRunner(ModelRunner):
 
 
 class ForcedLogits:
-    """Makes a target accept as many proposals of each block as a draw says, whatever they are."""
+    """Makes a target accept a drawn number of proposals of each block, regardless of their tokens."""
 
     def __init__(self) -> None:
         self._num_draws = 0

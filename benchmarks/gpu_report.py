@@ -73,13 +73,13 @@ EXAMINE = "import dflash_trt.cli.doctor_machine as m, msgspec; print(msgspec.jso
 
 @dataclass
 class Outcome:
-    """What became of a step."""
+    """Outcome of a step."""
 
     step: Step
     result: str
     seconds: float = 0
     why: list[str] = field(default_factory=list)
-    """What it lacked, or what went wrong."""
+    """Missing requirement, or error."""
     command: str = ""
     output: str = ""
 
@@ -136,7 +136,7 @@ class Report:
         self.machine = [*self.machine, *examine()]
 
     def missing(self) -> set[str]:
-        """What steps may need and this machine has not."""
+        """Requirements of steps that this machine lacks."""
         done = {outcome.title for outcome in self.outcomes if outcome.result == PASSED}
         missing = {name_of(finding) for finding in self.machine if finding.found is None}
         return missing | ({TORCH, KERNELS} - done) | (set() if shutil.which(SANITIZER, path=_path()) else {SANITIZER})
@@ -180,7 +180,7 @@ class Report:
         new.replace(self._page)
 
     def section(self) -> list[str]:
-        """This report as Markdown, behind its title."""
+        """This report as Markdown, without its title."""
         counts = {
             result: sum(outcome.result == result for outcome in self.outcomes) for result in (PASSED, FAILED, LACKED)
         }
@@ -238,7 +238,7 @@ def _printed(outcome: Outcome) -> list[str]:
 
 
 def examine() -> list[MachineFinding]:
-    """What doctor finds, in a process of its own: this one has loaded the module that was compiled before."""
+    """Findings of doctor in a separate process, because this one has loaded the previously compiled module."""
     status, output = run((sys.executable, "-c", EXAMINE), 120)
     try:
         return msgspec.json.decode(output.splitlines()[-1], type=list[MachineFinding])
@@ -248,7 +248,7 @@ def examine() -> list[MachineFinding]:
 
 
 def name_of(finding: MachineFinding) -> str:
-    """What doctor calls it, without the reason that it adds to what is missing."""
+    """Name that doctor uses, without the reason that it adds if something is missing."""
     return finding.name.partition(" (")[0]
 
 

@@ -23,7 +23,7 @@ from dflash_trt.quantize.recipe import FP8_KV, load_recipe
 PLUGIN, TENSORRT, TRTLLM, TORCH = "plugin library", "tensorrt", "tensorrt_llm", "torch with CUDA"
 RTX, RTX_LIBRARIES = RUNTIMES["tensorrt_rtx"].package, "tensorrt_rtx_cu13_libs"
 KERNELS, NETWORK, SANITIZER, HOPPER = "kernels, compiled", "network", "compute-sanitizer", "a GPU of SM 9.0"
-"""What steps may lack: as doctor calls it, or what a step brings."""
+"""Requirements of steps, by doctor's names or by the steps that provide them."""
 RUNNING, BUILDING = (TORCH, KERNELS), (TORCH, TENSORRT, PLUGIN)
 # By CUDA version of torch; that of 13 was run on a CPU, those of 12 bring no nvcc in some releases.
 NVCC_WHEELS = {
@@ -50,13 +50,13 @@ class Step:
     seconds: float
     """It may take."""
     needs: tuple[str, ...] = ()
-    """What the machine must have."""
+    """Requirements of the machine."""
     after: tuple[str, ...] = ()
     """The steps without whose success this one has nothing to work on."""
     shown: int = 40
     """Lines of its output on the page, the last ones."""
     lacks: str | None = None
-    """What this machine cannot give it, whatever is installed."""
+    """Requirements that this machine cannot meet with any package."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -166,7 +166,7 @@ def steps(capability: str | None, device: str) -> list[Step]:
 
 
 def words(work: Path, capability: str | None, device: str) -> dict[str, str]:
-    """What commands have in braces."""
+    """Values of the braces in commands."""
     python, none = shlex.quote(sys.executable), dict.fromkeys(SIZES["cpu"], "")
     return none | SIZES[device] | {
         "python": python, "cli": f"{python} -m dflash_trt", "ours": f"{python} benchmarks/gpu_steps.py",
@@ -177,7 +177,7 @@ def words(work: Path, capability: str | None, device: str) -> dict[str, str]:
 
 
 def _lacking(needs: tuple[str, ...], recipe: str | None, capability: str | None) -> str | None:
-    """What the GPU lacks for a recipe's weights, or for what runs on some GPUs only."""
+    """Features that the GPU lacks for a recipe's weights, or for steps of some GPUs only."""
     if capability is None:
         return None
     try:
@@ -195,7 +195,7 @@ def _lacking(needs: tuple[str, ...], recipe: str | None, capability: str | None)
 
 
 def setup_steps(cuda: int, capability: str | None, *, online: bool) -> Iterator[Step]:
-    """What a machine with torch for a CUDA version lacks; each is made when the one before it has run."""
+    """Requirements that a machine with torch for a CUDA version lacks; each is installed after the one before it."""
     install, oldest = "{python} -m pip install ", {name: ".".join(map(str, r.oldest)) for name, r in RUNTIMES.items()}
     if package_version(TENSORRT) is None:
         yield Step("TensorRT, installed", f"{install}tensorrt-cu{cuda}>={oldest['tensorrt']}", 240, (TORCH, NETWORK))
@@ -203,7 +203,7 @@ def setup_steps(cuda: int, capability: str | None, *, online: bool) -> Iterator[
         wheels = " ".join(f"{name}>={oldest['tensorrt_rtx']}" for name in (RTX, RTX_LIBRARIES))
         yield Step("TensorRT-RTX, installed", install + wheels, 240, (TORCH, NETWORK))
     if find_nvcc() is None:
-        # All of one release: nvcc's own dependencies are unbounded, and a newer compiler behind it writes newer PTX.
+        # All of one release: nvcc's dependencies are unbounded, and a newer compiler than nvcc would write newer PTX.
         wheels = " ".join(f"nvidia-{name}{NVCC_SUFFIXES[cuda]}" for name in NVCC_WHEELS[cuda])
         yield Step("nvcc, installed", install + wheels, 120, (TORCH, NETWORK))
     yield compile_kernels(capability or "9.0", online=online)

@@ -21,12 +21,12 @@ from benchmarks.forced_acceptance import SIZES
 from benchmarks.ways import copy_rate, seconds_of
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.cli.output import print_table
+from dflash_trt.device.launcher import CudaLauncher, CurrentStreamLauncher
 from dflash_trt.engine.executor import DraftInputs, Executor
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.engine.plans import machine, tensorrt_api
 from dflash_trt.engine.plans.add_plans import add_plans
 from dflash_trt.engine.plans.jit_cache import SUFFIX
-from dflash_trt.engine.plans.launcher import CudaLauncher, CurrentStreamLauncher
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.tensorrt_api import plugin_library
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
@@ -46,7 +46,7 @@ TOLERANCE = 0.05
 STEPS = ((3, 5), (1, 2), (60, 30))  # context rows of both slots before a block; the last are more than a plan takes
 SHAPE = "gpt-oss-120b"
 AIMS = {"bf16": 850, "fp8": 650}
-"""Microseconds of its drafter's pass on an H100, for one block behind 512 rows."""
+"""Microseconds of its drafter's pass on an H100, for one block after 512 rows."""
 ALGORITHMS = {"bf16": "", "fp8": "FP8", "nvfp4": "NVFP4"}
 """How tools/measured_passes.json calls a recipe's weights."""
 LOWEST_TAU = 1.5

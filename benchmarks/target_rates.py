@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a session's target does alone: the time of a pass beside its memory's limit, and the rate of `capture`."""
+"""Measures a session's target alone: the time of a pass next to its bandwidth limit, and the rate of `capture`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from dflash_trt.runtime.targets.packed_target import PackedTarget
 from dflash_trt.runtime.targets.target import Segment
 
 AIM_OF_COPY, AIM_PER_LAYER = 1.5, 10
-"""A pass is to take that many times its weights at a copy's rate, and so many microseconds a layer."""
+"""Bounds on a pass: a multiple of the time to read its weights at a copy's rate, and microseconds per layer."""
 
 
 def print_passes(session: Session, model: PreTrainedModel, prompt: Sequence[int]) -> None:
-    """Times of a decoding pass over a token and over a block behind `prompt`, beside its weights at a copy's rate."""
+    """Times of a decoding pass over a token and over a block after `prompt`, next to its weights at a copy's rate."""
     target, rate = session.target, copy_rate(model.device.type)
     head, embedding = (layer.weight for layer in (model.get_output_embeddings(), model.get_input_embeddings()))
     read = sum(weight.nbytes for weight in model.parameters() if weight is head or weight is not embedding)

@@ -18,13 +18,13 @@ COLUMNS = ("decoding", "batch", "tokens", "steps", "tau", "tokens/s", "ratio to 
 
 
 class Answers(NamedTuple):
-    """What a way has decoded."""
+    """Tokens and times that a way has decoded."""
 
     outputs: list[list[int]]
     steps: int
     """Verify passes, counted for each request."""
     passes: int = 0
-    """Forward calls of the target, prompts included; 0 where nobody counts them."""
+    """Forward calls of the target, prompts included; 0 if they are not counted."""
 
 
 @dataclass

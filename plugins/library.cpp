@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's only exports: TensorRT's registry looks up two by name, dflash_trt the third.
+// The library's only exports. TensorRT's registry looks up two of them by name, dflash_trt the third.
 #include "kv_injection_attention/creator.h"
 #include "tensorrt_abi/nvinfer.h"
 
@@ -12,8 +12,8 @@ DFLASH_EXPORT nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& cou
   return creators;
 }
 
-// Messages go to stderr (common/guard.h says why), so nothing is kept.
+// Messages go to stderr (see common/guard.h), so the finder is not stored.
 DFLASH_EXPORT void setLoggerFinder(nvinfer1::ILoggerFinder*) {}
 
-// sha256 of the library's host code (CMakeLists.txt).
+// SHA-256 of the library's host code (see CMakeLists.txt).
 DFLASH_EXPORT const char dflash_host_code[] = DFLASH_HOST_CODE;

@@ -21,11 +21,13 @@ FLOORS = [
     # the mission
     {"checkpoint"},
     {"quantize"},
+    {"device"},
     {"engine"},
     {"deploy"},
     {"trtllm"},
     {"triton"},
     # the rehearsal
+    {"runtime/policy"},
     {"runtime/kvcache"},
     {"runtime/drafter", "runtime/targets"},
     {"runtime/cpu"},
@@ -38,12 +40,8 @@ FLOORS = [
     {"cli"},
     {"__main__"},
 ]
-# Importing file and imported module: TensorRT-LLM walks DFlash2's lattice as the runtime does, and Triton also serves
-# the embedded runtime.
-EXCEPTIONS = {
-    ("trtllm/drafter_module.py", "dflash_trt.runtime.drafter.candidate_selector"),
-    ("triton/model.py", "dflash_trt.runtime.load"),
-}
+# Importing file and imported module: Triton also serves the embedded runtime.
+EXCEPTIONS = {("triton/model.py", "dflash_trt.runtime.load")}
 HEAVY = {
     "torch", "onnx", "onnxruntime", "tensorrt", "tensorrt_rtx_bindings", "transformers", "numpy", "huggingface_hub",
     "pynvml", "httpx", "pyarrow", "matplotlib", "jinja2", "rich", "jsonschema",

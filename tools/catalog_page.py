@@ -29,9 +29,9 @@ def catalogue() -> str:
     lines = [
         "", "## Known checkpoints", "",
         "Facts were " + page.source + ".",
-        "`dflash-trt drafts --json` adds where each fact is from. In brackets: the block size, then GB of the",
+        "`dflash-trt drafts --json` adds the source of each fact. In brackets: the block size, then GB of the",
         "weights in BF16, FP8 and NVFP4, where config.json was read (fc and DFlash2's convolutions and codebooks count",
-        "as BF16). A runtime that is not named is not known.", "",
+        "as BF16). Runtimes that are not named are unknown.", "",
     ]  # fmt: skip
     for name, family in page.families.items():
         members = ", ".join(_named(draft) for draft in page.drafts if draft.family == name)
@@ -41,7 +41,7 @@ def catalogue() -> str:
     lines += _grouped((name, family.verified) for name, family in page.families.items() if family.dialect)
     lines += [
         "", "## Published speed-ups", "",
-        "Over plain decoding, as published, each in its own setting. None was measured here.", "",
+        "Relative to decoding without speculation, as published, each in its own setting. None was measured here.", "",
         *_markdown(("draft", "speed-up", "source"), _speedups(page)), "",
         "Licences that forbid commercial use:", "",
     ]  # fmt: skip

@@ -14,7 +14,7 @@ using namespace dflash::kv_injection;
 
 namespace {
 
-constexpr int kReservedBytes = 1024;  // of shared memory, by the driver for each CTA
+constexpr int kReservedBytes = 1024;  // shared memory that the driver reserves per CTA
 
 // Lanes beyond one of eight whose 16 bytes lie in the same bank group, at the places that `at` gives them.
 template <class At>
@@ -40,7 +40,7 @@ void print(const std::string& kernel, int context, int S, int N, int G, int D, i
   p.block_dtype = DType::kBF16, p.cache_dtype = item == 1 ? DType::kF8E4M3 : DType::kBF16;
 
   const int cta_bytes = sm_bytes - kReservedBytes, limit = shared_limit(sm_bytes, kReservedBytes, cta_bytes);
-  const int of_mma = sm_bytes / (make_launch_config(p, 1, limit).shared_bytes + kReservedBytes);  // as launch.cu has it
+  const int of_mma = sm_bytes / (make_launch_config(p, 1, limit).shared_bytes + kReservedBytes);  // see launch.cu
   const LaunchConfig config = wgmma      ? make_wgmma_launch_config(p, sms, ahead)
                               : is_short ? make_short_launch_config(p, sms, cta_bytes)
                                          : make_launch_config(p, sms * std::clamp(of_mma, 1, 2), limit);
@@ -48,7 +48,7 @@ void print(const std::string& kernel, int context, int S, int N, int G, int D, i
   std::printf("%d %d %d %d %d %d %d %d %d ", config.tile_rows, config.row_groups, config.teams,
               wgmma ? wgmma_stages(D, item, ahead) : num_stages(D, item), config.shared_bytes,
               wgmma ? kWgmmaKeys : step_keys(D, item), is_short ? 1 : warp_tiles(D),
-              units - units / parts <= config.combine_cost ? 1 : parts,  // as Schedule has it
+              units - units / parts <= config.combine_cost ? 1 : parts,  // see Schedule
               config.combine_warps);
   switch (D * item) {
     case 64: return print_conflicts<64>();

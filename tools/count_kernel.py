@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention kernels on paper: what their machine code issues for a byte of the cache. Needs nvcc, no GPU.
+"""Counts the instructions that the attention kernels issue per byte of the cache. Needs nvcc, no GPU.
 
 The kernels of a (drafter, architecture) are compiled and disassembled, the cheapest turn of the loop over the context
-is taken of every warp of a team (tools/sass.py), and its instructions are counted. A ceiling is the rate at which a
-GPU would read the cache if one thing alone held it up and everything else were free:
+is taken of every warp of a team (tools/sass.py), and its instructions are counted. A ceiling is the rate at which a GPU
+would read the cache if one thing alone held it up and everything else were free:
 
   issue  four warp instructions a clock and SM
   MMA    mma.m16n8k16 or wgmma at the rate below; MUFU: exp2 at 16 results a clock and SM (32 on 10.3)
   shared 128 bytes a clock and SM: copies, ldmatrix, stmatrix and wgmma's right operands, bank conflicts included
 
 Counted are the general kernel (mma), and where they are compiled for the call that of short contexts (short), sm_90a's
-(wgmma), and sm_90a's with products ahead (ahead). Of each, and of the second kernel (combine) that follows it, one
-request of 512 context rows: the instructions that a warp of team 0 issues from beginning to end at least, and how many
-different ones, which are the code that the SM has to fetch once. Last the kernel that appends rows to the cache.
-No ceiling is a measurement: latency and the other warps' work come on top. Prints tables, asserts nothing.
+(wgmma), and sm_90a's with products ahead (ahead). For each of them and for the second kernel (combine) that follows it,
+the instructions that a warp of team 0 issues at least for one request of 512 context rows, and the number of distinct
+ones, which the SM has to fetch once. Last the kernel that appends rows to the cache. No ceiling is a measurement:
+latency and the other warps' work come on top. Prints tables, asserts nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tools.sass import PIPES, Code, cheapest_path, cheapest_round, compile_kerne
 PLUGINS = REPOSITORY / "plugins"
 SM_REGISTERS = 65536
 SHARED_BYTES_PER_CLOCK = 128
-RESERVED_SHARED_BYTES = 1024  # of every CTA
+RESERVED_SHARED_BYTES = 1024  # threads of every CTA
 SHORT_CONTEXT = 512
 WGMMA = ("wgmma", "ahead")
 
@@ -188,19 +188,19 @@ Needed = tuple[dict[str, int], dict[str, int]]  # opcodes of a warp in a step: e
 def team_step(call: Call) -> list[Needed]:
     """By warp."""
     case, config, row = call.case, call.config, call.case.D * call.case.cache_dtype.itemsize
-    copy_rows = 32 // (1 << (row // 16 - 1).bit_length())  # that a warp copies at a time
+    copy_rows = 32 // (1 << (row // 16 - 1).bit_length())  # rows that a warp copies at a time
     sixteens = config.step_keys // 16
     warps = []
     for warp in range(config.row_groups):
         tiles = min(config.warp_tiles, -(-rows(case) // 16) - warp * config.warp_tiles)
-        copies = 2 * -(-(config.step_keys // copy_rows - warp) // config.row_groups)  # of K and of V
+        copies = 2 * -(-(config.step_keys // copy_rows - warp) // config.row_groups)  # one for K and one for V
         at_least = {"LDSM": 2 * config.step_keys * row // 512, "HMMA": tiles * sixteens * case.D // 4}
         warps.append(({"MUFU.EX2": 8 * tiles * sixteens, "LDGSTS": copies}, at_least))
     return warps
 
 
 def wgmma_work(call: Call) -> tuple[list[str], list[str], list[str]]:
-    """What a warp issues in a step: products with keys; exponentials and stores of weights; products with values."""
+    """Instructions of a warp in a step: products with keys; exponentials, stores of weights; products with values."""
     D, N, is_fp8 = call.case.D, call.config.tile_rows, call.case.cache_dtype is FP8
     exponentials = N // 2 - (N // 2 // 13 if is_fp8 and D == 64 and N == 80 else 0)  # the others are polynomials
     weights = ["MUFU.EX2"] * exponentials + ["STSM"] * (N // 16)
@@ -215,7 +215,7 @@ def wgmma_step(call: Call) -> list[Needed]:
 
 
 def path(call: Call) -> list[str]:
-    """What warp 0 issues in this order in a call of one request with SHORT_CONTEXT rows."""
+    """Instructions of warp 0, in order, in a call of one request with SHORT_CONTEXT rows."""
     config, case = call.config, call.case
     keys, warps = -(-SHORT_CONTEXT // config.parts), config.row_groups * config.teams
     steps = -(-keys // (config.step_keys * config.teams))
@@ -231,11 +231,11 @@ def team_path(call: Call, steps: int, threads: int) -> tuple[list[str], int]:
     tiles, D, itemsize = min(config.warp_tiles, -(-rows(case) // 16)), case.D, case.cache_dtype.itemsize
     keys = values = ["HMMA"] * (tiles * D // 8)
     tried, raised = ["MUFU.EX2"] * (8 * tiles), ["MUFU.EX2"] * (10 * tiles)
-    lanes = {64: 4, 256: 16}.get(D, 8)  # of a row
+    lanes = {64: 4, 256: 16}.get(D, 8)  # chunks per row
     row_passes = -(-(config.tile_rows + 16 * -(-case.S // 16)) * lanes // threads)
     copies = 2 * min(steps, config.stages - 1) * max(1, config.step_keys * D * itemsize // 512 // config.row_groups)
     return [
-        *["LDG"] * 9, *["LDGSTS"] * copies,  # of the context's place: length, slot, layout, pointer, the table's entry
+        *["LDG"] * 9, *["LDGSTS"] * copies,  # the context's length, slot, layout, pointer and page table entry
         *(["LDG"] * 8 + ["MUFU.RSQ"]) * row_passes, "BAR",
         *(keys + tried if call.kernel == "mma" else ()), *keys, *raised, *values,
         *(keys + tried + values) * (steps * config.step_keys // 16 - 1),
@@ -250,14 +250,14 @@ def wgmma_path(call: Call, steps: int, _: int) -> tuple[list[str], int]:
     again = keys if call.case.cache_dtype is FP8 and D == 64 and N == 80 else []
     raised = [*keys, *["SHFL"] * (N // 4 * 3), *["MUFU.EX2"] * (N // 4)]
     step = [*raised, *again, *weights, *values, *["LDGDEPBAR", *keys, *weights, *values] * (steps - 1)]
-    if call.kernel == "ahead":  # behind each step's weights the products of the next keys
+    if call.kernel == "ahead":  # after each step's weights, the products of the next keys
         step = ["LDGDEPBAR", *raised, *weights, *keys, *values, *[*weights, "LDGDEPBAR", *keys, *values] * (steps - 1)]
     copies = ["LDGSTS"] * (call.step_bytes // 16 // 128 * min(steps, call.config.stages - 1))
     return [*["LDG"] * 3, "BAR", *["LDG"] * 13, *copies, "MUFU.RSQ", "BAR", *step], N // 4 * (D // 32 + 2)
 
 
 def combine_path(call: Call) -> list[str]:
-    """The second kernel's warp 0: of a request that nobody cut it finds that out."""
+    """The second kernel's warp 0, which finds that the request is not cut."""
     parts, warps, each = call.config.parts, call.config.combine_warps, call.case.D // 32
     if parts == 1:
         return ["LDG"]

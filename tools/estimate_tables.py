@@ -100,7 +100,7 @@ def _pareto(
 
 
 def predict_with_band(published: PublishedPoint) -> Band:
-    """The prediction, and what the ranges of the constants make of it."""
+    """The prediction and its band over the ranges of the constants."""
     bands, _ = vary(system_of(published).gpu, published.runtime, lambda rates: [predict(published, rates)])
     return bands[0]
 

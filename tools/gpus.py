@@ -13,7 +13,7 @@ class Gpu:
     sms: int
     ghz: float
     terabytes: float  # a second, of its memory
-    shared_bytes: int  # of an SM
+    shared_bytes: int  # shared memory per SM
     mma: int
     mufu: int = 16
     wgmma: int = 0

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where one call of sm_90a's attention spends its time: clock cycles of a CTA's warps, phase by phase.
+"""Profiles one call of the sm_90a attention: clock cycles of a CTA's warps, phase by phase.
 
 Compiles tools/kernel_phases.cu, in which the kernel stamps the SM's clock at the end of each phase (phases.cuh), and
-runs it on this machine's GPU; needs nvcc and compute capability 9.0. Each call finds nothing of its inputs in L2.
-A phase's cycles are those since the phase before that the warp stamped. Of a CTA that reads several requests one after
-another the phases are the last one's, and Span has all that was before. Prints a table, asserts nothing.
+runs it on this machine's GPU; needs nvcc and compute capability 9.0. Each call finds nothing of its inputs in L2. A
+phase's cycles are those since the phase before that the warp stamped. If a CTA reads several requests one after
+another, the phases are those of the last one, and Span includes everything before. Prints a table, asserts nothing.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def table() -> str:
 
 
 def counts() -> str:
-    """What is said per backend, with its source, in Markdown."""
+    """The statements per backend, with their sources, in Markdown."""
     spec = published_drafts()[measured_passes().draft].spec
     lines = ["| backend | kernels a layer, BF16 | where they were counted | checked |", "|---|---|---|---|"]
     for backend in backends().values():

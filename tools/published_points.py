@@ -57,7 +57,7 @@ class PublishedPoints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     points: tuple[PublishedPoint, ...]
     """All that are predicted."""
     not_predicted: tuple[tuple[str, str], ...]
-    """What was published besides, and why it is not predicted."""
+    """Other published figures, with the reason why they are not predicted."""
 
 
 @cache

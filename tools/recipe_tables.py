@@ -28,7 +28,7 @@ CONTEXT_TOKENS = 1024
 BATCHES = (1, 64)
 TRIMMED = 32768
 SYSTEMS = (("one B300", "b300", 1), ("8 x B300", "b300", 8), ("one H200", "h200", 1))
-"""What it is called, the GPU, and the ranks that share the target's lm_head."""
+"""Name, GPU, and number of ranks that share the target's lm_head."""
 PAGE = Path(__file__).parents[1] / "benchmarks" / "RESULTS.md"
 MARKS = "<!-- {name}: begin -->", "<!-- {name}: end -->"
 

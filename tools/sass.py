@@ -132,8 +132,8 @@ def _following(last: tuple[str, str, str], index: int, at: Mapping[str, int]) ->
 def cheapest_round(blocks: list[Block], exactly: Mapping[str, int], at_least: Mapping[str, int]) -> Counter[str]:
     """The opcodes of the shortest walk from a block back to itself that issues these numbers of instructions.
 
-    That is one turn of the loop where nothing rare happens: what a turn must do is named by opcode prefixes, and each
-    branch goes the way that gets it done in the fewest instructions. Raises ValueError if there is no such walk.
+    This is one turn of the loop without rare events: opcode prefixes name the required instructions, and each branch
+    takes the way with the fewest instructions. Raises ValueError if there is no such walk.
     """
     prefixes = [*exactly, *at_least]
     most = [*exactly.values(), *at_least.values()]

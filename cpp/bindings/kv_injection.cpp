@@ -68,7 +68,7 @@ static void launch(const attention::Attributes& attributes, const Inputs& inputs
     if (slot_ids->size() != batch || context_lengths->size() != batch) {
       throw std::invalid_argument("host values: expected one for each of " + std::to_string(batch) + " requests");
     }
-    // The pages' size stands in the GPU's memory.
+    // The page size is in GPU memory.
     const int64_t largest_page = params.max_pages == 1 ? attention::kMaxContext : attention::kMaxPageSize;
     refuse(check_requests(params, largest_page, slot_ids->data(), context_lengths->data()));
   }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From Python's tensors to the call, without a copy. Throws std::invalid_argument, naming the
-// tensor.
+// Converts Python's tensors to a call without copying. Throws std::invalid_argument that names the tensor.
 #pragma once
 
 #include <nanobind/ndarray.h>
@@ -12,7 +11,7 @@
 using Array = nanobind::ndarray<>;
 using Inputs = std::vector<nanobind::ndarray<nanobind::ro>>;  // in the node's order
 
-// `device` is nanobind::device::cpu::value or cuda::value, where all tensors are to lie.
+// `device` is nanobind::device::cpu::value or cuda::value; all tensors must be on it.
 dflash::kv_injection::Params call_params(const dflash::kv_injection::Attributes& attributes, const Inputs& inputs,
                                          const Array& out, int device);
 

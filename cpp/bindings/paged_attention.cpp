@@ -26,8 +26,7 @@ dflash::HeadRows view(const Rows& rows) {
   return {.data = reinterpret_cast<const void*>(data), .head_stride = head_stride, .row_stride = row_stride};
 }
 
-// Tensors come as addresses: DLPack would take longer for eight of them than short attention
-// itself.
+// Tensors are passed as addresses: converting eight of them by DLPack would take longer than a short attention.
 class PassRows {
  public:
   PassRows(const std::vector<int64_t>& begins, const std::vector<int64_t>& num_tokens,
@@ -44,7 +43,7 @@ class PassRows {
       const int64_t needed = (begins[i] + num_tokens[i] + dflash::kTokensPerPage - 1) / dflash::kTokensPerPage;
       expect(static_cast<int64_t>(pages_[i].size()) >= needed, "pages for all tokens of a sequence",
              static_cast<int64_t>(pages_[i].size()));
-      // Pages reserved beyond are neither written nor read, and the cache may not have grown to them yet.
+      // Further reserved pages are neither written nor read; the cache may not have grown to them yet.
       for (int64_t k = 0; k < needed; ++k) {
         expect(pages_[i][k] >= 0, "page ids that are not negative", pages_[i][k]);
         num_pages_ = std::max(num_pages_, int64_t{pages_[i][k]} + 1);
@@ -92,7 +91,7 @@ class PassRows {
  private:
   std::vector<std::vector<int32_t>> pages_;
   std::vector<dflash::SegmentRows> segments_;
-  int64_t num_pages_ = 0;  // that a cache needs for their page ids
+  int64_t num_pages_ = 0;  // pages that the cache must have for these page ids
 };
 
 }  // namespace

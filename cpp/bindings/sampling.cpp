@@ -19,7 +19,7 @@ using TokenIds = std::optional<IdArray>;
 using Candidates = std::optional<nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>>;
 using Probabilities = std::optional<nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>>;
 
-constexpr int64_t kMaxUniforms = 65536;  // of one call, a block's many times over
+constexpr int64_t kMaxUniforms = 65536;  // memory for one call, reused for every row of a block
 
 static dflash::Logits view(const LogitRows& logits) {
   return {.data = logits.data(),

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel, compiled once for each instruction set; so everything here has internal linkage.
+// The kernel. It is compiled once per instruction set, so everything here has internal linkage.
 //
-// The rows of a KV head's queries, S of each of its query heads, are the lanes of vectors: a score is a sum of products
-// of such a vector with one number of a key, and so is an output with one number of a value. So keys and values are
-// read where they lie, and nothing is summed across lanes.
+// Vector lanes are the query rows of a KV head, S for each of its query heads. Scores are sums of such a vector times
+// one element of a key, outputs of one times an element of a value. Keys and values are therefore read in place, and
+// nothing is summed across lanes.
 //
-// In FlashAttention's terms: PackGQA, for a tile's rows are all query heads of a KV head; kTile is kBlockN; a task is a
-// request and KV head, so nothing is split along the keys (num_splits = 1) and no partial results are combined.
+// In FlashAttention's terms this is PackGQA (a tile has all query heads of a KV head), kTile is kBlockN, and num_splits
+// is 1: a task is a request and KV head, so keys are not split and no partial results are combined.
 #pragma once
 
 #include <cfloat>
@@ -22,11 +22,11 @@
 namespace dflash {
 namespace {
 
-constexpr int64_t kTile = 32;  // keys at a time: with 64 dimensions they and their values take 16 KiB
+constexpr int64_t kTile = 32;  // keys per tile: with 64 dimensions, keys and values take 16 KiB
 
 inline int64_t in_vectors(int64_t count) { return (count + kLanes - 1) / kLanes; }
 
-// x / sqrt(mean(x^2) + eps) * gamma, its two halves turned by cos and sin [D/2] each.
+// x / sqrt(mean(x^2) + eps) * gamma, its two halves rotated by cos and sin [D/2].
 inline void norm_and_rotate(const float* __restrict__ x, const float* __restrict__ gamma,
                             const float* __restrict__ rope, int64_t D, float eps, float* __restrict__ out) {
   Floats squares{};
@@ -48,7 +48,7 @@ inline void norm_and_rotate(const float* __restrict__ x, const float* __restrict
   }
 }
 
-// Rows of queries on their way over the keys: the online softmax of FlashAttention (2205.14135).
+// The online softmax of FlashAttention (arXiv 2205.14135) for rows of queries.
 struct Lanes {
   Ints positions;
   Floats maximum;
@@ -132,7 +132,7 @@ class Head {
     }
   }
 
-  // Where the `count` keys and values from position `key` on are; block slots follow the context.
+  // Locates the `count` keys and values from position `key` on; block slots follow the context.
   void locate(int64_t key, int64_t count) {
     for (int64_t j = 0; j < kTile; ++j) {
       const int64_t position = key + min(j, count - 1), s = position - length_;
@@ -149,7 +149,7 @@ class Head {
     }
   }
 
-  // Makes the located tile the one that is attended to: its keys as [D / kLanes, kTile, kLanes].
+  // Loads the located tile: rearranges its keys to [D / kLanes, kTile, kLanes].
   void load_tile(int64_t count) {
     tile_ = next_;
     for (int64_t j = 0; j < count; ++j) {
@@ -219,7 +219,7 @@ class Head {
       const Floats weight = weights[j];
       __builtin_prefetch(next_.keys[j] + d);
       const float* value = tile_.values[j] + d;
-      asm("" : "+r"(value));  // GCC 12 would keep each n's offset from the row in memory
+      asm("" : "+r"(value));  // otherwise GCC 12 spills each n's offset from the row
 #pragma GCC unroll 16
       for (int64_t n = 0; n < kLanes; ++n) sums[n] += weight * value[n];
     }
@@ -240,12 +240,12 @@ class Head {
   const BlockAttention& a_;
   const int64_t b_, g_, D_, dims_, group_, rows_, length_, num_lanes_;
   Lanes* lanes_;
-  Floats* queries_;  // [lanes, dims], times the scale of the softmax
+  Floats* queries_;  // [lanes, dims], premultiplied by the softmax scale
   Floats* outputs_;  // [lanes, dims], not yet divided by the sums
   float *keys_, *values_, *block_keys_,
       *row_;  // [D / kLanes, tile, kLanes], [tile, dims] where D needs it, [block, D], [D]
   Tile tile_;
-  Tile next_;  // what comes out of memory while the tile is computed, a line at a time
+  Tile next_;  // cache lines to prefetch while the tile is computed
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// DFlashKVInjectionAttention in FLOAT on a CPU: plugins/kv_injection_attention/params.h says what it computes.
+// DFlashKVInjectionAttention in FLOAT on a CPU; plugins/kv_injection_attention/params.h defines the computation.
 //
 // Shape letters: B requests, S block, N query heads, G key/value heads, D head_dim, L draft layers. A request's context
 // lies in M pages of R rows; with M = 1 a page is a slot of the cache, and R its C_max.
@@ -17,13 +17,13 @@ struct BlockAttention {
   int64_t num_heads;
   int64_t num_kv_heads;
   int64_t head_dim;
-  int64_t num_pages;  // P, of the cache
+  int64_t num_pages;  // P, pages of the cache
   int64_t layers;
   int64_t page_rows;          // R
   int64_t pages_per_request;  // M
-  int64_t layer;              // whose rows of the cache are read
-  int64_t sliding_window;     // 0: none; else a key is visible if |q - k| < sliding_window (positions)
-  bool causal;                // a block slot does not see later ones
+  int64_t layer;              // cache layer to read
+  int64_t sliding_window;     // 0: off; else a key is visible if |q - k| < sliding_window (positions)
+  bool causal;                // block slots do not see later ones
   float rms_norm_eps;
   float softmax_scale;
 
@@ -39,11 +39,11 @@ struct BlockAttention {
   float* out;                      // [B, S, N*D]
 };
 
-// The first error in sizes, pages or lengths; null if there is none.
+// Returns the first error in sizes, pages or lengths, or null.
 const char* problem(const BlockAttention& attention);
 
-// One key/value head of one request. Of the cache only visible rows are read; a row's numbers depend on its request
-// alone, and on the instruction set.
+// Computes one key/value head of one request. Only visible rows of the cache are read. A row's results depend only on
+// its request and the instruction set.
 using AttendHead = void (*)(const BlockAttention& attention, int64_t request, int64_t kv_head);
 AttendHead attend_head(Isa isa);
 

@@ -12,7 +12,7 @@ namespace dflash {
 namespace {
 
 #if DFLASH_X86_KERNELS
-// Features of the CPU whose registers the system saves. __builtin_cpu_supports() is always false with zig's runtime.
+// CPU features whose registers the operating system saves. __builtin_cpu_supports() is always false with zig's runtime.
 struct Features {
   bool avx2 = false, avx512 = false, avx512_bf16 = false;
 
@@ -22,7 +22,7 @@ struct Features {
     if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || (ecx & kFirst) != kFirst) return;
     unsigned saved, high;
     asm volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
-    constexpr unsigned kYmm = 0x6, kZmm = 0xe6;  // of XCR0
+    constexpr unsigned kYmm = 0x6, kZmm = 0xe6;  // register sets enabled in XCR0
     if ((saved & kYmm) != kYmm || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return;
     avx2 = (ebx & bit_AVX2) != 0;
     constexpr unsigned kAvx512 = bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL;

@@ -8,19 +8,20 @@
 
 namespace dflash {
 
-// libgomp's entry point of a parallel region, which every compiler's `#pragma omp parallel` calls
-// and LLVM's and Intel's OpenMP have, too. The caller brings the one of the library whose threads
-// are to work here: a second pool would spin against the first.
+// libgomp's entry point for a parallel region, to which `#pragma omp parallel` compiles and which LLVM's and Intel's
+// OpenMP also export. The caller passes that of the library whose threads are to be used: a second pool would spin
+// against the first.
 using GompParallel = void (*)(void (*work)(void*), void* data, unsigned num_threads, unsigned flags);
 
 struct Threads {
   int count;
-  GompParallel gomp_parallel;  // null: one thread
+  GompParallel gomp_parallel;  // null for one thread
 };
 
-// Runs task(i) for i in [0, count), each once, in any order, on all threads of the team. What one of them throws is
-// thrown here, and tasks that had not begun are left out: no exception may cross the OpenMP library. In oneDNN:
-// parallel_nd() over a caller's thread pool, but tasks are taken one by one, as requests are of different lengths.
+// Runs task(i) once for each i in [0, count), in any order, on all threads of the team. An exception of a task is
+// rethrown here, and tasks that have not started are skipped, because no exception may cross the OpenMP library. Like
+// oneDNN's parallel_nd() over a caller's thread pool, but tasks are taken one by one, because requests differ in
+// length.
 template <class Task>
 void for_each(const Threads& threads, int64_t count, const Task& task) {
   struct Shared {
@@ -43,7 +44,7 @@ void for_each(const Threads& threads, int64_t count, const Task& task) {
     work(&shared);
   } else {
     threads.gomp_parallel(work, &shared, static_cast<unsigned>(threads.count),
-                          0);  // a team of another size would be made anew
+                          0);  // a different team size would recreate the team
   }
   if (shared.error) std::rethrow_exception(shared.error);
 }

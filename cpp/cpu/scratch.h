@@ -5,10 +5,9 @@
 
 namespace dflash {
 
-// This thread's memory for `count` floats, aligned for any vector, its contents undefined. A later call with the same
-// `use` may move it. Kernels take theirs from here: a std::vector of their own would be compiled for their instruction
-// set and, as a weak symbol, be the one that the linker keeps for all machines. In oneDNN: a primitive's scratchpad, in
-// its library mode.
+// Thread-local memory for `count` floats, uninitialised, aligned for any vector. A later call with the same `use` may
+// move it. Kernels must not use std::vector: its code would be compiled for their instruction set as a weak symbol,
+// which the linker might keep for all machines. Corresponds to a primitive's scratchpad in oneDNN's library mode.
 float* scratch(int64_t count, int use = 0);
 
 inline constexpr int kScratchUses = 2;

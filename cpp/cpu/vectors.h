@@ -4,11 +4,10 @@
 #include <cstdint>
 #include <cstring>
 
-// Vectors of floats by the extensions of GCC and Clang, as wide as the registers of the instruction
-// set for which the including file is compiled: GCC takes wider ones apart through memory. For that
-// reason everything has internal linkage, and takes nothing from the standard library that has code:
-// of a weak symbol, std::min<long> say, the linker keeps one for all instruction sets. In torch:
-// at::vec::Vectorized; exp() and tanh() are in oneDNN what its eltwise injectors put into a kernel.
+// Float vectors by GCC's and Clang's vector extensions, as wide as the registers of the instruction set for which the
+// including file is compiled (GCC splits wider ones through memory). Everything therefore has internal linkage and uses
+// no standard library function with code: the linker keeps one copy of a weak symbol, such as std::min<long>, for all
+// instruction sets. Corresponds to torch's at::vec::Vectorized; exp() and tanh() to oneDNN's eltwise injectors.
 
 namespace dflash {
 namespace {
@@ -26,7 +25,7 @@ typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
 
-using Bf16 = uint16_t;  // its bits
+using Bf16 = uint16_t;  // bit pattern of a bfloat16
 
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -58,7 +57,7 @@ inline Floats load(const Bf16* at) {
 
 inline void store(Floats values, float* out) { std::memcpy(out, &values, sizeof values); }
 
-inline void store(Floats values, Bf16* out) {  // rounds to nearest even, a NaN to a quiet one
+inline void store(Floats values, Bf16* out) {  // rounds to nearest even; NaN becomes quiet
   const Words bits = (Words)values;
   const Words rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
   const Words words = values == values ? rounded : (bits >> 16 | 0x40);
@@ -68,7 +67,7 @@ inline void store(Floats values, Bf16* out) {  // rounds to nearest even, a NaN 
 
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
-// By halves.
+// Reduces by halves.
 template <class Combine>
 float reduced(Floats values, Combine combine) {
   float lanes[kLanes];
@@ -105,7 +104,7 @@ inline Floats exp(Floats x) {
   return x < kLowest ? Floats{} : (x == x ? scaled : x);
 }
 
-inline Floats tanh(Floats x) {  // of |x| = 1 - 2 / (e^2|x| + 1), and the sign of x
+inline Floats tanh(Floats x) {  // tanh |x| = 1 - 2 / (e^2|x| + 1), with the sign of x
   const Floats magnitude = x < 0.0f ? -x : x;
   const Floats limited = magnitude > 20.0f ? Floats{} + 20.0f : magnitude;  // 1 in FLOAT
   const Floats value = 1.0f - 2.0f / (exp(limited * 2.0f) + 1.0f);

@@ -13,7 +13,7 @@
 namespace dflash {
 namespace {
 
-// By the kernel for FLOAT rows, `x`.
+// Uses the kernel for FLOAT rows `x`.
 void columns(const Bfloat16Linear& layer, const float* x, MultiplyColumns multiply, int64_t begin, int64_t end) {
   const int64_t N = end - begin;
   std::vector<float> sums(layer.num_rows * N);
@@ -48,7 +48,7 @@ void linear(const Bfloat16Linear& first, const std::vector<int64_t>& counts, con
   };
 #if DFLASH_X86_KERNELS
   if (isa == "avx512bf16" || (isa == "best" && has_avx512_bf16())) {
-    if (!has_avx512_bf16()) isa_named(isa);  // throws
+    if (!has_avx512_bf16()) isa_named(isa);  // throws if the CPU lacks it
     for_columns(bfloat16_products);
     return;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A linear layer of a target in BF16: products add up in FLOAT, and sum and bias are rounded once.
+// A linear layer of a BF16 target: products are summed in FLOAT, and the sum with its bias is rounded once.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +20,13 @@ struct Bfloat16Linear {
   uint16_t* out;           // [M, N]
 };
 
-// Layers of this shape, the first of them `first`, whose operands lie end to end; counts[e] is the M of one of them.
-// A row's numbers depend on that row alone, to the last bit: neither on the other rows nor on the number of threads.
-// They do on the instruction set: "best" of the CPU's, "avx512bf16", or one of usable_isas(). Throws
-// std::invalid_argument for one that the CPU lacks.
+// Computes layers of this shape whose operands are contiguous, starting with `first`; counts[e] is the M of layer e. A
+// row's bits depend only on that row and the instruction set, not on other rows or the number of threads. `isa` is
+// "best", "avx512bf16" or one of usable_isas(). Throws std::invalid_argument if the CPU lacks it.
 void linear(const Bfloat16Linear& first, const std::vector<int64_t>& counts, const Threads& threads,
             std::string_view isa);
 
-// Columns [begin, end) of out, by the dot products of AVX512-BF16.
+// Computes columns [begin, end) of out by the dot products of AVX512-BF16.
 void bfloat16_products(const Bfloat16Linear& layer, int64_t begin, int64_t end);
 
 }  // namespace dflash

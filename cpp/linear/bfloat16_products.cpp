@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles as in multiply.h, of dot products of pairs: both operands are read as they lie, 32 numbers at a time. To these
-// instructions (VDPBF16PS) a subnormal number is 0. oneDNN's brgemm reorders weights to pairs for them; here
-// K is the inner index of both operands, so that none is needed.
+// Tiles as in multiply.h, by dot products of pairs (VDPBF16PS), which flush subnormal numbers to 0. Both operands are
+// read in place, 32 numbers at a time. oneDNN's brgemm reorders weights to pairs; here K is the inner index of both
+// operands, so no reordering is needed.
 #include "linear/bfloat16.h"
 #include "linear/multiply.h"
 
@@ -9,16 +9,16 @@ namespace dflash {
 namespace {
 
 constexpr int64_t kStep = 32;
-constexpr int64_t kSlice = 1024;  // numbers of a row at a time: the first cache holds those of a tile
+constexpr int64_t kSlice = 1024;  // numbers of a row at a time, so that a tile's numbers fit into the L1 cache
 constexpr int64_t kSums = kMaxRows * kColumns;
 constexpr int64_t kWholeSums =
-    (kSums + kLanes - 1) / kLanes * kLanes;  // vectors of FLOAT, aligned one behind the other
+    (kSums + kLanes - 1) / kLanes * kLanes;  // consecutive, aligned FLOAT vectors
 
 inline __m512bh load_pairs(const uint16_t* at, int64_t count) {
   return (__m512bh)_mm512_maskz_loadu_epi16(~0u >> (kStep - count), at);
 }
 
-// Adds to the sums of kRows rows of x by the first `columns` rows of a tile's weight the products of numbers [k, end).
+// Adds the products of numbers [k, end) to the sums of kRows rows of x and the first `columns` rows of a tile's weight.
 template <int64_t kRows>
 void add_products(const uint16_t* x, const uint16_t* weight, int64_t columns, int64_t K, int64_t k, int64_t end,
                   __m512* sums) {
@@ -34,7 +34,7 @@ void add_products(const uint16_t* x, const uint16_t* weight, int64_t columns, in
 #pragma GCC unroll 8
     for (int64_t m = 0; m < kRows; ++m) {
       __m512bh row = load(x + m * K + k);
-      asm("" : "+v"(row));  // GCC 12 would load it again for each product
+      asm("" : "+v"(row));  // otherwise GCC 12 reloads it for each product
 #pragma GCC unroll 8
       for (int64_t n = 0; n < kColumns; ++n) {
         acc[m * kColumns + n] = _mm512_dpbf16_ps(acc[m * kColumns + n], row, weights[n]);
@@ -59,7 +59,7 @@ constexpr AddProducts products_of(int64_t rows, std::integer_sequence<int64_t, k
   return tiles[rows - 1];
 }
 
-// The sums of a tile and a bias for each, rounded.
+// Stores a tile's sums, each with its bias, rounded.
 void write(const __m512* sums, const float* bias, int64_t rows, int64_t columns, int64_t N, uint16_t* out) {
   alignas(64) float numbers[kWholeSums];
   alignas(64) uint16_t bits[kWholeSums];
@@ -83,7 +83,7 @@ void write(const __m512* sums, const float* bias, int64_t rows, int64_t columns,
 void bfloat16_products(const Bfloat16Linear& layer, int64_t begin, int64_t end) {
   const int64_t M = layer.num_rows, N = layer.num_outputs, K = layer.num_inputs;
   const int64_t num_tiles = (M + kMaxRows - 1) / kMaxRows;
-  alignas(64) float bias[kColumnsAtATime / kColumns][kWholeSums] = {};  // of each number of a tile
+  alignas(64) float bias[kColumnsAtATime / kColumns][kWholeSums] = {};  // per number of a tile
   if (layer.bias != nullptr) {
     for (int64_t n = begin; n < end; ++n) {
       float* tile = bias[(n - begin) / kColumns];
@@ -91,7 +91,7 @@ void bfloat16_products(const Bfloat16Linear& layer, int64_t begin, int64_t end) 
     }
   }
   for (int64_t tile = 0; tile < num_tiles; ++tile) {
-    const int64_t m = M * tile / num_tiles, rows = M * (tile + 1) / num_tiles - m;  // all of nearly one size
+    const int64_t m = M * tile / num_tiles, rows = M * (tile + 1) / num_tiles - m;  // all nearly equal in size
     const AddProducts add = products_of(rows, std::make_integer_sequence<int64_t, kMaxRows>());
     __m512 sums[kColumnsAtATime / kColumns][kSums];
     for (int64_t k = 0; k < K; k += kSlice) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decodes weights a vector at a time, to the same bits on every instruction set; compiled once for each,
-// so everything here has internal linkage.
+// Decodes weights a vector at a time, with the same bits on every instruction set. It is compiled once per instruction
+// set, so everything here has internal linkage.
 #pragma once
 
 #if defined(__AVX2__)
@@ -38,15 +38,15 @@ inline Floats float16(const uint8_t* codes) {
   std::memcpy(&bits, codes, sizeof bits);
   const Words words = __builtin_convertvector(bits, Words);
   const Words sign = (words & 0x8000) << 16, rest = (words & 0x7fff) << 13;
-  const Words finite = (Words)((Floats)rest * 0x1p112f);  // from its exponents to FLOAT's
+  const Words finite = (Words)((Floats)rest * 0x1p112f);  // from this format's exponent bias to FLOAT's
   return (Floats)(sign | ((words & 0x7c00) == 0x7c00 ? rest | 0x7f800000 : finite));
 #endif
 }
 
-// e4m3 codes times `scale`. A sign, 4 bits of exponent with bias 7, 3 of significand; 0x7f and 0xff are NaN.
+// e4m3 codes times `scale`: 1 sign bit, 4 exponent bits with bias 7, 3 significand bits; 0x7f and 0xff are NaN.
 inline Floats e4m3(const uint8_t* codes, float scale) {
 #if defined(__AVX512F__)
-  // The bits moved into a FLOAT16 give 2^-8 of the value, because its bias is 15.
+  // Moved into a FLOAT16, whose bias is 15, the bits are 2^-8 of the value.
   const __m128i bytes = _mm_loadu_si128((const __m128i*)codes);
   const __mmask16 number = _mm_cmpneq_epi8_mask(bytes | _mm_set1_epi8(-128), _mm_set1_epi8(-1));
   const __m256i halves = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7) & _mm256_set1_epi16(int16_t(0xbf80));
@@ -67,12 +67,12 @@ inline Floats e4m3(const uint8_t* codes, float scale) {
 #endif
 }
 
-// e2m1 codes, two a byte, low nibble first. A sign, 2 bits of exponent, 1 of significand.
+// e2m1 codes, two per byte, low nibble first: 1 sign bit, 2 exponent bits, 1 significand bit.
 inline Floats e2m1(const uint8_t* codes) {
 #if defined(__AVX512F__)
   const __m512 values = _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6);
   const __m512i bytes = _mm512_cvtepu8_epi64(_mm_loadl_epi64((const __m128i*)codes));
-  // The table looks at four bits of each half: at a low nibble, and at the high one, which is moved behind it.
+  // The lookup uses the lowest four bits of each 32-bit half: the low nibble, and the high nibble moved there.
   return (Floats)_mm512_permutexvar_ps(bytes | _mm512_slli_epi64(bytes, 28), values);
 #else
   Ints words;
@@ -90,7 +90,7 @@ inline Floats e2m1(const uint8_t* codes) {
 #endif
 }
 
-// kLanes codes of a row from the k-th on, which lie at `codes` and take kBytes.
+// kLanes codes of a row from the k-th on, stored at `codes` in kBytes.
 struct FloatRow {
   static constexpr int64_t kBytes = 4 * kLanes;
   Floats operator()(const uint8_t* codes, int64_t) const { return load((const float*)codes); }
@@ -129,19 +129,19 @@ struct Int4Row {
 #endif
     uint32_t scale_bits;
     std::memcpy(&scale_bits, scales + k / 32 * 4, sizeof scale_bits);
-    scale_bits += 0x7fff + (scale_bits >> 16 & 1);  // to nearest even bfloat16, as which TensorRT reads it
+    scale_bits += 0x7fff + (scale_bits >> 16 & 1);  // rounded to bfloat16, in which TensorRT reads it
     const float scale = to_float(Bf16(scale_bits >> 16));
     const Ints values = ((words >> shift & 15) ^ 8) - 8;  // two's complement
     return __builtin_convertvector(values, Floats) * scale;
   }
 };
 
-// Codes of a row, and of the one that shares its bytes.
+// Codes of a row and of the row that shares its bytes.
 inline const uint8_t* row_codes(const PackedWeight& weight, int64_t row) {
   return weight.codes + (weight.format == WeightFormat::kInt4 ? row / 2 : row) * row_bytes(weight.format, weight.cols);
 }
 
-// A row's K numbers, and zeros for the rest of the last vector.
+// A row's K numbers, padded with zeros to whole vectors.
 template <class Row>
 void decode_row(const uint8_t* codes, int64_t K, Row decode, float* out) {
   int64_t k = 0;
@@ -152,7 +152,7 @@ void decode_row(const uint8_t* codes, int64_t K, Row decode, float* out) {
   store(decode(rest, k), out + k);
 }
 
-// The block scales [K / 16] of a row times their scale.
+// A row's block scales [K / 16] times their scale.
 inline void decode_block_scales(const PackedWeight& weight, int64_t row, float* out) {
   const int64_t count = weight.cols / 16;
   decode_row(weight.block_scales + row * count, count, Fp8Row{weight.scale}, out);

@@ -6,9 +6,9 @@
 
 namespace dflash {
 
-// Layers of one shape whose rows, weights, biases and outputs lie end to end: one layer, or the experts of one. `first`
-// says where they begin, `counts` how many rows each has, `weight_size` the numbers of a weight. Layers without rows
-// are left out. In torch: grouped_mm.
+// Layers of one shape whose rows, weights, biases and outputs are contiguous: one layer, or the experts of one. They
+// begin at `first`; counts[e] is the number of rows of layer e, `weight_size` the number of elements of a weight.
+// Layers without rows are skipped. Corresponds to torch's grouped_mm.
 template <class Layer>
 std::vector<Layer> split_by_weight(const Layer& first, const std::vector<int64_t>& counts, int64_t weight_size) {
   std::vector<Layer> layers;

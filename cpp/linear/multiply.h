@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel, compiled once for each instruction set; so everything here has internal linkage.
+// The kernel. It is compiled once per instruction set, so everything here has internal linkage.
 //
-// A number of the output is a sum of products of vectors along K, in which both operands lie as they are. Tiles of rows
-// of x by kColumns rows of the weight have their sums in registers, so that each vector is read, and its codes decoded,
-// for a whole tile: the register blocking of oneDNN's brgemm, with its weights decompression, on plain (not reordered)
-// weights.
+// Each output is a sum of products of vectors along K, the inner index of both operands. The sums of a tile, rows of x
+// by kColumns rows of the weight, stay in registers, so each vector is read and decoded once per tile: the register
+// blocking of oneDNN's brgemm with weights decompression, on plain (not reordered) weights.
 #pragma once
 
 #include <cstring>
@@ -19,15 +18,15 @@ namespace dflash {
 namespace {
 
 constexpr int64_t kColumns = 3;
-constexpr int64_t kTilesAhead = 3;                  // whose weights come out of memory meanwhile
-constexpr int64_t kMaxRows = kLanes == 16 ? 8 : 4;  // so that sums and operands fit into the registers
-// Columns that are decoded at a time where tiles have so few rows that decoding for each would cost more.
+constexpr int64_t kTilesAhead = 3;                  // tiles ahead to prefetch weights for
+constexpr int64_t kMaxRows = kLanes == 16 ? 8 : 4;  // sums and operands fit into the registers
+// Columns that multiply_decoded() decodes at a time.
 constexpr int64_t kDecoded = 12;
 
 // The sums of four vectors.
 inline void sum_four(const Floats* v, float* out) {
 #if defined(__AVX512F__)
-  // Halves of one vector and another side by side, then quarters of four: each sum then stands in four neighbours.
+  // Combines halves of two vectors, then quarters of four: each sum is then spread over four adjacent lanes.
   const auto halves = [](Floats a, Floats b) {
     const __m512 first = _mm512_mask_mov_ps((__m512)a, 0xff00, (__m512)b);
     const __m512 second = _mm512_mask_mov_ps((__m512)b, 0xff00, (__m512)a);
@@ -51,10 +50,10 @@ inline void sum_four(const Floats* v, float* out) {
 #endif
 }
 
-// Into the second cache: the first one's misses are too few at a time for memory's speed (half of it on Zen 4).
+// Prefetches to L2: L1 has too few outstanding misses for full memory bandwidth (half of it on Zen 4).
 inline void prefetch(const void* at) { __builtin_prefetch(at, 0, 2); }
 
-// kRows rows of x by the first `columns` of kColumns rows of the weight, from `codes` on.
+// Multiplies kRows rows of x by the first `columns` of kColumns rows of the weight, from `codes` on.
 template <int64_t kRows, class Row>
 void multiply_tile(const Linear& linear, const float* x, const uint8_t* codes, const Row* decode, int64_t columns,
                    float* out) {
@@ -72,7 +71,7 @@ void multiply_tile(const Linear& linear, const float* x, const uint8_t* codes, c
     for (int64_t m = 0; m < kRows; ++m) {
       Floats row = load(x + m * stride);
 #if defined(__x86_64__)
-      asm("" : "+v"(row));  // GCC 12 would load it again for each product
+      asm("" : "+v"(row));  // otherwise GCC 12 reloads it for each product
 #endif
 #pragma GCC unroll 8
       for (int64_t n = 0; n < kColumns; ++n) sums[m * kColumns + n] += row * weights[n];
@@ -85,7 +84,7 @@ void multiply_tile(const Linear& linear, const float* x, const uint8_t* codes, c
     add(rows, x + k, K, k);
     for (int64_t n = 0; n < kColumns; ++n) rows[n] += Row::kBytes;
   }
-  if (k < K) {  // the rest, with zeros behind it
+  if (k < K) {  // the remainder, padded with zeros
     uint8_t rest[kColumns][Row::kBytes] = {};
     float x_rest[kRows * kLanes] = {};
     for (int64_t n = 0; n < kColumns; ++n) {
@@ -110,7 +109,8 @@ constexpr MultiplyTile<Row> tile_of(int64_t rows, std::integer_sequence<int64_t,
   return tiles[rows - 1];
 }
 
-// At most kColumnsAtATime columns [begin, end) of out, tile by tile; `decoder(row)` is the Row of a row of the weight.
+// Computes at most kColumnsAtATime columns [begin, end) of out, tile by tile; `decoder(row)` is the Row of a row of the
+// weight.
 template <class Decoder>
 void multiply_tiles(const Linear& linear, int64_t begin, int64_t end, const Decoder& decoder) {
   using Row = decltype(decoder(0));
@@ -119,7 +119,7 @@ void multiply_tiles(const Linear& linear, int64_t begin, int64_t end, const Deco
   Row decode[kColumnsAtATime];
   for (int64_t i = 0; i < kColumnsAtATime; ++i) decode[i] = decoder(min(begin + i, end - 1));
   for (int64_t tile = 0; tile < num_tiles; ++tile) {
-    const int64_t m = M * tile / num_tiles, rows = M * (tile + 1) / num_tiles - m;  // all of nearly one size
+    const int64_t m = M * tile / num_tiles, rows = M * (tile + 1) / num_tiles - m;  // all nearly equal in size
     const MultiplyTile<Row> multiply_tile = tile_of<Row>(rows, std::make_integer_sequence<int64_t, kMaxRows>());
     for (int64_t n = begin; n < end; n += kColumns) {
       multiply_tile(linear, linear.x + m * K, linear.weight.codes + n * bytes, decode + (n - begin),
@@ -128,13 +128,13 @@ void multiply_tiles(const Linear& linear, int64_t begin, int64_t end, const Deco
   }
 }
 
-// The product by way of FLOAT weights in a core's cache.
+// Decodes weights to FLOAT in a core's cache, then multiplies.
 template <class Decoder>
 void multiply_decoded(const Linear& linear, int64_t begin, int64_t end, const Decoder& decoder) {
   const PackedWeight& weight = linear.weight;
   const int64_t K = weight.cols;
   float* values = scratch(kDecoded * K + kLanes, 1);
-  store(Floats{}, values + kDecoded * K);  // a row's last vector may end behind it
+  store(Floats{}, values + kDecoded * K);  // a row's last vector may extend beyond the row
   for (int64_t first = begin; first < end; first += kDecoded) {
     const int64_t columns = min(kDecoded, end - first);
     for (int64_t n = 0; n < columns; ++n) {
@@ -167,7 +167,7 @@ inline void multiply(const Linear& linear, int64_t begin, int64_t end) {
       return multiply_with(linear, begin, end, [](int64_t) { return Bfloat16Row(); });
     case WeightFormat::kFp8:
       return multiply_with(linear, begin, end, [&](int64_t) { return Fp8Row{weight.scale}; });
-    case WeightFormat::kInt4:  // rows of a pair lie in one place, which tiles do not know
+    case WeightFormat::kInt4:  // rows of a pair share their bytes, which tiles do not support
       return multiply_decoded(linear, begin, end, [&](int64_t n) {
         return Int4Row{weight.block_scales + n * weight.cols / 32 * 4, n % 2 == 0 ? 0 : 4};
       });

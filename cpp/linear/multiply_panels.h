@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel for weights in panels, compiled once for each instruction set; so everything here has internal linkage.
+// The kernel for weights in panels. It is compiled once per instruction set, so everything here has internal linkage.
 //
-// A tile of rows of x by some panels has its sums in registers. For each input it reads one row of each panel and one
-// number of each row of x, and adds up all their products. Long rows are summed up a slice at a time, so that a slice
-// of the panels stays in a core's second cache for all tiles; what is summed so far waits in out. In oneDNN's
-// terms: brgemm on weights reordered to blocks of 16 outputs, blocked along K.
+// The sums of a tile, rows of x by some panels, stay in registers. For each input the kernel reads one row of each
+// panel and one number of each row of x, and accumulates all their products. Long rows are processed a slice at a time,
+// with partial sums in out, so that a slice of the panels stays in a core's L2 cache for all tiles. In oneDNN's terms:
+// brgemm on weights reordered to blocks of 16 outputs, blocked along K.
 #pragma once
 
 #include <utility>
@@ -15,7 +15,7 @@
 namespace dflash {
 namespace {
 
-constexpr int64_t kVectors = kPanel / kLanes;  // of a panel's row
+constexpr int64_t kVectors = kPanel / kLanes;  // inputs per slice of a panel
 // A tile's sums and operands fit into the registers.
 constexpr int64_t kTileRows = kLanes >= 8 ? 6 : 2;
 constexpr int64_t kTilePanels = kLanes == 16 ? kPanelsAtATime : 1;
@@ -81,13 +81,13 @@ constexpr MultiplyPanelTile panel_tile_of(int64_t rows, std::integer_sequence<in
   return tiles[rows - 1];
 }
 
-// Some neighbouring panels of out.
+// Computes adjacent panels of out.
 template <int64_t kPanels>
 void multiply_all_rows(const PanelLinear& layer, int64_t panel) {
   const int64_t M = layer.num_rows, K = layer.num_inputs, num_tiles = (M + kTileRows - 1) / kTileRows;
   for (int64_t k = 0; k < K; k += kInputsAtATime) {
     for (int64_t tile = 0; tile < num_tiles; ++tile) {
-      const int64_t m = M * tile / num_tiles, rows = M * (tile + 1) / num_tiles - m;  // all of nearly one size
+      const int64_t m = M * tile / num_tiles, rows = M * (tile + 1) / num_tiles - m;  // all nearly equal in size
       const MultiplyPanelTile multiply = panel_tile_of<kPanels>(rows, std::make_integer_sequence<int64_t, kTileRows>());
       multiply(layer, m, panel, k, min(K, k + kInputsAtATime));
     }

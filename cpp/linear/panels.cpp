@@ -10,7 +10,7 @@
 namespace dflash {
 namespace {
 
-constexpr int64_t kMinShared = 1 << 19;  // multiplications from which on other threads are worth calling
+constexpr int64_t kMinShared = 1 << 19;  // multiplications from which on waking other threads pays
 
 using MultiplyPanels = void (*)(const PanelLinear& layer, int64_t begin, int64_t end);
 

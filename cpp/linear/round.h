@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// FLOAT to BF16's bits. Compiled for several instruction sets, so everything here has internal linkage.
+// Rounds FLOAT to BF16. It is compiled for several instruction sets, so everything here has internal linkage.
 #pragma once
 
 #include <bit>
@@ -10,14 +10,14 @@
 namespace dflash {
 namespace {
 
-// To BF16's nearest, ties to even, a NaN to a quiet one.
+// Bits of the nearest BF16 number, ties to even; NaN becomes quiet.
 inline uint16_t rounded(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   if (value != value) return static_cast<uint16_t>(bits >> 16 | 0x40);
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// Sums [count] and a bias, which may be null, rounded once.
+// Stores sums [count] plus a bias, which may be null, rounded once.
 inline void round_row(const float* sums, const uint16_t* bias, int64_t count, uint16_t* out) {
   for (int64_t n = 0; n < count; ++n) out[n] = rounded(bias ? sums[n] + to_float(bias[n]) : sums[n]);
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of ONNX Runtime's C interface that a custom operator needs, so that no header of it has to be installed.
+// The part of ONNX Runtime's C API that a custom operator needs, so that its headers need not be installed.
 //
-// OrtApi is a table of function pointers that only ever grows, and OrtCustomOp a structure that says its version, so
-// this serves every release since 1.17 (onnxruntime_c_api.h, MIT licence, of API version 17 to 29). No wheel of ONNX
-// Runtime has the header; tests/cpp/test_onnxruntime_abi.py asks the library that is installed.
+// OrtApi is a table of function pointers that only grows, and OrtCustomOp a struct with a version, so this works with
+// every release since 1.17 (onnxruntime_c_api.h, MIT licence, API versions 17 to 29). ONNX Runtime's wheels do not
+// contain the header; tests/cpp/test_onnxruntime_abi.py checks the installed library.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace dflash::ort {
 
-inline constexpr uint32_t kApiVersion = 17;       // the first with KernelContext_ParallelFor
-inline constexpr uint32_t kCustomOpVersion = 16;  // CreateKernelV2 and KernelComputeV2, with which an operator may fail
+inline constexpr uint32_t kApiVersion = 17;       // first version with KernelContext_ParallelFor
+inline constexpr uint32_t kCustomOpVersion = 16;  // CreateKernelV2 and KernelComputeV2, which can return errors
 
 struct Status;
 struct SessionOptions;
@@ -26,9 +26,9 @@ enum ElementType : int { kFloat = 1, kUint8 = 2, kInt32 = 6 };
 enum Characteristic : int { kRequired = 0, kOptional = 1 };
 enum ErrorCode : int { kFail = 1, kInvalidArgument = 2 };
 
-// The functions by their places in OrtApi.
+// Functions by their index in OrtApi.
 struct Api {
-  const void* functions[275];  // of the 276 of version 17
+  const void* functions[275];  // version 17 has 276 functions
 
   template <class Function>
   Function at(size_t index) const {
@@ -86,7 +86,7 @@ struct ApiBase {
   const char* (*get_version)();
 };
 
-// An operator; of version 16 ONNX Runtime reads no further than here.
+// An operator. ONNX Runtime reads the members of version 16 only.
 struct CustomOp {
   uint32_t version;
   void* (*create_kernel)(const CustomOp*, const Api*, const KernelInfo*);

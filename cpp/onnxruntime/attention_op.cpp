@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// DFlashKVInjectionAttention as an operator of ONNX Runtime's CPU provider.
+// DFlashKVInjectionAttention as an operator for ONNX Runtime's CPU provider.
 #include "block_attention/block_attention.h"
 #include "onnxruntime/operator.h"
 
@@ -11,7 +11,7 @@ constexpr size_t kPageIds = 6, kContextLengths = 7, kSinks = 8;
 class AttentionKernel {
  public:
   static constexpr const char* kName = "DFlashKVInjectionAttention";
-  static constexpr size_t kNumInputs = 9;  // sinks may be missing
+  static constexpr size_t kNumInputs = 9;  // sinks is optional
   static constexpr ElementType input_type(size_t i) { return i == kPageIds || i == kContextLengths ? kInt32 : kFloat; }
 
   AttentionKernel(const Api& api, const KernelInfo* info) : api(api), attend_(attend_head(instruction_set(api, info))) {
@@ -39,7 +39,7 @@ class AttentionKernel {
   const Api& api;
 
  private:
-  // The attributes with the sizes and addresses of a call. Throws std::invalid_argument for what does not fit.
+  // The attributes with the sizes and addresses of a call. Throws std::invalid_argument if they do not match.
   BlockAttention sizes(const std::vector<TensorView>& inputs) const {
     BlockAttention a = attributes_;
     const auto expect = [](bool holds, const char* text) { ort::expect(holds, kName, text); };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PackedLinear, x times the transpose of a weight as its file holds it, as an operator of ONNX Runtime's CPU provider.
+// PackedLinear, x times the transpose of a weight in its storage format, as an operator for ONNX Runtime's CPU
+// provider.
 #include <algorithm>
 #include <utility>
 
@@ -9,7 +10,7 @@
 namespace dflash::ort {
 namespace {
 
-constexpr int64_t kMinShared = 1 << 22;  // multiplications from which on sleeping threads are worth waking
+constexpr int64_t kMinShared = 1 << 22;  // multiplications from which on waking other threads pays
 
 WeightFormat format_named(const std::string& name) {
   static constexpr std::pair<const char*, WeightFormat> kFormats[] = {{"FLOAT", WeightFormat::kFloat},
@@ -28,7 +29,7 @@ WeightFormat format_named(const std::string& name) {
 class LinearKernel {
  public:
   static constexpr const char* kName = "PackedLinear";
-  static constexpr size_t kNumInputs = 3;  // x, codes, block_scales, which only NVFP4 and INT4 have
+  static constexpr size_t kNumInputs = 3;  // x, codes, block_scales (NVFP4 and INT4 only)
   static constexpr ElementType input_type(size_t i) { return i == 0 ? kFloat : kUint8; }
 
   LinearKernel(const Api& api, const KernelInfo* info)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared by the operators: tensors and attributes from ONNX Runtime's C interface, and errors back to it.
+// Shared by the operators: reads tensors and attributes through ONNX Runtime's C API and returns errors to it.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@ namespace dflash::ort {
 extern const CustomOp kAttentionOperator;
 extern const CustomOp kLinearOperator;
 
-// An error of ONNX Runtime, to be returned to it.
+// An error of ONNX Runtime, to be passed back to it.
 struct Failure {
   Status* status;
 };
@@ -42,7 +42,7 @@ Status* guarded(const Api& api, auto&& work) noexcept {
 }
 
 struct TensorView {
-  void* data = nullptr;  // null for an optional input that is missing
+  void* data = nullptr;  // null for a missing optional input
   std::vector<int64_t> dims;
 };
 
@@ -78,7 +78,7 @@ Number attribute(const Api& api, const KernelInfo* info, const char* name) {
   return value;
 }
 
-// A short text. Throws Failure where there is none.
+// A short string attribute. Throws Failure if it is missing.
 inline std::string text(const Api& api, const KernelInfo* info, const char* name) {
   char value[16] = {};
   size_t size = sizeof value;
@@ -86,7 +86,7 @@ inline std::string text(const Api& api, const KernelInfo* info, const char* name
   return value;
 }
 
-// Attribute instruction_set, which tests give; "best" where there is none.
+// Attribute instruction_set, which only tests set; "best" by default.
 inline Isa instruction_set(const Api& api, const KernelInfo* info) {
   std::string name = "best";
   try {
@@ -97,8 +97,8 @@ inline Isa instruction_set(const Api& api, const KernelInfo* info) {
   return isa_named(name);
 }
 
-// Runs work(i) for i in [0, count) on the session's own threads. What one of them throws is thrown here: no exception
-// may cross ONNX Runtime.
+// Runs work(i) for i in [0, count) on the session's threads. An exception is rethrown here, because none may cross ONNX
+// Runtime.
 template <class Work>
 void parallel_for(const Api& api, const KernelContext* context, int64_t count, const Work& work) {
   struct Shared {
@@ -129,14 +129,14 @@ constexpr CustomOp make_operator() {
       .version = kCustomOpVersion,
       .create_kernel = nullptr,
       .name = [](const CustomOp*) { return Kernel::kName; },
-      .execution_provider = [](const CustomOp*) -> const char* { return nullptr; },  // the CPU's
+      .execution_provider = [](const CustomOp*) -> const char* { return nullptr; },  // on the CPU provider
       .input_type = [](const CustomOp*, size_t i) { return Kernel::input_type(i); },
       .num_inputs = [](const CustomOp*) { return Kernel::kNumInputs; },
       .output_type = [](const CustomOp*, size_t) { return kFloat; },
       .num_outputs = [](const CustomOp*) -> size_t { return 1; },
       .compute = nullptr,
       .destroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); },
-      // The last input may be missing.
+      // The last input is optional.
       .input_characteristic = [](const CustomOp*,
                                  size_t i) { return i + 1 == Kernel::kNumInputs ? kOptional : kRequired; },
       .output_characteristic = [](const CustomOp*, size_t) { return kRequired; },

@@ -4,12 +4,12 @@
 
 #include "onnxruntime/operator.h"
 
-// ONNX Runtime defines name and signature. Domains live as long as the process: sessions outlive their options.
+// ONNX Runtime defines the name and signature. Domains are never freed, because sessions outlive their options.
 extern "C" __attribute__((visibility("default"))) dflash::ort::Status* RegisterCustomOps(
     dflash::ort::SessionOptions* options, const dflash::ort::ApiBase* base) {
   using namespace dflash::ort;
   const Api* api = base->get_api(kApiVersion);
-  if (api == nullptr) {  // an older release; it says so on stderr, too
+  if (api == nullptr) {  // an older release, which also reports it on stderr
     const std::string problem = std::string("expected ONNX Runtime 1.17 or newer, found ") + base->get_version();
     return base->get_api(1)->create_status(kFail, problem.c_str());
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The formulas of pack.h over a contiguous range, in loops that a compiler vectorises for any CPU.
+// The formulas of pack.h over a contiguous range, in loops that compilers vectorise for any CPU.
 //
-// Each function returns max |w| as float32 bits. NaN and infinity are the largest values, so the caller knows without
-// another look whether all weights were finite.
+// Each function returns max |w| as float32 bits. NaN and infinity are the largest values, so the caller need not check
+// again that all weights are finite.
 #pragma once
 
 #include <algorithm>
@@ -35,21 +35,21 @@ float load(const std::byte* weights, int64_t index) {
     if constexpr (kType == WeightType::kBf16) return float_of(bits << 16);
     const uint32_t sign = (bits & 0x8000) << 16;
     const uint32_t rest = (bits & 0x7fff) << 13;
-    // From float16's exponent bias to float32's; exact for subnormals too.
+    // From float16's exponent bias to float32's; also exact for subnormal numbers.
     const uint32_t finite = bits_of(float_of(rest) * 0x1p112f);
     return float_of(sign | ((bits & 0x7c00) == 0x7c00 ? kInfinityBits | rest : finite));
   }
 }
 
-// A small float format: kFraction fraction bits, kMinExponent the exponent of its least normal.
+// A small float format with kFraction fraction bits; kMinExponent is the exponent of its smallest normal number.
 template <int kFraction, int kMinExponent>
 struct Grid {
   static constexpr uint32_t kLeast = (127 + kMinExponent) << 23;
 
-  // Exponent field of |value|; below the least normal the spacing stays what it is there.
+  // Exponent field of |value|. The spacing does not shrink below the smallest normal number.
   static uint32_t exponent(float value) { return larger(bits_of(value) & kInfinityBits, kLeast); }
 
-  // Adding this power of two to value >= 0 leaves kFraction fraction bits, rounded to nearest even.
+  // Adding this power of two to value >= 0 rounds it to kFraction fraction bits, ties to even.
   static uint32_t shift(float value) { return exponent(value) + ((23 - kFraction) << 23); }
 
   static float round(float value) {
@@ -117,23 +117,23 @@ uint32_t nvfp4(const std::byte* weights, int64_t num_blocks, float scale_2, uint
   return largest;
 }
 
-// Of any finite magnitude; a Grid's sum overflows for those above 2^111.
+// Works for any finite magnitude, whereas a Grid's sum overflows above 2^111.
 inline float nearest_bfloat16(float value) {
   const uint32_t bits = bits_of(value);
   return float_of((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000);
 }
 
-// The integers that values stand for, in two's complement, saturating at -8 and 7, and what they differ by from them.
+// Values rounded to integers in two's complement, saturating at -8 and 7, and their rounding errors.
 struct Int4Codes {
   uint32_t codes[kInt4Block];
   float errors[kInt4Block];
 
   void round(const float* values, float scale) {
     for (int64_t i = 0; i < kInt4Block; ++i) {
-      // Adding 1.5 * 2^23 leaves an integer, whose two's complement then stands in the lowest bits.
+      // Adding 1.5 * 2^23 rounds to an integer, whose two's complement is in the lowest bits of the sum.
       const float shifted = std::clamp(values[i] / scale, -8.0f, 7.0f) + 0x1.8p23f;
       codes[i] = bits_of(shifted);
-      errors[i] = values[i] - (shifted - 0x1.8p23f) * scale;  // the product is exact, so that compilers may fuse it
+      errors[i] = values[i] - (shifted - 0x1.8p23f) * scale;  // the product is exact, so compilers may fuse it
     }
   }
 
@@ -144,7 +144,7 @@ struct Int4Codes {
   }
 };
 
-// One block of a row: its codes, with the scale, out of a few, that loses least.
+// Encodes one block of a row with the scale, out of a few, that has the smallest error.
 template <WeightType kType>
 uint32_t int4_block(const std::byte* weights, float* scale, uint8_t* __restrict codes) {
   const uint32_t largest = amax_bits<kType>(weights, kInt4Block);
@@ -167,7 +167,7 @@ uint32_t int4_block(const std::byte* weights, float* scale, uint8_t* __restrict 
   return largest;
 }
 
-// Blocks [begin, end), counted along one pair of rows after the other.
+// Encodes blocks [begin, end), numbered along one pair of rows after the other.
 template <WeightType kType>
 uint32_t int4(const std::byte* weights, int64_t cols, int64_t begin, int64_t end, uint8_t* __restrict data,
               float* __restrict scales) {

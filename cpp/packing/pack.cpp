@@ -11,10 +11,10 @@
 namespace dflash {
 namespace {
 
-constexpr int64_t kGrain = 256;        // a multiple of kBlock and kInt4Block
-constexpr int64_t kMinPart = 1 << 16;  // elements worth a thread: a tenth of a millisecond of work
+constexpr int64_t kGrain = 256;        // grain of a range: a multiple of kBlock and kInt4Block
+constexpr int64_t kMinPart = 1 << 16;  // elements per thread: at least a tenth of a millisecond of work
 
-// function.operator()<kType>() for the type of weights that is known at run time.
+// Calls function.operator()<kType>() for a type of weights known at run time.
 template <class Function>
 auto with_type(WeightType type, Function function) {
   switch (type) {
@@ -57,7 +57,7 @@ const std::byte* element(const Weights& weights, int64_t index) {
   return weights.data + index * bytes_of(weights.type);
 }
 
-// Throws for the first weight that is not finite, given that some weight is not.
+// Throws for the first weight that is not finite; there must be one.
 [[noreturn]] void throw_non_finite(const Weights& weights) {
   const auto magnitude = [&](int64_t index) {
     return with_type(weights.type, [&]<WeightType kType> { return amax_bits<kType>(element(weights, index), 1); });
@@ -70,7 +70,7 @@ const std::byte* element(const Weights& weights, int64_t index) {
                        ", column " + std::to_string(index % weights.cols) + ")");
 }
 
-// part<kType>(begin, end) over `count` elements of the output in `threads` threads; returns max |w|.
+// Runs part<kType>(begin, end) over `count` elements of the output on `threads` threads; returns max |w|.
 template <class Part>
 float run(const Weights& weights, int64_t count, int threads, Part part) {
   if (threads < 0) {

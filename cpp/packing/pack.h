@@ -7,23 +7,22 @@
 
 namespace dflash {
 
-// A weight is NaN or infinite; the message says which one. The caller knows the tensor's name.
+// A weight is NaN or infinite; the message has its index. The caller adds the tensor's name.
 struct NonFiniteError : std::domain_error {
   using std::domain_error::domain_error;
 };
 
-// The packers are, in oneDNN's terms, reorders to f8_e4m3 and f4_e2m1 with scales, of the tensor or of groups of 16.
-// `threads` is 0 for as many as the hardware runs at once; bytes do not depend on it.
+// In oneDNN's terms, the packers are reorders to f8_e4m3 and f4_e2m1 with scales per tensor or per group of 16.
+// `threads` is 0 for the number of hardware threads; the bytes do not depend on it.
 
 // max |w|, 0 for an empty tensor. Throws NonFiniteError.
 float amax(const Weights& weights, int threads);
 
-// out[r, k] = e4m3(T(w[r, k] / scale)), T being the weights' own type: modelopt 0.47 divides in
-// float32 and rounds the quotient to T first (export/quant_utils.py:881). Every rounding is to
-// nearest even; beyond +-448 saturates.
+// out[r, k] = e4m3(T(w[r, k] / scale)), where T is the weights' type: modelopt 0.47 divides in float32 and rounds the
+// quotient to T first (export/quant_utils.py:881). Every rounding is to nearest even; beyond +-448 saturates.
 //
-// out is [R, K]. Throws std::invalid_argument for another shape or a scale that is not positive
-// and finite, NonFiniteError (out then holds anything).
+// out is [R, K]. Throws std::invalid_argument for another shape or a scale that is not positive and finite, and
+// NonFiniteError, after which the contents of out are undefined.
 void pack_fp8(const Weights& weights, float scale, Bytes out, int threads);
 
 // Blocks of 16 along k; all arithmetic is in float32 (quantization/qtensor/nvfp4_tensor.py:170):

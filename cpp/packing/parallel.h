@@ -8,12 +8,12 @@
 
 namespace dflash {
 
-// Upper bound on threads: more do not pack faster, and each has a stack.
+// Upper bound on threads: more are not faster, and each needs a stack.
 inline constexpr int64_t kMaxThreads = 64;
 
-// Largest result of part(begin, end) over half-open ranges that cover [0, count); 0 when count
-// is 0. Ranges begin at multiples of `grain`; each runs in a thread of its own, the last one in
-// the caller's. A range has at least `min_size` items, as a thread costs more than a few of them.
+// Returns the largest result of part(begin, end) over half-open ranges that cover [0, count); 0 if count is 0. Ranges
+// begin at multiples of `grain`. Each runs in its own thread, the last one in the caller's. A range has at least
+// `min_size` items, because starting a thread costs more than a few of them.
 template <class Part>
 uint32_t parallel_max(int64_t count, int64_t grain, int64_t min_size, int threads, Part part) {
   const int64_t hardware = std::max(1u, std::thread::hardware_concurrency());
@@ -22,7 +22,7 @@ uint32_t parallel_max(int64_t count, int64_t grain, int64_t min_size, int thread
   const int64_t size = (count / num_parts + grain) / grain * grain;
   std::vector<uint32_t> largest(num_parts, 0);
   {
-    std::vector<std::jthread> workers;  // joined at the scope's end, even if one fails to start
+    std::vector<std::jthread> workers;  // joined at the end of the scope, even if one fails to start
     for (int64_t i = 0; i < num_parts; ++i) {
       const int64_t begin = std::min(count, i * size);
       const int64_t end = std::min(count, begin + size);

@@ -8,7 +8,7 @@ namespace dflash {
 
 enum class WeightType { kBf16, kF16, kF32 };
 
-// One weight matrix as it lies in a checkpoint: row-major, little-endian, at any alignment.
+// A weight matrix as stored in a checkpoint: row-major, little-endian, at any alignment.
 struct Weights {
   const std::byte* data;  // [rows, cols] of `type`
   WeightType type;
@@ -32,11 +32,11 @@ struct Scales {
   int64_t cols;
 };
 
-// NVFP4: neighbours in a row that share one e4m3 scale.
+// NVFP4: adjacent weights of a row that share an e4m3 scale.
 inline constexpr int64_t kBlock = 16;
-// INT4: neighbours in a row that share one scale.
+// INT4: adjacent weights of a row that share a scale.
 inline constexpr int64_t kInt4Block = 32;
-// A block's largest magnitude counts as so many of its scale.
+// INT4: candidates for the ratio of a block's largest magnitude to its scale.
 inline constexpr float kInt4Steps[] = {7, 7.25f, 7.5f, 7.75f, 8};
 
 }  // namespace dflash

@@ -7,20 +7,19 @@
 #include "cpu/vectors.h"
 #include "paged_attention/kernels.h"
 
-// Attention of some rows over the pages of their sequence, page after page with a running maximum
-// (FlashAttention-2, https://arxiv.org/abs/2307.08691, algorithm 1). Both products are sums over
-// one index in order, and pages lie at absolute positions, so what a row adds up in which order
-// does not depend on the rows beside it. In FlashAttention's terms: kBlockM is kBlockRows, packed as
-// by PackGQA; kBlockN is a page of the block_table; num_splits is 1, which batch invariance needs.
-// product() is in oneDNN's terms a brgemm whose B is packed already: K's pages lie transposed.
+// Attention of rows over the pages of their sequence, one page at a time with a running maximum (FlashAttention-2,
+// https://arxiv.org/abs/2307.08691, algorithm 1). Both products are summed in index order, and pages have absolute
+// positions, so the order of a row's sums does not depend on other rows. In FlashAttention's terms: kBlockM is
+// kBlockRows, packed as by PackGQA; kBlockN is a page of the block_table; num_splits is 1, which batch invariance
+// requires. In oneDNN's terms, product() is a brgemm whose B is already packed, because K's pages are stored
+// transposed.
 
 namespace dflash {
 namespace {
 
 constexpr float kMinusInfinity = -INFINITY;
 
-// out [kRows, kVectors vectors] = a [kRows, depth] @ b [depth, kVectors vectors], added to what is
-// there or not.
+// out [kRows, kVectors vectors] = a [kRows, depth] @ b [depth, kVectors vectors]; optionally accumulates into out.
 template <class Element, int kRows, int kVectors>
 void product(const float* a, int64_t a_stride, const Element* b, int64_t b_stride, int64_t depth, bool adds, float* out,
              int64_t out_stride) {
@@ -42,7 +41,7 @@ void product(const float* a, int64_t a_stride, const Element* b, int64_t b_strid
   }
 }
 
-// The product for 1 to kMaxRows rows, unrolled for each number.
+// The product for 1 to kMaxRows rows, unrolled for each number of rows.
 template <class Element, int kMaxRows, int kVectors, class... Arguments>
 void product_of(int64_t rows, Arguments... arguments) {
   if constexpr (kMaxRows > 1) {
@@ -56,8 +55,7 @@ const Element* row_of(const HeadRows& rows, int64_t head, int64_t row) {
   return static_cast<const Element*>(rows.data) + head * rows.head_stride + row * rows.row_stride;
 }
 
-// Rows [begin, end) of a segment and KV head on their way through the pages. kTile of them share
-// what is loaded.
+// The online softmax of rows [begin, end) of a segment and KV head. kTile rows share loaded pages.
 template <class Element, int kTile>
 class Block {
  public:
@@ -101,10 +99,10 @@ class Block {
     for (int64_t i = 0; i < layer_.head_dim; ++i) scaled[i] = to_float(query[i]) * layer_.scale;
     const bool has_sink = layer_.sinks != nullptr;
     maximum_[r] = has_sink ? layer_.sinks[head(r)] : kMinusInfinity;
-    sums_[r * kLanes] = has_sink ? 1.0f : 0.0f;  // e^(sink - maximum); it carries no value
+    sums_[r * kLanes] = has_sink ? 1.0f : 0.0f;  // e^(sink - maximum); a sink has no value
   }
 
-  // One page, whose first position is `first`, for `rows` rows from r on.
+  // Processes a page, whose first position is `first`, for `rows` rows from r on.
   void attend_page(int64_t first, const Element* k, const Element* v, int64_t r, int64_t rows) {
     const int64_t low = position(r), high = position(r + rows - 1);
     if (high < first) return;
@@ -117,7 +115,7 @@ class Block {
     for (int64_t i = 0; i < rows; ++i) softmax_weights(first, r + i, scores + i * kTokensPerPage);
     if (low >= first + kTokensPerPage - 1) {
       accumulate_values(v, kTokensPerPage, scores, r, rows);
-    } else {  // token by token, so that none adds 0 * NaN of one behind it
+    } else {  // token by token, so that no row adds 0 * NaN from a later token
       for (int64_t i = 0, next; i < rows; i = next) {
         for (next = i + 1; next < rows && position(r + next) == position(r + i);) ++next;
         const int64_t num_visible = min(kTokensPerPage, position(r + i) - first + 1);
@@ -126,7 +124,7 @@ class Block {
     }
   }
 
-  // Adds the first `num_visible` values of a page, as `weights` [rows, 32] say, to rows from r on.
+  // Adds the first `num_visible` values of a page, weighted by `weights` [rows, 32], to rows from r on.
   void accumulate_values(const Element* v, int64_t num_visible, const float* weights, int64_t r, int64_t rows) {
     for (int64_t column = 0; column < width_;) {
       float* output = outputs_ + r * width_ + column;
@@ -141,7 +139,7 @@ class Block {
     }
   }
 
-  // scores [32] of row r become e^(score - maximum); what it has summed is scaled to a new maximum.
+  // Turns scores [32] of row r into e^(score - maximum) and rescales the row's sums to a new maximum.
   void softmax_weights(int64_t first, int64_t r, float* scores) {
     Floats parts[kTokensPerPage / kLanes], most = Floats{} + kMinusInfinity;
     for (int64_t i = 0; i < kTokensPerPage / kLanes; ++i) {
@@ -159,7 +157,7 @@ class Block {
       weight *= factor;
       maximum_[r] = highest;
     }
-    const float base = maximum_[r] == kMinusInfinity ? 0.0f : maximum_[r];  // nothing was visible yet
+    const float base = maximum_[r] == kMinusInfinity ? 0.0f : maximum_[r];  // no key was visible yet
     for (int64_t i = 0; i < kTokensPerPage / kLanes; ++i) {
       const Floats e = exp(parts[i] - base);
       weight += e;
@@ -172,7 +170,7 @@ class Block {
     return layer_.softcap == 0.0f ? scores : tanh(scores / layer_.softcap) * layer_.softcap;
   }
 
-  // Minus infinity where row r does not see the positions from `first` on.
+  // Sets scores to minus infinity at positions from `first` on that row r does not see.
   Floats visible(int64_t first, int64_t r, Floats scores) const {
     const int64_t last = position(r) - first;  // the last lane that is visible
     const int64_t before = layer_.window == 0 ? -1 : last - layer_.window;
@@ -197,9 +195,9 @@ class Block {
   const PagedAttention& layer_;
   const SegmentRows& segment_;
   const int64_t kv_head_, begin_, count_, width_;
-  float* query_;    // [count, D], times the scale
+  float* query_;    // [count, D], premultiplied by the scale
   float* outputs_;  // [count, E']
-  float* sums_;     // of the weights: [count, kLanes], to be added up
+  float* sums_;     // sums of the weights: [count, kLanes], to be reduced
   float maximum_[kBlockRows];
 };
 

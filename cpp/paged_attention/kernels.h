@@ -5,7 +5,7 @@
 
 namespace dflash {
 
-// The kernels of one instruction set for one type of cache.
+// Kernels of one instruction set for one cache type.
 struct AttentionKernels {
   // Writes a segment's rows of one KV head into the caches.
   void (*store)(const PagedAttention& layer, const SegmentRows& segment, int64_t kv_head);
@@ -14,7 +14,7 @@ struct AttentionKernels {
   void (*attend)(const PagedAttention& layer, const SegmentRows& segment, int64_t kv_head, int64_t begin, int64_t end);
 };
 
-inline constexpr int64_t kBlockRows = 64;  // that read a page while it is in the first cache
+inline constexpr int64_t kBlockRows = 64;  // rows that read a page while it is in the L1 cache
 
 AttentionKernels avx512_attention(CacheType type);
 AttentionKernels avx2_attention(CacheType type);

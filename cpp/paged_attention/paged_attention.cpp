@@ -9,7 +9,7 @@
 namespace dflash {
 namespace {
 
-// Multiplications, some 20 us at 100 GFLOP/s: below, waking threads should cost more than they bring.
+// Multiplications, some 20 us at 100 GFLOP/s, below which waking threads should not pay.
 constexpr int64_t kMinWork = 1 << 20;
 
 struct Task {
@@ -26,7 +26,7 @@ AttentionKernels kernels_for(Isa isa, CacheType type) {
   return scalar_attention(type);
 }
 
-// Multiplications of a segment, without what a causal mask or a window saves.
+// Multiplications of a segment, without the savings by a causal mask or a window.
 int64_t work_of(const PagedAttention& layer, const SegmentRows& segment) {
   const int64_t seen = segment.begin + segment.num_tokens;
   const int64_t context = layer.window == 0 ? seen : std::min(seen, layer.window + segment.num_tokens);
@@ -44,7 +44,7 @@ void paged_attention(const PagedAttention& layer, const std::vector<SegmentRows>
     work += work_of(layer, segment);
     const int64_t rows = segment.num_tokens * layer.group_size();
     for (int64_t kv_head = 0; kv_head < layer.num_kv_heads; ++kv_head) {
-      for (int64_t end = rows; end > 0; end -= kBlockRows) {  // the longest way through the pages first
+      for (int64_t end = rows; end > 0; end -= kBlockRows) {  // longest segments first
         tasks.push_back({&segment, kv_head, std::max<int64_t>(0, end - kBlockRows), end});
       }
     }

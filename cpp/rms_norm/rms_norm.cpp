@@ -4,8 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-// Plain loops, which the compiler makes vectors of: once for each instruction set, where it can
-// choose at run time.
+// Plain loops that the compiler vectorises, once per instruction set if it supports a choice at run time.
 #if defined(__x86_64__) && defined(__linux__)
 #define DFLASH_FOR_EACH_ISA __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
@@ -15,8 +14,8 @@
 namespace dflash {
 namespace {
 
-constexpr int64_t kLanes = 16;           // sums at a time, so that the order is the same everywhere
-constexpr int64_t kMinFloats = 1 << 16;  // of a part: below, waking a thread should cost more than it brings
+constexpr int64_t kLanes = 16;           // partial sums, so that the order of additions is the same everywhere
+constexpr int64_t kMinFloats = 1 << 16;  // elements per part; below this, waking a thread should not pay
 
 DFLASH_FOR_EACH_ISA
 void norm_row(const float* __restrict__ x, int64_t dim, const float* __restrict__ weight, float eps,

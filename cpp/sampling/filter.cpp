@@ -14,8 +14,8 @@ constexpr int kDigitBits = 11;
 constexpr int kDigits = 4;
 static_assert(kDigits * kDigitBits > kWeightBits);
 
-// The smallest weight above which less than `limit` lies, by `measure`: a radix selection from the
-// highest digit down, which takes four passes whatever the row and never sorts.
+// Smallest weight such that the larger ones amount to less than `limit` by `measure`. A radix selection from the
+// highest digit down: four passes for any row, no sorting.
 template <class Measure>
 uint64_t select(std::span<const uint64_t> weights, uint64_t limit, Measure measure) {
   uint64_t lowest = 0;
@@ -23,7 +23,7 @@ uint64_t select(std::span<const uint64_t> weights, uint64_t limit, Measure measu
   for (int shift = (kDigits - 1) * kDigitBits; shift >= 0; shift -= kDigitBits) {
     std::array<uint64_t, 1 << kDigitBits> sums{};
     for (const uint64_t weight : weights) {
-      // Weights below `lowest` wrap around, so that their digits are too large as well.
+      // Weights below `lowest` wrap around, so their digits are too large as well.
       const uint64_t digit = (weight - lowest) >> shift;
       if (digit < sums.size()) sums[digit] += measure(weight);
     }
@@ -48,7 +48,7 @@ uint64_t lowest_kept_weight(std::span<const uint64_t> weights, const SamplerPara
     lowest = select(weights, static_cast<uint64_t>(params.top_k), [](uint64_t) { return 1; });
   }
   if (params.top_p < 1) {
-    // Never above the mass itself, in double either, so the selection ends within the top k.
+    // Never above the mass itself, even in double, so the selection ends within the top k.
     const double limit = std::ceil(static_cast<double>(mass_from(weights, lowest)) * params.top_p);
     lowest = select(weights, static_cast<uint64_t>(limit), [](uint64_t weight) { return weight; });
   }

@@ -18,11 +18,11 @@ struct History {
 // Throws std::invalid_argument unless all ids are in [0, end).
 void check_ids(const char* what, std::span<const int64_t> ids, int64_t end);
 
-// How often each token of a vocabulary stands in a history.
+// Counts of each token of a vocabulary in a history.
 class TokenCounts {
  public:
-  // Throws std::invalid_argument for a negative id or an output id outside the vocabulary. A prompt
-  // may hold ids beyond the logits (images, a padded embedding): they cannot be emitted.
+  // Throws std::invalid_argument for a negative id or an output id outside the vocabulary. A prompt may contain ids
+  // beyond the logits (images, a padded embedding), which cannot be emitted.
   TokenCounts(int64_t vocab, const History& history);
 
   void add_output(int64_t token);
@@ -31,7 +31,7 @@ class TokenCounts {
   void penalise(std::span<float> row, const SamplerParams& params) const;
 
  private:
-  static constexpr int32_t kNotInHistory = -1;  // 0: in the prompt only
+  static constexpr int32_t kNotInHistory = -1;  // 0: only in the prompt
 
   void add_to_history(int64_t token);
 

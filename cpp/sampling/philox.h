@@ -10,7 +10,7 @@ using PhiloxCounter = std::array<uint32_t, 4>;
 using PhiloxKey = std::array<uint32_t, 2>;
 
 // Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3",
-// SC 2011): random bits as a function of a counter and a key, with no state to carry.
+// SC 2011): random bits as a stateless function of a counter and a key.
 constexpr PhiloxCounter philox4x32(PhiloxCounter counter, PhiloxKey key) {
   constexpr auto low = [](uint64_t product) { return static_cast<uint32_t>(product); };
   constexpr auto high = [](uint64_t product) { return static_cast<uint32_t>(product >> 32); };
@@ -26,10 +26,10 @@ constexpr PhiloxCounter philox4x32(PhiloxCounter counter, PhiloxKey key) {
 
 constexpr int kUniformBits = 53;
 
-// The decisions that random numbers of a position are drawn for.
+// Purposes of the random numbers of a position.
 enum class Draw : uint32_t { kToken = 0, kProposal = 1, kAcceptance = 2 };
 
-// The uniform of one output position, u = result / 2^53 in [0, 1).
+// The uniform number of an output position: u = result / 2^53 in [0, 1).
 constexpr uint64_t uniform_bits(uint64_t seed, uint64_t position, Draw draw = Draw::kToken) {
   const auto half = [](uint64_t word, int index) { return static_cast<uint32_t>(word >> (32 * index)); };
   const PhiloxCounter random = philox4x32({half(position, 0), half(position, 1), static_cast<uint32_t>(draw), 0},

@@ -20,7 +20,7 @@ void check_vocab(int64_t vocab) {
                               std::to_string(vocab));
 }
 
-// Memory for one row, kept by each thread: pages fresh from the system can cost more than sampling.
+// Thread-local memory for one row: fresh pages from the system can cost more than sampling.
 template <class T>
 std::span<T> row_memory(int64_t vocab) {
   thread_local std::vector<T> memory;
@@ -28,7 +28,7 @@ std::span<T> row_memory(int64_t vocab) {
   return memory;
 }
 
-// Turns rows of logits into distributions, and those into tokens.
+// Turns rows of logits into distributions and distributions into tokens.
 class RowSampler {
  public:
   RowSampler(int64_t vocab, const SamplerParams& params, const History& history)
@@ -38,7 +38,7 @@ class RowSampler {
     penalised_ = row_memory<float>(vocab);
   }
 
-  // Reads a row; the questions below are about the last row read.
+  // Reads a row; the functions below refer to the last row read.
   void read(std::span<const float> logits, int64_t row) {
     if (counts_) {
       std::ranges::copy(logits, penalised_.begin());
@@ -55,7 +55,7 @@ class RowSampler {
     mass_ = mass_from(weights_, lowest_);
   }
 
-  // The first token in id order at which the cumulative distribution exceeds u.
+  // First token in id order at which the cumulative distribution exceeds u.
   int64_t token(uint64_t position) const {
     if (is_greedy()) return argmax_;
     const unsigned __int128 product = static_cast<unsigned __int128>(uniform_bits(params_.seed, position)) * mass_;
@@ -65,14 +65,14 @@ class RowSampler {
     return token;
   }
 
-  // Whether a proposal that was drawn with that probability holds.
+  // Whether a proposal drawn with this probability is accepted.
   bool accepts(int64_t proposal, double drawn_with, uint64_t position) const {
     const uint64_t bits = uniform_bits(params_.seed, position, Draw::kAcceptance);
     const double u = static_cast<double>(bits) / static_cast<double>(uint64_t{1} << kUniformBits);
     return u * drawn_with * static_cast<double>(mass_) < static_cast<double>(kept(proposal));
   }
 
-  // Makes the row max(0, p - q); leaves p where rounding leaves nothing of that.
+  // Turns the row into max(0, p - q); keeps p if rounding makes that zero everywhere.
   void subtract(std::span<const int64_t> tokens, std::span<const double> probabilities) {
     uint64_t removed = 0;
     const auto share = [&](size_t i) {

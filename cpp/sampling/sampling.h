@@ -18,22 +18,22 @@ struct Logits {
   int64_t vocab;
 };
 
-// Distributions that proposals were drawn from: row r has probabilities[r * width + j] of
-// tokens[r * width + j], which differ within a row, and 0 of every other token.
+// Distributions that proposals were drawn from. Row r has probability probabilities[r * width + j] for tokens[r * width
+// + j], distinct within a row, and 0 for every other token.
 struct ProposalDistributions {
   std::span<const int64_t> tokens;        // [K, width]
   std::span<const double> probabilities;  // [K, width]
-  size_t width = 0;                       // 0: there are none, each proposal was certain
+  size_t width = 0;                       // 0: no distributions, each proposal had probability 1
 };
 
-// The tokens that one pass of the target emits: the accepted prefix of `proposals` [K] and one more
-// token, the correction of the first rejected proposal or the bonus token (docs/sampling.md).
+// Returns the tokens that one verify step emits: the accepted prefix of `proposals` [K] and one more token, the
+// correction of the first rejected proposal or the bonus token (docs/sampling.md).
 //
-// Row r of `logits` [K + 1, V] is for output position `position` + r. Its token is a function of
-// the row's filtered distribution and of u(seed, position + r) alone; the proposal is accepted if
-// it is that token. `history` is read only with a penalty; its output then has `position` tokens.
+// Row r of `logits` [K + 1, V] is for output position `position` + r. Its token is a function of the row's filtered
+// distribution and of u(seed, position + r) only; the proposal is accepted if it is that token. `history` is read only
+// with a penalty; its output then has `position` tokens.
 //
-// Throws std::invalid_argument; rows behind the last emitted token are not looked at.
+// Throws std::invalid_argument. Rows after the last emitted token are not read.
 std::vector<int64_t> verify_block(const Logits& logits, std::span<const int64_t> proposals, const SamplerParams& params,
                                   uint64_t position, const History& history,
                                   const ProposalDistributions& distributions = {});
@@ -42,7 +42,7 @@ std::vector<int64_t> verify_block(const Logits& logits, std::span<const int64_t>
 void token_probabilities(std::span<const float> logits, const SamplerParams& params, const History& history,
                          std::span<double> out);
 
-// log softmax(logits[r])[tokens[r]], of the target's own logits: no penalty, temperature or filter.
+// log softmax(logits[r])[tokens[r]] of the target's raw logits: no penalty, temperature or filter.
 std::vector<double> token_logprobs(const Logits& logits, std::span<const int64_t> tokens);
 
 }  // namespace dflash

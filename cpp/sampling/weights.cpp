@@ -12,13 +12,13 @@ namespace dflash {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr double kLowest = -40;  // exp(-40) is far below half a unit of weight
+constexpr double kLowest = -40;  // exp(-40) is far below half a unit of a weight
 
 // Adding it moves a double's integer part, rounded to nearest even, to the low bits.
 constexpr double kToInteger = 0x1.8p52;
 
-// round(2^43 exp(x)) for x <= 0. Not std::exp, whose last bit depends on the library and the CPU,
-// and which compilers do not vectorise.
+// round(2^43 exp(x)) for x <= 0. Not std::exp, whose last bit depends on the library and the CPU and which compilers do
+// not vectorise.
 uint64_t fixed_point_exp(double x) {
   x = x > kLowest ? x : kLowest;
   // exp(x) = 2^n exp(r) with |r| <= ln(2) / 2; ln(2) in two parts, so that n * kLn2High is exact.
@@ -46,8 +46,8 @@ uint64_t fixed_point_exp(double x) {
 }  // namespace
 
 float checked_max(std::span<const float> logits, int64_t row) {
-  // Compilers vectorise an integer maximum. With the low bits of negative numbers flipped, floats have the order of
-  // their bits.
+  // Compilers vectorise an integer maximum. With the low bits of negative numbers flipped, the bits of floats order
+  // like the floats.
   constexpr int32_t kMagnitude = 0x7fffffff;
   int32_t largest = std::numeric_limits<int32_t>::min();
   int32_t largest_magnitude = 0;

@@ -6,10 +6,10 @@
 
 namespace dflash {
 
-// A row's probabilities are held as integers in proportion, so that sums over it are exact and the
-// same in any order: no compiler, instruction set or algorithm can move a token across a boundary.
+// A row's probabilities are stored as proportional integers, so that sums are exact in any order: no compiler,
+// instruction set or algorithm can move a token across a boundary.
 constexpr int kWeightBits = 43;
-constexpr uint64_t kMaxWeight = uint64_t{1} << kWeightBits;      // of the most likely token
+constexpr uint64_t kMaxWeight = uint64_t{1} << kWeightBits;      // weight of the most likely token
 constexpr int64_t kMaxVocab = int64_t{1} << (63 - kWeightBits);  // a row's sum fits 63 bits
 
 // The largest logit. Throws std::invalid_argument naming row and token for NaN or +infinity, and

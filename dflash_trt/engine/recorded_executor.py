@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from dflash_trt.device.launcher import Launcher
 from dflash_trt.engine.executor import DraftInputs
 from dflash_trt.engine.manifest import Manifest
-from dflash_trt.engine.plans.launcher import Launcher
 from dflash_trt.engine.signatures import MAX_CONTEXT, PAGE_SIZES, TOKENS_PER_PAGE, Graph, Port
 from dflash_trt.errors import EngineError
 

@@ -1,188 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place that writes results: complete or not there, and in place of nothing but an older result.
-
-A result is written in a private directory next to it. Such a workspace `.NAME.<16 hex digits>.partial` belongs to the
-process that holds the lock (flock) on the file `lock` in it: containers that share a volume see each other's locks, and
-not each other's processes. Only one process at a time has a workspace for a result, unless the result is a cache.
-Where a file system has no locks abandoned workspaces cannot be told from others, and nothing is removed or refused.
-"""
+"""The one place that writes results: complete or not there, and in place of nothing but an older result."""
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import fcntl
 import os
-import re
-import secrets
-import shutil
 import stat
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from dflash_trt.errors import BuildError
 from dflash_trt.files.read import open_file
+from dflash_trt.files.workspace import replace_directory, workspace
 
-NAME = re.compile(r"\.(.+)\.[0-9a-f]{16}\.partial", re.DOTALL)
-"""A workspace's."""
-LOCK, OLD, REPLACED = "lock", "old", "replaced"
-AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
-UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV}
-OWN: set[Path] = set()
-"""Workspaces of this process."""
-
-
-@contextmanager
-def workspace(final: Path, *, shared: bool = False) -> Iterator[Path]:
-    """A new directory beside `final`, for the owner alone, removed with all that is in it at the end; raises OSError.
-
-    Unless it is `shared`, another process that has one for `final` is such an error. What killed processes left in that
-    folder is recovered or removed first. Parents that were made for a result that did not come go, too.
-    """
-    made = [parent for parent in final.parents if not os.path.lexists(parent)]
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), error.filename) from None
-    recover_abandoned(final.parent)
-    directory, lock = _create(final)
-    OWN.add(directory)
-    try:
-        if not shared:
-            _refuse_another(directory, final)
-        os.write(lock, f"process {os.getpid()} on {os.uname().nodename}".encode())
-        yield directory
-    finally:
-        OWN.discard(directory)
-        _restore_and_remove(directory, final, lock)
-        if not os.path.lexists(final):
-            with suppress(OSError):
-                for parent in made:
-                    parent.rmdir()
-
-
-def exchange(new: Path, final: Path, directory: Path) -> None:
-    """The directories `new`, in the workspace `directory`, and `final` change places, so that one is always there.
-
-    Where that takes two renames, a kill between them leaves the old one in the workspace, from which it is recovered.
-    """
-    if _exchange_at_once(new, final):
-        return
-    final.rename(directory / OLD)
-    new.rename(final)
-    (directory / OLD).rename(directory / REPLACED)
-
-
-def recover_abandoned(folder: Path) -> None:
-    """Brings back what stopped processes had moved aside, and removes their workspaces; those in use stay."""
-    with suppress(OSError):
-        for entry in list(os.scandir(folder)):
-            match = NAME.fullmatch(entry.name)
-            if (
-                match
-                and entry.is_dir(follow_symlinks=False)
-                and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
-            ):
-                _recover_if_unlocked(Path(entry.path), folder / match[1])
-
-
-def _create(final: Path) -> tuple[Path, int]:
-    """A workspace and its lock's descriptor; retries if another process took a not yet locked one for abandoned."""
-    while True:
-        directory = final.with_name(f".{final.name}.{secrets.token_hex(8)}.partial")
-        directory.mkdir(mode=0o700)
-        try:
-            lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        except FileNotFoundError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            continue
-        except OSError:  # no locks here: those who come later find none, either, and leave it alone
-            return directory, lock
-        if (directory / LOCK).exists():
-            return directory, lock
-        os.close(lock)
-
-
-def _refuse_another(mine: Path, final: Path) -> None:
-    """Raises OSError where another process writes `final`; of those that begin at once one goes on, by its name."""
-    for entry in list(os.scandir(final.parent)):
-        match, other = NAME.fullmatch(entry.name), Path(entry.path)
-        if match and match[1] == final.name and other not in OWN:
-            while (owner := _owner(other)) is not None:
-                if owner or other.name < mine.name:
-                    raise OSError(errno.EBUSY, f"another command that writes it ({owner or 'just started'})")
-                time.sleep(0.001)
-
-
-def _owner(directory: Path) -> str | None:
-    """The process that holds a workspace, nothing while it may still give way; None where no process is seen."""
-    try:
-        lock = os.open(directory / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return os.read(lock, 1000).decode(errors="replace")
-    except OSError:
-        return None
-    finally:
-        os.close(lock)
-    return None
-
-
-def _recover_if_unlocked(directory: Path, final: Path) -> None:
-    try:
-        lock = os.open(directory / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        directory.rmdir()  # killed before it had a lock; one that is just being made makes another
-        return
-    except OSError:
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # in use, or the file system has no locks
-        os.close(lock)
-        return
-    _restore_and_remove(directory, final, lock)
-
-
-def _restore_and_remove(directory: Path, final: Path, lock: int) -> None:
-    """Undoes half an exchange, then removes everything, the lock last: a process killed before leaves a workspace."""
-    try:
-        if (directory / OLD).exists() and not os.path.lexists(final):
-            (directory / OLD).rename(final)
-        for entry in list(directory.iterdir()):
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry, ignore_errors=True)
-            elif entry.name != LOCK:
-                entry.unlink(missing_ok=True)
-        (directory / LOCK).unlink(missing_ok=True)
-    finally:
-        os.close(lock)
-    with suppress(OSError):
-        directory.rmdir()
-
-
-def _exchange_at_once(new: Path, final: Path) -> bool:
-    """Whether renameat2 (Linux 3.15, glibc 2.28) did it; raises OSError where it may not."""
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is None:
-        return False
-    if renameat2(AT_FDCWD, os.fsencode(new), AT_FDCWD, os.fsencode(final), RENAME_EXCHANGE) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in UNSUPPORTED:
-        return False
-    raise OSError(number, os.strerror(number), str(final))
+FIRST = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free disk space or ")
+FIRST[errno.EBUSY] = "wait for its end or "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,10 +55,7 @@ def new_directory(path: Path, kind: OutputKind, *, force: bool = False) -> Itera
         yield new
         _flush(new)
         check_replaceable(path, kind, force=force)  # hours may have gone by
-        if final.exists():
-            exchange(new, final, directory)
-        else:
-            new.rename(final)
+        replace_directory(new, final, directory)
 
 
 @contextmanager
@@ -234,10 +66,7 @@ def new_file(path: Path, kind: OutputKind, *, force: bool = False) -> Iterator[P
         yield new
         _flush(new)
         check_replaceable(path, kind, force=force)
-        if final.exists():
-            new.replace(final)
-        else:
-            _rename_to_nothing(new, final)
+        new.replace(final)
 
 
 @contextmanager
@@ -311,22 +140,8 @@ def _followed(path: Path) -> Path:
     return final
 
 
-FIRST = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free disk space or ")
-FIRST[errno.EBUSY] = "wait for its end or "
-
-
 def _is_empty(path: Path) -> bool:
     return not any(path.iterdir()) if path.is_dir() else path.stat().st_size == 0
-
-
-def _rename_to_nothing(new: Path, final: Path) -> None:
-    """Raises FileExistsError where something has appeared meanwhile."""
-    try:
-        os.link(new, final)
-    except OSError as error:
-        if isinstance(error, FileExistsError):
-            raise
-        new.rename(final)  # a file system without links
 
 
 def _flush(path: Path) -> None:

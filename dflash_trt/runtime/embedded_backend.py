@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import threading
 import weakref
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -15,22 +13,20 @@ from typing import TYPE_CHECKING
 
 from dflash_trt.api.backend import Chunk, DecoderMetrics, Messages, Prompt
 from dflash_trt.api.chat_template import encode, encode_chat, prompt_token_ids
-from dflash_trt.api.completion import Completion, FinishReason
+from dflash_trt.api.completion import Completion
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.errors import EngineError, RequestError
-from dflash_trt.runtime.decoder import Decoder
-from dflash_trt.runtime.draft_length import parse_draft_length
-from dflash_trt.runtime.kvcache.slots import PageWatcher
+from dflash_trt.runtime.chunks import Put, chunk_reporter
+from dflash_trt.runtime.decoder_thread import DecoderThread
+from dflash_trt.runtime.kvcache.prefix_index import PageWatcher
 from dflash_trt.runtime.logits_processors import GrammarCompiler
-from dflash_trt.runtime.request import Request, completion, prompt_logprobs
+from dflash_trt.runtime.policy.parse_draft_length import parse_draft_length
+from dflash_trt.runtime.request import Request
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from dflash_trt.runtime.session import Session
-
-Put = Callable[[Chunk | Exception], None]
 
 
 class EmbeddedBackend:
@@ -82,7 +78,7 @@ class EmbeddedBackend:
 
     def request(self, prompt: Prompt, params: SamplingParams, put: Put, *, incremental: bool = True) -> Request:
         """Request whose chunks, or the error that ended it, are `put` on the decoder's thread."""
-        return self.session.request(self.encode(prompt), params, _reporter(put, incremental))
+        return self.session.request(self.encode(prompt), params, chunk_reporter(put, incremental))
 
     def submit(self, request: Request) -> None:
         """Queues a request; EngineError when the backend is closed or has failed."""
@@ -206,109 +202,3 @@ async def _until_whole(chunks: asyncio.Queue[Chunk | Exception]) -> AsyncGenerat
         yield chunk
         if chunk.completion is not None:
             return
-
-
-def _reporter(put: Put, incremental: bool) -> Callable[[Request], None]:
-    """Listener that puts what each report adds, or all of it at the end."""
-    sent = sent_steps = sent_times = 0
-
-    def on_progress(request: Request) -> None:
-        nonlocal sent, sent_steps, sent_times
-        if not incremental and request.finished is None:
-            return
-        new = slice(sent, len(request.token_ids))
-        steps, emitted = request.steps[sent_steps:], request.emitted[sent_times:]
-        text = "" if request.text is None else request.text.next_text()
-        try:
-            chunk = Chunk(
-                text=text,
-                token_ids=request.token_ids[new],
-                logprobs=request.logprobs[new] if request.params.logprobs else None,
-                top_logprobs=request.top_logprobs[new] if request.params.top_logprobs else None,
-                prompt_logprobs=prompt_logprobs(request) if sent == 0 else None,
-                steps=steps,
-                emitted=emitted,
-                completion=None if request.finished is None else completion(request),
-            )
-        except (EngineError, RequestError) as error:
-            put(error)
-        else:
-            put(chunk)
-        sent, sent_steps, sent_times = new.stop, sent_steps + len(steps), sent_times + len(emitted)
-
-    return on_progress
-
-
-Command = tuple[Callable[[Request], None], Request]
-
-
-class DecoderThread:
-    """Steps its decoder while there are requests, and sleeps while there are none."""
-
-    def __init__(self, decoder: Decoder, on_end: Callable[[], None]) -> None:
-        self._decoder = decoder
-        self._on_end = on_end
-        self._commands: deque[Command] = deque()
-        self._changed = threading.Condition()
-        self.is_open = True
-        """Whether it takes requests."""
-        self.error: Exception | None = None
-        """Exception that ended it."""
-        self._thread = threading.Thread(target=self._run, name="dflash-trt decoder", daemon=True)
-        self._thread.start()
-
-    def submit(self, request: Request) -> None:
-        """Queues a request; EngineError when the thread has ended or failed."""
-        self._send(self._decoder.add, request)
-
-    def cancel(self, request: Request) -> None:
-        """Ends a request before the next step; one that has ended stays as it is."""
-        if request.finished is None:
-            with suppress(EngineError):  # an ending thread ends all its requests
-                self._send(self._decoder.cancel, request)
-
-    def close(self) -> None:
-        """Cancels all requests and ends the thread."""
-        with self._changed:
-            self.is_open = False
-            self._changed.notify()
-        if threading.current_thread() is not self._thread:  # which drops the last reference when a report does
-            self._thread.join()
-
-    def _send(self, command: Callable[[Request], None], request: Request) -> None:
-        with self._changed:
-            if not self.is_open:
-                raise EngineError("expected an open LLM, found a closed one") from self.error
-            self._commands.append((command, request))
-            self._changed.notify()
-
-    def _run(self) -> None:
-        try:
-            while self._execute():
-                self._decoder.step()
-        except Exception as error:  # any: waiting callers must get it
-            self.error = error
-        with self._changed:
-            self.is_open = False
-        self._end_all()
-        self._decoder.close()
-        self._on_end()
-
-    def _execute(self) -> bool:
-        """Executes queued commands, waiting for one if the decoder is idle; False when closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._commands or not self.is_open or not self._decoder.is_idle)
-            commands, is_open = list(self._commands), self.is_open
-        for command, request in commands:
-            command(request)
-            self._commands.popleft()  # afterwards, so that `_end_all` sees the commands behind one that fails
-        return is_open
-
-    def _end_all(self) -> None:
-        """Ends all remaining requests, so that no caller waits for ever."""
-        left = [*self._decoder.running.values(), *self._decoder.waiting, *(request for _, request in self._commands)]
-        for request in left:
-            if request.finished is None:
-                request.error = self.error
-                request.finish(FinishReason.CANCELLED)
-                request.report()

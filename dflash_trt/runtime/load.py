@@ -15,10 +15,10 @@ from dflash_trt.deploy.deployment_path import refuse_deployment
 from dflash_trt.errors import RequestError, first_line
 from dflash_trt.runtime import sampling
 from dflash_trt.runtime.checked_pair import CheckedPair, default_batch_size
-from dflash_trt.runtime.draft_length import parse_draft_length
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.embedded_backend import EmbeddedBackend
 from dflash_trt.runtime.open_target import prepare_target
+from dflash_trt.runtime.policy.parse_draft_length import parse_draft_length
 from dflash_trt.runtime.progress_display import progress_line
 from dflash_trt.runtime.ranks.roles import ALONE, Follower, Leader
 from dflash_trt.runtime.session import Session

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dflash_trt import _C
-from dflash_trt.engine.plans.launcher import uploaded
+from dflash_trt.device.upload import uploaded
 
 
 class Penalised(NamedTuple):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request on its way from the queue to its last token, and the Completion that it ends as."""
+"""One request on its way from the queue to its last token."""
 
 from __future__ import annotations
 
@@ -9,63 +9,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dflash_trt import _C
-from dflash_trt.api.acceptance import Acceptance, Step
-from dflash_trt.api.completion import Completion, FinishReason, PromptLogprobs
+from dflash_trt.api.acceptance import Step
+from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.errors import EngineError
-from dflash_trt.runtime.drafter.candidate_selector import Draw
+from dflash_trt.engine.proposals import Draw
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.logits_processors import LogitsProcessor
     from dflash_trt.runtime.text import TextStream
-
-
-def completion(request: Request) -> Completion:
-    """The answer of a request that has ended; raises its own error, EngineError where the decoder failed."""
-    assert request.finished is not None
-    if request.error is not None:
-        if request.finished is FinishReason.ERROR:
-            raise request.error
-        raise EngineError(f"the decoder has failed: {request.error}") from request.error
-    assert request.ended is not None
-    tokens = len(request.token_ids)
-    first, last = (request.emitted[0], request.emitted[-1]) if request.emitted else (None, None)
-    return Completion(
-        token_ids=list(request.token_ids),
-        prompt_token_ids=list(request.prompt_ids),
-        text="" if request.text is None else request.text.text,
-        finish_reason=request.finished,
-        stop_reason=_stop_reason(request),
-        logprobs=list(request.logprobs) if request.params.logprobs else None,
-        top_logprobs=list(request.top_logprobs) if request.params.top_logprobs else None,
-        prompt_logprobs=prompt_logprobs(request),
-        cumulative_logprob=sum(request.logprobs) if request.params.logprobs else None,
-        seed=request.sampler.seed,
-        acceptance=Acceptance.of(request.steps),
-        arrived=request.arrived,
-        queue_seconds=(request.admitted or request.ended) - request.arrived,
-        ttft_seconds=None if first is None else first - request.arrived,
-        itl_seconds=(last - first) / (tokens - 1) if first is not None and last is not None and tokens > 1 else None,
-        seconds=request.ended - request.arrived,
-        num_cached_tokens=request.num_cached_tokens,
-    )
-
-
-def prompt_logprobs(request: Request) -> PromptLogprobs | None:
-    """Log probabilities of a prompt that has been read; None unless requested."""
-    if not request.params.prompt_logprobs:
-        return None
-    top = list(request.prompt_top_logprobs) if request.params.top_logprobs else None
-    return PromptLogprobs(logprobs=list(request.prompt_logprobs), top_logprobs=top)
-
-
-def _stop_reason(request: Request) -> str | int | None:
-    if request.finished is not FinishReason.STOP:
-        return None
-    if request.text is not None and request.text.stopped_by is not None:
-        return request.text.stopped_by
-    last = request.token_ids[-1]
-    return last if last in request.params.stop_ids else None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -125,16 +76,6 @@ class Request:
         return self.num_prefilled == len(self.prompt_ids)
 
     @property
-    def num_computed(self) -> int:
-        """Tokens of prompt and answer that the target has seen: all but the last one."""
-        return self.num_prefilled + max(0, len(self.token_ids) - 1)
-
-    def tokens(self, positions: range) -> list[int]:
-        """Token ids of prompt and answer at `positions`, as far as they exist."""
-        begin, end = (max(0, position - len(self.prompt_ids)) for position in (positions.start, positions.stop))
-        return [*self.prompt_ids[positions.start : positions.stop], *self.token_ids[begin:end]]
-
-    @property
     def draw(self) -> Draw | None:
         """Temperature and seed to draw proposals with; None for greedy ones, as a given seed promises plain tokens."""
         is_free = self.params.temperature > 0 and self.params.seed is None
@@ -145,13 +86,8 @@ class Request:
         """Tokens until max_tokens."""
         return self.params.max_tokens - len(self.token_ids)
 
-    @property
-    def has_drafted(self) -> bool:
-        """Whether its last verify pass verified drafts."""
-        return bool(self.steps) and self.steps[-1].proposed > 0
-
     def emit(self, token_ids: Sequence[int], proposals: Sequence[int]) -> Step | None:
-        """Appends accepted proposals and the token behind them, up to the first that ends the answer.
+        """Appends accepted proposals and the token after them, up to the first that ends the answer.
 
         Returns the verify pass, or None for the prefill's token.
         """

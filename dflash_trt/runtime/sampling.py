@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dflash_trt import _C
-from dflash_trt.engine.fused import ROUNDS_EACH, Fused
-from dflash_trt.engine.plans.launcher import uploaded
-from dflash_trt.runtime.drafter.candidate_selector import Proposals
+from dflash_trt.device.fused import ROUNDS_EACH, Fused
+from dflash_trt.device.upload import uploaded
+from dflash_trt.engine.proposals import Proposals
 
 WEIGHT_BITS = 43
 MAX_VOCAB_SIZE = 2**19

@@ -18,14 +18,16 @@ from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.errors import RequestError
+from dflash_trt.runtime.answer import completion
 from dflash_trt.runtime.checked_pair import check_prompt, max_positions
-from dflash_trt.runtime.decoder import CacheOwner, Decoder
-from dflash_trt.runtime.draft_length import DraftLength, FixedLength
+from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.logits_processors import GrammarCompiler, LogitBias, LogitsProcessor, MinTokens
 from dflash_trt.runtime.model_runner import ModelRunner
-from dflash_trt.runtime.request import Request, completion
+from dflash_trt.runtime.policy.draft_length import DraftLength
+from dflash_trt.runtime.policy.fixed_length import FixedLength
+from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.text import TextStream
 
 if TYPE_CHECKING:
@@ -39,9 +41,10 @@ WARM_UP_TOKENS = 8
 
 @dataclass(eq=False)
 class Session:
-    """Target, drafter and tokenizer of one engine directory; one decoder at a time may use them.
+    """Target, drafter and tokenizer of one engine directory.
 
-    When a decoder admits a request, what runs on another decoder of the session is cancelled.
+    One decoder at a time may use them: a new one begins when all requests of the one before have ended, and shares
+    none of its pages. The same holds for sessions that share a target.
     """
 
     manifest: Manifest
@@ -52,8 +55,6 @@ class Session:
     """End-of-sequence tokens of the target."""
     max_batch_size: int = field(default=1, kw_only=True)
     cache_gib: float = field(default=DEFAULTS.cache_gib, kw_only=True)
-    cache_owner: CacheOwner = field(default_factory=CacheOwner, kw_only=True)
-    """Shared by sessions with the same target."""
 
     def allocate(self) -> None:
         """Takes a GPU's memory for all requests at their longest, or for `cache_gib`; torch.OutOfMemoryError."""
@@ -136,7 +137,7 @@ class Session:
             prefix_caching = False
         slots = SlotPool(max_batch_size or self.max_batch_size, self._num_tokens, prefix_caching=prefix_caching)
         runner = ModelRunner(self.target, None if is_plain else self.drafter)
-        return Decoder(runner, slots, policy, prefill_chunk=prefill_chunk, cache_owner=self.cache_owner)
+        return Decoder(runner, slots, policy, prefill_chunk=prefill_chunk)
 
     def plain_decoder(self) -> Decoder:
         """Decoder without the drafter, one token a pass."""

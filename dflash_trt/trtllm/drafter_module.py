@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.engine.candidate_selector import CandidateSelector
 from dflash_trt.engine.executor import DraftInputs, Executor
 from dflash_trt.engine.signatures import PAGE_SIZES
 from dflash_trt.errors import EngineError
-from dflash_trt.runtime.drafter.candidate_selector import CandidateSelector
 
 LOG = logging.getLogger(__name__)
 POOL_BACKEND = "TRTLLM"  # of attention_backend: with it the worker binds the pool

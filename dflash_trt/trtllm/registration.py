@@ -236,7 +236,7 @@ def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model:
     plans of another GPU or TensorRT; for an attention backend whose cache our plans do not read; and for an FP8
     context cache, because the worker casts taps to the cache's dtype.
     """
-    from dflash_trt.engine.plans.launcher import CurrentStreamLauncher
+    from dflash_trt.device.launcher import CurrentStreamLauncher
     from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
     from dflash_trt.trtllm.drafter_module import BACKENDS, DFlash2EngineDrafter, EngineDrafter, declare_pool
     from dflash_trt.trtllm.registration import all_reduce, rank_engine

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Functions that TensorRT calls are noexcept: exceptions end here, with a line on stderr.
+// Functions that TensorRT calls are noexcept: exceptions are caught here and reported as a line on stderr.
 //
 // TensorRT offers a logger, but its virtual function table differs between 10 and 11.
 #pragma once
@@ -11,7 +11,7 @@ namespace dflash {
 // "[dflash_trt] <where>: <what>" on stderr.
 void report(const char* where, const char* what) noexcept;
 
-// body(), or `failure` after a report if it throws.
+// Returns body(); if it throws, reports the exception and returns `failure`.
 template <typename Result, typename Body>
 Result guard(const char* where, Result failure, const Body& body) noexcept {
   try {

@@ -11,7 +11,7 @@
 namespace dflash::kv_injection {
 namespace {
 
-constexpr int64_t kVectorBytes = 16;  // that the kernel moves at a time
+constexpr int64_t kVectorBytes = 16;  // size of one copy of the kernel
 
 Problem check_address(const char* name, const void* pointer, uintptr_t alignment) {
   if (pointer == nullptr) return text(name, ": expected a tensor, found a null pointer");
@@ -32,7 +32,7 @@ Problem check_append(const AppendParams& p) {
   const int64_t most =
       std::numeric_limits<int32_t>::max() / (p.row_bytes / kVectorBytes) / (p.layers > 0 ? 2 * p.layers : 1);
   if (p.rows > most) return text("rows: expected at most ", most, " of this size, found ", p.rows);
-  if (p.rows == 0) return std::nullopt;  // tensors of no element may have no address
+  if (p.rows == 0) return std::nullopt;  // empty tensors may be null
   for (const auto& [name, pointer] : {std::pair{"kv", p.kv},
                                       {"k_cache", static_cast<const void*>(p.k_cache)},
                                       {"v_cache", static_cast<const void*>(p.v_cache)}}) {

@@ -12,13 +12,13 @@
 namespace dflash::kv_injection {
 namespace {
 
-// The kernel moves 16 bytes at a time.
+// The kernel copies 16 bytes at a time.
 constexpr int32_t kAlignment = 16;
-// Queries carry softmax_scale * k_scale, in FP16 beside an FP8 cache and in an FP16 block: elements of size 1 are then
-// at least FP16's smallest normal number.
+// Queries are premultiplied by softmax_scale * k_scale and stored in FP16 with an FP8 cache or an FP16 block. At this
+// bound a query element of 1 is still a normal FP16 number.
 constexpr float kMaxScale = 64, kMinScale = 0x1p-14f;
 
-// Keeps the first problem. It runs before every launch, so text is made only for a problem.
+// Keeps the first problem. The checks run before every launch, so a message is built only if one fails.
 class Checks {
  public:
   template <typename Found, typename... Expected>
@@ -107,9 +107,9 @@ Problem check_sizes(const Params& p) {
 
 Problem check_params(const Params& p) {
   Problem problem = check_sizes(p);
-  if (problem || p.batch == 0) return problem;  // tensors of no element may have no address
+  if (problem || p.batch == 0) return problem;  // empty tensors may be null
   Checks checks;
-  checks.tensor("qkv", p.qkv, kAlignment);  // and so is each head's row in it: head_dim is a multiple of 16 bytes
+  checks.tensor("qkv", p.qkv, kAlignment);  // head_dim is a multiple of 16 bytes, so every head's row is aligned, too
   if (p.qkv_bias != nullptr) checks.tensor("qkv_bias", p.qkv_bias, kAlignment);
   checks.tensor("q_norm", p.q_norm, kAlignment);
   checks.tensor("k_norm", p.k_norm, kAlignment);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The checks of a call, shared by reference, kernel, binding and plugin.
+// Checks of a call's arguments, shared by reference, kernel, binding and plugin.
 #pragma once
 
 #include <cstdint>
@@ -10,28 +10,29 @@
 
 namespace dflash::kv_injection {
 
-// An error as "name: expected ..., found ..."; empty if there is none.
+// Error message "name: expected ..., found ..."; empty if the call is valid.
 using Problem = std::optional<std::string>;
 
 const char* dtype_name(DType dtype);
 
-// Sizes, attributes and dtypes, which TensorRT's build phase knows; no pointers.
+// Checks sizes, attributes and dtypes, which are known in TensorRT's build phase; no pointers.
 Problem check_sizes(const Params& params);
 
-// check_sizes, and that every tensor is there and aligned. Reads no pointer: they may be the device's.
+// Runs check_sizes and checks that every tensor is present and aligned. Dereferences nothing: pointers may be device
+// pointers.
 Problem check_params(const Params& params);
 
-// What a cache needs of the GPU; `compute_capability` is 10 * major + minor, 0 if it is not known.
+// Checks that the GPU supports the cache's format; `compute_capability` is 10 * major + minor, or 0 if unknown.
 Problem check_gpu(bool fp8_cache, int32_t compute_capability);
 
-// The values of context_layout, where the host has them.
+// Checks the values of context_layout, if they are in host memory.
 Problem check_layout(const Params& params, const int64_t* layout);
 
-// The values of slot_ids [B] and context_lengths [B], where the host has them; `page_size` is the layout's.
+// Checks the values of slot_ids [B] and context_lengths [B], if they are in host memory; `page_size` is the layout's.
 Problem check_requests(const Params& params, int64_t page_size, const int32_t* slot_ids,
                        const int32_t* context_lengths);
 
-// Checks that `workspace` holds the workspace_size(params) bytes that the kernel needs.
+// Checks that `workspace` holds at least workspace_size(params) bytes.
 Problem check_workspace(const Params& params);
 
 }  // namespace dflash::kv_injection

@@ -5,7 +5,7 @@
 
 namespace dflash::kv_injection {
 
-// Makes plugins from the attributes of a node or from an engine.
+// Creates plugins from a node's attributes or from a serialised engine.
 class AttentionCreator final : public nvinfer1::IPluginCreatorV3One {
  public:
   nvinfer1::IPluginV3* createPlugin(const char* name, const nvinfer1::PluginFieldCollection* fields,

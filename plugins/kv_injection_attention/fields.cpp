@@ -44,7 +44,7 @@ constexpr std::array<Attribute, kNumAttributes> kAttributes{{
     {"output_scale", kFloat, offsetof(Attributes, output_scale)},
 }};
 
-constexpr size_t kValueBytes = 4;  // of every attribute
+constexpr size_t kValueBytes = 4;  // format_version and all attributes
 static_assert(sizeof(Attributes) == kNumAttributes * kValueBytes);
 
 const char* type_name(PluginFieldType type) {

@@ -11,18 +11,18 @@ namespace dflash::kv_injection {
 
 inline constexpr int32_t kNumAttributes = 14;
 
-// Version of the serialised attributes; raised with any change of their names, types or meaning.
-inline constexpr int32_t kFormatVersion = 3;  // 1: dense caches were inputs; 2: neither a bias nor an FP8 output
+// Version of the serialised attributes; incremented when their names, types or meaning change. 1 had dense
+// caches as inputs; 2 had neither a bias nor an FP8 output.
+inline constexpr int32_t kFormatVersion = 3;
 
-// The attributes' names and types, without values: what the ONNX parser asks the creator for.
+// Names and types of the attributes, without values, which the ONNX parser queries from the creator.
 const nvinfer1::PluginFieldCollection& attribute_names();
 
-// Reads the attributes: of a node in the build phase; at run time of an engine, which also holds a
-// format_version. Throws std::invalid_argument if one is missing, unknown, given twice, of another
-// type or out of range.
+// Reads the attributes of a node (build phase) or of an engine (run time), which also holds a format_version. Throws
+// std::invalid_argument if an attribute is missing, unknown, duplicated, of the wrong type or out of range.
 Attributes parse_fields(const nvinfer1::PluginFieldCollection* fields, nvinfer1::TensorRTPhase phase);
 
-// The fields of an engine. They point into this object, which therefore stays where it is.
+// The fields serialised into an engine. They point into this object, so it cannot be moved or copied.
 class SerializedFields {
  public:
   explicit SerializedFields(const Attributes& attributes);

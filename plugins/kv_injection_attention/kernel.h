@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA kernel, as its callers see it.
+// Host interface of the CUDA kernel.
 #pragma once
 
 #include <cstddef>
@@ -8,23 +8,23 @@
 
 namespace dflash::kv_injection {
 
-// Bytes of scratch that launch() needs on any GPU. Plain arithmetic: needs no CUDA.
+// Scratch bytes that launch() needs on any GPU. Plain arithmetic without CUDA calls.
 size_t workspace_size(const Params& params);
 
 enum class Kernel {
-  kBest,   // of those that the GPU, the build and the call allow
-  kMma,    // attention.cuh: mma.sync, everywhere
-  kShort,  // short_attention() of attention.cuh: calls that short_fits(), best with short contexts
-  kWgmma,  // wgmma_attention.cuh: GPUs of compute capability 9.0, calls that wgmma_fits()
-  kAhead,  // the same with products ahead: calls that wgmma_ahead_fits()
+  kBest,   // the best one that the GPU, the build and the call allow
+  kMma,    // attention.cuh: mma.sync, on every supported GPU
+  kShort,  // short_attention() in attention.cuh: for calls that pass short_fits(), intended for short contexts
+  kWgmma,  // wgmma_attention.cuh: compute capability 9.0, for calls that pass wgmma_fits()
+  kAhead,  // kWgmma with the next step's products computed ahead: for calls that pass wgmma_ahead_fits()
 };
 
-// The current GPU's compute capability, as architecture.h counts it; 0 without a GPU, its driver or kernels.
+// Compute capability of the current GPU as 10 * major + minor; 0 without a GPU, a driver or compiled kernels.
 int32_t compute_capability();
 
 // Starts the attention on params.stream and returns at once: no allocation, no synchronisation, capturable.
-// `params` has passed check_params and check_workspace. Gives nullptr, or what the GPU lacks, or CUDA's text of what
-// went wrong.
+// `params` must have passed check_params and check_workspace. Returns nullptr, a message about what the GPU lacks, or
+// CUDA's error string.
 const char* launch(const Params& params, Kernel kernel = Kernel::kBest);
 
 }  // namespace dflash::kv_injection

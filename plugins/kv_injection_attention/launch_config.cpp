@@ -8,19 +8,19 @@
 namespace dflash::kv_injection {
 namespace {
 
-constexpr int32_t kReservedBytes = 1024;  // of shared memory, by the driver for each CTA
+constexpr int32_t kReservedBytes = 1024;  // shared memory that the driver reserves per CTA
 
 int32_t ceil_div(int32_t a, int32_t b) { return (a + b - 1) / b; }
 int32_t round_up(int32_t a, int32_t b) { return ceil_div(a, b) * b; }
 
 int32_t element_bytes(const Params& p) { return p.cache_dtype == DType::kF8E4M3 ? 1 : 2; }
 
-// Tiles of 16 rows of a warp, and at most so many warps of a CTA, and of them beside each other.
+// Tiles of 16 rows per warp, maximum warps per CTA, and how many of them may cover different rows.
 struct Shape {
   int32_t tiles, warps, row_groups;
 };
 
-// At most `row_groups` warps beside each other, each with its own rows.
+// At most `row_groups` warps cover different rows.
 void set_rows(const Params& p, int32_t tiles, int32_t row_groups, LaunchConfig& config) {
   const int32_t D = p.head_dim, warp_rows = 16 * tiles;
   config.group = p.num_heads / p.num_kv_heads;
@@ -33,8 +33,8 @@ void set_rows(const Params& p, int32_t tiles, int32_t row_groups, LaunchConfig& 
   config.stages_at = round_up(config.block_at + 2 * config.block_rows * row_bytes(D, 2), kRowsAlignment);
 }
 
-// Teams of warps that find room for their stages, in a CTA of those that lie in `parts` beside each other on an SM.
-// Rows are laid out alike for every GPU, and so is the workspace.
+// Teams of warps whose stages fit into a CTA if `parts` CTAs share an SM. The layout of rows, and thus the workspace,
+// does not depend on the GPU.
 template <class Parts>
 void set_teams(const Params& p, const Shape& shape, Parts parts, LaunchConfig& config) {
   const int32_t D = p.head_dim;
@@ -50,16 +50,17 @@ void set_teams(const Params& p, const Shape& shape, Parts parts, LaunchConfig& c
   const int32_t ctas = parts();
   const int32_t shared = (config.shared_limit + kReservedBytes) / ctas - kReservedBytes;
   config.teams = std::max(1, teams_in(shared, shape.warps / ctas));
-  // At the end the teams' results reuse this memory (see merge.cuh).
+  // The teams' results reuse this memory at the end (see merge.cuh).
   const int32_t values = shape.tiles * (D / 2 + 4);
   const int32_t results =
       results_at(D) + config.teams * results_bytes(32 * config.row_groups, values) + config.tile_rows * kRowOutputBytes;
   config.shared_bytes = std::max(config.stages_at + config.teams * team_bytes, results);
 }
 
-// Of the context rows that a request's block may see, and up to 15 before them.
+// Units of the context rows that a request's block may see, including up to 15 rows before them.
 int32_t longest_context(const Params& p) {
-  // The size of pages is an input, too; rows before the window are read where its first row shares 16 with them.
+  // The page size is known only on the device. Reading starts at a multiple of 16 rows, up to 15 rows before the
+  // window.
   const int64_t room = p.max_pages == 1 ? kMaxContext : int64_t{p.max_pages} * kMaxPageSize;
   return static_cast<int32_t>(std::min<int64_t>({room, kMaxContext, window_of(p.sliding_window) + kChunkRows - 2}));
 }
@@ -69,7 +70,7 @@ int32_t longest_context(const Params& p) {
 void set_ranges(const Params& p, int32_t ctas, LaunchConfig& config) {
   const int32_t units = p.batch * std::max(1, ceil_div(longest_context(p), kUnitKeys));
   config.ranges = std::clamp(std::min(ctas, kMaxCtas) / columns(p, config), 1, units);
-  // While a CTA reads a unit, the others read theirs; partial results are combined by the whole GPU.
+  // Costs are per CTA: while one reads a unit, the others read theirs, but the whole GPU combines partial results.
   const int32_t unit_bytes = 2 * kUnitKeys * p.head_dim * element_bytes(p);
   config.start_cost = kStartBytes / unit_bytes;
   const float partial_bytes = 4.0f * config.tile_rows * (p.head_dim + 2);
@@ -108,14 +109,14 @@ Grid attention_grid(const Params& p, const LaunchConfig& config) {
 
 Grid combine_grid(const Params& p, const LaunchConfig& config) {
   const int32_t rows_a_cta = kCombineWarps / config.combine_warps;
-  const int32_t values = p.head_dim / 32 + 1;  // that a thread passes on: outputs and the sum
+  const int32_t values = p.head_dim / 32 + 1;  // values that a thread passes on: outputs and the sum
   return {ceil_div(p.block * p.num_heads, rows_a_cta), std::min(p.batch, config.ranges - 1), 32 * kCombineWarps,
           32 * kCombineWarps * values * static_cast<int32_t>(sizeof(float))};
 }
 
 size_t workspace_size(const Params& p) {
   if (p.batch == 0) return 0;
-  // For each row the output, its maximum and its sum.
+  // Per row: the output, its maximum and its sum.
   const auto needed = [&](const LaunchConfig& config) {
     return config.ranges == 1 ? 0 : static_cast<size_t>(partial_rows(p, config)) * (p.head_dim + 2) * sizeof(float);
   };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands in for the kernel in a build without nvcc.
+// Replaces the kernel in a build without nvcc.
 #include "kv_injection_attention/append.h"
 #include "kv_injection_attention/kernel.h"
 

@@ -14,7 +14,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 float from_bf16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 
-// Sign 1, exponent 5 (bias 15), mantissa 10.
+// 1 sign bit, 5 exponent bits (bias 15), 10 mantissa bits.
 float from_f16(uint16_t bits) {
   const int exponent = bits >> 10 & 0x1f;
   const int mantissa = bits & 0x3ff;
@@ -23,7 +23,7 @@ float from_f16(uint16_t bits) {
   return bits & 0x8000 ? -size : size;
 }
 
-// Sign 1, exponent 4 (bias 7), mantissa 3; no infinity, NaN is all ones.
+// 1 sign bit, 4 exponent bits (bias 7), 3 mantissa bits; no infinity, NaN is all ones.
 float from_e4m3(uint8_t bits) {
   const int exponent = bits >> 3 & 0xf;
   const int mantissa = bits & 0x7;
@@ -32,14 +32,14 @@ float from_e4m3(uint8_t bits) {
   return bits & 0x80 ? -size : size;
 }
 
-// The bits of a float of `fraction` bits whose normal numbers begin at 2^least, without its sign. `most` are those of
-// infinity, or of the largest number where there is none.
+// Bits, without the sign, of a number in a format with `fraction` mantissa bits and normal numbers from 2^least on.
+// `most` is the bit pattern of infinity, or of the largest number if the format has no infinity.
 int64_t encode(double value, int fraction, int least, int64_t most) {
   if (std::isinf(value)) return most;
-  // The numbers near value are the multiples of 2^unit.
+  // Numbers near `value` are multiples of 2^unit.
   const int unit = std::max(std::ilogb(value), least) - fraction;  // ilogb(0) is INT_MIN
   const auto multiple = static_cast<int64_t>(std::nearbyint(std::ldexp(std::fabs(value), -unit)));
-  // The leading bit of a normal number, and a carry, both add one to the exponent's field.
+  // The leading bit of a normal number and a carry each add one to the exponent field.
   return std::min((int64_t{unit + fraction - least} << fraction) + multiple, most);
 }
 

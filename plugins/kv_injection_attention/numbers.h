@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The storage formats as numbers. Written for reading; the kernel has the hardware's conversions.
+// Conversions of the storage formats, written for clarity; the kernel uses the hardware's.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,10 @@
 
 namespace dflash::kv_injection {
 
-// Element `index` of a tensor. Exact: every value of these formats is an FP32 number.
+// Reads element `index` of a tensor. Exact: every value of these formats is an FP32 number.
 float load(const void* tensor, int64_t index, DType dtype);
 
-// Writes element `index`, rounded to nearest even; what is beyond E4M3's largest number becomes that.
+// Writes element `index`, rounded to nearest even; E4M3 saturates.
 void store(void* tensor, int64_t index, double value, DType dtype);
 
 }  // namespace dflash::kv_injection

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole contract between host and device: sizes, pointers and attributes of one attention call.
+// The complete contract between host and device: sizes, pointers and attributes of one attention call.
 //
 // B requests, S block, N query heads, G key/value heads, D head_dim, L draft layers, M pages of a row of the page
-// table. Tensors are dense and row-major, but for the context, whose strides are inputs. Pointers are the device's for
-// the kernel, the host's for the reference.
+// table. Tensors are dense and row-major, except the context, whose strides are inputs. The kernel takes device
+// pointers, the reference host pointers.
 #pragma once
 
 #include <cstddef>
@@ -16,68 +16,68 @@ enum class DType : int32_t { kF16 = 0, kBF16 = 1, kF8E4M3 = 2 };
 inline constexpr int32_t kMaxBlock = 32;
 inline constexpr int32_t kMaxContext = 131072;
 inline constexpr int32_t kMaxBatch = 256;
-inline constexpr int32_t kMaxHeads = 1024;   // so that N * D fits anywhere
-inline constexpr int32_t kMaxPageSize = 64;  // of a row of several pages
+inline constexpr int32_t kMaxHeads = 1024;   // so that N * D always fits
+inline constexpr int32_t kMaxPageSize = 64;  // if a row has several pages
 
-// The fields of context_layout: a page's size in context rows, and strides in bytes, each a multiple of 16.
+// Fields of context_layout: the page size in context rows, then strides in bytes, each a multiple of 16.
 enum Layout : int32_t {
-  kPageSize,    // 16, 32 or 64; where M is 1, any size
-  kPageStride,  // from a page to the next, of one layer
-  kKVStride,    // from K to V of the same page
-  kRowStride,   // from a context row to the next in its page
-  kHeadStride,  // from a head to the next
+  kPageSize,    // 16, 32 or 64; any size if M is 1
+  kPageStride,  // between pages of a layer
+  kKVStride,    // from K to V of a page
+  kRowStride,   // between context rows of a page
+  kHeadStride,  // between heads
   kLayoutSize,
 };
 
 struct Params {
   // Sizes.
-  int32_t batch;         // B, 0 is an empty call
+  int32_t batch;         // B; 0 makes the call a no-op
   int32_t block;         // S
   int32_t num_heads;     // N
   int32_t num_kv_heads;  // G, divides N
   int32_t head_dim;      // D: 64, 96, 128 or 256
-  int32_t slots;         // rows of the page table; a request's slot id is below it
+  int32_t slots;         // rows of the page table; slot ids are below it
   int32_t layers;        // L
   int32_t max_pages;     // M
 
   // Attributes.
-  int32_t layer;           // which of the L layers of the cache this call reads
-  int32_t sliding_window;  // 0: none; else a key is visible if |q - k| < sliding_window (positions)
-  int32_t causal;          // 1: a block slot does not see later block slots
+  int32_t layer;           // the cache layer that this call reads, below L
+  int32_t sliding_window;  // 0: off; else a key is visible if |q - k| < sliding_window (positions)
+  int32_t causal;          // 1: block slots do not see later block slots
   float rms_norm_eps;
   float softmax_scale;
-  float k_scale;  // an FP8 cache holds K / k_scale; 1 for other caches
+  float k_scale;  // an FP8 cache stores K / k_scale; 1 for other caches
   float v_scale;
-  float out_scale;    // an FP8 out holds the output / out_scale, at most 448; 1 for other outputs
-  DType block_dtype;  // of qkv, its bias, q_norm and k_norm: kF16 or kBF16
+  float out_scale;    // an FP8 output stores output / out_scale, at most 448; 1 for other outputs
+  DType block_dtype;  // dtype of qkv, its bias, q_norm and k_norm: kF16 or kBF16
   DType cache_dtype;  // block_dtype or kF8E4M3
   DType out_dtype;    // block_dtype or kF8E4M3
 
-  // The block, before norm and rotation: of each slot the query heads, then the key heads, then the value heads. The
-  // bias is added to them first, and values are rounded to block_dtype again.
+  // The block, before norm and rotation: for each slot the query heads, then the key heads, then the value heads. The
+  // bias is added first; values are then rounded to block_dtype.
   const void* qkv;       // [B*S, (N + 2G)*D] block_dtype
   const void* qkv_bias;  // [(N + 2G)*D] block_dtype; may be null
   const void* q_norm;    // [D] block_dtype
   const void* k_norm;    // [D] block_dtype
-  const float* rope;     // [B, S, D]: cos, then sin, of each slot's position, YaRN's factor included
+  const float* rope;     // [B, S, D]: cos, then sin, of each slot's position, including YaRN's factor
 
-  // The context, read only: row j of a slot stands at position j, block slot s at context_length + s. Row j of head g
-  // lies at context_pointers[layer] + page_table[slot][j / page size] * page stride + j % page size * row stride
-  // + g * head stride, D elements of cache_dtype: K, normed and rotated, and kKVStride behind it V. Of a row of the
-  // page table only the entries of pages that hold visible rows are read.
+  // The context, read only. Row j of a slot is at position j, block slot s at position context_length + s. Row j of
+  // head g lies at context_pointers[layer] + page_table[slot][j / page size] * page stride + j % page size * row stride
+  // + g * head stride, D elements of cache_dtype: K, normalised and rotated; V lies kKVStride bytes further. Only page
+  // table entries of pages with visible rows are read.
   const int64_t* context_pointers;  // [L] addresses, multiples of 16
   const int64_t* context_layout;    // [kLayoutSize]
   const int32_t* page_table;        // [slots, M]
   const int32_t* slot_ids;          // [B], rows of the page table, each in [0, slots)
   const int32_t* context_lengths;   // [B], each in [0, M * page size]
-  const float* sinks;               // [N] logits of the softmax without a value; may be null
+  const float* sinks;               // [N] extra logits of the softmax that have no value; may be null
 
   void* out;  // [B*S, N*D] out_dtype
 
-  // Scratch of the kernel; the reference leaves it alone.
+  // Scratch memory of the kernel; not used by the reference.
   void* workspace;         // 16-byte aligned; may be null if workspace_bytes is 0
   size_t workspace_bytes;  // at least workspace_size(params)
-  void* stream;            // cudaStream_t; the reference leaves it alone
+  void* stream;            // cudaStream_t; not used by the reference
 };
 
 }  // namespace dflash::kv_injection

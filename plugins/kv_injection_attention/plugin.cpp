@@ -18,7 +18,7 @@ using nvinfer1::DynamicPluginTensorDesc;
 using nvinfer1::PluginTensorDesc;
 
 constexpr int32_t kSuccess = 0, kFailure = -1;
-// More than any GPU has: a size that could not be computed ends the build, where 0 would let it go on.
+// More than any GPU has: if the size cannot be computed, the build must fail, whereas 0 would let it continue.
 constexpr size_t kImpossibleSize = size_t{1} << 60;
 
 void expect_counts(const Attributes& attributes, int32_t num_inputs, int32_t num_outputs) {
@@ -129,7 +129,7 @@ int32_t AttentionPlugin::enqueue(const PluginTensorDesc* input_descs, const Plug
     Params p = call_params(attributes_, input_descs, num_inputs_, output_descs[0], at);
     refuse(check_params(p));
     p.workspace = workspace;
-    p.workspace_bytes = workspace_size(p);  // TensorRT gives what getWorkspaceSize asked for
+    p.workspace_bytes = workspace_size(p);  // TensorRT passes as many bytes as getWorkspaceSize returned
     refuse(check_workspace(p));
     p.stream = stream;
     if (const char* error = launch(p)) throw std::runtime_error(error);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// DFlashKVInjectionAttention as TensorRT sees it: inputs and output as in tensors.h.
+// The DFlashKVInjectionAttention plugin for TensorRT; tensors.h defines its inputs and output.
 #pragma once
 
 #include "kv_injection_attention/fields.h"
@@ -9,7 +9,7 @@
 namespace dflash::kv_injection {
 
 inline constexpr char kPluginName[] = "DFlashKVInjectionAttention";
-inline constexpr char kPluginVersion[] = "4";  // 1: q, k and v were three inputs; 2: dense caches; 3: no bias
+inline constexpr char kPluginVersion[] = "4";  // 1 had q, k and v as three inputs; 2 had dense caches; 3 had no bias
 inline constexpr char kPluginNamespace[] = "dflash_trt";
 
 class AttentionPlugin final : public nvinfer1::IPluginV3,
@@ -41,7 +41,7 @@ class AttentionPlugin final : public nvinfer1::IPluginV3,
                                  int32_t num_outputs) noexcept override;
   int32_t configurePlugin(const nvinfer1::DynamicPluginTensorDesc* inputs, int32_t num_inputs,
                           const nvinfer1::DynamicPluginTensorDesc* outputs, int32_t num_outputs) noexcept override;
-  // Enough for every B and S of the profile: a small batch may need more than a large one.
+  // Large enough for every B and S of the profile, because a small batch may need more than a large one.
   size_t getWorkspaceSize(const nvinfer1::DynamicPluginTensorDesc* inputs, int32_t num_inputs,
                           const nvinfer1::DynamicPluginTensorDesc* outputs,
                           int32_t num_outputs) const noexcept override;
@@ -58,7 +58,7 @@ class AttentionPlugin final : public nvinfer1::IPluginV3,
  private:
   Attributes attributes_;
   SerializedFields serialized_;
-  int32_t num_inputs_ = 0;  // as onShapeChange said; enqueue is not told
+  int32_t num_inputs_ = 0;  // set by onShapeChange; enqueue does not get it
 };
 
 }  // namespace dflash::kv_injection

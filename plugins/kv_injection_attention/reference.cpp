@@ -12,11 +12,11 @@
 namespace dflash::kv_injection {
 namespace {
 
-using Row = std::vector<double>;  // [D], of one head
+using Row = std::vector<double>;  // [D], the values of one head
 
-// One key and value head of one request: what stands at positions 0 to context_length + S - 1.
+// One key/value head of one request: keys and values at positions 0 to context_length + S - 1.
 struct Keys {
-  std::vector<Row> k;  // normed and rotated; empty where no block slot sees it
+  std::vector<Row> k;  // normalised and rotated; empty if no block slot sees it
   std::vector<Row> v;
 };
 
@@ -35,7 +35,7 @@ Row rms_norm(Row x, const void* gamma, const Params& p) {
   return x;
 }
 
-// The two halves of a head are the coordinates that turn: (a, b) -> (a cos - b sin, b cos + a sin).
+// Rotates the two halves of a head: (a, b) -> (a cos - b sin, b cos + a sin).
 Row rotate(const Row& x, const float* rope) {
   const size_t half = x.size() / 2;
   const float *cos = rope, *sin = rope + half;
@@ -47,7 +47,7 @@ Row rotate(const Row& x, const float* rope) {
   return out;
 }
 
-// Head `head` of block slot s of request b, of the query, key and value heads one behind the other, with its bias.
+// Head `head` of block slot s of request b, with its bias; query heads come first, then key heads, then value heads.
 Row qkv_row(const Params& p, int32_t b, int32_t s, int32_t head) {
   const int64_t slot = int64_t{b} * p.block + s;
   const int32_t heads = p.num_heads + 2 * p.num_kv_heads;
@@ -58,7 +58,7 @@ Row qkv_row(const Params& p, int32_t b, int32_t s, int32_t head) {
   return row;
 }
 
-// qkv_row, normed and rotated.
+// qkv_row, normalised and rotated.
 Row rotated_row(const Params& p, const void* gamma, int32_t b, int32_t s, int32_t head) {
   const float* rope = p.rope + (int64_t{b} * p.block + s) * p.head_dim;
   return rotate(rms_norm(qkv_row(p, b, s, head), gamma, p), rope);
@@ -82,7 +82,7 @@ Keys keys_of(const Params& p, int32_t b, int32_t g) {
   const int32_t G = p.num_kv_heads, D = p.head_dim, length = p.context_lengths[b];
   Keys keys;
   for (int32_t j = 0; j < length; ++j) {
-    const bool visible = sees(p, length, j);  // the first block slot sees most of the context
+    const bool visible = sees(p, length, j);  // the first block slot sees the most context
     const unsigned char* k = visible ? context_row(p, b, g, j) : nullptr;
     keys.k.push_back(visible ? load_row(k, 0, D, p.cache_dtype, p.k_scale) : Row());
     keys.v.push_back(visible ? load_row(k + p.context_layout[kKVStride], 0, D, p.cache_dtype, p.v_scale) : Row());
@@ -100,8 +100,7 @@ double dot(const Row& a, const Row& b) {
   return sum;
 }
 
-// softmax(scores) v over what stands in sight of `position`; a sink takes its share and gives
-// nothing.
+// softmax(scores) v over the positions visible from `position`. A sink adds to the denominator but has no value.
 Row attend(const Params& p, const Row& q, int32_t position, const Keys& keys, const float* sink) {
   std::vector<double> scores(keys.k.size(), -INFINITY);
   double maximum = sink ? *sink : -INFINITY;

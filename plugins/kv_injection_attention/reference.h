@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attention of params.h on a CPU, to read and to test the kernel against.
+// Reference implementation on a CPU of the attention in params.h, against which the kernel is tested.
 #pragma once
 
 #include "kv_injection_attention/params.h"
 
 namespace dflash::kv_injection {
 
-// Fills params.out. All is float64 but for one rounding at the output, so the result is the exact
-// one to within half a unit of block_dtype. Of the caches only what is visible is read.
-// Throws std::invalid_argument with the text of check_params or check_requests.
+// Fills params.out. Computes in float64 and rounds once at the output, so the result is within half a unit in the last
+// place of the exact one. Only visible cache rows are read. Throws std::invalid_argument with the message of
+// check_params or check_requests.
 void reference(const Params& params);
 
 }  // namespace dflash::kv_injection

@@ -92,7 +92,7 @@ int32_t size(const char* name, const TensorView& tensor, int32_t axis) {
   throw std::invalid_argument(text(name, ": expected 0 to 2147483647 along axis ", axis, ", found ", value));
 }
 
-// The inputs that are there, by what they are.
+// The inputs that are present, by role.
 using Given = std::array<const TensorView*, kMaxInputs>;
 
 Given by_name(const Attributes& attributes, std::span<const TensorView> inputs) {
@@ -102,8 +102,8 @@ Given by_name(const Attributes& attributes, std::span<const TensorView> inputs) 
   return given;
 }
 
-// qkv and the output have a row for each slot of the block, with the axes of requests and slots apart, or joined and
-// then perhaps more rows, of padding.
+// qkv and the output have a row for each slot of the block. Requests and slots are two axes, or one axis that may end
+// with rows of padding.
 void expect_rows(const Params& p, const TensorView& qkv, const TensorView& out) {
   const int64_t B = p.batch, S = p.block, D = p.head_dim;
   const int64_t in = (int64_t{p.num_heads} + 2 * p.num_kv_heads) * D, mixed = p.num_heads * D;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the node's attributes and tensors to Params, for TensorRT and Python alike.
+// Converts a node's attributes and tensors to Params, for both TensorRT and Python.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace dflash::kv_injection {
 
-// The node's attributes, under their names.
+// The node's attributes by name.
 struct Attributes {
   int32_t layer;
   int32_t num_heads;
@@ -24,14 +24,14 @@ struct Attributes {
   int32_t causal;
   float k_scale;
   float v_scale;
-  int32_t fp8_cache;     // 1: the context is F8E4M3, else as qkv
-  int32_t has_qkv_bias;  // 1: the input qkv_bias is there
-  int32_t fp8_output;    // 1: the output is F8E4M3, else as qkv
+  int32_t fp8_cache;     // 1: the context is F8E4M3; 0: as qkv
+  int32_t has_qkv_bias;  // 1: the input qkv_bias is present
+  int32_t fp8_output;    // 1: the output is F8E4M3; 0: as qkv
   float output_scale;
 };
 
-// The node's inputs, in order. Its one output has qkv's axes, the last of N*D. qkv may as well be [B, S, ...], or have
-// rows of padding behind those of the block, which are neither read nor, in the output, written.
+// The node's inputs, in order. Its only output has qkv's axes, the last of size N*D. qkv may also be [B, S, ...], or
+// have rows of padding after those of the block; these are neither read nor written in the output.
 enum Input : int32_t {
   kQkv,              // [B*S, (N + 2G)*D]        F16 or BF16: query heads, key heads, value heads
   kQNorm,            // [D]                      as qkv
@@ -42,16 +42,16 @@ enum Input : int32_t {
   kPageTable,        // [slots, M]               I32
   kSlotIds,          // [B]                      I32
   kContextLengths,   // [B]                      I32
-  kQkvBias,          // [(N + 2G)*D]             as qkv; there if has_qkv_bias says so
+  kQkvBias,          // [(N + 2G)*D]             as qkv; present if has_qkv_bias
   kSinks,            // [N]                      F32; may be absent
   kMaxInputs,
 };
 
-// What stands at a place among the inputs of a node with these attributes.
+// The input at an index of a node with these attributes.
 Input input_at(const Attributes& attributes, int32_t place);
 const char* input_name(Input input);
 
-// Throws std::invalid_argument unless a node with these attributes may have so many inputs.
+// Throws std::invalid_argument unless a node with these attributes may have this number of inputs.
 void expect_inputs(const Attributes& attributes, int32_t count);
 
 // Width of qkv, (N + 2G)*D, and of the output, N*D.
@@ -69,17 +69,17 @@ struct TensorView {
   ElementType type;
   int32_t rank;
   std::array<int64_t, kMaxRank> shape;
-  void* data;  // may be null while only shapes are known
+  void* data;  // may be null as long as only shapes are known
 };
 
-// The call that inputs and output describe, without workspace and stream. Throws std::invalid_argument if their number,
-// dtypes or shapes do not fit each other and the attributes.
+// The call described by inputs and output, without workspace and stream. Throws std::invalid_argument if their number,
+// dtypes or shapes do not match each other and the attributes.
 Params make_params(const Attributes& attributes, std::span<const TensorView> tensors, const TensorView& out);
 
-// The attributes alone; all sizes are 0.
+// Params with the attributes only; all sizes are 0.
 Params make_params(const Attributes& attributes);
 
-// check_sizes for the attributes, B and S; all other sizes and dtypes fit.
+// check_sizes for the attributes, B and S; all other sizes and dtypes are chosen to match.
 Problem check_limits(const Attributes& attributes, int32_t batch, int32_t block);
 
 // The inputs of an append, in order.
@@ -91,7 +91,7 @@ enum AppendInput : int32_t {
 };
 const char* append_input_name(int32_t input);
 
-// The append of kAppendInputs inputs to both caches [pages, L, R, G, D], without stream. Throws as above.
+// The append of kAppendInputs inputs to both caches [pages, L, R, G, D], without stream. Throws as make_params does.
 AppendParams make_append_params(std::span<const TensorView> inputs, const TensorView& k_cache,
                                 const TensorView& v_cache);
 

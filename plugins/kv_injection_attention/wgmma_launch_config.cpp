@@ -11,7 +11,7 @@ bool wgmma_fits(const Params& p) {
 }
 
 bool wgmma_pays(const Params& p) {
-  return p.block * (p.num_heads / p.num_kv_heads) > 32;  // below, either kernel is bound by the memory
+  return p.block * (p.num_heads / p.num_kv_heads) > 32;  // below this, both kernels are bound by memory bandwidth
 }
 
 bool wgmma_ahead_fits(const Params& p) {
@@ -35,7 +35,7 @@ LaunchConfig make_wgmma_launch_config(const Params& p, int32_t sms, bool ahead) 
   config.key_factor = 1 / p.k_scale;
   config.out_factor = 1 / p.out_scale;
   config.stage_bytes = wgmma_stage_bytes(D, bytes);
-  // Later the results of the teams and of the block reuse the stages' memory (see merge.cuh).
+  // The results of the teams and of the block later reuse the stages' memory (see merge.cuh).
   const int32_t results = results_bytes(32 * config.row_groups, wgmma_values(D, config.tile_rows));
   const int32_t stages = config.teams * wgmma_stages(D, bytes, ahead) * config.stage_bytes;
   config.shared_bytes =

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of TensorRT's binary interface that a V3 plugin needs, for machines without the SDK.
+// The part of TensorRT's binary interface (ABI) that a V3 plugin needs, for machines without the SDK.
 //
-// Names, values and the order of members and virtual functions are those of NvInferRuntime.h; the
-// compiler's tables of AttentionPlugin and AttentionCreator, and what it makes of a call of
-// IExprBuilder, are the same with the headers of 10.13.3, 10.14, 10.16, 11.0 and 11.1. Nothing here
-// is a symbol of libnvinfer.
+// Names, values and the order of members and virtual functions are those of NvInferRuntime.h. The virtual tables of
+// AttentionPlugin and AttentionCreator and a compiled call of IExprBuilder were compared with the headers of 10.13.3,
+// 10.14, 10.16, 11.0 and 11.1 and are identical. Nothing here is a symbol of libnvinfer.
 #pragma once
 
 #include <cstddef>
@@ -61,7 +60,7 @@ struct PluginTensorDesc {
 };
 
 struct DynamicPluginTensorDesc {
-  PluginTensorDesc desc;  // a dimension is -1 where the profile leaves it open
+  PluginTensorDesc desc;  // -1 for a dimension that the profile leaves open
   Dims min, max, opt;
 };
 
@@ -79,7 +78,7 @@ class VExprBuilder {
 
 }  // namespace apiv
 
-// TensorRT makes it. Behind the table of its destructors stands what does the work.
+// Created by TensorRT. Its virtual table holds only destructors; mImpl, which follows it, does the work.
 class IExprBuilder {
  public:
   const IDimensionExpr* constant(int64_t value) noexcept { return mImpl->constant(value); }

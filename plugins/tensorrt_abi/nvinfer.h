@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TensorRT's plugin interface: the SDK's headers where TENSORRT_ROOT was given, else our own.
+// TensorRT's plugin interface: the SDK's headers if TENSORRT_ROOT was given, else our own.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 #include "tensorrt_abi/interface.h"
 #endif
 
-// One binary serves TensorRT 10.13 to 11.x because none of this moves.
+// These offsets are the same in TensorRT 10.13 to 11.x, so one binary serves all of them.
 static_assert(sizeof(void*) == 8);
 static_assert(sizeof(nvinfer1::Dims64) == 72 && offsetof(nvinfer1::Dims64, d) == 8);
 static_assert(sizeof(nvinfer1::PluginTensorDesc) == 88);

@@ -51,14 +51,14 @@ def test_acceptance_by_position() -> None:
         Step(token_ids=[6, 7, 8], proposals=[0] * 3, accepted=2),
         Step(token_ids=[9], proposals=[0] * 3, accepted=0),
         Step(token_ids=[1, 2], proposals=[0] * 1, accepted=1),  # near the limit only one is proposed
-        Step(token_ids=[5], proposals=[0] * 0, accepted=0),  # and at last none
+        Step(token_ids=[5], proposals=[0] * 0, accepted=0),  # finally none
     ]
     assert counts(steps) == [(3, 2), (2, 1), (2, 0)]
     assert [entry.share for entry in acceptance_by_position(steps, 3)] == [pytest.approx(2 / 3), 0.5, 0.0]
 
 
 def test_nothing_is_judged_behind_a_stop_token() -> None:
-    """The stop token was the second proposal: whether the third was right, nobody knows."""
+    """The stop token was the second proposal: it is unknown whether the third was right."""
     assert counts([Step(token_ids=[6, 0], proposals=[0] * 3, accepted=2)]) == [(1, 1), (1, 1), (0, 0)]
     # The stop token was the bonus: the second proposal was judged, and refused.
     assert counts([Step(token_ids=[6, 0], proposals=[0] * 3, accepted=1)]) == [(1, 1), (1, 0), (1, 0)]

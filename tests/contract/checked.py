@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT's builder, as far as it can be had without a GPU: TensorRT-RTX's under the names of another release.
+"""TensorRT's builder as far as it runs without a GPU: TensorRT-RTX's under the names of another release.
 
 Every attribute, argument and enum member that is used must be in that release's real bindings; the calls then reach the
-real parser and builder, for SM 12.0. What only TensorRT can do is answered by `answers`.
+real parser and builder, for SM 12.0. Calls that only TensorRT supports are answered by `answers`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Checked:
         self.__spec__ = ModuleSpec("tensorrt", None)
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.answers: dict[str, Any] = {}
-        """What a dotted method returns, or raises where it is an exception, in the place of what the real one does."""
-        self.IProgressMonitor, self.ILogger = self._real.IProgressMonitor, self._real.ILogger  # which are subclassed
+        """Result of a dotted method that replaces the real one's; an exception is raised."""
+        self.IProgressMonitor, self.ILogger = self._real.IProgressMonitor, self._real.ILogger  # subclassed by our code
         for name, members in self._offer["enums"].items():
             known = getattr(self._real, name, None)
             setattr(self, name, SimpleNamespace(**{m: getattr(known, m, None) for m in members}))
@@ -73,7 +73,7 @@ class Checked:
     def wrap(self, value: Any) -> Any:
         """An object of the bindings, whose own calls are checked as well."""
         name = type(value).__name__
-        if name not in self._offer["classes"] or name == "IHostMemory":  # whose buffer only itself has
+        if name not in self._offer["classes"] or name == "IHostMemory":  # only the object itself has its buffer
             return value
         if name == "IBuilderConfig":
             value.num_compute_capabilities = 1

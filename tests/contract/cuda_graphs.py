@@ -95,7 +95,7 @@ class RecordedGraph(TorchDispatchMode):
     gpu: PretendGpu | None = None
     live: ClassVar[weakref.WeakSet[RecordedGraph]] = weakref.WeakSet()
     memory: ClassVar[dict[object, list[weakref.ref[UntypedStorage]]]] = {}
-    """What graphs of a pool made."""
+    """Tensors that graphs of a pool made."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class RecordedGraph(TorchDispatchMode):
         self.own: dict[int, UntypedStorage] = {}
         """Memory of its own, by address."""
         self.outside: dict[int, weakref.ref[UntypedStorage]] = {}
-        """What it reads and writes of others."""
+        """Tensors of others that it reads and writes."""
         self.changed: set[int] = set()
         """Addresses that it writes."""
         RecordedGraph.live.add(self)
@@ -165,7 +165,7 @@ class RecordedGraph(TorchDispatchMode):
 
 
 def again(func: Any, args: Any, kwargs: Any, results: Any) -> Callable[[], object]:
-    """What the operator does at a replay: it writes into the tensors that it returned at the capture."""
+    """Replays the operator: writes to the tensors that it returned at the capture."""
 
     def there(values: Any) -> Any:
         return tree_map(lambda x: x.tensor() if isinstance(x, Outside) else x, values, is_leaf=is_outside)
@@ -248,7 +248,7 @@ class PretendGpu(PretendDevice):
         self.waits: list[str] = []
         """Functions in which the host waited."""
         self.caches: list[Tensor] = []
-        """What attention reads by address."""
+        """Tensors that attention reads by address."""
 
     def wait(self, name: str) -> None:
         """RuntimeError where torch refuses it."""
@@ -341,9 +341,10 @@ def pretended_gpu() -> Iterator[tuple[PretendGpu, list[Uses]]]:
     kernels, runtime = GpuKernels(gpu), "dflash_trt.runtime"
     with pytest.MonkeyPatch.context() as patch:
         graphs = stand_in(patch)
-        for module in ("drafter.torch.attention_node", "drafter.torch_executor", "kvcache.paged_caches"):
+        patch.setattr("dflash_trt.device.attention_kernel._C", kernels)
+        for module in ("drafter.torch.attention_node", "kvcache.paged_caches"):
             patch.setattr(f"{runtime}.{module}._C", kernels)
-        for module in ("engine.fused", "runtime.drafter.torch_executor", "runtime.targets.huggingface"):
+        for module in ("device.fused", "runtime.drafter.torch_executor", "runtime.targets.huggingface"):
             patch.setattr(f"dflash_trt.{module}.why_not_compiled", lambda: "Triton")
         patch.setattr(f"{runtime}.load.choose_device", str)
         patch.setattr(torch.cuda, "synchronize", lambda device: gpu.wait("synchronize"))
@@ -354,8 +355,8 @@ def pretended_gpu() -> Iterator[tuple[PretendGpu, list[Uses]]]:
         patch.setattr(torch.cuda, "set_sync_debug_mode", partial(setattr, gpu, "sync_debug_mode"))
         patch.setattr(torch.cuda, "device", lambda device: nullcontext())
         patch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
-        for module in ("drafter", "candidate_selector"):
-            patch.setattr(f"{runtime}.drafter.{module}.safe_open", opened)
+        for module in ("runtime.drafter.drafter", "engine.candidate_selector", "engine.markov_scorer"):
+            patch.setattr(f"dflash_trt.{module}.safe_open", opened)
         patch.setattr(torch, "histc", partial(histc, torch.histc))
         patch.setattr(RecordedGraph, "gpu", gpu)
         with gpu:

@@ -171,7 +171,7 @@ def _drafter_uses(source: PackageSource) -> frozenset[str]:
 
 
 def _covers(known: str, use: str) -> bool:
-    """Whether `use` is `known`, a part of it, or, behind a star, anything below it."""
+    """Whether `use` is `known`, a part of it, or, if `known` ends with a star, anything below it."""
     if known.endswith(".*"):
         return use == known[:-2] or use.startswith((known[:-1], f"{known[:-2]}("))
     return use == known or known.startswith(f"{use}.")

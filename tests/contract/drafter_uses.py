@@ -81,7 +81,7 @@ def _defined(statement: ast.stmt) -> list[str]:
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
-ATTRIBUTE = "draft_model"  # what objects that own a drafter call it
+ATTRIBUTE = "draft_model"  # names by which owners of a drafter refer to it
 BY_NAME = ("getattr", "hasattr", "setattr", "delattr")
 HARMLESS = ("id", "len", "repr", "str", "type")
 Chain = tuple[str, ...]

@@ -37,7 +37,7 @@ PACKAGES = {RTX: "tensorrt_rtx_bindings"}
 
 @cache  # before a stand-in takes the module's place
 def offer_of(version: str) -> dict[str, Any]:
-    """What a version's bindings offer: read from the module where it is here, else from what was read before."""
+    """API of a version's bindings, read from the module if it is installed, else from an earlier recording."""
     if version in PACKAGES:
         return describe(importlib.import_module(PACKAGES[version]))
     offer: dict[str, Any] = json.loads((DATA / f"tensorrt-{version}.json").read_text())
@@ -66,8 +66,8 @@ class HostRuntime:
         self.__spec__ = ModuleSpec(PACKAGES.get(version, "tensorrt"), None)
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.answers: dict[str, Any] = {}
-        """What a dotted method returns, or raises where it is an exception, in the place of success."""
-        self.ILogger = type("ILogger", (), {})  # which is subclassed
+        """Result of a dotted method in place of success; an exception is raised."""
+        self.ILogger = type("ILogger", (), {})  # subclassed by our code
         self.compiled: list[str] = []
         """Graphs whose kernels TensorRT-RTX compiled, not having them in its cache."""
         self.creators: set[tuple[str, ...]] = set()
@@ -139,14 +139,14 @@ def _function(
 
 
 def accepts(overload: list[str], positional: int, keywords: set[str]) -> bool:
-    """Whether an overload can be called with so many positional arguments and these keywords."""
+    """Whether an overload accepts `positional` positional arguments and these keywords."""
     names = [name.rstrip("=") for name in overload]
     filled = {*names[:positional], *keywords}
     required = {name for name in overload if not name.endswith("=")}
     return positional <= len(names) and keywords <= set(names[positional:]) and required <= filled
 
 
-# What the calls do. Objects that TensorRT hands out are made without their constructor, as by pybind11.
+# Behaviour of the calls. Objects that TensorRT returns are made without their constructor, as by pybind11.
 
 
 def _make(host: HostRuntime, name: str, **state: Any) -> Any:
@@ -184,7 +184,7 @@ def _attention_attributes(directory: Path) -> list[dict[str, Any]]:
 
 
 class _Kernels:
-    """What TensorRT-RTX compiled: the graphs whose contexts were made."""
+    """Graphs compiled by TensorRT-RTX whose contexts were made."""
 
     def __init__(self) -> None:
         self.content = b"kernels of"
@@ -246,7 +246,7 @@ def _execute(host: HostRuntime, context: Any, stream_handle: int) -> bool:
 
 
 def _caches(attributes: list[dict[str, Any]], pointers: Any, layout: Any, table: Any, slots: Any, lengths: Any) -> Any:
-    """What the CPU's graph takes: each block's context rows as a slot of its own, zeros behind them."""
+    """Inputs of the CPU's graph: each block's context rows in a separate slot, padded with zeros."""
     size, page_stride, kv_stride, row_stride, head_stride = map(int, layout)
     C, G, D = max(1, *lengths), attributes[0]["num_kv_heads"], attributes[0]["head_dim"]
     caches = np.zeros((2, len(slots), len(pointers), C, G, D), dtype=np.float32)

@@ -44,7 +44,7 @@ from tests.deploy.deployments import resolved
 class _Name(type):
     """Every public attribute of such a class is one more of its kind."""
 
-    __members__: ClassVar[dict[str, Any]] = {}  # as an enum without members
+    __members__: ClassVar[dict[str, Any]] = {}  # an enum without members
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -155,7 +155,7 @@ def _attributes(module: str) -> Any:
 def imported_bare(package: Path, module: str) -> Iterator[tuple[Any, BareImport]]:
     """`module` of the package in the directory `package`, and what was replaced on the way; afterwards all is gone."""
     before = dict(sys.modules)
-    if find_spec("strenum") is None:  # what Python has had since 3.11, and what fields are checked against
+    if find_spec("strenum") is None:  # in Python since 3.11; fields are checked against it
         sys.modules["strenum"] = enum
     finder = BareImport(package, module)
     sys.meta_path.insert(0, finder)
@@ -245,7 +245,7 @@ def configurations() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def refusals(module: Any, document: dict[str, Any]) -> list[str]:
-    """What TorchLlmArgs says against a document."""
+    """Errors of TorchLlmArgs for a document."""
     return [f"{finding.key}: {finding.problem}" for finding in check_trtllm(module.TorchLlmArgs, document)]
 
 

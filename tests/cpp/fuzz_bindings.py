@@ -26,7 +26,7 @@ NUMBERS = (*INTEGERS, 0.5, 1e-30, 1e30, float("nan"), float("inf"), None, "best"
 DTYPES = (
     torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool,
 )  # fmt: skip
-ADDRESSES = ("context_pointers", "context_layout", "page_table")  # and what leads to one
+ADDRESSES = ("context_pointers", "context_layout", "page_table")  # their values are addresses or lead to one
 REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError, OverflowError, BufferError, IndexError)
 CASE = Case(name="fuzz", S=2, N=4, G=2, D=64, L=2, layer=1, C_max=9, slots=3, context_lengths=(9, 4), sinks=True,
             bias=True)  # fmt: skip

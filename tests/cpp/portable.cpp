@@ -160,7 +160,7 @@ void print_packed_weights() {
     close(name, out);
   };
   print("weight_f32", WeightFormat::kFloat, weight.data(), 1, kK, kN);
-  print("weight_f16", WeightFormat::kFloat16, bits.data(), 1, kK, kN);  // also those of finite float16
+  print("weight_f16", WeightFormat::kFloat16, bits.data(), 1, kK, kN);  // the scales of finite float16 too
   print("weight_bf16", WeightFormat::kBfloat16, bits.data(), 1, kK, kN);
   print("weight_fp8", WeightFormat::kFp8, fp8.data(), 1.0f / 448, kK, kN);
   print("weight_nvfp4", WeightFormat::kNvfp4, nvfp4.data(), 1.0f / 2688, kK, kN);
@@ -237,14 +237,14 @@ void print_block_attention() {
   close("block_attention", out);
 }
 
-// As GOMP_parallel, which runs `work` on all threads of its team.
+// Like GOMP_parallel: runs `work` on all threads of its team.
 void start_threads(void (*work)(void*), void* data, unsigned num_threads, unsigned) {
   std::vector<std::thread> threads;
   for (unsigned i = 0; i < num_threads; ++i) threads.emplace_back(work, data);
   for (std::thread& thread : threads) thread.join();
 }
 
-// What a task throws ends at the caller, whichever thread had it.
+// An exception of a task reaches the caller, whichever thread ran it.
 void print_exceptions() {
   std::vector<int64_t> caught;
   for (const int count : {1, 4}) {

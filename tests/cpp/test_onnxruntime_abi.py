@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """cpp/onnxruntime/abi.h against the ONNX Runtime that is installed: no wheel of it has its header.
 
-What the operators call is called by their own tests (tests/runtime/drafter/onnxruntime); here are the versions, and the
-functions whose results can be told apart without a session.
+Functions that the operators use are covered by their own tests (tests/runtime/drafter/onnxruntime); here are the
+versions, and the functions whose results can be distinguished without a session.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_the_installed_release_has_the_version(base: ApiBase) -> None:
 
 
 def test_statuses_and_domains_are_made(base: ApiBase) -> None:
-    """CreateStatus, ReleaseStatus, and between them GetErrorCode and GetErrorMessage, which are behind the first."""
+    """CreateStatus and ReleaseStatus, and between them GetErrorCode and GetErrorMessage, which need a status."""
     assert position("Status* create_status(") == 0
     text = b"expected a text"
     status = function(base, 0, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)(2, text)

@@ -172,7 +172,7 @@ def test_it_computes_the_same(compiler: str, tmp_path: Path) -> None:
 def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     """In the kernels of each instruction set that this CPU has, and these agree.
 
-    Those of the plugin run under both sanitizers in every test of the emulator.
+    The plugin's kernels run under both sanitizers in every test of the emulator.
     """
     flags = "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
     program = str(build_portable(tmp_path, "g++", "-DCMAKE_CXX_FLAGS_RELEASE=", flags=flags))

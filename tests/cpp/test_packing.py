@@ -170,7 +170,7 @@ def test_formula_on_irregular_shapes(shape: tuple[int, int], type_name: str) -> 
     for name, weights in typed_cases(*shape, type_name).items():
         amax = _C.amax(raw(weights))
         assert amax == np.abs(weights.astype(np.float32)).max()
-        # Its own range; a wider one shared with a fused neighbour; one so narrow that most saturate.
+        # The row's own range; a wider one shared with a fused neighbour; one so narrow that most values saturate.
         for factor in (1, 3, 0.01):
             scale = max(fp8_scale(amax * factor), np.float32(1e-45))
             assert_same(pack_fp8(weights, scale), fp8_formula(weights, scale), f"{name} {factor}")

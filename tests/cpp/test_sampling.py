@@ -33,7 +33,7 @@ def test_unusable_logits(value: float, found: str) -> None:
         token = verify(logits[:1], [], params)[0]
         with pytest.raises(ValueError, match=f"{found} in row 1"):
             verify(logits, [token, 0], params)
-        # The row behind a rejected proposal is not needed.
+        # The row after a rejected proposal is not needed.
         assert verify(logits, [(token + 1) % 4, 0], params) == [token]
     with pytest.raises(ValueError, match=f"{found} in row 1"):
         _C.token_logprobs(logits, [0, 0])
@@ -293,7 +293,7 @@ def test_equal_logits_stay_or_go_together(filters: dict[str, Any], kept: int) ->
 
 def test_top_p_is_of_what_top_k_leaves_and_min_p_comes_last() -> None:
     logits = np.log(np.array([0.4, 0.3, 0.2, 0.1], dtype=np.float32))
-    # Of all, 0.4 + 0.3 < 0.75, so three tokens stay; of the first three, 0.7 / 0.9 > 0.75, so two do.
+    # Over all tokens 0.4 + 0.3 < 0.75, so three remain; over the first three 0.7 / 0.9 > 0.75, so two do.
     np.testing.assert_allclose(probabilities(logits, Params(top_p=0.75)), [4 / 9, 3 / 9, 2 / 9, 0], atol=1e-6)
     np.testing.assert_allclose(probabilities(logits, Params(top_p=0.75, top_k=3)), [4 / 7, 3 / 7, 0, 0], atol=1e-6)
     # Removing the tail by min-p first would leave the nucleus one token shorter.
@@ -347,7 +347,7 @@ def test_seed_and_position_choose_the_token() -> None:
     logits = np.zeros((1, 1000), dtype=np.float32)
     tokens = [verify(logits, [], Params(seed=seed), position)[0] for seed in range(8) for position in range(8)]
     assert tokens == [verify(logits, [], Params(seed=seed), position)[0] for seed in range(8) for position in range(8)]
-    assert len(set(tokens)) > 55  # of 64 draws from 1000
+    assert len(set(tokens)) > 55  # 64 draws from 1000
     high = [verify(logits, [], Params(seed=seed), position)[0] for seed, position in [(2**63, 0), (0, 2**40)]]
     assert len({tokens[0], *high}) == 3
     logits = np.zeros((1, 8), dtype=np.float32)

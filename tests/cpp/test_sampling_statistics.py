@@ -42,7 +42,7 @@ class Chain:
         self.target = np.empty((V * V, V))
         for row, out in zip(logits, self.target, strict=True):
             _C.token_probabilities(row, params, out)
-        states = [np.arange(V * V)]  # of each row, if the proposals before it are accepted
+        states = [np.arange(V * V)]  # per row, if the proposals before it are accepted
         for _ in range(K):
             states.append(states[-1] % V * V + mediocre[states[-1]])
         self.proposals = np.stack([mediocre[state] for state in states[:K]], axis=1)
@@ -66,7 +66,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Two tokens to begin with and what was emitted behind them."""
+    """Two initial tokens, then the emitted ones."""
 
     chain: Chain
     tokens: Tokens
@@ -238,7 +238,7 @@ class Drawing:
             logits, proposals, chain.params, position, None, None, ids, q
         )
         self.report: Callable[[Probabilities], Probabilities] = lambda q: q
-        """What is said of the distributions [K, k] that proposals were drawn from."""
+        """The distributions [K, k] that proposals were drawn from."""
         scores = chain.logits + np.random.default_rng(7).normal(0, 0.7, chain.logits.shape)
         self.ids = np.argsort(-scores, axis=1)[:, : self.k]
         weights = np.exp(np.take_along_axis(scores, self.ids, axis=1) / params.temperature)

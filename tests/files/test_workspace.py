@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stopped processes left is settled by the next, what others use stays, and one of two engines is there."""
+"""The next process settles what killed ones left; what others use stays."""
 
 import errno
 import fcntl
@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.errors import BuildError
-from dflash_trt.files import write as workspaces
-from dflash_trt.files.write import OLD, OutputKind, new_file, recover_abandoned, workspace
+from dflash_trt.files import workspace as workspaces
+from dflash_trt.files.workspace import recover_abandoned, workspace
+from dflash_trt.files.write import OutputKind, new_file
 from tests.files.test_write import make, names
 from tests.waiting import PATIENCE
 
@@ -23,7 +24,7 @@ from tests.waiting import PATIENCE
 HOLDING = """
 import sys, time
 from pathlib import Path
-from dflash_trt.files.write import workspace
+from dflash_trt.files.workspace import workspace
 with workspace(Path(sys.argv[1])) as directory:
     (directory / "new").mkdir()
     (directory / "new" / "file").write_text("half")
@@ -31,7 +32,7 @@ with workspace(Path(sys.argv[1])) as directory:
     print("holding", flush=True)
     time.sleep(3600)
 """
-MOVED_ASIDE = "Path(sys.argv[1]).rename(directory / 'old')"
+MOVED_ASIDE = "(directory / 'old').mkdir(); Path(sys.argv[1]).rename(directory / 'old' / 'out')"
 
 
 @contextmanager
@@ -102,7 +103,7 @@ def test_of_a_killed_process_nothing_stays(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("force", [False, True])
 def test_what_was_moved_aside_comes_back(force: bool, tmp_path: Path) -> None:
-    """Killed between two renames, where the file system knows no exchange."""
+    """Killed between the two renames of a replacement."""
     make(tmp_path / "out", content="old")
     killed_while_holding(tmp_path / "out", MOVED_ASIDE)
     assert not (tmp_path / "out").exists()
@@ -122,32 +123,32 @@ def test_what_was_moved_aside_does_not_displace_what_is_there(tmp_path: Path) ->
 
 
 def test_killed_before_it_had_a_lock(tmp_path: Path) -> None:
-    (tmp_path / f".out.{'0' * 16}.partial").mkdir()
+    (tmp_path / ".out.partial").mkdir()
     make(tmp_path / "out")
     assert names(tmp_path) == ["out"]
 
 
 def test_what_only_looks_alike_stays(tmp_path: Path) -> None:
-    zeros, victim = "0" * 16, tmp_path / "victim"
+    victim = tmp_path / "victim"
     victim.mkdir()
-    (victim / "lock").touch()
-    (tmp_path / f".link.{zeros}.partial").symlink_to(victim)
-    (tmp_path / f".full.{zeros}.partial").mkdir()
-    (tmp_path / f".full.{zeros}.partial" / "notes").touch()
-    (tmp_path / f".file.{zeros}.partial").touch()
-    (tmp_path / f"visible.{zeros}.partial").mkdir()
-    (tmp_path / ".short.00.partial").mkdir()
-    planted = tmp_path / f".planted.{zeros}.partial"
-    planted.mkdir()
-    (planted / "lock").symlink_to(victim / "lock")
+    (victim / "owner").touch()
+    (tmp_path / ".link.partial").symlink_to(victim)
+    (tmp_path / ".full.partial").mkdir()
+    (tmp_path / ".full.partial" / "notes").touch()
+    (tmp_path / ".file.partial").touch()
+    (tmp_path / "visible.partial").mkdir()
     before = names(tmp_path)
     recover_abandoned(tmp_path)
+    for name in ("link", "full", "file"):
+        with pytest.raises(BuildError, match=rf"\.{name}\.partial"):
+            make(tmp_path / name)
     assert names(tmp_path) == before
-    assert names(victim) == ["lock"]
+    assert names(victim) == ["owner"]
+    assert names(tmp_path / ".full.partial") == ["notes"]
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody can tell what is in use there, so nothing is removed."""
+    """What is in use there cannot be told from what was abandoned, so nothing is removed."""
 
     def no_locks(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
@@ -159,39 +160,48 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert names(tmp_path) == [*left, "out"]
 
 
-def test_a_workspace_that_is_taken_for_abandoned_while_it_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_is_removed_while_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flock, calls = fcntl.flock, []
 
-    def settled_first(descriptor: int, operation: int) -> None:
+    def removed_first(descriptor: int, operation: int) -> None:
         calls.append(descriptor)
         if len(calls) == 1:
-            recover_abandoned(tmp_path)  # calls flock, too: this is what another process does
+            (tmp_path / ".out.partial").rmdir()  # by its owner, who has ended
         flock(descriptor, operation)
 
-    monkeypatch.setattr(fcntl, "flock", settled_first)
+    monkeypatch.setattr(fcntl, "flock", removed_first)
     with workspace(tmp_path / "out") as directory:
-        assert len(calls) > 2
-        assert names(directory) == ["lock"]
+        assert len(calls) == 2
+        assert names(directory) == ["owner"]
     assert names(tmp_path) == []
 
 
-@pytest.fixture
-def _no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workspaces, "_exchange_at_once", lambda new, final: False)
+def test_one_process_may_write_on_the_way_to_its_result(tmp_path: Path) -> None:
+    with workspace(tmp_path / "out") as outer, workspace(tmp_path / "out") as inner:
+        assert outer != inner
+        recover_abandoned(tmp_path)  # what another process would do
+        assert names(inner) == ["owner"]
+    assert names(tmp_path) == []
 
 
-@pytest.mark.usefixtures("_no_exchange")
-def test_without_exchange(tmp_path: Path) -> None:
+class NoExchange:
+    """C library of a system whose file systems cannot exchange two names."""
+
+    @staticmethod
+    def renameat2(*_: object) -> int:
+        return -1
+
+
+def test_without_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspaces, "LIBC", NoExchange)
     make(tmp_path / "out", content="old")
     make(tmp_path / "out", force=True)
     assert (tmp_path / "out" / "file").read_text() == "new"
     assert names(tmp_path) == ["out"]
 
 
-@pytest.mark.usefixtures("_no_exchange")
 def test_stopped_between_the_two_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspaces, "LIBC", NoExchange)
     make(tmp_path / "out", content="old")
     rename = Path.rename
 
@@ -205,20 +215,3 @@ def test_stopped_between_the_two_renames(tmp_path: Path, monkeypatch: pytest.Mon
         make(tmp_path / "out", force=True)
     assert (tmp_path / "out" / "file").read_text() == "old"
     assert names(tmp_path) == ["out"]
-
-
-def test_the_exchange_is_one_step(tmp_path: Path) -> None:
-    """Uses the exchange of this kernel and file system."""
-    for name in ("new", "old"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / name).touch()
-    assert workspaces._exchange_at_once(tmp_path / "new", tmp_path / "old")
-    assert (names(tmp_path / "new"), names(tmp_path / "old")) == (["old"], ["new"])
-    assert OLD in names(tmp_path)
-
-
-def test_an_exchange_that_may_not_be(tmp_path: Path) -> None:
-    (tmp_path / "new").mkdir()
-    with pytest.raises(OSError, match="No such file or directory"):
-        workspaces._exchange_at_once(tmp_path / "new", tmp_path / "missing")
-    assert names(tmp_path) == ["new"]

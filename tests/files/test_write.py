@@ -3,7 +3,6 @@
 
 import errno
 import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -205,17 +204,6 @@ def test_a_file_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
     refusal(write_while_another_process_does, BuildError)
     assert (tmp_path / "out").read_text() == "old"
     assert names(tmp_path) == ["out"]
-
-
-def test_links_that_wait_for_a_temporary_name_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even where somebody guesses the name: it must not be there."""
-    monkeypatch.setattr(secrets, "token_hex", lambda size: "0" * 16)
-    victim = tmp_path / "victim"
-    victim.mkdir()
-    (tmp_path / f".out.{'0' * 16}.partial").symlink_to(victim)
-    assert "found: File exists" in refusal(lambda: make_file(tmp_path / "out"), BuildError)
-    assert "found: File exists" in refusal(lambda: make(tmp_path / "out"), BuildError)
-    assert names(victim) == []
 
 
 def test_scratch_leaves_nothing(tmp_path: Path) -> None:

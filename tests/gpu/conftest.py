@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests on a GPU need: one that the kernels were compiled for. Who asks for these tests asks for one."""
+"""Fixtures of tests on a GPU that the kernels were compiled for. Without one, these tests fail instead of being
+skipped.
+"""
 
 from __future__ import annotations
 

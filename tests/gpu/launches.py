@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from dflash_trt import _C
-from dflash_trt.runtime.drafter.torch_executor import runs_on
+from dflash_trt.device.attention_kernel import runs_on
 from tests.plugins import abi
 from tests.plugins.cases import BF16, F16, FP8, Case
 from tests.plugins.tensors import Guarded, Tensors, attributes, inputs, output

@@ -16,7 +16,7 @@ import torch
 
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.engine.plans.launcher import CudaLauncher
+from dflash_trt.device.launcher import CudaLauncher
 from dflash_trt.runtime import sampling
 from dflash_trt.runtime.accept import accept_parts
 from dflash_trt.runtime.drafter.open import open_drafter
@@ -57,7 +57,7 @@ def session(request: pytest.FixtureRequest, name: str) -> Iterator[Session]:
     launcher = CudaLauncher(torch.device("cpu"))
     with pytest.MonkeyPatch.context() as patch:
         stand_in(patch)
-        patch.setattr("dflash_trt.engine.plans.launcher.EagerLauncher", lambda: launcher)
+        patch.setattr("dflash_trt.device.launcher.EagerLauncher", lambda: launcher)
         opened = open_session(trained_engine(name), str(FIXTURES / name), options)
         taps, spec = opened.manifest.draft.target_layer_ids, opened.manifest.target
         model = load_model(FIXTURES / name, spec, taps)  # without a CPU's own layers

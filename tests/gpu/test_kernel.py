@@ -29,7 +29,7 @@ def named(case: Case) -> str:
 
 
 def expect(case: Case, tensors: Tensors, kernel: str = "best") -> Expected:
-    """What `kernel` is to give on this GPU: that of sm_90a rounds queries where they meet an FP8 cache's keys."""
+    """Expected output of `kernel` on this GPU: the sm_90a kernel rounds queries for an FP8 cache's keys."""
     may = torch.cuda.get_device_capability() == (9, 0) and wgmma_rows(case) > 0
     takes = kernel in ("wgmma", "ahead") or (kernel == "best" and case.S * case.N // case.G > 32)
     return expect_in_float64(case, tensors, rounded_queries=may and takes)
@@ -37,7 +37,7 @@ def expect(case: Case, tensors: Tensors, kernel: str = "best") -> Expected:
 
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_against_the_reference(case: Case) -> None:
-    """Which rounds no queries: where the kernel does, what that changes is known to the last bit."""
+    """The reference rounds no queries; if the kernel does, the difference is known to the last bit."""
     tensors = draw(case)
     expected = expect(case, tensors)
     changed = (expected.output - expect_in_float64(case, tensors).output).abs()
@@ -74,7 +74,7 @@ def test_long_contexts_against_float64(case: Case) -> None:
 
 @pytest.mark.parametrize("case", [FAR, FAR_FP8], ids=named)
 def test_a_cache_beyond_4_gib(case: Case) -> None:
-    """The plane that is read begins behind the first 4 GiB of a cache of 6 GiB; all the rest of it is NaN."""
+    """The plane that is read begins after the first 4 GiB of a cache of 6 GiB; the rest of the cache is NaN."""
     free, needed = torch.cuda.mem_get_info()[0], 2 * case.cache_nbytes + 2**30
     if free < needed:
         pytest.skip(f"needs {needed / 2**30:.0f} GiB of free GPU memory, found {free / 2**30:.0f}")
@@ -158,7 +158,7 @@ def test_two_plans_take_turns() -> None:
         assert torch.equal(bits(launch.out), bits(output))
 
 
-# Its output has as many elements as its cache, so that a call can have the values of the call in front as its context.
+# The output has as many elements as the cache, so that a call's context can be the previous call's values.
 CHAIN = Case(name="chain", N=64, G=8, S=32, slot_ids=(0, 0, 0), context_lengths=(768, 300, 40))
 
 
@@ -203,7 +203,7 @@ def test_layers_in_a_graph_wait_for_each_other() -> None:
 
 
 def test_a_call_waits_for_the_kernel_in_front_of_it() -> None:
-    """Which writes what it reads: the block, the context's rows, slots and lengths."""
+    """The preceding kernel writes all inputs: the block, the context's rows, slots and lengths."""
     case = Case(name="fresh", context_lengths=(2000, 300), slots=2)
     variants = [draw(replace(case, seed=seed, slot_ids=(seed % 2, 1 - seed % 2)), "cuda") for seed in range(4)]
     expected = [Launch(case, variant).run().clone() for variant in variants]

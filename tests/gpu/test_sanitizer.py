@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """compute-sanitizer over calls of every kernel, head_dim and cache format, and over a decode, each in its own process.
 
-Run as a program with a tool's name, this file makes those calls; with `decode` behind it, it decodes.
+Run as a program with a tool's name, this file makes those calls; with `decode` after it, it decodes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dflash_trt.api.runtime_options import RuntimeOptions
-from dflash_trt.engine.plans.launcher import CudaLauncher, CurrentStreamLauncher
+from dflash_trt.device.launcher import CudaLauncher, CurrentStreamLauncher
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import run
 from tests.decoding import greedy

@@ -45,7 +45,7 @@ def wheel(environment: Path) -> Path:
 
 
 def alone(programs: Path, folder: Path, *command: object) -> str:
-    """What a program of the environment prints, where nothing leads to the checkout."""
+    """Output of a program of the environment, from a directory without the checkout."""
     return run("env", "-i", f"PATH={programs}:/usr/bin:/bin", f"HOME={folder}", *command, cwd=folder)
 
 
@@ -66,7 +66,7 @@ def test_script(name: str, programs: Path, tmp_path: Path) -> None:
 
 
 def walk(programs: Path, folder: Path, page: str, heading: str, substitutes: dict[str, object]) -> str:
-    """What the first commands below a heading of a page print, other words in the place of some."""
+    """Output of the first commands below a heading of a page, with some words replaced."""
     script = FENCE.findall((REPOSITORY / "docs" / page).read_text().partition(heading)[2])[0]
     for words, fitting in substitutes.items():
         assert words in script

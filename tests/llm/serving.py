@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the Python API share; no wait is unbounded."""
+"""Helpers of the Python API's tests; every wait is bounded."""
 
 import threading
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def open_llm(engine: Path, **settings: object) -> LLM:
 
 
 def within(call: Callable[[], T], seconds: float = PATIENCE) -> T:
-    """What `call` returns or raises on a thread of its own; fails where it takes longer."""
+    """Result or exception of `call` on its own thread; fails if it takes longer."""
     outcome: list[T] = []
     errors: list[BaseException] = []
 

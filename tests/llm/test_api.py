@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users of vLLM type without looking, and what is said to those who mistype, before the target is loaded."""
+"""Calls familiar to users of vLLM, and errors for typos before the target is loaded."""
 
 import threading
 import weakref
@@ -20,8 +20,8 @@ from dflash_trt.errors import CheckpointError, RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime import open_target
 from dflash_trt.runtime.checked_pair import default_batch_size
-from dflash_trt.runtime.draft_length import AutoLength
 from dflash_trt.runtime.drafter.drafter import Drafter
+from dflash_trt.runtime.policy.auto_length import AutoLength
 from tests.checkpoint.samples import refusal
 from tests.decoding import memory_of
 from tests.llm.serving import LONG, PROMPTS, await_running, greedy, open_llm, within

@@ -178,7 +178,7 @@ def test_a_target_that_fails_is_told_to_every_waiter(own_llm: LLM, monkeypatch: 
         for future in [pool.submit(ask) for ask in asks]:
             with pytest.raises(EngineError) as failure:
                 future.result(PATIENCE)
-            # Who asked in time hears of it; who asked after it finds the engine closed.
+            # Requests before the failure get its error; later ones find the engine closed.
             assert str(failure.value) in (
                 "the decoder has failed: out of memory",
                 "expected an open LLM, found a closed one",

@@ -202,7 +202,7 @@ def test_prompts_that_cannot_be_served_are_refused(llm: LLM) -> None:
 
 @pytest.mark.parametrize("token", [1.5, None, True, 1024])
 def test_token_ids_that_are_no_integers_do_not_reach_the_decoder(llm: LLM, token: Any) -> None:
-    """There they would end it for everybody."""
+    """There they would end it for all requests."""
     with pytest.raises(RequestError, match=f"expected token ids from 0 to 1023, found {token!r}"):
         llm.generate([5, token], greedy(3))
     answer, same = within(lambda: llm.generate([[5, 6], list(np.array([5, 6]))], greedy(3)))

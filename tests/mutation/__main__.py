@@ -79,7 +79,7 @@ def mutate(name: str, count: int, directory: Path) -> int:
     file.write_bytes(good)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(f"{name}: {count} mutations, {dict(sorted(outcomes.items()))}, slowest {slowest:.2f} s, peak {peak} MiB")
-    return 0 if outcomes["refused"] > count // 4 else 2  # or the mutations do not reach the reader
+    return 0 if outcomes["refused"] > count // 4 else 2  # otherwise the mutations do not reach the reader
 
 
 def _run(name: str, directory: Path, rng: Random) -> str:

@@ -48,7 +48,7 @@ def mutate_document(content: bytes, rng: Random) -> bytes:
     if rng.random() < 0.05:
         document = [document]
     text = json.dumps(document)
-    if rng.random() < 0.05:  # what dicts cannot say: a key twice
+    if rng.random() < 0.05:  # not expressible by dicts: a duplicate key
         text = text.replace("{", '{"a": 1, "a": 2, ', 1)
     return text.encode()
 

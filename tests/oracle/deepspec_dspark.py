@@ -49,7 +49,7 @@ CASES = (
 def run(case: Case, directory: Path) -> dict[str, np.ndarray[Any, Any]]:
     """hidden [S, H], the greedy path [K], its scores [K] and survival [K] that DeepSpec gives.
 
-    Of each slot only the best MARKOV_CANDIDATES by logits alone may be taken, which DeepSpec does not restrict.
+    Only the best MARKOV_CANDIDATES of each slot by logits are candidates; DeepSpec has no such restriction.
     """
     from deepspec.modeling.dspark.qwen3.modeling import Qwen3DSparkModel
     from transformers import DynamicCache

@@ -87,7 +87,7 @@ def verify_steps(block_size: int) -> list[list[int]]:
     target_dir = FIXTURES / "tiny-qwen3"
     target = AutoModelForCausalLM.from_pretrained(target_dir, dtype=torch.float32).eval()
     model = zlab.DFlash2DraftModel.from_pretrained(FIXTURES / "tiny-qwen3-dflash2", dtype=torch.float32).eval()
-    zlab._cuda_time = time.perf_counter  # which asks for a GPU
+    zlab._cuda_time = time.perf_counter  # requires a GPU
     steps = []
     for prompt in prompts(target_dir)[:STEPS_PROMPTS]:
         run = zlab.dflash_generate(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What KV-injection attention is tested with, on the CPU and on the GPU alike: four named lists of cases.
+"""Test cases of KV-injection attention, for both the CPU and the GPU, in four named lists.
 
 B requests, S block, N query heads, G key/value heads, D head_dim, L draft layers, C_max cache rows a slot. A call finds
 its context in a dense cache, or in pages of a pool in TensorRT-LLM's two layouts.
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 UNALLOCATED = 2**31 - 1
-"""An entry of the page table that nobody may follow."""
+"""A page table entry that must not be followed."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,9 @@ class Case:
     cache_dtype: torch.dtype = BF16
     k_scale: float = 1.0
     v_scale: float = 1.0
-    output_scale: float = 0.0  # of an FP8 output; 0: the output is as the block
+    output_scale: float = 0.0  # scale of an FP8 output; 0: the output has the block's dtype
     softmax_scale: float = 0.0  # 0: D ** -0.5
-    size: float = 1.0  # of q and the block's k, before their norm
+    size: float = 1.0  # factor of q and the block's k, before their norm
     norm: float = 1.5  # q_norm and k_norm lie about it; their product sharpens the softmax
     rope_factor: float = 1.0  # YaRN's, in the table
     pages: Pages | None = None  # none: a dense cache
@@ -300,18 +300,17 @@ PAGED = [
     Case(name="pages-many-rows-128", N=4, G=1, D=128, S=16, context_lengths=(1300, 0, 64), pages=Pages(64, "V1")),
 ]  # fmt: skip
 
-# Whose middle request a test gives a slot or length that does not exist: TensorRT's builder times a node with such.
+# A test gives the middle request an invalid slot or length: TensorRT's builder times nodes with such values.
 OUT_OF_RANGE = [
     Case(name="out-of-range", N=2, G=1, S=2, slots=7, C_max=300, context_lengths=(5, 300, 290)),
     Case(name="out-of-range-fp8", N=2, G=1, S=2, slots=7, C_max=300, cache_dtype=FP8, window=40, sinks=True,
          context_lengths=(5, 300, 290)),
 ]  # fmt: skip
 
-# The plane that is read, and the cache it is the last plane of: 6 GiB of K and as many of V, where an offset of 32 bits
-# leads elsewhere.
+# The plane that is read, the last of a cache with 6 GiB of K and 6 GiB of V, in which 32-bit offsets overflow.
 PLANE = Case(name="plane", N=16, G=8, S=2, C_max=131072, context_lengths=(40,))
 FAR = replace(PLANE, name="far", L=8, layer=7, slots=6, slot_ids=(5,))
-# Pages behind 5 GiB of others, of which entries of 32 bits count none too many.
+# Pages after 5 GiB of others, which 32-bit page table entries can still address.
 FAR_PAGES = Case(name="far-pages", L=4, layer=3, context_lengths=(70, 33), pages=Pages(32, first=80_000))
 FAR_FP8 = replace(FAR, name="far-fp8", L=16, layer=15, cache_dtype=FP8, k_scale=0.02, v_scale=0.03)
 

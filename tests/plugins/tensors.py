@@ -12,7 +12,7 @@ import torch
 from dflash_trt import _C
 from tests.plugins.cases import Case, Context, dense, paged
 
-GUARD_BYTES = 128  # before and behind what a call writes
+GUARD_BYTES = 128  # guard bytes before and after each output
 UNTOUCHED = 0xFF  # NaN in every format
 
 
@@ -49,7 +49,7 @@ class Guarded:
 
 def output(case: Case, tensors: Tensors) -> Guarded:
     """Room for the call's output [B, S, N*D]."""
-    dtype = case.out_dtype if case.output_scale else tensors.q.dtype  # which may be wrong on purpose
+    dtype = case.out_dtype if case.output_scale else tensors.q.dtype  # the case may be invalid on purpose
     return Guarded(tensors.q.shape, dtype, tensors.q.device)
 
 
@@ -113,7 +113,7 @@ class Tensors:
 def draw(case: Case, device: str = "cpu") -> Tensors:
     """Random inputs, the same for the same case and device.
 
-    What the call has no business with (rows from context_length on, other layers, other slots) is NaN.
+    Memory that the call must not read (rows from context_length on, other layers, other slots) is NaN.
     """
     generator = torch.Generator(device).manual_seed(case.seed)
 

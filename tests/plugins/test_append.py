@@ -45,7 +45,7 @@ CASES = [
     Case(name="many", page_ids=tuple(i % 3 for i in range(60)), offsets=tuple(i // 3 for i in range(60)), D=256),
     Case(name="out-of-range", page_ids=(0, 3, -1, 1, 1, 2**31 - 1), offsets=(70, 5, 5, -1, 4, -(2**31))),
 ]
-# 6 GiB of K and as many of V: an offset of 32 bits leads elsewhere.
+# 6 GiB of K and 6 GiB of V: a 32-bit offset overflows.
 FAR = Case(name="far", page_ids=(5, 5), offsets=(131070, 131071), pages=6, L=8, R=131072, G=8)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call may not be: each refusal names the tensor or attribute, what was expected and what was found."""
+"""Invalid calls: each error names the tensor or attribute, the expected and the actual value."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from click.testing import CliRunner
 
 from benchmarks.bench_kv_injection_attention import ahead_rows, short_rows
 from benchmarks.bench_kv_injection_attention import main as bench
+from dflash_trt.device.attention_kernel import runs_on
 from dflash_trt.engine.plans.tensorrt_api import installed_library
-from dflash_trt.runtime.drafter.torch_executor import runs_on
 from tests.gpu.launches import PluginLaunch
 from tests.gpu.test_kernel import CHAIN, reading
 from tests.gpu.test_sanitizer import calls
@@ -109,7 +109,7 @@ def test_the_sanitizer_sees_every_kernel_of_the_gpu(
 ARCHITECTURES = ("80", "86", "89", "90a", "100f", "120f", "90-virtual")
 MACHINE_CODE = ARCHITECTURES[:-1]
 HEAD_DIMS = (64, 96, 128, 256)
-WARPS = {64: 6, 96: 4, 128: 4, 256: 4}  # of an attention CTA; two of them are to share an SM
+WARPS = {64: 6, 96: 4, 128: 4, 256: 4}  # registers of an attention CTA; two CTAs must share an SM
 SM_REGISTERS = 65536
 
 
@@ -147,7 +147,7 @@ def test_a_build_without_nvcc_and_without_the_sdk(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Kernel:
-    """What ptxas says of one kernel for one architecture."""
+    """Output of ptxas for one kernel and architecture."""
 
     name: str
     is_ahead: bool  # sm_90a's, with products ahead: the last of its template's arguments

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TensorRT asks the plugin while it builds an engine, stores it, loads it and runs it."""
+"""Calls of TensorRT to the plugin while it builds, serialises, loads and runs an engine."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_an_fp8_cache_is_refused_where_the_gpu_converts_none(
 def test_a_profile_that_fits_and_its_workspace(plugin: Plugin, capfd: pytest.CaptureFixture[str]) -> None:
     assert plugin.configure(*profile(1, 64)) == 0
     assert plugin.on_shape_change(*descs(7)) == 0
-    # Whatever bounds the output has while TensorRT builds
+    # the output may have any bounds while TensorRT builds
     ins, _ = profile(1, 64)
     for shape in ((-1, -1, -1), (2**31 - 1, 1, 1)):
         out = [dynamic(shape, abi.BF16, shape)]
@@ -280,7 +280,9 @@ def test_a_layer_beyond_the_cache_is_refused(creator: Creator, capfd: pytest.Cap
 
 
 def test_the_workspace_is_enough_for_every_block_of_the_profile(creator: Creator) -> None:
-    """So many heads fill a GPU with the longest block, which then needs no workspace, but not with a shorter one."""
+    """This number of heads fills a GPU with the longest block, which then needs no workspace, but not with a shorter
+    one.
+    """
     sizes = {"N": 1024, "G": 128, "D": 64}
     heads = {"num_heads": 1024, "num_kv_heads": 128, "head_dim": 64, "layer": 0}
     needed = [

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operands stand where the instructions want them, by what nvcc makes of their wrappers.
+"""Operands are where the instructions expect them, checked in nvcc's code for their wrappers.
 
 Wrappers of instructions are the only device code that the emulator replaces, so no numeric test on a CPU sees them.
 Each is called in a kernel whose arguments are i0, i1, ... and whose results are stored to o0, o1, ...; in the PTX,
-registers are called by what they hold. What is expected is the PTX ISA's order (9.2, the sections of each instruction).
+registers are called by what they hold. The expected order is the PTX ISA's (9.2, the sections of each instruction).
 """
 
 from __future__ import annotations

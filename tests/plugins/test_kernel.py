@@ -29,7 +29,7 @@ QUICK = {
 
 # Three requests, of which a GPU of few CTAs cuts some and a GPU of many cuts all.
 UNEVEN = Case(name="uneven", N=2, G=1, S=2, context_lengths=(700, 0, 300))
-# Of lengths so alike that each request is cut into as many parts as the others; and more of them than a warp has lanes.
+# Lengths so similar that each request is cut into the same number of parts; and more requests than a warp has lanes.
 ALIKE = replace(UNEVEN, name="alike", context_lengths=(310, 290, 300))
 MANY_ALIKE = replace(UNEVEN, name="many-alike", context_lengths=(70, 66, 90, 80) * 10)
 MANY_UNEVEN = replace(UNEVEN, name="many-uneven", context_lengths=(70, 300, 0, 400) * 9)
@@ -110,7 +110,7 @@ def test_a_request_out_of_range_is_nan_and_leaves_the_others_alone(
     emulation.check_out_of_range(program(case), tmp_path / "call", case, name, value, ctas=FEW)
 
 
-# Of other GPUs: 163 KB of shared memory for a CTA, or FP8 caches without early starts.
+# Other GPUs: 163 KB of shared memory per CTA, or FP8 caches without programmatic dependent launch.
 OLDER = {
     "D64-bf16": A100, "D128-bf16": A100, "D256-bf16": A100, "D96-f16": A100, "window7-causal-sinks": A100,
     "N8-G1-S16": A100, "pages-16-V1-bf16": A100, "D64-bias-fp8-output": A100, "D64-bf16-fp8": ADA,

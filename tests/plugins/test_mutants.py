@@ -33,8 +33,8 @@ from tests.plugins.test_short import WHOLE_SM
 CASE = Case(name="mutated", N=8, G=1, S=10, cache_dtype=FP8, k_scale=0.02, v_scale=0.03, norm=4.0, sinks=True,
             context_lengths=(1700, 3, 300), slot_ids=(2, 0, 1))  # fmt: skip
 CTAS = 5
-MOST_SECONDS = 30  # of CPU time: these calls take up to 5
-WAIT = "griddepcontrol_wait();  // all that is read may be its: the block, slots and lengths, rows just appended"
+MOST_SECONDS = 30  # seconds of CPU time: these calls take up to 5
+WAIT = "griddepcontrol_wait();  // the preceding grid may write every input"
 LOADER, PAGES = "context_loader.cuh", "context_pages.cuh"
 RUN = "Attention<D, T, kFp8>::run(p, config);"
 WIDTH = "(p.num_heads + 2 * p.num_kv_heads)"
@@ -65,7 +65,7 @@ MUTANTS = [
            "shared memory address|races with thread"),
     Mutant("one barrier for all teams", LOADER, "bar_sync(1 + worker_.team,", "bar_sync(1,",
            "races with thread|while a copy"),
-    Mutant("results over stages in use", "attention.cuh", "syncthreads();  // every team is done", "//",
+    Mutant("results over stages in use", "attention.cuh", "syncthreads();  // all teams have finished", "//",
            "races with thread|while a copy"),
     Mutant("results taken too early", "attention.cuh", "syncthreads();\n    merge_and_write<", "merge_and_write<",
            "races with thread"),
@@ -98,7 +98,7 @@ MUTANTS = [
 ]  # fmt: skip
 
 
-# Of requests that are cut into as many parts as each other.
+# Requests that are cut into the same number of parts.
 ALIKE = replace(CASE, context_lengths=(310, 290, 300))
 PART_MUTANTS = [
     Mutant("parts that overlap", "schedule.cuh", "* units, parts_) - begin}", "* units, parts_) - begin + 1}", None),
@@ -106,7 +106,7 @@ PART_MUTANTS = [
     Mutant("a part left behind", "schedule.cuh", "* parts_ - 1, units)", "* parts_ - 1 - units, units)", None),
 ]  # fmt: skip
 
-# Of more requests than a warp has lanes, some of which are cut.
+# More requests than a warp has lanes, some of which are cut.
 MANY = replace(MANY_UNEVEN, cache_dtype=FP8, k_scale=0.02, v_scale=0.03)
 # Scanned by all 32 lanes; with fewer requests than lanes the last sum is the last request's.
 SCAN_MUTANT = Mutant(
@@ -116,7 +116,7 @@ LANE_MUTANT = Mutant(
     "the start of a lane for a request's", "schedule.cuh", "unit += context_of(p_, i).units", "{}", None
 )
 
-# Of pages.
+# Paged contexts.
 PAGED = replace(CASE, L=2, layer=1, pages=Pages(32, "V1"), window=1000)
 PAGE_MUTANTS = [
     Mutant("an entry of another request", PAGES, "int64_t{span.slot} * p", "int64_t{span.slot / 9} * p",
@@ -131,11 +131,11 @@ PAGE_MUTANTS = [
     Mutant("a chunk between two pages", "schedule.cuh", "+ 1) / kChunkRows * kChunkRows;", "+ 1);"),
 ]  # fmt: skip
 
-# Of more rows than the threads take at once.
+# More rows than the threads process at once.
 LONG_BLOCK = replace(CASE, N=4, S=20)
 FIRST_ROWS = ("the first rows for all", "if (begin > 0) row =", "if (begin > 999) row =")
 VALUES_MUTANT = Mutant("the first values for all", "rows.cuh", "i < ntid_x() ? first.value", "true ? first.value")
-# Of several requests in a range, some of which have none, and of a window.
+# Several requests in a range, some without context, and a window.
 WINDOW = "window_of(p.sliding_window) + p.block"
 RANGE_MUTANTS = [
     Mutant("segments without a barrier", "schedule.cuh", "syncthreads();  // shared memory is free", "//",
@@ -150,7 +150,7 @@ EMPTY_MUTANT = Mutant(
 )
 WINDOW_MUTANT = Mutant("a window's edge taken for all visible", "schedule.cuh", f"- {WINDOW}", f"- 2 * {WINDOW}")
 
-# Of a bias and an FP8 output.
+# A bias and an FP8 output.
 FUSED = replace(CASE, bias=True, output_scale=0.02)
 FUSED_MUTANTS = [
     Mutant("half a row without its bias", "rows.cuh", "add<T>(first, loaded.bias_first);", ""),
@@ -175,10 +175,10 @@ WGMMA_VALUE_MUTANTS = [
            "load_bias<D>(p_.qkv_bias, value_head() - p_.num_kv_heads,"),
 ]  # fmt: skip
 
-# Of the attention of sm_90a.
+# The sm_90a attention.
 STATE, WGMMA_LOADER, WGMMA = "wgmma_state.cuh", "wgmma_context_loader.cuh", "wgmma_attention.cuh"
 WGMMA_ROWS = "wgmma_rows.cuh"
-SCORES_MADE = "    fence_registers(score);\n  }\n\n  // Such products"
+SCORES_MADE = "    fence_registers(score);\n  }\n\n  // Turns these"
 KEYS_AT = "Rows::at(warp * 16 + lane % 16, lane / 16 * 16)"
 KEYS_AT_OF_RIGHT_OPERAND = "Rows::at(warp * 16 + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 16)"
 PACKED = "cvt_e4m3x4(a, b, c, d));"
@@ -187,7 +187,7 @@ MAXIMA = "const Shared all = group.numbers() + group.column() * 4;\n"
 WGMMA_MUTANTS = [
     Mutant("no proxy fence behind the queries", WGMMA, "fence_proxy_async();\n    syncthreads();", "syncthreads();",
            "without a proxy fence"),
-    Mutant("no proxy fence behind the weights", WGMMA, "fence_proxy_async();\n      // Now all", "// Now",
+    Mutant("no proxy fence behind the weights", WGMMA, "fence_proxy_async();\n      // All weights", "// All weights",
            "without a proxy fence"),
     Mutant("no wgmma.fence", STATE, "wgmma_fence();\n    const uint64_t queries = Rounded",
            "const uint64_t queries = Rounded", "without a wgmma.fence"),
@@ -235,7 +235,7 @@ WGMMA_MUTANTS = [
            "of .* bytes|while a copy|races with thread"),
     Mutant("maxima read too early", STATE, f"group.sync();\n    {MAXIMA}#pragma unroll\n{LOOP}", MAXIMA + LOOP,
            "races with thread"),
-    Mutant("stages used again too early", WGMMA, "syncthreads();  // every team is done", "//",
+    Mutant("stages used again too early", WGMMA, "syncthreads();  // all teams have finished", "//",
            "races with thread|while a copy"),
     Mutant("results taken too early", WGMMA, "syncthreads();\n    stamp(Phase::kResults);", "",
            "races with thread"),
@@ -257,9 +257,9 @@ WGMMA_MUTANTS = [
     Mutant("no slots", WGMMA, "attention.prepare();", "", None),
 ]  # fmt: skip
 
-# Of scores so far apart that a later step raises the maxima.
+# Scores so far apart that a later step raises the maxima.
 SHARP = replace(CASE, norm=12.0)
-# What was there is scaled as if it were a product: with a k_scale of 0.02 to less than anybody sees.
+# Previous contents are scaled as if they were a product: with a k_scale of 0.02 too small to notice.
 ADDED_MUTANT = Mutant(
     "scores added to what was there", STATE, "i * kDescribedColumns, i > 0);", "i * kDescribedColumns, true);"
 )
@@ -268,18 +268,18 @@ VOTE_MUTANT = Mutant(
     "barrier_red_or(Group::barrier(), kThreads, exceeds);\n      if (raise || true) break;",
 )  # fmt: skip
 
-# Of products ahead.
+# Products computed ahead.
 AHEAD_MUTANTS = [
     Mutant("keys that are not there yet", WGMMA, "context.wait_for_next();\n      syncwarp();", "syncwarp();",
            "while a copy into it is under way"),
-    Mutant("keys of other lanes", WGMMA, "syncwarp();  // a warp's", "// a warp's", "races with thread|while a copy"),
+    Mutant("keys of other lanes", WGMMA, "syncwarp();  // a warp", "// a warp", "races with thread|while a copy"),
     Mutant("one place for weights", WGMMA, "place = wgmma_weight_bytes(N) - place;", "place = 0;",
            "while a product reads|races with thread"),
     Mutant("no wait for the next scores", WGMMA, "finish_key_bytes<1>", "finish_key_bytes<2>",
            "under way|AddressSanitizer"),
     Mutant("no wait for outputs ahead", WGMMA, "state.finish_values();\n    }\n  }", "}\n  }",
            "under way|AddressSanitizer"),
-    Mutant("no proxy fence before the vote", WGMMA, "fence_proxy_async();\n      // All of", "// All of",
+    Mutant("no proxy fence before the vote", WGMMA, "fence_proxy_async();\n      // The step", "// The step",
            "without a proxy fence"),
     Mutant("no proxy fence behind raised weights", WGMMA, "fence_proxy_async();\n        Group::sync();",
            "Group::sync();", "without a proxy fence"),
@@ -294,10 +294,10 @@ AHEAD_VOTE_MUTANT = Mutant(
     "no vote", WGMMA, "kThreads, exceeds);\n      context", "kThreads, exceeds && first);\n      context"
 )
 
-# Of the attention of short contexts, a CTA of three teams of five warps.
+# The short-context attention, with CTAs of three teams of five warps.
 SHORT_CASE = replace(CASE, context_lengths=(700, 3, 300))
 SHORT_MUTANTS = [
-    Mutant("no wait for the kernel before", "attention.cuh", "griddepcontrol_wait();  // as attention() does", "",
+    Mutant("no wait for the kernel before", "attention.cuh", "griddepcontrol_wait();  // see attention()", "",
            "before the grid before"),
     Mutant("another request's context", "attention.cuh", "{ctaid_y(), 0,", "{0, 0,", None),
     Mutant("a span stored too late", "attention.cuh", "kMaxContext});\n    syncthreads();", "kMaxContext});",
@@ -308,7 +308,7 @@ SHORT_MUTANTS = [
     Mutant("scores that keep the maximum", "attention.cuh", "queries, keys, state, !raise",
            "queries, keys, state, true"),
     Mutant("two tiles of a warp", "attention.cuh", "kShort ? 1 : warp_tiles(D)", "warp_tiles(D)", None),
-    Mutant("results over stages in use", "attention.cuh", "syncthreads();  // every team is done", "//",
+    Mutant("results over stages in use", "attention.cuh", "syncthreads();  // all teams have finished", "//",
            "races with thread|while a copy"),
     Mutant("results taken too early", "attention.cuh", "syncthreads();\n    merge_and_write<", "merge_and_write<",
            "races with thread"),
@@ -386,7 +386,7 @@ def test_an_address_of_32_bits_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kernel", [MMA, 80, AHEAD + 80])
 def test_the_kernel_as_it_is_passes(kernel: int, tmp_path: Path) -> None:
     program = emulation.build_kernel(tmp_path / "right", CASE.D, kernel, formats=BF16_BLOCKS_FP8_CACHES)
-    few_rows = [] if kernel else [(MANY, 264)]  # which that kernel does not take
+    few_rows = [] if kernel else [(MANY, 264)]  # unsupported by that kernel
     for case, ctas in ((CASE, CTAS), (PAGED, CTAS), (ALIKE, 12), (FUSED, CTAS), *few_rows):
         check(
             program,

@@ -73,7 +73,7 @@ def test_every_number_of_the_block_passes_through(dtype: torch.dtype) -> None:
     count = tensors.v.numel()
     tensors.v.copy_(values[:count].view(tensors.v.shape))
     assert torch.equal(reference(case, tensors), tensors.v)
-    assert count > 2**16 - 2**12  # of FP16's 2^16 codes, 2046 are NaN
+    assert count > 2**16 - 2**12  # 2046 of FP16's 2^16 codes are NaN
 
 
 def test_every_fp8_code_times_its_scale() -> None:
@@ -188,7 +188,7 @@ def test_heads_slots_and_layers() -> None:
 
 CASES = [*REGULAR, *FEATURES, *CORNER, *PAGED]
 ONNX_CASES = [case for case in CASES if case.B and max(case.context_lengths) < 10_000]
-FLOAT32 = 1e-5  # of the values' size: what ONNX Runtime's FP32 sums may be off
+FLOAT32 = 1e-5  # relative error of ONNX Runtime's FP32 sums
 
 
 def named(case: Case) -> str:

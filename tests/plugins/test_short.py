@@ -20,7 +20,7 @@ from tests.plugins.test_kernel import H200
 pytestmark = pytest.mark.full
 
 WHOLE_SM = replace(HOPPER, shared_bytes=227 << 10)
-# It takes the longest contexts, too, but nobody gives it them, and the emulator would take minutes.
+# It supports the longest contexts, too, but is never used for them, and the emulator would take minutes.
 CASES = {
     case.name: case
     for case in (*REGULAR, *FEATURES, *CORNER, *PAGED, *MANY_ROWS_FP8)

@@ -55,7 +55,7 @@ QUICK = Case(name="quick", N=4, G=1, S=8, norm=4.0, sinks=True, context_lengths=
     ids=("bf16", "fp8", "bf16-pages", "fp8-pages", "bias-fp8-output"),
 )
 def test_one_case_of_each_cache(case: Case, tmp_path: Path) -> None:
-    """What `make test` runs of this kernel."""
+    """Cases of this kernel that `make test` runs."""
     assert case.dtype is cases.BF16
     program = once("wgmma_quick", lambda path: build_kernel(path, 64, 32, formats=emulation.BF16_BLOCKS))
     check(program, tmp_path / "call", case, ctas=2, rounded_queries=True)
@@ -79,7 +79,7 @@ def test_a_gpu_of_any_size(ctas: int, program: Program, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_the_order_of_threads_changes_no_bit(program: Program, tmp_path: Path) -> None:
-    case = replace(GPT_OSS_FP8, context_lengths=(1700, 3, 130))  # of which ranges cut the first
+    case = replace(GPT_OSS_FP8, context_lengths=(1700, 3, 130))  # ranges cut the first one
     emulation.check_order(program(case), tmp_path, case, ctas=5, seeds=4)
 
 

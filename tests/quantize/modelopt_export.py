@@ -110,7 +110,7 @@ def unit_ranges(directory: Path) -> Ranges:
     """A range for every input, each another one."""
     spec = read_draft(directory).spec
     values = {module: 1.5 + 0.37 * index for index, module in enumerate(spec.linear_modules())}
-    for module in values:  # what modelopt's export makes equal, too
+    for module in values:  # modelopt's export makes these equal, too
         values[module] = values[module.replace("v_proj", "k_proj").replace("up_proj", "gate_proj")]
     layers = range(len(spec.layers))
     return Ranges(inputs=values, k=tuple(3.3 + i for i in layers), v=tuple(5.7 + i for i in layers))

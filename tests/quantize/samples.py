@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Case:
-    """A draft and what a recipe made of it."""
+    """A draft and the checkpoint that a recipe made from it."""
 
     draft: DraftCheckpoint
     quantised: DraftCheckpoint
@@ -62,7 +62,7 @@ def dequantised(tensors: dict[str, Array], module: str) -> Floats:
     if weight.dtype != np.uint8:
         return weight.astype(np.float64) * tensors[f"{module}.weight_scale"].astype(np.float64)
     if f"{module}.weight_scale_2" not in tensors:
-        scales = tensors[f"{module}.weight_scale"].astype(ml_dtypes.bfloat16)  # as the graph reads it
+        scales = tensors[f"{module}.weight_scale"].astype(ml_dtypes.bfloat16)  # in the graph's type
         return unpacked_int4(weight, scales.astype(np.float64))
     codes = np.stack([weight & 15, weight >> 4], axis=-1).reshape(len(weight), -1)
     scales = tensors[f"{module}.weight_scale"].astype(np.float64) * tensors[f"{module}.weight_scale_2"]

@@ -68,7 +68,7 @@ def test_first_match_decides(tmp_path: Path) -> None:
 
 
 def complaint(tmp_path: Path, text: str) -> str:
-    """What is said about a recipe file, without its path."""
+    """Error about a recipe file, without its path."""
     file = tmp_path / "own.yaml"
     file.write_text(text)
     with pytest.raises(RecipeError) as caught:

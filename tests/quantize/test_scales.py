@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scales: which layers share one, what ranges make of them, bounds that stand in for ranges, and the cache's."""
+"""Scales: which layers share one, how ranges determine them, bounds used instead of ranges, and the cache's."""
 
 import json
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_scale_groups() -> None:
 
 
 def test_scales_from_ranges(tmp_path: Path) -> None:
-    """What one GEMM multiplies stores the widest of its inputs' ranges: q, k and v of all layers; gate and up."""
+    """Layers of one GEMM store the widest of their input ranges: q, k and v of all layers; gate and up."""
     draft = read_draft(FIXTURES / "tiny-gpt-oss-dflash")
     inputs = {module: 1.0 + index for index, module in enumerate(draft.spec.linear_modules())}
     ranges = Ranges(inputs=inputs, k=(3.0, 4.0), v=(5.0, 0.0))

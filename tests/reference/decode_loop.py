@@ -1,8 +1,7 @@
 """Greedy DFlash decoding from the definition: the float64 drafter, and a target without any cache.
 
-    tokens = prompt + [target's first token]
-    repeat: draft S-1 tokens behind the last one; keep those the target would have chosen, plus its next
-            choice; the features of exactly the verified tokens become drafter context.
+    tokens = prompt + [target's first token] repeat: draft S-1 tokens after the last one; keep those the target would
+have chosen, plus its next choice; the features of exactly the verified tokens become drafter context.
 
 Each step runs the target over all tokens from the start, so there is no rollback to get wrong.
 """
@@ -25,7 +24,7 @@ class ReferenceRun:
     """One greedy generation, for one request."""
 
     output_ids: list[int]
-    """Generated tokens without the prompt, cut to the budget and behind the first eos."""
+    """Generated tokens without the prompt, cut to the budget and after the first eos."""
     committed: list[int] = field(default_factory=list)
     """Tokens that each verify step added, after the cut."""
     proposals: list[list[int]] = field(default_factory=list)
@@ -85,7 +84,7 @@ def reference_greedy(
         proposed = drafter.proposals(hidden) if "lm_head.weight" in drafter.tensors else borrowed
 
         choices, features = target_forward(target, tokens + proposed, taps)
-        verified = choices[num_context:]  # the target's token behind the anchor, behind slot 1, ..
+        verified = choices[num_context:]  # the target's token after the anchor, after slot 1, ..
         num_accepted = next((i for i in range(len(proposed)) if proposed[i] != verified[i]), len(proposed))
         new = verified[: num_accepted + 1][: max_new_tokens - len(run.output_ids)]
         new = new[: next((i + 1 for i, token in enumerate(new) if token in eos_ids), len(new))]

@@ -140,7 +140,7 @@ def read_rotary(config: dict[str, Any], head_dim: int) -> RotaryEmbedding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionRule:
-    """Which keys one layer's queries see."""
+    """Mask of the keys that one layer's queries see."""
 
     causal: bool
     """No key after the query; only matters inside the block, for context always lies before it."""

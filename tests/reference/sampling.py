@@ -76,7 +76,7 @@ def kept_weights(logits: Logits, params: Params) -> Weights:
 
 
 def probabilities(logits: Logits, params: Params, prompt: Sequence[int], output: Sequence[int]) -> Probabilities:
-    """The distribution [V] of the token behind `output`."""
+    """The distribution [V] of the token after `output`."""
     logits = penalised(logits, params, prompt, output)
     if params.temperature == 0:
         return np.eye(len(logits))[logits.argmax()]

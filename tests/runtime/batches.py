@@ -15,12 +15,13 @@ from dflash_trt.api.acceptance import Step
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.target_checkpoint import read_target
+from dflash_trt.engine.proposals import Draw, Proposals
 from dflash_trt.runtime.decoder import Decoder
-from dflash_trt.runtime.draft_length import DraftLength, FixedLength
-from dflash_trt.runtime.drafter.candidate_selector import Draw, Proposals
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.model_runner import ModelRunner
+from dflash_trt.runtime.policy.draft_length import DraftLength
+from dflash_trt.runtime.policy.fixed_length import FixedLength
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.huggingface import load_model
@@ -65,11 +66,12 @@ class Workload:
         return self.session.manifest.draft.num_draft_tokens
 
     def decoder(
-        self, length: DraftLength | int, *, num_tokens: int = 10**6, num_slots: int = NUM_SLOTS, prefill_chunk: int = 64
-    ) -> Decoder:
+        self, length: DraftLength | int, *, num_tokens: int = 10**6, num_slots: int = NUM_SLOTS,
+        prefill_chunk: int = 64, runner: ModelRunner | None = None,
+    ) -> Decoder:  # fmt: skip
         policy = FixedLength(length) if isinstance(length, int) else length
-        pair = ModelRunner(self.session.target, self.session.drafter)
-        return Decoder(pair, SlotPool(num_slots, num_tokens), policy, prefill_chunk=prefill_chunk)
+        runner = runner or ModelRunner(self.session.target, self.session.drafter)
+        return Decoder(runner, SlotPool(num_slots, num_tokens), policy, prefill_chunk=prefill_chunk)
 
     def request(self, job: Job, params: SamplingParams | None = None) -> Request:
         return self.session.request(job.prompt_ids, params or greedy(job.max_tokens))

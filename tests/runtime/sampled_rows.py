@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from dflash_trt import _C
+from dflash_trt.engine.proposals import Proposals
 from dflash_trt.runtime import sampling
-from dflash_trt.runtime.drafter.candidate_selector import Proposals
 from tests.reference.sampling import Logits, Params
 
 POSITION = 2**32 - 2

@@ -13,7 +13,8 @@ import torch
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.request import Request, completion
+from dflash_trt.runtime.answer import completion
+from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session, run
 from tests.checkpoint.samples import refusal
 from tests.decoding import decode

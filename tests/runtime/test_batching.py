@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,13 +13,13 @@ import torch
 from dflash_trt.api.acceptance import Step
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
-from dflash_trt.runtime.decoder import Decoder
-from dflash_trt.runtime.draft_length import FixedLength, parse_draft_length
 from dflash_trt.runtime.model_runner import ModelRunner
+from dflash_trt.runtime.policy.fixed_length import FixedLength
+from dflash_trt.runtime.policy.parse_draft_length import parse_draft_length
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.targets.target import Segment
 from tests.decoding import greedy
-from tests.runtime.batches import MAX_NEW_TOKENS, NUM_SLOTS, Job, Workload, drive, fixture_workload, random_workload
+from tests.runtime.batches import Job, Workload, drive, fixture_workload, random_workload
 
 WORKLOADS: dict[str, Callable[[Path], Workload]] = {
     "random-qwen3": lambda path: random_workload(path, "qwen3", 8),
@@ -60,11 +59,6 @@ class WatchedRunner(ModelRunner):
     def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
         self.passes.append(list(segments))
         return super().verify(segments)
-
-
-def watched(decoder: Decoder, workload: Workload) -> WatchedRunner:
-    decoder._runner = pair = WatchedRunner(workload)
-    return pair
 
 
 QUICK = [("random-qwen3", "auto", 7), ("tiny-qwen3", "7", 1000)]
@@ -122,28 +116,26 @@ class LateDrafts(FixedLength):
         return self.length if self.num_steps > 12 else 0
 
 
-@pytest.mark.parametrize(("num_bytes", "num_rows"), [(10**9, 5), (40_000, 256)], ids=["all at once", "in between"])
 def test_drafts_after_a_pause_are_those_of_a_context_that_kept_up(
-    workloads: Callable[[str], Workload], monkeypatch: pytest.MonkeyPatch, num_bytes: int, num_rows: int
+    workloads: Callable[[str], Workload], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests come and go while taps wait."""
+    """Requests come and go while none drafts, and their context grows in passes of any number of rows."""
     workload = workloads("tiny-qwen3")
 
-    def steps(num_bytes: int, num_rows: int) -> list[list[Step]]:
-        monkeypatch.setattr("dflash_trt.runtime.model_runner.MAX_PENDING_BYTES", num_bytes)
+    def steps(num_rows: int) -> list[list[Step]]:
         monkeypatch.setattr("dflash_trt.runtime.model_runner.MAX_ROWS", num_rows)
         requests = [workload.request(job) for job in workload.jobs[:12]]
         drive(workload.decoder(LateDrafts(7)), requests, random.Random(2))
         return [request.steps for request in requests]
 
-    late = steps(num_bytes, num_rows)
-    assert late == steps(0, 10**6)
+    late = steps(5)
+    assert late == steps(10**6)
     assert max(step.accepted for request in late for step in request) >= 5
 
 
 def test_no_token_is_computed_twice(workload: Workload) -> None:
-    decoder = workload.decoder(3, num_tokens=200, prefill_chunk=7)
-    pair = watched(decoder, workload)
+    pair = WatchedRunner(workload)
+    decoder = workload.decoder(3, num_tokens=200, prefill_chunk=7, runner=pair)
     requests = [workload.request(job) for job in workload.jobs[:24]]
     drive(decoder, requests, random.Random(2))
     computed = sum(len(segment.token_ids) for segments in pair.passes for segment in segments)
@@ -169,8 +161,8 @@ def test_no_token_is_computed_twice(workload: Workload) -> None:
 
 def test_a_long_prompt_does_not_stall_the_others(workload: Workload) -> None:
     """It comes in chunks, and in every step meanwhile each of the others gets at least one token."""
-    decoder = workload.decoder(0, prefill_chunk=4)
-    pair = watched(decoder, workload)
+    pair = WatchedRunner(workload)
+    decoder = workload.decoder(0, prefill_chunk=4, runner=pair)
     others = [workload.request(job, greedy(60)) for job in workload.jobs[:3]]
     for other in others:
         decoder.add(other)
@@ -191,8 +183,8 @@ def test_a_long_prompt_does_not_stall_the_others(workload: Workload) -> None:
 
 
 def test_prompts_share_a_steps_chunk_oldest_first(workload: Workload) -> None:
-    decoder = workload.decoder(5, prefill_chunk=10)
-    pair = watched(decoder, workload)
+    pair = WatchedRunner(workload)
+    decoder = workload.decoder(5, prefill_chunk=10, runner=pair)
     lengths = [7, 5, 21, 2]
     requests = [workload.request(Job(prompt_ids=[1] * n, max_tokens=1, expected=[])) for n in lengths]
     drive(decoder, requests)
@@ -281,34 +273,3 @@ def test_random_cancels_leave_the_others_as_they_are(workload: Workload) -> None
     for request, job in zip(requests, workload.jobs, strict=True):
         full = job.expected
         assert request.token_ids == (full[: len(request.token_ids)] if request in cancelled else full)
-
-
-def test_an_abandoned_decoder_gives_way(workload: Workload) -> None:
-    """One decoder of a session at a time: what another has in the caches is cancelled, and each goes on."""
-    long = [job for job in workload.jobs if job.max_tokens == MAX_NEW_TOKENS]
-    jobs = (NUM_SLOTS * long)[: NUM_SLOTS + 1]
-    first, second = (workload.session.decoder(length, prefill_chunk=20) for length in (None, FixedLength(0)))
-    for decoder, other in ((first, second), (second, first)):
-        left = [workload.request(job) for job in jobs]
-        for request in left:
-            decoder.add(request)
-        decoder.step()
-        decoder.step()
-        decoder.cancel(left[0])  # so that the next decoder's first slot is free, and pages of others are not
-        drive(other, taken := [workload.request(job) for job in jobs[:3]])
-        assert [request.token_ids for request in taken] == [job.expected for job in jobs[:3]]
-        assert {request.finished for request in left[:-1]} == {FinishReason.CANCELLED}
-        assert decoder.metrics().running == 0
-        drive(decoder, [])
-        assert left[-1].token_ids == jobs[-1].expected, "what waited is served"
-
-
-def test_a_decoder_that_nobody_has_any_more_gives_way(workload: Workload) -> None:
-    job = workload.jobs[0]
-    decoder = workload.session.decoder()
-    decoder.add(workload.request(job))
-    decoder.step()
-    del decoder
-    gc.collect()
-    drive(workload.session.decoder(), [request := workload.request(job)])
-    assert request.token_ids == job.expected

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dflash_trt.api.runtime_options import RuntimeOptions
-from dflash_trt.engine import fused
-from dflash_trt.engine.plans.launcher import EagerLauncher
+from dflash_trt.device import fused
+from dflash_trt.device.launcher import EagerLauncher
 from dflash_trt.runtime.drafter.torch.graph_program import Program
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import Session, run

@@ -7,8 +7,6 @@ Acceptance must agree too: most mistakes in a drafter leave the text right and o
 from __future__ import annotations
 
 import math
-import random
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +21,15 @@ from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import EngineError
-from dflash_trt.runtime import model_runner
-from dflash_trt.runtime.accept import argmax, choose
+from dflash_trt.runtime.answer import completion
+from dflash_trt.runtime.choice import argmax, choose
 from dflash_trt.runtime.decoder import Decoder
-from dflash_trt.runtime.draft_length import FixedLength, StepRecord
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.load import open_session
-from dflash_trt.runtime.model_runner import NO_SLOT, ModelRunner, PendingTaps
-from dflash_trt.runtime.request import Request, completion
+from dflash_trt.runtime.model_runner import ModelRunner
+from dflash_trt.runtime.policy.fixed_length import FixedLength
+from dflash_trt.runtime.policy.step_record import StepRecord
+from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session, run
 from dflash_trt.runtime.targets.target import Verified
 from tests.decoding import decode, greedy, open_without_tokenizer
@@ -41,54 +40,6 @@ from tests.oracle.transformers_dflash import dflash_greedy, load_assistant, load
 from tests.paths import FIXTURES
 from tests.reference.decode_loop import reference_greedy
 from tests.reference.synthetic import Dialect
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_each_slot_gets_its_committed_rows_in_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_runner, "MAX_PASSES", 2 + seed % 5)
-    rng, pending, number = random.Random(seed), PendingTaps(), 0
-    expected: defaultdict[int, list[int]] = defaultdict(list)
-    for _ in range(rng.randrange(1, 60)):
-        owners: list[int] = []
-        rows: list[int] = []
-        for slot in sorted(rng.sample(range(6), rng.randrange(1, 6))):
-            committed, rejected = rng.randrange(4), rng.randrange(4) * rng.randrange(2)
-            expected[slot] += range(number, number + committed)
-            rows += range(number, number + committed + rejected)
-            number += committed + rejected
-            owners += [slot] * committed + [NO_SLOT] * rejected
-        column = torch.tensor(rows, dtype=torch.float32)[None, :, None]  # as a target gives them
-        pending.add([column, -column], owners)
-        if rng.random() < 0.2:
-            pending.drop(slot := rng.randrange(6))
-            expected.pop(slot, None)
-        if rng.random() < 0.2:
-            pending.compact()
-            assert pending.num_bytes == 8 * sum(map(len, expected.values()))
-        if rng.random() < 0.1:
-            check(pending, expected)
-            expected.clear()
-    check(pending, expected)
-    assert pending.take() == ([], [], None)
-
-
-def test_rows_that_nobody_waits_for_take_no_more_room() -> None:
-    pending, row = PendingTaps(), torch.zeros(64, 2)
-    for _ in range(300):
-        pending.add([row], [0] * len(row))
-        pending.drop(0)
-    assert pending.num_bytes < 100 * row.nbytes
-
-
-def check(pending: PendingTaps, expected: defaultdict[int, list[int]]) -> None:
-    slots, counts, taps = pending.take()
-    assert pending.num_bytes == 0
-    assert taps is None or torch.equal(taps[:, 0], -taps[:, 1])
-    rows = [] if taps is None else taps[:, 0].int().tolist()
-    found = {slot: [rows.pop(0) for _ in range(count)] for slot, count in zip(slots, counts, strict=True)}
-    assert rows == []
-    assert found == {slot: numbers for slot, numbers in expected.items() if numbers}
-
 
 BAD = 7
 """Token whose embedding is NaN, which makes all that follows it NaN."""
@@ -288,24 +239,24 @@ class Alternating(FixedLength):
         return self.chosen[-1]
 
     def observe(self, step: StepRecord) -> None:
-        if step.proposed:
+        if step.blocks:
             assert len(self.records) == len(self.chosen) - 1, "each step is observed before the next one begins"
             self.records.append(step)
 
 
 def test_a_step_record_says_what_the_step_did(sessions: dict[str, Session]) -> None:
-    """The drafter catches up in the first step of all, on the prompt, and in each behind one without drafts."""
     session, policy = sessions["tiny-qwen3"], Alternating()
     request = session.request(prompts(session)[0], greedy(40))
     run(session.decoder(policy), [request])
     assert len(policy.records) == len(request.steps) > 6
-    for number, (record, step, chosen) in enumerate(zip(policy.records, request.steps, policy.chosen, strict=True)):
-        assert record.num_caught_up == (number % 4 == 0)
+    for record, step, chosen in zip(policy.records, request.steps, policy.chosen, strict=True):
+        (block,) = record.blocks
         assert record.num_prompt_tokens == 0
-        assert record.proposed == [step.proposed]
+        assert record.seconds > 0
+        assert (block.proposed, block.temperature, block.drawn) == (step.proposed, 0, None)
         if step is not request.steps[-1]:  # the limit cuts the last one
             assert step.proposed == chosen
-            assert record.accepted == [step.accepted]
+            assert block.accepted == step.accepted
 
 
 def test_a_step_record_says_that_prompts_were_read() -> None:
@@ -323,7 +274,7 @@ def test_a_step_record_says_that_prompts_were_read() -> None:
         decoder.step()
     assert len(policy.records) - begin == -(-len(second.prompt_ids) // 8) > 1
     assert sum(record.num_prompt_tokens for record in policy.records[begin:]) == len(second.prompt_ids)
-    assert all(record.num_prompt_tokens and len(record.proposed) == 1 for record in policy.records[begin:])
+    assert all(record.num_prompt_tokens and len(record.blocks) == 1 for record in policy.records[begin:])
     decoder.step()
     assert policy.records[-1].num_prompt_tokens == 0
-    assert len(policy.records[-1].proposed) == 2
+    assert len(policy.records[-1].blocks) == 2

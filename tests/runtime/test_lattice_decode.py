@@ -15,12 +15,14 @@ from msgspec.structs import replace
 
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.runtime import accept
-from dflash_trt.runtime.accept import ProposalChoice
+from dflash_trt.engine.candidate_lattice import Candidates
+from dflash_trt.engine.markov_scorer import MarkovScorer
+from dflash_trt.engine.proposals import Draw
 from dflash_trt.runtime.decoder import Decoder
-from dflash_trt.runtime.draft_length import FixedLength
-from dflash_trt.runtime.drafter.candidate_selector import Candidates, Draw, MarkovScorer, Proposals
 from dflash_trt.runtime.load import open_session
+from dflash_trt.runtime.policy import proposal_choice
+from dflash_trt.runtime.policy.fixed_length import FixedLength
+from dflash_trt.runtime.policy.proposal_choice import ProposalChoice
 from dflash_trt.runtime.session import Session, run
 from tests.checkpoint.samples import edit_config, edit_tensors
 from tests.engines import build, build_with_head
@@ -76,7 +78,7 @@ def drawn(
 @pytest.mark.full
 def test_drawn_proposals_leave_the_distribution(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """A chi-square test of two samples; it sees distributions that are those of the next slots."""
-    monkeypatch.setattr(ProposalChoice, "draw", lambda self, request: request.draw)
+    monkeypatch.setattr(ProposalChoice, "is_drawn", lambda *_: True)
     plain = drawn(session, session.plain_decoder(), max_tokens=5, first_seed=0)
     assert same_distribution(drawn(session, session.decoder(), max_tokens=5), plain) > 1e-3
     honest = Candidates.sampled_walk
@@ -93,7 +95,7 @@ def test_drawn_proposals_leave_the_distribution(session: Session, monkeypatch: p
 def test_choosing_between_ways_leaves_the_distribution(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are greedy or drawn in turn; the test sees a choice that looks at what was drawn."""
     plain = drawn(session, session.plain_decoder(), max_tokens=5, first_seed=0)
-    monkeypatch.setattr(accept, "ENOUGH", 10**9)
+    monkeypatch.setattr(proposal_choice, "ENOUGH", 10**9)
     assert same_distribution(drawn(session, session.decoder(), max_tokens=5), plain) > 1e-3
     honest = Candidates.sampled_walk
 
@@ -102,29 +104,9 @@ def test_choosing_between_ways_leaves_the_distribution(session: Session, monkeyp
         greedy = self.greedy_walk()
         return torch.where(paths[:, :1] == greedy[:, :1], paths, greedy), q
 
-    monkeypatch.setattr(ProposalChoice, "draw", lambda self, request: request.draw)
+    monkeypatch.setattr(ProposalChoice, "is_drawn", lambda *_: True)
     monkeypatch.setattr(Candidates, "sampled_walk", looking)
     assert same_distribution(drawn(session, session.decoder(), max_tokens=5), plain) < 1e-6
-
-
-@pytest.mark.parametrize(("greedy", "drawn_ones"), [(3, 1), (1, 3)])
-def test_the_way_that_accepts_more_is_taken(session: Session, greedy: int, drawn_ones: int) -> None:
-    """At each temperature for itself; a request with a seed is always greedy and counts for nothing."""
-    choice, prompt = ProposalChoice(), prompts(session)[0]
-    settings = (SamplingParams(temperature=t, seed=s) for t, s in ((1.0, None), (0.5, None), (1.0, 3)))
-    warm, cool, seeded = (session.request(prompt, params) for params in settings)
-    candidates, probabilities = np.zeros((1, 2), np.int64), np.ones((1, 2))
-    ways = []
-    for _ in range(1000):
-        draw = choice.draw(warm)
-        ways.append(draw is not None)
-        proposals = Proposals([1], candidates, probabilities) if draw else Proposals([1])
-        choice.observe(warm, proposals, drawn_ones if draw else greedy)
-        choice.observe(seeded, Proposals([1]), 9)
-    assert sum(ways[:64]) == 32, "each in turn at first"
-    assert sum(way is (drawn_ones < greedy) for way in ways[64:]) == 24, "the other way in blocks 64, 81, ..., 961"
-    assert choice.draw(seeded) is None
-    assert choice.draw(cool) is None, "nothing is known of this temperature"
 
 
 def same_distribution(first: Counter[tuple[int, ...]], second: Counter[tuple[int, ...]]) -> float:
@@ -252,7 +234,7 @@ def test_a_length_that_is_asked_for_is_not_cut(dspark: Session) -> None:
 @pytest.mark.full
 def test_cut_drawn_drafts_leave_the_distribution(dspark: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """It sees a cut that depends on the token itself."""
-    monkeypatch.setattr(ProposalChoice, "draw", lambda self, request: request.draw)
+    monkeypatch.setattr(ProposalChoice, "is_drawn", lambda *_: True)
     plain = drawn(dspark, dspark.plain_decoder(), max_tokens=4, first_seed=0)
     assert same_distribution(drawn(dspark, dspark.decoder(Cutting(SIZES.block_size)), max_tokens=4), plain) > 1e-3
     monkeypatch.setattr(MarkovScorer, "_survival", lambda *inputs: (inputs[-1] > 300).cumprod(-1))

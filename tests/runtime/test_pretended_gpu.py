@@ -19,12 +19,12 @@ from dflash_trt import _C
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.target_checkpoint import read_target
-from dflash_trt.engine.plans.launcher import CudaLauncher
+from dflash_trt.device.launcher import CudaLauncher
+from dflash_trt.engine.proposals import Proposals
 from dflash_trt.engine.signatures import num_pages_for
 from dflash_trt.errors import CheckpointError, RequestError
-from dflash_trt.runtime import accept, open_target
-from dflash_trt.runtime.accept import StepInput, accept_parts
-from dflash_trt.runtime.drafter.candidate_selector import Proposals
+from dflash_trt.runtime import choice, open_target
+from dflash_trt.runtime.accept import accept_parts
 from dflash_trt.runtime.kvcache import paged_caches
 from dflash_trt.runtime.load import open_session, room_for
 from dflash_trt.runtime.logits_processors import LogitBias
@@ -32,6 +32,7 @@ from dflash_trt.runtime.open_target import prepare_target
 from dflash_trt.runtime.ranks.roles import ALONE
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session
+from dflash_trt.runtime.step_input import StepInput
 from dflash_trt.runtime.targets.huggingface import load_model
 from dflash_trt.runtime.targets.packed_pass import GatheredPass
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, PackedTarget
@@ -125,6 +126,7 @@ def test_closing_frees_what_was_recorded(has_failed: bool, uncollected: None, mo
         if has_failed:
             monkeypatch.setattr(torch.cuda, "synchronize", fails)
         session.close()
+        gpu.caches.clear()  # it remembers those that kernels were told to write
         assert [found() for found in watched] == [None] * len(watched)
         assert gpu.waits == ["synchronize", "empty_cache"][has_failed:]
 
@@ -193,7 +195,7 @@ def random_step(rng: np.random.Generator) -> tuple[list[StepInput], torch.Tensor
 
 def test_a_step_emits_there_what_it_does_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens and log probabilities; the host waits for the GPU once, or twice where a filter leaves many tokens."""
-    monkeypatch.setattr(accept, "HEAVIEST", 16)
+    monkeypatch.setattr(choice, "HEAVIEST", 16)
     steps = [[random_step(np.random.default_rng(seed)) for _ in range(2)] for seed in range(16)]
     emitted = [accept_parts(*step) for step, _ in steps]
     num_waits, num_accepted, verify_block = set[int](), 0, _C.verify_block

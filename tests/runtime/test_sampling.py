@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._inductor import config
 
-from dflash_trt.engine import fused
-from dflash_trt.engine.fused import ROUNDS_EACH
+from dflash_trt.device import fused
+from dflash_trt.device.fused import ROUNDS_EACH
 from dflash_trt.runtime import sampling
 from dflash_trt.runtime.penalties import Penalised, penalise
 from tests.reference import sampling as reference

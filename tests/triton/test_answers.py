@@ -133,7 +133,7 @@ def test_the_world(variables: dict[str, str], expected: tuple[int, int], monkeyp
 
 
 def test_a_lone_process_forgets_its_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it spawns must not take part in the job of an `mpirun -n 1`; a user's settings stay."""
+    """Child processes must not join the job of an `mpirun -n 1`; a user's settings stay."""
     alone = {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", "PMI_FD": "7", "ORTE_X": "1"}
     set_environment(monkeypatch, {**alone, "OMPI_MCA_btl": "self", "PMIX_MCA_gds": "hash"})
     assert mpi_ranks.leader_session() == {}
@@ -142,7 +142,7 @@ def test_a_lone_process_forgets_its_launcher(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_spawned_ranks_import_the_drafters_registration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What mpi4py takes for the main module is the one that registers, as the engine's own check wants it."""
+    """The module that registers is the main module for mpi4py, as the engine's own check requires."""
     registered: list[bool] = []
     monkeypatch.setattr(mpi_ranks, "register", lambda: registered.append(True))
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
@@ -250,7 +250,7 @@ BODY = {
 
 @pytest.fixture(scope="module")
 def expected(engine: Path) -> dict[str, Any]:
-    """What the command line says."""
+    """Output of the command line."""
     with redirect_stdout(io.TextIOWrapper(io.BytesIO())) as printed:
         run_here(
             "generate", engine, PROMPT, "--target", TARGET, "--max-tokens", TOKENS, "--draft-length", "7", "--json"

@@ -82,7 +82,7 @@ def explicit_server(directory: Path, log: str, *options: str, sites: tuple[Path,
 
 @pytest.fixture(scope="module")
 def served(directory: Path) -> Iterator[Server]:
-    """The stand-in behind our model, and the other model."""
+    """The stand-in used by our model, and the other model."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STAND_IN_NOTES", str(directory / "notes"))
         server = explicit_server(directory, "log", "--load-model=*", sites=(STAND_IN,))

@@ -172,7 +172,7 @@ class DFlashWorker(SpecWorkerBase):
 ''',
 }  # fmt: skip
 WORKER = "_torch/speculative/dflash.py"
-# What the workers of later commits have beside it: a text of the file, and what stands in its place.
+# Differences of later commits' workers: a text of the file, and its replacement.
 Edits = tuple[tuple[str, str], ...]
 KIMI_K3: Edits = (
     ("total_target_tokens=0,\n    ):", "total_target_tokens=0, prep=None,\n    ):"),
@@ -234,10 +234,7 @@ def main():
 
 
 def write_server(directory: Path) -> None:
-    """A trtllm-serve beside the package, which spawns ranks as TensorRT-LLM does (llmapi/mpi_session.py).
-
-    And a dynamo.trtllm that does the same.
-    """
+    """Writes a trtllm-serve and a dynamo.trtllm that spawn ranks as TensorRT-LLM does (llmapi/mpi_session.py)."""
     worker = directory / "dynamo" / "trtllm" / "__main__.py"
     worker.parent.mkdir(parents=True)
     worker.write_text("if __name__ == '__main__':\n    from tensorrt_llm.commands import main\n\n    main()\n")
@@ -248,7 +245,7 @@ def write_server(directory: Path) -> None:
     (metadata / "entry_points.txt").write_text("[console_scripts]\ntrtllm-serve = tensorrt_llm.commands:main\n")
 
 
-# As little of llmapi/ as runs: a pool of MPI's world on rank 0, tasks of a command that is no MPI process.
+# The minimum of llmapi/ that runs: a pool of MPI's world on rank 0, tasks of a command that is no MPI process.
 LAUNCHER = {
     "trtllm-llmapi-launch": """
 rank=${SLURM_PROCID:-${PMI_RANK:-0}}

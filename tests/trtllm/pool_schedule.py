@@ -34,7 +34,7 @@ from tests.fixtures_data import prompts
 from tests.paths import FIXTURES
 from tests.trtllm.worker import Decoding, PooledWorker, Trace, Worker, draft_config, share
 
-NAME = "tiny-gpt-oss"  # whose layers have windows
+NAME = "tiny-gpt-oss"  # has layers with windows
 BATCH, CONTEXT = 3, 150
 
 
@@ -66,7 +66,7 @@ class Setup(SimpleNamespace):
 def build_with_plans(engine: Path, num_ranks: int = 1) -> None:
     """Writes the fixture's engine with plans of the recorded TensorRT, on a machine that pretends to have it.
 
-    For more ranks than it has KV heads, the draft gets as many, random ones.
+    For more ranks than KV heads, the draft gets one random KV head per rank.
     """
     draft = read_draft(FIXTURES / f"{NAME}-dflash")
     if num_ranks > draft.spec.num_key_value_heads:
@@ -93,8 +93,8 @@ def open_setup(engine: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int = 1
 def decode(setup: Setup, worker: Worker, seed: int) -> list[Trace]:
     """A random schedule: any batch and order, cancels, evictions, slots used again, prefixes of others, a warm-up.
 
-    Once the worker replaces its pool, and reads all running requests again. Of the plan's sizes 1, 2, 4 and 5, a batch
-    of 3 is padded.
+    Once the worker replaces its pool and reads all running requests again. A batch of 3 is padded, since the plan has
+    sizes 1, 2, 4 and 5.
     """
     draw = np.random.default_rng(seed)
     decoding = Decoding(worker, setup.session.target, setup.drafter)
@@ -106,7 +106,7 @@ def decode(setup: Setup, worker: Worker, seed: int) -> list[Trace]:
         if free and draw.random() < 0.7:
             slot, text = int(draw.choice(free)), texts[int(draw.integers(len(texts)))]
             others = list(decoding.traces)
-            if others and draw.random() < 0.5:  # the same prompt again: a page of 64 and one of 16
+            if others and draw.random() < 0.5:  # repeats the prompt: a page of 64 and one of 16
                 source = int(draw.choice(others))
                 text = started[source]
                 decoding.prefill(slot, text[:64], shared_with=source)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dflash_trt.api.runtime_options import RuntimeOptions
-from dflash_trt.engine.plans import launcher
+from dflash_trt.device import launcher
 from dflash_trt.engine.plans.add_plans import add_plans
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.errors import EngineError
@@ -131,7 +131,7 @@ def test_drafts_are_those_of_the_dense_cache(setup: Setup, version: str, size: i
 
 
 def faulty(worker: PooledWorker, fault: str) -> None:
-    """What each mistake in the binding would read."""
+    """Rows that each mistake in the binding would read."""
     bound = worker.drafter._executor._draft.tensors
     layout = bound["context_layout"]
     match fault:
@@ -211,14 +211,14 @@ def test_what_the_manager_is_told_and_what_arena_is_named(setup: Setup, caplog: 
 def strided(view: torch.Tensor, shape: dict[int, int], strides: dict[int, int], offset: int = 0) -> torch.Tensor:
     """A layer's view of the pool with other sizes and strides of some dimensions, and another address."""
     sizes = [shape.get(axis, size) for axis, size in enumerate(view.shape)]
-    sizes[0] = 1  # of which the pool has as many bytes whatever the stride
+    sizes[0] = 1  # the pool's size does not depend on the stride
     steps = [strides.get(axis, step) for axis, step in enumerate(view.stride())]
     return view.as_strided(sizes, steps, view.storage_offset() + offset)
 
 
 @pytest.mark.parametrize("version", ["V1", "V2"])
 def test_what_a_pool_shows_is_refused_by_name(setup: Setup, version: str) -> None:
-    """What the worker could get wrong, and each time what was expected and found."""
+    """Mistakes of the worker; each error has the expected and the actual value."""
     worker = setup.worker(version)
     assert isinstance(worker, PooledWorker)
     bind, views, table = worker.drafter._context.bind_pool, worker.views, worker.table

@@ -14,9 +14,9 @@ import torch
 
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
+from dflash_trt.device import launcher
 from dflash_trt.engine.executor import DraftInputs, Executor
 from dflash_trt.engine.manifest import Manifest, read_manifest
-from dflash_trt.engine.plans import launcher
 from dflash_trt.engine.plans.add_plans import add_plans
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
@@ -103,7 +103,7 @@ def test_drafts_are_our_own_runtimes(session: Session, engine: Path, generation:
 
 @ONE_PAIR
 def test_a_block_that_the_worker_cuts_is_whole_to_the_drafter(session: Session, engine: Path) -> None:
-    """Drafts alone would not tell other masks behind its end."""
+    """Drafts alone would not reveal other masks after its end."""
     worker, spec = make_worker(session, OnnxExecutor(engine, session.manifest)), session.manifest.draft
     with torch.inference_mode():
         worker.prefill(0, torch.randn(20, spec.target_hidden_size))
@@ -221,7 +221,7 @@ def test_plans_on_the_recorded_tensorrt(
 
 @ONE_PAIR
 def test_padding_reads_nothing(session: Session, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an earlier, larger batch left in the padding would be read for nothing."""
+    """Rows of an earlier, larger batch in the padding would be read needlessly."""
     pretend(monkeypatch, tmp_path, VERSIONS[-1])
     spec = session.manifest.draft
     manifest = with_plans(engine, PlanOptions(max_batch_size=4, max_seq_len=CONTEXT, max_num_tokens=ROWS))
@@ -279,7 +279,7 @@ def test_pipeline_stages_are_refused(engine: Path) -> None:
 
 
 class AllReduce:
-    """TensorRT-LLM's, with as many ranks that have the same."""
+    """TensorRT-LLM's, for ranks that all have the same partial sums."""
 
     def __init__(self, mapping: SimpleNamespace) -> None:
         self._ranks = mapping.tp_size

@@ -41,7 +41,7 @@ def run(command: list[str], path: Path | None = None) -> subprocess.CompletedPro
 
 
 def gathered(num_ranks: int, *arguments: str) -> list[Any]:
-    """What the ranks of rank_script.py print."""
+    """Output of the ranks of rank_script.py."""
     result = run([*MPIEXEC, str(num_ranks), *SCRIPT, "tests.trtllm.rank_script", *arguments])
     assert result.returncode == 0, result.stderr
     ranks: list[Any] = json.loads(result.stdout)
@@ -218,7 +218,7 @@ def test_all_differences_are_listed(install: Install) -> None:
 
 
 class Drafter:
-    """What a step of the fake worker calls; ours notes that it has drafted."""
+    """Called in a step of the fake worker; ours records that it has drafted."""
 
     lm_head = lilicorr = None
 

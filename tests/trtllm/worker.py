@@ -7,7 +7,7 @@ end; zeros as the first drafts of a request; the last slot for requests that onl
 `ctx_rows_start` to drafters that take it, and a mask row of the drafter's own; 8d62b3e5 asks `fc` itself for the dtype
 of the cache, and for LiLiCorr before DFlash2's selector. The cache manager's pool of pages (414ba69f42c2 and 8d62b3e5)
 has two layouts: V1 slices a layer out of each page, V2 is a view of every layer over the whole pool, in which a page's
-entry is its slot times the layers. Entries that are not allocated become 0, a page of somebody else.
+entry is its slot times the layers. Entries that are not allocated become 0, another request's page.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class PooledWorker(Worker):
         self.ctx_len[slot] = num_tokens
 
     def release(self, slot: int) -> None:
-        """Pages that nobody else has go back; what is in them stays until they are written again."""
+        """Unshared pages are returned; their contents stay until they are written again."""
         super().release(slot)
         given, self._pages[slot] = self._pages[slot], []
         held = {page for pages in self._pages.values() for page in pages}
@@ -222,7 +222,7 @@ class PooledWorker(Worker):
 
     def _context(self, slots: Tensor) -> dict[str, Any]:
         self.table.zero_()
-        self._start = int(torch.randint(len(self.table) - len(slots) + 1, (), generator=self._random))  # its prompts
+        self._start = int(torch.randint(len(self.table) - len(slots) + 1, (), generator=self._random))  # prompts
         for row, slot in enumerate(slots.tolist(), self._start):
             entries = torch.tensor(self._pages[slot], dtype=torch.int32)
             self.table[row, : len(entries)] = entries * (len(self.views) if self._version == "V2" else 1)
@@ -248,7 +248,7 @@ class LmHead(nn.Module):
 
 
 def share(drafter: Any, target: Any) -> None:
-    """What TensorRT-LLM's loader, weight mapper and target model do with the drafter before the first step."""
+    """Steps of TensorRT-LLM's loader, weight mapper and target model with the drafter before the first step."""
     drafter.logits_processor = lambda hidden, lm_head, *_: lm_head(hidden)
     # base_weight_mapper.py at 0c8de69a1ca6, init_model_and_config
     assert hasattr(drafter, "model_config")
@@ -266,13 +266,13 @@ def engine_of(session: Session) -> Path:
 
 
 def draft_config(spec: Any) -> SimpleNamespace:
-    """What the drafter keeps of TensorRT-LLM's ModelConfig."""
+    """The part of TensorRT-LLM's ModelConfig that the drafter keeps."""
     return SimpleNamespace(pretrained_config=SimpleNamespace(max_position_embeddings=spec.max_position_embeddings))
 
 
 @dataclass
 class Trace:
-    """What a request came to."""
+    """Results of a request."""
 
     token_ids: list[int]
     drafts: list[list[int]] = field(default_factory=list)

@@ -60,7 +60,7 @@ def _variables(runtime: Runtime) -> list[Json]:
         {"type": "datasource", "name": "datasource", "label": "Prometheus", "query": "prometheus"},
         labels("model", "model_name", "Model"),
         labels("instance", "instance", "Server"),
-        # NaN is a number in PromQL: the panel that uses it is empty, and says why, until somebody knows better.
+        # NaN is a number in PromQL: the panel that uses it stays empty, with the reason, until the value is set.
         {
             "type": "textbox", "name": "plain_ms", "label": "ms per token without speculation", "query": "NaN",
             "current": {"text": "NaN", "value": "NaN", "selected": True},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each runtime publishes, as PromQL. In an expression, SELECTOR and WINDOW stand for labels and a range."""
+"""Metrics of each runtime as PromQL. In an expression, SELECTOR and WINDOW stand for labels and a range."""
 
 from __future__ import annotations
 

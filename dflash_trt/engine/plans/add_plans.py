@@ -28,7 +28,8 @@ from dflash_trt.engine.plans.plan import (
 )
 from dflash_trt.engine.plans.plan_process import PlanJob, build_apart
 from dflash_trt.engine.plans.tensorrt_api import host_code, plugin_library
-from dflash_trt.files.write import OutputKind, new_directory, new_file, recover_abandoned
+from dflash_trt.files.workspace import recover_abandoned
+from dflash_trt.files.write import OutputKind, new_directory, new_file
 
 
 def add_plans(directory: Path, options: PlanOptions | None = None, timing_cache: TimingCache | None = None) -> Manifest:

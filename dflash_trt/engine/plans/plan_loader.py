@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dflash_trt.device.launcher import Launcher
 from dflash_trt.engine.executor import AllReduce
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plans import machine, tensorrt_api
 from dflash_trt.engine.plans.jit_cache import JitCache, jit_cache_file
-from dflash_trt.engine.plans.launcher import Launcher
 from dflash_trt.engine.plans.machine import Gpu
 from dflash_trt.engine.plans.plan import Here, Plan, check_plan
 from dflash_trt.engine.plans.tensorrt_api import RUNTIMES, host_code, plugin_library

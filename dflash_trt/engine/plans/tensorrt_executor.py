@@ -8,9 +8,9 @@ from pathlib import Path
 
 from torch import Tensor
 
+from dflash_trt.device.launcher import Launcher
 from dflash_trt.engine.executor import AllReduce
 from dflash_trt.engine.manifest import Manifest
-from dflash_trt.engine.plans.launcher import Launcher
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.plan_loader import PlanLoader, PlanRunner, SegmentedPlan
 from dflash_trt.engine.recorded_executor import RecordedExecutor

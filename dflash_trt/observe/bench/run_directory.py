@@ -16,7 +16,8 @@ import msgspec
 
 from dflash_trt.errors import ConfigError, shown
 from dflash_trt.files.json_file import read_json
-from dflash_trt.files.write import NAME, OutputKind, bearing, new_file, sole_writer
+from dflash_trt.files.workspace import SUFFIX
+from dflash_trt.files.write import OutputKind, bearing, new_file, sole_writer
 from dflash_trt.observe.bench.records import SCHEMA, BenchMethod, BenchPoint, BenchRecord, BenchRun, request_of
 from dflash_trt.observe.plots.curves import TITLES
 
@@ -81,7 +82,7 @@ def sole_measurer(directory: Path) -> AbstractContextManager[None]:
 def begin_run(directory: Path, run: BenchRun) -> BenchRun:
     """Continues a run of the same settings or writes `run`; raises ConfigError naming what differs."""
     if not (directory / RUN_FILE).exists():
-        if any(not NAME.fullmatch(entry.name) for entry in directory.glob("*")):
+        if any(not entry.name.endswith(SUFFIX) for entry in directory.glob("*")):
             raise ConfigError(f"{directory} is not empty and holds no bench run", hint="give another -o")
         write_run(directory, run)
         return run

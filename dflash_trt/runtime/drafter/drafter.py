@@ -14,9 +14,10 @@ from torch import Tensor
 
 from dflash_trt.checkpoint.draft_spec import EMBEDDING, MASK_EMBEDDING, DraftSpec
 from dflash_trt.checkpoint.weights import SINGLE
+from dflash_trt.device.upload import uploaded
+from dflash_trt.engine.candidate_lattice import Candidates
+from dflash_trt.engine.candidate_scorer import CandidateScorer
 from dflash_trt.engine.executor import DraftInputs, Executor
-from dflash_trt.engine.plans.launcher import uploaded
-from dflash_trt.runtime.drafter.candidate_selector import Candidates, CandidateScorer
 from dflash_trt.runtime.kvcache.paged_caches import ContextCache
 
 Embed = Callable[[Tensor], Tensor]

@@ -6,12 +6,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
+from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.engine.candidate_scorer import CandidateScorer
+from dflash_trt.engine.candidate_selector import CandidateSelector
 from dflash_trt.engine.executor import Executor
 from dflash_trt.engine.manifest import Manifest
+from dflash_trt.engine.markov_scorer import MarkovScorer
 from dflash_trt.engine.plans.plan import GRAPHS
 from dflash_trt.errors import EngineError
 from dflash_trt.files.command import quoted
-from dflash_trt.runtime.drafter.candidate_selector import read_scorer
 from dflash_trt.runtime.drafter.drafter import DraftEmbedding, Drafter
 
 
@@ -53,9 +58,7 @@ def choose_executor(
         from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 
         return OnnxExecutor(engine, manifest, expose=expose)
-    import torch
-
-    from dflash_trt.engine.plans.launcher import CudaLauncher, EagerLauncher
+    from dflash_trt.device.launcher import CudaLauncher, EagerLauncher
     from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
     from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
 
@@ -69,6 +72,11 @@ def choose_executor(
             f"executor tensorrt: expected hidden states only, found {expose[0]}, which plans do not return"
         )
     return TensorRTExecutor(engine, manifest, CudaLauncher(torch.device(device)))
+
+
+def read_scorer(engine: Path, spec: DraftSpec, device: torch.device) -> CandidateScorer | None:
+    """The candidate scorer of the draft in the directory `engine`; None for a draft without."""
+    return (CandidateSelector if spec.markov_head is None else MarkovScorer).read(engine, spec, device)
 
 
 def _another_device(executor: str, expected: str, found: str) -> EngineError:

@@ -15,17 +15,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dflash_trt import _C
 from dflash_trt.api.runtime_options import DEFAULT_BATCH_SIZE
+from dflash_trt.device.attention_kernel import check_kernels
+from dflash_trt.device.fused import why_not_compiled
+from dflash_trt.device.launcher import Launcher
 from dflash_trt.engine.executor import DraftInputs
-from dflash_trt.engine.fused import why_not_compiled
 from dflash_trt.engine.manifest import Manifest
-from dflash_trt.engine.plans.launcher import Launcher
 from dflash_trt.engine.plans.machine import LOWEST_SM
 from dflash_trt.engine.plans.plan import graph_batch_sizes, row_buckets
 from dflash_trt.engine.recorded_executor import RecordedExecutor, RecordedGraph, graph_tensors
 from dflash_trt.engine.signatures import MAX_CONTEXT, num_pages_for
-from dflash_trt.errors import EngineError, MissingDependencyError
+from dflash_trt.errors import EngineError
 from dflash_trt.runtime.drafter.torch.calls import WITH_FP8_CODES
 from dflash_trt.runtime.drafter.torch.graph_program import OnnxGraph, Program
 from dflash_trt.runtime.drafter.torch.scaled_linear import patterns
@@ -138,29 +138,3 @@ class TorchExecutor(RecordedExecutor):
         if message not in self._warned:
             self._warned.add(message)
             LOG.warning("%s: %s", self._directory, message)
-
-
-def check_kernels(device: torch.device) -> None:
-    """Raises MissingDependencyError where `_C` has no attention kernel for this GPU."""
-    compiled, found = _C.cuda_architectures(), torch.cuda.get_device_capability(device)
-    if not runs_on(compiled, *found):
-        raise MissingDependencyError(
-            f"attention kernel: expected one for compute capability {found[0]}.{found[1]},"
-            f" found {', '.join(compiled) or 'a build without CUDA'}",
-            hint="pip install -e . -C cmake.define.DFLASH_CUDA=ON, or decode with --device cpu",
-        )
-
-
-def runs_on(compiled: Sequence[str], major: int, minor: int) -> bool:
-    """Whether a GPU runs kernels of these architectures.
-
-    90a runs on that GPU only; one such as 80, or a family such as 100f, on later GPUs of the same major version, too;
-    PTX such as 90-virtual, which the driver compiles, on that GPU and all later ones.
-    """
-    families = {f"{major}{older}{suffix}" for older in range(minor + 1) for suffix in ("", "f")}
-    ptx = [int(name.removesuffix("-virtual")) for name in compiled if name.endswith("-virtual")]
-    return (
-        f"{major}{minor}a" in compiled
-        or not families.isdisjoint(compiled)
-        or min(ptx, default=1 << 30) <= 10 * major + minor
-    )

@@ -27,7 +27,7 @@ from dflash_trt.errors import ConfigError, DFlashError, EndpointError, EngineErr
 from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.dynamo.file_discovery import await_loss
 from dflash_trt.runtime.dynamo.generate_request import read_request
-from dflash_trt.runtime.kvcache.slots import ROOT
+from dflash_trt.runtime.kvcache.prefix_index import ROOT
 from dflash_trt.runtime.server.prometheus import ServerMetrics
 from dflash_trt.runtime.server.responses import completion_metrics
 from dflash_trt.runtime.server.served_backend import RoutedBackend, check_room

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dflash_trt import _C
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.engine.plans.launcher import uploaded
+from dflash_trt.device.upload import uploaded
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.errors import RequestError
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, refuse_quantised
 from dflash_trt.checkpoint.draft_spec import EMBEDDING, MASK_EMBEDDING, DraftSpec
 from dflash_trt.checkpoint.mapped import as_float32, map_tensor
+from dflash_trt.device.attention_kernel import check_kernels
 from dflash_trt.engine.graph.context_graph import context_graph
 from dflash_trt.engine.graph.draft_graph import draft_graph
 from dflash_trt.engine.graph.linear import input_name
@@ -32,7 +33,6 @@ from dflash_trt.runtime.drafter.torch.graph_program import OnnxGraph, Program
 from dflash_trt.runtime.drafter.torch.operators import TORCH_TYPES
 from dflash_trt.runtime.drafter.torch.scaled_linear import patterns
 from dflash_trt.runtime.drafter.torch.stored_weights import StoredWeights
-from dflash_trt.runtime.drafter.torch_executor import check_kernels
 from dflash_trt.runtime.measure.features import FeatureFile, FeatureSequence, open_features
 
 ANCHORS = 16

@@ -22,7 +22,6 @@ from dflash_trt.api.runtime_options import choose_device
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.runtime.decoder import Decoder
-from dflash_trt.runtime.draft_length import FixedLength
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.kvcache.slots import SlotPool
@@ -38,6 +37,7 @@ from dflash_trt.runtime.measure.verification_report import (
     engine_facts,
 )
 from dflash_trt.runtime.model_runner import ModelRunner
+from dflash_trt.runtime.policy.fixed_length import FixedLength
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.targets.target import Segment, Target, Verified
 

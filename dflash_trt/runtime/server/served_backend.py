@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from dflash_trt.api.backend import Backend, Chunk, DecoderMetrics, Prompt
 from dflash_trt.api.sampling_params import Grammar, SamplingParams
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.kvcache.slots import PageWatcher
+from dflash_trt.runtime.kvcache.prefix_index import PageWatcher
 
 MIN_LENGTH = 2
 """Fewest tokens of a request: one of the prompt, one of the answer."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
-from dflash_trt.engine.fused import Fused
+from dflash_trt.device.fused import Fused
 from dflash_trt.runtime.targets.merged_linear import merge_linear_layers
 from dflash_trt.runtime.targets.packed_pass import IMPLEMENTATION, slot_attention
 

@@ -23,7 +23,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_recurrent_gated_delta_rule,
 )
 
-from dflash_trt.engine.plans.launcher import uploaded
+from dflash_trt.device.upload import uploaded
 from dflash_trt.runtime.targets.packed_pass import CurrentPass, Group, RaggedPass
 
 CLASS_NAMES = ("Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet")

@@ -32,8 +32,8 @@ from dflash_trt.checkpoint.refusing import refusing
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.checkpoint.target_checkpoint import EMBEDDINGS, TargetSpec
 from dflash_trt.checkpoint.weights import read_weights
-from dflash_trt.engine.fused import why_not_compiled
-from dflash_trt.engine.plans.launcher import CudaLauncher
+from dflash_trt.device.fused import why_not_compiled
+from dflash_trt.device.launcher import CudaLauncher
 from dflash_trt.errors import CheckpointError, EngineError
 from dflash_trt.files.read import read_text
 from dflash_trt.runtime.targets.compiled_layers import compile_layers

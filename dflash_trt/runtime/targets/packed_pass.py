@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from dflash_trt.engine.fused import Fused
-from dflash_trt.engine.plans.launcher import uploaded
+from dflash_trt.device.fused import Fused
+from dflash_trt.device.upload import uploaded
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.kvcache.paged_caches import SlotCache
 from dflash_trt.runtime.targets.target import Segment

@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dflash_trt.engine.plans.launcher import Launcher, pinned, uploaded
+from dflash_trt.device.launcher import Launcher
+from dflash_trt.device.upload import pinned, uploaded
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.errors import first_line
 from dflash_trt.runtime.kvcache.paged_caches import PageTable, SlotCache

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
-from dflash_trt.engine.plans.launcher import uploaded
+from dflash_trt.device.upload import uploaded
 from dflash_trt.errors import CheckpointError
 from dflash_trt.runtime.targets.target import Target, Verified
 

@@ -11,7 +11,7 @@ const char* launch_append(const AppendParams& p) {
   if (p.rows == 0) return nullptr;
   const cudaError_t error = start(append, append_grid(p), p.stream, p);
   if (error == cudaSuccess) return nullptr;
-  cudaGetLastError();  // reported here, so not left behind for whoever asks next
+  cudaGetLastError();  // clears the error, which the caller gets from us
   return cudaGetErrorString(error);
 }
 

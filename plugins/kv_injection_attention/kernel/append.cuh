@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies new context rows into the cache. Grid: [16 bytes of all rows, K and V, and layers, by kAppendThreads].
+// Copies new context rows into the cache. Each thread copies 16 bytes; the grid covers rows, K and V, and layers.
 #pragma once
 
 #include "kv_injection_attention/append.h"
@@ -9,7 +9,7 @@
 namespace dflash::kv_injection {
 
 inline constexpr int kAppendThreads = 256;
-inline constexpr int kAppendBytes = 16;  // of a thread
+inline constexpr int kAppendBytes = 16;  // bytes per thread
 
 inline Grid append_grid(const AppendParams& p) {
   const int64_t vectors = int64_t{p.rows} * 2 * p.layers * (p.row_bytes / kAppendBytes);
@@ -18,13 +18,13 @@ inline Grid append_grid(const AppendParams& p) {
 
 __global__ void __launch_bounds__(kAppendThreads) append(const __grid_constant__ AppendParams p) {
   griddepcontrol_launch_dependents();
-  griddepcontrol_wait();  // who makes the rows, and who still reads the cache
+  griddepcontrol_wait();  // waits for the producer of the rows and for readers of the cache
   const int vectors = static_cast<int>(p.row_bytes / kAppendBytes);
   const uint32_t index = static_cast<uint32_t>(ctaid_x()) * kAppendThreads + static_cast<uint32_t>(tid_x());
   const int from = static_cast<int>(index / vectors), at = static_cast<int>(index % vectors) * kAppendBytes;
   const int row = from / (2 * p.layers), layer = from % p.layers;
   if (row >= p.rows) return;
-  // The host has refused these where it knows them: this keeps a wrong one from writing elsewhere.
+  // The host rejects invalid indices only if it can read them. This check prevents writes outside the cache.
   const int page = p.page_ids[row], offset = p.offsets[row];
   if (page < 0 || page >= p.num_pages || offset < 0 || offset >= p.page_rows) return;
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The second kernel: requests that several ranges share get their outputs from the partial results, always in the
-// order of the ranges, so that equal inputs give equal bits.
+// The second kernel combines the partial results of requests that several ranges share. It always adds them in the
+// order of the ranges, so equal inputs give equal bits.
 //
-// Grid: [rows of a request, cut requests]. At most ranges - 1 requests are cut, so ctaid_y() counts requests or the
-// boundaries between ranges, whichever are fewer.
+// Grid: [rows of a request, cut requests]. At most ranges - 1 requests are cut, so ctaid_y() is an index of requests or
+// of boundaries between ranges, whichever are fewer.
 #pragma once
 
 #include "kv_injection_attention/kernel/result.cuh"
@@ -13,7 +13,7 @@ namespace dflash::kv_injection {
 
 struct CutRequest {
   int request;
-  int first, last;  // its ranges; the same if there is nothing to combine
+  int first, last;  // first and last range; equal if there is nothing to combine
 };
 
 DFLASH_DEVICE CutRequest find_cut(const Params& p, const LaunchConfig& config, const Schedule& schedule) {
@@ -23,7 +23,7 @@ DFLASH_DEVICE CutRequest find_cut(const Params& p, const LaunchConfig& config, c
   const int units = context_of(p, place.request).units;
   const int first = schedule.range_of({place.request, place.first_unit, 0}, units);
   const int last = schedule.range_of({place.request, place.first_unit, units - 1}, units);
-  // A request is combined at its first boundary; at one between two requests there is nothing to combine.
+  // A request is combined at its first boundary. A boundary between two requests needs no combining.
   if (!by_request && (place.unit == 0 || first != ctaid_y())) return {};
   return {place.request, first, last};
 }
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(32 * kCombineWarps)
     }
   }
 
-  // The warps of a row add up in shared memory: [warp][lane][D / 32 outputs and the sum].
+  // The warps of a row are summed in shared memory: [warp][lane][D / 32 outputs, then the sum].
   constexpr int kValues = D / 32 + 1;
   const Shared own_values = shared_memory() + thread * kValues * 4;
   if (warps_per_row > 1) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A team's steps of the context: K and V rows, copied to shared memory ahead of their use.
+// Prefetches the K and V rows of a team's context steps to shared memory.
 #pragma once
 
 #include "kv_injection_attention/kernel/context_pages.cuh"
@@ -18,14 +18,14 @@ struct Worker {
     team = thread / 32 % config.teams;
     row_group = thread / 32 / config.teams;
   }
-  // Recomputed, not kept: registers are scarce.
+  // Recomputed on every use to save registers.
   DFLASH_DEVICE int lane() const { return tid_x() & 31; }
   DFLASH_DEVICE int team_thread() const { return row_group * 32 + lane(); }
 };
 
 DFLASH_DEVICE int team_threads(const LaunchConfig& config) { return config.row_groups * 32; }
 
-// One step of a team: kKeys rows of K and behind them as many of V, in a stage of shared memory.
+// One step of a team in a stage of shared memory: kKeys rows of K, then kKeys rows of V.
 template <int D, int kElementBytes, int kKeys>
 struct ContextStep {
   using Rows = StoredRows<D * kElementBytes>;
@@ -35,7 +35,7 @@ struct ContextStep {
   static constexpr int kRowBytes = D * kElementBytes;
 };
 
-// All stages but one are being copied at a time.
+// All stages but the one in use are being filled.
 template <int D, int kElementBytes>
 class ContextLoader {
  public:
@@ -45,7 +45,7 @@ class ContextLoader {
   static constexpr int kStride = Step::kStride;
   static constexpr int kValuesAt = Step::kValuesAt;
 
-  // `span` and the places in shared memory last as long as the loader; registers are scarce.
+  // `span` must outlive the loader, which holds a reference instead of a copy to save registers.
   DFLASH_DEVICE ContextLoader(const Params& p, const LaunchConfig& config, const Worker& worker, const StoredSpan& span)
       : p_(p), config_(config), worker_(worker), span_(span) {
     const ContextSpan now = span.load();
@@ -53,35 +53,35 @@ class ContextLoader {
     stage_ = stages_begin();
 #pragma unroll 1
     for (int i = 0; i < kStages - 1; ++i, stage_ += kStageBytes) copy_step(rows_left_ - i * team_keys());
-    // Now it is the last, which is the one before the first.
+    // stage_ is the last stage now, which in the ring precedes the first.
     rows_left_ += team_keys();
   }
 
-  // Goes on to the team's next step. False after the last.
+  // Advances to the team's next step. Returns false after the last.
   DFLASH_DEVICE bool next() {
     rows_left_ -= team_keys();
     if (rows_left_ <= 0) return false;
     cp_async_wait_group<kStages - 2>();
-    // Now all threads' copies of this step are there, and all are done with the step before: its stage is free.
+    // After the barrier every thread's copies of this step have arrived, and the stage of the step before is free.
     bar_sync(1 + worker_.team, 32 * warps());
     copy_step(rows_left_ - (kStages - 1) * team_keys());
     stage_ = stage_ == stages_begin() + (kStages - 1) * kStageBytes ? stages_begin() : stage_ + kStageBytes;
     return true;
   }
 
-  // Rows of the span from the step's first on, and the step's rows: K and behind them V. Those from the span's end on
-  // are 0.
+  // Rows of the span from the step's first row on, and the address of the step's rows, K and then V. Rows after the end
+  // of the span are 0.
   DFLASH_DEVICE int rows_left() const { return rows_left_; }
   DFLASH_DEVICE Shared rows() const { return stage_; }
 
-  // The span's steps are dealt to the teams in turn. After the last: in how many turns the team is next.
+  // The span's steps are dealt to the teams in turn. After the last step: the number of turns until this team is next.
   DFLASH_DEVICE int turns_ahead() const { return -rows_left_ / kStep; }
 
  private:
   static constexpr int kRowBytes = Step::kRowBytes;
   static constexpr int kStageBytes = Step::kStageBytes;
-  // A warp copies kCopyRows rows at a time, each with kCopyLanes lanes, all of which have a vector of 16 bytes unless
-  // D is 96.
+  // A warp copies kCopyRows rows at a time with kCopyLanes lanes each. Every lane has a vector of 16 bytes, unless D is
+  // 96.
   static constexpr int kVectors = kRowBytes / 16;
   static constexpr int kCopyLanes = kVectors == 6 ? 8 : kVectors == 12 ? 16 : kVectors;
   static constexpr int kCopyRows = 32 / kCopyLanes;
@@ -89,8 +89,7 @@ class ContextLoader {
   static_assert(kStep % kChunkRows == 0 && kChunkRows % kCopyRows == 0 && 32 % kChunks == 0);
   static_assert(kCopyRows % Step::Rows::kPeriod == 0);
 
-  // Into the stage in use the first of the team's steps that is not copied yet; `left` rows of the span remain from its
-  // first on.
+  // Copies the team's next step into stage_; `left` rows of the span remain from the step's first row on.
   DFLASH_DEVICE void copy_step(int left) {
     if (left > 0) {
       if (chunk_ % 32 == 0) find_chunks(span_.load());
@@ -113,7 +112,7 @@ class ContextLoader {
       }
       chunk_ += kChunks;
     }
-    cp_async_commit_group();  // an empty group too: cp_async_wait_group counts groups
+    cp_async_commit_group();  // even if empty, because cp_async_wait_group counts groups
   }
 
   DFLASH_DEVICE void find_chunks(const ContextSpan& span) {
@@ -126,10 +125,10 @@ class ContextLoader {
         [&](int key) { return find_chunk(p_, span, kv_head, key); });
   }
 
-  // Rows that the warps of a team copy between them at a time.
+  // Rows that the warps of a team copy at a time.
   DFLASH_DEVICE int copy_rows() const { return warps() * kCopyRows; }
   DFLASH_DEVICE int warps() const { return config_.row_groups; }
-  // From one of the team's steps to its next.
+  // Distance between two steps of the team.
   DFLASH_DEVICE int team_keys() const { return teams() * kStep; }
   DFLASH_DEVICE int teams() const { return config_.teams; }
   DFLASH_DEVICE Shared stages_begin() const {
@@ -141,9 +140,9 @@ class ContextLoader {
   const Worker& worker_;
   const StoredSpan& span_;
   ChunkAddresses chunks_;
-  unsigned chunk_ = 0;  // the first of the next step to be copied, of the team's
-  int rows_left_;       // of the span, from the step's first on
-  Shared stage_;        // in use
+  unsigned chunk_ = 0;  // the team's next chunk to be copied
+  int rows_left_;       // rows of the span from the step's first row on
+  Shared stage_;        // the stage in use
 };
 
 }  // namespace dflash::kv_injection

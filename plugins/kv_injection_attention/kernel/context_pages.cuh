@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where context rows lie: from a row of the page table to addresses, kChunkRows rows at a time.
+// Finds the addresses of context rows in the page table, kChunkRows rows at a time.
 //
-// Whatever the page size, such a chunk lies in one page. A page is looked up once: each lane of a warp finds one of the
-// next 32 chunks that the warp copies, and the others take its address from there.
+// A chunk never crosses a page, whatever the page size. Each lane of a warp looks up one of the next 32 chunks that the
+// warp copies, and the other lanes get the address by a shuffle.
 #pragma once
 
 #include "kv_injection_attention/kernel/primitives.cuh"
@@ -10,9 +10,9 @@
 
 namespace dflash::kv_injection {
 
-// K of row `key`, which begins a chunk, of a kv head of the span's request. The layout and the table's entry are loaded
-// at once, where a division by the page size would wait for one and then for the other: of several pages the size is a
-// power of two.
+// Address of K in row `key`, the first of a chunk, for a kv head of the span's request. The page size is a power of two
+// if there are several pages, so a shift takes the place of a division, and the layout and the table's entry are loaded
+// at the same time.
 DFLASH_DEVICE const unsigned char* find_chunk(const Params& p, const ContextSpan& span, int kv_head, int key) {
   const int64_t* layout = p.context_layout;
   const Words4 size_and_page = ld_global_v4(layout + kPageSize), kv_and_row = ld_global_v4(layout + kKVStride);
@@ -25,7 +25,7 @@ DFLASH_DEVICE const unsigned char* find_chunk(const Params& p, const ContextSpan
          int64_t{row} * static_cast<int>(kv_and_row.word[2]) + kv_head * head_stride;
 }
 
-// Strides in bytes, read where they are used: registers are scarce.
+// Strides in bytes, loaded on every use to save registers.
 struct ContextStrides {
   int64_t to_values;
   int row;
@@ -37,17 +37,17 @@ struct ContextStrides {
   }
 };
 
-// Addresses of the chunks that a warp copies, one for each lane.
+// Addresses of the chunks that a warp copies, one per lane.
 class ChunkAddresses {
  public:
-  // Before chunks 32 i of the warp's are taken; `key_of(j)` is the first row of its chunk j, `find(key)` its address.
-  // Chunks from `end` on are not looked up.
+  // Must be called before the warp's chunks 32 i are used. `key_of(j)` is the first row of its chunk j, `find(key)` the
+  // address. Rows from `end` on are not looked up.
   template <class KeyOf, class Find>
   DFLASH_DEVICE void refill(unsigned chunk, int end, KeyOf key_of, Find find) {
     const int key = key_of(chunk + (tid_x() & 31));
     address_ = key < end ? reinterpret_cast<uintptr_t>(find(key)) : 0;
   }
-  // All lanes of the warp call with the same chunk.
+  // All lanes of the warp must pass the same chunk.
   DFLASH_DEVICE const unsigned char* at(unsigned chunk) const {
     const int lane = static_cast<int>(chunk % 32);
     const int low = shfl_sync(static_cast<int>(address_), lane),

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers as E4M3, of which GPUs before kFirstFp8 have no conversion.
+// Conversion to E4M3 in software, for GPUs before kFirstFp8.
 #pragma once
 
 #include "kv_injection_attention/kernel/primitives.cuh"
 
 namespace dflash::kv_injection {
 
-// One E4M3, to nearest even; what is too large becomes 448, NaN stays NaN.
+// Converts one number to E4M3, rounding to nearest even and saturating at 448; NaN stays NaN.
 DFLASH_DEVICE uint32_t e4m3_by_bits(float x) {
   constexpr uint32_t kNaN = 0x7f, kRebias = (127 - 7) << 3;
-  // Subnormal numbers are the multiples of 2^-9, the unit in the last place of 2^14.
+  // Subnormal numbers are multiples of 2^-9, the unit in the last place of 2^14.
   constexpr float kLeastNormal = 0x1p-6f, kLargest = 448, kUnitIsSubnormal = 0x1p14f;
   const uint32_t sign = as_bits(x) >> 24 & 0x80;
   const float size = fminf(fabsf(x), kLargest);
@@ -20,7 +20,7 @@ DFLASH_DEVICE uint32_t e4m3_by_bits(float x) {
   return x == x ? sign | code : kNaN;
 }
 
-// Two of them, the first in the low byte.
+// Converts two numbers; the first goes to the low byte.
 DFLASH_DEVICE uint32_t to_e4m3x2(float first, float second) {
   if constexpr (kArchitecture >= kFirstFp8) {
     return cvt_e4m3x2(first, second);

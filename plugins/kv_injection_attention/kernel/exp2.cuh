@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// 2^x by multiplying and adding, for where the exponential unit is the bottleneck: FlashAttention-4 does so on
+// Computes 2^x by multiply-adds, for kernels that are bound by the exponential unit, as FlashAttention-4 does on
 // Blackwell (flash_attn/cute/utils.py, ex2_emulation). Eight instructions instead of one.
 #pragma once
 
@@ -10,8 +10,8 @@ namespace dflash::kv_injection {
 // Valid for x from -126 to 9; 512 above, which exceeds kMaxWeight, less than 2^-126 below, and 0 up to -127. NaN gives
 // 0.
 //
-// x = n + f with n whole and |f| <= 1/2; 2^f by a polynomial of degree 3, 2^n by its exponent. Its relative error is at
-// most 1.1e-4 (2^-13.1), a quarter of what rounding to FP16 may add; the exponential unit's is 2^-22.
+// x = n + f with n an integer and |f| <= 1/2: 2^f is a polynomial of degree 3, 2^n goes into the exponent. The relative
+// error is at most 1.1e-4 (2^-13.1), a quarter of what rounding to FP16 may add; the exponential unit's is 2^-22.
 DFLASH_DEVICE float exp2_by_polynomial(float x) {
   constexpr float kRange = 136, kLeast = -127;
   const float part = fma_rn_sat(x, 1 / kRange, -kLeast / kRange);

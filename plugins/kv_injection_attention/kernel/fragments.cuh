@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From rows in shared memory to the operands of mma_m16n8k16(): queries as left, keys and values as right operands.
+// Loads rows in shared memory as operands of mma_m16n8k16(): queries on the left, keys and values on the right.
 #pragma once
 
 #include "kv_injection_attention/kernel/launch_config.h"
@@ -15,7 +15,7 @@ DFLASH_DEVICE void load_left(uint32_t (&a)[2][4], Shared rows, int stride, int c
 }
 
 // 16 keys as right operands of scores: b[i][n] covers columns 16 i to 16 i + 15 of keys 8 n to 8 n + 7.
-// `kFp8`: the rows are E4M3, and so the columns are permuted as Columns::kPairs says.
+// `kFp8`: the rows are E4M3, and the columns are permuted as in Columns::kPairs.
 template <bool kFp8, class Rows>
 DFLASH_DEVICE void load_keys(uint32_t (&b)[2][2][2], Shared rows, int column, int lane) {
   uint32_t m[4];
@@ -37,7 +37,7 @@ DFLASH_DEVICE void load_keys(uint32_t (&b)[2][2][2], Shared rows, int column, in
 }
 
 // 16 values as right operands of outputs: b[n] covers columns 8 n to 8 n + 7 of the 32 from `column` on.
-// `kFp8`: the rows are E4M3; of every 16 columns, the first operand has the even ones, the second the odd ones.
+// `kFp8`: the rows are E4M3; for every 16 columns, the first operand has the even ones and the second the odd ones.
 template <bool kFp8, class Rows>
 DFLASH_DEVICE void load_values(uint32_t (&b)[4][2], Shared rows, int column, int lane) {
   uint32_t m[4];

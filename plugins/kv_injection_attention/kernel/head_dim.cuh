@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both kernels of one head_dim; instantiated once in each head_dim_*.cu, which build apart.
+// Both kernels for one head_dim. Each head_dim_*.cu instantiates them once, so that they compile in parallel.
 #pragma once
 
 #include "kv_injection_attention/kernel/attention.cuh"

@@ -20,10 +20,10 @@ cudaError_t launch_ahead_head_dim(const Params& params, const LaunchConfig& conf
 
 namespace {
 
-// Facts of the current GPU that the launch depends on.
+// Properties of the current GPU that the launch depends on.
 struct Gpu {
   int sms;
-  int sm_bytes, reserved_bytes, cta_bytes;  // shared memory: of an SM; reserved for each CTA; at most of a CTA
+  int sm_bytes, reserved_bytes, cta_bytes;  // shared memory: per SM, reserved per CTA, maximum per CTA
   int major, minor;                         // compute capability
 
   int compute_capability() const { return 10 * major + minor; }
@@ -44,12 +44,12 @@ cudaError_t query_device(Gpu& gpu) {
   return error;
 }
 
-// CTAs that the GPU holds at once, at most two an SM, each with `shared_bytes` of shared memory.
+// Number of CTAs with `shared_bytes` of shared memory that the GPU runs at once, at most two per SM.
 int resident_ctas(const Gpu& gpu, int shared_bytes) {
   return gpu.sms * std::clamp(gpu.sm_bytes / (shared_bytes + gpu.reserved_bytes), 1, 2);
 }
 
-// What the call needs and the GPU does not have, or nullptr.
+// Error message if the GPU lacks what the call needs, else nullptr.
 const char* lacking(const Params& p, const Gpu& gpu) {
   if (p.cache_dtype == DType::kF8E4M3 && gpu.compute_capability() < kFirstFp8) {
     return "expected a GPU of compute capability 8.9 or newer for an FP8 cache, found an older one";
@@ -137,7 +137,7 @@ const char* launch(const Params& p, Kernel kernel) {
     error = launch_kernel(p, gpu, kernel);
   }
   if (error == cudaSuccess) return nullptr;
-  cudaGetLastError();  // reported here, so not left behind for whoever asks next
+  cudaGetLastError();  // clears the error, which the caller gets from us
   return cudaGetErrorString(error);
 }
 

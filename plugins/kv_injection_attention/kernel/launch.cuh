@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How kernels are started on the params' stream.
+// Starts kernels on the params' stream.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,8 +8,8 @@
 
 namespace dflash::kv_injection {
 
-// One CTA may have `most_shared` bytes of shared memory. Always the largest: the bytes of this launch would forbid a
-// larger one that another thread is about to make.
+// Allows `most_shared` bytes of shared memory per CTA. This is always the maximum over all launches: the limit is per
+// kernel, and a smaller one would break a larger launch that another thread is about to make.
 inline cudaError_t start_attention(void (*kernel)(Params, LaunchConfig), const Params& p, const LaunchConfig& config,
                                    int most_shared) {
   const auto allow = [&](cudaFuncAttribute what, int value) { return cudaFuncSetAttribute(kernel, what, value); };
@@ -20,7 +20,7 @@ inline cudaError_t start_attention(void (*kernel)(Params, LaunchConfig), const P
   return start(kernel, attention_grid(p, config), p.stream, p, config);
 }
 
-// The second kernel, where there is more than one range; in head_dim_*.cu.
+// Launches the second kernel if there is more than one range; defined in head_dim_*.cu.
 template <int D>
 cudaError_t launch_combine(const Params& p, const LaunchConfig& config);
 

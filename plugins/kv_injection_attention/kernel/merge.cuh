@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The teams of a CTA attend to different keys with the same rows. They leave what they have in shared memory, and all
-// threads of the CTA merge it and write it.
+// The teams of a CTA attend to different keys with the same rows. They store their results in shared memory, and all
+// threads of the CTA merge and write them.
 //
-// Each thread could as well pass on and write what it holds. But registers have no index, so that would be thousands
-// of instructions that run once. On an H100 the warps that did so in a short call waited for instructions half of the
-// time.
+// Merging in registers instead would unroll to thousands of instructions that run once, because registers cannot be
+// indexed. On an H100, warps that did so spent half of a short call waiting for instructions.
 #pragma once
 
 #include "kv_injection_attention/kernel/launch_config.h"
@@ -13,8 +12,8 @@
 
 namespace dflash::kv_injection {
 
-// The values of a team's threads: [value][thread of the team], with a word between the warps, so that lanes that read a
-// row meet in few banks. A thread stores its values one after another.
+// The values of a team's threads: [value][thread of the team], with a padding word between warps, so that lanes that
+// read a row rarely conflict in a bank. A thread stores its values one after another.
 class TeamResults {
  public:
   DFLASH_DEVICE TeamResults(Shared begin, int threads, int values, int team)
@@ -23,7 +22,7 @@ class TeamResults {
   DFLASH_DEVICE Shared at(int value, int thread) const { return begin_ + value * step_ + (thread + thread / 32) * 4; }
   DFLASH_DEVICE float load(int value, int thread) const { return as_float(ld_shared(at(value, thread))); }
 
-  // From here on, of a thread: where its next value goes.
+  // Stores the values of a thread one after another.
   class Writer {
    public:
     DFLASH_DEVICE Writer(const TeamResults& results, int thread) : next_(results.at(0, thread)), step_(results.step_) {}
@@ -42,10 +41,10 @@ class TeamResults {
   int step_;
 };
 
-// Merges the `rows` rows of a CTA, from `first_row` of the kv head on, of which each of `teams` teams has left results
-// at `results`, and writes them; all threads call. Row says where a row's values stand: kValues of a thread,
-// kSumThreads threads that share its sum, and for at most kMostTeams teams. `threads` are of a team; kAllThreads of the
-// CTA, where the kernel knows how many.
+// Merges the results that `teams` teams stored at `results` for `rows` rows of the CTA, from `first_row` of the kv head
+// on, and writes them. All threads must call. Row locates a row's values: kValues per thread, kSumThreads threads that
+// share the sum, at most kMostTeams teams. `threads` is the size of a team; kAllThreads that of the CTA, if it is a
+// constant of the kernel.
 template <class Row, int kAllThreads = 0, int D, class T, bool kWhole>
 DFLASH_DEVICE void merge_and_write(const ResultWriter<D, T, kWhole>& writer, Shared results, int threads, int teams,
                                    int first_row, int rows) {
@@ -53,7 +52,7 @@ DFLASH_DEVICE void merge_and_write(const ResultWriter<D, T, kWhole>& writer, Sha
   static_assert(kMost <= kMaxTeams);
   const int all_threads = kAllThreads > 0 ? kAllThreads : ntid_x();
   const auto of_team = [&](int team) { return TeamResults(results, threads, Row::kValues, team); };
-  // For each row, where its output goes, and then the teams' weights.
+  // Per row: the destination of its output, then the teams' weights.
   const Shared weights = results + teams * results_bytes(threads, Row::kValues);
 
   const int lane = tid_x() % kLanes;
@@ -89,8 +88,8 @@ DFLASH_DEVICE void merge_and_write(const ResultWriter<D, T, kWhole>& writer, Sha
   }
   syncthreads();
 
-// Two at a time would spill where head_dim is 256, and for sm_90a they would be more code, which short calls wait for.
-// Where head_dim is 128, nvcc 13.0 makes the loop over the context longer for it.
+// Handling two at a time would spill with head_dim 256 and, on sm_90a, add code that short calls would wait for. With
+// head_dim 128 it makes nvcc 13.0 emit a longer loop over the context.
 #pragma unroll(D == 256 || kWhole || (D == 64 && kAllThreads > 0) ? 1 : 2)
   for (int i = tid_x(); i < rows * (D / 2); i += all_threads) {
     const int row = i / (D / 2), column = i % (D / 2) * 2;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The machine the kernels are written for: every barrier, shared-memory access, asynchronous copy and matrix
-// instruction they use. Compiled by a host compiler, the emulation of tests/plugins/kernel takes its place.
+// The machine that the kernels are written for: every barrier, shared-memory access, asynchronous copy and matrix
+// instruction they use. For a host compiler, the emulator in tests/plugins/kernel replaces it.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,8 @@ namespace dflash::kv_injection {
 
 using Shared = uint32_t;  // an address in shared memory
 
-// Read anew at each call, so that what is computed from them is not kept in registers beyond the caller's scope.
+// Volatile: read again on every call, so that values computed from them are not kept in registers beyond the caller's
+// scope.
 #define DFLASH_SPECIAL(NAME, REGISTER)                         \
   DFLASH_DEVICE int NAME() {                                   \
     int value;                                                 \
@@ -51,13 +52,13 @@ DFLASH_DEVICE Shared shared_memory() {
 
 DFLASH_DEVICE void syncthreads() { __syncthreads(); }
 
-// Barrier `id` (1 to 15) among `threads` threads, a multiple of 32; orders shared memory among them.
+// Barrier `id` (1 to 15) of `threads` threads, a multiple of 32; orders their accesses to shared memory.
 DFLASH_DEVICE void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Lets the next grid of the stream start where it asked for that; it still waits for this grid's results. Grids without
-// these instructions start one after the other (start.cuh).
+// Lets the next grid of the stream start early if its launch allows it; that grid still waits for this one's results.
+// Grids without these instructions run one after the other (start.cuh).
 DFLASH_DEVICE void griddepcontrol_launch_dependents() {
   if constexpr (kArchitecture >= kFirstDependentLaunch) asm volatile("griddepcontrol.launch_dependents;");
 }
@@ -77,7 +78,7 @@ DFLASH_DEVICE float shfl_xor_sync(float value, int mask) { return __shfl_xor_syn
 
 // ---- Memory
 
-// Not ld.global.nc, which is for memory that nobody writes while the kernel runs: the grid before may.
+// Not ld.global.nc, which requires read-only memory: the preceding grid may still write while this kernel runs.
 DFLASH_DEVICE Words4 ld_global_v4(const void* from) {
   Words4 words;
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -118,7 +119,7 @@ DFLASH_DEVICE Words4 ld_shared_v4(Shared from) {
   return words;
 }
 
-// 16 bytes from global memory, or 16 zero bytes; there after cp_async_wait_group and a barrier.
+// Copies 16 bytes from global memory, or 16 zero bytes; visible after cp_async_wait_group and a barrier.
 DFLASH_DEVICE void cp_async(Shared to, const void* from, bool real) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
                "r"(real ? 16 : 0)
@@ -127,7 +128,7 @@ DFLASH_DEVICE void cp_async(Shared to, const void* from, bool real) {
 
 DFLASH_DEVICE void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most the latest `kPending` of this thread's committed groups are under way.
+// Waits until at most the latest `kPending` of this thread's committed groups are pending.
 template <int kPending>
 DFLASH_DEVICE void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -190,7 +191,7 @@ DFLASH_DEVICE float low_half_to_float(F16, uint32_t pair) {
 }
 DFLASH_DEVICE float high_half_to_float(F16, uint32_t pair) { return low_half_to_float(F16{}, pair >> 16); }
 
-// Four E4M3 bytes as two F16 pairs, exactly; from kFirstFp8 on.
+// Converts four E4M3 bytes to two F16 pairs, exactly; from kFirstFp8 on.
 DFLASH_DEVICE void cvt_f16x2_e4m3x2(uint32_t& low, uint32_t& high, uint32_t bytes) {
   if constexpr (kArchitecture >= kFirstFp8) {
     asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\n"
@@ -202,8 +203,8 @@ DFLASH_DEVICE void cvt_f16x2_e4m3x2(uint32_t& low, uint32_t& high, uint32_t byte
   }
 }
 
-// Two E4M3 in the low half, the first in the lowest byte; what is too large becomes 448, NaN stays NaN. From kFirstFp8
-// on.
+// Converts two numbers to E4M3 in the low half, the first in the lowest byte, saturating at 448; NaN stays NaN. From
+// kFirstFp8 on.
 DFLASH_DEVICE uint32_t cvt_e4m3x2(float first, float second) {
   uint16_t pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(second), "f"(first));
@@ -222,7 +223,7 @@ DFLASH_DEVICE float ex2_approx(float x) {
   return y;
 }
 DFLASH_DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-// fma_rn clamped to [0, 1]; NaN gives 0.
+// fma_rn clamped to [0, 1]; NaN becomes 0.
 DFLASH_DEVICE float fma_rn_sat(float a, float b, float c) { return __saturatef(__fmaf_rn(a, b, c)); }
 DFLASH_DEVICE int vimax3(int a, int b, int c) { return __vimax3_s32(a, b, c); }
 DFLASH_DEVICE float rcp_approx(float x) {

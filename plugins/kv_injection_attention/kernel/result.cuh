@@ -14,11 +14,11 @@ inline constexpr float kLog2E = 1.44269504088896340736f;
 // Below every maximum.
 inline constexpr float kLeastMaximum = -1e38f;
 
-// Maximum (in units of log2) and sum of a row's weights; the sum counts relative to the maximum.
+// Maximum (in log2 units) and sum of a row's weights; the sum is relative to the maximum.
 struct Softmax {
   float maximum, sum;
 
-  // Factor of an output that is relative to `maximum`, with the sink of `head` included in the sum.
+  // Normalisation factor of an output relative to `maximum`, with the sink of `head` included in the sum.
   DFLASH_DEVICE float factor(const float* sinks, int head) const {
     if (sinks == nullptr) return rcp_approx(sum);
     const float sink = sinks[head] * kLog2E;
@@ -38,8 +38,8 @@ struct Partials {
       : outputs(static_cast<float*>(p.workspace)),
         softmax(reinterpret_cast<Softmax*>(outputs + partial_rows(p, config) * D)) {}
 
-  // The first row of what the CTA of (range, column) has of a request that it starts, or continues. All ranges have
-  // at most 2 kMaxCtas tiles of rows.
+  // First row of the partial results of CTA (range, column) for the request that it starts or continues. All ranges
+  // together have at most 2 kMaxCtas tiles of rows.
   static DFLASH_DEVICE int row(const Params& p, const LaunchConfig& config, int range, int column, bool starts) {
     const int cta = range * columns(p, config) + column;
     return (cta * 2 + (starts ? 1 : 0)) * config.tile_rows;
@@ -51,13 +51,13 @@ DFLASH_DEVICE int query_head(const LaunchConfig& config, int kv_head, int row) {
   return kv_head * config.group + row % config.group;
 }
 
-// Where a row of a CTA ends up, in the output or the partial results, and what its values are multiplied with.
+// Destination of a CTA row in the output or the partial results, and the factor of its values.
 struct RowOutput {
   int row;
   float factor;
 };
 
-// Where the rows of a CTA end up: in the output if the span is all of its request, else as partial results. kWhole: it
+// Writes the rows of a CTA to the output if the span is the whole request, else to the partial results. kWhole: it
 // always is.
 template <int D, class T, bool kWhole = false>
 class ResultWriter {
@@ -70,7 +70,7 @@ class ResultWriter {
         is_whole_(kWhole || (span.starts(p) && span.ends())),
         first_(kWhole ? 0 : Partials<D>::row(p, config, ctaid_y(), ctaid_x(), span.starts(p))) {}
 
-  // Row `row` of the kv head, row `cta_row` of the CTA. One thread calls.
+  // Destination of row `row` of the kv head, row `cta_row` of the CTA. Called by one thread per row.
   DFLASH_DEVICE RowOutput row(int row, int cta_row, const Softmax& softmax) const {
     if (is_whole_) {
       const int head = query_head(config_, kv_head_, row);
@@ -82,7 +82,7 @@ class ResultWriter {
     return {at, 1};
   }
 
-  // Columns `column`, which is even, and the next of an output's row, times its factor.
+  // Writes columns `column`, which is even, and `column` + 1 of an output row; both values are already scaled.
   DFLASH_DEVICE void write(int output_row, int column, float x, float y) const {
     const int64_t at = int64_t{output_row} * D + column;
     if (is_whole_ && p_.out_dtype == DType::kF8E4M3) {

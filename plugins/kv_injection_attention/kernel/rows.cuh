@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The block's rows on their way into shared memory: q and k normed and rotated, v as it is.
+// Loads the block's rows into shared memory: q and k normalised and rotated, v unchanged.
 //
-// An FP8 cache is widened in registers, where a lane's four consecutive bytes become two pairs. Its matrices
-// therefore have their columns permuted within every 16, and so has everything that meets them:
+// An FP8 cache is widened in registers, where a lane's four consecutive bytes become two pairs. Its matrices therefore
+// have their columns permuted within every 16, and so does every matching operand:
 //   q and k (kPairs):  pair i of a lane's four elements goes to the half i of the 16
 //   v (kEvenOdd):      even columns first, then odd
 #pragma once
@@ -60,7 +60,7 @@ DFLASH_DEVICE Words4 narrow(const float (&values)[8]) {
   return vector;
 }
 
-// Values and their bias, rounded once.
+// Adds a bias to values; the sum is rounded once.
 template <class T>
 DFLASH_DEVICE Words4 add(const Words4& vector, const Words4& bias) {
   float values[8];
@@ -69,35 +69,35 @@ DFLASH_DEVICE Words4 add(const Words4& vector, const Words4& bias) {
   return narrow<T>(values);
 }
 
-// Where a head of a block slot stands in qkv, in rows of D; key heads are counted behind the query heads, and value
-// heads behind those. All rows of the largest call are 25 million.
+// Position of a block slot's head in qkv, in rows of D. Heads are numbered query heads first, then key heads, then
+// value heads. The largest call has 25 million rows.
 DFLASH_DEVICE int64_t qkv_row(const Params& p, int request, int slot, int head) {
   return (request * p.block + slot) * (p.num_heads + 2 * p.num_kv_heads) + head;
 }
 
-// Where the rows of one kind come from, in global memory.
+// Source in global memory of the rows of one kind.
 struct RowSource {
   const void* rows;
-  const void* bias;  // of each head; may be null
+  const void* bias;  // per head; may be null
   const void* norm;
-  float factor;    // of the result
-  float unit = 1;  // and another: a product of the two would be kept in a register all the while
+  float factor;    // factor of the result
+  float unit = 1;  // a second factor: their product would occupy a register throughout
 };
 
-// One lane's 16 elements of a row as they are: eight of the first half, and the eight that rotate with them, with what
-// they are multiplied by. `part` says which lane of those that share the row this is.
+// One lane's 16 unprocessed elements of a row: eight of the first half and the eight that rotate with them, with their
+// norm weights, cosines and sines. `part` is the lane's index among those that share the row.
 struct RowVectors {
   Words4 first, second, bias_first, bias_second, norm_first, norm_second, cosine[2], sine[2];
 };
 
-// Vector `index` of the bias of a head.
+// Loads vector `index` of a head's bias.
 template <int D>
 DFLASH_DEVICE Words4 load_bias(const void* bias, int head, int index) {
   return ld_global_v4(static_cast<const unsigned char*>(bias) + head * (D * 2) + index * 16);
 }
 
-// Row `row` is one of `head`. Loaded all at once, before anything is waited for; zeros unless the row is `real` and the
-// lane has a part of it.
+// Loads a lane's part of row `row`, which belongs to `head`. All loads are issued before the first wait. Zeros unless
+// the row is `real` and the lane has a part of it.
 template <int D>
 DFLASH_DEVICE RowVectors load_row(const RowSource& source, int64_t row, int head, const float* rope, int part,
                                   bool real) {
@@ -122,7 +122,7 @@ DFLASH_DEVICE RowVectors load_row(const RowSource& source, int64_t row, int head
   return loaded;
 }
 
-// What it becomes, of which `store(index, vector)` takes the lane's two vectors if the row is `stored`:
+// Normalises and rotates the row; `store(index, vector)` receives the lane's two vectors if the row is `stored`:
 //   x = x + bias;  x = x / sqrt(mean(x^2) + eps) * norm * factor
 //   first, second = first cos - second sin, second cos + first sin
 // `kLanes` lanes share the row. Elements are T in global memory, Stored in shared memory.
@@ -161,13 +161,12 @@ DFLASH_DEVICE void norm_and_rotate(const RowVectors& loaded, const RowSource& so
   store(part + kHalf, narrow<Stored>(second));
 }
 
-// The block's rows of a CTA, in the kernel for every architecture: `queries` query rows of a kv head from `first_row`
-// on, and behind them `keys` of the block's keys and as many values; those behind the last are 0. `factor` and `unit`
-// are of queries, as in RowSource. All threads of the CTA call. NaN queries make NaN outputs, where the request
-// `is_valid` not.
+// The block's rows of a CTA in the kernel for all architectures: `queries` query rows of a kv head from `first_row` on,
+// then `keys` keys and `keys` values of the block; rows after the last are 0. `factor` and `unit` apply to queries, as
+// in RowSource. All threads of the CTA must call. If the request is not valid, NaN queries make its outputs NaN.
 template <int D, class T, class Stored, bool kFp8>
 struct BlockRows {
-  static constexpr int kLanes = D == 64 ? 4 : D == 256 ? 16 : 8;  // that share a row: D / 16, or the power of 2 above
+  static constexpr int kLanes = D == 64 ? 4 : D == 256 ? 16 : 8;  // lanes per row: D / 16, rounded up to a power of 2
   static constexpr int kVectors = D / 8;
 
   const Params& p;
@@ -175,7 +174,7 @@ struct BlockRows {
   int request, kv_head, first_row, queries, keys;
   float factor, unit;
 
-  // What store() begins with: in flight while the context's pages are looked up.
+  // First input of store(), in flight while the context's pages are looked up.
   struct First {
     RowVectors row;
     Words4 value;
@@ -200,7 +199,7 @@ struct BlockRows {
 #pragma unroll 1
     for (int i = tid_x(); i < keys * kVectors; i += ntid_x()) {
       Words4 value = i < ntid_x() ? first.value : load_value(i);
-      // Behind slot S, where nothing is read, the bias may stand.
+      // Rows after slot S are never read, so the bias may be added there, too.
       if (p.qkv_bias != nullptr) value = add<T>(value, load_bias<D>(p.qkv_bias, value_head(), i % kVectors));
       store_vector<kFp8 ? Columns::kEvenOdd : Columns::kPlain>(to_values + i / kVectors * row_bytes(D, 2), i % kVectors,
                                                                value);
@@ -210,7 +209,7 @@ struct BlockRows {
  private:
   static DFLASH_DEVICE int row_of_thread() { return tid_x() / kLanes; }
   static DFLASH_DEVICE int part() { return tid_x() % kLanes; }
-  // Row i is a query row below `queries`, and behind these a key of the block.
+  // Row i is a query row if below `queries`, else a key of the block.
   DFLASH_DEVICE RowSource source_of(int i) const {
     const bool is_key = i >= queries;
     return {p.qkv, p.qkv_bias, is_key ? p.k_norm : p.q_norm, is_key ? 1 : factor, is_key ? 1 : unit};
@@ -225,7 +224,7 @@ struct BlockRows {
                        part(), real);
   }
   DFLASH_DEVICE int value_head() const { return p.num_heads + p.num_kv_heads + kv_head; }
-  // Vector i of the block's values; 0 behind slot S.
+  // Loads vector i of the block's values; 0 after slot S.
   DFLASH_DEVICE Words4 load_value(int i) const {
     const int slot = i / kVectors;
     if (slot >= min(keys, p.block)) return {};

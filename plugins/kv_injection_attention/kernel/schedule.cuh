@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which context rows a CTA reads.
+// Decides which context rows a CTA reads.
 //
-// The context rows that each request sees are cut into units, and all requests' units, laid end to end, into ranges,
-// one for each CTA of a column. What only the device knows, the lengths, decides between two ways: each request is cut
-// into as many equal parts as every other, or, where lengths differ, the whole is cut, so that a CTA may continue one
-// request and start others. Starting one costs as much time as reading some units, and counts as that.
+// The context rows that each request sees are divided into units. All requests' units, laid end to end, are divided
+// into ranges, one for each CTA of a column. Depending on the lengths, which only the device knows, either each request
+// is cut into the same number of equal parts or, if lengths differ much, the concatenation is cut, so that a CTA may
+// continue one request and start others. Starting a request is charged as reading some units.
 #pragma once
 
 #include "kv_injection_attention/kernel/launch_config.h"
@@ -12,18 +12,18 @@
 
 namespace dflash::kv_injection {
 
-// A request's context. With a slot, length or layout out of range, as in the arbitrary values that TensorRT's builder
-// times a node with, it reads nothing of the cache: it counts as a request without context, and its output is NaN.
+// A request's context. If its slot, length or layout is out of range, as in the arbitrary values with which TensorRT's
+// builder times a node, the cache is not read: the request counts as one without context, and its output is NaN.
 struct RequestContext {
   int slot;    // negative if slot or length is out of range
   int length;  // context rows
-  int begin;   // the first that any of its block slots sees, or up to 15 before it: a multiple of kChunkRows
-  int units;   // at least 1: the block belongs to the last
+  int begin;   // first row that any block slot sees, rounded down to a multiple of kChunkRows
+  int units;   // at least 1, because the block belongs to the last one
 };
 
 DFLASH_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// The longest context that a row of the page table holds; 0 for an invalid layout.
+// Longest context that a row of the page table can hold; 0 for an invalid layout.
 DFLASH_DEVICE int most_rows(const Params& p) {
   const int64_t any_size = p.context_layout[kPageSize];
   const unsigned size = any_size > 0 && any_size <= kMaxContext ? static_cast<unsigned>(any_size) : 0;
@@ -31,7 +31,7 @@ DFLASH_DEVICE int most_rows(const Params& p) {
   return divides ? static_cast<int>(min(int64_t{p.max_pages} * size, int64_t{kMaxContext})) : 0;
 }
 
-// The first row of a context that is read, see RequestContext.
+// First row of a context that is read; see RequestContext.
 DFLASH_DEVICE int first_row(const Params& p, int length) {
   return max(0, length - window_of(p.sliding_window) + 1) / kChunkRows * kChunkRows;
 }
@@ -43,27 +43,27 @@ DFLASH_DEVICE RequestContext context_of(const Params& p, int index) {
   return {slot, length, begin, max(1, ceil_div(length - begin, kUnitKeys))};
 }
 
-// A unit, as one of a request and, with the request's first, as one of all.
+// A unit, by its index within its request; first_unit makes it an index among all units.
 struct Place {
   int request;
-  int first_unit;  // of the request, among all
-  int unit;        // of the request
+  int first_unit;  // the request's first unit, among all units
+  int unit;        // index within the request
 
   DFLASH_DEVICE int number() const { return first_unit + unit; }
 };
 
-// What a CTA does: the request and its unit that it begins with, and how many there are.
+// Work of a CTA: the request and unit it begins with, and the number of units.
 struct Task {
   int request, unit, units;
 };
 
-// The units of all requests. Every lane of a warp has some of the requests; the functions are for whole warps.
+// The units of all requests. Each lane of a warp has some of the requests; whole warps must call the functions.
 class Schedule {
  public:
   DFLASH_DEVICE Schedule(const Params& p, const LaunchConfig& config)
       : p_(p), lane_(tid_x() % 32), requests_per_lane_(ceil_div(p.batch, 32)) {
     int longest = 0;
-    if (requests_per_lane_ == 1) {  // without a loop, before which the layout would be waited for, and then the lengths
+    if (requests_per_lane_ == 1) {  // not a loop, which would wait for the layout first and then for the lengths
       if (lane_ < p.batch) lane_units_ = longest = context_of(p, lane_).units;
     } else {
 #pragma unroll 1
@@ -74,7 +74,7 @@ class Schedule {
       }
     }
     int inclusive_sum = lane_units_;
-    // Lanes behind the last request have nothing, and need no sums.
+    // Lanes after the last request have no units and need no sums.
 #pragma unroll 1
     for (int offset = 1; offset < 32 && offset < p.batch; offset *= 2) {
       const int below = shfl_up_sync(inclusive_sum, offset), other = shfl_up_sync(longest, offset);
@@ -91,13 +91,13 @@ class Schedule {
     ranges_ = max(best, min(p.batch, config.ranges));
     parts_ = max(1, quotient(best, p.batch));
     start_cost_ = min(config.start_cost, quotient(total_, ranges_));
-    // What cutting requests saves has to be worth combining them; where it costs nothing, this decides as below.
+    // Cutting requests must save more than combining costs. If combining is free, this decides as the test below.
     if (p.batch <= config.ranges && longest - quotient(total_, ranges_) <= config.combine_cost) {
       parts_ = 1;
       ranges_ = p.batch;
       return;
     }
-    // The largest part against the units and starts of an average range.
+    // Compares the largest part with the cost of an average range.
     if (p.batch <= config.ranges && longest * ranges_ <= costs() * parts_) {
       ranges_ = parts_ * p.batch;
     } else {
@@ -107,9 +107,9 @@ class Schedule {
 
   // Whether each request is a range of its own, so that there is nothing to combine.
   DFLASH_DEVICE bool cuts_nothing() const { return parts_ == 1; }
-  // Ranges that may have work.
+  // Number of ranges that may have work.
   DFLASH_DEVICE int ranges() const { return ranges_; }
-  // Where a range begins.
+  // First unit of a range.
   DFLASH_DEVICE Place begin(int range) const {
     if (parts_ == 0) return at_cost(cost_before(range));
     const Task task = part(range);
@@ -121,7 +121,7 @@ class Schedule {
     const int end = range + 1 < ranges_ ? at_cost(cost_before(range + 1)).number() : total_;
     return {begin.request, begin.unit, end - begin.number()};
   }
-  // The last range that begins at or before a unit, of a request of `units`.
+  // Last range that begins at or before a unit of a request with `units` units.
   DFLASH_DEVICE int range_of(const Place& place, int units) const {
     if (parts_ > 0) return place.request * parts_ + quotient((place.unit + 1) * parts_ - 1, units);
     return ((place.number() + (place.request + 1) * start_cost_ + 1) * ranges_ - 1) / costs();
@@ -137,8 +137,8 @@ class Schedule {
   }
 
  private:
-  // a / b without the instructions of a division. Exact for a below two million: a / b + 1 / 2b is at least 1 / 2b from
-  // an integer, and an error of two units in the last place moves it by less.
+  // a / b without a division instruction. Exact for a below two million: a / b + 1 / 2b is at least 1 / 2b away from an
+  // integer, and an error of two units in the last place is smaller.
   static DFLASH_DEVICE int quotient(int a, int b) {
     return static_cast<int>((static_cast<float>(a) + 0.5f) * rcp_approx(static_cast<float>(b)));
   }
@@ -147,7 +147,7 @@ class Schedule {
     return requests_per_lane_ == 1 ? shfl_sync(lane_units_, request) : context_of(p_, request).units;
   }
 
-  // A range when all requests are cut into equal parts.
+  // Task of a range if all requests are cut into equal parts.
   DFLASH_DEVICE Task part(int range) const {
     const int request = quotient(range, parts_), index = range - request * parts_;
     const int units = units_of(request), begin = quotient(index * units, parts_);
@@ -156,11 +156,11 @@ class Schedule {
 
   DFLASH_DEVICE int cost_before(int range) const { return range * costs() / ranges_; }
 
-  // Cost of reading all units and starting all requests. 256 requests of 4,097 units, twice that, times 320 ranges fit
-  // in 32 bits.
+  // Cost of reading all units and starting all requests. The largest intermediate, 256 requests of 4,097 units, doubled
+  // and times 320 ranges, fits in 32 bits.
   DFLASH_DEVICE int costs() const { return total_ + p_.batch * start_cost_; }
 
-  // The unit that is read when so much is spent. A request's start is paid before its first unit.
+  // Unit reached after spending `cost`. A request's start is paid before its first unit.
   DFLASH_DEVICE Place at_cost(int cost) const {
     int left = cost - units_before_ - first_request() * start_cost_;
     const int requests = max(0, end_request() - first_request());
@@ -185,20 +185,20 @@ class Schedule {
   int lane_, requests_per_lane_;
   int lane_units_ = 0;
   int units_before_, total_, ranges_;
-  int parts_;       // of each request; 0: all requests are cut as one
-  int start_cost_;  // of a request, in units
+  int parts_;       // parts per request; 0 if the concatenation is cut
+  int start_cost_;  // cost of starting a request, in units
 };
 
 // The context of one request that a CTA reads: units `begin` to `end`.
 struct ContextSpan {
   int request;
-  int slot;                // the request's, negative as there
-  int begin, end;          // in units of the request
-  int length;              // the request's context rows
-  int key_begin, key_end;  // the span's
+  int slot;                // the request's slot; negative if out of range
+  int begin, end;          // units within the request
+  int length;              // context rows of the request
+  int key_begin, key_end;  // rows of the span
 
   ContextSpan() = default;
-  // At most `units` of them.
+  // Takes at most `units` units from `first` on.
   DFLASH_DEVICE ContextSpan(const Params& p, int index, int first, int units) : request(index), begin(first) {
     const RequestContext all = context_of(p, request);
     slot = all.slot;
@@ -208,17 +208,18 @@ struct ContextSpan {
     key_end = min(length, all.begin + end * kUnitKeys);
   }
 
-  // Whether the span has the request's first unit, and its last with the block. Recomputed to save registers.
+  // Whether the span has the request's first unit, and its last unit, to which the block belongs. Recomputed to save
+  // registers.
   DFLASH_DEVICE bool starts(const Params& p) const { return key_begin == first_row(p, length); }
   DFLASH_DEVICE bool ends() const { return key_end == length; }
 };
 
-// A CTA's span in shared memory, for registers are scarce, and loading lengths again takes time; with it, how much of
-// the range is behind it.
+// A CTA's span and the remainder of its range, in shared memory: registers are scarce, and reloading lengths takes
+// time.
 struct StoredSpan {
   Shared first, second;  // 16 bytes each
 
-  // The first request of a task. One warp calls.
+  // Stores the span of a task's first request. Called by one warp.
   DFLASH_DEVICE void store(const Params& p, const Task& task) const {
     ContextSpan now{};
     int left = -1;
@@ -232,7 +233,7 @@ struct StoredSpan {
     st_shared_v4(first, {{word(now.request), word(now.slot), word(now.length), word(now.key_begin)}});
     st_shared_v4(second, {{word(now.key_end), word(left), word(visible_to_all), 0}});
   }
-  // As it was stored, but for `begin` and `end`.
+  // The stored span, without `begin` and `end`.
   DFLASH_DEVICE ContextSpan load() const {
     const Words4 words = ld_shared_v4(first);
     ContextSpan now{};
@@ -243,16 +244,16 @@ struct StoredSpan {
     now.key_end = static_cast<int>(ld_shared(second));
     return now;
   }
-  // What is behind the span in its range; negative units if the range is empty.
+  // Remainder of the range after this span; negative units if the range is empty.
   DFLASH_DEVICE Task rest() const {
     return {static_cast<int>(ld_shared(first)) + 1, 0, static_cast<int>(ld_shared(second + 4))};
   }
-  // Of the span, counted from its end, those that the window hides from no slot.
+  // Number of rows, counted from the end of the span, that the window hides from no slot.
   DFLASH_DEVICE int rows_visible_to_all() const { return static_cast<int>(ld_shared(second + 8)); }
 };
 
-// Calls `attend` for each span of the CTA's range. One warp finds out which range it is: the same loads, shuffles and
-// divisions by all of them would wait for each other.
+// Calls `attend` for each span of the CTA's range. One warp computes the schedule: if all did, their loads, shuffles
+// and divisions would contend.
 template <class Attend>
 DFLASH_DEVICE void attend_range(const Params& p, const LaunchConfig& config, const StoredSpan& span, Attend attend) {
   if (tid_x() < 32) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How every kernel here is launched.
+// Launches every kernel of the plugin.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,8 +9,8 @@
 
 namespace dflash::kv_injection {
 
-// A kernel that waits on the device for the results of the one before it on the stream may start before that has ended.
-// Whether it does is a fact of the code that the driver chose for this GPU, of which PTX may be older than the GPU.
+// A kernel may start early if it waits on the device for the preceding kernel of the stream. Whether it does is read
+// from the code that the driver chose for this GPU: PTX may be for an older architecture than the GPU's.
 template <class... Arguments>
 cudaError_t start(void (*kernel)(Arguments...), const Grid& grid, void* stream, const Arguments&... arguments) {
   cudaFuncAttributes code{};

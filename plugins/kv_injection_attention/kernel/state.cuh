@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The running attention of a warp's query rows, and how 16 more keys enter it.
+// Online softmax state of a warp's query rows, and its update by 16 keys.
 #pragma once
 
 #include "kv_injection_attention/kernel/fragments.cuh"
@@ -8,21 +8,21 @@
 
 namespace dflash::kv_injection {
 
-// Below every score, and finite: a row that no key was visible to has weight exp2(kInitialMaximum - maximum) = 0.
+// Below every score but finite: a row that has seen no key has weight exp2(kInitialMaximum - maximum) = 0.
 inline constexpr float kInitialMaximum = -1e30f;
-// A weight may exceed 1, the weight of the maximum, by this much before the maximum, and with it everything, moves:
-// far from FP16's limit.
+// The running maximum is raised, and the state rescaled, only if a weight relative to it exceeds this, which is far
+// below FP16's limit.
 inline constexpr float kMaxWeight = 256.0f;
 
-// The layout is that of mma_m16n8k16(): a thread has columns 2 (lane % 4) and the next of rows lane / 4 and lane / 4
-// + 8.
+// Laid out as by mma_m16n8k16(): a thread has columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 +
+// 8.
 template <int D, int kTiles>
 struct State {
   float output[kTiles][D / 8][4] = {};
-  // Each row's maximum in units of log2, negated: the accumulators of the scores start from it. The same in the four
-  // lanes of a row.
+  // Negated maximum of each row in log2 units, from which the accumulators of the scores start. Equal in the four lanes
+  // of a row.
   float negated_maximum[kTiles][4];
-  float sum[kTiles][2] = {};  // of this thread's columns only
+  float sum[kTiles][2] = {};  // over this thread's columns only
 
   DFLASH_DEVICE State() {
 #pragma unroll
@@ -45,8 +45,8 @@ struct State {
     }
   }
 
-  // Makes the maximum of a row at least `least`. Both copies are updated by themselves: were one taken from the other,
-  // the compiler would keep one, and assemble the four values of `negated_maximum` again for every product.
+  // Raises the maximum of a row to at least `least`. Both copies are updated independently: if one were derived from
+  // the other, the compiler would keep one and assemble the four values of `negated_maximum` for every product.
   DFLASH_DEVICE void raise_maximum(int t, int half, float least) {
     const float before = negated_maximum[t][2 * half];
 #pragma unroll
@@ -61,11 +61,12 @@ struct State {
   }
 };
 
-// The queries of a warp's tiles: of each row the first tiles of 32 columns in registers, the others read each time.
+// The queries of a warp's tiles. The first tiles of 32 columns of each row stay in registers; the others are read on
+// every use.
 template <int D, int kTiles>
 class Queries {
  public:
-  // `rows` is the address of the first.
+  // `rows` is the address of the first row.
   DFLASH_DEVICE Queries(Shared rows, int lane) : rows_(rows), lane_(lane) {
 #pragma unroll
     for (int i = 0; i < kRegisterTiles; ++i) read(register_tiles_[i], i);
@@ -83,7 +84,7 @@ class Queries {
   }
 
  private:
-  // The largest number that registers hold beside the outputs without spilling.
+  // The largest number that fits into registers next to the outputs without spilling.
   static constexpr int kRegisterTiles = D <= 96 ? D / 32 : kArchitecture == 80 ? 1 : 2;
 
   template <int kFirst>
@@ -141,7 +142,7 @@ struct Block {
     }
   }
 
-  // Hides the keys outside [first(t, half), end(t, half)), counted from the first of the 16.
+  // Masks the keys outside [first(t, half), end(t, half)), counted from the first of the 16.
   template <class First, class End>
   DFLASH_DEVICE void mask(First first, End end) {
     const int lane_column = lane % 4 * 2;
@@ -159,8 +160,8 @@ struct Block {
     }
   }
 
-  // Scores less the maximum become weights. False, and the state unchanged, if the maximum has to be raised first.
-  // The maximum ignores NaN, so that it reaches the output.
+  // Turns scores, already relative to the maximum, into weights. Returns false and leaves the state unchanged if the
+  // maximum has to be raised first. Comparisons ignore NaN, so a NaN score reaches the output.
   DFLASH_DEVICE bool try_softmax_weights(State<D, kHeld>& state) {
     float sum[kTiles][2];
     bool exceeds = false;
@@ -184,7 +185,7 @@ struct Block {
     return true;
   }
 
-  // `factor` times the scores, not less the maximum, become weights; the maxima are raised to the largest so far.
+  // Turns absolute scores times `factor` into weights, after raising the maxima to the largest score so far.
   DFLASH_DEVICE void rescale_and_softmax_weights(State<D, kHeld>& state, float factor) {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {

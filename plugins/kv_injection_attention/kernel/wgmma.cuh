@@ -1,34 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-// Primitives of sm_90a alone: products of a warpgroup whose right operand stays in shared memory.
-// Compiled by a host compiler, the emulation of tests/plugins/kernel takes its place.
+// Primitives of sm_90a only: products of a warpgroup whose right operand stays in shared memory. For a host compiler,
+// the emulator in tests/plugins/kernel replaces them.
 #pragma once
 
 #include "kv_injection_attention/kernel/primitives.cuh"
 
 namespace dflash::kv_injection {
 
-// Tag of products of FP8 operands; a word holds four, the first in its lowest byte.
+// Tag of products of FP8 operands; a word holds four of them, the first in its lowest byte.
 struct E4M3 {};
 
-// A matrix in shared memory of rows of 128 or 64 bytes, swizzled: eight rows are a swizzle atom, aligned to its size.
+// A swizzled matrix in shared memory with rows of 128 or 64 bytes. Eight rows are a swizzle atom, aligned to its size.
 template <int kRowBytes>
 struct SwizzledRows {
   static_assert(kRowBytes == 128 || kRowBytes == 64);
   static constexpr int kRow = kRowBytes;
   static constexpr int kBytes = 8 * kRowBytes;
 
-  // The address of byte `at` of such a matrix, counted row after row. Of rows of 128 bytes, sixteen bytes `i` of row r
-  // stand at i ^ (r % 8) of it; of rows of 64 bytes, at i ^ (r / 2 % 4).
+  // Offset of byte `at` of the unswizzled matrix. With rows of 128 bytes, 16-byte chunk i of row r is stored at i ^ (r
+  // % 8); with rows of 64 bytes, at i ^ (r / 2 % 4).
   static DFLASH_DEVICE uint32_t swizzle(uint32_t at) { return at ^ (at >> 3 & (kRowBytes - 16)); }
 
-  // The matrix descriptor of it as a right operand: K-major, swizzled as its rows are long (PTX ISA 9.7.15.5.1.2.2).
-  // Eight rows lie an atom behind the eight before; the leading offset is not used and taken to be 1.
+  // Matrix descriptor for a right operand: K-major, swizzled by the length of its rows (PTX ISA 9.7.15.5.1.2.2). The
+  // stride offset, between groups of eight rows, is one atom; the leading offset is not used and assumed to be 1.
   static DFLASH_DEVICE uint64_t descriptor(uint32_t address) {
     constexpr uint64_t kSwizzle = kRowBytes == 128 ? 1 : 2, kLeading = 1;
     return kSwizzle << 62 | uint64_t{kBytes >> 4} << 32 | kLeading << 16 | (address & 0x3ffff) >> 4;
   }
 };
-// A product takes 32 bytes of a row, 16 columns or 32 of E4M3; the descriptor advances by two to the next.
+// A product consumes 32 bytes of a row, 16 columns or 32 of E4M3; the descriptor of the next product is larger by two.
 inline constexpr uint64_t kDescribedColumns = 2;
 
 }  // namespace dflash::kv_injection
@@ -50,7 +50,7 @@ DFLASH_DEVICE Shared aligned_shared_memory() {
 // Makes this thread's writes to shared memory visible to wgmma, after the next barrier.
 DFLASH_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// bar_sync(id, threads) that also tells whether `value` holds for any of the threads.
+// bar_sync(id, threads) that also returns whether `value` holds for any of the threads.
 DFLASH_DEVICE bool barrier_red_or(int id, int threads, bool value) {
   int any;
   asm volatile(
@@ -74,10 +74,10 @@ DFLASH_DEVICE void fence_registers(uint32_t (&values)[n][4]) {
   for (int i = 0; i < 4 * n; ++i) asm volatile("" : "+r"(values[i / 4][i % 4])::"memory");
 }
 
-// Between any access to registers and a wgmma of them.
+// Required between any access to registers and a wgmma that uses them.
 DFLASH_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DFLASH_DEVICE void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Waits for all of this thread's committed groups of products but the last `pending`.
+// Waits for all but the last `pending` of this thread's committed groups of products.
 template <int pending>
 DFLASH_DEVICE void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
@@ -92,7 +92,7 @@ DFLASH_DEVICE void stmatrix_x4_trans(Shared column, const uint32_t (&m)[4]) {
                : "memory");
 }
 
-// Four E4M3, the first in the lowest byte; what is too large becomes 448, NaN stays NaN.
+// Converts four numbers to E4M3, the first in the lowest byte, saturating at 448; NaN stays NaN.
 DFLASH_DEVICE uint32_t cvt_e4m3x4(float a, float b, float c, float d) {
   uint32_t bytes;
   asm("{\n.reg .b16 l, h;\ncvt.rn.satfinite.e4m3x2.f32 l, %2, %1;\n"
@@ -117,10 +117,9 @@ DFLASH_DEVICE uint32_t cvt_e4m3x4(float a, float b, float c, float d) {
 #define DFLASH_SUMS40 DFLASH_SUMS32, DFLASH_SUMS8(32)
 
 // d = d + a * b, or a * b: 64x16 in the warpgroup's registers times 16xN, whose N rows of 16 columns `b` describes.
-// d and a are the thread's again after wgmma_wait_group().
-// For E4M3 it is 64x32 times 32xN. A thread's word r of the left operand then has columns 4 (lane % 4) to
-// 4 (lane % 4) + 3, 16 on if r > 1, of row 16 warp + lane / 4, eight on if r is odd (PTX ISA 9.2, 9.7.15.5.1.1.3,
-// figure 152): the words that ldmatrix gives of rows of bytes.
+// d and a may be accessed again after wgmma_wait_group(). For E4M3 it is 64x32 times 32xN. Word r of a thread's left
+// operand then has columns 4 (lane % 4) to 4 (lane % 4) + 3, plus 16 if r > 1, of row 16 warp + lane / 4, plus 8 if r
+// is odd (PTX ISA 9.2, 9.7.15.5.1.1.3, figure 152), which is how ldmatrix loads rows of bytes.
 #define DFLASH_WGMMA(N, HALF, A0, A1, A2, A3, B, ADD, TAG, SHAPE, TRANSPOSE)                        \
   DFLASH_DEVICE void wgmma(TAG, float (&d)[HALF], const uint32_t (&a)[4], uint64_t b, bool add) {   \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ADD                                          \

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The attention kernel of sm_90a. Grid: [kv heads, ranges].
 //
-// A CTA holds the query rows of one kv head and goes through one range of the context, and the
-// second kernel is the same. Its teams are warpgroups, each of which has all of the rows: see wgmma_state.cuh.
+// As in attention.cuh, a CTA holds the query rows of one kv head and processes one range of the context; the second
+// kernel is the same. Teams are warpgroups, each of which has all of the rows (see wgmma_state.cuh).
 #pragma once
 
 #include <type_traits>
@@ -17,14 +17,14 @@
 
 namespace dflash::kv_injection {
 
-// T is the block's format, N the launch's tile_rows. V of an FP8 cache is widened to F16, exactly. kAhead: the scores
-// of a team's next step are made while the values of a step are multiplied, see attend_ahead().
+// T is the block's format, N the launch's tile_rows. V of an FP8 cache is widened to F16 without loss. kAhead: a team's
+// next scores are computed while the current step's values are multiplied, see attend_ahead().
 template <int D, int N, class T, bool kFp8, bool kAhead = false>
 class WgmmaAttention {
  public:
   DFLASH_DEVICE WgmmaAttention(const Params& p, const LaunchConfig& config) : p_(p), config_(config) {}
 
-  // What needs nothing of the grid before.
+  // Work that does not depend on the preceding grid (programmatic dependent launch).
   DFLASH_DEVICE void prepare() const {
     static_assert(N <= Group::kAllThreads);
     if (tid_x() < N) st_shared(Group::slots() + tid_x() * 4, tid_x() / config_.group);
@@ -40,7 +40,7 @@ class WgmmaAttention {
   DFLASH_DEVICE void attend_span() const {
     stamp(Phase::kSpan);
     const ContextSpan now = span();
-    // Steps of the context are dealt to the teams in turn, the block to the next in turn, or the last team.
+    // Steps of the context are dealt to the teams in turn. The block goes to the next team, or to the last one.
     const bool has_block = now.ends() && min(steps(now), kTeams - 1) == Group::team();
     const Rows rows(p_, config_);
     const typename Rows::First loaded = rows.load(now.request, now.ends());
@@ -62,7 +62,7 @@ class WgmmaAttention {
   static DFLASH_DEVICE int steps(const ContextSpan& span) {
     return ceil_div(span.key_end - span.key_begin, kWgmmaKeys);
   }
-  // One of each team that has steps, and behind them the block's.
+  // One result per team with steps, then the block's.
   static DFLASH_DEVICE int num_results() {
     const ContextSpan now = span();
     return min(steps(now), kTeams) + (now.ends() ? 1 : 0);
@@ -74,21 +74,21 @@ class WgmmaAttention {
   static constexpr int kElementBytes = kFp8 ? 1 : 2;
   using Context = WgmmaContextLoader<D, kElementBytes, kAhead>;
   using CacheOperands = LeftOperands<D, kFp8>;
-  using BlockOperands = LeftOperands<D, false>;  // of the block's rows
+  using BlockOperands = LeftOperands<D, false>;  // operands of the block's rows
   using State = WgmmaState<D, N, kFp8, kAhead>;
   using Score = std::conditional_t<kFp8, F16, T>;
   using Rows = WgmmaRows<D, N, T, kFp8, kAhead>;
 
-  // Taken from one lane, so that the compiler knows it to be uniform.
+  // Broadcast from one lane, so that the compiler knows the address is uniform.
   static DFLASH_DEVICE Shared uniform_team_weights(Shared place = 0) {
     return static_cast<Shared>(shfl_sync(static_cast<int>(Group::weights(Group::team()) + place), 0));
   }
 
-  // Where a thread reads and writes in every step, and the factor of its scores.
+  // A thread's addresses in every step, and the factor of its scores.
   struct StepAddresses {
-    Shared keys, values;     // where it reads, from the step's rows on
-    Shared weights;          // where it writes weights
-    float score_factor = 1;  // of rounded queries
+    Shared keys, values;     // offsets to read at, from the step's rows
+    Shared weights;          // address to write weights to
+    float score_factor = 1;  // undoes the scale of rounded queries
 
     DFLASH_DEVICE StepAddresses() {
       const int warp = Group::warp(), lane = Group::lane();
@@ -99,7 +99,7 @@ class WgmmaAttention {
     }
   };
 
-  // Hides what lies outside [first(slot), end(slot)) of the keys of a step, `slot` being that of the thread's column.
+  // Masks the keys of a step outside [first(slot), end(slot)), where `slot` is the block slot of the thread's column.
   template <class First, class End>
   DFLASH_DEVICE void mask(float (&score)[N / 2], First first, End end) const {
 #pragma unroll
@@ -114,8 +114,9 @@ class WgmmaAttention {
     }
   }
 
-  // A step's scores, less the maxima so far unless they are to `kRaise` these. Context row j is visible to slot s if
-  // j < length and length + s - j < window; `left` rows of the span remain from the step's first on.
+  // Computes a step's scores, relative to the maxima so far unless `kRaise`, when they will raise these. Context row j
+  // is visible to slot s if j < length and length + s - j < window; `left` rows of the span remain from the step's
+  // first on.
   template <bool kRaise>
   DFLASH_DEVICE void make_scores(const State& state, float (&score)[N / 2], const StepAddresses& addresses,
                                  bool all_visible, int left, Shared rows) const {
@@ -133,15 +134,16 @@ class WgmmaAttention {
   }
   DFLASH_DEVICE void mask_context(float (&score)[N / 2], int left) const {
     const ContextSpan now = span();
-    // The window of slot s begins `s` rows behind this one.
+    // The window of slot s begins `s` rows later.
     const int window_begin = now.length - window_of(p_.sliding_window) + 1 - (now.key_end - left);
     mask(score, [&](int slot) { return window_begin + slot; }, [&](int) { return left; });
   }
 
-  // Whether a step's scores stay in registers while maxima are raised; else they are made again. nvcc 13.0 would spill.
+  // Whether a step's scores stay in registers while maxima are raised. If not, because nvcc 13.0 would spill, they are
+  // computed again.
   static constexpr bool kKeepsScores = !(kFp8 && D == 64 && N == 80);
 
-  // Of a `first` step nothing is known of the maxima: they are raised at once.
+  // In the `first` step no maxima are known yet, so they are raised at once.
   DFLASH_DEVICE void attend_keys(State& state, const StepAddresses& addresses, bool first, bool all_visible, int left,
                                  Shared rows) const {
     float sums[N / 4];
@@ -154,7 +156,8 @@ class WgmmaAttention {
       if (!raise || !kKeepsScores) make_scores<false>(state, score, addresses, all_visible, left, rows);
       const bool exceeds = state.template softmax_weights<Score>(score, sums, addresses.weights);
       fence_proxy_async();
-      // Now all weights are there, unless the maxima have to be raised first: once, for NaN exceeds any maximum.
+      // All weights are stored after the barrier, unless the maxima have to be raised first. This happens at most once,
+      // because NaN exceeds any maximum.
       if (!barrier_red_or(Group::barrier(), kThreads, exceeds) || raise) break;
     }
 #pragma unroll
@@ -166,27 +169,28 @@ class WgmmaAttention {
     state.finish_values();
   }
 
-  // Whether a step of which `left` rows of the span are left is full, and all slots see all of it.
+  // Whether a step with `left` remaining rows of the span is full and entirely visible to all slots.
   static DFLASH_DEVICE bool all_visible(int left) {
     return left >= kWgmmaKeys && left <= Group::span().rows_visible_to_all();
   }
 
-  // attend_steps() of an FP8 cache. A step's products run while other work is done: those of the next step's keys while
-  // this one's values are loaded, those of the values while the next scores become weights. These have a second place,
-  // so that one barrier a step is enough.
+  // attend_steps() for an FP8 cache. Products overlap with other work: the next step's key products with loading this
+  // step's values, the value products with turning the next scores into weights. Weights are double-buffered, so that
+  // one barrier per step is enough.
   DFLASH_DEVICE void attend_ahead(State& state, Context& context, bool& first) const {
     if (!context.find_next()) return;
     context.wait_for_next();
     const StepAddresses addresses;
     constexpr int kSteps = kWgmmaKeys / 16;
     float score[N / 2], sums[N / 4];
-    Shared place = 0;  // of the step's weights, from the first ones on
+    Shared place = 0;  // offset of the step's weights from the first buffer
     for (bool exceeds = true;;) {
       fence_proxy_async();
-      // All of the step's weights and values are there now, and its predecessor's stage and weights are free.
+      // The step's weights and values are complete after the barrier, and the previous step's stage and weights are
+      // free.
       const bool raise = barrier_red_or(Group::barrier(), kThreads, exceeds);
       context.take_next([] { return span(); });
-      if (raise) {  // there are no weights, or too large ones: as in attend_keys()
+      if (raise) {  // no weights yet, or too large ones: as in attend_keys()
         const int left = context.rows_left();
         make_scores<true>(state, score, addresses, all_visible(left), left, context.rows());
         state.raise_maxima(score, Group{});
@@ -199,7 +203,7 @@ class WgmmaAttention {
       for (int c = 0; c < N / 4; ++c) state.sum[c] += sums[c];
 
       context.wait_for_next();
-      syncwarp();  // a warp's keys are those that it copied; behind the last step nobody takes what is made of them
+      syncwarp();  // a warp reads only keys that it copied itself; after the last step the products are not used
       uint32_t keys[D / 32][4], values[D / 64 * kSteps][4];
       CacheOperands::load_keys(keys, context.next_rows() + addresses.keys);
       State::start_key_bytes(score, keys);
@@ -217,7 +221,7 @@ class WgmmaAttention {
     }
   }
 
-  // Block slot j is visible to slot s if |s - j| < window, and if causal j <= s.
+  // Block slot j is visible to slot s if |s - j| < window and, if causal, j <= s.
   DFLASH_DEVICE void attend_block(State& state) const {
     constexpr int kSteps = kMaxBlock / 16;
     const Rows rows(p_, config_);
@@ -227,7 +231,7 @@ class WgmmaAttention {
     uint32_t keys[D / 16][4] = {};
     if (warp < kSteps) BlockOperands::load_keys(keys, rows.block_keys() + BlockOperands::keys_at(warp, lane));
     State::template multiply_keys<Score>(score, keys, 0, false);
-    if constexpr (kFp8) {  // the k_scale of 16-bit keys is 1
+    if constexpr (kFp8) {  // 16-bit keys have a k_scale of 1
       const float factor = config_.key_factor;
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) score[i] *= factor;
@@ -247,7 +251,7 @@ class WgmmaAttention {
     state.finish_values();
   }
 
-  // Where a query row stands in the results of a team: of each column of a thread's its maximum, sum and outputs.
+  // Locates a query row in a team's results, which hold the maximum, sum and outputs of each of a thread's columns.
   struct ResultRow {
     static constexpr int kEach = D / 32 + 2;
     static constexpr int kValues = N / 4 * kEach;
@@ -258,7 +262,7 @@ class WgmmaAttention {
         : lane_of_quad(row % 8 / 2), first_value((row / 8 * 2 + row % 2) * kEach) {}
     DFLASH_DEVICE int maximum() const { return first_value; }
     DFLASH_DEVICE int sum_thread(int i) const { return i * 4 + lane_of_quad; }
-    // A warp has 16 of every 64 columns of head_dim; of an FP8 cache's, a thread has two that follow each other.
+    // A warp has 16 of every 64 columns of head_dim. With an FP8 cache, a thread has two adjacent ones.
     DFLASH_DEVICE int thread(int column) const {
       return column % 64 / 16 * 32 + (kFp8 ? column % 16 / 2 : column % 8) * 4 + lane_of_quad;
     }
@@ -268,7 +272,7 @@ class WgmmaAttention {
   };
   static_assert(ResultRow::kValues == wgmma_values(D, N));
 
-  // Results of each team that has steps, then of the block; they reuse the memory of the stages.
+  // Results of each team with steps, then of the block; they reuse the stages' memory.
   DFLASH_DEVICE Shared results() const { return shared_memory() + config_.stages_at; }
   DFLASH_DEVICE void leave(const State& state, int team) const {
     TeamResults::Writer writer(TeamResults(results(), kThreads, ResultRow::kValues, team),
@@ -282,19 +286,19 @@ class WgmmaAttention {
     }
   }
 
-  // The team's steps of the context, and the block, if it has that: at once if it has no steps.
+  // Attends to the team's steps of the context and to the block, if it is this team's.
   DFLASH_DEVICE void attend_context(Context& context, bool has_block) const {
     bool first = true;
     attend_steps(context, first, has_block);
     if (!has_block) return;
-    // Not added to what the team has of the context: registers are scarce.
+    // The block gets a result of its own instead of being added to the team's, because registers are scarce.
     State block;
     attend_block(block);
     stamp(Phase::kBlock);
     if (first) syncthreads();
     leave(block, first ? Group::team() : kTeams);
   }
-  // `first` becomes false if there is a step. Teams without steps and block wait for the others all the same.
+  // `first` becomes false if there is a step. Teams with neither steps nor the block still take part in the barriers.
   DFLASH_DEVICE void attend_steps(Context& context, bool& first, bool has_block) const {
     State state;
     if constexpr (kAhead) {
@@ -311,7 +315,7 @@ class WgmmaAttention {
     stamp(Phase::kContext);
     if (kFp8) state.scale_outputs(p_.v_scale);
     if (has_block && first) return;
-    syncthreads();  // every team is done with its stages
+    syncthreads();  // all teams have finished with their stages
     if (!first) leave(state, Group::team());
   }
 
@@ -326,7 +330,7 @@ __global__ void __launch_bounds__(32 * kWarpgroupWarps * wgmma_teams(D, kAhead),
   griddepcontrol_launch_dependents();
   const WgmmaAttention<D, N, T, kFp8, kAhead> attention(p, config);
   attention.prepare();
-  griddepcontrol_wait();  // as attention() does
+  griddepcontrol_wait();  // see attention()
   stamp(Phase::kGridBefore);
   attention.run();
 }

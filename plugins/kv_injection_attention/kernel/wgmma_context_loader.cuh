@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warpgroup's steps of the context. As context_loader.cuh, but what the loop needs is kept instead of recomputed.
-// Each warp copies a chunk of a step.
+// Prefetches a warpgroup's context steps. Unlike context_loader.cuh it keeps the loop's values instead of recomputing
+// them. Each warp copies a chunk of a step.
 #pragma once
 
 #include "kv_injection_attention/kernel/context_loader.cuh"
@@ -15,7 +15,7 @@ class WgmmaContextLoader {
   static constexpr int kStride = Step::kStride;
   static constexpr int kValuesAt = Step::kValuesAt;
 
-  // `get_span()` gives the span again, for it takes registers.
+  // `get_span()` reloads the span, which would occupy registers.
   template <class GetSpan>
   DFLASH_DEVICE WgmmaContextLoader(const Params& p, const LaunchConfig& config, const ContextSpan& span,
                                    GetSpan get_span)
@@ -31,31 +31,31 @@ class WgmmaContextLoader {
 
     const Shared begin = shared_memory() + config.stages_at + team * (kStages * kStageBytes);
     last_stage_ = begin + (kStages - 1) * kStageBytes;
-    stage_ = last_stage_;  // one before the first
+    stage_ = last_stage_;  // the stage before the first
 #pragma unroll 1
     for (int i = 0; i < kStages - 1; ++i) copy_step(rows_left_ - i * kTeamKeys, begin + i * kStageBytes, get_span);
     rows_left_ += kTeamKeys;
   }
 
-  // Goes on to the team's next step. False after the last, when no copy is under way.
+  // Advances to the team's next step. Returns false after the last, when no copy is pending.
   template <class GetSpan>
   DFLASH_DEVICE bool next(GetSpan get_span) {
     if (!find_next()) return false;
     wait_for_next();
-    // Now all threads' copies of this step are there, and all are done with the step before: its stage is free.
+    // After the barrier every thread's copies of this step have arrived, and the stage of the step before is free.
     bar_sync(barrier_, 32 * kWarpgroupWarps);
     take_next(get_span);
     return true;
   }
-  // The same in parts, for a caller with a barrier of its own. rows() are those of the step before until take_next(),
-  // which comes behind the barrier.
+  // next() in parts, for a caller with its own barrier. rows() is the previous step until take_next(), which must
+  // follow the barrier.
   DFLASH_DEVICE bool find_next() {
     rows_left_ -= kTeamKeys;
     if (rows_left_ > 0) return true;
     cp_async_wait_group<0>();
     return false;
   }
-  // For this thread's copies of the step behind rows().
+  // Waits for this thread's copies of the step after rows().
   DFLASH_DEVICE void wait_for_next() const { cp_async_wait_group<kStages - 2>(); }
   template <class GetSpan>
   DFLASH_DEVICE void take_next(GetSpan get_span) {
@@ -63,8 +63,8 @@ class WgmmaContextLoader {
     stage_ = next_rows();
   }
 
-  // Rows of the span from the step's first on, and the step's stage: K and behind it V. Those from the span's
-  // end on are 0.
+  // Rows of the span from the step's first row on, and the step's stage, K and then V. Rows after the end of the span
+  // are 0.
   DFLASH_DEVICE int rows_left() const { return rows_left_; }
   DFLASH_DEVICE Shared rows() const { return stage_; }
   DFLASH_DEVICE Shared next_rows() const {
@@ -73,17 +73,17 @@ class WgmmaContextLoader {
 
  private:
   static constexpr int kTeams = wgmma_teams(D, kAhead);
-  static constexpr int kTeamKeys = kTeams * kWgmmaKeys;  // from one of the team's steps to its next
+  static constexpr int kTeamKeys = kTeams * kWgmmaKeys;  // distance between two steps of the team
   static constexpr int kStages = wgmma_stages(D, kElementBytes, kAhead);
   static constexpr int kStageBytes = Step::kStageBytes;
   static constexpr int kRowBytes = Step::kRowBytes;
   static_assert(kStageBytes == wgmma_stage_bytes(D, kElementBytes));
   static constexpr int kCopyLanes = kRowBytes / 16;
-  static constexpr int kCopyRows = 32 / kCopyLanes;  // that a warp copies at a time
+  static constexpr int kCopyRows = 32 / kCopyLanes;  // rows that a warp copies at a time
   static_assert(kWgmmaKeys == kWarpgroupWarps * kChunkRows && kChunkRows % kCopyRows == 0);
   static_assert(kCopyRows % Step::Rows::kPeriod == 0);
 
-  // The first of the team's steps that is not copied yet, from whose first row on `left` rows of the span are left.
+  // Copies the team's next step; `left` rows of the span remain from its first row on.
   template <class GetSpan>
   DFLASH_DEVICE void copy_step(int left, Shared stage, GetSpan get_span) {
     if (left > 0) {
@@ -99,11 +99,12 @@ class WgmmaContextLoader {
         from += kCopyRows * strides.row;
       }
     }
-    cp_async_commit_group();  // an empty group, too: cp_async_wait_group counts them
+    cp_async_commit_group();  // even if empty, because cp_async_wait_group counts groups
   }
 
   DFLASH_DEVICE void find_chunks(const ContextSpan& span) {
-    const int first = span.key_begin + tid_x() / 32 * kChunkRows;  // teams and their warps lie behind each other
+    // Warps are numbered team by team.
+    const int first = span.key_begin + tid_x() / 32 * kChunkRows;
     chunks_.refill(
         chunk_, span.key_end, [&](unsigned chunk) { return first + static_cast<int>(chunk) * kTeamKeys; },
         [&](int key) { return find_chunk(p_, span, ctaid_x(), key); });
@@ -112,12 +113,12 @@ class WgmmaContextLoader {
   const Params& p_;
   int barrier_;
   ChunkAddresses chunks_;
-  unsigned chunk_ = 0;         // the warp's next
-  int row_;                    // of a step, the first that this thread copies
-  int copy_from_;              // offset in a chunk of that row's part
-  Shared copy_to_;             // where in a stage it goes
-  int rows_left_;              // of the span, from the step's first on
-  Shared stage_, last_stage_;  // the stage in use, and the last of the team's
+  unsigned chunk_ = 0;         // the warp's next chunk
+  int row_;                    // first row of a step that this thread copies
+  int copy_from_;              // offset of this thread's part of that row in a chunk
+  Shared copy_to_;             // offset of this thread's part in a stage
+  int rows_left_;              // rows of the span from the step's first row on
+  Shared stage_, last_stage_;  // the stage in use, and the team's last stage
 };
 
 }  // namespace dflash::kv_injection

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attention kernel of sm_90a, of one head_dim; instantiated once in each wgmma_*.cu, which is compiled for nothing
-// else.
+// The sm_90a kernel for one head_dim. Each wgmma_*.cu instantiates it once and is compiled for sm_90a only.
 #pragma once
 
 #include "kv_injection_attention/kernel/launch.cuh"

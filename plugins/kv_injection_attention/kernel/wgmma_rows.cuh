@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The block's rows in the kernel of sm_90a: loaded, and stored where wgmma and ldmatrix read them.
+// Loads the block's rows in the sm_90a kernel and stores them where wgmma and ldmatrix read them.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +10,7 @@
 
 namespace dflash::kv_injection {
 
-// All threads of the CTA call. T is the block's format, N the launch's tile_rows.
+// All threads of the CTA must call. T is the block's format, N the launch's tile_rows.
 template <int D, int N, class T, bool kFp8, bool kAhead>
 class WgmmaRows {
   using Group = Warpgroup<D, N, kFp8, kAhead>;
@@ -18,7 +18,7 @@ class WgmmaRows {
   using Score = std::conditional_t<kFp8, F16, T>;
   static constexpr int kStride = row_bytes(D, 2);
   static constexpr int kAllThreads = Group::kAllThreads, kWarps = kAllThreads / 32;
-  // Lanes that share a row of the block, rows that all threads take at once, and vectors of its values for each thread.
+  // Lanes per row of the block, rows that all threads process at a time, and vectors of values per thread.
   static constexpr int kRowLanes = D / 16, kRowsAtOnce = kAllThreads / kRowLanes;
   static constexpr int kVectors = D / 8, kValueLoads = (kMaxBlock * kVectors + kAllThreads - 1) / kAllThreads;
   static_assert(Group::kTeams * wgmma_number_bytes(N) >= kWarps * 4);
@@ -26,8 +26,8 @@ class WgmmaRows {
  public:
   DFLASH_DEVICE WgmmaRows(const Params& p, const LaunchConfig& config) : p_(p), config_(config) {}
 
-  // What the first pass of store() takes, all of it where a thread has one row: in flight while the context's pages
-  // are looked up.
+  // Input of the first pass of store(), in flight while the context's pages are looked up. It is all of the input if
+  // each thread has one row.
   struct First {
     RowVectors row{};
     Words4 values[kValueLoads] = {};
@@ -43,12 +43,12 @@ class WgmmaRows {
     return loaded;
   }
 
-  // The queries, as the swizzled rows that wgmma reads, and with the block its keys and values. Keys behind slot S are
-  // not written: whatever their scores are, attend_block() hides them. Values there are finite.
+  // Stores the queries as the swizzled rows that wgmma reads and, with the block, its keys and values. Keys after slot
+  // S are not written, because attend_block() masks their scores. Values there are finite.
   DFLASH_DEVICE void store(const First& loaded, const ContextSpan& now, bool has_block) const {
     const float eps = now.slot < 0 ? as_float(0x7fc00000u) : p_.rms_norm_eps;  // NaN queries make NaN outputs
     const int rows = has_block ? N + p_.block : N, part = tid_x() % kRowLanes;
-    float largest = 0;  // of the queries' absolute values; ignores NaN
+    float largest = 0;  // largest absolute value of the queries; ignores NaN
     RowVectors row = loaded.row;
 #pragma unroll 1
     for (int begin = 0; begin < rows; begin += kRowsAtOnce) {
@@ -71,8 +71,8 @@ class WgmmaRows {
   DFLASH_DEVICE Shared block_values() const { return block_keys() + kMaxBlock * kStride; }
 
  private:
-  // Row i is a query row below N, and behind these a key of the block, if that is the CTA's. Products of queries with
-  // the context's keys are scores in units of log2.
+  // Row i is a query row if below N, else a key of the block, if the CTA has it. Products of queries with context keys
+  // are scores in log2 units.
   DFLASH_DEVICE RowSource source_of(int i) const {
     return {p_.qkv, p_.qkv_bias, i >= N ? p_.k_norm : p_.q_norm, i >= N ? 1 : config_.query_factor};
   }
@@ -90,18 +90,18 @@ class WgmmaRows {
 #pragma unroll
     for (int j = 0; j < kValueLoads; ++j) {
       const int i = tid_x() + j * kAllThreads;
-      if (i >= p_.block * kVectors) continue;  // those behind slot S stay 0, or become the bias
+      if (i >= p_.block * kVectors) continue;  // values after slot S stay 0, or become the bias
       const int64_t row = qkv_row(p_, request, i / kVectors, value_head());
       values[j] = ld_global_v4(static_cast<const unsigned char*>(p_.qkv) + row * D * 2 + i % kVectors * 16);
     }
   }
-  // The bias of all of a thread's values, which are the same columns of several slots.
+  // Bias of a thread's values, which are the same columns of several slots.
   DFLASH_DEVICE Words4 load_value_bias() const {
     static_assert(kAllThreads % kVectors == 0);
     return p_.qkv_bias != nullptr ? load_bias<D>(p_.qkv_bias, value_head(), tid_x() % kVectors) : Words4{};
   }
 
-  // Vector `index` of a query row.
+  // Address of vector `index` of a query row.
   static DFLASH_DEVICE Shared query_at(int row, int index) {
     return Group::queries() + index / 8 * (N * State::Queries::kRow) +
            State::Queries::swizzle(row * State::Queries::kRow + index % 8 * 16);
@@ -125,11 +125,11 @@ class WgmmaRows {
     }
   }
 
-  // What meets the keys of an FP8 cache: all rows of F16, times the power of two that makes the largest element 128 to
-  // 256, in E4M3, whose numbers reach 448. It has its three bits down to 2^-6, a 16,000th of the largest element, so
-  // one factor does for all rows; one for each would take as many registers as the maxima.
+  // Rounds the F16 queries to E4M3 for the keys of an FP8 cache. All rows are scaled by the power of two that makes the
+  // largest element 128 to 256, below E4M3's limit of 448. E4M3 keeps its three bits down to 2^-6, 1/16,000 of the
+  // largest element, so one factor is enough for all rows; one per row would take as many registers as the maxima.
   DFLASH_DEVICE void round_queries(float largest) const {
-    // The smallest number of F16 is 2^-24. Infinite queries make NaN outputs, as they would without rounding.
+    // F16's smallest number is 2^-24. Infinite queries make the outputs NaN, as they would without rounding.
     const uint32_t exponent = max(as_bits(largest) >> 23, 127u - 24);
     const float factor = as_float((127 * 2 + 7 - exponent) << 23);
     if (tid_x() == 0) st_shared(Group::score_factor(), exponent == 255 ? 0x7fc00000u : (exponent - 7) << 23);
@@ -148,11 +148,11 @@ class WgmmaRows {
     }
   }
 
-  // The largest of what the CTA's threads have.
+  // Maximum over the CTA's threads.
   DFLASH_DEVICE float largest_of_threads(float largest) const {
 #pragma unroll
     for (int mask = 1; mask < 32; mask *= 2) largest = fmaxf(largest, shfl_xor_sync(largest, mask));
-    const Shared all = Group::slots() - kWarps * 4;  // where raise_maxima() will put numbers
+    const Shared all = Group::slots() - kWarps * 4;  // memory that raise_maxima() uses later
     if (Group::lane() == 0) st_shared(all + tid_x() / 32 * 4, as_bits(largest));
     syncthreads();
     for (int warp = 0; warp < kWarps; ++warp) largest = fmaxf(largest, as_float(ld_shared(all + warp * 4)));

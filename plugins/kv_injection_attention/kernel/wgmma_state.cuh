@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The running attention of a CTA's query rows in one warpgroup, and how 64 more keys enter it.
+// Online softmax state of a CTA's query rows in one warpgroup, and its update by 64 keys.
 //
 // Operands are swapped: keys are the rows and queries the columns of the scores, head_dim the rows and queries the
-// columns of the outputs. So wgmma's M of 64 is always full, a cache row is read from shared memory and widened once,
-// and what belongs to a query, its maximum, sum and output, stands in the same threads for both products:
+// columns of the outputs. wgmma's M of 64 is therefore always full, a cache row is read from shared memory and widened
+// once, and the same threads hold a query's maximum, sum and output in both products:
 //   scores [64 keys, N queries]   = K [64, D] * Q [N, D]^T          K in registers, Q in shared memory
 //   outputs [D, N queries]       += V [64, D]^T * weights [N, 64]^T  V in registers, weights in shared memory
-// The products with an FP8 cache's keys are E4M3's: keys as they are, queries rounded (see round_queries). Values are
-// widened to F16: of bytes wgmma takes rows along K only, and V's lie along M.
+// With an FP8 cache, key products are E4M3 products: keys unchanged, queries rounded (see round_queries). Values are
+// widened to F16, because wgmma takes 8-bit operands only K-major, and V is M-major.
 // A thread has columns 8 j + 2 (lane % 4) + i of a product, i in {0, 1}, of rows 16 warp + lane / 4 (+ 8).
 #pragma once
 
@@ -20,9 +20,8 @@
 
 namespace dflash::kv_injection {
 
-// Where a warpgroup's operands lie, and who this thread is in it. Recomputed each time, not kept:
-// registers are scarce.
-// kFp8 says that the cache is E4M3.
+// Addresses of a warpgroup's operands, and this thread's place in it. Recomputed on every use to save registers.
+// kFp8: the cache is E4M3.
 template <int D, int N, bool kFp8, bool kAhead>
 struct Warpgroup {
   static constexpr int kThreads = 32 * kWarpgroupWarps;
@@ -35,11 +34,11 @@ struct Warpgroup {
   static DFLASH_DEVICE int team() { return tid_x() / unsigned{kThreads}; }
   static DFLASH_DEVICE int barrier() { return 1 + team(); }
   static DFLASH_DEVICE void sync() { bar_sync(barrier(), kThreads); }
-  // The thread's first column, and first row.
+  // The thread's first column and first row.
   static DFLASH_DEVICE int column() { return lane() % 4 * 2; }
   static DFLASH_DEVICE int row() { return warp() * 16 + lane() / 4; }
 
-  // SwizzledRows of [N, 64 columns], one behind the other.
+  // SwizzledRows [N, 64 columns], one matrix after the other.
   static DFLASH_DEVICE Shared queries() { return aligned_shared_memory(); }
   // SwizzledRows [N, D] of E4M3.
   static DFLASH_DEVICE Shared rounded_queries() { return queries() + wgmma_query_bytes(D, N, 2); }
@@ -51,37 +50,37 @@ struct Warpgroup {
   static DFLASH_DEVICE Shared numbers() { return weights(kTeams) + team() * wgmma_number_bytes(N); }
   // [N] integers: the block slot of each query row.
   static DFLASH_DEVICE Shared slots() { return weights(kTeams) + kTeams * wgmma_number_bytes(N); }
-  // The CTA's span, and behind it the factor of the scores of rounded queries.
+  // The CTA's span, then the factor of the scores of rounded queries.
   static DFLASH_DEVICE StoredSpan span() { return {slots() + N * 4, slots() + N * 4 + 16}; }
   static DFLASH_DEVICE Shared score_factor() { return slots() + N * 4 + 32; }
 };
 
-// A step's keys and values as left operands, of rows of E4M3 or of 16 bits. Where a thread reads them is found first,
-// once for all steps: load_keys(a, rows + keys_at()).
+// Loads a step's keys and values, rows of E4M3 or 16-bit elements, as left operands. A thread's offset is computed once
+// for all steps: load_keys(a, rows + keys_at()).
 template <int D, bool kFp8>
 struct LeftOperands {
   static constexpr int kItem = kFp8 ? 1 : 2;
   using Rows = StoredRows<D * kItem>;
-  static constexpr int kLoads = kFp8 ? 2 : 1;  // operands of V that four matrices make
+  static constexpr int kLoads = kFp8 ? 2 : 1;  // operands of V that one ldmatrix_x4 yields
 
-  // Address of the warp's 16 keys, for scores.
+  // Offset of the warp's 16 keys, for scores.
   static DFLASH_DEVICE Shared keys_at(int warp, int lane) { return Rows::at(warp * 16 + lane % 16, lane / 16 * 16); }
 
-  // 16 columns each, or 32 of bytes.
+  // Each operand has 16 columns, or 32 of E4M3.
   template <int n>
   static DFLASH_DEVICE void load_keys(uint32_t (&a)[n][4], Shared at) {
 #pragma unroll
     for (int i = 0; i < n; ++i) ldmatrix_x4(a[i], Rows::ahead(at, i * 32));
   }
 
-  // Address for outputs, whose rows are the warp's 16 columns of every 64. With bytes, the first eight are the even
-  // columns, the others the odd ones.
+  // Offset for outputs, whose rows are the warp's 16 of every 64 columns. With E4M3, the first eight are the even
+  // columns and the others the odd ones.
   static DFLASH_DEVICE Shared values_at(int warp, int lane) {
     if (kFp8) return Rows::at(lane, warp * 16);
     return Rows::at(lane % 8 + lane / 16 * 8, warp * 32 + lane / 8 % 2 * 16);
   }
 
-  // 16 keys each, kSteps times as many.
+  // Each operand has 16 keys; all of them have 16 * kSteps.
   template <int kSteps>
   static DFLASH_DEVICE void load_values(uint32_t (&a)[D / 64 * kSteps][4], Shared at) {
 #pragma unroll
@@ -115,16 +114,17 @@ struct WgmmaState {
   using Weights = SwizzledRows<128>;
 
   float output[D / 64][N / 2] = {};
-  // At 2 j + i the negated maximum, in units of log2, of the thread's column 8 j + i; equal in all threads of a column.
+  // Element 2 j + i is the negated maximum, in log2 units, of the thread's column 8 j + i; equal in all threads of a
+  // column.
   float negated_maximum[N / 4];
-  float sum[N / 4] = {};  // of this thread's rows only
+  float sum[N / 4] = {};  // over this thread's rows only
 
   DFLASH_DEVICE WgmmaState() {
 #pragma unroll
     for (int c = 0; c < N / 4; ++c) negated_maximum[c] = -kInitialMaximum;
   }
 
-  // Element of a product: column c of the thread, in its first or second row.
+  // Index of a product's element: column c of the thread, in its first or second row.
   static DFLASH_DEVICE constexpr int at(int c, int half) { return c / 2 * 4 + half * 2 + c % 2; }
 
   DFLASH_DEVICE void scale_outputs(float rescale) {
@@ -135,7 +135,7 @@ struct WgmmaState {
     }
   }
 
-  // Makes the maximum of a column at least `least`.
+  // Raises the maximum of a column to at least `least`.
   DFLASH_DEVICE void raise_maximum(int c, float least) {
     const float before = negated_maximum[c];
     negated_maximum[c] = fminf(before, -least);
@@ -154,7 +154,7 @@ struct WgmmaState {
     for (int i = 0; i < N / 2; ++i) score[i] = negated_maximum[i / 4 * 2 + i % 2];
   }
 
-  // Adds the products with the queries' columns from 16 `first` on; without `add` they are all.
+  // Adds the products with the queries' columns from 16 * `first` on; without `add`, overwrites the scores.
   template <class Score, int n>
   static DFLASH_DEVICE void multiply_keys(float (&score)[N / 2], uint32_t (&keys)[n][4], int first, bool add) {
     fence_registers(score);
@@ -171,9 +171,9 @@ struct WgmmaState {
     fence_registers(score);
   }
 
-  // The products of E4M3 keys with the rounded queries. They start from 0, not from the negated maximum, which may be
-  // the largest summand: of FP8 products Hopper keeps no more than 13 bits behind that one's first (DeepSeek-V3, arXiv
-  // 2412.19437, 3.5.2).
+  // Starts the products of E4M3 keys with the rounded queries. They accumulate from 0, not from the negated maximum,
+  // which may be the largest summand: Hopper aligns FP8 products to the largest one and keeps at most 13 bits below its
+  // leading bit (DeepSeek-V3, arXiv 2412.19437, 3.5.2).
   static DFLASH_DEVICE void start_key_bytes(float (&score)[N / 2], uint32_t (&keys)[D / 32][4]) {
     fence_registers(keys);
     wgmma_fence();
@@ -182,14 +182,14 @@ struct WgmmaState {
     for (int i = 0; i < D / 32; ++i) wgmma(E4M3{}, score, keys[i], queries + i * kDescribedColumns, i > 0);
     wgmma_commit_group();
   }
-  // `pending` groups of products were started behind them.
+  // Waits for them; `pending` groups of products were started after them.
   template <int pending>
   static DFLASH_DEVICE void finish_key_bytes(float (&score)[N / 2]) {
     wgmma_wait_group<pending>();
     fence_registers(score);
   }
 
-  // Such products become scores, less the maximum unless that is to be raised.
+  // Turns these products into scores, relative to the maximum unless it will be raised.
   template <bool kRaise>
   DFLASH_DEVICE void scale_scores(float (&score)[N / 2], float factor) const {
 #pragma unroll
@@ -198,8 +198,8 @@ struct WgmmaState {
     }
   }
 
-  // Raises the maxima to the largest of the scores, of all warps, and takes them off the scores. They ignore NaN, but
-  // it reaches the sums: a polynomial's weight would be 0 for it.
+  // Raises the maxima to the largest scores of all warps and subtracts them from the scores. Maxima ignore NaN; it is
+  // written to the sums, because exp2_by_polynomial() would turn it into a weight of 0.
   DFLASH_DEVICE void raise_maxima(float (&score)[N / 2], Group group) {
     const Shared mine = group.numbers() + (group.warp() * N + group.column()) * 4;
 #pragma unroll
@@ -226,25 +226,25 @@ struct WgmmaState {
     }
   }
 
-  // Where in shared memory softmax_weights() puts the weights of a thread.
+  // Address in shared memory of the weights that softmax_weights() stores for a thread.
   static DFLASH_DEVICE Shared weights_at(int warp, int lane) {
-    const int chunk = (warp * 2 + lane / 8 % 2) ^ lane % 8;  // of a row's 8, in the swizzled order
+    const int chunk = (warp * 2 + lane / 8 % 2) ^ lane % 8;  // chunk of the row's 8, in swizzled order
     return Group::weights(Group::team()) + (lane / 16 * 8 + lane % 8) * Weights::kRow + chunk * 16;
   }
 
-  // Every so manieth exponential of a thread is a polynomial. With 80 rows on 64 bytes of a key the exponential unit
-  // would be the narrowest; elsewhere it is not.
+  // Every kMufuRun-th exponential of a thread is computed by a polynomial. Only with 80 rows and keys of 64 bytes would
+  // the exponential unit be the bottleneck.
   static constexpr int kMufuRun = kFp8 && D == 64 && N == 80 ? 13 : N;
 
-  // Scores become weights, in shared memory. Gives the sums of the thread's rows, and whether one of them is too large,
-  // or NaN.
+  // Turns scores into weights, which it stores in shared memory. Sets the sums over the thread's rows and returns
+  // whether one of them is too large or NaN.
   template <class Value>
   DFLASH_DEVICE bool softmax_weights(float (&score)[N / 2], float (&sums)[N / 4], Shared to) const {
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) {
       score[i] = i % kMufuRun == kMufuRun - 1 ? exp2_by_polynomial(score[i]) : ex2_approx(score[i]);
     }
-    int largest = 0;  // of the sums' bits: they are in the numbers' order, and NaN is above all
+    int largest = 0;  // maximum of the sums' bits, which order like the numbers, with NaN above all
 #pragma unroll
     for (int c = 0; c < N / 4; ++c) sums[c] = score[at(c, 0)] + score[at(c, 1)];
 #pragma unroll

@@ -10,11 +10,11 @@ import torch
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.target_checkpoint import read_target
+from dflash_trt.device.launcher import Launcher
 from dflash_trt.engine.engine_directory import BuildOptions, build_engine
 from dflash_trt.engine.manifest import Manifest, read_shard
 from dflash_trt.engine.plans.add_plans import add_plans
 from dflash_trt.engine.plans.compile import TimingCache
-from dflash_trt.engine.plans.launcher import Launcher
 from dflash_trt.engine.plans.plan import PlanOptions, Range, graph_batch_sizes, profiles, row_buckets
 from dflash_trt.engine.plans.preview import drafter_memory, trtexec_commands
 from dflash_trt.engine.plans.tensorrt_api import installed_library

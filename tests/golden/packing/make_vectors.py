@@ -41,7 +41,7 @@ def as_numpy(tensor: torch.Tensor) -> NDArray[np.generic]:
 
 
 def export(weights: torch.Tensor, quantization: str) -> dict[str, NDArray[np.generic]]:
-    """What the unified Hugging Face export stores for a linear layer with these weights."""
+    """Tensors of the unified Hugging Face export for a linear layer with these weights."""
     linear = torch.nn.Linear(weights.shape[1], weights.shape[0], bias=False, dtype=weights.dtype)
     linear.weight.data = weights.clone()
     probe = torch.ones(1, weights.shape[1], dtype=weights.dtype)

@@ -25,7 +25,7 @@ namespace {
 
 constexpr size_t kSparseBytes = size_t{1} << 30;
 
-// Its bytes end where the allocation ends: ASan sees every access beyond.
+// The tensor's bytes end where the allocation ends, so ASan detects every access beyond.
 struct Tensor {
   explicit Tensor(size_t size) : bytes(static_cast<unsigned char*>(std::malloc(size))), size(size) {}
   unsigned char* bytes;
@@ -80,7 +80,7 @@ class Call {
     return p;
   }
 
-  // What the kernel before this call does.
+  // Work of the kernel before this call.
   void produce() {
     for (const auto& [tensor, copy] : inputs_) std::copy(copy.begin(), copy.end(), tensor.bytes);
   }
@@ -111,7 +111,7 @@ class Call {
     const auto size = std::filesystem::file_size(directory_ + name);
     if (size >= kSparseBytes) return map(directory_ + name, size);
     std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
-    const Tensor tensor = filled(bytes.size());  // until it is produced
+    const Tensor tensor = filled(bytes.size());  // NaN until it is produced
     inputs_.emplace_back(tensor, std::move(bytes));
     return tensor.bytes;
   }
@@ -129,7 +129,7 @@ class Call {
     return static_cast<const int64_t*>(tensor);
   }
 
-  // A file with holes, more than memory holds. Whoever writes to it is stopped.
+  // A sparse file, larger than memory. Writing to it is an error.
   static const void* map(const std::string& path, size_t size) {
     const int file = open(path.c_str(), O_RDONLY);
     void* bytes = mmap(nullptr, size, PROT_READ, MAP_PRIVATE | MAP_NORESERVE, file, 0);

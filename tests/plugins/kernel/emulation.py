@@ -35,7 +35,7 @@ FLAGS = [
 ]  # fmt: skip
 # Each CTA is allocated anew: without freed memory held back and stacks of allocations a call takes a third less time.
 ASAN_OPTIONS = "detect_leaks=0:detect_stack_use_after_return=0:malloc_context_size=1:quarantine_size_mb=1"
-MOST_SECONDS = 60  # of CPU time, far above what a call takes
+MOST_SECONDS = 60  # seconds of CPU time, far more than a call takes
 DIGEST_CHARACTERS = 16
 ALL_FORMATS, BF16_BLOCKS, BF16_BLOCKS_FP8_CACHES = range(3)
 MMA, SHORT, AHEAD = 0, -1, 1000
@@ -52,15 +52,15 @@ def compiler() -> str:
 
 
 class EmulationError(Exception):
-    """What the emulator or a sanitizer stopped the program for."""
+    """Error for which the emulator or a sanitizer stopped the program."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What the kernel finds on a GPU, beside its size."""
+    """Properties of a GPU, apart from its size."""
 
     architecture: int  # 10 * major + minor
-    shared_bytes: int  # of a CTA, at most
+    shared_bytes: int  # maximum per CTA
     starts_early: bool  # grids, before the one before has ended
 
     @property
@@ -81,7 +81,7 @@ def build(program: Path, sources: list[Path], *defines: str, plugins: Path = PLU
 
 
 def once(name: str, build: Callable[[Path], object]) -> Path:
-    """What `build` makes of a path, by the first who asks for it; anew where a source has changed."""
+    """Result of `build` for a path, made on first use and again if a source has changed."""
     path, partial = shared / f"{name}-{sources_digest()}", shared / f"{name}.partial"
     with (shared / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -212,9 +212,9 @@ def check_out_of_range(
 
 
 def write_context(directory: Path, case: Case, tensors: Tensors) -> torch.Tensor:
-    """The context's memory as the file `pool`, with holes where nothing is in it, and pointers as offsets into it.
+    """Writes the context's memory to the sparse file `pool`, with pointers as offsets into it; returns the page table.
 
-    A dense pool is K and behind it V; a cache that is smaller than the case's is its last plane. Gives the page table.
+    A dense pool is K, then V; a cache that is smaller than the case's is its last plane.
     """
     pool, offsets, layout, table = tensors.context(case)
     parts, begin = [pool], -offsets[0]
@@ -240,7 +240,7 @@ def write_context(directory: Path, case: Case, tensors: Tensors) -> torch.Tensor
 
 
 def run(program: Path, *arguments: str, seconds: int = MOST_SECONDS) -> str:
-    """What the program prints. Raises EmulationError where it stops early, or takes longer than `seconds` of a CPU."""
+    """Output of the program. Raises EmulationError if it stops early or takes more than `seconds` of CPU time."""
     command = ["sh", "-c", 'ulimit -S -t "$0" && exec "$@"', str(seconds), str(program), *arguments]
     environment = os.environ | {"ASAN_OPTIONS": ASAN_OPTIONS}
     result = subprocess.run(command, capture_output=True, text=True, env=environment)

@@ -2,8 +2,8 @@
 // Runs the threads of one CTA as fibers on one CPU thread, and watches what the hardware would not tell.
 //
 // Aborts with a message on: a warp whose lanes meet in different instructions, barriers that never fill, accesses to
-// shared memory out of bounds or misaligned, words read while a copy into them is under way, copies nobody waited
-// for, and data races: two accesses to a word, one of them a write, that no barrier orders (by vector clocks).
+// shared memory out of bounds or misaligned, words read while a copy into them is pending, copies without a wait, and
+// data races: two accesses to a word, one of them a write, that no barrier orders (by vector clocks).
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@ namespace emulator {
 struct Fiber;
 struct Warp;
 
-// What happened to a word of shared memory: its last write, and the reads since.
+// History of a word of shared memory: the last write, and the reads since.
 struct Word {
   struct Access {
     int thread;
@@ -43,7 +43,7 @@ struct Product {
   std::vector<float> sums;
   const uint32_t* a;
   std::array<uint32_t, 4> a_then;
-  std::vector<uint32_t> words;  // of shared memory; one thread of a warp has them
+  std::vector<uint32_t> words;  // accesses to shared memory, kept by one thread of a warp
 };
 
 struct Products {
@@ -58,9 +58,8 @@ class Cta {
   Cta(int threads, int shared_bytes, int x, int y, uint32_t seed);
   ~Cta();
   void run(const std::function<void()>& kernel);
-  // As run(), in parts: run_some() gives its threads `turns` turns at most, while any of them is ready(). With
-  // `early`, the grid that this one depends on has not ended: threads that wait for it wait until
-  // previous_grid_ended().
+  // run() in parts: run_some() gives its threads `turns` turns at most, while any of them is ready(). With `early`, the
+  // grid that this one depends on has not ended: threads that wait for it wait until previous_grid_ended().
   void start(const std::function<void()>& kernel, bool early = false);
   void run_some(int turns);
   void previous_grid_ended();
@@ -83,7 +82,7 @@ class Cta {
   uint32_t read_word(uint32_t at);
   void write_word(uint32_t at, uint32_t value);
 
-  // What this thread wrote becomes visible to products of whom a barrier orders behind this.
+  // Makes this thread's writes visible to products of threads that a barrier orders after it.
   void fence_proxy();
   void begin_product_read(uint32_t at);
   void end_product_read(uint32_t at);
@@ -114,8 +113,8 @@ class Cta {
   struct Barrier {
     int threads = 0;
     std::vector<int> waiting;
-    bool any = false;   // of those waiting
-    bool last = false;  // what it was when the barrier last filled
+    bool any = false;   // barrier of the waiting threads
+    bool last = false;  // value when the barrier last completed
   };
 
   std::vector<std::unique_ptr<Fiber>> fibers_;

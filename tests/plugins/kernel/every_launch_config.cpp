@@ -12,7 +12,7 @@ namespace kv = dflash::kv_injection;
 
 namespace {
 
-// The kernel of sm_90a, on a GPU of as many SMs.
+// The sm_90a kernel, on a GPU with the same number of SMs.
 void check_wgmma(const kv::Params& p, int sms, bool ahead) {
   if (!(ahead ? kv::wgmma_ahead_fits(p) : kv::wgmma_fits(p))) return;
   const kv::LaunchConfig config = kv::make_wgmma_launch_config(p, sms, ahead);

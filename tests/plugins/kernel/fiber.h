@@ -27,8 +27,8 @@ struct Fiber {
   std::unique_ptr<char[]> stack_;
   ucontext_t context_;
   bool started_ = false;
-  void* here_[5];   // of the fiber, for __builtin_setjmp
-  void* there_[5];  // of who resumed it
+  void* here_[5];   // the fiber's, for __builtin_setjmp
+  void* there_[5];  // the resumer's
   void* fake_stack_ = nullptr;
 };
 

@@ -57,7 +57,7 @@ inline float decode_e4m3(uint32_t bits) {
   return sign * (exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10));
 }
 
-// What is larger than 448 becomes that.
+// Saturates at 448.
 inline uint32_t encode_e4m3(float value) {
   const uint32_t sign = std::bit_cast<uint32_t>(value) >> 24 & 0x80;
   if (std::isnan(value)) return 0x7f;

@@ -23,18 +23,18 @@ class Expected(NamedTuple):
 def expect(case: Case, tensors: Tensors, *, rounded_queries: bool = False) -> Expected:
     """The exact output, and a bound on the error of a kernel whose products take 16-bit operands.
 
-    With `rounded_queries`, that of queries which are rounded to E4M3 where they meet an FP8 cache's keys, as
-    `round_queries` does it and the kernel of sm_90a: their rounding is part of what is expected, not of the bound.
+    With `rounded_queries`, queries are rounded to E4M3 for an FP8 cache's keys, as in `round_queries` and the sm_90a
+    kernel: their rounding is part of the expected output, not of the bound.
 
     Let u be half the distance from 1 to the next number of the block's dtype. The kernel rounds q and the block's k
     after rotation, the softmax's weights p, and the output, each relatively by at most u, and independently. So
       score:   ds = scale * u * sqrt(sum_d (q k)^2), twice for block rows, whose k is rounded too
-      output:  do = u |o| + sqrt(sum_keys (p ds (v - o))^2 + (p u v)^2)
-    Values of the block are rounded once more where they have a bias. An FP8 output is rounded by its own u, and that
-    stays within what the rest of the bound allows: of values beyond 448, 448.
+      output:  do = u |o| + sqrt(sum_keys (p ds (v - o))^2 + (p u v)^2) Values of the block are rounded once more where
+    they have a bias. An FP8 output is rounded by its own u, and that stays within what the rest of the bound allows: of
+    values beyond 448, 448.
     The bound takes the root sums of squares four times: about seven standard deviations of a uniform rounding error.
 
-    A product of E4M3 keeps 13 bits behind the point of its largest summand (kernel/wgmma_state.cuh). With 32 summands
+    A product of E4M3 keeps 13 bits after the point of its largest summand (kernel/wgmma_state.cuh). With 32 summands
     that may be 2^-8 of it, which stands in u's place for the scores of rounded queries.
     """
     rounded_queries &= case.cache_dtype is FP8

@@ -15,7 +15,7 @@
 namespace emulator {
 namespace {
 
-constexpr uint32_t kPending = 0x7fc0dead;  // a NaN that nobody computes
+constexpr uint32_t kPending = 0x7fc0dead;  // a NaN that no operation produces
 
 // Bits `first` to `last` of a descriptor.
 uint32_t field(uint64_t descriptor, int first, int last) {
@@ -25,7 +25,7 @@ uint32_t field(uint64_t descriptor, int first, int last) {
 // [9.7.15.5.1.2.2] matrix-descriptor-encode(x) = (x & 0x3FFFF) >> 4
 uint32_t bytes_of(uint64_t descriptor, int first) { return field(descriptor, first, first + 13) << 4; }
 
-constexpr int kRowBytes = 32;  // of what a product reads: 16 columns of 16 bits, or 32 of 8
+constexpr int kRowBytes = 32;  // bytes per row of a product: 16 columns of 16 bits, or 32 of 8
 
 // Words of shared memory that hold the N rows.
 std::vector<uint32_t> words_of(uint64_t descriptor, int columns) {
@@ -49,8 +49,8 @@ int row_of(int thread, int half) { return thread / 32 * 16 + thread % 32 / 4 + h
 
 double sum_of(std::span<const double> summands) { return std::accumulate(summands.begin(), summands.end(), 0.0); }
 
-// What Hopper was found to keep of products of FP8: of each summand what stands up to 13 bits behind the first bit of the
-// largest (DeepSeek-V3, arXiv 2412.19437, 3.5.2).
+// Hopper truncates the summands of FP8 products to 13 bits after the leading bit of the largest (DeepSeek-V3, arXiv
+// 2412.19437, 3.5.2).
 double sum_of_13_bits(std::span<double> summands) {
   double most = 0;
   for (const double summand : summands) most = std::fmax(most, std::fabs(summand));

@@ -3,8 +3,8 @@
 //
 // Stops at: threads of a warpgroup in different instructions or with different descriptors; a matrix in shared memory
 // that is written while a product reads it, or that some thread wrote without a fence for the async proxy; registers
-// touched between the fence and the product, or changed while it is under way; products nobody waited for.
-// Accumulators are NaN until they are waited for.
+// touched between the fence and the product, or changed while it is pending; products without a wait. Accumulators are
+// NaN until they are waited for.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct Wgmma {
   const uint32_t* a;  // four registers
   uint64_t b;         // descriptor
   bool add;           // scale-d
-  int bits;           // of an element: 16, or 8
+  int bits;           // bits per element: 16 or 8
   const char* name;
   float (*decode)(uint32_t bits);
 };

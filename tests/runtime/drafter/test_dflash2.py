@@ -18,7 +18,9 @@ from safetensors.torch import load_file
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.runtime.drafter.candidate_selector import Candidates, CandidateSelector, Draw, Proposals
+from dflash_trt.engine.candidate_lattice import Candidates
+from dflash_trt.engine.candidate_selector import CandidateSelector
+from dflash_trt.engine.proposals import Draw, Proposals
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.load import open_session

@@ -14,8 +14,8 @@ import torch
 from dflash_trt import _C
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.quantization import Quantization
+from dflash_trt.device.launcher import CudaLauncher
 from dflash_trt.engine.manifest import Manifest, read_manifest
-from dflash_trt.engine.plans.launcher import CudaLauncher
 from dflash_trt.engine.plans.plan import Plan
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE

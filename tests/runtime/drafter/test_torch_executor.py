@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from dflash_trt.device.launcher import CudaLauncher
 from dflash_trt.engine.manifest import Manifest
-from dflash_trt.engine.plans.launcher import CudaLauncher
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.drafter.torch.graph_program import Program

@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.runtime.kvcache.paged_caches import PageTable, grown, zeros
-from dflash_trt.runtime.kvcache.slots import ROOT, SlotPool
+from dflash_trt.runtime.kvcache.prefix_index import ROOT
+from dflash_trt.runtime.kvcache.slots import SlotPool
 
 PAGE = 4096
 
@@ -137,8 +138,8 @@ class SlotPoolMachine(RuleBasedStateMachine):
         return len(self.held) < self.num_slots and num_tokens <= self.num_free * TOKENS_PER_PAGE
 
     @rule(num_tokens=TOKENS)
-    def fits(self, num_tokens: int) -> None:
-        assert self.pool.fits(num_tokens) is self._fits(num_tokens)
+    def can_allocate(self, num_tokens: int) -> None:
+        assert self.pool.can_allocate(num_tokens) is self._fits(num_tokens)
 
     @rule(num_tokens=TOKENS)
     def allocate(self, num_tokens: int) -> None:
@@ -172,18 +173,95 @@ SlotPoolMachine.TestCase.settings = settings(max_examples=30, stateful_step_coun
 TestSlotPool = SlotPoolMachine.TestCase
 
 
-def test_what_is_forgotten_while_somebody_holds_it_is_not_found() -> None:
-    """The holder of a page goes on; pages that came later are found."""
-    pool, tokens = SlotPool(3, 12 * TOKENS_PER_PAGE, prefix_caching=True), range(2 * TOKENS_PER_PAGE)
-    slot, pages, _ = pool.allocate(3 * TOKENS_PER_PAGE, tokens)
-    pool.publish(slot, tokens)
-    assert pool.allocate(TOKENS_PER_PAGE + 1, tokens[: TOKENS_PER_PAGE + 1]).pages[0] == pages[0]
-    pool.forget()
-    assert pool.allocate(TOKENS_PER_PAGE + 1, tokens[: TOKENS_PER_PAGE + 1]).num_cached_tokens == 0
-    for held in range(3):
-        pool.free(held)
-    assert pool.free_tokens == pool.num_tokens
-    assert pool.allocate(TOKENS_PER_PAGE + 1, tokens[: TOKENS_PER_PAGE + 1]).num_cached_tokens == 0
+class SharedPagesMachine(RuleBasedStateMachine):
+    """Compares what prompts share with a dict of what each page holds, and with what a watcher was told."""
+
+    @initialize(num_slots=SLOTS, num_pages=PAGES)
+    def create(self, num_slots: int, num_pages: int) -> None:
+        self.pool = SlotPool(num_slots, num_pages * P, prefix_caching=True)
+        self.pool.index.watcher = self
+        self.num_slots, self.num_pages = num_slots, num_pages
+        self.running: dict[int, tuple[list[int], list[int]]] = {}
+        self.prompts: dict[int, list[int]] = {}
+        self.contents: dict[int, list[int]] = {}
+        """Tokens up to the end of each page that was filled."""
+        self.known: dict[int, list[int]] = {ROOT: []}
+
+    def stored(self, number: int, before: int, token_ids: Sequence[int]) -> None:
+        """Notes an entry of the index; one whose predecessor is gone can never be found."""
+        if before in self.known:
+            self.known[number] = [*self.known[before], *token_ids]
+
+    def removed(self, number: int) -> None:
+        """Forgets an entry and all that can be found only through it."""
+        if (gone := self.known.get(number)) is not None:
+            self.known = {n: ids for n, ids in self.known.items() if ids[: len(gone)] != gone}
+
+    def held(self) -> set[int]:
+        return {page for pages, _ in self.running.values() for page in pages}
+
+    @rule(pages=st.lists(st.integers(0, 1), max_size=4), rest=st.integers(1, P), answer=st.integers(0, 2 * P))
+    def allocate(self, pages: list[int], rest: int, answer: int) -> None:
+        prompt = [token for page in pages for token in [page] * P] + [2] * rest
+        num_tokens = len(prompt) + answer
+        cached = max(len(ids) for ids in self.known.values() if ids == prompt[: len(ids)] and len(ids) < len(prompt))
+        has_room = len(self.running) < self.num_slots and num_tokens <= self.pool.free_tokens
+        end = cached + P
+        ahead = [slot for slot, other in self.prompts.items() if other[:end] == prompt[:end]]
+        waits = end < len(prompt) and ahead and all(len(self.running[slot][1]) < end for slot in ahead)
+        assert self.pool.can_allocate(num_tokens, prompt) is bool(has_room and not waits)
+        if not has_room:
+            return
+        slot, taken, num_cached = self.pool.allocate(num_tokens, prompt)
+        assert num_cached == cached
+        for i in range(num_cached // P):
+            assert self.contents[taken[i]] == prompt[: (i + 1) * P], "a page of other tokens is shared"
+        own = taken[num_cached // P :]
+        assert not {*own} & self.held()
+        for page in own:
+            self.contents.pop(page, None)
+        self.running[slot], self.prompts[slot] = (taken, prompt[:num_cached]), prompt
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), count=st.integers(1, 2 * P), token=st.integers(0, 1))
+    def append(self, data: st.DataObject, count: int, token: int) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.running)))
+        pages, tokens = self.running[slot]
+        following = [*self.prompts[slot][len(tokens) :], *[token] * count][: min(count, len(pages) * P - len(tokens))]
+        for number in range(len(tokens) // P, (len(tokens) + len(following)) // P):
+            self.contents[pages[number]] = [*tokens, *following][: (number + 1) * P]
+        tokens += following
+        self.pool.append(slot, following)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.running)))
+        del self.running[slot], self.prompts[slot]
+        self.pool.free(slot)
+
+    @invariant()
+    def counts_agree(self) -> None:
+        assert self.pool.free_slots == self.num_slots - len(self.running)
+        assert self.pool.free_tokens == (self.num_pages - len(self.held())) * P
+
+
+SharedPagesMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TestSharedPages = SharedPagesMachine.TestCase
+
+
+def test_a_prompt_waits_for_a_page_that_is_being_computed() -> None:
+    """A page that differs is not waited for, nor one whose request has left."""
+    pool, prompt = SlotPool(4, 40 * P, prefix_caching=True), [*range(3 * P)]
+    first = pool.allocate(4 * P, prompt).slot
+    assert not pool.can_allocate(4 * P, prompt)
+    assert pool.can_allocate(4 * P, [7, *prompt])
+    pool.append(first, prompt[: P + 1])
+    assert not pool.can_allocate(4 * P, prompt), "its second page is being computed"
+    assert pool.can_allocate(4 * P, prompt[: 2 * P]), "its last page is its own"
+    pool.free(first)
+    assert pool.can_allocate(4 * P, prompt)
+    assert pool.allocate(4 * P, prompt).num_cached_tokens == P
 
 
 def test_a_watcher_hears_of_shared_pages() -> None:
@@ -202,7 +280,7 @@ def test_a_watcher_hears_of_shared_pages() -> None:
     slots.index.watcher = Watcher()
     for _ in range(2):
         slot = slots.allocate(2 * TOKENS_PER_PAGE).slot
-        slots.publish(slot, pages[0] + pages[1])
+        slots.append(slot, pages[0] + pages[1])
         slots.free(slot)
     assert heard == [("stored", 1, ROOT, pages[0]), ("stored", 2, 1, pages[1])]
     slots.allocate(4 * TOKENS_PER_PAGE)

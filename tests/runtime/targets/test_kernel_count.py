@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dflash_trt.engine import fused
-from dflash_trt.engine.plans.launcher import EagerLauncher
+from dflash_trt.device import fused
+from dflash_trt.device.launcher import EagerLauncher
 from dflash_trt.runtime.kvcache.paged_caches import SlotCache
 from dflash_trt.runtime.targets.compiled_layers import compile_layers
 from dflash_trt.runtime.targets.packed_pass import _gathered, _softmax, _write

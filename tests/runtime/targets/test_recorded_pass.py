@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from dflash_trt.engine.plans.launcher import CudaLauncher, EagerLauncher, Launcher
+from dflash_trt.device.launcher import CudaLauncher, EagerLauncher, Launcher
 from dflash_trt.runtime.kvcache import paged_caches
 from dflash_trt.runtime.targets import recorded_pass
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, PackedTarget

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dflash_trt.engine.fused import Fused
+from dflash_trt.device.fused import Fused
 from dflash_trt.runtime.drafter.torch import operators
 
 VIEWS = (operators.identity, operators.reshape)

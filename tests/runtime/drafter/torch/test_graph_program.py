@@ -20,9 +20,10 @@ from onnx import TensorProto, helper, parser
 from torch import Tensor
 
 from dflash_trt.checkpoint.weights import SINGLE
-from dflash_trt.engine import fused
+from dflash_trt.device import fused
+from dflash_trt.device.attention_kernel import check_kernels
+from dflash_trt.device.launcher import CudaLauncher
 from dflash_trt.engine.manifest import Manifest, read_manifest
-from dflash_trt.engine.plans.launcher import CudaLauncher
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import EngineError, MissingDependencyError
 from dflash_trt.runtime.drafter import torch_executor
@@ -38,7 +39,7 @@ from dflash_trt.runtime.drafter.torch.scaled_linear import (
     patterns,
 )
 from dflash_trt.runtime.drafter.torch.stored_weights import StoredWeights
-from dflash_trt.runtime.drafter.torch_executor import TorchExecutor, check_kernels
+from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
 from tests.checkpoint.samples import refusal
 from tests.runtime.drafter.test_torch_executor import listed_of, open_torch, run
 from tests.runtime.drafter.torch.drafts import MAKERS

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.engine import fused
+from dflash_trt.device import fused
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe

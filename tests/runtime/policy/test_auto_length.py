@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draft lengths: what a user may write, what auto settles on over synthetic costs, and how it bears surprises."""
+"""What auto settles on over synthetic costs, and how it bears surprises."""
 
 from __future__ import annotations
 
@@ -11,58 +11,11 @@ from typing import NamedTuple
 
 import pytest
 
-from dflash_trt.errors import RequestError
-from dflash_trt.runtime.draft_length import (
-    MAX_PROBE_STEPS,
-    REPLAN_STEPS,
-    AutoLength,
-    FixedLength,
-    LengthByBatch,
-    StepRecord,
-    parse_draft_length,
-)
+from dflash_trt.runtime.policy.auto_length import MAX_PROBE_STEPS, REPLAN_STEPS, AutoLength
+from dflash_trt.runtime.policy.fixed_length import LengthByBatch
+from dflash_trt.runtime.policy.step_record import BlockRecord, StepRecord
 
 K = 7
-BATCH_SIZES = (1, 2, 7, 8, 31, 32, 1000)
-
-
-@pytest.mark.parametrize("length", [0, 1, K])
-def test_a_number_is_the_length_at_every_batch_size(length: int) -> None:
-    policy = parse_draft_length(str(length), K)
-    assert isinstance(policy, FixedLength)
-    assert [policy.choose(batch_size) for batch_size in BATCH_SIZES] == [length] * len(BATCH_SIZES)
-
-
-@pytest.mark.parametrize("text", ["1:7,8:3,32:0", "32:0,1:7,8:3"])
-def test_a_schedule_holds_from_its_batch_sizes_on(text: str) -> None:
-    policy = parse_draft_length(text, K)
-    assert isinstance(policy, LengthByBatch)
-    assert [policy.choose(batch_size) for batch_size in BATCH_SIZES] == [7, 7, 7, 3, 3, 0, 0]
-    assert parse_draft_length("1:4", K).choose(100) == 4, "one entry is a schedule, too"
-
-
-def test_a_request_has_a_length_of_its_own_under_auto_alone(caplog: pytest.LogCaptureFixture) -> None:
-    auto, fixed = parse_draft_length("auto", 7), parse_draft_length(3, 7)
-    assert isinstance(auto, AutoLength)
-    assert not caplog.messages
-    assert [auto.of_request(asked, 0) for asked in (None, 0, 7)] == [0, 0, 7]
-    assert [fixed.of_request(asked, 3) for asked in (None, 0, 7)] == [3, 0, 3]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "x", "-1", "8", "1.5", "7,3", "all"),
-        *("2:7", "0:7,1:3", "1:7,8:8", "1:7,8:-1", "1:7,1:3", "1:7:3", "1:7,", "1:", ":7", "1:7,8", "x:3"),
-        *("adaptive", "auto:1", "auto,1:7", "Auto"),
-    ],
-)
-def test_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(RequestError) as refusal:
-        parse_draft_length(text, K)
-    assert str(refusal.value) == (
-        f"draft length: expected 0 to 7, a schedule by batch size that begins at 1 (1:7,8:3) or auto, found {text!r}"
-    )
 
 
 class Cost(NamedTuple):
@@ -93,21 +46,8 @@ COSTS = {
 }
 
 
-class Simulated(AutoLength):
-    """On a clock that simulated steps advance."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        super().__init__(K, clock=lambda: self.now)
-
-    @property
-    def has_probed(self) -> bool:
-        """Whether any cost but that of whole blocks is known."""
-        return any(len(table._log_costs) > 1 for table in self._tables.values())
-
-
 def simulate(
-    policy: Simulated,
+    policy: AutoLength,
     acceptance: Sequence[float],
     cost: Cost,
     *,
@@ -122,17 +62,19 @@ def simulate(
         length = policy.choose(batch)
         assert 0 <= length <= K
         held = [next((i for i in range(length) if rng.random() >= acceptance[i]), length) for _ in range(batch)]
-        policy.now += next(paces or STEADY) * rng.uniform(0.9, 1.1) * cost(batch, length)
-        policy.observe(record(length, held))
+        seconds = next(paces or STEADY) * rng.uniform(0.9, 1.1) * cost(batch, length)
+        policy.observe(record([length] * batch, held, seconds))
         lengths.append(length)
     return lengths
 
 
-def record(length: int, held: Sequence[int], *, num_prompt_tokens: int = 0, num_caught_up: int = 0) -> StepRecord:
-    proposed = [length] * len(held)
-    return StepRecord(
-        proposed=proposed, accepted=held, num_prompt_tokens=num_prompt_tokens, num_caught_up=num_caught_up
-    )
+def record(
+    proposed: Sequence[int], accepted: Sequence[int], seconds: float, *, num_prompt_tokens: int = 0
+) -> StepRecord:
+    blocks = [
+        BlockRecord(proposed=p, accepted=a, temperature=0, drawn=None) for p, a in zip(proposed, accepted, strict=True)
+    ]
+    return StepRecord(blocks=blocks, num_prompt_tokens=num_prompt_tokens, seconds=seconds)
 
 
 def virtual_machine(rng: random.Random) -> Iterator[float]:
@@ -170,7 +112,7 @@ def test_it_settles_near_the_best(acceptance: Sequence[float], cost: Cost, batch
     best = max(speed(acceptance, cost, batch, length) for length in range(K + 1))
     shares = []
     for seed in range(3):
-        lengths = simulate(Simulated(), acceptance, cost, batch=batch, steps=1200, rng=random.Random(seed))
+        lengths = simulate(AutoLength(K), acceptance, cost, batch=batch, steps=1200, rng=random.Random(seed))
         shares.append(share_of_best(lengths[64:], acceptance, cost, batch))
     assert min(shares) > max(0.88, 0.94 * better / best)
     assert sum(shares) / 3 > max(0.9, 0.95 * better / best)
@@ -190,7 +132,7 @@ def test_requests_may_come_and_go(acceptance: Sequence[float], cost: Cost) -> No
     From then on it is 7 % below the better end at most: probes, and batch sizes of one bucket that differ by two.
     """
     for seed in range(3):
-        policy, rng = Simulated(), random.Random(seed)
+        policy, rng = AutoLength(K), random.Random(seed)
         seconds, better = [0.0, 0.0], [0.0, 0.0]
         for number in range(150):
             batch = rng.randint(1, 48)
@@ -212,7 +154,7 @@ def test_slow_moments_of_the_machine_mislead_it_little(acceptance: Sequence[floa
     better = max(speed(acceptance, cost, batch, length) for length in (0, K))
     best = max(speed(acceptance, cost, batch, length) for length in range(K + 1))
     for seed in range(3):
-        policy, rng, paces = Simulated(), random.Random(seed), virtual_machine(random.Random(seed))
+        policy, rng, paces = AutoLength(K), random.Random(seed), virtual_machine(random.Random(seed))
         lengths = simulate(policy, acceptance, cost, batch=batch, steps=1500, rng=rng, paces=paces)
         assert share_of_best(lengths[64:], acceptance, cost, batch) * best / better > 0.93
 
@@ -220,14 +162,14 @@ def test_slow_moments_of_the_machine_mislead_it_little(acceptance: Sequence[floa
 @pytest.mark.parametrize(("before", "after"), [(0.01, 3.0), (3.0, 0.01)], ids=["tokens dearer", "tokens cheaper"])
 def test_it_follows_prices(before: float, after: float) -> None:
     for seed in range(3):
-        policy, rng = Simulated(), random.Random(seed)
+        policy, rng = AutoLength(K), random.Random(seed)
         simulate(policy, MIDDLING, linear(0.1, before), batch=4, steps=600, rng=rng)
         lengths = simulate(policy, MIDDLING, linear(0.1, after), batch=4, steps=4000, rng=rng)
         assert share_of_best(lengths[2000:], MIDDLING, linear(0.1, after), 4) > 0.93
 
 
 def test_it_follows_acceptance() -> None:
-    policy, rng, cost = Simulated(), random.Random(0), COSTS["dear tokens"]
+    policy, rng, cost = AutoLength(K), random.Random(0), COSTS["dear tokens"]
     low = simulate(policy, NOTHING, cost, batch=8, steps=400, rng=rng)
     assert set(low[300:]) <= {0, 1, K}
     assert low[300:].count(0) > 90
@@ -236,54 +178,51 @@ def test_it_follows_acceptance() -> None:
 
 
 def test_it_begins_with_both_ends_and_says_what_it_found() -> None:
-    policy = Simulated()
+    policy = AutoLength(K)
     assert policy.explain() == "7 of 7: not measured yet"
     lengths = simulate(policy, HIGH, COSTS["dear tokens"], batch=1, steps=64, rng=random.Random(0))
     first = lengths.index(0)
     assert lengths[:first] == [K] * REPLAN_STEPS
     assert lengths[first : first + 11] == [*[0] * 10, K], "six cold steps and four measured ones"
-    assert policy.explain().split(": ")[0] == f"{policy._tables[0].best} of 7"
+    assert policy.explain().startswith("7 of 7: ")
     assert "tokens/s at 1 request, " in policy.explain()
 
 
 def test_a_probe_ends_where_every_step_reads_prompts() -> None:
     """Such steps show no cost; and where there are no others, nothing is probed."""
-    policy = Simulated()
+    policy = AutoLength(K)
     lengths = simulate(policy, NOTHING, COSTS["dear tokens"], batch=4, steps=REPLAN_STEPS + 1, rng=random.Random(0))
     assert lengths[-1] == 0
     for _ in range(200):
         lengths.append(policy.choose(4))
-        policy.now += 1e-3
-        policy.observe(record(lengths[-1], [0] * 4, num_prompt_tokens=100))
+        policy.observe(record([lengths[-1]] * 4, [0] * 4, 1e-3, num_prompt_tokens=100))
     assert lengths.count(0) == MAX_PROBE_STEPS
     assert lengths[-1] == K
 
 
-@pytest.mark.parametrize(("num_prompt_tokens", "num_caught_up"), [(2, 0), (0, 2), (2, 2)])
-def test_steps_that_do_little_else_are_measured(num_prompt_tokens: int, num_caught_up: int) -> None:
+def test_steps_that_read_few_prompt_tokens_are_measured() -> None:
     """At large batches nearly every step reads the prompt of a request that has just come."""
-    policy = Simulated()
+    policy = AutoLength(K)
     for _ in range(64):
         length = policy.choose(16)
-        policy.now += COSTS["dear tokens"](16, length)
-        policy.observe(record(length, [0] * 16, num_prompt_tokens=num_prompt_tokens, num_caught_up=num_caught_up))
-    assert policy.has_probed
-    assert policy._length == 0
+        seconds = COSTS["dear tokens"](16, length)
+        policy.observe(record([length] * 16, [0] * 16, seconds, num_prompt_tokens=2))
+    assert policy.explain().startswith("0 of 7: ")
+    assert policy.choose(16) == 0
 
 
 def test_requests_that_cap_their_drafts_are_measured_as_what_they_verify() -> None:
     """All verify two drafts at most: steps of other lengths are not, and what two cost is no whole block's cost."""
-    policy = Simulated()
+    policy = AutoLength(K)
     for _ in range(300):
         length = min(2, policy.choose(1))
-        policy.now += linear(0.2, 0.05)(1, length)
-        policy.observe(record(length, [length]))
+        policy.observe(record([length], [length], linear(0.2, 0.05)(1, length)))
     assert policy.explain() == "7 of 7: not measured yet"
 
 
 def test_a_new_batch_size_begins_with_the_best_length_of_the_nearest() -> None:
     """Whole blocks at 1 request, which has not been measured yet, and no drafts at 64."""
-    policy, rng, cost = Simulated(), random.Random(0), linear(2.0, 0.5)
+    policy, rng, cost = AutoLength(K), random.Random(0), linear(2.0, 0.5)
     simulate(policy, NOTHING, cost, batch=1, steps=REPLAN_STEPS, rng=rng)
     simulate(policy, NOTHING, cost, batch=64, steps=200, rng=rng)
     for batch, length in ((16, 0), (128, 0), (2, K)):
@@ -294,25 +233,24 @@ def test_a_drafter_that_knows_cuts_each_request() -> None:
     """Half of the requests accept all, half nothing, and the drafter says so: steps verify what is worth it, and what
     lengths cost and bring is learned from whole ones.
     """
-    policy, cost, batch = Simulated(), linear(1.0, 0.05), 8
+    policy, cost, batch = AutoLength(K), linear(1.0, 0.05), 8
     sure, hopeless = [0.95**k for k in range(1, K + 1)], [0.05**k for k in range(1, K + 1)]
     cuts, whole = 0, 0
     for _ in range(400):
         length = policy.choose(batch)
         survival = [[sure, hopeless][i % 2][:length] for i in range(batch)]
         proposed = [policy.cut_length(row) for row in survival]
-        policy.now += cost(1, sum(proposed) + batch - 1)
         accepted = [min(count, K * (1 - i % 2)) for i, count in enumerate(proposed)]
-        policy.observe(StepRecord(proposed=proposed, accepted=accepted, num_prompt_tokens=0, num_caught_up=0))
+        policy.observe(record(proposed, accepted, cost(1, sum(proposed) + batch - 1)))
         if length and proposed != [length] * batch:
             cuts += 1
             assert proposed[1] == 0 < proposed[0] == length
         whole += proposed == [length] * batch
     assert cuts > 120
     assert whole > 100
-    assert policy.has_probed
-    assert policy._acceptance.expected_tokens()[1] == pytest.approx(1.5, abs=0.02)  # not only of the sure ones
-    assert policy._cut._least_survival[0] == policy._cut._least_survival[1]  # the drafter has run by then
+    whole_block = float(policy.explain().split(", ")[-1].split()[0])
+    expected = batch * (1 + K / 2) / cost(1, batch * (K + 1) - 1)
+    assert whole_block == pytest.approx(expected, rel=0.02), "learned from cut blocks, too, whose drafts are sure ones"
 
 
 def test_a_drafter_that_does_not_know_is_not_cut() -> None:

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scores of a candidate lattice: the head's logits, and what each candidate gains after each of the slot before.
+
+Sums are in FP32: rounded to BF16 they change which candidate is best. Only rows of a scorer's tables are read, so on a
+CPU the tables stay in their file.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.device.upload import uploaded
+from dflash_trt.engine.candidate_lattice import Candidates
+
+
+class CandidateScorer:
+    """Scores the candidates of each slot behind those of the slot before."""
+
+    def __init__(self, spec: DraftSpec) -> None:
+        assert spec.num_candidates is not None
+        self.top_k = spec.num_candidates
+        self._multiplier = spec.output_multiplier
+        self._cap = spec.final_logit_softcapping
+
+    def from_logits(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The k best ids of logits [B, K, V], and their `final_logits`."""
+        top, ids = logits.topk(self.top_k, dim=-1)
+        return ids, self.final_logits(top)
+
+    def final_logits(self, logits: Tensor) -> Tensor:
+        """Logits of the head with the draft's multiplier and cap, which keep their order; FLOAT."""
+        logits = logits.float() * self._multiplier
+        return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
+
+    def lattice(self, hidden: Tensor, anchors: Tensor, ids: Tensor, logits: Tensor) -> Candidates:
+        """Scores of candidates `ids`, `logits` [B, K, k] in slots with final hidden rows [B, K, H] behind `anchors`.
+
+        anchors [B] int64 are the last verified tokens.
+        """
+        first = uploaded(anchors, ids.device)
+        before = torch.cat([first[:, None, None].expand(-1, 1, ids.shape[-1]), ids[:, :-1]], dim=1)
+        return Candidates(ids, self._edges(hidden.float(), before, ids) + logits[:, :, None])
+
+    def _edges(self, hidden: Tensor, before: Tensor, ids: Tensor) -> Tensor:
+        """[B, K, k, k] FLOAT: what each of `ids` gains behind each of `before`, [B, K, k] both."""
+        raise NotImplementedError
+
+
+def table_rows(codebook: Tensor, ids: Tensor) -> Tensor:
+    """Rows [..., r] FLOAT of a table [V, r] that may lie elsewhere than `ids` [...]."""
+    return torch.nn.functional.embedding(uploaded(ids, codebook.device), codebook).float()

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policy of how proposals are made for requests without a seed: greedily, or drawn from the draft's distribution."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+
+from dflash_trt.runtime.policy.step_record import Policy, StepRecord
+
+ENOUGH = 32
+"""Blocks of each way before one is believed to accept more."""
+
+
+@dataclass(slots=True)
+class _Way:
+    blocks: int = 0
+    accepted: int = 0
+
+    @property
+    def mean(self) -> float:
+        """Accepted proposals of a block."""
+        return self.accepted / max(1, self.blocks)
+
+
+class ProposalChoice(Policy):
+    """Greedy or drawn proposals, by what accepted more so far at about the same temperature; at first each in turn.
+
+    Either keeps the target's distribution, as long as only what came before the block decided (docs/sampling.md). Which
+    accepts more depends on the draft: drawn ones where its distribution is the target's.
+
+    Later the other way is tried in block 64, 81, 100, ...: of n blocks, in the square root of n.
+    """
+
+    def __init__(self) -> None:
+        self._ways: defaultdict[float, tuple[_Way, _Way]] = defaultdict(lambda: (_Way(), _Way()))
+        """Greedy and drawn, by temperature."""
+
+    def is_drawn(self, temperature: float) -> bool:
+        """Whether to draw the next block of a request whose proposals need not be greedy."""
+        greedy, drawn = self._ways[round(temperature, 1)]
+        count = greedy.blocks + drawn.blocks
+        if min(greedy.blocks, drawn.blocks) < ENOUGH:
+            return drawn.blocks < greedy.blocks
+        return (drawn.mean > greedy.mean) is not (math.isqrt(count) ** 2 == count)
+
+    def observe(self, step: StepRecord) -> None:
+        """Counts the blocks for which there was a choice."""
+        for block in step.blocks:
+            if block.drawn is not None and block.proposed:
+                way = self._ways[round(block.temperature, 1)][block.drawn]
+                way.blocks += 1
+                way.accepted += block.accepted

@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# AIPerf 0.13.0: with --request-rate and --concurrency together, the wait for a free place is in no latency.
+#
+# 40 requests a second are asked for, one may run at a time, each takes 100 ms. The load generator sends what the
+# cap allows, about 9 a second, and starts a request's clock when it is sent, not when it was due. The reported
+# latency is that of an idle server, and there is no warning: a server that cannot hold the rate looks fine.
+#
+# Expected: latencies that grow as the queue does (seconds), or a warning that the rate was not reached.
+set -euo pipefail
+
+directory=$(mktemp -d)
+trap 'kill "$server" 2>/dev/null; rm -rf "$directory"' EXIT
+cat > "$directory/server.py" <<'PYTHON'
+import json
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Chat completions that take 100 ms."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        time.sleep(0.1)
+        message = {"role": "assistant", "content": "one two three four"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        body = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice],
+                "usage": {"prompt_tokens": 8, "completion_tokens": 4, "total_tokens": 12}}
+        data = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        pass
+
+
+server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_port, flush=True)
+server.serve_forever()
+PYTHON
+python3 "$directory/server.py" > "$directory/port" & server=$!
+until [ -s "$directory/port" ]; do sleep 0.1; done
+
+python3 -m venv "$directory/venv"
+"$directory/venv/bin/pip" install --quiet --disable-pip-version-check aiperf==0.13.0
+"$directory/venv/bin/python" - "$directory" <<'PYTHON'
+import json
+import pathlib
+import sys
+
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+directory = pathlib.Path(sys.argv[1])
+(directory / "tokenizer").mkdir()
+words = Tokenizer(models.WordLevel({"[UNK]": 0, "one": 1, "two": 2}, unk_token="[UNK]"))
+words.pre_tokenizer = pre_tokenizers.Whitespace()
+words.save(str(directory / "tokenizer" / "tokenizer.json"))
+settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
+(directory / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(settings))
+(directory / "prompts.jsonl").write_text('{"text": "one two one two"}\n' * 60)
+PYTHON
+"$directory/venv/bin/aiperf" profile --model m --url "http://127.0.0.1:$(cat "$directory/port")" --endpoint-type chat \
+  --tokenizer "$directory/tokenizer" --input-file "$directory/prompts.jsonl" --custom-dataset-type single_turn --request-count 60 --request-rate 40 --concurrency 1 \
+  --output-artifact-dir "$directory/run" --ui-type none --no-gpu-telemetry --no-server-metrics > "$directory/log" 2>&1 \
+  || { tail -20 "$directory/log"; exit 1; }
+
+python3 - "$directory" <<'PYTHON'
+import json
+import pathlib
+import sys
+
+directory = pathlib.Path(sys.argv[1])
+(export,) = directory.rglob("profile_export_aiperf.json")
+metrics = json.loads(export.read_text())
+rate, latency = metrics["request_throughput"]["avg"], metrics["request_latency"]
+print(f"asked for 40 requests/s, sent {rate:.1f}/s; latency: mean {latency['avg']:.0f} ms, p99 {latency['p99']:.0f} ms")
+said = any("rate" in line.lower() and "warn" in line.lower() for line in (directory / "log").read_text().splitlines())
+print(f"a warning about the rate: {said}")
+assert rate < 12 and latency["p99"] < 500 and not said, "the behaviour has changed"
+PYTHON
