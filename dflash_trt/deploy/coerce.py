@@ -16,7 +16,7 @@ from dflash_trt.deploy.schema import Schema
 # pydantic's lax mode (2.14).
 TRUE, FALSE = ("true", "t", "yes", "y", "on", "1"), ("false", "f", "no", "n", "off", "0")
 INTEGER = re.compile(r"\s*([+-]?[0-9]+(?:_[0-9]+)*)(?:\.0+)?\s*")
-MAX_DIGITS = 4300  # of an integer, as in Python's own int
+MAX_DIGITS = 4300  # Python's own limit for int
 KINDS = ("integer", "number", "boolean")
 
 

@@ -57,7 +57,7 @@ def selection(
                 "speculative_config": {"method": method, "model": draft, "num_speculative_tokens": num_draft_tokens}
             }
         case "sglang":
-            # Its number of draft tokens is the verify window, the last verified token included.
+            # SGLang counts the verify window, the last verified token included.
             window = {"speculative_num_draft_tokens": num_draft_tokens + 1}
             lengths = {
                 "dflash": window,

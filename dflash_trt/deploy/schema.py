@@ -143,9 +143,10 @@ def versions(runtime: str) -> list[str]:
 
 
 def load_schema(runtime: str, version: str | None = None) -> Schema:
-    """The schema of a release, the newest unless said otherwise; of one without a schema the nearest's.
+    """The schema of a release, by default the newest.
 
-    That is the newest before it, or the oldest of all. Raises ConfigError for what is no version.
+    A release without a schema gets that of the newest release before it, else the oldest. Raises ConfigError for a
+    version that is none.
     """
     from packaging.version import InvalidVersion, Version
 

@@ -26,7 +26,7 @@ def check_schema(schema: Schema, document: dict[str, Any]) -> Iterator[Finding]:
     findings: list[tuple[list[int], Finding]] = []
     for error in errors:
         path = tuple(error.absolute_path)
-        if error.validator == "type" or path not in mistyped:  # what has the wrong type breaks other bounds as well
+        if error.validator == "type" or path not in mistyped:  # a value of the wrong type breaks other bounds, too
             findings += [(_position(document, place), finding) for place, finding in _findings(schema, error, path)]
     yield from (finding for _, finding in sorted(findings, key=lambda entry: entry[0]))
 

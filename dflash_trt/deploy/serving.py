@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is served on which GPUs: the facts that a configuration alone has, and the sizes that decide memory.
+"""Models on GPUs: the facts that a configuration alone has, and the sizes that decide memory.
 
 A resolved deployment (resolve.py) is both; checks and estimates read it through these types.
 """

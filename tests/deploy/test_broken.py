@@ -115,7 +115,7 @@ def test_empty_names_and_several_problems(tmp_path: Path) -> None:
 
 
 def test_problems_come_in_the_order_of_the_document_and_one_at_a_time() -> None:
-    """Whatever order the schema has; a word of the wrong type is not also none of the choices."""
+    """The schema's order does not matter; a value of the wrong type is not reported as an unknown choice, too."""
     spec = {"attention_backend": 3, "decoding_type": "DFlash", "max_draft_lenn": 1, "max_draft_len": -1}
     document = {"stream_interval": 0, "zz": 1, SPEC: spec, "max_batch_size": "x", "backend": 1}
     found = [(f.key, f.rule) for f in check_schema(load_schema("trtllm", None), document)]
@@ -157,7 +157,7 @@ def errors(found: list[Finding]) -> set[tuple[str, str]]:
 
 
 def what_comes(directory: Path, case: Case, document: dict[str, Any], finding: Finding, edits: list[Edit]) -> str:
-    """What is wrong with an edit; empty for one that helps."""
+    """Problem of an edit; empty for one that helps."""
     before = errors(checked(directory, document, case))
     after = checked(directory, applied(document, edits), case)
     if new := errors(after) - before:
@@ -188,7 +188,7 @@ GOLDEN = REPOSITORY / "tests" / "golden" / "findings.txt"
 
 
 def findings_text(directory: Path) -> str:
-    """What a check says of each broken configuration beyond what it says of the good one."""
+    """Findings of each broken configuration that the good one does not have."""
     lines = []
     for name, case in CASES.items():
         good = set(map(str, checked(directory, changed(case.runtime, {}), case)))

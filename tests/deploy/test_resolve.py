@@ -112,7 +112,7 @@ def changed(**changes: Any) -> DeploymentFile:
 
 
 def asked(deployment: ResolvedDeployment, runtime: Runtime) -> ServingLoad:
-    """What the runtime's arguments ask of each GPU."""
+    """The load of each GPU by the runtime's arguments."""
     return document_load(config_of(deployment, runtime))
 
 
@@ -131,7 +131,7 @@ def test_every_runtime_is_asked_for_the_same(runtime: Runtime) -> None:
                                      kv_cache_dtype="fp8")  # fmt: skip
     load = asked(resolve(halved, "x"), runtime)
     assert load.kv_cache_dtype == "fp8"
-    assert is_fp8_context(load, load_schema(runtime)) is (runtime != "trtllm")  # whose worker caches in fc's dtype
+    assert is_fp8_context(load, load_schema(runtime)) is (runtime != "trtllm")  # its worker caches in fc's dtype
 
 
 @pytest.mark.parametrize("ranks", [1, 8])
@@ -277,7 +277,7 @@ def test_a_file_that_serves_an_engine_directory_is_checked_in_engine_mode(tmp_pa
     schema, gpus = load_schema("trtllm", None), parse_gpus("b300x1", "gpus")
     config = file_configs(file, schema, gpus=gpus, target=str(target), draft=None)[0]
     assert config.served.mode == "engine"
-    assert [f.rule for f in check(config)] == ["prefix-reuse"]  # which names what only the log says
+    assert [f.rule for f in check(config)] == ["prefix-reuse"]  # only the log shows the pool
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_ranks_that_cannot_share_the_drafter(changes: dict[str, Any], message: s
 
 @pytest.mark.parametrize("ranks", [None, 1])
 def test_every_rank_can_run_a_whole_dflash2_drafter(ranks: int | None) -> None:
-    """Whose convolutions ranks do not share."""
+    """Ranks do not share its convolutions."""
     pair = {"draft": str(FIXTURES / "tiny-qwen3-dflash2"), "target": str(FIXTURES / "tiny-qwen3")}
     deployment = resolve(changed(**pair, gpus="b300x2", recipe="bf16", num_ranks=ranks), "x")
     assert deployment.num_ranks == 1

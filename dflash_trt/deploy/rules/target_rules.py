@@ -151,7 +151,7 @@ READ = LAYOUT.name
 
 
 def draft_layout(config: CheckedConfig) -> Iterator[Finding]:
-    """Speculators' layout, of which vLLM alone reads the facts; what `convert` makes of it, where it can."""
+    """Speculators' layout, which vLLM alone reads; the fix is `convert`, where it can."""
     draft, runtime = config.served.draft_sizes, config.schema.runtime
     if runtime == "vllm" or draft is None or draft.checkpoint is None:
         return

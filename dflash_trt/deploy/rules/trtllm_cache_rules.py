@@ -71,13 +71,13 @@ def prefix_reuse(config: CheckedConfig) -> Iterator[Finding]:
     tail = config.number(f"{SPEC}.{key}") if key else None
     if tail:
         return
-    if config.setting(BACKEND) == rule["paired_attention"]:  # its context pages are reused with the target's
+    if config.setting(BACKEND) == rule["paired_attention"]:  # the drafter's pages are reused with the target's
         yield from _paired_pools(config, said)
         return
     fix = "set kv_cache_config.enable_block_reuse to false"
     if key:
         fix += f", or {SPEC}.{key} above 0 (not for sliding-window targets under cache manager V1)"
-    make = warning if config.setting(BACKEND) == "TRTLLM" else error  # its pool may be shared with the target's
+    make = warning if config.setting(BACKEND) == "TRTLLM" else error  # the drafter may share the target's pool
     reuse_key = "kv_cache_config.enable_block_reuse"
     yield make("prefix-reuse", reuse_key, "false: a hit starves the drafter", said, fix, **{reuse_key: False})
 

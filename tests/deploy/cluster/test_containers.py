@@ -154,7 +154,7 @@ def test_compose_files_name_what_is_there(file: Path) -> None:
 
 
 def problems(document: dict[str, Any]) -> Iterator[str]:
-    """What a compose file gets wrong: files, stages, volumes, options, addresses."""
+    """Problems of a compose file: files, stages, volumes, options, addresses."""
     for name, service in document["services"].items():
         if build := service.get("build"):
             dockerfile = (DEPLOY / build["context"] / build["dockerfile"]).read_text()
@@ -220,7 +220,7 @@ def ran(script: str, runtime: Runtime, directory: Path, **environment: str) -> d
     variables = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "RECORD": str(record)} | environment
     subprocess.run(["bash", "-c", script], env=variables, check=True, cwd=directory)
     lines = [json.loads(line) for line in record.read_text().splitlines()]
-    start = {"vllm": 1, "sglang": 2}[runtime]  # behind `serve`, or `-m sglang.launch_server`
+    start = {"vllm": 1, "sglang": 2}[runtime]  # after `serve`, or `-m sglang.launch_server`
     return {rank: words[start:] for rank, *words in lines}
 
 

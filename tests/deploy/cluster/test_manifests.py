@@ -22,9 +22,9 @@ from tests.waiting import PATIENCE
 
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 CLAIMS = {"models"}
-# What the operator's schema takes (ai-dynamo/dynamo at cdf9267d, deploy/operator/config/crd/bases/
-# nvidia.com_dynamographdeployments.yaml, v1beta1), of which this project writes a part. The graphs of all shipped
-# deployments were held against the whole of it. A podTemplate is Kubernetes' own.
+# Part of the operator's schema (ai-dynamo/dynamo at cdf9267d, deploy/operator/config/crd/bases/
+# nvidia.com_dynamographdeployments.yaml, v1beta1) that this project writes. The graphs of all shipped
+# deployments were held against all of it. A podTemplate is Kubernetes' own.
 GRAPH = {"backendFramework", "components"}
 FRAMEWORKS = {"sglang", "vllm", "trtllm"}
 COMPONENT = {"name", "type", "replicas", "multinode", "sharedMemorySize", "runtimeVersionOverride", "podTemplate"}
