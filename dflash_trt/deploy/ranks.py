@@ -6,9 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
-from dflash_trt.deploy.deployment_file import (
-    DeploymentFile,
-)
+from dflash_trt.deploy.deployment_file import DeploymentFile
 from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.sizes import TargetSizes
 from dflash_trt.engine.manifest import read_num_ranks

@@ -12,13 +12,7 @@ import json
 from msgspec.structs import replace
 
 from dflash_trt.deploy.cluster.cluster_server import CONFIG, ClusterServer, shortened
-from dflash_trt.deploy.cluster.kubernetes import (
-    config_maps,
-    config_mount,
-    container_image,
-    short_hostname,
-    with_needs,
-)
+from dflash_trt.deploy.cluster.kubernetes import config_maps, config_mount, container_image, short_hostname, with_needs
 from dflash_trt.deploy.cluster.template import manifest
 from dflash_trt.deploy.command_text import flag_words
 from dflash_trt.deploy.parsers import target_parsers

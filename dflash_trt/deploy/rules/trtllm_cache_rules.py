@@ -6,12 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dflash_trt.deploy.finding import Finding
-from dflash_trt.deploy.rules.checked_config import (
-    CheckedConfig,
-    error,
-    unchecked,
-    warning,
-)
+from dflash_trt.deploy.rules.checked_config import CheckedConfig, error, unchecked, warning
 
 SPEC = "speculative_config"
 BACKEND = f"{SPEC}.attention_backend"

@@ -8,13 +8,7 @@ from pathlib import Path
 
 from dflash_trt.checkpoint.source import REPOSITORY_ID
 from dflash_trt.deploy.finding import Finding
-from dflash_trt.deploy.rules.checked_config import (
-    CheckedConfig,
-    error,
-    quantized_context,
-    unchecked,
-    warning,
-)
+from dflash_trt.deploy.rules.checked_config import CheckedConfig, error, quantized_context, unchecked, warning
 from dflash_trt.deploy.rules.trtllm_cache_rules import SPEC
 from dflash_trt.deploy.sizes import CHECKPOINT
 from dflash_trt.deploy.trtllm_arguments import converted_draft
