@@ -37,10 +37,11 @@ from dflash_trt.api.runtime_options import RuntimeOptions  # noqa: E402
 from dflash_trt.api.sampling_params import SamplingParams  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
-from dflash_trt.runtime import accept, model_runner  # noqa: E402
+from dflash_trt.runtime import accept  # noqa: E402
 from dflash_trt.runtime.cpu import accelerate as cpu  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
-from dflash_trt.runtime.drafter import onnx_executor  # noqa: E402
+from dflash_trt.runtime.drafter import drafter  # noqa: E402
+from dflash_trt.runtime.drafter.onnxruntime import graph_session  # noqa: E402
 from dflash_trt.runtime.kvcache.slots import SlotPool  # noqa: E402
 from dflash_trt.runtime.load import open_session  # noqa: E402
 from dflash_trt.runtime.model_runner import ModelRunner  # noqa: E402
@@ -90,12 +91,12 @@ def without(owner: object, name: str, replacement: object = nothing) -> Callable
 def greedy_in_torch() -> Iterator[None]:
     with (
         patch.object(accept, "choose", greedy_by_torch),
-        patch.object(model_runner, "argmax", argmax_by_torch),
+        patch.object(drafter, "argmax", argmax_by_torch),
     ):
         yield
 
 
-def argmax_by_torch(logits: torch.Tensor) -> list[int]:
+def argmax_by_torch(logits: torch.Tensor) -> list[list[int]]:
     return logits.argmax(dim=-1).tolist()
 
 
@@ -121,7 +122,7 @@ PIECES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "RMSNorm of the target": (without(cpu, "fuse_norms"), PLAIN_AND_DFLASH),
     "caught taps": (without(packed_target, "Taps", lambda *_: None), ("idle drafter", "DFlash")),
     "PackedLinear": (
-        without(onnx_executor, "pack_linear_layers", lambda *_: None),
+        without(graph_session, "pack_linear_layers", lambda *_: None),
         ("DFlash",),
     ),
     "greedy choice by NumPy": (greedy_in_torch, PLAIN_AND_DFLASH),

@@ -43,7 +43,7 @@ from dflash_trt.api.runtime_options import RuntimeOptions  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
-from dflash_trt.runtime.drafter import onnx_executor  # noqa: E402
+from dflash_trt.runtime.drafter.onnxruntime import graph_session  # noqa: E402
 from dflash_trt.runtime.load import open_session  # noqa: E402
 from dflash_trt.runtime.policy.draft_length import DraftLength  # noqa: E402
 from dflash_trt.runtime.policy.fixed_length import FixedLength  # noqa: E402
@@ -149,7 +149,7 @@ def main(
     for name in pairs:
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             if ort_threads is not None:
-                stack.enter_context(patch.object(onnx_executor, "num_threads", lambda _: ort_threads))
+                stack.enter_context(patch.object(graph_session, "num_threads", lambda _: ort_threads))
             if name == REAL:
                 target, draft = write_pair(Path(folder))
                 texts = random_prompts(max(real_prompts, *batches))

@@ -130,7 +130,7 @@ def open_one(engine: Path) -> None:
     embeds = torch.randn(1, spec.block_size, spec.hidden_size)
     with torch.inference_mode():
         drafter.inject([0], [16], torch.randn(16, spec.target_hidden_size))
-        first, *later = [seconds(lambda: drafter.draft([0], embeds)) for _ in range(8)]
+        first, *later = [seconds(lambda: drafter.run([0], embeds)) for _ in range(8)]
     samples.append(memory())
     done.set()
     sampler.join()

@@ -5,7 +5,7 @@ Drafts of two layers with random weights, from a largest matrix of a quarter MiB
 of 8 after 64 rows of context, with one thread and with torch's number of threads. Before each pass torch computes on
 its own threads and reads 16 MiB, as a target does between two drafts, so ONNX Runtime's sleep and caches are cold. Both
 ways take turns; wall-clock is the median pass, CPU time the mean of the process while it lasts. "rule" is what
-`onnx_executor.num_threads` chooses. Prints tables, asserts nothing; two minutes, best when nothing else runs.
+`graph_session.num_threads` chooses. Prints tables, asserts nothing; two minutes, best when nothing else runs.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ sys.path.insert(0, str(REPOSITORY))
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.engine.manifest import read_manifest  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
-from dflash_trt.runtime.drafter import onnx_executor  # noqa: E402
 from dflash_trt.runtime.drafter.drafter import Drafter  # noqa: E402
 from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor  # noqa: E402
+from dflash_trt.runtime.drafter.onnxruntime import graph_session  # noqa: E402
 from tests.engines import build  # noqa: E402
 from tests.reference.synthetic import DraftSizes, write_random_draft  # noqa: E402
 
@@ -54,7 +54,7 @@ def main(seconds: float, batches: tuple[int, ...]) -> None:
         for batch in batches:
             (one, cpu_one), (many, cpu_many) = measured(drafters, batch, seconds)
             numbers = (f"{one:.3f}", f"{many:.3f}", f"{many / one:.2f}", f"{cpu_one:.3f}", f"{cpu_many:.3f}")
-            rows[batch].append((f"{hidden}", f"{size:.2f}", *numbers, str(onnx_executor.num_threads(model))))
+            rows[batch].append((f"{hidden}", f"{size:.2f}", *numbers, str(graph_session.num_threads(model))))
     columns = ("width", "MiB", "ms, 1", f"ms, {counts[1]}", "ratio", "CPU ms, 1", f"CPU ms, {counts[1]}", "rule")
     for batch in batches:
         title = f"a pass, blocks of {BLOCK} tokens in it: {batch}; by threads; {cpu_model()}, {os.cpu_count()} cores"
@@ -80,7 +80,7 @@ def write_engine(place: Path, hidden: int) -> Path:
 def open_with(engine: Path, count: int, num_slots: int) -> Drafter:
     """A drafter whose sessions have `count` threads, with context in each slot."""
     manifest = read_manifest(engine)
-    with patch.object(onnx_executor, "num_threads", lambda _: count):
+    with patch.object(graph_session, "num_threads", lambda _: count):
         drafter = Drafter.open(OnnxExecutor(engine, manifest), manifest.draft, num_slots=num_slots)
     taps = torch.randn(CONTEXT * num_slots, manifest.draft.target_hidden_size)
     drafter.inject(range(num_slots), [CONTEXT] * num_slots, taps)
@@ -99,7 +99,7 @@ def measured(drafters: list[Drafter], batch: int, seconds: float) -> list[tuple[
         for i, drafter in enumerate(drafters):
             x = torch.nn.functional.linear(x, weight).tanh()
             begin, cpu_begin = time.perf_counter(), time.process_time()
-            drafter.draft(range(batch), embeds)
+            drafter.run(range(batch), embeds)
             cpu[i].append(time.process_time() - cpu_begin)
             wall[i].append(time.perf_counter() - begin)
     return [(1e3 * statistics.median(w), 1e3 * statistics.mean(c)) for w, c in zip(wall, cpu, strict=True)]

@@ -23,7 +23,7 @@ from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
 from dflash_trt.runtime.cpu.accelerate import PagedPass  # noqa: E402
-from dflash_trt.runtime.kvcache.paged_caches import SlotCache  # noqa: E402
+from dflash_trt.runtime.kvcache.slot_cache import SlotCache  # noqa: E402
 from dflash_trt.runtime.targets.packed_pass import (  # noqa: E402
     AttentionRule,
     GatheredPass,

@@ -30,7 +30,7 @@ from dflash_trt.engine.plans.jit_cache import SUFFIX
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.tensorrt_api import plugin_library
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
-from dflash_trt.engine.recorded_executor import RecordedGraph
+from dflash_trt.engine.recorded_graph import RecordedGraph
 from dflash_trt.engine.signatures import MAX_CONTEXT, TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
@@ -98,7 +98,7 @@ def differences(manifest: Manifest, one: Executor, other: Executor) -> Iterator[
 def _step(drafter: Drafter, num_rows: tuple[int, int], taps: Tensor, block: Tensor) -> Tensor:
     device = drafter.executor.device
     drafter.inject((0, 1), num_rows, taps.to(device))
-    return drafter.draft((0, 1), block.to(device)).float().cpu()
+    return drafter.run((0, 1), block.to(device))["hidden"].float().clone().cpu()
 
 
 @steps.command()
@@ -297,7 +297,9 @@ def far_cache(engine: Path) -> None:
         cache[0, :, :context].normal_()
         cache[-1, :, :context] = cache[0, :, :context]
     executor.bind(*caches)
-    first, last = (executor.draft(_inputs(executor, manifest, [[slot]], context)) for slot in (0, slots - 1))
+    first, last = (
+        executor.draft(_inputs(executor, manifest, [[slot]], context))["hidden"].clone() for slot in (0, slots - 1)
+    )
     if first.isnan().any() or not torch.equal(first, last):
         raise SystemExit("expected the hidden states of the first slot's rows from the last one, found others")
     click.echo(f"{elements / FAR:.2f} x 2^31 elements in {slots} slots of {rows} rows: the last slot gives the same")

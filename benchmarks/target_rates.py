@@ -41,9 +41,9 @@ def print_passes(session: Session, model: PreTrainedModel, prompt: Sequence[int]
 
         times = [seconds_of(run)]
         if isinstance(target, PackedTarget):
-            recorded, target._recorded = target._recorded, None
+            recorded, target.recorded = target.recorded, None
             times.append(seconds_of(run))
-            target._recorded = recorded
+            target.recorded = recorded
         rows.append((str(count), *(f"{1e6 * seconds:.0f}" for seconds in times)))
     target.release(0)
     aim = AIM_OF_COPY * limit + AIM_PER_LAYER * model.config.num_hidden_layers

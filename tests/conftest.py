@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every test is run with."""
+"""Fixtures and settings of every test."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def pytest_collection_finish() -> None:
     gc.enable()
     if "PYTEST_XDIST_WORKER" in os.environ:
         gc.freeze()
-        atexit.register(gc.unfreeze)  # or nanobind reports what was not freed as leaked
+        atexit.register(gc.unfreeze)  # otherwise nanobind reports leaks
 
 
 @pytest.fixture

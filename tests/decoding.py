@@ -4,13 +4,16 @@
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.runtime.cpu.accelerate import accelerate
+from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session, run
@@ -41,9 +44,9 @@ def text_of(session: Session, token_ids: Sequence[int]) -> str:
 
 
 def memory_of(session: Session) -> list[weakref.ref[Any]]:
-    """What its end frees: models, caches, what is recorded, and the memory of tensors."""
+    """Closes a decoder and frees models, caches, recorded passes, and the memory of tensors."""
     target, drafter = session.target, session.drafter
-    caches = [cache for layer in target._cache._layers.values() for cache in layer]  # type: ignore[attr-defined]
+    caches = [cache for layer in target.cache.layers.values() for cache in layer]  # type: ignore[attr-defined]
     tensors = [*target.model.parameters(), *target.model.buffers(), *caches, drafter.cache.k, drafter.cache.v]
     return [weakref.ref(each) for each in (target.model, drafter.executor, *(x.untyped_storage() for x in tensors))]
 
@@ -56,3 +59,21 @@ def open_without_tokenizer(engine: Path, target: Path, *, num_slots: int = 1, dt
     target = make_target(model, taps, num_slots, accelerate)
     drafter = open_drafter(engine, manifest, num_slots=num_slots)
     return Session(manifest, target, drafter, None, frozenset(), max_batch_size=num_slots)
+
+
+class Tables(NamedTuple):
+    """A target's embedding and lm_head, [V, H] each."""
+
+    embedding: Tensor
+    lm_head: Tensor
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return self.embedding[token_ids]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden @ self.lm_head.T
+
+
+def hidden_of(drafter: Drafter, slots: Sequence[int], blocks: Tensor) -> Tensor:
+    """Hidden states [B, S, H] of blocks with these embeddings, which the next pass does not overwrite."""
+    return drafter.run(slots, blocks)["hidden"].clone()

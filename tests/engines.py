@@ -17,7 +17,7 @@ from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, TargetSpec
 from dflash_trt.engine.engine_directory import BuildOptions, build_engine
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.engine.proposal_head import HeadChoice
-from dflash_trt.runtime.drafter.onnx_executor import graph_session
+from dflash_trt.runtime.drafter.onnxruntime.graph_session import graph_session
 from tests.paths import FIXTURES
 
 FloatArray = npt.NDArray[np.float32]

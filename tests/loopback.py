@@ -31,7 +31,7 @@ class Handler(BaseHTTPRequestHandler):
         self.head()
 
     def body(self) -> bytes:
-        """What was sent."""
+        """The data that was sent."""
         return self.rfile.read(int(self.headers.get("content-length") or 0))
 
     def answer(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A GPU that is pretended: tensors said to lie there keep their real values on the CPU, and mixing both is an error.
 
-What runs under it moves its tensors where they belong, as torch asks of a program on a GPU: operands of one call lie on
-one device, but for tensors without axes, the indices of a tensor and what `copy_` reads; NumPy takes none of a GPU.
+Code under test must move its tensors to the right device, as torch requires on a GPU: operands of one call lie on one
+device, but for tensors without axes, the indices of a tensor and what `copy_` reads; NumPy takes none of a GPU.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,38 @@ def test_imports_point_down() -> None:
     assert [wrong for file in sources() for wrong in upward_imports(file)] == []
 
 
+def imported_files(file: Path) -> set[Path]:
+    """Files of the package that `file` imports, for type checkers too; not the package itself, whose API is lazy."""
+    found: set[Path | None] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {module_file(alias.name) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {module_file(f"{node.module}.{a.name}") or module_file(f"{node.module}") for a in node.names}
+    return {path for path in found if path is not None} - {PACKAGE / "__init__.py"}
+
+
+def module_file(name: str) -> Path | None:
+    """Source of a module of the package; None for other names."""
+    path = PACKAGE.parent.joinpath(*name.split("."))
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.exists()), None)
+
+
+def test_no_files_import_each_other() -> None:
+    graph = {file: imported_files(file) for file in sources() if file != PACKAGE / "__init__.py"}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        cycle = " -> ".join(str(file.relative_to(PACKAGE)) for file in reversed(error.args[1]))
+        pytest.fail(f"a cycle of imports: {cycle}")
+
+
+def test_an_import_for_type_checkers_counts(tmp_path: Path) -> None:
+    file = tmp_path / "planted.py"
+    file.write_text("if TYPE_CHECKING:\n    from dflash_trt.engine.plans import machine\n")
+    assert imported_files(file) == {PACKAGE / "engine" / "plans" / "machine.py"}
+
+
 def test_every_exception_is_used() -> None:
     assert {
         (file, module) for file, module in EXCEPTIONS if module not in dict(imports(PACKAGE / file)).values()
@@ -106,7 +139,7 @@ def test_every_exception_is_used() -> None:
 
 
 def upward_imports(file: Path) -> Iterator[str]:
-    """What `file` imports from a room that it may not look into."""
+    """Imports of `file` from rooms that it may not use."""
     here, name = room_at(file), str(file.relative_to(PACKAGE))
     for line, module in imports(file):
         if module.partition(".")[0] != "dflash_trt" or here == "" or (name, module) in EXCEPTIONS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the documents promise exists (links, commands, options), and their examples run on the fixtures."""
+"""Links, commands and options in the documents exist, and their examples run on the fixtures."""
 
 import os
 import re
@@ -25,7 +25,7 @@ EXAMPLES = BLOCK.findall((REPOSITORY / "docs" / "runtime.md").read_text())
 
 @pytest.fixture(scope="module")
 def substitutes() -> dict[str, Path]:
-    """What stands in for the names in the examples: a fixture engine, and its target."""
+    """Replacements for the names in the examples: a fixture engine, and its target."""
     return {'"engine"': trained_engine("tiny-qwen3"), '"openai/gpt-oss-120b"': FIXTURES / "tiny-qwen3"}
 
 
@@ -147,6 +147,7 @@ def test_walkthrough_up_to_the_gpu(tmp_path: Path) -> None:
 DOCUMENTS = [
     *(REPOSITORY / file for file in ("README.md", "CHANGELOG.md", "benchmarks/RESULTS.md", "plugins/README.md")),
     REPOSITORY / ".github" / "CONTRIBUTING.md",
+    REPOSITORY / "tests" / "README.md",
     *sorted((REPOSITORY / "docs").glob("*.md")),
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")

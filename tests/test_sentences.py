@@ -29,7 +29,7 @@ HABITS = {
         rf"\A\W*(?i:{OPENING})", "of each span anew", "Constructed anew for each span."
     ),
     "a sentence that begins with a conjunction or a pronoun": Habit(
-        rf"(?:[.!?]\s+|\n\s*\n\s*){FRAGMENT}", "Reads a row. And whether it is sorted.", "Reads a row and checks its order."
+        rf"(?:[.!?]\s+|\n\s*\n\s*){FRAGMENT}", "Reads a row. And its order.", "Reads a row and its order."
     ),
     "a vague person": Habit(
         r"(?i:\b(?:nobody|somebody|everybody|whoever)\b)", "memory that nobody writes", "read-only memory"
@@ -53,7 +53,9 @@ SUSPECT = re.compile(
     r"|(?i:\b(?:nobody|somebody|everybody|whoever|behind|so many|as many|as much|makes? of|made of)\b)"
 )
 CPP_COMMENT = re.compile(r'R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|(?P<comment>//[^\n]*|/\*.*?\*/)', re.DOTALL)
-ROOMS = ["plugins", "cpp"]
+ROOMS = ["plugins", "cpp", "dflash_trt", "benchmarks", "tools", "tests"]
+PENDING = ("dflash_trt/", "tests/checkpoint/", "tests/deploy/", "tests/files/", "tests/observe/", "tests/runtime/")
+"""Folders that still have sentences to mend."""
 
 
 def joined(lines: list[tuple[int, bool, str]]) -> Iterator[tuple[int, str]]:
@@ -108,7 +110,8 @@ READERS = {".py": python_prose} | dict.fromkeys((".cpp", ".h", ".cu", ".cuh"), c
 def test_sentences_stand_alone(room: str) -> None:
     sources = [path for path in sorted((REPOSITORY / room).rglob("*")) if path.suffix in READERS]
     assert sources
-    assert [finding for path in sources for finding in findings(path)] == []
+    found = [finding for path in sources for finding in findings(path)]
+    assert [finding for finding in found if not finding.startswith(PENDING)] == []
 
 
 @pytest.mark.parametrize("habit", HABITS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `bench run` prints: the experiment, its progress, and the measured points."""
+"""Output of `bench run`: the experiment, its progress, and the measured points."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ PACKAGES = ("tensorrt", "tensorrt_llm", "torch")
 MISSING = "missing"
 ENGINE, ENGINE_RANKS = "engine sha256", "ranks of the engine"
 BUG = 70
-HASH_DIGITS = 12  # of 64, which tell files apart and fit a column
+HASH_DIGITS = 12  # digits of 64: enough to distinguish files, and fits a column
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +113,7 @@ def problems(ranks: Sequence[Rank]) -> list[str]:
             if rank.fact(name) != usual
         ]
     engines = {rank.facts.get(ENGINE, "") for rank in ranks}
-    found += [engine for engine in engines if len(engines) == 1 and " " in engine]  # the same read error everywhere
+    found += [engine for engine in engines if len(engines) == 1 and " " in engine]  # an equal read error on every rank
     found += [
         f"engine: expected {number} ranks, which share its drafter, or several times as many, found {len(ranks)}"
         for number in sorted({int(rank.facts.get(ENGINE_RANKS, 1)) for rank in ranks})

@@ -102,7 +102,7 @@ def _compare(server_of: Callable[[Method], LocalServer], seconds: float) -> Comp
     from dflash_trt.observe.diagnosis.diagnosis import diagnose
     from dflash_trt.observe.endpoints.client import Client
 
-    servers = {method: server_of(method) for method in NAMES}  # what is missing is said before anything starts
+    servers = {method: server_of(method) for method in NAMES}  # reports missing requirements before anything starts
     with _running(servers["none"], "none") as url:
         plain = ask(url, seconds)
     with _running(servers["dflash"], "dflash") as url:

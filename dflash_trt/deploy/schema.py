@@ -143,10 +143,9 @@ def versions(runtime: str) -> list[str]:
 
 
 def load_schema(runtime: str, version: str | None = None) -> Schema:
-    """The schema of a release, by default the newest.
+    """The schema of a release, by default the newest; for a release without a schema, the nearest one.
 
-    A release without a schema gets that of the newest release before it, else the oldest. Raises ConfigError for a
-    version that is none.
+    The nearest is the newest before it, or the oldest of all. Raises ConfigError for an invalid version.
     """
     from packaging.version import InvalidVersion, Version
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs on a GPU and knows no plan: streams and CUDA graphs, copies, kernels that torch.compile makes."""
+"""Work on a GPU without TensorRT: streams and CUDA graphs, uploads, functions that torch.compile fuses."""

@@ -25,8 +25,8 @@ def check_kernels(device: torch.device) -> None:
 def runs_on(compiled: Sequence[str], major: int, minor: int) -> bool:
     """Whether a GPU runs kernels of these architectures.
 
-    90a runs on that GPU only; one such as 80, or a family such as 100f, on later GPUs of the same major version, too;
-    PTX such as 90-virtual, which the driver compiles, on that GPU and all later ones.
+    Code for 90a runs on that GPU only; for 80, or for a family such as 100f, also on later GPUs of the same major
+    version. PTX such as 90-virtual, which the driver compiles, runs on that GPU and all later ones.
     """
     families = {f"{major}{older}{suffix}" for older in range(minor + 1) for suffix in ("", "f")}
     ptx = [int(name.removesuffix("-virtual")) for name in compiled if name.endswith("-virtual")]

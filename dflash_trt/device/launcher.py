@@ -31,7 +31,7 @@ class Launcher(Protocol):
 
 
 class CudaLauncher:
-    """A stream of its own: TensorRT would synchronise on the default stream."""
+    """A CUDA stream of its own: TensorRT would synchronise on the default stream."""
 
     def __init__(self, device: torch.device) -> None:
         """Touches no GPU yet: a missing one is reported later, in one line."""
@@ -41,7 +41,7 @@ class CudaLauncher:
 
     @cached_property
     def device(self) -> torch.device:
-        """The GPU by its number: that of "cuda" is torch's current one, where others take the first."""
+        """The GPU by its number; "cuda" is torch's current GPU, where other libraries take the first."""
         is_current = self._device == torch.device("cuda") and torch.cuda.is_available()
         return torch.device("cuda", torch.cuda.current_device()) if is_current else self._device
 
@@ -66,14 +66,14 @@ class CudaLauncher:
     def record(self, work: Callable[[], None], check: Callable[[], None] | None = None) -> Callable[[], None]:
         """Captures a CUDA graph after one run in which TensorRT, torch.compile and kernels initialise, and `check`.
 
-        All share memory: one runs at a time, and what outlives a call lies outside.
+        All graphs share memory: one runs at a time, and their results lie outside.
         """
-        with self.queued():  # throughout: torch asks for the current device, and leaves a failed capture's stream
+        with self.queued():  # throughout: torch reads the current device, and a failed capture stays on its stream
             work()
             self._stream.synchronize()
             if check is not None:
                 check()
-            if not self._graphs:  # torch takes no pool again whose graphs are gone while a tensor lies in it
+            if not self._graphs:  # torch refuses a pool whose graphs are gone while a tensor lies in it
                 self._pool = torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
@@ -83,12 +83,12 @@ class CudaLauncher:
 
 
 def _replay(graph: torch.cuda.CUDAGraph, work: Callable[[], None]) -> None:
-    """`work` keeps alive what the graph reads, as of itself a graph does not: weights would make room for caches."""
+    """Replays the graph. `work` keeps the weights alive, which a graph does not: caches would take their memory."""
     graph.replay()
 
 
 class EagerLauncher:
-    """A CPU, which does at once what a stream would do later."""
+    """Runs work on a CPU at once."""
 
     device = torch.device("cpu")
     handle = 0

@@ -18,27 +18,27 @@ from dflash_trt import _C
 from dflash_trt.engine.proposals import Draw, Proposals
 
 
-class Candidates:
-    """A lattice: ids [B, K, k] int64, and scores [B, K, k, k] FLOAT of each behind each of the slot before."""
+class CandidateLattice:
+    """Ids [B, K, k] int64, and scores [B, K, k, k] FLOAT of each candidate after each of the slot before."""
 
     def __init__(self, ids: Tensor, scores: Tensor, survival: Callable[[Tensor], Tensor] | None = None) -> None:
-        """`survival` of a path [B, K]: how likely, by the draft, each token is accepted with all before it, [B, K]."""
+        """`survival` maps a path [B, K] to the draft's estimates [B, K] that each token is accepted with all before."""
         self.ids = ids
         self.scores = scores
         self._survival = survival
 
     def greedy_walk(self) -> Tensor:
-        """The token ids [B, K] of the path that takes the best candidate in every slot; of equals the first."""
+        """The token ids [B, K] of the path that takes the best candidate in every slot, and the first among equals."""
         return self.ids.gather(2, self._best()).squeeze(-1)
 
     def greedy_rows(self) -> Tensor:
-        """The scores [B, K, k] that the greedy walk chooses by, each slot's behind the candidate taken before."""
+        """The scores [B, K, k] that the greedy walk compares, each slot's after the candidate taken before."""
         before = torch.nn.functional.pad(self._best()[:, :-1], (0, 0, 1, 0))
         return self.scores.gather(2, before[..., None].expand(-1, -1, 1, self.scores.shape[-1])).squeeze(2)
 
     def _best(self) -> Tensor:
         """The indices [B, K, 1] that the greedy walk takes."""
-        best = self.scores.argmax(dim=-1)  # [B, K, k]: behind each candidate of the slot before
+        best = self.scores.argmax(dim=-1)  # [B, K, k]: after each candidate of the slot before
         taken = best[:, 0, :1]
         path = [taken]
         for slot in range(1, best.shape[1]):
@@ -47,7 +47,7 @@ class Candidates:
         return torch.stack(path, dim=1)
 
     def walk(self, draws: Sequence[Draw | None]) -> list[Proposals]:
-        """A path for each block: drawn where it has a Draw, greedy elsewhere."""
+        """A path for each block: drawn where `draws` has a Draw for it, greedy elsewhere."""
         paths = self._paths(draws)
         if self._survival is None:
             return paths
@@ -63,7 +63,7 @@ class Candidates:
         temperatures = [draw.params.temperature for _, draw in drawing]
         bits = [_C.uniform_bits(draw.params.seed, draw.position, count, 1) for _, draw in drawing]
         uniforms = [[2.0**-53 * number for number in row] for row in bits]
-        drawn, probabilities = Candidates(self.ids[rows], self.scores[rows]).sampled_walk(
+        drawn, probabilities = CandidateLattice(self.ids[rows], self.scores[rows]).sampled_walk(
             *(torch.tensor(values, dtype=torch.float64, device=self.ids.device) for values in (temperatures, uniforms))
         )
         ids, q = self.ids[rows].cpu().numpy(), probabilities.cpu().numpy()
@@ -74,18 +74,18 @@ class Candidates:
     def sampled_walk(self, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """Paths [B, K] drawn with numbers [B, K] in [0, 1) at temperatures [B] > 0, and each step's distribution.
 
-        That is [B, K, k] FLOAT64: softmax(scores / temperature) behind the candidate that was drawn before.
+        Distributions are [B, K, k] FLOAT64: softmax(scores / temperature) after the candidate drawn before.
         """
         scores = self.scores.double().nan_to_num()
-        behind, path, distributions = scores[:, 0, 0], [], []
+        after, path, distributions = scores[:, 0, 0], [], []
         for slot in range(scores.shape[1]):
-            q = ((behind - behind.amax(-1, keepdim=True)) / temperatures[:, None]).softmax(-1)
+            q = ((after - after.amax(-1, keepdim=True)) / temperatures[:, None]).softmax(-1)
             cumulative = q.cumsum(-1)
             below = cumulative <= uniforms[:, slot, None] * cumulative[:, -1:]
             drawn = below.sum(-1).clamp(max=q.shape[-1] - 1)
             path.append(drawn)
             distributions.append(q)
             if slot + 1 < scores.shape[1]:
-                behind = scores[torch.arange(len(scores)), slot + 1, drawn]
+                after = scores[torch.arange(len(scores)), slot + 1, drawn]
         taken = torch.stack(path, dim=1)[:, :, None]
         return self.ids.gather(2, taken).squeeze(-1), torch.stack(distributions, dim=1)

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.device.upload import uploaded
-from dflash_trt.engine.candidate_lattice import Candidates
+from dflash_trt.engine.candidate_lattice import CandidateLattice
 
 
 class CandidateScorer:
-    """Scores the candidates of each slot behind those of the slot before."""
+    """Scores the candidates of each slot after those of the slot before."""
 
     def __init__(self, spec: DraftSpec) -> None:
         assert spec.num_candidates is not None
@@ -34,17 +34,17 @@ class CandidateScorer:
         logits = logits.float() * self._multiplier
         return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
 
-    def lattice(self, hidden: Tensor, anchors: Tensor, ids: Tensor, logits: Tensor) -> Candidates:
-        """Scores of candidates `ids`, `logits` [B, K, k] in slots with final hidden rows [B, K, H] behind `anchors`.
+    def lattice(self, hidden: Tensor, anchors: Tensor, ids: Tensor, logits: Tensor) -> CandidateLattice:
+        """Lattice of candidates `ids`, `logits` [B, K, k] in slots with final hidden rows [B, K, H] after `anchors`.
 
         anchors [B] int64 are the last verified tokens.
         """
         first = uploaded(anchors, ids.device)
         before = torch.cat([first[:, None, None].expand(-1, 1, ids.shape[-1]), ids[:, :-1]], dim=1)
-        return Candidates(ids, self._edges(hidden.float(), before, ids) + logits[:, :, None])
+        return CandidateLattice(ids, self._edges(hidden.float(), before, ids) + logits[:, :, None])
 
     def _edges(self, hidden: Tensor, before: Tensor, ids: Tensor) -> Tensor:
-        """[B, K, k, k] FLOAT: what each of `ids` gains behind each of `before`, [B, K, k] both."""
+        """[B, K, k, k] FLOAT: the gain of each of `ids` after each of `before`, [B, K, k] both."""
         raise NotImplementedError
 
 

@@ -7,7 +7,7 @@ the embedded runtime and the DFlash worker inside TensorRT-LLM.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -18,7 +18,7 @@ AllReduce = Callable[[Tensor], None]
 
 
 class DraftInputs(NamedTuple):
-    """The inputs of a draft pass, whatever executes it; the context itself is bound."""
+    """The inputs of a draft pass for any executor; the context itself is bound."""
 
     noise_embeds: Tensor
     """[B, S, H] any float."""
@@ -73,14 +73,10 @@ class Executor(Protocol):
     def context(self, taps: Tensor, positions: Tensor) -> Tensor:
         """kv [T, 2, L, G, D] of taps [T, A*H] at positions [T], T >= 1; the next call may overwrite them."""
 
-    def draft(self, inputs: DraftInputs) -> Tensor:
-        """hidden [B, S, H] in the dtype of `noise_embeds`, B >= 1; the bound caches are only read."""
+    def draft(self, inputs: DraftInputs) -> Mapping[str, Tensor]:
+        """The draft graph's outputs by name, B >= 1; the bound caches are only read.
 
-    def propose(self, inputs: DraftInputs) -> Tensor:
-        """Proposals [B, K] int64, of a draft with a head of its own."""
-
-    def candidates(self, inputs: DraftInputs) -> tuple[Tensor, Tensor, Tensor]:
-        """hidden [B, S, H] FLOAT, candidate ids [B, K, k] int64 and their logits FLOAT, where they are scored.
-
-        Needs a head of the draft's own. The next call may overwrite them.
+        hidden [B, S, H], any float; token_ids [B, K], or candidate_ids and candidate_logits [B, K, k], of a draft with
+        a head of its own; and [B, S, H] of each value that the executor was opened to expose. The next call may
+        overwrite them.
         """

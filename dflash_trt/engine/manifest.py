@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""manifest.json: what an engine directory is, what it was made from, and what it must be used with."""
+"""manifest.json: contents of an engine directory, its sources, and the target and plugin that it needs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class TargetSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The whole manifest."""
+    """The complete manifest."""
 
     schema_version: int
     tool_version: str
@@ -90,7 +90,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def read_manifest(directory: Path) -> Manifest:
     """Reads an engine directory's manifest and checks every hash in it.
 
-    Raises EngineError for what is no engine, of another schema version, or a file that is missing or changed.
+    Raises EngineError for a directory that is not an engine, another schema version, or missing or changed files.
     """
     file = directory / MANIFEST
     rebuild = "dflash-trt build DRAFT --target TARGET -o DIR"
@@ -115,7 +115,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def _not_an_engine(directory: Path) -> EngineError:
-    """Error that says what was found instead, with the command that makes an engine of it."""
+    """Error that says what was found instead, with the command that builds an engine from it."""
     draft, target, found = "DRAFT", "TARGET", f"a directory without {MANIFEST}"
     if not directory.exists():
         found = "nothing there"

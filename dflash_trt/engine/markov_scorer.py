@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dflash_trt.checkpoint.draft_spec import CONFIDENCE, D2T, MARKOV, DraftSpec
 from dflash_trt.checkpoint.weights import SINGLE
-from dflash_trt.engine.candidate_lattice import Candidates
+from dflash_trt.engine.candidate_lattice import CandidateLattice
 from dflash_trt.engine.candidate_scorer import CandidateScorer, table_rows
 
 
@@ -29,7 +29,7 @@ class MarkovScorer(CandidateScorer):
     """The heads of an engine directory."""
 
     def __init__(self, spec: DraftSpec, tensors: dict[str, Tensor]) -> None:
-        """`tensors` are those of `DraftSpec.dspark_shapes`, any floats, and d2t of a draft that has it."""
+        """`tensors` are those of `DraftSpec.dspark_shapes`, any floats, and d2t if the draft has it."""
         super().__init__(spec)
         self._w1 = tensors.pop(f"{MARKOV}.markov_w1.weight")
         self._w2 = tensors.pop(f"{MARKOV}.markov_w2.weight")
@@ -49,12 +49,12 @@ class MarkovScorer(CandidateScorer):
             names = [*spec.dspark_shapes(), *([D2T] if spec.has_d2t else [])]
             return cls(spec, {name: tensors.get_tensor(name) for name in names})
 
-    def lattice(self, hidden: Tensor, anchors: Tensor, ids: Tensor, logits: Tensor) -> Candidates:
+    def lattice(self, hidden: Tensor, anchors: Tensor, ids: Tensor, logits: Tensor) -> CandidateLattice:
         """The lattice, with the survival of its paths where there is a confidence head."""
         lattice = super().lattice(hidden, anchors, ids, logits)
         if f"{CONFIDENCE}.proj.weight" not in self._linear:
             return lattice
-        return Candidates(lattice.ids, lattice.scores, partial(self._survival, hidden.float(), anchors))
+        return CandidateLattice(lattice.ids, lattice.scores, partial(self._survival, hidden.float(), anchors))
 
     def _edges(self, hidden: Tensor, before: Tensor, ids: Tensor) -> Tensor:
         rows = table_rows(self._w1, before)
@@ -63,7 +63,7 @@ class MarkovScorer(CandidateScorer):
         return rows @ table_rows(self._w2, ids if self._rows is None else self._rows[ids]).mT
 
     def _survival(self, hidden: Tensor, anchors: Tensor, path: Tensor) -> Tensor:
-        """[B, K], never rising, of token ids [B, K] behind `anchors`."""
+        """[B, K], never rising, of token ids [B, K] after `anchors`."""
         before = torch.cat([anchors[:, None], path[:, :-1]], dim=1)
         confidence = self._sigmoid(f"{CONFIDENCE}.proj", hidden, table_rows(self._w1, before))
         return confidence.squeeze(-1).cumprod(-1)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`build --head`: a draft gets an lm_head of its own, a quantised or trimmed copy of the target's.
+"""`build --head`: gives a draft an lm_head of its own, a quantised or trimmed copy of the target's.
 
-Only proposals come from it; the target's own lm_head decides what is accepted.
+It only proposes; the target's own lm_head decides which tokens are accepted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DENSE_TYPES = ("BF16", "F16", "F32")
 
 
 class HeadChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """An own head, as --head asks for it."""
+    """The head that --head asks for."""
 
     algorithm: str | None
     """FP8 or NVFP4, weights and input; None keeps the target's dtype."""
@@ -68,7 +68,8 @@ def with_head(
     with naming(head):
         largest = amax(weights)
     norm = as_float32(map_tensor(draft.origin.weights["norm.weight"]))
-    input_bound = math.sqrt(norm.size) * float(np.abs(norm).max())  # of values behind the final norm (quantize.bounds)
+    # The largest value after the final norm (quantize.bounds).
+    input_bound = math.sqrt(norm.size) * float(np.abs(norm).max())
 
     def write(writer: SafetensorsWriter) -> None:
         draft.write_tensors(writer)

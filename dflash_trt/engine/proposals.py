@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a drafter is asked for and what it returns: proposals of one block, greedy or drawn from distributions."""
+"""Proposals of one block, greedy or drawn from the draft's distributions, and the parameters to draw them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Draw(NamedTuple):
 
 
 class Proposals(NamedTuple):
-    """K tokens proposed behind one anchor."""
+    """K tokens proposed after one anchor."""
 
     token_ids: list[int]
     candidate_ids: NDArray[np.int64] | None = None
-    """[K, k], the candidates of proposals that were drawn; None for greedy ones."""
+    """[K, k]: the candidates that drawn proposals were chosen from; None for greedy ones."""
     probabilities: NDArray[np.float64] | None = None
     """[K, k]: probability of each candidate, given the tokens drawn before it."""
     survival: list[float] | None = None

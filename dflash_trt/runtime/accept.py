@@ -57,7 +57,7 @@ class _Block(msgspec.Struct, frozen=True):
 
 
 def _blocks(parts: Sequence[StepInput], *, on_cpu: bool) -> Iterator[_Block]:
-    """On a CPU the compiled rule is faster than torch, and reads no row behind a rejected proposal."""
+    """On a CPU the compiled rule is faster than torch, and reads no row after a rejected proposal."""
     end = 0
     for part in parts:
         request, params = part.request, part.request.params
@@ -70,8 +70,7 @@ def _blocks(parts: Sequence[StepInput], *, on_cpu: bool) -> Iterator[_Block]:
 def accept_parts(parts: Sequence[StepInput], logits: Tensor) -> list[list[int]]:
     """Tokens that the target emits for each part: accepted proposals and one more, or none inside a prompt.
 
-    A row that is not finite ends the block before it, and a part that begins with one gets no token: plain decoding
-    would meet it, if at all, as the first row of a later step.
+    A non-finite first row yields no token; a later one only shortens the block.
     """
     on_cpu = logits.device.type == "cpu"
     blocks = list(_blocks(parts, on_cpu=on_cpu))
@@ -96,9 +95,9 @@ def accept(request: Request, proposals: Proposals, choices: list[int], rows: Row
     """Accepted proposals and one token more; [] without logits, that is inside a prompt.
 
     choices [n] are the target's own tokens after the last token and each proposal, if `is_chosen`: the argmax, or drawn
-    with the random number of each position. What equals them is accepted: the exact rule of speculative sampling
-    (docs/sampling.md). Other tokens are chosen or drawn by rows [n, V] of logits. Proposals that were drawn themselves
-    are judged by rejection sampling, here or by `choices`.
+    with the random number of each position. Proposals equal to them are accepted: the exact rule of speculative
+    sampling (docs/sampling.md). Other tokens are chosen or drawn by rows [n, V] of logits. Drawn proposals are judged
+    by rejection sampling, here or by `choices`.
     """
     if not choices:
         return []

@@ -35,12 +35,6 @@ def choose(logits: Tensor, draws: Sequence[RowDraw] = ()) -> tuple[list[int], li
     return choices, [bool(number) for number in finite]
 
 
-def argmax(logits: Tensor) -> list[int]:
-    """Argmax [n] of each row of logits [n, V]."""
-    tokens: list[int] = (_numpy(logits) if logits.device.type == "cpu" else logits).argmax(-1).tolist()
-    return tokens
-
-
 def _numpy(logits: Tensor) -> Rows:
     """NumPy finds an argmax in a third to a fifth of torch's time (2.13), and has no BF16."""
     rows: Rows = logits.float().numpy()

@@ -8,8 +8,8 @@
 * commit: roll back what was rejected, inject what was accepted into the drafter's context
 * emit: new tokens go out; requests that have ended leave their slots
 
-Requests join and leave between steps, each at its own length (continuous batching: Orca, OSDI 2022). What there is to
-decide, `policy/` decides.
+Requests join and leave between steps, each at its own length (continuous batching: Orca, OSDI 2022). Decisions are made
+in `policy/`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Decoder:
         self.waiting = FirstComeFirstServed[Request]()
         self.running: dict[int, Request] = {}
         """Requests by slot, in the order of admission."""
-        self._runner = runner
+        self.runner = runner
         self._draft_length = draft_length
         self._proposal_choice = ProposalChoice()
         self._policies = (self.waiting, self._draft_length, self._proposal_choice)
@@ -68,7 +68,7 @@ class Decoder:
         blocks, chunks = self._draft(), self._prompt_chunks()
         if not (parts := [*blocks, *chunks]):
             return
-        logits = self._runner.verify([part.segment for part in parts])
+        logits = self.runner.verify([part.segment for part in parts])
         accepted = accept_parts(parts, logits)
         self._commit(parts, accepted)
         self._emit(parts, accepted)
@@ -90,7 +90,7 @@ class Decoder:
             self.waiting.remove(request)
             request.admitted = time.perf_counter()
             slot, pages, request.num_cached_tokens = self.slots.allocate(request.max_length, prompt_ids)
-            self._runner.reserve(slot, pages, request.num_cached_tokens)
+            self.runner.reserve(slot, pages, request.num_cached_tokens)
             request.num_prefilled = request.num_cached_tokens
             if self.slots.prefix_caching:
                 self._totals.prefix_cache_queries += len(request.prompt_ids)
@@ -120,7 +120,7 @@ class Decoder:
             draw if (draw := request.draw) and self._proposal_choice.is_drawn(request.params.temperature) else None
             for request in drafting.values()
         ]
-        proposals = self._runner.draft([*drafting], anchors, max(limits.values()), draws)
+        proposals = self.runner.draft([*drafting], anchors, max(limits.values()), draws)
         return dict(zip(drafting, proposals, strict=True))
 
     def _cut(self, request: Request, proposals: Proposals) -> Proposals:
@@ -141,7 +141,7 @@ class Decoder:
     def _commit(self, parts: Sequence[StepInput], accepted: Sequence[Sequence[int]]) -> None:
         """Rolls back what was rejected; the rest is in both caches, whose full pages others may share."""
         counts = [part.num_committed(tokens) for part, tokens in zip(parts, accepted, strict=True)]
-        self._runner.commit(counts)
+        self.runner.commit(counts)
         for part, tokens, count in zip(parts, accepted, counts, strict=True):
             if not part.request.is_prefilled:
                 part.request.num_prefilled += count
@@ -190,7 +190,7 @@ class Decoder:
         """Lets go of both models and of all requests; the last call but `metrics`."""
         self.running.clear()
         self.waiting.clear()
-        del self._runner
+        del self.runner
 
     @property
     def is_idle(self) -> bool:
@@ -224,7 +224,7 @@ class Decoder:
             request.finish(reason)
         self._totals.finished[reason] += 1
         if slot is not None:
-            self._runner.release(slot)
+            self.runner.release(slot)
             self.slots.free(slot)
             del self.running[slot]
         request.report()

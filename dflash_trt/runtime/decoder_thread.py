@@ -46,7 +46,7 @@ class DecoderThread:
         with self._changed:
             self.is_open = False
             self._changed.notify()
-        if threading.current_thread() is not self._thread:  # which drops the last reference when a report does
+        if threading.current_thread() is not self._thread:  # dropped with the last reference to a report
             self._thread.join()
 
     def _send(self, command: Callable[[Request], None], request: Request) -> None:

@@ -37,12 +37,12 @@ class EmbeddedBackend:
     ) -> None:
         """`session` was loaded with the same options; `on_end` is the last call of the decoder's thread."""
         self.session = session
-        self._decoder = session.decoder(
+        self.decoder = session.decoder(
             parse_draft_length(options.draft_length, session.manifest.draft.num_draft_tokens),
             prefill_chunk=options.prefill_chunk,
             prefix_caching=options.enable_prefix_caching,
         )
-        self._thread = DecoderThread(self._decoder, on_end)
+        self._thread = DecoderThread(self.decoder, on_end)
         # The thread holds the decoder but not this object, so dropping the last reference closes it.
         self._close = weakref.finalize(self, self._thread.close)
 
@@ -126,11 +126,11 @@ class EmbeddedBackend:
     @property
     def num_cache_tokens(self) -> int:
         """Tokens that fill the pages of the caches."""
-        return self._decoder.slots.num_tokens
+        return self.decoder.slots.num_tokens
 
     def watch_shared_pages(self, watcher: PageWatcher) -> None:
         """Calls `watcher`, on the decoder's thread, for each page that becomes shared or is evicted from now on."""
-        self._decoder.slots.index.watcher = watcher
+        self.decoder.slots.index.watcher = watcher
 
     @property
     def max_length(self) -> int:
@@ -149,7 +149,7 @@ class EmbeddedBackend:
 
     def metrics(self) -> DecoderMetrics:
         """Current load of the decoder, and its totals."""
-        return self._decoder.metrics()
+        return self.decoder.metrics()
 
     def close(self) -> None:
         """Cancels all requests and ends the thread."""

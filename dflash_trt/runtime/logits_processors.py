@@ -32,7 +32,7 @@ class LogitsProcessor(Protocol):
     def process(self, logits: npt.NDArray[np.float32], proposals: Sequence[int]) -> None:
         """Changes rows [K + 1, V] in place; row r follows the answer so far and `proposals` [:r].
 
-        A row behind a proposal that its own row has ruled out (-infinity) may stay as it is. A RequestError ends the
+        Rows after a proposal that its row has ruled out (-infinity) may be left unchanged. A RequestError ends the
         request.
         """
 

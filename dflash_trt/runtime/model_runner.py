@@ -6,12 +6,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from dflash_trt.device.upload import uploaded
 from dflash_trt.engine.proposals import Draw, Proposals
-from dflash_trt.runtime.choice import argmax
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.targets.target import Segment, Target, side_by_side
 
@@ -25,6 +23,8 @@ class ModelRunner:
     def __init__(self, target: Target, drafter: Drafter | None) -> None:
         self._target = target
         self._drafter = drafter
+        if drafter is not None:
+            drafter.borrow(target)
         self._segments: Sequence[Segment] = ()
         self._tapped: Sequence[torch.Tensor] = ()
 
@@ -34,27 +34,12 @@ class ModelRunner:
         if self._drafter is not None:
             self._drafter.reserve(slot, pages, num_tokens)
 
-    @torch.inference_mode()
     def draft(
         self, slots: Sequence[int], anchors: Sequence[int], draft_length: int, draws: Sequence[Draw | None] = ()
     ) -> list[Proposals]:
-        """`draft_length` proposals, 1 to K, of one pass over the blocks [anchor, mask, mask, ...] of `slots`.
-
-        Greedy, except where `draws` has a Draw for a slot and the drafter knows distributions.
-        """
+        """`draft_length` proposals, 1 to K, for each slot, as `Drafter.propose` makes them."""
         assert self._drafter is not None, "there is no drafter"
-        spec, anchor_ids = self._drafter.spec, torch.from_numpy(np.array(anchors))
-        embeds = self._drafter.embedding.blocks(anchor_ids, spec.block_size, self._target.embed)
-        if spec.num_candidates is not None:
-            lattice = self._drafter.candidates(slots, embeds, anchor_ids, draft_length, self._target.logits)
-            return lattice.walk(draws)
-        if spec.has_own_head:
-            return [Proposals(row) for row in self._drafter.propose(slots, embeds)[:, :draft_length].tolist()]
-        hidden = self._drafter.draft(slots, embeds)
-        first = spec.first_proposing_row
-        logits = self._target.logits(hidden[:, first : first + draft_length])
-        tokens = argmax(logits.flatten(0, 1))
-        return [Proposals(tokens[begin : begin + draft_length]) for begin in range(0, len(tokens), draft_length)]
+        return self._drafter.propose(slots, anchors, draft_length, draws)
 
     def verify(self, segments: Sequence[Segment]) -> torch.Tensor:
         """One pass of the target; logits [sum of num_logits, V] FLOAT. Keeps the taps until `commit`, which follows."""

@@ -30,11 +30,11 @@ def prepare_target(
     device: str,
     tap_hidden_size: int | None = None,
 ) -> Callable[[], HuggingFaceTarget]:
-    """Checks what needs no weights; what it returns loads the target for `num_slots` sequences on "cpu" or "cuda".
+    """Runs all checks that need no weights; the returned function loads the target for `num_slots` sequences.
 
-    Of many `ranks` only rank 0 comes back from here, where all facts agree: the others load their shards, do what it
-    does with its own until it has finished, and then leave `join`. Raises what `target_dtype`, `sharding` and
-    `verify_same_facts` raise, and the function CheckpointError for what only loading shows.
+    `device` is "cpu" or "cuda". With several `ranks`, only rank 0 returns from here, if all facts agree: the others
+    load their shards, follow rank 0 until it has finished, and then leave `join`. Raises the errors of `target_dtype`,
+    `sharding` and `verify_same_facts`; the function raises CheckpointError for problems that only loading reveals.
     """
     target_dtype(dtype, checkpoint.directory, checkpoint.weights)
     options: dict[str, Any] = {"device": device}

@@ -98,7 +98,7 @@ class Request:
             self._append(token_ids[taken])
             taken += 1
         for logprobs in (self.logprobs, self.top_logprobs):
-            del logprobs[len(self.token_ids) :]  # of accepted tokens behind the end
+            del logprobs[len(self.token_ids) :]  # accepted tokens after the end
         if is_prefill:
             return None
         accepted = min(taken, len(token_ids) - 1)

@@ -85,10 +85,10 @@ def row_draws(
 def sample(logits: Tensor, best: Tensor, draws: Sequence[RowDraw], out: Tensor, heaviest: int = HEAVIEST) -> None:
     """Fills `out` [R] int64 with the tokens of the rows of logits [R, V] FLOAT that draws name; best [R] is their max.
 
-    A proposal that was drawn is the token if it holds; else the token is drawn from what rejection leaves. A token is
-    -1 where the filters may leave more than the `heaviest` weights: they are to be V then, at the cost of sorting the
-    row. The host waits for nothing. A row that is not finite gets any token, and rows behind a rejected proposal cost
-    as much as others.
+    A drawn proposal is the token if it is accepted; else the token is drawn from the residual distribution. A token is
+    -1 if the filters may leave more than the `heaviest` weights; repeat with `heaviest` = V, at the cost of sorting the
+    row. The host does not wait. Rows that are not finite get an arbitrary token, and rows after a rejected proposal
+    cost as much as others.
     """
     vocab_size, kind = logits.shape[-1], attrgetter("kind")
     assert vocab_size <= MAX_VOCAB_SIZE, "sums of weights would not fit"
@@ -152,8 +152,8 @@ COEFFICIENTS = [1 / math.factorial(n) for n in range(11, -1, -1)]
 def to_weights(logits: Tensor, best: Tensor, temperature: Tensor, least: Tensor) -> Tensor:
     """round(2^43 exp((logits - best) / temperature)) [R, V] int64, in the steps of cpp/sampling/weights.cpp.
 
-    Logits [R, V] FLOAT, their largest [R, 1] FLOAT, temperature [R, 1] FLOAT64. What is below the least weight [R, 1]
-    int64 becomes 0. A NaN, in a row whose token nobody reads, weighs most.
+    Logits [R, V] FLOAT, their largest [R, 1] FLOAT, temperature [R, 1] FLOAT64. Values below the least weight [R, 1]
+    int64 become 0. NaN, in a row whose token is never read, weighs most.
     """
     x = ((logits.double() - best.double()) / temperature).nan_to_num(nan=0.0).clamp(min=LOWEST)
     shifted = x * LOG2_E + TO_INTEGER
@@ -168,16 +168,16 @@ def to_weights(logits: Tensor, best: Tensor, temperature: Tensor, least: Tensor)
 
 
 def lowest_kept_weight(weights: Tensor, top_k: Tensor, top_p: Tensor, heaviest: int) -> tuple[Tensor, Tensor]:
-    """Smallest weight [R, 1] that top_k, and then top_p of what it leaves, keep in a row of weights [R, V].
+    """Smallest weight [R, 1] that top_k, then top_p of the rest, keep in a row of weights [R, V].
 
-    And whether it is that: it is looked for among the `heaviest`.
+    Second value: False if the cut-off may lie below the top `heaviest`.
     """
     top = weights.topk(heaviest).values
     of_top_k = top.gather(-1, (top_k - 1).clamp_(0, heaviest - 1)).masked_fill_(top_k == 0, 0)
     mass = (weights * (weights >= of_top_k)).sum(-1, keepdim=True)
     limit = torch.where(top_p < 1, (mass.double() * top_p).ceil_().long(), mass)
     cumulative = top.cumsum(-1)
-    num_kept = (cumulative - top < limit).sum(-1, keepdim=True)  # of equals the first counts, with what weighs more
+    num_kept = (cumulative - top < limit).sum(-1, keepdim=True)  # the first of equal weights, plus the larger ones
     return top.gather(-1, num_kept - 1), (cumulative[:, -1:] >= limit) & (top_k <= heaviest)
 
 

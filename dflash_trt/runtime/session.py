@@ -65,7 +65,7 @@ class Session:
     def close(self) -> None:
         """Frees both models and their caches at once, a GPU's memory for other programs, too; no decoder may step."""
         device = self.drafter.executor.device
-        with suppress(torch.AcceleratorError):  # of a kernel that has failed, which ended the decoder
+        with suppress(torch.AcceleratorError):  # error of a failed kernel, which ended the decoder
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
         self.drafter.close()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TextStream:
-    """Turns tokens into text as they come; ends before the first stop text that ends behind `min_tokens` tokens."""
+    """Turns tokens into text incrementally; ends before the first stop text that ends after `min_tokens` tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
         self._text = ""
@@ -44,7 +44,7 @@ class TextStream:
         return self.stopped_by is not None
 
     def close(self) -> None:
-        """Ends the text; bytes of an incomplete character become what the tokenizer makes of them."""
+        """Ends the text; the tokenizer decodes the bytes of an incomplete character."""
         self._is_closed = True
         if self._num_decoded > 0:
             self._catch_up()
@@ -56,7 +56,7 @@ class TextStream:
         """The text since the last call; before the end without what may be the beginning of a stop text."""
         text = self.text
         unsearched, self._num_searched = len(text) - self._num_searched, len(text)
-        # What is begun now was begun before, or begins in what is new.
+        # A stop text begins in the pending text or in the new text.
         pairs = zip(self._stop, self._begun, strict=True)
         self._begun = [overlap(text[len(text) - begun - unsearched :], stop) for stop, begun in pairs]
         held = 0 if self._is_closed else max(self._begun, default=0)

@@ -249,7 +249,7 @@ def sampling_arguments(params: SamplingParams, *, is_speculative: bool) -> dict[
     if params.stop_ids:
         said["stop_token_ids"] = sorted(params.stop_ids)
     if params.logprobs:
-        said["logprobs"] = 0  # the drawn token alone
+        said["logprobs"] = 0  # for the drawn token only
     return {"max_tokens": params.max_tokens, "return_perf_metrics": True, **said}
 
 

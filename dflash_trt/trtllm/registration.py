@@ -153,7 +153,7 @@ def import_tensorrt_llm(asked_by: str) -> Any:
     except ImportError as problem:
         raise MissingDependencyError(
             f"{asked_by}: expected {PACKAGE}, found: {problem}",
-            # As NVIDIA's installation guide of 1.3.0rc24 has it.
+            # Command of NVIDIA's installation guide of 1.3.0rc24.
             hint="in an environment of its own, from a clone: pip install '.[trtllm]'",
         ) from None
 
@@ -238,8 +238,9 @@ def build_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model:
     """
     from dflash_trt.device.launcher import CurrentStreamLauncher
     from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
-    from dflash_trt.trtllm.drafter_module import BACKENDS, DFlash2EngineDrafter, EngineDrafter, declare_pool
-    from dflash_trt.trtllm.registration import all_reduce, rank_engine
+    from dflash_trt.trtllm.dflash2_module import DFlash2EngineDrafter
+    from dflash_trt.trtllm.drafter_module import BACKENDS, EngineDrafter
+    from dflash_trt.trtllm.worker_context import declare_pool
 
     spec_config = model_config.spec_config
     if spec_config.attention_backend not in BACKENDS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What doctor finds of packages, tools, plugin library and GPUs, on machines that this one is not."""
+"""Findings of doctor about packages, tools, plugin library and GPUs, on other machines than this one."""
 
 import re
 import shutil

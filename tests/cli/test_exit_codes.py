@@ -215,7 +215,7 @@ def test_closed_pipe(draft_dir: Path) -> None:
 
 @pytest.mark.parametrize("streams", ["<&- >&- 2>&-", pytest.param(">&-", marks=pytest.mark.full)])
 def test_closed_streams(streams: str) -> None:
-    """What the command opens does not take their numbers, and children find them open."""
+    """Files that the command opens do not take their numbers, and children find them open."""
     script = f'exec "$@" {streams}'
     command = ["sh", "-c", script, "sh", sys.executable, "-m", "dflash_trt", "drafts"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

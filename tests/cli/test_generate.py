@@ -109,7 +109,7 @@ def test_the_drafter_in_torch(engine: Path) -> None:
     ("ids", "accepted", "seconds", "expected"),
     [
         ([1, 2], 30, 1.0, []),
-        ([1, 2], 30, 2.05, []),  # two runs of one differ as much
+        ([1, 2], 30, 2.05, []),  # two runs of the same command differ by this much
         ([1, 2], 30, 4.0, ["slower: 2.0 times plain decoding's time; its drafts cost more than they bring here"]),
         ([1, 2], 1, 4.0, ["slower: 2.0 times plain decoding's time; nearly every draft is rejected"]),
         ([1, 3], 30, 1.0, ["WRONG: the tokens differ from plain decoding's"]),
@@ -259,7 +259,7 @@ def test_libraries_say_nothing_and_record_nothing(engine: Path, tmp_path: Path) 
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 4096)
-    except OSError:  # Linux's way to say that nobody writes any more
+    except OSError:  # on Linux, the writing end was closed
         return b""
 
 

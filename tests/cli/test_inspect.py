@@ -43,7 +43,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> Counter[bytes]:
 
 
 def texts(directory: Path) -> dict[str, bytes]:
-    """What is JSON in a checkpoint and ours to read, by file."""
+    """JSON files of a checkpoint that we read."""
     names = ("config.json", "hf_quant_config.json", "model.safetensors.index.json")
     found = {name: (directory / name).read_bytes() for name in names if (directory / name).is_file()}
     for file in directory.glob("*.safetensors"):

@@ -28,7 +28,7 @@ from tests.paths import FIXTURES, REPOSITORY
 DRAFT, TARGET = str(FIXTURES / "tiny-qwen3-dflash"), str(FIXTURES / "tiny-qwen3")
 PROMPTS = ["--prompts", str(FIXTURES / "prompts.jsonl"), "--max-tokens", "2", "--max-prompts"]
 DEPLOYMENT = str(REPOSITORY / "build_configs" / "gpt-oss-120b.b300x8.latency.yaml")
-# What stood there before, and what is written over it.
+# The previous contents, and the new ones.
 COMMANDS = {
     "build": (["build", DRAFT, "--target", TARGET, "--recipe", "fp8"], ["build", DRAFT, "--target", TARGET]),
     "build --recipe": (["build", DRAFT, "--target", TARGET], ["build", DRAFT, "--target", TARGET, "--recipe", "fp8"]),

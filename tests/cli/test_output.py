@@ -135,10 +135,11 @@ def test_terminals() -> None:
 
 
 def on_a_terminal() -> str:
-    """What the commands print on a pseudo terminal, without colours."""
+    """Output of the commands on a pseudo terminal, without colours."""
     ours, theirs = pty.openpty()
     settings = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    settings |= {"TERM": "xterm", "PYTHONUTF8": "1", "HF_HOME": os.devnull}  # what a cache holds changes what is said
+    # the output depends on the contents of the cache
+    settings |= {"TERM": "xterm", "PYTHONUTF8": "1", "HF_HOME": os.devnull}
     command = [sys.executable, "-c", SCRIPT]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=REPOSITORY, env=settings) as process:
         os.close(theirs)

@@ -247,7 +247,7 @@ def replay(engine: Path, features: Path, *options: object) -> None:
 
 
 def replayed(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """What was printed, its keys and types checked."""
+    """The printed document, its keys and types checked."""
     printed: dict[str, Any] = json.loads(capsys.readouterr().out)
     check_report(printed, ReplayReport)
     return printed
@@ -295,7 +295,7 @@ def test_a_replay_of_an_engine_alone(
 
 
 def test_a_replay_in_torch(engines: Path, features: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    """In BF16, as a GPU would, with as many steps within a few."""
+    """Decodes in BF16, as a GPU would, with nearly the same number of steps."""
     taus = []
     for executor in ("torch", "onnxruntime"):
         replay(engines / "engine", features[REPLAYED], "--executor", executor, "--device", "cpu", "--json")

@@ -342,7 +342,7 @@ def pretended_gpu() -> Iterator[tuple[PretendGpu, list[Uses]]]:
     with pytest.MonkeyPatch.context() as patch:
         graphs = stand_in(patch)
         patch.setattr("dflash_trt.device.attention_kernel._C", kernels)
-        for module in ("drafter.torch.attention_node", "kvcache.paged_caches"):
+        for module in ("drafter.torch.attention_node", "kvcache.context_cache"):
             patch.setattr(f"{runtime}.{module}._C", kernels)
         for module in ("device.fused", "runtime.drafter.torch_executor", "runtime.targets.huggingface"):
             patch.setattr(f"dflash_trt.{module}.why_not_compiled", lambda: "Triton")
@@ -355,7 +355,7 @@ def pretended_gpu() -> Iterator[tuple[PretendGpu, list[Uses]]]:
         patch.setattr(torch.cuda, "set_sync_debug_mode", partial(setattr, gpu, "sync_debug_mode"))
         patch.setattr(torch.cuda, "device", lambda device: nullcontext())
         patch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
-        for module in ("runtime.drafter.drafter", "engine.candidate_selector", "engine.markov_scorer"):
+        for module in ("runtime.drafter.draft_embedding", "engine.candidate_selector", "engine.markov_scorer"):
             patch.setattr(f"dflash_trt.{module}.safe_open", opened)
         patch.setattr(torch, "histc", partial(histc, torch.histc))
         patch.setattr(RecordedGraph, "gpu", gpu)

@@ -26,7 +26,7 @@ from onnx import TensorProto
 from dflash_trt.engine.graph.draft_graph import ATTENTION
 from dflash_trt.engine.plans.plan import PlanOptions, Profile, shapes
 from dflash_trt.engine.signatures import Graph
-from dflash_trt.runtime.drafter.onnx_executor import model_session
+from dflash_trt.runtime.drafter.onnxruntime.graph_session import model_session
 from tests.contract.read_bindings import describe
 
 DATA = Path(__file__).parent
@@ -71,6 +71,8 @@ class HostRuntime:
         self.compiled: list[str] = []
         """Graphs whose kernels TensorRT-RTX compiled, not having them in its cache."""
         self.creators: set[tuple[str, ...]] = set()
+        self.feeds: list[dict[str, Any]] = []
+        """Inputs of each execution, as they lay in memory."""
         for name, members in offer["enums"].items():
             setattr(self, name, enum.IntEnum(name, members, start=0))
         for name, described in offer["classes"].items():
@@ -235,6 +237,7 @@ def _execute(host: HostRuntime, context: Any, stream_handle: int) -> bool:
     feed = {
         name: _read(context._addresses[name], dtype, context._shapes[name]) for name, dtype in engine._inputs.items()
     }
+    host.feeds.append(dict(feed))
     if "page_table" in feed:
         where = [feed.pop(name) for name in ("context_pointers", "context_layout", "page_table", "slot_ids")]
         feed |= _caches(engine._context, *where, feed["context_lengths"])

@@ -35,7 +35,7 @@ def resolved(name: str) -> ResolvedDeployment:
 
 @cache
 def rendered(name: str, runtime: Runtime, method: Method = "dflash") -> Rendered:
-    """The output of serve-config for it."""
+    """Output of serve-config for it."""
     return render(resolved(name), runtime, method, host="127.0.0.1", port=8000)
 
 
@@ -47,14 +47,14 @@ def arguments(deployment: ResolvedDeployment, runtime: Runtime = "trtllm", metho
 def config_of(
     deployment: ResolvedDeployment, runtime: Runtime = "trtllm", document: dict[str, Any] | None = None
 ) -> CheckedConfig:
-    """The arguments of serve-config, or a `document`, to check by the newest schema."""
+    """Input of a check: the arguments of serve-config, or a `document`, by the newest schema."""
     document = arguments(deployment, runtime) if document is None else document
     return deployment_config(deployment, load_schema(runtime, None), document)
 
 
 @cache
 def findings(name: str, runtime: Runtime, method: Method = "dflash", version: str | None = None) -> list[Finding]:
-    """Findings of that output."""
+    """Findings of a check of that input."""
     schema, written = load_schema(runtime, version), rendered(name, runtime, method)
     return check(deployment_config(resolved(name), schema, written.arguments, written.environment))
 

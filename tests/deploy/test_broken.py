@@ -115,7 +115,7 @@ def test_empty_names_and_several_problems(tmp_path: Path) -> None:
 
 
 def test_problems_come_in_the_order_of_the_document_and_one_at_a_time() -> None:
-    """The schema's order does not matter; a value of the wrong type is not reported as an unknown choice, too."""
+    """The order of the schema does not matter; a word of the wrong type is not also reported as an invalid choice."""
     spec = {"attention_backend": 3, "decoding_type": "DFlash", "max_draft_lenn": 1, "max_draft_len": -1}
     document = {"stream_interval": 0, "zz": 1, SPEC: spec, "max_batch_size": "x", "backend": 1}
     found = [(f.key, f.rule) for f in check_schema(load_schema("trtllm", None), document)]
@@ -188,7 +188,7 @@ GOLDEN = REPOSITORY / "tests" / "golden" / "findings.txt"
 
 
 def findings_text(directory: Path) -> str:
-    """Findings of each broken configuration that the good one does not have."""
+    """Findings for each broken configuration that the good one does not have."""
     lines = []
     for name, case in CASES.items():
         good = set(map(str, checked(directory, changed(case.runtime, {}), case)))

@@ -82,7 +82,7 @@ def test_drafts_of_all_targets_and_of_one() -> None:
     [
         ("nvidia/Qwen3-8B-FP8", "Qwen/Qwen3-8B"),
         ("/models/gpt-oss-120b", "openai/gpt-oss-120b"),
-        ("RedHatAI/GLM-5.3-Flash-FP8", "zai-org/GLM-5.3-Flash"),  # rather than GLM-5.3
+        ("RedHatAI/GLM-5.3-Flash-FP8", "zai-org/GLM-5.3-Flash"),  # does not match GLM-5.3
     ],
 )
 def test_a_copy_of_a_target_has_its_drafts(target: str, expected: str) -> None:
@@ -307,7 +307,7 @@ def test_how_the_server_is_started() -> None:
     assert engine.arguments["speculative_config"]["speculative_model"] == "gpt-oss-120b.b300x8.nvfp4"
     assert rendered("gpt-oss-120b.b300x8.nvfp4", "trtllm", "none").start.startswith("trtllm-serve ")
     assert rendered("gpt-oss-120b.b300x8.latency", "trtllm").start.startswith("trtllm-serve ")
-    # Precedence of flags and file changed between releases of TensorRT-LLM
+    # precedence of flag and file changed between releases of TensorRT-LLM
     start = rendered("gpt-oss-120b.b300x8.latency", "trtllm").start.split()
     assert [word for word in start if word.startswith("-")] == ["--host", "--port", "--config"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every choice of the writer is checked; vLLM's cache groups are also counted by its own code."""
+"""The checker checks every choice of the writer of configurations; cache groups of vLLM, also by its own count."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_every_choice_is_written_and_its_opposite_found(runtime: Runtime) -> Non
     circumstances = Circumstances(max_batch_size=64, decode_tokens=640)
     values = chosen(runtime, circumstances)
     assert values.items() <= written.items()
-    for choice in (each for each in CHOICES[runtime] if not each.is_environment):  # variables have a test below
+    for choice in (each for each in CHOICES[runtime] if not each.is_environment):  # the rest: below
         wanted = choice.wanted(circumstances)
         assert choice.rule in found(runtime, choice.key, opposite(wanted)), choice.key
         assert choice.why

@@ -36,7 +36,7 @@ def test_commands_of_the_documentation(runtime: str, text: str, others: tuple[st
     second conversion changes nothing.
     """
     options = {}
-    if runtime == "trtllm":  # its YAML names no target
+    if runtime == "trtllm":  # the YAML names no target
         options = {"draft": "z-lab/gpt-oss-120b-DFlash", "target": "openai/gpt-oss-120b"}
     (tmp_path / "run.sh").write_text(text)
     (before,) = file_configs(tmp_path / "run.sh", load_schema(runtime))
@@ -112,7 +112,7 @@ def test_a_variable_stands_where_the_server_sees_it(start: str, found: str) -> N
 
 
 def test_trtllm_with_its_file_beside_it(tmp_path: Path) -> None:
-    """The script writes a new file, after the lines that Slurm reads; the old file stays."""
+    """The script rewrites the file, after the lines that Slurm reads; the old one stays."""
     text = (
         "# ours\nmax_batch_size: 32  # few\nmax_seq_len: 4096\nspeculative_config:\n  decoding_type: Eagle3\n"
         "  speculative_model: e3\n  max_draft_len: 3\n# cache\nkv_cache_config: {dtype: fp8}  # small\n"

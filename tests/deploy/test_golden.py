@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The output of serve-config, byte for byte: tests/golden/deploy/DEPLOYMENT.RUNTIME.METHOD.txt."""
+"""Output of serve-config, byte for byte: tests/golden/deploy/DEPLOYMENT.RUNTIME.METHOD.txt."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ WORDS: list[tuple[Runtime, str, dict[str, Any]]] = [
 
 
 def arguments(draft: Path, runtime: Runtime, **facts: object) -> dict[str, Any]:
-    """Arguments that serve-config writes, free of errors by the release's schema and the rules."""
+    """Output of serve-config, without an error by the release's schema and the rules."""
     file = draft_deployment(str(draft), target=str(FIXTURES / "tiny-qwen3"), gpus="b200x1")
     config = config_of(resolve(msgspec.structs.replace(file, **facts), "x"), runtime)
     assert [finding for finding in check(config) if finding.severity == ERROR] == []

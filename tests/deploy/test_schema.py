@@ -219,7 +219,7 @@ DOCUMENTS = st.dictionaries(
 @settings(max_examples=8)
 @given(document=DOCUMENTS, schema=st.sampled_from(list(schemas().values())), gpus=st.sampled_from([None, "h200x8"]))
 def test_no_document_breaks_a_check(document: dict[str, Any], schema: Schema, gpus: str | None) -> None:
-    """A check of any content ends in findings, each on one line."""
+    """A check of any file ends in findings, each on one line."""
     config = CheckedConfig(
         schema=schema, document=document,
         served=ServedModels(

@@ -23,7 +23,7 @@ REPOSITORY_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def steps(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """The output of serve-config; the configuration lies in FILE."""
+    """Output of serve-config; the configuration is in FILE."""
     run_here("serve-config", *words, "-o", "FILE")
     return capsys.readouterr().out
 

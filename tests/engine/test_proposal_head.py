@@ -17,7 +17,7 @@ from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.proposal_head import HeadChoice, parse_head, with_head
 from dflash_trt.errors import BuildError
 from dflash_trt.quantize.convert import unchanged
-from dflash_trt.runtime.drafter.onnx_executor import graph_session
+from dflash_trt.runtime.drafter.onnxruntime.graph_session import graph_session
 from dflash_trt.runtime.measure.features import captured_tokens, frequent_tokens, kept_shares, open_features
 from tests.cli.commands import run_here
 from tests.decoding import decode, greedy, open_without_tokenizer
@@ -43,7 +43,7 @@ def test_what_head_takes() -> None:
 
 def test_frequent_tokens_and_what_always_stays() -> None:
     counts = np.array([0, 5, 7, 7, 0, 9, 0])
-    assert frequent_tokens(counts, [6, 0], 4).tolist() == [0, 2, 5, 6]  # of 2 and 3 the lower id
+    assert frequent_tokens(counts, [6, 0], 4).tolist() == [0, 2, 5, 6]  # the lower id of 2 and 3
     assert frequent_tokens(counts, [], 6).tolist() == [0, 1, 2, 3, 4, 5]
     for count in (1, 7):
         with pytest.raises(BuildError, match=f"trim:{count}: expected 2 .* to 6 tokens, found {count}"):

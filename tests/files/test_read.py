@@ -34,7 +34,7 @@ EXCEPTIONS = {
     ("checkpoint/safetensors_writer.py", "msgspec.json.decode"): "only who wrote it, of a bounded header",
     ("checkpoint/quantization.py", "open"): "four bytes at an offset of a header that was read",
     ("checkpoint/safetensors_writer.py", "open"): "copies tensors of a header that was read, and writes",
-    ("engine/plans/plan_loader.py", "read_bytes"): "a plan of gigabytes, whose hash is checked already",
+    ("engine/plans/plan_runner.py", "read_bytes"): "a plan of gigabytes, whose hash is checked already",
     ("engine/plans/plan_process.py", "msgspec.json.decode"): "a job and its refusal, between processes of ours",
     ("engine/plans/plan_process.py", "open"): "the refusal",
     ("engine/plans/plan_process.py", "os.fdopen"): "its own standard output, to write a plan to",

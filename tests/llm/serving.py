@@ -48,7 +48,7 @@ def within(call: Callable[[], T], seconds: float = PATIENCE) -> T:
 def await_idle(llm: LLM) -> None:
     """Waits until all slots and tokens are free."""
     until(lambda: not (llm.metrics().running or llm.metrics().waiting), llm.metrics)
-    slots = llm.backend._decoder.slots
+    slots = llm.backend.decoder.slots
     assert (slots.free_slots, slots.free_tokens) == (slots.num_slots, slots.num_tokens)
 
 

@@ -213,7 +213,7 @@ def running(engine: Path, executor: str) -> tuple[LLM, list[weakref.ref[Any]]]:
     llm = open_llm(engine, executor=executor)
     llm.backend.submit(llm.backend.request(PROMPTS[0], LONG, lambda chunk: None))
     await_running(llm)
-    return llm, [weakref.ref(llm.backend._decoder._runner), *memory_of(llm.backend.session)]
+    return llm, [weakref.ref(llm.backend.decoder.runner), *memory_of(llm.backend.session)]
 
 
 @pytest.mark.parametrize("executor", ["onnxruntime", "torch"])
@@ -245,9 +245,10 @@ def test_without_a_target_the_drafter_goes(engine: Path, monkeypatch: pytest.Mon
 
 
 def test_dropping_the_last_reference_ends_thread_and_models(engine: Path, uncollected: None) -> None:
+    others = {*threading.enumerate()}
     llm, watched = running(engine, "onnxruntime")
-    thread, watched = llm.backend._thread._thread, [weakref.ref(llm), *watched]
-    assert thread in threading.enumerate()
+    watched = [weakref.ref(llm), *watched]
+    (thread,) = (thread for thread in threading.enumerate() if thread not in others and "decoder" in thread.name)
     del llm
     assert [found() for found in watched] == [None] * len(watched)
     assert thread not in threading.enumerate()

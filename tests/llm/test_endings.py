@@ -195,6 +195,6 @@ def test_commands_behind_one_that_fails_are_answered_too(own_llm: LLM, monkeypat
         time.sleep(0.2)  # meanwhile the others arrive
         raise RuntimeError("no such thing")
 
-    monkeypatch.setattr(own_llm.backend._decoder, "add", fail)
+    monkeypatch.setattr(own_llm.backend.decoder, "add", fail)
     with ThreadPoolExecutor(1) as pool, pytest.raises(EngineError):
         pool.submit(own_llm.generate, PROMPTS, greedy(3)).result(PATIENCE)

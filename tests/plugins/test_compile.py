@@ -22,7 +22,6 @@ from click.testing import CliRunner
 
 from benchmarks.bench_kv_injection_attention import ahead_rows, short_rows
 from benchmarks.bench_kv_injection_attention import main as bench
-from dflash_trt.device.attention_kernel import runs_on
 from dflash_trt.engine.plans.tensorrt_api import installed_library
 from tests.gpu.launches import PluginLaunch
 from tests.gpu.test_kernel import CHAIN, reading
@@ -278,26 +277,3 @@ def test_stamps_do_not_make_the_kernel_spill(drafter: str, cache: str, tmp_path:
     if shutil.which("nvcc") is None:
         pytest.skip("no nvcc: install the CUDA toolkit")
     assert " 0 bytes spill stores, 0 bytes spill loads" in build_phases(drafter, cache, tmp_path / "program")
-
-
-@pytest.mark.parametrize(
-    ("capability", "runs"),
-    [
-        ((7, 5), False), ((8, 0), True), ((8, 6), True), ((8, 7), True), ((8, 9), True), ((9, 0), True),
-        ((10, 0), True), ((10, 3), True), ((12, 0), True), ((12, 1), True),
-    ],
-)  # fmt: skip
-def test_the_gpus_that_the_architectures_are_for(capability: tuple[int, int], runs: bool) -> None:
-    """A100 is 8.0, L40S 8.9, H100 and H200 are 9.0, DGX B300 is 10.3, RTX 5090 12.0, DGX Spark 12.1; nothing is left to
-    compile at run time.
-    """
-    assert runs_on(MACHINE_CODE, *capability) == runs
-    assert not runs_on(("103a",), 10, 0)
-    assert not runs_on(("89",), 8, 6)
-
-
-def test_later_gpus_run_what_their_driver_compiles() -> None:
-    for capability in ((11, 0), (13, 0)):
-        assert not runs_on(MACHINE_CODE, *capability)
-        assert runs_on(ARCHITECTURES, *capability)
-    assert not runs_on(ARCHITECTURES, 7, 5)

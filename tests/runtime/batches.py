@@ -140,7 +140,7 @@ def drive(
 
 
 def check_shared_pages(session: Session, prompt: Sequence[int]) -> list[Step]:
-    """Twice one prompt of 70 tokens, the second time behind what the first has left: the same tokens and steps."""
+    """One prompt of 70 tokens twice, the second time using the first one's prefix: the same tokens and steps."""
     decoder = session.decoder(prefix_caching=True)
     requests = [session.request(([*prompt] * 80)[:70], greedy(12)) for _ in range(2)]
     for request in requests:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What sampling in torch's operators must come to, on a CPU or a GPU: rows for it, the compiled rule, and checks."""
+"""Checks of sampling in torch's operators, on a CPU or a GPU: rows, the compiled rule, and comparisons."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dflash_trt.runtime import sampling
 from tests.reference.sampling import Logits, Params
 
 POSITION = 2**32 - 2
-"""Output position of the first row; those behind need more than 32 bits."""
+"""Output position of the first row; later ones need more than 32 bits."""
 ALL = 10**6
 """More weights than a row has."""
 
@@ -131,7 +131,7 @@ def check_rows(module: Any) -> None:
 
 
 def check_judged(module: Any) -> None:
-    """Blocks of a proposal that was drawn, mostly by about the target's distribution, and the token behind it."""
+    """Blocks of a drawn proposal, mostly from about the target's distribution, and the token after it."""
     rng = np.random.default_rng(7)
     logits = rng.normal(0, 1.5, (2 * 300, 24)).astype(np.float32)
     expected, blocks = list[list[int]](), list[Any]()

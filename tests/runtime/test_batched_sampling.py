@@ -161,7 +161,7 @@ def test_the_batch_and_the_draft_length_change_no_output(workload: Workload) -> 
 
 
 def test_logprobs_end_with_the_answer(sessions: dict[str, Session]) -> None:
-    """A stop token among accepted drafts cuts what is behind it, log probabilities too."""
+    """A stop token among accepted drafts cuts the tokens after it and their log probabilities."""
     session, cut = sessions["tiny-qwen3"], 0
     for prompt in prompts(session)[:2]:
         whole = session.generate_plain(prompt, SamplingParams(max_tokens=12, ignore_eos=True)).token_ids

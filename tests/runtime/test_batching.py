@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that share steps: each gets what it would get alone, and nobody waits for longer than it must."""
+"""Requests that share steps: each gets the same tokens as alone, and none waits longer than necessary."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_greedy_output_is_that_of_plain_decoding_alone(
 
 @pytest.mark.parametrize(("name", "length"), [("random-qwen3", 0), ("tiny-qwen3", 7)])
 def test_steps_are_those_of_decoding_alone(workloads: Callable[[str], Workload], name: str, length: int) -> None:
-    """What the drafter proposes to one request does not depend on the others; a trained one depends on its own."""
+    """Proposals for one request do not depend on the others; those of a trained drafter depend on its own context."""
     workload = workloads(name)
     jobs = workload.jobs[:10]
     requests = [workload.request(job) for job in jobs]
@@ -142,7 +142,7 @@ def test_no_token_is_computed_twice(workload: Workload) -> None:
     prompts = sum(len(request.prompt_ids) for request in requests)
     steps = [step for request in requests for step in request.steps]
     assert computed == prompts + len(steps) + sum(step.proposed for step in steps)
-    # Logits are computed for what is verified, and behind each prompt; the drafter proposes at most 3 tokens.
+    # Logits are computed for verified rows and after each prompt; the drafter proposes at most 3 tokens.
     logits = sum(segment.num_logits for segments in pair.passes for segment in segments)
     assert logits == len(requests) + len(steps) + sum(step.proposed for step in steps)
     assert max(step.proposed for step in steps) == 3
@@ -193,7 +193,7 @@ def test_prompts_share_a_steps_chunk_oldest_first(workload: Workload) -> None:
 
 
 def test_first_come_first_served(workload: Workload) -> None:
-    """Nobody overtakes: a small request waits behind a large one that does not fit yet."""
+    """First come, first served: a small request waits for an earlier large one that does not fit yet."""
     num_tokens = 64
     decoder = workload.decoder(2, num_tokens=num_tokens, prefill_chunk=9)
     sizes = [(20, 20), (1, 2), (39, 20), (1, 1), (1, 1), (20, 5), (10, 40), (1, 1), (1, 3)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding by what torch.compile makes of both models, in Inductor's code for a CPU."""
+"""Decoding with both models compiled by torch.compile, in Inductor's code for a CPU."""
 
 from __future__ import annotations
 

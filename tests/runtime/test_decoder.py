@@ -22,8 +22,9 @@ from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.answer import completion
-from dflash_trt.runtime.choice import argmax, choose
+from dflash_trt.runtime.choice import choose
 from dflash_trt.runtime.decoder import Decoder
+from dflash_trt.runtime.drafter.drafter import argmax
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.model_runner import ModelRunner
@@ -76,7 +77,7 @@ def test_only_the_request_that_meets_nan_ends(session: Session, params: Sampling
     bad = [request for request in requests if BAD in request.prompt_ids]
     good = [request for request in requests if BAD not in request.prompt_ids]
     assert [request.token_ids for request in good] == 2 * [request.token_ids for request in expected]
-    assert [request.steps for request in good] == 2 * [request.steps for request in expected]  # and what was drafted
+    assert [request.steps for request in good] == 2 * [request.steps for request in expected]  # then the proposals
     assert any(step.accepted for request in good for step in request.steps)
     for request in bad:
         assert (request.finished, request.token_ids) == (FinishReason.ERROR, [])
@@ -97,7 +98,7 @@ def test_a_row_behind_an_accepted_token_ends_the_block(
     verify, seen = session.target.verify, 0
 
     def with_a_bad_row(*arguments: object, **options: object) -> Verified:
-        """Whatever follows the fifth token of the answer is not finite."""
+        """Logits after the fifth token of the answer are not finite."""
         nonlocal seen
         verified = verify(*arguments, **options)  # type: ignore[arg-type]
         first = max(0, 5 - len(request.token_ids))
@@ -134,13 +135,13 @@ def test_the_choice_is_the_first_of_the_largest(vocab: int, rows: int, seed: int
     expected = [first_of_the_largest(row.tolist()) for row in logits]
     tensor = torch.from_numpy(logits).to(getattr(torch, dtype))
     tokens, are_finite = choose(tensor)
-    assert tokens == argmax(tensor) == expected
+    assert tokens == argmax(tensor[None])[0] == expected
     assert are_finite == [bool(np.isfinite(row[token])) for row, token in zip(logits, expected, strict=True)]
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a loop did, in the oracles' words."""
+    """Steps of a loop, in the oracles' terms."""
 
     token_ids: list[int]
     committed: list[int]

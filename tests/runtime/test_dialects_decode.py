@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafts of each dialect, and with vocabularies of their own, decoded with: every proposal against float64 equations.
 
-The equations get the same draft respelled here by hand, not by the package: what a reader makes of names and keys is
-part of what is compared. Prompts are longer than the windows.
+The equations get the same draft converted here by hand, not by the package, so that the reading of names and keys is
+compared, too. Prompts are longer than the windows.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def test_own_embedding_and_head_are_not_the_targets(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("facts", [{}, pytest.param({"own_embedding": True}, marks=pytest.mark.full)], ids=str)
 def test_own_mask_row(facts: dict[str, Any], tmp_path: Path) -> None:
-    """MiMo's vector stands for the mask token only, whoever's the other rows are."""
+    """MiMo's vector replaces the mask token's row only, wherever the other rows come from."""
     row = torch.randn(128, generator=torch.Generator().manual_seed(2)).bfloat16()
     ours, expected = proposals(tmp_path / "row", {**facts, "mask_embedding": True}, {"mask_embedding": row})
     assert ours == expected

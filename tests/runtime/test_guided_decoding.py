@@ -110,7 +110,8 @@ def test_rows_of_a_block(session: Session) -> None:
         assert eight in allowed[0]
         assert allowed[1] == session.stop_ids
     guided.advance([eight, stop, 5])
-    assert guided._matcher.is_terminated()
+    with pytest.raises(RuntimeError, match="terminated"):
+        guided.process(np.zeros((1, 1024), dtype=np.float32), [])
 
 
 def test_what_takes_too_long_to_match_ends_its_request(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,12 +136,12 @@ def test_grammars_are_kept_within_a_bound(session: Session, monkeypatch: pytest.
     monkeypatch.setattr(logits_processors, "KEPT_BYTES", 3 * first.memory_size_bytes)
     for grammar in grammars:
         assert compiler.compile(grammar) is compiler.compile(grammar)
-    assert 1 <= len(compiler._kept) <= 4
-    assert grammars[0] not in compiler._kept
-    assert compiler.compile(grammars[0]) is first
+    assert 1 <= sum(compiler.known(grammar) is not None for grammar in grammars[1:]) <= 4
+    assert compiler.compile(grammars[0]) is first, "it is in use"
+    del first
     monkeypatch.setattr(logits_processors, "KEPT_BYTES", 0)
     compiler.compile(grammars[1])
-    assert list(compiler._kept) == [grammars[1]]
+    assert [compiler.known(grammar) is not None for grammar in grammars] == [False, True, *[False] * 6]
 
 
 def probabilities(session: Session, prompt: list[int], options: Sequence[str]) -> Counter[str]:

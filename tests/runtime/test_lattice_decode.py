@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.engine.candidate_lattice import Candidates
+from dflash_trt.engine.candidate_lattice import CandidateLattice
 from dflash_trt.engine.markov_scorer import MarkovScorer
 from dflash_trt.engine.proposals import Draw
 from dflash_trt.runtime.decoder import Decoder
@@ -66,7 +66,7 @@ def test_sampled_answers_are_plain_ones(session: Session) -> None:
 def drawn(
     session: Session, decoder: Decoder, *, max_tokens: int, first_seed: int = 5000, count: int = 1200
 ) -> Counter[tuple[int, ...]]:
-    """Answers of so many tokens, `count` times, to requests that give no seed."""
+    """`count` answers of `max_tokens` tokens to requests without a seed."""
     params = SamplingParams(max_tokens=max_tokens, temperature=0.8, top_k=3)
     requests = []
     for seed in range(first_seed, first_seed + count):
@@ -81,13 +81,13 @@ def test_drawn_proposals_leave_the_distribution(session: Session, monkeypatch: p
     monkeypatch.setattr(ProposalChoice, "is_drawn", lambda *_: True)
     plain = drawn(session, session.plain_decoder(), max_tokens=5, first_seed=0)
     assert same_distribution(drawn(session, session.decoder(), max_tokens=5), plain) > 1e-3
-    honest = Candidates.sampled_walk
+    honest = CandidateLattice.sampled_walk
 
-    def mistaken(self: Candidates, *draw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def mistaken(self: CandidateLattice, *draw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         paths, q = honest(self, *draw)
         return paths, q.roll(1, dims=1)
 
-    monkeypatch.setattr(Candidates, "sampled_walk", mistaken)
+    monkeypatch.setattr(CandidateLattice, "sampled_walk", mistaken)
     assert same_distribution(drawn(session, session.decoder(), max_tokens=5), plain) < 1e-6
 
 
@@ -97,15 +97,15 @@ def test_choosing_between_ways_leaves_the_distribution(session: Session, monkeyp
     plain = drawn(session, session.plain_decoder(), max_tokens=5, first_seed=0)
     monkeypatch.setattr(proposal_choice, "ENOUGH", 10**9)
     assert same_distribution(drawn(session, session.decoder(), max_tokens=5), plain) > 1e-3
-    honest = Candidates.sampled_walk
+    honest = CandidateLattice.sampled_walk
 
-    def looking(self: Candidates, *draw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def looking(self: CandidateLattice, *draw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         paths, q = honest(self, *draw)
         greedy = self.greedy_walk()
         return torch.where(paths[:, :1] == greedy[:, :1], paths, greedy), q
 
     monkeypatch.setattr(ProposalChoice, "is_drawn", lambda *_: True)
-    monkeypatch.setattr(Candidates, "sampled_walk", looking)
+    monkeypatch.setattr(CandidateLattice, "sampled_walk", looking)
     assert same_distribution(drawn(session, session.decoder(), max_tokens=5), plain) < 1e-6
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step does with both models: what is committed is in both caches, and nothing else is."""
+"""A step of both models: both caches contain the committed tokens and nothing else."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def same(found: Request, expected: Request) -> bool:
 
 
 def texts(session: Session) -> list[list[int]]:
-    """Held-out prompts one behind the other, each longer than the target's window."""
+    """Concatenated held-out prompts, each longer than the target's window."""
     known = prompts(session)
     return [list(chain(*known[begin : begin + 8]))[: 6 * P - 3] for begin in (0, 3, 8)]
 
@@ -132,7 +132,7 @@ EDGES = [
 
 @pytest.mark.parametrize(("num_tokens", "length"), EDGES)
 def test_the_same_prompt_again(session: Session, num_tokens: int, length: int) -> None:
-    """A prompt of whole pages computes its last one: the logits behind it are needed."""
+    """A prompt of whole pages computes its last one, because the logits after it are needed."""
     prompt = texts(session)[0][:num_tokens]
     expected, decoder = alone(session, prompt, 9, length), caching(session, length=length)
     for turn in range(3):
@@ -189,7 +189,7 @@ def test_requests_share_pages_while_they_run(session: Session) -> None:
 
 @pytest.mark.parametrize(("length", "chunk"), [(0, 1000), (DRAFTS, P + 7)])
 def test_requests_that_come_together_share_what_they_begin_with(session: Session, length: int, chunk: int) -> None:
-    """The first computes it, the others a moment later only what is their own; nobody waits for its answer."""
+    """The first request computes it; later ones only their own tokens, without waiting for the first answer."""
     text, own = texts(session)[2], range(3)
     prompts_ = [[*text[: 3 * P], 5 + i, *text[: i * P]] for i in own]
     runner = WatchedRunner(session.target, session.drafter)
@@ -231,7 +231,7 @@ def test_a_new_decoder_finds_nothing_of_the_one_before(session: Session) -> None
 
 
 def test_a_target_with_recurrent_state_caches_no_prefix(session: Session, caplog: pytest.LogCaptureFixture) -> None:
-    """What its layers know of a prefix is in no page."""
+    """The state of its layers after a prefix is not in pages."""
     hybrid = make_target(random_model("qwen3_5_text", **LINEAR), (), NUM_SLOTS)
     mixed = Session(session.manifest, hybrid, session.drafter, None, frozenset(), max_batch_size=NUM_SLOTS)
     caplog.set_level("INFO", "dflash_trt.runtime")

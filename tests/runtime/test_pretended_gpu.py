@@ -25,7 +25,7 @@ from dflash_trt.engine.signatures import num_pages_for
 from dflash_trt.errors import CheckpointError, RequestError
 from dflash_trt.runtime import choice, open_target
 from dflash_trt.runtime.accept import accept_parts
-from dflash_trt.runtime.kvcache import paged_caches
+from dflash_trt.runtime.kvcache import context_cache
 from dflash_trt.runtime.load import open_session, room_for
 from dflash_trt.runtime.logits_processors import LogitBias
 from dflash_trt.runtime.open_target import prepare_target
@@ -35,7 +35,7 @@ from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.step_input import StepInput
 from dflash_trt.runtime.targets.huggingface import load_model
 from dflash_trt.runtime.targets.packed_pass import GatheredPass
-from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, PackedTarget
+from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS
 from tests.contract.cuda_graphs import PretendGpu, RecordedGraph, pretended_gpu
 from tests.decoding import greedy, memory_of
 from tests.engines import build, trained_engine
@@ -52,9 +52,7 @@ def open_on_gpu(name: str, dtype: str = "auto", engine: Path | None = None) -> S
 
 
 def is_recorded(session: Session) -> bool:
-    assert isinstance(session.target, PackedTarget)
-    assert session.target._recorded is not None
-    return session.target._recorded._works
+    return session.target.summary.endswith(", CUDA graphs")
 
 
 def decode(
@@ -95,7 +93,7 @@ def test_a_session_decodes_there(
     sampled = SamplingParams(max_tokens=9, temperature=1.0, top_p=0.95, seed=3, ignore_eos=True)
     with pretended_gpu() as (gpu, graphs):
         session = open_on_gpu("tiny-qwen3")
-        room = {len(session.drafter.cache.k), *(k.shape[1] for k, _ in session.target._cache._layers.values())}  # type: ignore[attr-defined]
+        room = {len(session.drafter.cache.k), *(k.shape[1] for k, _ in session.target.cache.layers.values())}  # type: ignore[attr-defined]
         drawn, waits_of_drawn = decode(gpu, session, prompt, sampled)
         answer, waits = decode(gpu, session, prompt, params)
     assert drawn == on_cpu.generate(prompt, sampled).token_ids
@@ -261,7 +259,7 @@ def test_a_gpu_without_room_for_the_caches(monkeypatch: pytest.MonkeyPatch) -> N
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(paged_caches, "grown", full)
+    monkeypatch.setattr(context_cache, "grown", full)
     with pretended_gpu(), pytest.raises(RequestError) as found:
         open_on_gpu("tiny-qwen3")
     assert found.value.message.startswith("cache_gib: expected memory for 4 GiB of caches, found 1024.0 GiB free")

@@ -98,12 +98,12 @@ def test_mistakes_are_seen(right: str, wrong: str) -> None:
     planted = ModuleType("planted")
     planted.__dict__["contracted"] = contracted
     exec(source.replace(right, wrong), planted.__dict__)
-    with pytest.raises((AssertionError, RuntimeError)):  # or torch finds no token there
+    with pytest.raises((AssertionError, RuntimeError)):  # otherwise torch finds no token there
         check_all(planted)
 
 
 def test_penalties_are_those_of_the_reference() -> None:
-    """To the bit, behind each proposal; a prompt may hold ids that there are no logits of."""
+    """Bit-identical after each proposal; a prompt may hold ids without logits."""
     rng = np.random.default_rng(5)
     logits, expected, blocks = rng.normal(0, 3, (40, 12)).astype(np.float32), np.empty((40, 12), np.float32), []
     logits[rng.random(logits.shape) < 0.1] = -np.inf

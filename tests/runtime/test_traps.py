@@ -17,6 +17,7 @@ import torch
 
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.checkpoint.weights import read_weights
+from dflash_trt.engine.executor import DraftInputs
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.running_model import Taps
@@ -43,7 +44,7 @@ def name_of(session: Session) -> str:
 
 
 def prefill(session: Session, prompt: list[int]) -> Verified:
-    """The target's pass over a prompt, whose slot is empty again behind it."""
+    """The target's pass over a prompt, whose slot is empty again afterwards."""
     verified = session.target.verify([Segment(slot=0, token_ids=prompt, num_logits=1)], with_taps=True)
     session.target.release(0)
     return verified
@@ -73,12 +74,12 @@ def test_trap_1_a_tap_is_the_stream_after_its_layer(session: Session, right: int
 
 def test_trap_3_proposals_begin_at_row_1(session: Session, right: int) -> None:
     """Row 0 predicts the token already known; reading rows 0 to S-2 ruins acceptance."""
-    draft = session.drafter.draft
+    draft = session.drafter.executor.draft
 
-    def shifted(slots: Sequence[int], noise_embeds: torch.Tensor) -> torch.Tensor:
-        return draft(slots, noise_embeds).roll(1, dims=1)
+    def shifted(inputs: DraftInputs) -> dict[str, torch.Tensor]:
+        return {"hidden": draft(inputs)["hidden"].roll(1, dims=1)}
 
-    with patch.object(session.drafter, "draft", shifted):
+    with patch.object(session.drafter.executor, "draft", shifted):
         assert steps_of(session) > 1.5 * right
 
 

@@ -117,6 +117,18 @@ def test_a_block_that_the_worker_cuts_is_whole_to_the_drafter(session: Session, 
 
 
 @ONE_PAIR
+def test_the_workers_hidden_states_outlive_the_next_block(session: Session, engine: Path) -> None:
+    worker, spec = make_worker(session, OnnxExecutor(engine, session.manifest)), session.manifest.draft
+    positions, context = torch.arange(spec.block_size)[None], worker._context(torch.tensor([0]))
+    first, second = torch.randn(2, 1, spec.block_size, spec.hidden_size)
+    hidden = worker.drafter.dflash_forward(first, positions, torch.tensor([0]), **context)
+    kept = hidden.clone()
+    other = worker.drafter.dflash_forward(second, positions, torch.tensor([0]), **context)
+    assert torch.equal(hidden, kept)
+    assert not torch.equal(other, kept)
+
+
+@ONE_PAIR
 def test_a_cache_that_the_worker_replaces(session: Session, engine: Path) -> None:
     worker = make_worker(session, OnnxExecutor(engine, session.manifest))
     drafter = open_drafter(engine, session.manifest, num_slots=BATCH)
@@ -222,7 +234,7 @@ def test_plans_on_the_recorded_tensorrt(
 @ONE_PAIR
 def test_padding_reads_nothing(session: Session, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of an earlier, larger batch in the padding would be read needlessly."""
-    pretend(monkeypatch, tmp_path, VERSIONS[-1])
+    host = pretend(monkeypatch, tmp_path, VERSIONS[-1])
     spec = session.manifest.draft
     manifest = with_plans(engine, PlanOptions(max_batch_size=4, max_seq_len=CONTEXT, max_num_tokens=ROWS))
     executor = TensorRTExecutor(engine, manifest, HostLauncher())
@@ -233,11 +245,11 @@ def test_padding_reads_nothing(session: Session, engine: Path, tmp_path: Path, m
     for B in (4, 3):
         blocks = torch.zeros(B, spec.block_size, spec.hidden_size, dtype=torch.bfloat16)
         positions = torch.zeros(B, spec.block_size, dtype=torch.long)
-        hidden = executor.draft(DraftInputs(blocks, positions, torch.arange(B)[:, None], torch.full((B,), 5)))
-        assert hidden.shape == blocks.shape
-    assert executor._draft.tensors["context_lengths"].tolist() == [5, 5, 5, 0]
-    assert executor._draft.tensors["page_table"].tolist() == [[0], [1], [2], [3]]
-    assert executor._draft.tensors["slot_ids"].tolist() == [0, 1, 2, 3]
+        executor.draft(DraftInputs(blocks, positions, torch.arange(B)[:, None], torch.full((B,), 5)))
+    feed = host.feeds[-1]
+    assert feed["context_lengths"].tolist() == [5, 5, 5, 0]
+    assert feed["page_table"].tolist() == [[0], [1], [2], [3]]
+    assert feed["slot_ids"].tolist() == [0, 1, 2, 3]
 
 
 @ONE_PAIR

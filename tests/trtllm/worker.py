@@ -373,9 +373,6 @@ def decode(
 
 
 def _own_drafts(drafter: Drafter, target: Target, slots: list[int], anchors: Tensor) -> Tensor:
-    masks = torch.full((len(slots), drafter.spec.block_size - 1), drafter.spec.mask_token_id)
-    noise = target.embed(torch.cat([anchors[:, None], masks], dim=1))
-    if drafter.scorer is not None:
-        return drafter.candidates(slots, noise, anchors, masks.shape[1], target.logits).greedy_walk()
-    hidden = drafter.draft(slots, noise)
-    return target.logits(hidden[:, 1:]).argmax(dim=-1)
+    drafter.borrow(target)
+    proposals = drafter.propose(slots, anchors.tolist(), drafter.spec.num_draft_tokens)
+    return torch.tensor([proposal.token_ids for proposal in proposals])

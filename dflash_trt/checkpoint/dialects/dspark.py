@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DSpark: z-lab's layout with a Markov head, and blocks whose every row predicts the token behind its own position.
+"""DSpark: z-lab's layout with a Markov head, and blocks in which every row predicts the token after its own position.
 
 Keys and tensors as in deepseek-ai/DeepSpec @ afdfa7c9 (deepspec/modeling/dspark/qwen3), whose own DFlash drafts
 (dflash_qwen3_*_block7) are the same with markov_rank 0, in SpecForge's exports, and in vLLM 0.33 (qwen3_dspark.py),

@@ -58,7 +58,9 @@ def _norm_taps(g: GraphBuilder, taps: str, spec: DraftSpec) -> str:
 
 
 def _keys_values(g: GraphBuilder, h: str, spec: DraftSpec) -> str:
-    """All layers' K, then V [T, 2*L*G*D] of h [T, H]: in one GEMM, or a GEMM a layer where each norms h its own way."""
+    """All layers' K, then V [T, 2*L*G*D] of h [T, H]: in one GEMM, or one GEMM per layer if each layer normalises h
+    itself.
+    """
     width = spec.num_key_value_heads * spec.head_dim
     if not spec.context_input_layernorm:
         return linear(g, h, *spec.context_modules())
@@ -71,10 +73,10 @@ def _keys_values(g: GraphBuilder, h: str, spec: DraftSpec) -> str:
 
 
 def _norm_and_rotate(g: GraphBuilder, kv: str, positions: str, spec: DraftSpec) -> str:
-    """k_norm and RoPE of kv [T, 2, L, G, D], in FLOAT; of V too: where K alone is taken, V is copied apart.
+    """k_norm and RoPE of kv [T, 2, L, G, D], in FLOAT. V is processed, too, because selecting only K would copy V.
 
-    Rotated, then divided by the norm, which is one number a head: TensorRT-RTX's builder makes one kernel of it all,
-    and two of a rotation of what a reduction has scaled.
+    Rotates first, then divides by the norm, one number per head: TensorRT-RTX's builder fuses this into one kernel, but
+    needs two if the rotation follows the division.
     """
     L, D = len(spec.layers), spec.head_dim
     norms = [g.weight(f"layers.{i}.self_attn.k_norm.weight") for i in range(L)]  # L x [D]
@@ -92,7 +94,8 @@ def _norm_and_rotate(g: GraphBuilder, kv: str, positions: str, spec: DraftSpec) 
 def _to_fp8(g: GraphBuilder, kv: str, draft: DraftCheckpoint) -> str:
     """kv [T, 2, L, G, D] as cache rows in FP8 E4M3, a scale for each layer's K and V.
 
-    TensorRT quantises activations by a single scale (NvInfer.h 11.1, IQuantizeLayer), so the layers' are divided by.
+    TensorRT quantises activations by a single scale (NvInfer.h 11.1, IQuantizeLayer), so kv is first divided by the
+    layers' scales.
     """
     scales = [[rounded(scale) for scale in draft.cache_scales(name)] for name in ("k", "v")]
     divisors = g.constant(np.array(scales, dtype=np.float32)[:, :, None, None])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that TensorRT-RTX compiled for a plan on this GPU, kept beside the plan for the next start.
+"""Kernels that TensorRT-RTX compiled for a plan on this GPU, stored next to the plan for the next start.
 
 Written against the real bindings; not yet run on a GPU.
 """
@@ -30,7 +30,7 @@ def jit_cache_file(plan: Path, gpu: Gpu) -> Path:
 
 
 def is_of_plan(name: str, plan: str) -> bool:
-    """Whether a file name is that of a plan's compiled kernels."""
+    """Whether a file with this name has a plan's compiled kernels."""
     return name.startswith(f"{plan}.") and name.endswith(SUFFIX)
 
 
@@ -38,7 +38,7 @@ class JitCache:
     """The runtime cache of one plan's contexts."""
 
     def __init__(self, cache: Any, file: Path) -> None:
-        """Fills the IRuntimeCache from `file`, if it is there; TensorRT-RTX refuses one of another environment."""
+        """Fills the IRuntimeCache from `file`, if it exists; TensorRT-RTX rejects one from another environment."""
         self._cache, self._file = cache, file
         self._content = read_bytes(file, EngineError, limit=MAX_BYTES) if file.is_file() else b""
         if self._content and not cache.deserialize(self._content):
@@ -46,7 +46,7 @@ class JitCache:
             self._content = b""
 
     def save(self) -> None:
-        """Replaces the file where something was compiled; a directory that cannot be written is a warning."""
+        """Replaces the file if something was compiled; an unwritable directory is a warning."""
         content = bytes(memoryview(self._cache.serialize()))
         if content == self._content:
             return

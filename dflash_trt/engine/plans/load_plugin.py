@@ -13,7 +13,7 @@ NAMESPACE = "dflash_trt"
 
 
 def main(library: str) -> None:
-    """Prints one line; ends with an exception where the library holds no plugin of ours. Needs no GPU."""
+    """Prints one line; raises an exception if the library has no plugin of ours. Needs no GPU."""
     trt = _tensorrt()
     if trt is None:
         print("not loaded: there is no TensorRT package here", flush=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs of plans: their names and number formats, and the one that CUDA would use here, asked of the driver alone."""
+"""GPUs of plans: names, number formats, and the GPU that CUDA would use here, queried from the driver only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOWEST_SM = {"FP8": (8, 9), "FP4": (10, 0)}
 
 
 def parse_gpus(text: str) -> tuple[str, ...]:
-    """'sm89,rtx5090' -> ('8.9', '12.0'), by rising compute capability; ValueError names what is none."""
+    """'sm89,rtx5090' -> ('8.9', '12.0'), by increasing compute capability; ValueError names unknown ones."""
     return tuple(sorted({_parse(name) for name in text.split(",")}, key=sm_of))
 
 
@@ -64,7 +64,7 @@ def check_served(capabilities: Iterable[str]) -> None:
 
 
 def check_precision(algorithms: Collection[str], capabilities: Iterable[tuple[int, int]] = ()) -> None:
-    """Raises BuildError for weights or a cache that no kernel of plans, or of one of these GPUs, reads."""
+    """Raises BuildError for weights or a cache that plans in general, or one of these GPUs, do not support."""
     if W4A16_NVFP4 in algorithms:
         raise BuildError(
             f"{W4A16_NVFP4}: expected weights that TensorRT multiplies as they are, found those that it writes out as"
@@ -90,7 +90,7 @@ FIX = "run this on the GPU machine; the driver: https://www.nvidia.com/drivers"
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One GPU as a plan depends on it."""
+    """The properties of a GPU that a plan depends on."""
 
     name: str
     compute_capability: str

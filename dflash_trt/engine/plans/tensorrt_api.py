@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one door to NVIDIA's two TensorRTs and our plugin's library.
+"""Access to NVIDIA's TensorRT and TensorRT-RTX, and to our plugin's library.
 
 TensorRT builds plans on the GPU that runs them. TensorRT-RTX builds them on any machine, for a list of GPUs.
 """
@@ -32,7 +32,7 @@ WITH_KERNELS = "in the source directory: pip install --no-deps --editable . -C c
 
 
 class Runtime(NamedTuple):
-    """How one of the two is installed and found."""
+    """How TensorRT or TensorRT-RTX is named, imported and installed."""
 
     title: str
     package: str
@@ -54,7 +54,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
 
 
 def load_tensorrt(name: RuntimeName) -> Any:
-    """The module. Raises MissingDependencyError where it is missing, broken or older than we know."""
+    """The module. Raises MissingDependencyError if it is missing, broken or older than the oldest known release."""
     runtime = RUNTIMES[name]
     expected = f"expected the package {runtime.package} {'.'.join(map(str, runtime.oldest))} or newer"
     try:
@@ -72,8 +72,9 @@ def load_tensorrt(name: RuntimeName) -> Any:
 def _name_library() -> None:
     """Gives the loaded libtensorrt_rtx.so.1 the name libtensorrt_rtx.so as well.
 
-    The ONNX parser opens that name at the first plugin and ends the process where nothing has it; NVIDIA's wheel has
-    the other file alone. Ours is empty and needs the other (cpp/tensorrt_rtx), so that the loader finds it by name.
+    The ONNX parser opens that name at the first plugin and ends the process if it is missing; NVIDIA's wheel only has
+    the other file. Our library of that name is empty and links to the other (cpp/tensorrt_rtx), so the loader finds it
+    by name.
     """
     library = installed_library().with_name(RTX_NAME)
     try:
@@ -101,7 +102,7 @@ def make_logger(trt: Any) -> Any:
 
 @cache
 def _logger(base: Any) -> Any:
-    """An instance of a class of its own, because TensorRT must know the base class."""
+    """An instance of a separate class, because its base class must be TensorRT's."""
 
     class Log(base):  # type: ignore[misc]
         def __init__(self) -> None:

@@ -12,8 +12,10 @@ from dflash_trt.device.launcher import Launcher
 from dflash_trt.engine.executor import AllReduce
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plans.plan import PlanOptions
-from dflash_trt.engine.plans.plan_loader import PlanLoader, PlanRunner, SegmentedPlan
+from dflash_trt.engine.plans.plan_loader import PlanLoader
+from dflash_trt.engine.plans.segmented_plan import SegmentedPlan
 from dflash_trt.engine.recorded_executor import RecordedExecutor
+from dflash_trt.engine.recorded_graph import SizedGraph
 from dflash_trt.engine.signatures import num_pages_for, segment_name
 from dflash_trt.errors import EngineError
 from dflash_trt.files.command import quoted
@@ -38,8 +40,7 @@ class TensorRTExecutor(RecordedExecutor):
         super().__init__(manifest, launcher)
         assert (manifest.shard is None) == (all_reduce is None), "a shard needs an all_reduce"
         self._all_reduce = all_reduce
-        # The graph that takes the block.
-        self._first = manifest.plans["draft" if all_reduce is None else segment_name(0)]
+        self._draft_plan = manifest.plans["draft" if all_reduce is None else segment_name(0)]
         self._directory = directory
         self._loader: PlanLoader | None = None
 
@@ -61,10 +62,10 @@ class TensorRTExecutor(RecordedExecutor):
         self.check()
         super().load()
 
-    def _load_context(self) -> PlanRunner:
+    def _load_context(self) -> SizedGraph:
         return self._checked().load("context", "T", {})
 
-    def _load_draft(self, cached: Mapping[str, Tensor]) -> PlanRunner | SegmentedPlan:
+    def _load_draft(self, cached: Mapping[str, Tensor]) -> SizedGraph:
         if self._all_reduce is None:
             return self._checked().load("draft", "B", cached)
         return SegmentedPlan(self._checked(), self._manifest.draft.num_layers, cached, self._all_reduce)
@@ -74,13 +75,13 @@ class TensorRTExecutor(RecordedExecutor):
         return self._loader
 
     def _max_blocks(self) -> int:
-        return self._first.profiles[-1]["B"].max
+        return self._draft_plan.profiles[-1]["B"].max
 
     def _max_pages(self) -> int:
         return num_pages_for(self.cache_rows(1))
 
     def _check_slots(self, num_slots: int) -> None:
-        most = self._first.profiles[0]["slots"].max
+        most = self._draft_plan.profiles[0]["slots"].max
         if num_slots > most:
             raise EngineError(
                 f"{self._directory}: expected at most {most} slots, for which the plan was built, found {num_slots}",

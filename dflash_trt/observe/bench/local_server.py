@@ -66,9 +66,9 @@ class LocalServer(msgspec.Struct, frozen=True, kw_only=True):
 
     @contextmanager
     def running(self, waiting: Waiting) -> Iterator[str]:
-        """The URL once it answers; raises EndpointError with the end of its output where it does not.
+        """The URL once it answers; if it does not, raises EndpointError with the end of its output.
 
-        Whatever the server started has ended when the block ends, and where this process is killed.
+        All processes of the server end with the block, and if this process is killed.
         """
         with tempfile.TemporaryDirectory(prefix="dflash-trt-serve-") as folder:
             file, log = Path(folder, "serve.yaml"), Path(folder, "log")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a program and ends it with all its descendants: python supervisor.py DESCRIPTOR STOP_SECONDS PROGRAM WORD...
 
-DESCRIPTOR is the reading end of a pipe that nobody writes to: it ends when the process that started this one closes it
-or dies, however that happens. Descendants whose own parent dies become children of this process (a subreaper,
-linux/prctl.h), so that none is lost. It runs by its path, and imports the standard library alone.
+DESCRIPTOR is the reading end of a pipe without data: it ends when the process that started this one closes it or dies
+for any reason. Descendants whose own parent dies become children of this process (a subreaper, linux/prctl.h), so that
+none is lost. It is run by its path, and imports only the standard library.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests for differences beyond noise. The unit is a request: passes of one request resemble each other.
 
-Every test is one-sided at 99.95 %: a diagnosis makes a handful, and a healthy server must hear nothing in years.
+Every test is one-sided at 99.95 %: a diagnosis makes a handful, and a healthy server must not be reported in years.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from statistics import fmean, variance
 
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
 
-# Student's t, one-sided 99.95 %, for 1, 2, ... degrees of freedom; beyond the last, the last: on the safe side.
+# Student's t, one-sided 99.95 %, for 1, 2, ... degrees of freedom; the last one for all more, which is conservative.
 T_QUANTILES = (
     636.6, 31.60, 12.92, 8.610, 6.869, 5.959, 5.408, 5.041, 4.781, 4.587, 4.437, 4.318, 4.221, 4.140, 4.073, 4.015,
 )  # fmt: skip
@@ -22,12 +22,12 @@ SAME_LENGTH = 0.05
 
 
 def upper_bound(values: Sequence[float]) -> float:
-    """Below which their mean lies; infinite where there are too few."""
+    """Upper bound on their mean; infinite if there are too few."""
     return _bound(fmean(values), _error(values), len(values)) if len(values) >= MIN_SAMPLES else math.inf
 
 
 def is_share_below(values: Sequence[float], reference: Sequence[float], share: float) -> bool:
-    """Whether mean(values) < share * mean(reference) beyond doubt, of other prompts than the reference's."""
+    """Whether mean(values) < share * mean(reference) beyond noise, for other prompts than the reference's."""
     if min(len(values), len(reference)) < MIN_SAMPLES:
         return False
     error = math.hypot(_error(values), share * _error(reference))
@@ -35,11 +35,11 @@ def is_share_below(values: Sequence[float], reference: Sequence[float], share: f
 
 
 def paired_loss(after: dict[str, float], before: dict[str, float], smallest: float) -> float | None:
-    """Share of `before` that `after` lost on the same prompts; None where it is noise, or less than `smallest`."""
+    """Share of `before` that `after` lost on the same prompts; None if it is noise, or less than `smallest`."""
     names = sorted(after.keys() & before.keys())
     if len(names) < MIN_SAMPLES:
         return None
-    # Relative to the pair's mean, from -2 to 2: one prompt that is easy to draft hides no collapse of all others.
+    # Relative to the pair's mean, from -2 to 2, so that one easy prompt cannot hide a collapse of all others.
     differences = [
         2 * (after[name] - before[name]) / (after[name] + before[name]) if after[name] + before[name] > 0 else 0.0
         for name in names
@@ -52,13 +52,13 @@ def paired_loss(after: dict[str, float], before: dict[str, float], smallest: flo
 
 
 def is_ratio_below(values: Sequence[float], reference: Sequence[float], ratio: float) -> bool:
-    """Whether values[i] / reference[i], measured side by side, lies below `ratio` beyond doubt; all are positive."""
+    """Whether values[i] / reference[i], measured in pairs, lies below `ratio` beyond noise; all are positive."""
     logarithms = [math.log(value / base) for value, base in zip(values, reference, strict=False)]
     return len(logarithms) >= MIN_SAMPLES and upper_bound(logarithms) < math.log(ratio)
 
 
 def is_first_compared(group: ProbeGroup, reference: ProbeGroup) -> bool:
-    """Whether only the first draft's acceptance can be compared: drafts were not equally long."""
+    """Whether only the first draft token's acceptance can be compared, because drafts were not equally long."""
     lengths = group.draft_length, reference.draft_length
     if None in lengths or not group.shares_by_position or not reference.shares_by_position:
         return False

@@ -24,14 +24,14 @@ class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
     """Name of the prompt; equal names in two diagnoses mean equal texts."""
     text: str
-    """SHA-256 of the answer, of what was thought, too."""
+    """SHA-256 of the answer, including its thinking."""
     output_tokens: int
     input_tokens: int | None = None
     cached_tokens: int | None = None
     seconds: float
     acceptance: Acceptance | None = None
     tau_of_drafting_passes: float | None = None
-    """Computed from the counts, or the average where a server publishes only that."""
+    """Computed from the counts, or the average if a server publishes only that."""
 
     @property
     def accepted_per_pass(self) -> float | None:
@@ -40,7 +40,7 @@ class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def first_acceptance(self) -> float | None:
-        """Share of passes that accepted their first draft: it does not depend on how long drafts are."""
+        """Share of passes that accepted their first draft token, which does not depend on the length of drafts."""
         counts = self.acceptance
         if counts is None or not counts.drafting_passes or not counts.accepted_by_position:
             return None
@@ -51,9 +51,9 @@ class ProbeGroup(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     samples: list[ProbeAnswer] = []
     why_not: str = ""
-    """Why there are no samples, or not all."""
+    """Why samples are missing."""
     is_left_out: bool = False
-    """Whether nothing is amiss in that: this server cannot be asked, or need not be."""
+    """Whether missing samples are no fault: this server cannot, or need not, be probed."""
 
     @property
     def acceptance(self) -> Acceptance:
@@ -61,7 +61,7 @@ class ProbeGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tau_of_drafting_passes(self) -> float | None:
-        """Over all passes; a mean of samples where only averages are published."""
+        """Over all passes; a mean of samples if only averages are published."""
         if (tau := self.acceptance.tau_of_drafting_passes) is not None:
             return tau
         taus = [sample.tau_of_drafting_passes for sample in self.samples if sample.tau_of_drafting_passes is not None]
@@ -81,7 +81,7 @@ class ProbeGroup(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def values(self, *, is_first: bool) -> dict[str, float]:
-        """Prompt -> accepted drafts per pass, or the first draft's acceptance."""
+        """Prompt -> accepted draft tokens per pass, or the first one's acceptance."""
         values = {
             sample.prompt: sample.first_acceptance if is_first else sample.accepted_per_pass for sample in self.samples
         }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published acceptance lengths of targets with their DFlash drafts: what a server may be compared with."""
+"""Published acceptance lengths of targets with their DFlash drafts, with which servers are compared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dflash_trt.files.json_file import package_data
 from dflash_trt.observe.endpoints.identify import Runtime
 
 PRECISION = re.compile(r"(?:[-_.](?:fp8|nvfp4|mxfp4|awq|gptq|bf16|int[48]|w4a16|w8a8|dynamic|block))*", re.IGNORECASE)
-"""What follows a model's name in that of a quantised copy."""
+"""Suffixes of quantised copies of a model."""
 
 
 class PublishedTau(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,7 +41,7 @@ def published_taus() -> tuple[PublishedTau, ...]:
 
 
 def published_tau(runtime: Runtime, draft_length: float | None) -> PublishedTau | None:
-    """The figure of the server's target, by name, at the longest published draft that the server's are as long as."""
+    """The figure of the server's target, by name, at the longest published draft length that the server reaches."""
     if draft_length is None:
         return None
     names = [name.rpartition("/")[2].lower() for name in (runtime.target, runtime.model)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """A running OpenAI-compatible server, seen from outside: its runtime, its answers, its acceptance.
 
-`Client` asks, `identify` tells which runtime answers, `meter` counts acceptance between two moments.
+`Client` sends requests, `identify` recognises the runtime, `meter` counts acceptance between two points in time.
 """

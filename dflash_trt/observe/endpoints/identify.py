@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which runtime answers at an address: by what it says of its models, or by the names of its metrics.
+"""Identifies the runtime at an address by its list of models or the names of its metrics.
 
 `owned_by` of GET /v1/models: vLLM's entrypoints/openai protocol says "vllm", SGLang's "sglang", TensorRT-LLM's
 serve/openai_protocol.py "tensorrt_llm", Triton's OpenAI frontend "Triton Inference Server", ours "dflash-trt".
@@ -44,13 +44,13 @@ class Runtime:
     model: str
     """The name that requests must give."""
     max_model_len: int | None
-    """Tokens of prompt and answer, where it says so."""
+    """Maximum tokens of prompt and answer, if reported."""
     unscaled_length: int | None = None
-    """Tokens up to which the draft's RoPE is not scaled, where it says so."""
+    """Tokens up to which the draft's RoPE is not scaled, if reported."""
     num_draft_tokens: int | None = None
-    """Most drafts of a step, where it says so (SGLang counts the last verified token, too)."""
+    """Maximum draft tokens of a step, if reported (SGLang counts the last verified token, too)."""
     target: str = ""
-    """Path or repository id that the model was loaded from, where it says so; else its name."""
+    """Path or repository id that the model was loaded from, if reported; else its name."""
 
 
 def identify(client: Client, *, model: str | None = None) -> Runtime:
@@ -100,7 +100,7 @@ def _chosen(cards: list[dict[str, object]], model: str | None, url: str) -> dict
 
 
 def _kind_by_metrics(client: Client) -> ServerKind:
-    """For what answers through a router, which owns its models itself."""
+    """For servers with a router, which owns its models itself."""
     for path in ("/metrics", "/prometheus/metrics"):
         with suppress(EndpointError):
             page = client.get(path)
@@ -117,7 +117,7 @@ def _is_triton(client: Client) -> bool:
 
 
 def _about(client: Client, kind: ServerKind) -> dict[str, object]:
-    """What the server says of its version and, SGLang's, of its arguments."""
+    """The server's version and, for SGLang, its arguments."""
     for path in ABOUT_PATHS[kind]:
         with suppress(EndpointError):
             about = client.get_object(path)

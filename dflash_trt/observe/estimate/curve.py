@@ -126,7 +126,7 @@ def point(
     tau = 1.0 if acceptance is None or not num_draft_tokens else acceptance.tau(num_draft_tokens)
     load = StepLoad(batch=batch, num_draft_tokens=num_draft_tokens, context=traffic.mean_context)
     seconds = model.price(method, load).seconds
-    # Prompts come whole, in every so many steps; where every step has one, in ever larger chunks.
+    # Whole prompts arrive every few steps; once every step has one, in ever larger chunks.
     arriving = batch * tau / traffic.output_tokens * traffic.prompt_tokens
     chunk = max(arriving, float(min(traffic.prompt_tokens, model.system.max_num_tokens)))
     mixed = msgspec.structs.replace(load, prompt_tokens=round(chunk), prompts=chunk / traffic.prompt_tokens)

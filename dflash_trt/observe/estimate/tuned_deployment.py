@@ -32,7 +32,7 @@ class TunedDeployment(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     """Text of the tuned deployment file."""
     validation: str
-    """How near such predictions have been to what was published."""
+    """Accuracy of such predictions against published speeds."""
 
 
 def tune_deployment(
@@ -45,7 +45,7 @@ def tune_deployment(
     `measured` is a run that replaces the model.
     """
     file = read_deployment(config)
-    # What is chosen here has no say in the choice: so tuning what was tuned changes nothing.
+    # Settings chosen here do not affect the choice, so tuning a tuned deployment changes nothing.
     free: dict[str, int | None] = {"max_batch_size": None, "num_draft_tokens": None, "draft_schedule": None}
     deployment, system = open_system(config, runtime, target, draft, **free)
     if (longest := traffic.max_tokens) > deployment.max_seq_len:
@@ -82,7 +82,7 @@ def tune_deployment(
 
 
 def _text(file: DeploymentFile, tuning: Tuning) -> str:
-    """The deployment file with the settings chosen; what they do not concern stays as it was."""
+    """The deployment file with the chosen settings; others are unchanged."""
     import yaml
 
     best, gpu = tuning.best, file.gpus.rpartition("x")[0]
@@ -104,7 +104,7 @@ def _text(file: DeploymentFile, tuning: Tuning) -> str:
 
 
 def tuning_tables(tuning: Tuning, source: str) -> Iterator[Table]:
-    """The settings, best first, and the model beside what was measured."""
+    """The settings, best first, and the model next to measurements."""
     rows = tuple(_row(candidate) for candidate in (tuning.best, *tuning.others[:7]))
     columns = ("ranks", "recipe", "batch", "drafts", "tokens/s a user", "tokens/s a GPU", "limit")
     yield Table(title=f"settings for {tuning.slo:g} tokens/s/user; {source}", columns=columns, rows=rows)

@@ -24,7 +24,7 @@ BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
 
 
 def plain_axes(axes: Axes, x_label: str, y_label: str) -> None:
-    """Labels, and a light grid behind the lines, without a frame."""
+    """Labels, and a light grid below the lines, without a frame."""
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
@@ -138,7 +138,7 @@ def draw_loss(progress: Progress, recipe: str, file: Path) -> None:
 
 
 def _loss_headline(progress: Progress) -> str:
-    """What was won of what quantising had cost."""
+    """Share of the quantisation loss that was recovered."""
     before, after, dense = progress.held_out[0][1], progress.held_out[-1][1], progress.dense_held_out
     if after < before > dense:
         return f"{(before - after) / (before - dense):.0%} of the quantised draft's extra loss is gone"

@@ -116,8 +116,8 @@ def normed(weight: Tensor, eps: float, rows: Tensor) -> Tensor:
 def accelerate(model: PreTrainedModel) -> Acceleration:
     """Replaces layers of a packed target in place; a model on another device stays as it is.
 
-    Norms go first, because a norm's formula is asked of the norm as it came. Linear layers, experts and attention sum
-    each row in one order, however many rows there are. What this CPU has no fast kernel for is logged, once.
+    Norms go first, because a norm's formula is determined from the original norm. Linear layers, experts and attention
+    sum each row in one order, however many rows there are. Layers without a fast kernel for this CPU are logged once.
     """
     if model.device.type != "cpu":
         return Acceleration()

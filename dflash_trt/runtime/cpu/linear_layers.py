@@ -94,7 +94,7 @@ def _suits(weight: Tensor) -> bool:
 def linear(weight: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:
     """rows [..., in] times the transpose of weight [out, in], and bias [out], all BF16 -> [..., out]."""
     if rows.dtype != torch.bfloat16 or rows.shape[-1] != weight.shape[-1]:
-        return F.linear(rows, weight, bias)  # which says what is wrong
+        return F.linear(rows, weight, bias)  # the error names the problem
     return one_weight(_C.linear_bfloat16, weight, len(weight), bias, rows)
 
 
@@ -115,7 +115,7 @@ class PanelLinear(nn.Linear):
     def forward(self, rows: Tensor) -> Tensor:
         """rows [..., in] -> [..., out]"""
         if rows.dtype != torch.float32 or rows.shape[-1] != self.in_features:
-            return F.linear(rows, self.weight, self.bias)  # which says what is wrong
+            return F.linear(rows, self.weight, self.bias)  # the error names the problem
         return one_weight(_C.linear_panels, self._panels, self.out_features, self.bias, rows)
 
 
@@ -131,7 +131,7 @@ def lay_out_linear_layers(model: PreTrainedModel) -> None:
 
 
 def panels(weight: Tensor) -> Tensor:
-    """A weight [..., out, in] as [..., out / 16 rounded up, in, 16], zeros behind the last column."""
+    """A weight [..., out, in] as [..., out / 16 rounded up, in, 16], padded with zeros."""
     if behind := -weight.shape[-2] % _C.PANEL:
         weight = F.pad(weight, (0, 0, 0, behind))
     *above, num_rows, num_inputs = weight.shape

@@ -1,72 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The running draft model."""
+"""The running draft: its context, and the proposals of one pass over the blocks of all slots."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
-from dflash_trt.checkpoint.draft_spec import EMBEDDING, MASK_EMBEDDING, DraftSpec
-from dflash_trt.checkpoint.weights import SINGLE
+from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.device.upload import uploaded
-from dflash_trt.engine.candidate_lattice import Candidates
 from dflash_trt.engine.candidate_scorer import CandidateScorer
 from dflash_trt.engine.executor import DraftInputs, Executor
-from dflash_trt.runtime.kvcache.paged_caches import ContextCache
-
-Embed = Callable[[Tensor], Tensor]
-
-
-class DraftEmbedding:
-    """What an engine holds of an embedding: a whole table, the row of the mask token, both, or neither."""
-
-    def __init__(self, mask_token_id: int, table: Tensor | None = None, mask_row: Tensor | None = None) -> None:
-        """`table` is [V, H], `mask_row` [H], any floats."""
-        self._mask_token_id = mask_token_id
-        self._table = table
-        self._mask_row = mask_row
-        self._blocks: Tensor | None = None
-
-    @classmethod
-    def read(cls, engine: Path, spec: DraftSpec, device: torch.device) -> DraftEmbedding:
-        """The embedding of the directory `engine`, in its stored dtype; on a CPU it stays in the file."""
-        with safe_open(engine / SINGLE, framework="pt", device=str(device)) as tensors:
-            table = tensors.get_tensor(EMBEDDING) if spec.own_embedding else None
-            mask_row = tensors.get_tensor(MASK_EMBEDDING) if spec.mask_embedding else None
-        return cls(spec.mask_token_id, table, mask_row)
-
-    def blocks(self, anchors: Tensor, block_size: int, borrowed: Embed) -> Tensor:
-        """Embeddings [B, S, H] of the blocks [anchor, mask, mask, ...] of token ids `anchors` [B] int64.
-
-        The next call overwrites them: the mask rows are computed once, by the first `borrowed`.
-        """
-        if self._blocks is None or len(self._blocks) < len(anchors):
-            masks = self.rows(torch.full((len(anchors), block_size), self._mask_token_id), borrowed)
-            self._blocks = masks.contiguous()
-        blocks = self._blocks[: len(anchors)]
-        blocks[:, 0] = self.rows(anchors, borrowed)
-        return blocks
-
-    def rows(self, token_ids: Tensor, borrowed: Embed) -> Tensor:
-        """Embeddings [..., H] of token ids [...] int64; `borrowed` is the target's embedding, own rows are FLOAT."""
-        if self._table is None:
-            rows = borrowed(token_ids)
-        else:
-            rows = torch.nn.functional.embedding(uploaded(token_ids, self._table.device), self._table).float()
-        if self._mask_row is None:
-            return rows
-        is_mask = uploaded(token_ids == self._mask_token_id, rows.device)
-        return torch.where(is_mask[..., None], self._mask_row.to(rows), rows)
+from dflash_trt.engine.proposals import Draw, Proposals
+from dflash_trt.runtime.drafter.draft_embedding import DraftEmbedding
+from dflash_trt.runtime.kvcache.context_cache import ContextCache
 
 
-Head = Callable[[Tensor], Tensor]
-"""Logits [..., V] of final hidden rows [..., H]."""
+class Vocabulary(Protocol):
+    """The target's embedding and lm_head, which a draft without its own borrows."""
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings [..., H] of token ids [...] int64."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of final hidden rows [..., H]."""
 
 
 class Drafter:
@@ -84,10 +45,11 @@ class Drafter:
         self.executor = executor
         self.spec = spec
         self.cache = cache
-        self.embedding = embedding or DraftEmbedding(spec.mask_token_id)
+        self.embedding = embedding or DraftEmbedding(spec)
         self.scorer = scorer
         self.cache_bytes_per_token = cache.bytes_per_token
         """Bytes of one context row of one slot."""
+        self._target: Vocabulary | None = None
 
     @classmethod
     def open(
@@ -106,8 +68,12 @@ class Drafter:
         executor.bind(cache.k, cache.v)
         return cls(executor, spec, cache, embedding, scorer)
 
+    def borrow(self, target: Vocabulary) -> None:
+        """Proposes with the embedding and lm_head of `target` from now on, where the draft has none of its own."""
+        self._target = target
+
     def allocate(self, num_pages: int) -> None:
-        """Takes a GPU's memory for so many pages; a CPU's, and that for more, is taken as they are written."""
+        """Allocates `num_pages` pages on a GPU. A CPU's memory, and a GPU's beyond that, is taken on first write."""
         if self.executor.device.type != "cpu":
             self.cache.make_room(num_pages)
             self.executor.bind(self.cache.k, self.cache.v)
@@ -130,42 +96,38 @@ class Drafter:
             positions, pages, offsets = self._upload(*np.array(places, dtype=np.int32))
             self.cache.write(pages, offsets, self.executor.context(taps, positions))
 
-    def draft(self, slots: Sequence[int], noise_embeds: Tensor) -> Tensor:
-        """hidden [B, S, H] of blocks with embeddings noise_embeds [B, S, H], each right after its slot's context.
+    @torch.inference_mode()
+    def propose(
+        self, slots: Sequence[int], anchors: Sequence[int], num_tokens: int, draws: Sequence[Draw | None] = ()
+    ) -> list[Proposals]:
+        """`num_tokens` proposals, 1 to K, for each slot, of one pass over the blocks [anchor, mask, mask, ...].
 
-        In their dtype. Changes no context.
+        `anchors` are the last verified tokens. Proposals are greedy, except where `draws` has a Draw for a slot and the
+        draft scores candidates. Changes no context.
         """
-        return self.executor.draft(self.inputs(slots, noise_embeds))
+        assert self._target is not None, "borrow comes first"
+        first, anchor_ids = self.spec.first_proposing_row, torch.from_numpy(np.array(anchors))
+        noise_embeds = self.embedding.blocks(anchor_ids, self._target.embed)
+        outputs = self.run(slots, noise_embeds)
+        hidden = outputs["hidden"][:, first : first + num_tokens]
+        if self.scorer is None and self.spec.has_own_head:
+            return [Proposals(row) for row in outputs["token_ids"][:, :num_tokens].tolist()]
+        if self.scorer is not None and self.spec.has_own_head:
+            ids, logits = (outputs[name][:, :num_tokens] for name in ("candidate_ids", "candidate_logits"))
+            return self.scorer.lattice(hidden, anchor_ids, ids.long(), logits).walk(draws)
+        hidden = hidden.to(noise_embeds.dtype)
+        borrowed = self._target.logits(hidden)
+        if self.scorer is None:
+            return [Proposals(row) for row in argmax(borrowed)]
+        return self.scorer.lattice(hidden, anchor_ids, *self.scorer.from_logits(borrowed)).walk(draws)
 
-    def propose(self, slots: Sequence[int], noise_embeds: Tensor) -> Tensor:
-        """Proposals [B, K] int64 of the same blocks, by the draft's own head. Changes no context."""
-        return self.executor.propose(self.inputs(slots, noise_embeds))
-
-    def candidates(
-        self, slots: Sequence[int], noise_embeds: Tensor, anchors: Tensor, num_tokens: int, lm_head: Head
-    ) -> Candidates:
-        """The lattice of the first `num_tokens` slots behind `anchors` [B], of a draft whose candidates are scored.
-
-        `lm_head` is the target's, for a draft without a head of its own. Changes no context.
-        """
-        assert self.scorer is not None, "nothing scores this draft's candidates"
-        first = self.spec.first_proposing_row
-        if self.spec.has_own_head:
-            hidden, ids, logits = self.executor.candidates(self.inputs(slots, noise_embeds))
-            ids, logits = ids[:, :num_tokens], logits[:, :num_tokens]
-            hidden = hidden[:, first : first + num_tokens]
-        else:
-            hidden = self.draft(slots, noise_embeds)[:, first : first + num_tokens]
-            ids, logits = self.scorer.from_logits(lm_head(hidden))
-        return self.scorer.lattice(hidden, anchors, ids, logits)
-
-    def inputs(self, slots: Sequence[int], noise_embeds: Tensor) -> DraftInputs:
-        """Inputs of the executor for the slots' blocks."""
+    def run(self, slots: Sequence[int], noise_embeds: Tensor) -> Mapping[str, Tensor]:
+        """The draft graph's outputs for blocks of embeddings [B, S, H], each right after its slot's context."""
         lengths = [self.cache.lengths[slot] for slot in slots]
         page_ids = self.cache.page_ids(slots, max(lengths))
         blocks = [[*range(length, length + self.spec.block_size)] for length in lengths]
         arrays = (np.array(each, dtype=np.int32) for each in (blocks, page_ids, lengths))
-        return DraftInputs(noise_embeds, *self._upload(*arrays))
+        return self.executor.draft(DraftInputs(noise_embeds, *self._upload(*arrays)))
 
     def release(self, slot: int) -> None:
         """Empties a slot's context."""
@@ -174,7 +136,7 @@ class Drafter:
     def close(self) -> None:
         """Frees the context, the executor's graphs, and the draft's own tables; the last call."""
         self.executor.close()
-        del self.executor, self.cache, self.embedding, self.scorer
+        del self.executor, self.cache, self.embedding, self.scorer, self._target
 
     def _upload(self, *arrays: npt.NDArray[np.int32]) -> Iterator[Tensor]:
         """The arrays on the device, in one copy."""
@@ -183,3 +145,9 @@ class Drafter:
         flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
         parts = torch.split(uploaded(flat, self.executor.device), [array.size for array in arrays])
         return (part.view(array.shape) for part, array in zip(parts, arrays, strict=True))
+
+
+def argmax(logits: Tensor) -> list[list[int]]:
+    """Argmax [B, K] of logits [B, K, V]. NumPy takes a third to a fifth of torch's time (2.13), and has no BF16."""
+    token_ids: list[list[int]] = (logits.float().numpy() if logits.device.type == "cpu" else logits).argmax(-1).tolist()
+    return token_ids

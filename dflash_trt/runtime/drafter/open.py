@@ -17,7 +17,8 @@ from dflash_trt.engine.markov_scorer import MarkovScorer
 from dflash_trt.engine.plans.plan import GRAPHS
 from dflash_trt.errors import EngineError
 from dflash_trt.files.command import quoted
-from dflash_trt.runtime.drafter.drafter import DraftEmbedding, Drafter
+from dflash_trt.runtime.drafter.draft_embedding import DraftEmbedding
+from dflash_trt.runtime.drafter.drafter import Drafter
 
 
 def open_drafter(
@@ -40,7 +41,7 @@ def choose_executor(
     """The executor of the directory `engine` on `device`, which is cpu, cuda or cuda:N; not yet loaded.
 
     `executor` is one of EXECUTORS; auto takes the plans on a GPU, or torch where the directory has none, and ONNX
-    Runtime on a CPU. `expose` names values inside draft.onnx that it can return besides the hidden states; plans have
+    Runtime on a CPU. `expose` names values inside draft.onnx that its `draft` returns, too; plans have
     none. Raises EngineError for an executor that has no `device`, and for a shard.
     """
     if manifest.shard is not None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,15 +20,16 @@ from dflash_trt.api.runtime_options import DEFAULT_BATCH_SIZE
 from dflash_trt.device.attention_kernel import check_kernels
 from dflash_trt.device.fused import why_not_compiled
 from dflash_trt.device.launcher import Launcher
-from dflash_trt.engine.executor import DraftInputs
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plans.machine import LOWEST_SM
 from dflash_trt.engine.plans.plan import graph_batch_sizes, row_buckets
-from dflash_trt.engine.recorded_executor import RecordedExecutor, RecordedGraph, graph_tensors
+from dflash_trt.engine.recorded_executor import RecordedExecutor
+from dflash_trt.engine.recorded_graph import RecordedGraph, graph_tensors
 from dflash_trt.engine.signatures import MAX_CONTEXT, num_pages_for
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.drafter.torch.calls import WITH_FP8_CODES
-from dflash_trt.runtime.drafter.torch.graph_program import OnnxGraph, Program
+from dflash_trt.runtime.drafter.torch.graph_program import Program
+from dflash_trt.runtime.drafter.torch.onnx_graph import OnnxGraph
 from dflash_trt.runtime.drafter.torch.scaled_linear import patterns
 from dflash_trt.runtime.drafter.torch.stored_weights import StoredWeights
 
@@ -42,7 +44,7 @@ class TorchExecutor(RecordedExecutor):
     def __init__(self, directory: Path, manifest: Manifest, launcher: Launcher, *, expose: Sequence[str] = ()) -> None:
         """`manifest` is that of `directory`, read and checked by `read_manifest`.
 
-        `expose` names values [B*S, H] inside draft.onnx that `draft_values` may return.
+        `expose` names values [B*S, H] inside draft.onnx that `draft` returns, too.
         """
         super().__init__(manifest, launcher)
         self._directory = directory
@@ -74,10 +76,6 @@ class TorchExecutor(RecordedExecutor):
                 f" {found[0]}.{found[1]}",
                 hint="build the engine again with a recipe without +fp8-kv",
             )
-
-    def draft_values(self, inputs: DraftInputs, names: Sequence[str]) -> list[Tensor]:
-        """The named values of one pass as `draft` makes it, each [B, S, H] FLOAT."""
-        return self._run_draft(inputs, dict.fromkeys(names, torch.float32))
 
     def _max_blocks(self) -> int:
         return self._num_slots
@@ -122,19 +120,23 @@ class TorchExecutor(RecordedExecutor):
             return self._launcher.record(work)
 
         began = time.perf_counter()
-        made = RecordedGraph(tensors, sizes, record)
+        recorded = RecordedGraph(tensors, outputs, sizes, record)
         LOG.info("%s: %s ready for %s rows in %.1f s", self._directory, graph.file, sizes, time.perf_counter() - began)
-        return made
+        return recorded
 
     def _fuse(self, program: Program) -> None:
         if lacking := why_not_compiled():
             self._warn(f"torch.compile lacks {lacking}: a kernel for each operator, so passes take longer")
         else:
-            has_fp8 = torch.cuda.get_device_capability(self.device) >= LOWEST_SM["FP8"]
-            program.fuse(() if has_fp8 else WITH_FP8_CODES)
+            program.fuse(not_compiled(self.device))
 
     def _warn(self, message: str) -> None:
         """Logs what is slower or larger than it could be, once."""
         if message not in self._warned:
             self._warned.add(message)
             LOG.warning("%s: %s", self._directory, message)
+
+
+def not_compiled(device: torch.device) -> Collection[Callable[..., Any]]:
+    """Operators that Triton does not compile for a GPU."""
+    return () if torch.cuda.get_device_capability(device) >= LOWEST_SM["FP8"] else WITH_FP8_CODES

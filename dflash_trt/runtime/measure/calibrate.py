@@ -22,14 +22,15 @@ from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, refuse_quant
 from dflash_trt.checkpoint.draft_spec import EMBEDDING, MASK_EMBEDDING, DraftSpec
 from dflash_trt.checkpoint.mapped import as_float32, map_tensor
 from dflash_trt.device.attention_kernel import check_kernels
+from dflash_trt.engine.context_layout import ContextLayout
 from dflash_trt.engine.graph.context_graph import context_graph
 from dflash_trt.engine.graph.draft_graph import draft_graph
 from dflash_trt.engine.graph.linear import input_name
-from dflash_trt.engine.recorded_executor import ContextLayout
 from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.bounds import CAPTURE, Ranges
-from dflash_trt.runtime.drafter.onnx_executor import model_session
-from dflash_trt.runtime.drafter.torch.graph_program import OnnxGraph, Program
+from dflash_trt.runtime.drafter.onnxruntime.graph_session import model_session
+from dflash_trt.runtime.drafter.torch.graph_program import Program
+from dflash_trt.runtime.drafter.torch.onnx_graph import OnnxGraph
 from dflash_trt.runtime.drafter.torch.operators import TORCH_TYPES
 from dflash_trt.runtime.drafter.torch.scaled_linear import patterns
 from dflash_trt.runtime.drafter.torch.stored_weights import StoredWeights
@@ -139,7 +140,7 @@ class Replayer:
             "context_layout": torch.tensor(cached.layout),
             "page_table": torch.zeros(1, 1, dtype=torch.int32),
             "slot_ids": torch.zeros_like(lengths),
-            # And by ONNX Runtime:
+            # ONNX Runtime also needs:
             "k_cache": k,
             "v_cache": v,
             "page_ids": torch.zeros(len(lengths), 1, dtype=torch.int32),

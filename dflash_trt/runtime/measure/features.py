@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feature files: what a target said on its own answers, so that a drafter is calibrated and judged without the target.
+"""Feature files: a target's hidden states on its own answers, to calibrate and measure a drafter without the target.
 
-A safetensors file. Of sequence i, n tokens of which p are the prompt, 1 <= p < n:
+A safetensors file. For sequence i with n tokens, of which p are the prompt, 1 <= p < n:
 
     tokens.i         I64   [n]           prompt and answer
     prompt_length.i  I64   []            p
     taps.i           float [n - 1, A*H]  row j belongs to tokens.i[j]; the last token was never run
     embeddings.i     float [n - p, H]    the target's input embeddings of tokens.i[p:]
 
-and once `mask_embedding` float [H], `lm_head` float [V, H] and, where the head has one, `lm_head_bias` float [V].
-A float is F32 or BF16, the latter where it keeps every value or where the taps were asked for in it. The header's
-metadata holds `FeatureFacts` as JSON.
+Once per file: `mask_embedding` float [H], `lm_head` float [V, H] and, if the head has one, `lm_head_bias` float [V].
+A float is F32, or BF16 if that is exact or was requested for the taps. The header's metadata holds `FeatureFacts`.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class FeatureFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     target_layer_ids: tuple[int, ...]
     mask_token_id: int
     max_tokens: int
-    """Every answer has so many tokens, or ends with the first of `stop_token_ids`."""
+    """Every answer has this number of tokens, or ends with the first of `stop_token_ids`."""
     stop_token_ids: tuple[int, ...]
     prompts: tuple[PromptFacts, ...]
     """Facts of each sequence's prompt."""
@@ -102,7 +101,7 @@ class FeatureSequence:
 
 
 def tensor_shapes(facts: FeatureFacts, lengths: Sequence[tuple[int, int]], *, has_bias: bool) -> Expected:
-    """Every tensor of a file whose sequences have so many tokens, and of these so many in the prompt."""
+    """Every tensor of a file whose sequences have these numbers of tokens and prompt tokens."""
     H, V = facts.target.hidden_size, facts.target.vocab_size
     shapes: Expected = {MASK_EMBEDDING: (FLOATS, (H,)), LM_HEAD: (FLOATS, (V, H))}
     if has_bias:

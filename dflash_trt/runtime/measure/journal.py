@@ -56,7 +56,7 @@ class Journal(Generic[Entry]):
             self.entries[entry.key] = entry
         with as_build_error(file, OPTION):
             if lines:
-                os.truncate(file, sum(len(line) + 1 for line in lines))  # what a kill cut off
+                os.truncate(file, sum(len(line) + 1 for line in lines))  # a line cut off by a kill
             else:
                 file.write_text(f"{fingerprint}\n")
 

@@ -44,7 +44,7 @@ from dflash_trt.runtime.targets.target import Segment, Target, Verified
 BATCH_SIZE = 8
 """Sequences at once. More fill the CPU no better, and each holds its taps."""
 PREFILL_CHUNK = 4096
-"""Prompt tokens a step: nobody waits for the others' prompts here."""
+"""Prompt tokens per step: no request waits for other prompts here."""
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,8 +118,8 @@ class _RecordedPosition:
 class RecordedTarget(Target):
     """A `Target` on a feature file. Each slot that begins takes the next sequence, as the decode loop admits requests.
 
-    Its logits are 1 for the recorded token and 0 for all others; behind the end, and after another token, they and the
-    taps mean nothing, and the loop reads neither.
+    Its logits are 1 for the recorded token and 0 for all others; after the end, and after another token, they and the
+    taps are meaningless, and the loop reads neither.
     """
 
     def __init__(self, file: FeatureFile, numbers: Sequence[int], device: torch.device) -> None:
@@ -186,7 +186,7 @@ def _check(sequence: FeatureSequence, segment: Segment, begin: int) -> None:
 
 
 def _rows(taps: torch.Tensor, begin: int, end: int) -> torch.Tensor:
-    """Rows begin to end, zeros behind the last."""
+    """Rows begin to end, padded with zeros."""
     rows = taps[begin:end].float()
     return F.pad(rows, (0, 0, 0, end - begin - len(rows)))
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,8 +18,6 @@ from dflash_trt.engine.manifest import Manifest
 from dflash_trt.errors import CheckpointError, EngineError, VerificationError
 from dflash_trt.quantize.bounds import CAPTURE
 from dflash_trt.runtime.drafter.drafter import Drafter
-from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
-from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
 from dflash_trt.runtime.measure.statistics import (
     Difference,
     PositionAcceptance,
@@ -269,7 +267,6 @@ class ComparingDrafter(Drafter):
         super().__init__(drafter.executor, drafter.spec, drafter.cache, drafter.embedding, drafter.scorer)
         self.cache_bytes_per_token += reference.cache_bytes_per_token
         self._reference = reference
-        self._values = [*exposed_values(self.spec), "hidden"]
         self._blocks = 0
         self._errors: list[list[float]] = []  # [blocks, L + 1 + 2 * L]: values, then k, then v by layer
 
@@ -283,15 +280,13 @@ class ComparingDrafter(Drafter):
         super().inject(slots, num_rows, taps)
         self._reference.inject(slots, num_rows, taps)
 
-    def draft(self, slots: Sequence[int], noise_embeds: torch.Tensor) -> torch.Tensor:
-        """The drafter's hidden [B, S, H] for noise_embeds [B, S, H]; compares every BLOCKS_APART-th block."""
-        self._count(slots, noise_embeds)
-        return super().draft(slots, noise_embeds)
-
-    def propose(self, slots: Sequence[int], noise_embeds: torch.Tensor) -> torch.Tensor:
-        """The proposals [B, K] of the drafter's own head; compares as `draft` does."""
-        self._count(slots, noise_embeds)
-        return super().propose(slots, noise_embeds)
+    def run(self, slots: Sequence[int], noise_embeds: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """The drafter's outputs; every BLOCKS_APART-th block is compared with the reference's."""
+        outputs = super().run(slots, noise_embeds)
+        if self._blocks % BLOCKS_APART == 0:
+            self._compare(slots, outputs, self._reference.run(slots, noise_embeds))
+        self._blocks += 1
+        return outputs
 
     def release(self, slot: int) -> None:
         """Empties a slot's context and counts blocks from 0 again."""
@@ -310,19 +305,12 @@ class ComparingDrafter(Drafter):
         layers = [LayerError(layer=i, output=output, k=k, v=v) for i, (output, k, v) in enumerate(rows)]
         return DrafterError(num_blocks=len(self._errors), layers=layers, hidden=hidden)
 
-    def _count(self, slots: Sequence[int], noise_embeds: torch.Tensor) -> None:
-        if self._blocks % BLOCKS_APART == 0:
-            self._compare(slots, noise_embeds)
-        self._blocks += 1
-
-    def _compare(self, slots: Sequence[int], noise_embeds: torch.Tensor) -> None:
-        quantised, expected = (self._values_of(drafter, slots, noise_embeds) for drafter in (self, self._reference))
-        errors = [relative_error(*pair) for pair in zip(quantised, expected, strict=True)]
+    def _compare(
+        self, slots: Sequence[int], outputs: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]
+    ) -> None:
+        names = [*exposed_values(self.spec), "hidden"]
+        errors = [relative_error(outputs[name], expected[name]) for name in names]
         (slot,) = slots
         for kv, reference_kv in zip(self.cache.rows(slot), self._reference.cache.rows(slot), strict=True):
             errors += [relative_error(*layer) for layer in zip(kv, reference_kv, strict=True)]
         self._errors.append(errors)
-
-    def _values_of(self, drafter: Drafter, slots: Sequence[int], noise_embeds: torch.Tensor) -> list[torch.Tensor]:
-        assert isinstance(drafter.executor, OnnxExecutor | TorchExecutor), "plans return nothing but hidden states"
-        return drafter.executor.draft_values(drafter.inputs(slots, noise_embeds), self._values)

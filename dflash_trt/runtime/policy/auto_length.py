@@ -45,8 +45,8 @@ class AutoLength(DraftLength):
         self._acceptance = PositionAcceptance(num_draft_tokens)
         self._bucket, self._tables = -1, dict[int, CostTable]()
         self._probed: int | None = None  # the length of a probe; then seconds of a step before and in it, and in all
-        self._before = self._during = self._lost = 0.0  # those beyond what the best length takes for as many tokens
-        self._length = num_draft_tokens  # of the present step
+        self._before = self._during = self._lost = 0.0  # seconds in excess of the best length's for the same tokens
+        self._length = num_draft_tokens  # length of the present step
         self._window: deque[float] = deque(maxlen=WINDOW)  # seconds of the last steps of this length
         self._num_cold, self._step, self._next_replan = 1, 0, 0  # `_num_cold`: steps until they are measured
         self._seconds_per_token = 0.0

@@ -25,12 +25,12 @@ class _Way:
 
 
 class ProposalChoice(Policy):
-    """Greedy or drawn proposals, by what accepted more so far at about the same temperature; at first each in turn.
+    """Chooses greedy or drawn proposals, by acceptance so far at about the same temperature; at first alternately.
 
-    Either keeps the target's distribution, as long as only what came before the block decided (docs/sampling.md). Which
-    accepts more depends on the draft: drawn ones where its distribution is the target's.
+    Both keep the target's distribution, as long as the choice depends only on earlier blocks (docs/sampling.md). Drawn
+    proposals are accepted more often if the draft's distribution is close to the target's.
 
-    Later the other way is tried in block 64, 81, 100, ...: of n blocks, in the square root of n.
+    Later the other way is tried in blocks 64, 81, 100, ...: sqrt(n) of n blocks.
     """
 
     def __init__(self) -> None:

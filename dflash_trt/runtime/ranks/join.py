@@ -43,11 +43,11 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @contextmanager
 def join(num_ranks: int, device: str = "auto") -> Iterator[Leader | Follower]:
-    """Joins `num_ranks` processes for as long as the context lasts; one process is alone and joins nobody.
+    """Joins `num_ranks` processes for as long as the context lasts; a single process joins no group.
 
-    All ranks then `verify_same_facts`. The others leave the block where the target is opened, once they have followed
-    rank 0 to its end, and say nothing: what goes wrong on them, rank 0 says. `device` is "cpu", "cuda" or "auto": CUDA
-    where torch sees it. Raises RankError when the launcher started another number of processes.
+    All ranks then `verify_same_facts`. The other ranks leave the block where the target is opened, after following rank
+    0 to its end, and print nothing: rank 0 reports their errors. `device` is "cpu", "cuda" or "auto": CUDA if torch
+    finds it. Raises RankError if the launcher started another number of processes.
     """
     launch = read_launch(os.environ)
     if launch.size != num_ranks:
@@ -63,7 +63,7 @@ def join(num_ranks: int, device: str = "auto") -> Iterator[Leader | Follower]:
 
 
 def _end_with_parent() -> None:
-    """Lets this process end with its parent: torchrun, when it is killed, leaves its ranks behind."""
+    """Ends this process with its parent: if torchrun is killed, its ranks would survive."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -89,7 +89,7 @@ def _follow(launch: Launch, device: str) -> Iterator[Follower]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all ranks, and rank 0 ends the others
     _silence()
     follower = Follower(launch.rank, launch.size, _connect(launch, device)[0])
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a launcher sends it to all
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # launchers send it to all ranks
     try:
         _use_device()
         yield follower
@@ -113,7 +113,8 @@ def _connect(launch: Launch, device: str) -> dict[int, Link]:
     store = distributed.PrefixStore("dflash_trt", store)  # type: ignore[attr-defined]
     _wait_for_all(store, launch)
     distributed.init_process_group(backend, store=store, rank=launch.rank, world_size=launch.size)
-    group = distributed.new_group(backend="gloo", timeout=START_TIMEOUT)  # its own, so that no collective delays it
+    # a separate group, so that no collective delays it
+    group = distributed.new_group(backend="gloo", timeout=START_TIMEOUT)
     return {rank: Link(group, rank) for rank in (range(1, launch.size) if launch.rank == 0 else [0])}
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 # The next command may be hours away, and a gloo wait that times out breaks the connection. The end of a process needs
-# no timeout: the kernel closes its sockets, and gloo raises in whoever waits for it.
+# no timeout: the kernel closes its sockets, and gloo raises in the processes that wait for it.
 FOREVER = timedelta(days=365)
 FRAME_BYTES = 4096
 """A message's length and beginning travel in one tensor of this size, and only the rest of a long one in another."""

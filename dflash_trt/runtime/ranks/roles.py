@@ -26,7 +26,7 @@ LINGER_SECONDS = 1.0
 """Launchers kill every rank once one has ended: the others leave rank 0 so long to print the error."""
 SHUTDOWN_SECONDS = 10.0
 
-# What rank 0 sends besides commands, which are msgpack arrays and begin with other bytes.
+# Messages of rank 0 other than commands, which are msgpack arrays and begin with other bytes.
 FACTS_AGREE, FINISHED, ABORTED = b"facts agree", b"finished", b"aborted"
 
 
@@ -101,7 +101,7 @@ class Leader:
         self._is_ending = True
         deadline = time.monotonic() + SHUTDOWN_SECONDS
         for link in self._links.values():
-            with suppress(RuntimeError):  # that rank is lost
+            with suppress(RuntimeError):  # the rank is lost
                 link.send(message, timedelta(seconds=SHUTDOWN_SECONDS))
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -192,7 +192,7 @@ class Follower:
                 return
             self.finish()
         time.sleep(LINGER_SECONDS)
-        os._exit(1)  # the main thread may wait in a collective that nobody else will join
+        os._exit(1)  # the main thread may wait in a collective that no other rank will join
 
 
 def _difference(expected: Mapping[str, str], others: Mapping[int, Mapping[str, str]]) -> str:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One target on many ranks: each holds a shard of it, and repeats what rank 0 asks of its own.
+"""One target on many ranks: each holds a shard and repeats the calls that rank 0 makes on its own.
 
-Only calls travel, a few integers each, and the hidden states that the lm_head is asked about. Behind the target's
-all-reduces every rank has the same logits and taps; whatever uses them, a drafter or a file, is rank 0's alone.
+Only calls travel, a few integers each, and the hidden states that the lm_head is asked about. After the target's
+all-reduces every rank has the same logits and taps; only rank 0 uses them, for a drafter or a file.
 """
 
 from __future__ import annotations

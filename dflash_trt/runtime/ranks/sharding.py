@@ -43,7 +43,7 @@ GPT_OSS_PLAN = {
     "model.layers.*.self_attn.o_proj": "rowwise",
     "model.layers.*.self_attn.sinks": "colwise",
 }
-# What a rank holds whole pieces of: attention heads, and experts where they are spread out.
+# Units that are never split between ranks: attention heads, and experts if they are distributed.
 HEADS = ("num_attention_heads", "num_key_value_heads")
 EXPERTS = "num_local_experts"
 

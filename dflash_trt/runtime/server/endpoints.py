@@ -226,7 +226,7 @@ class Endpoints:
 
     async def _complete(self, http_request: Request, *, is_chat: bool) -> Response:
         client = _client(http_request)
-        with ExitStack() as admission:  # until all sequences are computed
+        with ExitStack() as admission:  # waits until all sequences are computed
             span = None
             if self._tracing is not None:
                 operation = "chat" if is_chat else "text_completion"

@@ -40,12 +40,12 @@ CONTEXT.set_forkserver_preload(["xgrammar", __name__])
 
 def start_forkserver() -> None:
     """Starts the server of CONTEXT unless it runs, without waiting for its imports; OSError where that fails."""
-    with ThreadPoolExecutor(1) as thread:  # its child inherits a thread's niceness and signal mask
+    with ThreadPoolExecutor(1) as thread:  # a child inherits the thread's niceness and signal mask
         thread.submit(_start_forkserver).result()
 
 
 def _start_forkserver() -> None:
-    resource_tracker.ensure_running()  # which would unblock the signal again
+    resource_tracker.ensure_running()  # it would unblock the signal again
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for the server, which ends this
     if sys.platform == "linux":  # elsewhere it is the niceness of all threads
         os.nice(NICENESS)

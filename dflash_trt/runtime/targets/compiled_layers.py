@@ -17,7 +17,7 @@ from dflash_trt.runtime.targets.merged_linear import merge_linear_layers
 from dflash_trt.runtime.targets.packed_pass import IMPLEMENTATION, slot_attention
 
 ONCE = ("rotary_emb", "norm")
-"""What else a decoder computes, and how its name begins."""
+"""Other modules of a decoder, by the beginning of their names."""
 
 
 def compile_layers(model: PreTrainedModel) -> None:

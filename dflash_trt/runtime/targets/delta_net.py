@@ -76,7 +76,7 @@ class DeltaNetLayer:
         self.states[slot].zero_()
 
     def replay(self, accepted: dict[int, int]) -> None:
-        """Sets slots back to the first tokens of their last segments, so many of each, in one padded run.
+        """Rewinds each slot to its state after `accepted[slot]` tokens of its last segment, in one padded run.
 
         A padded row has beta 0 and decay exp(0): it leaves the state as it is.
         """
@@ -158,7 +158,7 @@ class DeltaNets:
     """All gated delta nets of a model, and what is still to be taken back of each slot."""
 
     def __init__(self, model: PreTrainedModel, num_slots: int) -> None:
-        """Replaces the `forward` of each: the model serves nobody else from here on."""
+        """Replaces the `forward` of each; the model must not be shared afterwards."""
         modules = [module for module in model.modules() if type(module).__name__ in CLASS_NAMES]
         self._layers = [DeltaNetLayer(module, num_slots) for module in modules]
         self._appended: dict[int, int] = {}

@@ -117,10 +117,10 @@ def free_bytes() -> int | None:
     """Free bytes of this machine, or of the container if less; None where the system does not say."""
     lines = [line.split() for line in _lines(Path("/proc/meminfo"))]
     limits = [1024 * int(size) for name, size, *_ in lines if name == "MemAvailable:"]
-    return min(limits if (room := _cgroup_room()) is None else [*limits, room], default=None)
+    return min(limits if (room := cgroup_room()) is None else [*limits, room], default=None)
 
 
-def _cgroup_room() -> int | None:
+def cgroup_room() -> int | None:
     """Bytes below the limit of this process's cgroup (v2); the page cache is evicted on demand and does not count."""
     folder = _own_cgroup()
     limit = next(iter(_lines(folder / "memory.max")), "max")

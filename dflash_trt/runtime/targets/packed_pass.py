@@ -21,7 +21,7 @@ from transformers import AttentionInterface
 from dflash_trt.device.fused import Fused
 from dflash_trt.device.upload import uploaded
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
-from dflash_trt.runtime.kvcache.paged_caches import SlotCache
+from dflash_trt.runtime.kvcache.slot_cache import SlotCache
 from dflash_trt.runtime.targets.target import Segment
 
 MAX_PAGES = 4096
@@ -61,7 +61,7 @@ class AttentionRule(NamedTuple):
 
 
 class Pass:
-    """What attention asks of a pass, for every layer alike; how it is computed is the subclass's."""
+    """Interface between attention and a pass, the same for every layer; subclasses implement the computation."""
 
     positions: Tensor
     """[R]"""
@@ -78,12 +78,12 @@ class RaggedPass(Pass):
     """Pass over segments of any lengths."""
 
     attention: ClassVar[str]
-    """What computes it, for people."""
+    """Name of the implementation, for messages."""
     reads_hidden_rows: ClassVar[bool] = False
     """Whether masked rows still take part as 0 * value, so that they must not be NaN."""
 
     def __init__(self, segments: Sequence[Segment], cache: SlotCache, device: torch.device) -> None:
-        """The cache's table has room for the segments behind what their slots hold."""
+        """The cache's table must have room for the segments after their slots' contents."""
         self._cache, self._table, self._device = cache, cache.table, device
         self._slots = [segment.slot for segment in segments]
         self._counts = [len(segment.token_ids) for segment in segments]
@@ -154,7 +154,7 @@ def slot_attention(
     """query [1, N, R, D], key and value [1, G, R, D] of the pass -> [1, R, N, D].
 
     transformers' own signature (5.23, AttentionInterface); `s_aux` [N] are gpt-oss's sinks, `softcap` is Gemma 2's.
-    Rows behind those of the pass are padding, in and out.
+    Rows after those of the pass are padding, in input and output.
     """
     current, num_padded = slot_pass.value, query.shape[2]
     num_rows = len(current.positions)
@@ -190,7 +190,7 @@ def _gathered(k_cache: Tensor, v_cache: Tensor, pages: Tensor) -> tuple[Tensor, 
 
 
 def attention_mask(visible: Tensor, heads_per_group: int, dtype: torch.dtype) -> Tensor:
-    """What is added to scores: visible [B, n, C] -> [1, B, N/G * n, C]."""
+    """Mask added to the scores: visible [B, n, C] -> [1, B, N/G * n, C]."""
     mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
     return mask.repeat(1, heads_per_group, 1)[None]
 

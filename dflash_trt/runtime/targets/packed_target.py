@@ -24,10 +24,10 @@ from transformers import PreTrainedModel
 
 from dflash_trt.checkpoint.refusing import refusing
 from dflash_trt.device.launcher import Launcher
-from dflash_trt.runtime.kvcache.paged_caches import SlotCache
+from dflash_trt.runtime.kvcache.slot_cache import SlotCache
 from dflash_trt.runtime.targets.delta_net import DeltaNets
 from dflash_trt.runtime.targets.packed_pass import IMPLEMENTATION, CurrentPass, GatheredPass, RaggedPass
-from dflash_trt.runtime.targets.recorded_pass import RecordedPasses, StaticPass
+from dflash_trt.runtime.targets.recorded_pass import PassSize, RecordedPasses, StaticPass
 from dflash_trt.runtime.targets.running_model import HuggingFaceTarget, Taps
 from dflash_trt.runtime.targets.target import Segment, Target, Verified
 
@@ -69,24 +69,29 @@ class PackedTarget(HuggingFaceTarget):
         self._may_pad = self._device.type == "cpu" and model.dtype == torch.bfloat16
         self._pads = self._may_pad and acceleration.pads_rows
         self._pass_type = acceleration.pass_type
-        self._cache = SlotCache(num_slots, model.device)
+        self.cache = SlotCache(num_slots, model.device)
         self._delta_nets = DeltaNets(model, num_slots)
-        self._table = self._cache.table
-        self._recorded: RecordedPasses | None = None
+        self._table = self.cache.table
+        self.recorded: RecordedPasses | None = None
         with refusing(model.name_or_path, "a model that computes a token"):
             for num_tokens in (1, 2):  # torch.compile makes kernels for one row, and for any other number
                 self.verify([Segment(slot=0, token_ids=[0] * num_tokens, num_logits=0)], with_taps=False)
         self.release(0)
         if launcher is not None and not self._delta_nets.bytes_per_slot:
-            self._recorded = RecordedPasses(self._run_static, self._cache, launcher, model.name_or_path)
+            self.recorded = RecordedPasses(self._run_static, self.cache, launcher, model.name_or_path)
         self.is_batch_invariant = model.dtype == torch.bfloat16 and self._agrees()
-        self.cache_bytes_per_token = self._cache.bytes_per_token
+        self.cache_bytes_per_token = self.cache.bytes_per_token
         self.cache_bytes_per_slot = self._delta_nets.bytes_per_slot
         self.keeps_prefixes = self.cache_bytes_per_slot == 0  # recurrent state is of a sequence's end alone
 
+    @property
+    def recorded_sizes(self) -> list[PassSize]:
+        """Sizes of the recorded passes, the last used at the end; empty if passes are launched kernel by kernel."""
+        return [] if self.recorded is None else self.recorded.sizes
+
     def close(self) -> None:
-        if self._recorded is not None:
-            self._recorded.close()
+        if self.recorded is not None:
+            self.recorded.close()
         super().close()
 
     @torch.inference_mode()
@@ -95,7 +100,7 @@ class PackedTarget(HuggingFaceTarget):
         self._delta_nets.apply_rollbacks()
         for segment in segments:
             self._clear(self._table.cover(segment.slot, len(segment.token_ids)))
-        verified = None if self._recorded is None else self._recorded.verify(segments, with_taps=with_taps)
+        verified = None if self.recorded is None else self.recorded.verify(segments, with_taps=with_taps)
         if verified is None:
             verified = self._launch(segments, with_taps=with_taps)
         for segment in segments:
@@ -110,7 +115,7 @@ class PackedTarget(HuggingFaceTarget):
 
     def _launch(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified:
         """The pass in any sizes, kernel by kernel."""
-        current = self._pass_type(segments, self._cache, self._device)
+        current = self._pass_type(segments, self.cache, self._device)
         token_ids: list[int] = []
         logits_rows: list[int] = []
         for segment in segments:
@@ -134,7 +139,7 @@ class PackedTarget(HuggingFaceTarget):
 
     def _computed(self) -> str:
         state = ", recurrent state replayed" if self._delta_nets.bytes_per_slot else ""
-        graphs = ", CUDA graphs" if self._recorded is not None else ""
+        graphs = ", CUDA graphs" if self.recorded is not None and self.recorded.works else ""
         return f"all requests in one pass, {self._pass_type.attention}, paged cache{state}{graphs}"
 
     def _agrees(self) -> bool:
@@ -152,19 +157,19 @@ class PackedTarget(HuggingFaceTarget):
     def _clear(self, pages: Sequence[int]) -> None:
         """Zeros reused pages where the pass reads masked rows."""
         if self._pass_type.reads_hidden_rows:
-            self._cache.clear(pages)
+            self.cache.clear(pages)
 
     def allocate(self, num_pages: int) -> None:
-        """Takes a GPU's memory for so many pages: what is recorded is forgotten when the caches move."""
+        """Allocates a GPU's memory for `num_pages` pages; recorded passes are dropped when the caches move."""
         if self._device.type != "cpu":
-            self._cache.make_room(num_pages)
+            self.cache.make_room(num_pages)
 
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:
         """The pages of an empty slot's sequence; the first `num_tokens` tokens are in them already."""
         self._clear(self._table.reserve(slot, pages, num_tokens))
 
     def rollback(self, slot: int, num_tokens: int) -> None:
-        """Shortens the sequence: rows behind it are overwritten by the next segment, recurrent state is replayed."""
+        """Shortens the sequence: the next segment overwrites later rows, recurrent state is replayed."""
         self._table.lengths[slot] -= num_tokens
         self._delta_nets.rollback(slot, num_tokens)
 

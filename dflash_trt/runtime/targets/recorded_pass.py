@@ -2,12 +2,11 @@
 """Decoding passes of a packed target, recorded once for each of their sizes on addresses that stay: CUDA graphs.
 
 Launched one kernel after the other, a pass of few rows waits for Python: 1.25 ms a layer of a Qwen3-0.6B shape on an
-H100 in BF16. A recorded pass is one launch. Passes of decoding and verification are recorded, which want the logits
-of every token and come back in the same sizes; prompts are not.
+H100 in BF16. A recorded pass is one launch. Passes of decoding and verification are recorded, because they need the
+logits of every token and recur in the same sizes; prompts are not.
 
-A recorded pass has a power of two of segments, of tokens in each, and of pages that each can see. What is missing
-repeats what is there: rows behind a segment's last token are that token again, segments behind the last one are its
-token again, and they write the same K and V to the same rows of the cache.
+A recorded pass has a power of two of segments, of tokens in each, and of pages that each can see. Padding repeats the
+last token of each segment and the last segment, and writes the same K and V to the same rows of the cache.
 
 Legend: B segments, n tokens of each, M pages of each, R = B * n rows, C cached rows, N heads, G KV heads, D head_dim.
 """
@@ -29,7 +28,8 @@ from dflash_trt.device.launcher import Launcher
 from dflash_trt.device.upload import pinned, uploaded
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.errors import first_line
-from dflash_trt.runtime.kvcache.paged_caches import PageTable, SlotCache
+from dflash_trt.runtime.kvcache.page_table import PageTable
+from dflash_trt.runtime.kvcache.slot_cache import SlotCache
 from dflash_trt.runtime.targets.packed_pass import (
     MAX_PAGES,
     AttentionRule,
@@ -60,7 +60,7 @@ class PassSize(NamedTuple):
 
     @classmethod
     def of(cls, segments: Sequence[Segment], table: PageTable) -> PassSize:
-        """The smallest that holds the segments behind what their slots hold."""
+        """The smallest size that holds the segments after their slots' contents."""
         num_tokens = max(len(segment.token_ids) for segment in segments)
         end = max(table.lengths[segment.slot] + len(segment.token_ids) for segment in segments)
         pages = max(MIN_PAGES, num_pages_for(end))
@@ -179,8 +179,14 @@ class RecordedPasses:
         self._recordings: dict[tuple[PassSize, bool], _Recording] = {}
         self._outputs = _Outputs()
         self._num_moves = cache.num_moves
-        self._works = True
+        self.works = True
+        """Whether passes are recorded: not after one that could not be."""
         """Whether no recording has failed."""
+
+    @property
+    def sizes(self) -> list[PassSize]:
+        """Sizes of the recordings, the last used at the end; a size with taps and without counts twice."""
+        return [size for size, _ in self._recordings]
 
     def close(self) -> None:
         """Frees all recordings, which hold the model."""
@@ -188,7 +194,7 @@ class RecordedPasses:
 
     def verify(self, segments: Sequence[Segment], *, with_taps: bool) -> Verified | None:
         """Runs a pass whose tokens the cache's table has room for; None for one that is not recorded."""
-        if not self._works or any(len(segment.token_ids) != segment.num_logits for segment in segments):
+        if not self.works or any(len(segment.token_ids) != segment.num_logits for segment in segments):
             return None
         size = PassSize.of(segments, self._cache.table)
         if not size.is_recorded:
@@ -231,7 +237,7 @@ class RecordedPasses:
                 self._name,
                 first_line(error),
             )
-            self._works = False
+            self.works = False
             self._recordings.clear()
             return None
         current.begin()  # masks are the graph's own: later ones may have their memory

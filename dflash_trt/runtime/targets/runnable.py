@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which targets transformers runs here, and in which type: asked before any weight is loaded."""
+"""Targets that transformers runs here, and their type, determined before any weight is loaded."""
 
 from __future__ import annotations
 

@@ -101,9 +101,9 @@ class HuggingFaceTarget(Target):
     def _forward(
         self, token_ids: Sequence[int], logits_rows: Sequence[int], *, with_taps: bool, **inputs: Any
     ) -> Verified:
-        """One forward call over `token_ids`, logits behind the rows `logits_rows`.
+        """One forward call over `token_ids`, with logits of the rows `logits_rows`.
 
-        Neighbouring rows are a slice, which has no device: a tensor would not be on the last layers' GPU.
+        Adjacent rows are passed as a slice, which has no device: a tensor would not be on the last layers' GPU.
         """
         begin = next(iter(logits_rows), 0)
         run = range(begin, begin + len(logits_rows))
@@ -116,7 +116,7 @@ class HuggingFaceTarget(Target):
     def _run(
         self, token_ids: Tensor, logits_to_keep: int | slice | Tensor, *, with_taps: bool, **inputs: Any
     ) -> Verified:
-        """One forward call over token_ids [1, R]: logits in the model's type, behind some rows, or behind all for 0."""
+        """One forward call over token_ids [1, R]: logits in the model's type, of the last rows, or of all for 0."""
         if self._catcher is not None:
             self._catcher.start(with_taps)
         with torch_attention(self._device):
@@ -127,7 +127,7 @@ class HuggingFaceTarget(Target):
                 **inputs,
             )
         self._cache_after = getattr(output, self._cache_argument, None)
-        logits = output.logits[0].to(self._device)  # of the last layers' GPU, where a target is spread
+        logits = output.logits[0].to(self._device)  # on the last layers' GPU, if a target is spread
         if not with_taps:
             return Verified(logits=logits)
         if self._catcher is not None:

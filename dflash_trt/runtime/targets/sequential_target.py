@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A target that runs one request after the other on transformers' own caches, and is proved before its first request.
+"""A target that runs one request after the other on transformers' own caches, and is tested before its first request.
 
-What decoding does to a sequence is compared with uncached passes over it.
+The test compares decoding with uncached passes.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _fault_at(
     *,
     with_taps: bool = True,
 ) -> str | None:
-    """What is wrong with a sequence whose prompt has `length` tokens, and with which of its tokens."""
+    """The error in a sequence whose prompt has `length` tokens, and the token at which it occurs."""
     rng = np.random.default_rng(length)
     tokens = [token for token in range(min(target.vocab_size, 2**16)) if token not in _special(target.model.config)]
     sequence = rng.choice(tokens, length).tolist()
@@ -259,7 +259,7 @@ class SequentialTarget(HuggingFaceTarget):
         slot, num_tokens = segment.slot, len(segment.token_ids)
         begin = self._lengths[slot]
         cache = self._kind.make(self.model.config) if begin == 0 else self._caches[slot]
-        is_copied = not self._kind.crops and num_tokens > 1  # of one token, nothing is taken back
+        is_copied = not self._kind.crops and num_tokens > 1  # nothing of a single token is rolled back
         self._last[slot] = copy.deepcopy(cache) if is_copied else None, segment.token_ids
         inputs: dict[str, Any] = {"position_ids": self._positions(begin, num_tokens)} if self._takes_positions else {}
         rows = range(num_tokens - segment.num_logits, num_tokens)
@@ -298,7 +298,7 @@ class SequentialTarget(HuggingFaceTarget):
         return (self._uncropped() if self._kind.crops else None) or disagreement(self)
 
     def _attempt(self, test: Callable[[], T]) -> T | str:
-        """What `test` finds with the present kind of cache, or how transformers stumbles over it."""
+        """Result of `test` with the current kind of cache, or transformers' error."""
         try:
             return test()
         except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:

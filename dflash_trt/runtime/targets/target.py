@@ -56,7 +56,9 @@ class Target(Protocol):
     """Whether the pages of a released slot go on holding all that there is to know of their tokens."""
 
     def allocate(self, num_pages: int) -> None:
-        """Takes a GPU's memory for so many pages, if it has pages; that for more is taken as they are written."""
+        """Allocates a GPU's memory for `num_pages` pages, if it has pages. On a CPU, and beyond `num_pages`, memory is
+        allocated on first write.
+        """
         return
 
     def reserve(self, slot: int, pages: Sequence[int], num_tokens: int) -> None:

@@ -35,7 +35,7 @@ def changed(runtime: Runtime, change: dict[str, Any]) -> dict[str, Any]:
 
 
 def checked(tmp_path: Path, document: dict[str, Any], case: Case, draft: str | None = None) -> list[Finding]:
-    """Findings of that configuration as a file, a command line for vLLM and SGLang."""
+    """Findings of a check of that configuration as a file: for vLLM and SGLang, a command line."""
     schema = load_schema(case.runtime, case.version)
     file = tmp_path / "config"
     is_trtllm = case.runtime == "trtllm"

@@ -31,7 +31,7 @@ VALUES: dict[str, Any] = {
     "speculative_draft_model_path": "z-lab/gpt-oss-120b-DFlash", "num_speculative_tokens": 9, "max_seq_len": 32768,
     "speculative_draft_window_size": 64,
 }  # fmt: skip
-"""Values for fixes that leave the value to the user."""
+"""Value that a user chooses if the fix does not give one."""
 STEP = {"at least": 0, "at most": 0, "more than": 1, "less than": -1}
 Edit = tuple[str, Any]
 """Dotted key and value, REMOVED for none."""

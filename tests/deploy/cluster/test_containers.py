@@ -154,7 +154,7 @@ def test_compose_files_name_what_is_there(file: Path) -> None:
 
 
 def problems(document: dict[str, Any]) -> Iterator[str]:
-    """Problems of a compose file: files, stages, volumes, options, addresses."""
+    """Errors in a compose file: files, stages, volumes, options, addresses."""
     for name, service in document["services"].items():
         if build := service.get("build"):
             dockerfile = (DEPLOY / build["context"] / build["dockerfile"]).read_text()

@@ -22,9 +22,9 @@ from tests.waiting import PATIENCE
 
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 CLAIMS = {"models"}
-# Part of the operator's schema (ai-dynamo/dynamo at cdf9267d, deploy/operator/config/crd/bases/
-# nvidia.com_dynamographdeployments.yaml, v1beta1) that this project writes. The graphs of all shipped
-# deployments were held against all of it. A podTemplate is Kubernetes' own.
+# The part of the operator's schema that this project writes (ai-dynamo/dynamo at cdf9267d,
+# deploy/operator/config/crd/bases/ nvidia.com_dynamographdeployments.yaml, v1beta1). The graphs of all included
+# deployments were checked against the full schema. A podTemplate is Kubernetes' own.
 GRAPH = {"backendFramework", "components"}
 FRAMEWORKS = {"sglang", "vllm", "trtllm"}
 COMPONENT = {"name", "type", "replicas", "multinode", "sharedMemorySize", "runtimeVersionOverride", "podTemplate"}

@@ -97,14 +97,14 @@ def compare_context(graphs: Graphs, reference: ReferenceDrafter, begin: int) -> 
     taps, positions = features(graphs, 9), np.arange(begin, begin + 9)
     k, v = graphs.context(taps, positions)
     expected_k, expected_v = reference.context_kv(taps.astype(np.float64), positions)
-    # Layer by layer: another layer's k_norm (trap 8) must not hide behind a larger layer.
+    # Layer by layer: another layer's k_norm (trap 8) must not be masked by a larger layer.
     for layer in range(len(graphs.spec.layers)):
         assert_close(k[:, layer], expected_k[:, layer][..., order_of(reference)])
         assert_close(v[:, layer], expected_v[:, layer])
 
 
 def compare_draft(graphs: Graphs, reference: ReferenceDrafter, length: int) -> None:
-    """A block behind `length` context rows."""
+    """A block after `length` context rows."""
     S, H = graphs.spec.block_size, graphs.spec.hidden_size
     noise = np.random.default_rng(length).standard_normal((S, H)).astype(np.float32)
     k, v = reference.context_kv(features(graphs, length).astype(np.float64), np.arange(length))
@@ -182,7 +182,7 @@ def test_fc_beyond_fp16(engine: EngineMaker) -> None:
     expected_k, expected_v = reference.context_kv(taps.astype(np.float64), np.arange(3))
     assert_close(k, expected_k)
     assert_close(v, expected_v)
-    assert COMPUTE == onnx.TensorProto.BFLOAT16  # what TensorRT computes it in: FP16 weights are cast
+    assert COMPUTE == onnx.TensorProto.BFLOAT16  # TensorRT's type for it: FP16 weights are cast
     model = onnx.load(graphs.directory / "context.onnx", load_external_data=False)
     half = {i.name for i in model.graph.initializer if i.data_type == onnx.TensorProto.FLOAT16}
     assert "fc.weight" in half

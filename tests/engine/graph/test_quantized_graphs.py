@@ -165,7 +165,7 @@ def with_quantized_inputs(reference: ReferenceDrafter, checkpoint: Path) -> Refe
     return Quantizing(**{name: getattr(reference, name) for name in reference.__dataclass_fields__})
 
 
-GROUPS = (["q_proj", "k_proj", "v_proj"], ["gate_proj", "up_proj"])  # what reads one activation
+GROUPS = (["q_proj", "k_proj", "v_proj"], ["gate_proj", "up_proj"])  # readers of one activation
 
 
 def rounded(x: np.ndarray, scale: np.float32, algorithm: str) -> np.ndarray:

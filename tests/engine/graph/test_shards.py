@@ -16,8 +16,8 @@ from dflash_trt.engine.signatures import not_shared, num_segments, segment_name,
 from dflash_trt.errors import BuildError, EngineError
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
-from dflash_trt.runtime.drafter.onnx_executor import graph_session
 from dflash_trt.runtime.drafter.onnxruntime import lowering
+from dflash_trt.runtime.drafter.onnxruntime.graph_session import graph_session
 from tests.engines import FloatArray, Graphs, fitting_target
 from tests.featured import featured_draft
 from tests.paths import FIXTURES
@@ -102,9 +102,9 @@ def largest_error(expected: FloatArray, found: FloatArray) -> float:
 def test_two_ranks_are_the_whole_drafter(
     tmp_path: Path, name: str, recipe: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Windows, sinks and biases of gpt-oss are in it; of quantised layers, codes and scales are the whole one's.
+    """The draft has gpt-oss's windows, sinks and biases; codes and scales of quantised layers are the whole draft's.
 
-    Rows of padding, which ONNX Runtime leaves out otherwise, hold NaN behind each sum.
+    Padding rows, which ONNX Runtime otherwise skips, are NaN after each sum.
     """
     if recipe.startswith("padded"):
         monkeypatch.setattr(lowering, "leave_out_padding", lambda graph: None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TensorRT made of a graph: the layers of a plan, and in which number formats they multiply by weights.
+"""The layers that TensorRT compiled from a graph, with the number formats in which they multiply by weights.
 
 Read from the builder's VERBOSE log, which needs no GPU, or from the engine inspector, which does.
 """
@@ -48,7 +48,7 @@ class Layer(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What it does, without the compiler's numbers."""
+        """The layer's operation, without the compiler's numbers."""
         if self.multiplies:
             return f"GEMM {self.operands}"
         if self.kind == "custom_layer":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's real parser and builder, of TensorRT-RTX: what they make of a graph, on any machine."""
+"""Runs NVIDIA's real parser and builder, of TensorRT-RTX, on a graph, on any machine."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def tensorrt_rtx() -> Any:
 
 @contextmanager
 def messages() -> Iterator[list[str]]:
-    """What the builder says, VERBOSE messages included."""
+    """Messages of the builder, including VERBOSE ones."""
     said = list[str]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(make_logger(tensorrt_rtx()), "log", lambda severity, message: said.append(message))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which machine runs which plan, how another one is refused, and the GPUs that the driver (a fake libcuda) reports."""
+"""Plans and the machines that run them, refusals of others, and the GPUs that the driver (a fake libcuda) reports."""
 
 import shutil
 import subprocess
@@ -216,7 +216,7 @@ def test_the_plugin_library_is_the_one_it_was_built_with() -> None:
     assert "expected the plugin it was built with, host code sha256 p, found q" in message
     for carried in (
         msgspec.structs.replace(PLAN, version_compatible=True),  # the plan holds the plugin
-        msgspec.structs.replace(PLAN, plugin_sha256=None),  # and this one needs none
+        msgspec.structs.replace(PLAN, plugin_sha256=None),  # this plan needs none
     ):
         assert not carried.needs_plugin
         check_plan(carried, DIRECTORY, FILES, here(plugin=None))

@@ -1,24 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of plans without TensorRT: the commands of --dry-run, profiles, and the bytes of a drafter."""
+"""Facts about plans without TensorRT: the commands of --dry-run, profiles, and the bytes of a drafter."""
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
+from torch import Tensor
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.device.launcher import Launcher
 from dflash_trt.engine.engine_directory import BuildOptions, build_engine
 from dflash_trt.engine.manifest import Manifest, read_shard
+from dflash_trt.engine.plans import plan_loader
 from dflash_trt.engine.plans.add_plans import add_plans
 from dflash_trt.engine.plans.compile import TimingCache
 from dflash_trt.engine.plans.plan import PlanOptions, Range, graph_batch_sizes, profiles, row_buckets
 from dflash_trt.engine.plans.preview import drafter_memory, trtexec_commands
 from dflash_trt.engine.plans.tensorrt_api import installed_library
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
+from dflash_trt.engine.recorded_graph import graph_tensors
 from dflash_trt.runtime.drafter.drafter import Drafter
 from tests.contract.host_runtime import VERSIONS
 from tests.contract.launcher import HostLauncher
@@ -35,10 +39,17 @@ def planned_drafter(
     return Drafter.open(executor, manifest.draft, num_slots=num_slots)
 
 
-def executor_of(drafter: Drafter) -> TensorRTExecutor:
-    """The executor of `drafter`, which runs plans."""
-    assert isinstance(drafter.executor, TensorRTExecutor)
-    return drafter.executor
+def allocations(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """Bytes by address of the tensors that plans are loaded with from now on."""
+    sizes: dict[int, int] = {}
+
+    def noted(*arguments: Any) -> dict[str, Tensor]:
+        tensors = graph_tensors(*arguments)
+        sizes.update({tensor.data_ptr(): tensor.nbytes for tensor in tensors.values()})
+        return tensors
+
+    monkeypatch.setattr(plan_loader, "graph_tensors", noted)
+    return sizes
 
 
 SIZES = PlanOptions(max_batch_size=3, max_seq_len=50, max_num_tokens=40, workspace_bytes=7)
@@ -50,11 +61,11 @@ def test_it_is_what_the_drafter_allocates(tmp_path: Path, monkeypatch: pytest.Mo
     pretend(monkeypatch, tmp_path, VERSIONS[0])
     manifest = add_plans(engine, SIZES)
     memory = drafter_memory(manifest, SIZES, engine)
+    allocated = allocations(monkeypatch)
     drafter = planned_drafter(engine, manifest, num_slots=3)
-    cache, executor = drafter.cache, executor_of(drafter)
+    cache = drafter.cache
     assert memory.cache_bytes == cache.k.nbytes + cache.v.nbytes == 3 * 64 * drafter.cache_bytes_per_token
-    tensors = [*executor._context.tensors.values(), *executor._draft.tensors.values()]
-    assert memory.activation_bytes == sum(tensor.nbytes for tensor in tensors)
+    assert memory.activation_bytes == sum(allocated.values())
     assert memory.weight_bytes == (engine / "model.safetensors").stat().st_size
     assert memory.workspace_bytes == 14
 
@@ -67,12 +78,11 @@ def test_it_is_what_a_rank_allocates(tmp_path: Path, monkeypatch: pytest.MonkeyP
     pretend(monkeypatch, tmp_path, VERSIONS[0])
     whole = add_plans(tmp_path / "engine", SIZES)
     place, part = read_shard(tmp_path / "engine", whole, 1)
+    allocated = allocations(monkeypatch)
     executor = TensorRTExecutor(place, part, HostLauncher(), lambda partial: None)
     executor.load()
     executor.bind(*(torch.zeros(3 * 2, 2, 32, 1, 16, dtype=torch.bfloat16) for _ in range(2)))
-    tensors = [*executor._context.tensors.values(), *executor._draft.tensors.values()]
-    memory = drafter_memory(part, SIZES, place)
-    assert memory.activation_bytes == sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+    assert drafter_memory(part, SIZES, place).activation_bytes == sum(allocated.values())
 
 
 BATCHES = {

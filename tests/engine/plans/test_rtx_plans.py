@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans by NVIDIA's real parser and builder, of TensorRT-RTX: what they make of both graphs, and what they refuse."""
+"""Plans by NVIDIA's real parser and builder, of TensorRT-RTX: their layers for both graphs, and refusals."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ class Graph:
 
 
 def matmul_of_three_axes(g: Graph) -> None:
-    """What NVIDIA's parser was given until linear layers became Gemms."""
+    """The earlier form of linear layers, before they became Gemms."""
     gemm = g.node("layers.0.self_attn/Gemm_1")
     g.before(gemm, 1, "Transpose", perm=[1, 0])
     codes = g.initializer("layers.0.self_attn.o_proj.weight")

@@ -71,7 +71,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def taken(files: list[str]) -> list[str]:
-    """What was built since the last call."""
+    """Plans built since the last call."""
     found = list(files)
     files.clear()
     return found
@@ -179,7 +179,7 @@ def test_without_the_extra(engine: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_process_of_its_own_says_why(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it refuses, and what ends it."""
+    """The call that it refuses, and the resulting error."""
     monkeypatch.setenv("DFLASH_TRT_PLUGIN", str(installed_library()))
     manifest = read_manifest(engine)
     job = PlanJob(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report says for a decision: its verdict, another reference, latencies and goodput, on a phone, too."""
+"""Parts of a report that support a decision: verdict, another reference, latencies and goodput, also on a phone."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_every_figure_is_the_servers_own(
     assert document["run"]["warnings"] == []
     chat = {"messages": [{"role": "user", "content": "def f("}], "max_tokens": 8, "temperature": 0}
     shared.post("/v1/chat/completions", model=MODEL, **chat)
-    warm_up = counts(shared)  # what the warm-up was: the same request once more
+    warm_up = counts(shared)  # the warm-up was the same request once more
     total_counts = sum((point.acceptance.counts for point in points if point.acceptance.counts), Acceptance())
     total = {
         "vllm:spec_decode_num_drafts_total": total_counts.drafting_passes,
@@ -192,7 +192,7 @@ def test_every_figure_is_the_servers_own(
     run_here(*arguments)
     later = counts(shared)
     tokens = later["vllm:generation_tokens_total"] - kept["vllm:generation_tokens_total"]
-    assert tokens == points[3].output_tokens + 8  # that point and a warm-up: the others are kept
+    assert tokens == points[3].output_tokens + 8  # runs that point and a warm-up; the others are kept
     assert "prose" in capsys.readouterr().out
 
 

@@ -96,7 +96,8 @@ def shift_taps(llm: LLM) -> None:
     """Each tap is what goes into its layer, and not what comes out of it."""
     target = pair(llm)._target
     assert isinstance(target, HuggingFaceTarget)
-    target._catcher, target._taps = None, [tap - 1 for tap in target._taps]  # of hidden_states, embeddings first
+    # index into hidden_states, embeddings first
+    target._catcher, target._taps = None, [tap - 1 for tap in target._taps]
 
 
 def scale_v(llm: LLM) -> None:
@@ -114,7 +115,7 @@ def lose_prefix_features(llm: LLM) -> None:
     """A prefix cache that spares the target a known prompt, and so the drafter its features: rows are never written."""
     running, drafting = pair(llm), drafter(llm)
     reserve = running.reserve
-    noise = torch.Generator().manual_seed(0)  # what memory holds that was never written
+    noise = torch.Generator().manual_seed(0)  # contents of memory that was never written
 
     @torch.inference_mode()
     def starving(slot: int, pages: Sequence[int], num_tokens: int) -> None:
@@ -127,7 +128,7 @@ def lose_prefix_features(llm: LLM) -> None:
 
 
 def ignore_temperature(llm: LLM) -> None:
-    """Whatever is asked, decoding is greedy."""
+    """Decodes greedily, regardless of the request."""
     backend = llm.backend
     request = backend.request
 
@@ -138,7 +139,7 @@ def ignore_temperature(llm: LLM) -> None:
 
 
 def pair(llm: LLM) -> ModelRunner:
-    return llm.backend._decoder._runner
+    return llm.backend.decoder.runner
 
 
 def drafter(llm: LLM) -> Drafter:

@@ -18,7 +18,7 @@ OWNERS = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "tensorrt_llm"}
 
 
 class LookAlike:
-    """What a server counts; the shares of accepted drafts may differ at long contexts and on prompts known already."""
+    """A server's counters; the shares of accepted drafts may differ for long contexts and repeated prompts."""
 
     def __init__(
         self, kind: str, rates: Sequence[float], *, model: str, long: Sequence[float] | None = None,

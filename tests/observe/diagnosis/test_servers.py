@@ -244,7 +244,7 @@ def test_first_k_norm_for_all_layers(tmp_path: Path, baseline: Diagnosis) -> Non
     ],
 )
 def test_a_draft_that_is_misread(cause: str, fault: dict[str, Any], tmp_path: Path, baseline: Diagnosis) -> None:
-    """What was done is among the causes, and also where no baseline is known and acceptance is low enough."""
+    """The injected fault is among the causes, also without a baseline if acceptance is low enough."""
     diagnosis = ask(faults.engine(tmp_path, **fault), baseline=baseline)
     (finding,) = diagnosis.findings
     assert finding.name.startswith("acceptance ")

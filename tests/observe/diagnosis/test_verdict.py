@@ -130,7 +130,7 @@ def speeds(drafted: float) -> list[Speed]:
 
 
 def probed(**changed: Any) -> Probed:
-    """What probes bring of a healthy server of ours."""
+    """Probe results of a healthy server of ours."""
     groups = {
         "short": group("short prompts"), "served": group("as served", count=6),
         "long": group("long prompts", count=8, input_tokens=5000),
@@ -246,7 +246,7 @@ def test_low_acceptance_that_scatters_is_not_fine() -> None:
     assert "16 answers scatter too much to tell" in found.checks[0].figure
     assert names(verdict(expected_tau=2.91)) == ([], [])
     fewer = ProbeGroup(name="short prompts", samples=[sample(f"p{i}", (0.7, 0.5)) for i in range(16)])
-    healthy = {"short prompts": group("short prompts")}  # of 7 drafts: the first alone is compared
+    healthy = {"short prompts": group("short prompts")}  # 7 draft tokens: only the first is compared
     assert names(judged(RUNTIMES["vllm"], probed(short=fewer, plain=EMPTY), healthy, None, None)) == ([], [])
 
 
@@ -333,7 +333,7 @@ TEXTS: dict[str, dict[str, Any]] = {
 
 
 def printed(name: str) -> str:
-    """What `doctor URL` prints of a made-up diagnosis, on a screen of 200 columns."""
+    """Output of `doctor URL` for a made-up diagnosis, on a screen of 200 columns."""
     kind, found = TEXTS[name].get("kind", "dflash-trt"), verdict(**TEXTS[name])
     groups = probed(**{key: value for key, value in TEXTS[name].items() if key != "kind"})
     diagnosis = Diagnosis(

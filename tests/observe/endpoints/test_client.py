@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a server is one error, no answer is without a bound, and the runtime and its counts are told.
+"""Each failure of a server is one error, every answer is bounded, and the runtime and its counts are recognised.
 
 Metrics pages are of the names in the runtimes' sources; the counts are made up.
 """
@@ -29,7 +29,7 @@ def page(samples: dict[str, float]) -> str:
 
 
 def measured(owner: str, before: dict[str, Page], after: dict[str, Page]) -> ObservedAcceptance:
-    """What the meter says of a server whose pages change from `before` to `after`."""
+    """The meter's reading for a server whose pages change from `before` to `after`."""
     pages = {"/v1/models": models(owner), **before}
     with canned(pages) as url, Client(url) as client, acceptance_during(meter(client, identify(client))) as end:
         pages.update(after)
@@ -85,7 +85,7 @@ def sglang(steps: int, tokens: int, requests: int) -> str:
 def test_sglang_counts_what_requests_kept() -> None:
     found = measured("sglang", {"/metrics": sglang(0, 100, 9)}, {"/metrics": sglang(20, 172, 11)})
     assert (found.source, found.counts) == ("counters", drafting(20, 50, None))
-    assert found.tau_of_drafting_passes == 3.5  # 70 tokens behind the first of 2 requests, in 20 passes
+    assert found.tau_of_drafting_passes == 3.5  # 70 tokens after the first of 2 requests, in 20 passes
     assert "--enable-metrics" in measured("sglang", {}, {}).how
 
 
@@ -196,7 +196,7 @@ def test_what_is_no_url(given: str) -> None:
 
 def test_nothing_answers() -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and never listens
+        taken.bind(("127.0.0.1", 0))  # the port never listens
         with (
             Client(f"127.0.0.1:{taken.getsockname()[1]}") as client,
             pytest.raises(EndpointError, match="expected a server, found: Connection refused\n") as error,

@@ -21,7 +21,7 @@ from tests.deploy.deployments import resolved
 MOE, DENSE, ENGINE = "gpt-oss-120b.b300x8.latency", "qwen3-8b.h200x1.latency", "gpt-oss-120b.b300x8.nvfp4"
 LATENT, HYBRID = "DeepSeek-V3", "Qwen3-Next-80B-A3B"
 NAMES = (MOE, DENSE, ENGINE, LATENT, HYBRID)
-# What the published config.json say of their layers.
+# Layers by the published config.json.
 CONFIGS: dict[str, dict[str, object]] = {
     LATENT: {
         **{"model_type": "deepseek_v3", "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128},

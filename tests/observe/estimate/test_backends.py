@@ -18,7 +18,8 @@ from dflash_trt.observe.estimate.shapes import SmallKernels, backends
 from dflash_trt.observe.estimate.step import StepLoad
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.drafter.torch.calls import VIEWS, fused
-from dflash_trt.runtime.drafter.torch.graph_program import OnnxGraph, Program
+from dflash_trt.runtime.drafter.torch.graph_program import Program
+from dflash_trt.runtime.drafter.torch.onnx_graph import OnnxGraph
 from dflash_trt.runtime.drafter.torch.scaled_linear import patterns
 from dflash_trt.runtime.drafter.torch.stored_weights import StoredWeights
 from tests.engine.plans.plan_layers import num_kernels

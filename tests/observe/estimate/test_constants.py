@@ -92,11 +92,11 @@ def test_qwen3_next_by_hand() -> None:
     total = target.dense_params + 48 * 512 * target.expert_params + 2 * target.head_params
     assert total == pytest.approx(80e9, rel=0.01)
     assert target.active_params + target.head_params == pytest.approx(3.6e9, rel=0.1)
-    state = 36 * (4 * 128 * 128 * 4 + (2 * 2 + 4) * 128 * 3 * 2)  # of four heads, on one of eight ranks
+    state = 36 * (4 * 128 * 128 * 4 + (2 * 2 + 4) * 128 * 3 * 2)  # four heads, on one of eight ranks
     for context in (1000, 50_000):
         load = StepLoad(batch=4, num_draft_tokens=9, context=context)
         terms = {term.name: term for term in model.price("dflash", load).terms if term.part == "target"}
-        assert terms["delta nets, state"].bytes == 4 * (1 + 10) * state  # read once, written behind ten tokens
+        assert terms["delta nets, state"].bytes == 4 * (1 + 10) * state  # read once, written after ten tokens
         assert terms["attention, KV cache"].bytes == 4 * context * 12 * 2 * 1 * 256 * 2
     alone = model._delta_nets(StepLoad(batch=0, num_draft_tokens=0, context=0, prompt_tokens=1000), 1).seconds
     flops = 7 * 1000 * 36 * 32 * 128 * 128 / 8
@@ -127,7 +127,7 @@ def test_what_is_not_modelled_or_not_said_is_refused(name: str, changes: dict[st
 
 
 UNITS = {"bandwidth": "bytes/s", "flops": "flop/s", "seconds": "s", "efficiency": "ratio"}
-# What a unit's numbers look like; a microsecond written as 3.5 or a bandwidth in GB/s falls out.
+# Plausible range of a unit's numbers; a microsecond written as 3.5 or a bandwidth in GB/s is outside.
 PLAUSIBLE = {"bytes/s": (1e10, 1e13), "flop/s": (1e14, 1e17), "s": (1e-6, 1e-2), "ratio": (0.03, 10)}
 
 
@@ -200,7 +200,7 @@ def test_models_are_known_or_refused_with_the_list() -> None:
 def test_layers_add_up_to_the_published_number_of_parameters(name: str, total: float, active: float) -> None:
     """Billions; those of 4B and Gemma share embedding and lm_head, which others have twice.
 
-    Of Muse's 29.6 the vision tower has 1.8, of GLM's 321.3 its own 0.5 and the MTP layer 7.5.
+    Muse's 29.6 include 1.8 of the vision tower; GLM's 321.3 include 0.5 of its own and 7.5 of the MTP layer.
     """
     target = target_shape(name)
     heads = 1 if name == "Qwen/Qwen3.5-4B" or name.startswith("google/") else 2

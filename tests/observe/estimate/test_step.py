@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cost of a step and of a drafter's pass must stand, whatever the constants.
+"""Costs of a step and of a drafter's pass: properties that hold for any constants.
 
-What follows by hand from gpt-oss-120b's sizes; the drafter whole on every GPU, and shared.
+Costs by hand from gpt-oss-120b's sizes, with the drafter whole on every GPU, and shared.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was held against published speeds is what `estimate` says, and what was not is marked."""
+"""`estimate` reports what was compared with published speeds, and marks what was not."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def tensors(counts: Sequence[int], outputs: int, inputs: int, dtype: torch.dtype
 def product(
     counts: Sequence[int], x: Tensor, weights: Tensor, biases: Tensor | None, isa: str, threads: int = 1
 ) -> Tensor:
-    """Product of the kernel; a guard behind it must stay as it is."""
+    """Product of the kernel; a guard after it must not change."""
     _, N, K = weights.shape
     out = torch.full((len(x) * N + 64,), BEHIND, dtype=x.dtype)
     laid_out, (number, start) = panels(weights) if x.dtype == torch.float32 else weights, openmp_team()
@@ -213,5 +213,7 @@ def test_panels_are_for_fp32_alone() -> None:
 
 
 def test_a_block_has_the_logits_of_single_tokens_to_the_bit() -> None:
-    """Torch's activations round the rest behind their last vector otherwise, so the layers are as wide as vectors."""
+    """Torch's activations round the remainder after their last vector differently, so the layers are as wide as
+    vectors.
+    """
     assert agrees(make_target(random_model("llama", intermediate_size=64), TAPS, NUM_SLOTS, accelerate))

@@ -86,7 +86,7 @@ def expected(layer: Layer, data: Data) -> list[Tensor]:
 
 
 class Cache:
-    """Pages of all sequences, in an order that chance makes, with NaN in what nobody has written."""
+    """Pages of all sequences in random order, with NaN in rows that were never written."""
 
     def __init__(self, layer: Layer, seed: int = 0) -> None:
         self.layer = layer
@@ -175,7 +175,7 @@ def test_threads_change_nothing() -> None:
 
 
 def test_the_team_is_asked_where_there_is_enough_work() -> None:
-    """For storing and for attending, with all of its threads; whoever starts last finds nothing left to do."""
+    """Once for storing and once for attending, with all threads; the last one to start finds no work left."""
     asked: list[int] = []
 
     @ctypes.CFUNCTYPE(None, WORK, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)

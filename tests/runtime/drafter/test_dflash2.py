@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from shutil import copytree
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,14 +19,14 @@ from safetensors.torch import load_file
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.engine.candidate_lattice import Candidates
-from dflash_trt.engine.candidate_selector import CandidateSelector
+from dflash_trt.engine.candidate_lattice import CandidateLattice
 from dflash_trt.engine.proposals import Draw, Proposals
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.session import run as run_requests
 from tests.checkpoint.samples import edit_config
+from tests.decoding import Tables, hidden_of
 from tests.engines import build
 from tests.fixtures_data import prompts
 from tests.oracle.deepspec_dspark import ANCHOR, SIZES
@@ -53,22 +54,30 @@ def dspark(case: DSparkCase, draft: Path, work: Path, *, rows: int = 1, draws: t
     drafter, slots = opened(draft, work, case.taps(), case.num_context, rows)
     tensors = load_file(replace_vocabulary(case, work / "whole") / "model.safetensors")
     table, head = tensors["embed_tokens.weight"], tensors["lm_head.weight"]
-    anchors = torch.tensor([ANCHOR, *range(1, rows)])
-    noise = drafter.embedding.blocks(anchors, SIZES.block_size, lambda ids: table[ids]).clone()
-    hidden = drafter.draft(slots, noise)
-    if case.head != "none":
-        lattice = drafter.candidates(slots, noise, anchors, case.num_tokens, lambda rows: rows @ head.T)
-        proposed, scores = lattice.walk(draws or [None] * rows)[0], lattice.greedy_rows()[0].amax(-1)
+    anchors = [ANCHOR, *range(1, rows)]
+    hidden, proposed, lattice = walked(drafter, slots, anchors, case.num_tokens, Tables(table, head), draws)
+    if lattice is not None:
+        scores = lattice.greedy_rows()[0].amax(-1)
     else:
-        scores, best = (hidden[0, : case.num_tokens] @ head.T).max(-1)
-        has_head = drafter.spec.has_own_head
-        proposed = Proposals((drafter.propose(slots, noise)[0] if has_head else best)[: case.num_tokens].tolist())
+        scores = (hidden[0, : case.num_tokens] @ head.T).amax(-1)
     return {
         "hidden": hidden[0].numpy(),
         "path": np.array(proposed.token_ids),
         "scores": scores.numpy(),
         "survival": np.array(proposed.survival or ()),
     }
+
+
+def walked(
+    drafter: Drafter, slots: Sequence[int], anchors: list[int], num_tokens: int, target: Tables,
+    draws: Sequence[Draw | None] = (),
+) -> tuple[torch.Tensor, Proposals, CandidateLattice | None]:  # fmt: skip
+    """Hidden states of all blocks, proposals of the first, and the lattice that they are a path through."""
+    hidden = hidden_of(drafter, slots, drafter.embedding.blocks(torch.tensor(anchors), target.embed).clone())
+    drafter.borrow(target)
+    with patch.object(CandidateLattice, "walk", autospec=True, side_effect=CandidateLattice.walk) as walk:
+        proposed = drafter.propose(slots, anchors, num_tokens, draws or [None] * len(anchors))[0]
+    return hidden, proposed, walk.call_args.args[0] if walk.called else None
 
 
 def replace_vocabulary(case: DSparkCase, directory: Path) -> Path:
@@ -121,7 +130,7 @@ def golden_steps(block_size: int) -> list[list[int]]:
 
 
 def opened(draft: Path, work: Path, taps: torch.Tensor, num_context: int, rows: int) -> tuple[Drafter, list[int]]:
-    """Our drafter with the context injected; with more `rows`, beside other contexts. And the slots of all."""
+    """Our drafter with the context injected, with more `rows` next to other contexts, and the slots of all."""
     drafter = open_drafter(work, build(draft, work), num_slots=rows)
     slots, lengths = list(range(rows)), [num_context, *(3 * row for row in range(1, rows))]
     for slot in slots:
@@ -134,14 +143,13 @@ def ours(case: Case, draft: Path, work: Path, *, rows: int = 1) -> Arrays:
     """Our drafter's walk; with more `rows`, in a batch of blocks with other contexts around it."""
     taps, table, head, anchor = case.inputs()
     drafter, slots = opened(draft, work, taps, case.num_context, rows)
-    anchors = torch.tensor([anchor, *range(1, rows)])
-    noise = drafter.embedding.blocks(anchors, case.block_size, lambda ids: table[ids]).clone()
-    lattice = drafter.candidates(slots, noise, anchors, case.num_tokens, lambda hidden: hidden @ head.T)
-    hidden = drafter.draft(slots, noise)
+    anchors = [anchor, *range(1, rows)]
+    hidden, proposed, lattice = walked(drafter, slots, anchors, case.num_tokens, Tables(table, head))
+    assert lattice is not None
     return {
         "hidden": hidden[0].numpy(),
         "ids": lattice.ids[0].sort(-1).values.numpy(),
-        "path": lattice.greedy_walk()[0].numpy(),
+        "path": np.array(proposed.token_ids),
     }
 
 
@@ -187,32 +195,6 @@ def test_its_loop_takes_the_same_steps(block_size: int, count: int, tmp_path: Pa
     assert steps == golden_steps(block_size)[:count]
 
 
-def test_the_walk_draws_behind_what_it_drew() -> None:
-    """Every number on a fine grid, so that shares are the probabilities."""
-    count, generator = 4000, torch.Generator().manual_seed(0)
-    lattice = Candidates(
-        torch.tensor([[[10, 11, 12], [20, 21, 22]]]).expand(count, -1, -1),
-        torch.randn(1, 2, 3, 3, generator=generator).expand(count, -1, -1, -1),
-    )
-    grid = (torch.arange(count) + 0.5) / count
-    temperatures = torch.full((count,), 0.8, dtype=torch.float64)
-    for drawn_first in (0, 1, 2):
-        first = lattice.scores[0, 0, 0].double().div(0.8).softmax(-1)
-        u = first[:drawn_first].sum() + 0.5 * first[drawn_first]
-        paths, q = lattice.sampled_walk(temperatures, torch.stack([u.expand(count), grid], dim=1))
-        second = lattice.scores[0, 1, drawn_first].double().div(0.8).softmax(-1)
-        torch.testing.assert_close(q[0], torch.stack([first, second]))
-        assert set(paths[:, 0].tolist()) == {10 + drawn_first}
-        torch.testing.assert_close(paths[:, 1].sub(20).bincount() / count, second.float(), atol=1e-3, rtol=0)
-
-
-def test_logits_are_multiplied_and_then_capped(tmp_path: Path) -> None:
-    """By 0.7 near 0, at 3 far from it: a path seldom depends on it."""
-    selector = CandidateSelector(read_draft(CASES[3].write(tmp_path)).spec, *torch.zeros(3, 1, 1))
-    logits = selector.final_logits(torch.tensor([-1e3, -1e-3, 1e-3, 1e3]))
-    torch.testing.assert_close(logits, torch.tensor([-3.0, -0.7e-3, 0.7e-3, 3.0]))
-
-
 def in_zlabs_layout(directory: Path, said: dict[str, Any]) -> Path:
     """DeepSpec's draft without heads, and `said`."""
     config = json.loads((DSPARK_CASES[0].write(directory) / "config.json").read_text())
@@ -229,10 +211,3 @@ def test_anchor_first_drafts_of_zlab_are_deepseeks(key: str, tmp_path: Path) -> 
     found = dspark(DSPARK_CASES[0], draft, tmp_path / "engine", rows=3)
     assert len(found["path"]) == SIZES.block_size
     assert_same(found, golden(DSPARK_CASES[0], DSPARK_KEYS))
-
-
-@pytest.mark.parametrize("scores", [float("nan"), float("inf"), float("-inf"), 1e38])
-def test_a_broken_draft_draws_from_a_distribution(scores: float) -> None:
-    lattice = Candidates(torch.arange(6).view(1, 2, 3), torch.full((1, 2, 3, 3), scores))
-    _, q = lattice.sampled_walk(torch.tensor([1e-30]), torch.tensor([[0.5, 1 - 2**-53]], dtype=torch.float64))
-    torch.testing.assert_close(q.sum(-1), torch.ones(1, 2, dtype=torch.float64))

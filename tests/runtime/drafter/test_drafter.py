@@ -14,7 +14,6 @@ import torch
 from dflash_trt import _C
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.quantization import Quantization
-from dflash_trt.device.launcher import CudaLauncher
 from dflash_trt.engine.manifest import Manifest, read_manifest
 from dflash_trt.engine.plans.plan import Plan
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
@@ -24,10 +23,11 @@ from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.onnx_executor import OnnxExecutor
 from dflash_trt.runtime.drafter.open import choose_executor, open_drafter
 from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
-from dflash_trt.runtime.kvcache.paged_caches import FIRST_PAGES
+from dflash_trt.runtime.kvcache.page_memory import FIRST_PAGES
 from tests.checkpoint.samples import refusal
 from tests.contract.host_runtime import VERSIONS
 from tests.contract.machine import pretend
+from tests.decoding import Tables, hidden_of
 from tests.engines import Graphs, build
 from tests.featured import build_featured, featured_draft
 from tests.paths import FIXTURES
@@ -52,10 +52,12 @@ def planned(manifest: Manifest) -> Manifest:
 
 def test_onnx_runtime_on_a_cpu(engine: Path, manifest: Manifest) -> None:
     drafter = open_drafter(engine, manifest, num_slots=3, device="cpu", expose=["layers.0/output"])
-    executor = drafter.executor
-    assert isinstance(executor, OnnxExecutor)
+    assert isinstance(drafter.executor, OnnxExecutor)
     assert len(drafter.cache.lengths) == 3
-    assert [output.name for output in executor._sessions["draft"].get_outputs()] == ["hidden", "layers.0/output"]
+    blocks = torch.zeros(2, manifest.draft.block_size, manifest.draft.hidden_size)
+    outputs = drafter.run([0, 1], blocks)
+    assert {name: value.shape for name, value in outputs.items()} == dict.fromkeys(outputs, blocks.shape)
+    assert list(outputs) == ["hidden", "layers.0/output"]
 
 
 def test_on_a_gpu_torch_where_there_are_no_plans(engine: Path, manifest: Manifest, planned: Manifest) -> None:
@@ -63,7 +65,6 @@ def test_on_a_gpu_torch_where_there_are_no_plans(engine: Path, manifest: Manifes
     for of, expose in ((manifest, ()), (half, ()), (planned, ("layers.0/output",))):  # plans return no such value
         executor = choose_executor(engine, of, device="cuda:1", expose=expose)
         assert isinstance(executor, TorchExecutor)
-        assert isinstance(executor._launcher, CudaLauncher)
         assert executor.device == torch.device("cuda:1")
 
 
@@ -74,7 +75,6 @@ def test_on_a_gpu_plans_where_there_are_some(
     executor = choose_executor(engine, planned, device="cuda:1")
     assert isinstance(executor, TensorRTExecutor)
     assert executor.device == torch.device("cuda:1")
-    assert isinstance(executor._launcher, CudaLauncher)
     assert isinstance(choose_executor(engine, planned, device="cuda:1", executor="torch"), TorchExecutor)
 
 
@@ -140,11 +140,12 @@ def test_proposals_are_the_argmax_of_hidden(algorithm: str | None, tmp_path: Pat
     generator = torch.Generator().manual_seed(4)
     drafter.inject([0, 1], [5, 2], torch.randn(7, draft.spec.target_hidden_size, generator=generator))
     blocks = torch.randn(2, draft.spec.block_size, H, generator=generator)
-    hidden = drafter.draft([1, 0], blocks)[:, 1:]
+    outputs = drafter.run([1, 0], blocks)
+    hidden = outputs["hidden"][:, 1:]
     if algorithm == "FP8":  # its input, too, by the static scale
         hidden = (hidden / INPUT_SCALE).clamp(-448, 448).to(torch.float8_e4m3fn).float() * INPUT_SCALE
     best = (hidden.double() @ torch.from_numpy(weight).double().T).argmax(dim=-1)
-    assert torch.equal(drafter.propose([1, 0], blocks), tokens[best])
+    assert torch.equal(outputs["token_ids"].long(), tokens[best])
     assert best.unique().numel() > 5
 
 
@@ -201,7 +202,7 @@ def step(
     for either in (drafter, expected):
         either.inject(list(context), list(context.values()), taps)
     assert drafter.cache.lengths == expected.lengths
-    torch.testing.assert_close(drafter.draft(slots, blocks), expected.draft(slots, blocks), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(hidden_of(drafter, slots, blocks), expected.draft(slots, blocks), rtol=1e-4, atol=1e-4)
 
 
 def test_slots_grow_at_their_own_pace(engine: Path, drafter: Drafter) -> None:
@@ -249,7 +250,7 @@ def test_a_page_of_another_is_zeros_again(drafter: Drafter) -> None:
     drafter.inject([1], [3], torch.ones(3, width))
     drafter.reserve(2, [5, 3], 0)
     drafter.inject([2], [TOKENS_PER_PAGE + 1], torch.ones(TOKENS_PER_PAGE + 1, width))
-    assert drafter.draft([1, 2], blocks).isfinite().all()
+    assert hidden_of(drafter, [1, 2], blocks).isfinite().all()
 
 
 def test_a_cache_that_grew_while_decoding_is_cleared_by_anybody(drafter: Drafter) -> None:
@@ -263,11 +264,21 @@ def test_a_cache_that_grew_while_decoding_is_cleared_by_anybody(drafter: Drafter
     assert not drafter.cache.k.any()
 
 
-def test_what_a_row_takes_and_the_dtype_of_hidden_states(drafter: Drafter) -> None:
+def test_the_memory_of_a_row(drafter: Drafter) -> None:
     cache = drafter.cache
     assert cache.k.nbytes + cache.v.nbytes == FIRST_ROWS * drafter.cache_bytes_per_token
-    blocks = torch.zeros(1, drafter.spec.block_size, drafter.spec.hidden_size, dtype=torch.bfloat16)
-    assert drafter.draft([0], blocks).dtype == torch.bfloat16
+
+
+def test_a_borrowed_head_reads_the_dtype_that_the_embedding_has(drafter: Drafter) -> None:
+    """A target in BF16 takes no rows in FLOAT."""
+    generator = torch.Generator().manual_seed(0)
+    target = Tables(*torch.randn(2, 4096, drafter.spec.hidden_size, generator=generator).bfloat16())
+    drafter.borrow(target)
+    (proposals,) = drafter.propose([0], [5], 3)
+    blocks = target.embed(torch.tensor([[5] + [drafter.spec.mask_token_id] * (drafter.spec.block_size - 1)]))
+    hidden = hidden_of(drafter, [0], blocks)
+    assert hidden.dtype == torch.float32
+    assert proposals.token_ids == target.logits(hidden[0, 1:4].bfloat16()).argmax(-1).tolist()
 
 
 def test_context_of_a_slot(drafter: Drafter) -> None:
@@ -280,11 +291,3 @@ def test_context_of_a_slot(drafter: Drafter) -> None:
     assert torch.equal(found[1], v.transpose(0, 1))
     drafter.release(1)
     assert drafter.cache.rows(1)[0].shape == (len(spec.layers), 0, spec.num_key_value_heads, spec.head_dim)
-
-
-def test_hidden_states_outlive_the_next_pass(drafter: Drafter) -> None:
-    first, second = torch.randn(2, 1, drafter.spec.block_size, drafter.spec.hidden_size)
-    hidden = drafter.draft([0], first)
-    kept = hidden.clone()
-    drafter.draft([0], second)
-    assert torch.equal(hidden, kept)

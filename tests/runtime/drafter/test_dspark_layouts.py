@@ -18,9 +18,10 @@ from safetensors.torch import load_file
 from dflash_trt.checkpoint.draft_spec import MARKOV_CANDIDATES
 from tests.checkpoint.dialect_samples import add_random
 from tests.checkpoint.samples import edit_config, edit_tensors
+from tests.decoding import Tables
 from tests.reference.dflash_float64 import AttentionRule, ReferenceDrafter
 from tests.reference.synthetic import DraftSizes, write_random_draft
-from tests.runtime.drafter.test_dflash2 import opened
+from tests.runtime.drafter.test_dflash2 import opened, walked
 
 SIZES = DraftSizes()
 ANCHOR, NUM_CONTEXT, ROWS = 5, 20, 40
@@ -33,7 +34,7 @@ WINDOW = AttentionRule(causal=True, window=9)
 
 @dataclass(frozen=True)
 class Case:
-    """What config.json says, and what is to be computed."""
+    """Keys of config.json, and the expected computation."""
 
     name: str
     config: dict[str, Any]
@@ -89,11 +90,9 @@ def equations(case: Case, directory: Path, taps: torch.Tensor) -> tuple[np.ndarr
 
 def ours(directory: Path, work: Path, taps: torch.Tensor) -> tuple[np.ndarray, list[int]]:
     drafter, slots = opened(directory, work, taps, NUM_CONTEXT, rows=2)
-    noise = drafter.embedding.blocks(torch.tensor([ANCHOR, 1]), SIZES.block_size, lambda ids: ids).clone()
-    lattice = drafter.candidates(
-        slots, noise, torch.tensor([ANCHOR, 1]), drafter.spec.num_draft_tokens, lambda rows: rows
-    )
-    return drafter.draft(slots, noise)[0].numpy(), list(lattice.walk([None, None])[0].token_ids)
+    none = Tables(torch.empty(0), torch.empty(0))  # the draft has both of its own
+    hidden, proposed, _ = walked(drafter, slots, [ANCHOR, 1], drafter.spec.num_draft_tokens, none)
+    return hidden[0].numpy(), proposed.token_ids
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

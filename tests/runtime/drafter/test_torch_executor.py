@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dflash_trt.device.launcher import CudaLauncher
 from dflash_trt.engine.manifest import Manifest
+from dflash_trt.engine.recorded_graph import RecordedGraph
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.drafter.torch.graph_program import Program
@@ -39,8 +40,8 @@ def open_torch(engine: Path, manifest: Manifest, **options: Any) -> Drafter:
     return open_drafter(engine, manifest, num_slots=NUM_SLOTS, executor="torch", **options)
 
 
-def run(drafter: Drafter) -> Results:
-    """What a drafter makes of STEPS, by name; values that BF16 holds go in."""
+def run(drafter: Drafter, engine: Path) -> Results:
+    """Outputs and context of a drafter after STEPS, by name; inputs are values that BF16 holds."""
     spec, generator, results = drafter.spec, torch.Generator().manual_seed(0), Results()
 
     def random(*shape: int) -> Tensor:
@@ -49,24 +50,19 @@ def run(drafter: Drafter) -> Results:
     for step, (slots, num_rows) in enumerate(STEPS):
         drafter.inject(slots, num_rows, random(sum(num_rows), spec.target_hidden_size))
         blocks = random(len(slots), spec.block_size, spec.hidden_size)
-        results[f"hidden {step}"] = drafter.draft(slots, blocks)
-        if spec.has_own_head and spec.num_candidates is None:
-            results[f"token_ids {step}"] = drafter.executor.propose(drafter.inputs(slots, blocks))
-        elif spec.has_own_head:
-            _, ids, logits = drafter.executor.candidates(drafter.inputs(slots, blocks))
-            results |= {f"candidate_ids {step}": ids, f"candidate_logits {step}": logits.clone()}
+        outputs = drafter.run(slots, blocks)
+        results |= {f"{name} {step}": value.clone() for name, value in outputs.items()}
     for slot in range(NUM_SLOTS):
         for name, rows in zip("kv", drafter.cache.rows(slot), strict=True):
-            results[f"{name} of slot {slot}"] = rows.float().cpu() * scales_of(drafter, name)
+            results[f"{name} of slot {slot}"] = rows.float().cpu() * scales_of(drafter, engine, name)
     return {name: value.cpu() for name, value in results.items()}
 
 
-def scales_of(drafter: Drafter, name: str) -> Tensor:
-    """Scales of an FP8 cache by layer: ONNX Runtime's has them multiplied out."""
+def scales_of(drafter: Drafter, engine: Path, name: str) -> Tensor:
+    """Scales of an FP8 cache by layer; ONNX Runtime's cache has them multiplied out."""
     if drafter.executor.cache_dtype != torch.float8_e4m3fn:
         return torch.ones(1)
-    assert isinstance(drafter.executor, TorchExecutor)
-    model = onnx.load(drafter.executor._directory / "draft.onnx", load_external_data=False)
+    model = onnx.load(engine / "draft.onnx", load_external_data=False)
     found = [{a.name: a.f for a in n.attribute} for n in model.graph.node if n.op_type.endswith("Attention")]
     return torch.tensor([attributes[f"{name}_scale"] for attributes in found])[:, None, None, None]
 
@@ -131,7 +127,7 @@ def allowed(engine: Path, manifest: Manifest, exact: Results, jitter: Callable[[
     found = []
     for seed in range(NOISY_RUNS):
         jitter(seed)
-        found.append(noise(run(open_torch(engine, manifest)), exact))
+        found.append(noise(run(open_torch(engine, manifest), engine), exact))
     return float(np.mean(found) + DEVIATIONS * np.std(found, ddof=1))
 
 
@@ -142,51 +138,48 @@ QUICK = ("trimmed head", "fp8+fp8-kv", "mixed-nvfp4-fp8")
 def test_as_onnx_runtime(make: Maker, tmp_path: Path, jitter: Callable[[int], None]) -> None:
     """Every dialect, recipe and head."""
     engine, manifest = tmp_path / "engine", make(tmp_path)
-    exact = run(open_drafter(engine, manifest, num_slots=NUM_SLOTS))
-    found = run(open_torch(engine, manifest))
+    exact = run(open_drafter(engine, manifest, num_slots=NUM_SLOTS), engine)
+    found = run(open_torch(engine, manifest), engine)
     for name in exact:
         if name.startswith(("token_ids", "candidate_ids")):
             assert (found[name] == exact[name]).float().mean() > 0.6, name  # equals in BF16 change places
     assert 0 < noise(found, exact) < allowed(engine, manifest, exact, jitter)
 
 
-def another_slots_page(drafter: Drafter) -> None:
+def another_slots_page(drafter: Drafter, patch: pytest.MonkeyPatch) -> None:
     pages = drafter.cache.page_ids
-    drafter.cache.page_ids = lambda slots, rows: pages([(slot + 1) % NUM_SLOTS for slot in slots], rows)  # type: ignore[method-assign]
+    moved = lambda slots, rows: pages([(slot + 1) % NUM_SLOTS for slot in slots], rows)  # noqa: E731
+    patch.setattr(drafter.cache, "page_ids", moved)
 
 
-def another_sizes_graph(drafter: Drafter) -> None:
-    draft = graph_of(drafter)
-    draft._calls[:] = [draft._calls[0]] * len(draft._calls)
+def another_sizes_graph(drafter: Drafter, patch: pytest.MonkeyPatch) -> None:
+    """Every draft pass runs the graph of one block."""
+    honest = RecordedGraph.run
+    patch.setattr(RecordedGraph, "run", lambda graph, rows: honest(graph, 1 if "hidden" in graph.outputs else rows))
 
 
-def a_stale_page(drafter: Drafter) -> None:
+def a_stale_page(drafter: Drafter, patch: pytest.MonkeyPatch) -> None:
     """The last page of each block's context is the one before it."""
     pages = drafter.cache.page_ids
-    drafter.cache.page_ids = lambda slots, rows: [row[:-1] + row[-2:-1] for row in pages(slots, rows)]  # type: ignore[method-assign]
+    patch.setattr(drafter.cache, "page_ids", lambda slots, rows: [row[:-1] + row[-2:-1] for row in pages(slots, rows)])
 
 
-def one_row_less(drafter: Drafter) -> None:
-    inputs = drafter.inputs
-    drafter.inputs = lambda slots, blocks: inputs(slots, blocks)._replace(  # type: ignore[method-assign]
-        context_lengths=inputs(slots, blocks).context_lengths - 1
-    )
-
-
-def graph_of(drafter: Drafter) -> Any:
-    assert isinstance(drafter.executor, TorchExecutor)
-    return drafter.executor._draft
+def one_row_less(drafter: Drafter, patch: pytest.MonkeyPatch) -> None:
+    draft = drafter.executor.draft
+    shorter = lambda inputs: draft(inputs._replace(context_lengths=inputs.context_lengths - 1))  # noqa: E731
+    patch.setattr(drafter.executor, "draft", shorter)
 
 
 def test_a_fault_is_more_than_noise(tmp_path: Path) -> None:
     """Beyond four times what rounding makes without it, which is more than chance may (1.4 times)."""
     engine, manifest = tmp_path / "engine", MAKERS["gpt-oss"](tmp_path)
-    exact = run(open_drafter(engine, manifest, num_slots=NUM_SLOTS))
-    right = run(open_torch(engine, manifest))
+    exact = run(open_drafter(engine, manifest, num_slots=NUM_SLOTS), engine)
+    right = run(open_torch(engine, manifest), engine)
     for fault in (another_slots_page, another_sizes_graph, a_stale_page, one_row_less):
         drafter = open_torch(engine, manifest)
-        fault(drafter)
-        assert noise(run(drafter), exact) > 4 * noise(right, exact), fault
+        with pytest.MonkeyPatch.context() as patch:
+            fault(drafter, patch)
+            assert noise(run(drafter, engine), exact) > 4 * noise(right, exact), fault
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -207,20 +200,23 @@ def on_stand_in(engine: Path, manifest: Manifest) -> Drafter:
     return Drafter.open(executor, manifest.draft, num_slots=NUM_SLOTS)
 
 
-def test_replays_compute_what_calls_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replays_compute_what_calls_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A graph for each size, captured once, before any input and before the cache has its final address."""
     engine, manifest = tmp_path / "engine", MAKERS["trimmed head"](tmp_path)
-    expected = run(open_torch(engine, manifest))
+    expected = run(open_torch(engine, manifest), engine)
     graphs = stand_in(monkeypatch)
+    caplog.set_level("INFO", "dflash_trt.runtime")
     drafter = on_stand_in(engine, manifest)
-    sizes = [*drafter.executor._context.sizes, *graph_of(drafter).sizes]  # type: ignore[attr-defined]
-    assert sizes == [16, 64, 256, 1, 2, 3]
-    assert len(graphs) == len(sizes)
+    for message, sizes in zip(caplog.messages, ([16, 64, 256], [1, 2, 3]), strict=True):
+        assert f"ready for {sizes} rows" in message
+    assert len(graphs) == 6
     monkeypatch.setattr(Program, "run", None)  # a replay runs no Python of ours
     address = drafter.cache.k.data_ptr()
-    found = run(drafter)
+    found = run(drafter, engine)
     assert drafter.cache.k.data_ptr() != address
-    assert len(graphs) == len(sizes)
+    assert len(graphs) == 6
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert all(graph.replays for graph in graphs)
 

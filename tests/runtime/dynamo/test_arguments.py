@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Dynamo sends to our workers, and what `serve-config --runtime dynamo-*` gives to ai-dynamo's own parsers."""
+"""Requests of Dynamo to our workers, and arguments of `serve-config --runtime dynamo-*` in ai-dynamo's own parsers."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ for runtime, frontend, worker in json.load(sys.stdin):
     left.append([runtime, parse(worker, DynamoRuntimeArgGroup, *own)])
 print(json.dumps(left))
 """
-# Of `vllm serve`, and no arguments of its engine (vllm/entrypoints/openai/cli_args.py of 0.33.0), which workers take.
+# Arguments of `vllm serve` but not of its engine (vllm/entrypoints/openai/cli_args.py of 0.33.0), which workers take.
 SERVERS = {"host", "port", "enable_auto_tool_choice", "tool_call_parser", "chat_template", "api_key"}
 
 

@@ -123,11 +123,11 @@ def check_refused(running: Cluster) -> None:
 
 
 def check_disconnect(running: Cluster) -> None:
-    """Whose client has gone gives its slot back."""
+    """A request whose client has gone frees its slot."""
     before = sum(worker.metric("vllm:generation_tokens_total") for worker in running.workers)
     with httpx.stream("POST", f"{running.url}/v1/completions", timeout=PATIENCE,
                       json=running.body("a", max_tokens=2000, stream=True)) as response:  # fmt: skip
-        lines = response.iter_lines()  # which closes the connection when it is dropped
+        lines = response.iter_lines()  # closes the connection when it is dropped
         next(lines)
         assert sum(worker.metric("vllm:num_requests_running") for worker in running.workers) == 1
     waiting.until(lambda: not sum(worker.metric("vllm:num_requests_running") for worker in running.workers))
@@ -160,7 +160,7 @@ def test_a_port_in_use_is_refused(engine: Path, monkeypatch: pytest.MonkeyPatch)
 
 @contextmanager
 def low_port() -> Iterator[int]:
-    """One that somebody listens on, below those that the kernel gives away: Dynamo takes no other."""
+    """A listening port below the kernel's ephemeral ones, as Dynamo requires."""
     for port in range(20000, MAX_SYSTEM_PORT):
         try:
             listening = socket.create_server(("127.0.0.1", port))
@@ -231,7 +231,7 @@ def test_worker_ends_among_streams(engine: Path, tmp_path: Path, stop: str) -> N
         code = first.popen.wait(PATIENCE)
         assert (code == 0) == (stop == "terminate"), first.log.read_text()
         assert second.metric("vllm:request_success_total") == (64 if stop == "kill" else 32)
-        # Who joins takes load.
+        # A worker that joins takes load.
         (third,) = running.add_workers(1)
         check(streamed(running, PROMPTS[:16]), single_runs(engine, PROMPTS[:16]))
         assert third.metric("vllm:request_success_total") >= 4

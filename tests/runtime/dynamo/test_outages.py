@@ -64,9 +64,10 @@ def test_frontend_ends_among_streams(engine: Path, tmp_path: Path, stop: str) ->
 
 @pytest.mark.parametrize("deleted", ["files", "folder"])
 def test_discovery_is_deleted(engine: Path, tmp_path: Path, deleted: str) -> None:
-    """What runs ends whole. Dynamo 1.6.1 registers a worker once: each ends with an error, to be started again.
+    """Running requests are completed. Dynamo 1.6.1 registers a worker once: each worker exits with an error, to be
+    restarted.
 
-    A frontend watches the folder that it found as it began: it never hears of what registers in a new one.
+    A frontend watches the folder that existed when it started: it never sees workers that register in a new one.
     """
     with cluster(tmp_path, engine, TARGET) as running:
         workers = running.add_workers(2)

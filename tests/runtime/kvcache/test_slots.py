@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots, their pages and the tensors behind them, under any sequence of asking, taking and giving back."""
+"""Slots, their pages and tensors, under any sequence of queries, allocations and releases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
-from dflash_trt.runtime.kvcache.paged_caches import PageTable, grown, zeros
+from dflash_trt.runtime.kvcache.page_memory import grown, zeros
+from dflash_trt.runtime.kvcache.page_table import PageTable
 from dflash_trt.runtime.kvcache.prefix_index import ROOT
 from dflash_trt.runtime.kvcache.slots import SlotPool
 
@@ -265,7 +266,7 @@ def test_a_prompt_waits_for_a_page_that_is_being_computed() -> None:
 
 
 def test_a_watcher_hears_of_shared_pages() -> None:
-    """Each behind its parent, once, and of those whose room was needed."""
+    """Each page is reported once, after its parent; then the ones that were evicted for room."""
     heard: list[tuple[object, ...]] = []
 
     class Watcher:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,7 +39,7 @@ from tests.reference.synthetic import write_random_draft
 from tests.runtime.measure.feature_samples import Facts, Tensors, edit
 
 RELATIVE = 1e-5
-OTHER_ORDER = 1e-4  # of the sums behind the taps, too
+OTHER_ORDER = 1e-4  # ranges of the sums after the taps, too
 BF16_NOISE = 8 * 2**-9  # each rounding is at most 2^-9, and few lie between two layers' inputs
 CALIBRATORS = "modelopt.torch.quantization.calib"
 
@@ -101,7 +101,7 @@ def test_replayed_blocks_are_those_of_decoding(name: str, features: dict[str, Pa
         session.drafter.release(0)
         session.drafter.inject([0], [anchor], captured.taps[:anchor])
         block = session.target.embed(torch.tensor([[tokens[anchor], *masks]]))
-        same_taps = session.drafter.draft([0], block)[0].numpy()
+        same_taps = session.drafter.run([0], block)["hidden"][0].numpy()
         assert np.abs(hidden[row] - same_taps).max() <= RELATIVE * np.abs(same_taps).max()
         assert np.abs(hidden[row] - decoded[anchor]).max() <= OTHER_ORDER * np.abs(same_taps).max()
 
@@ -109,19 +109,19 @@ def test_replayed_blocks_are_those_of_decoding(name: str, features: dict[str, Pa
 def drafted_blocks(session: Session, prompt: list[int], max_tokens: int) -> dict[int, Array]:
     """hidden [S, H] of every block that decoding drafts, by the number of context tokens before it."""
     blocks: dict[int, Array] = {}
-    inject, draft = session.drafter.inject, session.drafter.draft
+    inject, draft = session.drafter.inject, session.drafter.run
     injected = [0]
 
     def count(slots: Sequence[int], num_rows: Sequence[int], taps: torch.Tensor) -> None:
         injected[0] += len(taps)
         inject(slots, num_rows, taps)
 
-    def keep(slots: Sequence[int], noise_embeds: torch.Tensor) -> torch.Tensor:
-        hidden = draft(slots, noise_embeds)
-        blocks[injected[0]] = hidden[0].numpy()
-        return hidden
+    def keep(slots: Sequence[int], noise_embeds: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        outputs = draft(slots, noise_embeds)
+        blocks[injected[0]] = outputs["hidden"][0].clone().numpy()
+        return outputs
 
-    with patch.object(session.drafter, "inject", count), patch.object(session.drafter, "draft", keep):
+    with patch.object(session.drafter, "inject", count), patch.object(session.drafter, "run", keep):
         generate(session, prompt, max_tokens)
     return blocks
 
@@ -165,7 +165,7 @@ def test_what_is_collected_equals_the_equations(name: str, features: dict[str, P
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_torch_collects_what_onnxruntime_does(name: str, features: dict[str, Path]) -> None:
-    """What a GPU computes, here by torch: BF16 rounds each value between two layers, FLOAT none."""
+    """The computation on a GPU, here by torch: BF16 rounds each value between two layers, FLOAT none."""
     expected = largest_replayed(name, features[name])
     actual = largest_replayed(name, features[name], torch.device("cpu"))
     assert actual.keys() == expected.keys()
@@ -340,5 +340,5 @@ def test_no_input_exceeds_its_bound(case: Case, tmp_path: Path) -> None:
         assert seen[module] <= bound * (1 + 1e-6), module
     assert (np.abs(k).max(axis=(0, 2, 3)) <= np.array(ranges.k) * (1 + 1e-6)).all()
     assert (np.abs(v).max(axis=(0, 2, 3)) <= np.array(ranges.v) * (1 + 1e-6)).all()
-    assert np.abs(k[:, 0]).max() > 0.3 * ranges.k[0]  # and none is far from what occurs
+    assert np.abs(k[:, 0]).max() > 0.3 * ranges.k[0]  # no bound is far from the values that occur
     assert np.abs(v[:, 0]).max() > 0.3 * ranges.v[0]

@@ -42,7 +42,7 @@ from tests.reference.decode_loop import target_forward
 from tests.runtime.measure.feature_samples import Facts, Tensors, capture, edit, read
 
 COMMAND = import_module("dflash_trt.cli.capture")
-FLOAT_ROUNDING = 1e-5  # of sums in another order, over all layers
+FLOAT_ROUNDING = 1e-5  # error of sums in another order, over all layers
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -185,7 +185,7 @@ def interrupt() -> None:
 def test_an_interrupted_capture_goes_on_to_the_same_bytes(
     label: str, count: int, features: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was answered is not asked again; cut journals and what the file has beyond them are made again."""
+    """Finished answers are not requested again; truncated journals, and data in the file beyond them, are redone."""
     output, options = tmp_path / "f", ("--max-prompts", 3, "--max-tokens", 40, "--max-batch-size", 2)
     with monkeypatch.context() as patch:
         patch.setattr(COMMAND, "progress_bar", stop_at(label, count, interrupt))
@@ -202,7 +202,7 @@ def test_an_interrupted_capture_goes_on_to_the_same_bytes(
             length = int.from_bytes(unfinished.read(8), "little")
             begin, end = json.loads(unfinished.read(length))["taps.2"]["data_offsets"]
             unfinished.seek(8 + length + begin)
-            unfinished.write(b"?" * (end - begin))  # of the sequence that is not noted
+            unfinished.write(b"?" * (end - begin))  # rows of the sequence that is not in the journal
     asked: list[int] = []
     decode = feature_capture.answer_prompts
 

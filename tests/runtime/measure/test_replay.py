@@ -136,7 +136,7 @@ class RandomPair:
 
 @pytest.mark.parametrize("dialect", ["qwen3", pytest.param("gpt_oss", marks=pytest.mark.full)])
 def test_replay_of_random_pairs(dialect: Dialect, tmp_path: Path) -> None:
-    """Whose answers end in the middle of a block, at once, and at the limit."""
+    """Answers that end in the middle of a block, at once, and at the limit."""
     pair = RandomPair(tmp_path, dialect)
     with open_features(pair.file, pair.manifest.draft) as features:
         live = decoded(pair.session, features, pair.stop_ids)

@@ -235,7 +235,7 @@ def test_the_first_differing_prompt_is_named(report: VerificationReport) -> None
 def test_a_reference_of_another_draft_or_a_quantised_one_is_refused(pair: Pair) -> None:
     manifest = pair.plain.manifest
     check_reference(manifest, manifest, "ref")
-    dense = msgspec.structs.replace(manifest.draft, model_type="qwen3")  # as quantize writes it
+    dense = msgspec.structs.replace(manifest.draft, model_type="qwen3")  # the form that quantize writes
     check_reference(manifest, msgspec.structs.replace(manifest, draft=dense), "ref")
     draft = msgspec.structs.replace(manifest.draft, block_size=9)
     target = msgspec.structs.replace(manifest.target, vocab_size=7)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What auto settles on over synthetic costs, and how it bears surprises."""
+"""Lengths that auto settles on with synthetic costs, and its response to surprises."""
 
 from __future__ import annotations
 

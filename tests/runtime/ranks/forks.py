@@ -38,7 +38,7 @@ WHAT_RANKS_IMPORT = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the ranks, by rank."""
+    """Exit status and output of the ranks, by rank."""
 
     codes: list[int]
     """Exit codes as subprocess gives them: a signal is negative."""
@@ -55,7 +55,7 @@ class Forks:
         self._logs = logs
 
     def run(self, num_ranks: int, role: str, *arguments: object) -> Outcome:
-        """Runs a role of `script` on so many ranks."""
+        """Runs a role of `script` on `num_ranks` ranks."""
         begin = time.monotonic()
         print(json.dumps([num_ranks, role, *map(str, arguments)]), file=self._process.stdin, flush=True)
         codes = json.loads(self._process.stdout.readline())
@@ -81,7 +81,7 @@ def forks(logs: Path) -> Iterator[Forks]:
     )
     try:
         assert process.stdout is not None
-        process.stdout.readline()  # its imports are no rank's time
+        process.stdout.readline()  # excludes imports from the ranks' time
         yield Forks(process, logs)
     finally:
         with suppress(ProcessLookupError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each rank of a test runs: `python -m tests.runtime.ranks.script NUM_RANKS ROLE ARGUMENT...`."""
+"""Program of each rank in a test: `python -m tests.runtime.ranks.script NUM_RANKS ROLE ARGUMENT...`."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def fail(ranks: Leader | Follower, how: str) -> None:
 
 
 def command(lost: str, num_calls: str, *arguments: str) -> NoReturn:
-    """`dflash-trt ARGUMENTS`; rank `lost` is killed when its target has answered so many calls."""
+    """`dflash-trt ARGUMENTS`; rank `lost` is killed when its target has answered a number of calls."""
     from dflash_trt.cli import main as run
     from dflash_trt.runtime.ranks.sharded_target import Call
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who am I, who are the others, and how do we talk: with one process, or with threads for ranks."""
+"""Ranks find their number, each other, and a transport: with one process, or with threads as ranks."""
 
 from __future__ import annotations
 

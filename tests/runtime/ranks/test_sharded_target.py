@@ -76,7 +76,7 @@ def segment(slot: int, token_ids: Sequence[int], num_logits: int | None = None) 
 
 
 def _prefill(pair: ModelRunner, answers: dict[str, torch.Tensor]) -> dict[int, int]:
-    """Slot 0 in two chunks, the others beside its second; the token behind each prompt."""
+    """Slot 0 in two chunks, the others together with its second; the token after each prompt."""
     first, second = PROMPTS[0][:64], PROMPTS[0][64:]
     answers["no logits"] = pair.verify([segment(0, first, 0)]).clone()
     pair.commit([len(first)])

@@ -150,7 +150,7 @@ class Live:
 
     def await_idle(self) -> None:
         """Waits until every slot, every cached token and every admission is given back."""
-        slots = self.llm.backend._decoder.slots
+        slots = self.llm.backend.decoder.slots
         until(lambda: not (self.endpoints.admission.active or self.llm.metrics().running or self.llm.metrics().waiting))
         assert (slots.free_slots, slots.free_tokens) == (slots.num_slots, slots.num_tokens)
 

@@ -278,7 +278,7 @@ def test_the_log_has_no_prompts(live: Live, caplog: pytest.LogCaptureFixture) ->
 def test_a_decoder_that_has_ended_is_not_healthy(engine: Path, chat_target: Path) -> None:
     with LLM(engine, chat_target, max_batch_size=1) as llm, serving(llm) as live:
         assert live.http.get("/health").status_code == 200
-        decoder = llm.backend._decoder
+        decoder = llm.backend.decoder
         decoder.step = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
         response = live.post(prompt="x", max_tokens=4)
         assert response.status_code == 500
@@ -290,7 +290,7 @@ def test_a_decoder_that_has_ended_is_not_healthy(engine: Path, chat_target: Path
 
 def test_an_error_in_mid_stream_is_an_event(engine: Path, chat_target: Path) -> None:
     with LLM(engine, chat_target, max_batch_size=1) as llm, serving(llm) as live:
-        decoder = llm.backend._decoder
+        decoder = llm.backend.decoder
         step, count = decoder.step, 0
 
         def break_at_the_third() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server shows of its work: OpenTelemetry traces, /metrics by vLLM's names, and what the dashboard asks for."""
+"""Observability of a server: OpenTelemetry traces, /metrics by vLLM's names, and the dashboard's queries."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_metric_and_label_is_on_the_page(live: Live) -> None:
             assert asked <= page[selector.name], expression
 
 
-# Of vLLM's docs (usage/metrics) and sources (v1/metrics/loggers.py, v1/spec_decode/metrics.py).
+# From vLLM's docs (usage/metrics) and sources (v1/metrics/loggers.py, v1/spec_decode/metrics.py).
 COUNTERS = {
     "vllm:spec_decode_num_drafts_total": "acceptance.drafting_passes",
     "vllm:spec_decode_num_draft_tokens_total": "acceptance.proposed",
@@ -216,7 +216,7 @@ def test_a_refusal_says_its_status_and_no_text(traced: Traced) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_failure_says_its_error(traced: Traced, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of an answer, too."""
-    pair = traced.live.llm.backend._decoder._runner
+    pair = traced.live.llm.backend.decoder.runner
     verify, num_good = pair.verify, 3 if stream else 0
 
     def verify_a_few(segments: Any) -> Any:
@@ -249,7 +249,7 @@ def test_what_cannot_be_exported_to_is_refused(
 
 
 def test_without_an_endpoint_there_is_no_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does a server without the extra refuse anything but an endpoint."""
+    """A server without the extra refuses only an endpoint."""
     script = (
         "import sys\nsys.modules['opentelemetry'] = None\n"
         "from dflash_trt.errors import RequestError\nfrom dflash_trt.runtime.server.tracing import open_tracing\n"

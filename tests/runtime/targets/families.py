@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny random models and published checkpoints of many families, and what their own attention makes of a history."""
+"""Tiny random models and published checkpoints of many families, and results of their own attention."""
 
 from __future__ import annotations
 

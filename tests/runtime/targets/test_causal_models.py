@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every causal language model of transformers that can be made small, against uncached passes of itself.
 
-Each decodes plain, drafted with blocks that are accepted in part, several requests at once, behind a shared prefix,
-from one token, and around its window. Others are listed with the reason.
+Each decodes plain, drafted with blocks that are accepted in part, several requests at once, after a shared prefix, from
+one token, and around its window. Others are listed with the reason.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ SIZES: dict[str, Any] = {
     },
     **{"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 4},
     **{"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "state_size": 8, "n_groups": 1},
-    **{"index_n_heads": 16, "index_head_dim": 16, "index_topk": 4},  # of two heads, scores are often 0, which is a tie
+    # with two heads, scores are often 0, which is a tie
+    **{"index_n_heads": 16, "index_head_dim": 16, "index_topk": 4},
 }
 """Facts that are given wherever a configuration has them. Attention is far from uniform at this initializer_range."""
 HYBRID = {"layer_types": ["linear_attention", "full_attention"] * 2}
@@ -186,8 +187,8 @@ NOT_MADE = {
 REFUSED = {
     **dict.fromkeys(("falcon_mamba", "jamba", "mamba", "zamba", "moshi"), TOKEN_BY_TOKEN),
     "recurrent_gemma": "cannot be cropped .*differ",
-    "dory": "taps of token",  # of layers that run several times
-    "mamba2": "taps of token",  # its hidden_states are not its layers' outputs
+    "dory": "taps of token",  # for layers that run several times
+    "mamba2": "taps of token",  # the model's hidden_states are not its layers' outputs
     "gemma3n_text": "taps",  # four streams in a dimension before the batch
     "rwkv": "differ", "xlstm": "", "openai-gpt": "differ", "xlm": "differ",  # no cache that a decoder can hold
     "cpmant": "expected logits",  # writes a prompt of its own before each pass
@@ -245,7 +246,7 @@ def check_family(model_type: str, engine: Path) -> None:
 
 
 def prompts() -> list[list[int]]:
-    """One token, just below a window, beyond it, and two behind one page; without mask, padding and ends."""
+    """One token, just below a window, beyond it, and two after one page; without mask, padding and ends."""
     rng = random.Random(0)
     one, short, long, page = (
         [rng.randrange(2, DRAFT_SIZES.vocab_size - 1) for _ in range(n)] for n in (1, WINDOW - 2, 13, TOKENS_PER_PAGE)

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dflash_trt.device import fused
 from dflash_trt.device.launcher import EagerLauncher
-from dflash_trt.runtime.kvcache.paged_caches import SlotCache
+from dflash_trt.runtime.kvcache.slot_cache import SlotCache
 from dflash_trt.runtime.targets.compiled_layers import compile_layers
 from dflash_trt.runtime.targets.packed_pass import _gathered, _softmax, _write
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, PackedTarget
@@ -39,7 +39,7 @@ from tests.runtime.targets.families import (
 )
 
 FUNCTIONS = (_gathered, _softmax, _write)
-"""What attention has compiled: one kernel each."""
+"""Compiled parts of attention: one kernel each."""
 COMPILED = fused.compiled
 Backend = Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., Any]]
 

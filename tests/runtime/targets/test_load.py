@@ -105,7 +105,7 @@ def test_packed_experts_are_unpacked() -> None:
     """gpt-oss: gate_up_proj_blocks U8 [E, 2I, H/32, 16], two codes a byte, and a scale for 32 of them."""
     blocks, scales = tensor("x.gate_up_proj_blocks", "U8", 2, 8, 3, 16), tensor("x.gate_up_proj_scales", "U8", 2, 8, 3)
     assert loaded_bytes(weights(blocks, scales), torch.float32) == 4 * (2 * 8 * 3 * 32)
-    assert loaded_bytes(weights(scales), torch.float32) == 4 * (2 * 8 * 3)  # of something else
+    assert loaded_bytes(weights(scales), torch.float32) == 4 * (2 * 8 * 3)  # not a model's packed experts
 
 
 def test_one_layers_experts_are_laid_out_beside_themselves() -> None:
@@ -239,7 +239,7 @@ def test_a_containers_limit(limit: str, room: int | None, tmp_path: Path, monkey
     (tmp_path / "memory.max").write_text(limit)
     (tmp_path / "memory.stat").write_text("anon 600000\nfile 300000\n")
     monkeypatch.setattr(huggingface, "_own_cgroup", lambda: tmp_path)
-    assert huggingface._cgroup_room() == room
+    assert huggingface.cgroup_room() == room
     if room is not None:
         assert free_bytes() == room
 

@@ -13,8 +13,9 @@ from transformers import DynamicCache
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 from dflash_trt.errors import CheckpointError
 from dflash_trt.runtime.cpu.accelerate import PagedPass, accelerate
-from dflash_trt.runtime.kvcache import paged_caches
-from dflash_trt.runtime.kvcache.paged_caches import FIRST_PAGES, SlotCache
+from dflash_trt.runtime.kvcache import slot_cache
+from dflash_trt.runtime.kvcache.page_memory import FIRST_PAGES
+from dflash_trt.runtime.kvcache.slot_cache import SlotCache
 from dflash_trt.runtime.targets import packed_pass
 from dflash_trt.runtime.targets.huggingface import PACKED_MODEL_TYPES, can_pack, make_target
 from dflash_trt.runtime.targets.packed_pass import GatheredPass, RaggedPass
@@ -43,7 +44,7 @@ TOLERANCE = 1e-4
 @pytest.fixture
 def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that sequences outgrow it."""
-    monkeypatch.setattr(paged_caches, "FIRST_PAGES", 1)
+    monkeypatch.setattr(slot_cache, "FIRST_PAGES", 1)
 
 
 def test_every_packed_family_is_compared() -> None:
@@ -82,11 +83,11 @@ def test_long_sequences_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -
     model, turns = family_model("qwen3_5"), random_history(seed=1)
     expected, target = recomputed(model, turns), PackedTarget(model, TAPS, NUM_SLOTS)
     assert relative_error(computed(target, turns), expected) < TOLERANCE
-    assert [len(part) for part in parts(target._cache, [1, 2, 40, 1, 70, 3])] == [2, 1, 1, 1, 1]
+    assert [len(part) for part in parts(target.cache, [1, 2, 40, 1, 70, 3])] == [2, 1, 1, 1, 1]
 
 
 def parts(cache: SlotCache, lengths: list[int]) -> list[list[int]]:
-    """The parts of segments of one token behind so many."""
+    """The parts of segments of one token after `lengths` tokens."""
     cache.table.lengths, cache.table.pages = lengths, [[0, 1, 2]] * len(lengths)
     segments = [Segment(slot=slot, token_ids=[5], num_logits=1) for slot in range(len(lengths))]
     return GatheredPass(segments, cache, torch.device("cpu"))._parts([*range(len(lengths))])
@@ -107,7 +108,7 @@ def test_reserved_pages_need_no_room_before_they_are_written(pass_type: type[Rag
     target = PackedTarget(model, (), NUM_SLOTS, Acceleration(pass_type=pass_type))
     target.reserve(0, range(2 * FIRST_PAGES), 0)
     target.verify([Segment(slot=0, token_ids=[1, 2], num_logits=0)], with_taps=False)
-    (k, _), *_ = target._cache._layers.values()
+    (k, _), *_ = target.cache.layers.values()
     assert k.shape[1] == FIRST_PAGES
 
 
@@ -119,7 +120,7 @@ def test_a_neighbours_nan_is_nobody_elses(pass_type: type[RaggedPass]) -> None:
     target = PackedTarget(random_model("qwen3"), TAPS, NUM_SLOTS, Acceleration(pass_type=pass_type))
     target.reserve(0, [0, 1], 0)
     target.verify([Segment(slot=0, token_ids=[1] * (2 * TOKENS_PER_PAGE), num_logits=0)], with_taps=False)
-    for cache in (cache for layer in target._cache._layers.values() for cache in layer):
+    for cache in (cache for layer in target.cache.layers.values() for cache in layer):
         cache[:, :2] = torch.nan
     target.release(0)
     target.reserve(1, [1], 0)

@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from dflash_trt.device.launcher import CudaLauncher, EagerLauncher, Launcher
-from dflash_trt.runtime.kvcache import paged_caches
+from dflash_trt.runtime.kvcache import slot_cache
 from dflash_trt.runtime.targets import recorded_pass
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, PackedTarget
-from dflash_trt.runtime.targets.recorded_pass import PassSize, RecordedPasses, StaticPass
+from dflash_trt.runtime.targets.recorded_pass import PassSize, StaticPass
 from dflash_trt.runtime.targets.target import Segment, Verified
 from tests.contract.cuda_graphs import stand_in, tensors_of
 from tests.runtime.targets.families import (
@@ -43,7 +43,7 @@ DIFFERENT = ("gemma2", "gemma4-small", "gpt_oss", "deepseek_v3")
 @pytest.fixture(autouse=True)
 def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that it grows, and recordings with it."""
-    monkeypatch.setattr(paged_caches, "FIRST_PAGES", 1)
+    monkeypatch.setattr(slot_cache, "FIRST_PAGES", 1)
     monkeypatch.setattr(recorded_pass, "MIN_PAGES", 1)
 
 
@@ -58,17 +58,12 @@ def decoding(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def history(seed: int) -> list[Turn]:
-    """Up to pages and windows behind the first one."""
+    """Up to pages and windows beyond the first one."""
     return decoding(random_history(seed, num_turns=14, longest=40))
 
 
 def target_of(model: PreTrainedModel, launcher: Launcher) -> PackedTarget:
     return PackedTarget(model, TAPS, NUM_SLOTS, TORCH_OPERATORS, launcher)
-
-
-def recordings(target: PackedTarget) -> RecordedPasses:
-    assert target._recorded is not None
-    return target._recorded
 
 
 @pytest.mark.parametrize(
@@ -79,7 +74,7 @@ def test_a_recorded_pass_is_the_models_own(name: str) -> None:
     expected = recomputed(model, turns)
     target = target_of(model, EagerLauncher())
     assert relative_error(computed(target, turns), expected) < TOLERANCE
-    assert len({size.num_pages for size, _ in recordings(target)._recordings}) > 1, "several sizes of context"
+    assert len({size.num_pages for size in target.recorded_sizes}) > 1, "several sizes of context"
 
 
 @pytest.mark.parametrize("name", ["gemma2", pytest.param("qwen2-window", marks=pytest.mark.full)])
@@ -119,7 +114,7 @@ def test_only_the_sizes_used_last_stay(monkeypatch: pytest.MonkeyPatch, caplog: 
     target = target_of(model, CudaLauncher(torch.device("cpu")))
     assert relative_error(computed(target, turns), expected) < TOLERANCE
     assert [graph.replays for graph in graphs] == [3, 1, 1, 1], "the second of two tokens is recorded again"
-    assert [size.num_tokens for size, _ in recordings(target)._recordings] == [1, 2]
+    assert [size.num_tokens for size in target.recorded_sizes] == [1, 2]
     assert ["1 x 4 tokens" in message for message in caplog.messages] == [False, False, True, False]
     assert caplog.messages[-1].endswith("; sizes: 2")
 
@@ -168,7 +163,7 @@ class OnDevice(TorchDispatchMode):
 def test_a_recorded_pass_neither_waits_nor_copies(name: str) -> None:
     """On torch's meta device no number can be read, and nothing is computed."""
     meta, model = torch.device("meta"), copy.deepcopy(family_model(name))
-    target, cache = target_of(model, EagerLauncher()), paged_caches.SlotCache(NUM_SLOTS, meta)
+    target, cache = target_of(model, EagerLauncher()), slot_cache.SlotCache(NUM_SLOTS, meta)
     segments = [Segment(slot=slot, token_ids=[5] * (3 - slot), num_logits=3 - slot) for slot in range(2)]
     for segment in segments:
         cache.table.cover(segment.slot, len(segment.token_ids))
@@ -181,14 +176,16 @@ def test_a_recorded_pass_neither_waits_nor_copies(name: str) -> None:
 
 
 def test_recurrent_state_is_not_recorded() -> None:
-    assert target_of(family_model("qwen3_5"), EagerLauncher())._recorded is None
+    target = target_of(family_model("qwen3_5"), EagerLauncher())
+    computed(target, history(seed=2)[:2])
+    assert target.recorded_sizes == []
 
 
 def test_sizes_are_powers_of_two() -> None:
-    target = target_of(family_model("gemma2"), EagerLauncher())
-    segments = history(seed=2)[0].segments
-    size = PassSize.of(segments, target._table)
+    target, turns = target_of(family_model("gemma2"), EagerLauncher()), history(seed=2)[:1]
+    computed(target, turns)
+    (size,) = target.recorded_sizes
     assert all(np.log2(number).is_integer() for number in size)
-    assert size.num_segments >= len(segments)
+    assert size.num_segments >= len(turns[0].segments)
     assert [PassSize(8, 2, pages).is_recorded for pages in (512, 1024)] == [True, False]
     assert [PassSize(segments, 16, 1).is_recorded for segments in (32, 64)] == [True, False]

@@ -53,7 +53,7 @@ def lower_quantization(model: onnx.ModelProto) -> None:
     _widen_cache(graph, nodes)
     del graph.node[:]
     graph.node.extend(nodes)
-    prune(graph)  # of zero points, which the functions do without
+    prune(graph)  # removes zero points, which the functions do not take
     text = function_text("dequantize", opset=OPSET, domain=DOMAIN)
     model.functions.extend(map(onnx.parser.parse_function, text.strip().split("\n\n")[1:]))
     model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
@@ -67,7 +67,7 @@ def _lowered(node: onnx.NodeProto, int4: set[str]) -> onnx.NodeProto:
     match node.op_type:
         case "DequantizeLinear" if node.input[0] in int4:
             operation = "DequantizePairs"  # ONNX Runtime has it as it stands, but would compute it in each pass
-        case "Cast" if node.input[0].endswith(".weight_scale"):  # of INT4: FLOAT, which TensorRT reads as COMPUTE
+        case "Cast" if node.input[0].endswith(".weight_scale"):  # INT4's FLOAT scales, COMPUTE to TensorRT
             return helper.make_node("Round", node.input, node.output, name=node.name, domain=DOMAIN)
         case "DequantizeLinear":
             operation = "DequantizeBlocks" if "block_size" in attributes else "Dequantize"

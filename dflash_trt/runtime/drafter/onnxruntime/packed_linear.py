@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Large matrices stay as the engine's file holds them: `_C`'s operator PackedLinear multiplies with their codes.
 
-It stays for memory and opening time, not for its speed: a draft of gpt-oss-120b's shape opens in 1 s and 0.1 GiB of its
-own, with FLOAT weights in 6 s and 3 GiB (docs/runtime.md, "A draft's weights"). What is left, small matrices and all of
-them on a GPU, ONNX Runtime widens itself when it folds constants.
+It saves memory and opening time rather than time per pass: a draft of gpt-oss-120b's shape opens in 1 s and 0.1 GiB,
+with FLOAT weights in 6 s and 3 GiB (docs/runtime.md, "A draft's weights"). ONNX Runtime widens smaller matrices itself
+when it folds constants.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dflash_trt.engine.graph.onnx_builder import PLUGIN_DOMAIN, prune
 
 PACKED_LINEAR = "PackedLinear"
 MIN_PACKED = 512
-"""Columns from which on a matrix is packed; below, the sums across vectors at the end of a row cost too much."""
+"""Columns from which a matrix is packed; with fewer, the sums across vectors at the end of a row cost too much."""
 FORMATS: dict[int, tuple[str, float]] = {
     TensorProto.FLOAT: ("FLOAT", 4.0),
     TensorProto.FLOAT16: ("FLOAT16", 2.0),
     TensorProto.BFLOAT16: ("BFLOAT16", 2.0),
     TensorProto.FLOAT8E4M3FN: ("FP8", 1.0),
     TensorProto.FLOAT4E2M1: ("NVFP4", 0.5),
-    TensorProto.INT4: ("INT4", 1.0),  # of a pair of rows
+    TensorProto.INT4: ("INT4", 1.0),  # a byte holds a pair of rows
 }
 """The operator's name of an initializer's type, and the bytes of a code."""
 
@@ -52,7 +52,7 @@ def pack_linear_layers(model: onnx.ModelProto, directory: Path) -> None:
             nodes.append(node)
             continue
         rows = node.input[0]
-        if node.op_type == "MatMul":  # of [rows, in] or [B, S, in]
+        if node.op_type == "MatMul":  # the left side is [rows, in] or [B, S, in]
             rows, shape = f"{node.output[0]}/rows", f"{node.output[0]}/shape"
             initializers[shape] = numpy_helper.from_array(np.array([-1, packed[0].codes.dims[1]]), shape)
             nodes.append(helper.make_node("Reshape", [node.input[0], shape], [rows], rows))

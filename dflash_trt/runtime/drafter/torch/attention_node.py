@@ -13,7 +13,7 @@ from dflash_trt import _C
 from dflash_trt.engine.graph.draft_graph import PLUGIN_VERSION
 
 ALIGNMENT = 16
-"""Bytes that the plugin wants addresses to be multiples of; mapped weights lie anywhere."""
+"""Addresses must be multiples of this for the plugin; mapped weights lie anywhere."""
 NOT_SIZES = ("plugin_namespace", "plugin_version")
 
 

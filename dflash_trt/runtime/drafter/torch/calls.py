@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of torch functions on values by name, and runs of them that torch.compile makes one function of."""
+"""Calls of torch functions on named values, and runs of them that torch.compile fuses."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dflash_trt.runtime.drafter.torch import operators
 VIEWS = (operators.identity, operators.reshape)
 """Operators that cost no kernel."""
 WITH_FP8_CODES = (operators.quantize, operators.quantize_fp4, operators.dequantize)
-"""Operators that Triton compiles for GPUs with FP8 alone (3.6: "fp8e4nv not supported")."""
+"""Operators that Triton compiles only for GPUs with FP8 (3.6: "fp8e4nv not supported" on others)."""
 
 
 class Call(NamedTuple):
-    """A function on values by name; keywords that it needs besides are bound to it by `partial`."""
+    """A function on named values; further keywords are bound to it by `partial`."""
 
     function: Callable[..., Any]
     inputs: tuple[str, ...]
@@ -41,7 +41,7 @@ class Call(NamedTuple):
 
 
 def fused(calls: Sequence[Call], outputs: Collection[str], left: Collection[Callable[..., Any]] = ()) -> list[Call]:
-    """The calls, each run of elementwise ones as one compiled call; `outputs` are values that are wanted besides.
+    """The calls, each run of elementwise ones as one compiled call; `outputs` are the values that the program returns.
 
     The operators `left` stay as they are.
     """
@@ -64,7 +64,7 @@ def _joined(calls: Sequence[Call], read_later: Collection[str]) -> Call:
     outputs = [name for name in made if name in read_later]
     place = {name: index for index, name in enumerate([*inputs, *made])}
     steps = tuple((c.operator, c.keywords, tuple(place[i] for i in c.inputs), len(c.outputs)) for c in calls)
-    function = _fused(steps, len(inputs), tuple(place[name] for name in outputs))
+    function = fused_function(steps, len(inputs), tuple(place[name] for name in outputs))
     return Call(function, tuple(inputs), tuple(outputs))
 
 
@@ -72,8 +72,8 @@ Steps = tuple[tuple[Callable[..., Any], tuple[tuple[str, Any], ...], tuple[int, 
 
 
 @cache
-def _fused(steps: Steps, num_inputs: int, outputs: tuple[int, ...]) -> Fused:
-    """A function of `num_inputs` tensors: values are numbered from them on, in the order they are made."""
+def fused_function(steps: Steps, num_inputs: int, outputs: tuple[int, ...]) -> Fused:
+    """A function of `num_inputs` tensors; further values are numbered in the order of computation."""
     graph = torch.fx.Graph()
     values = [graph.placeholder(f"x{index}") for index in range(num_inputs)]
     for function, keywords, inputs, count in steps:

@@ -1,94 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An ONNX file as a list of torch calls: patterns become products, what depends on weights alone is computed once."""
+"""An ONNX graph as a list of torch calls; values that depend on weights alone are computed once."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import onnx
 import torch
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import helper
 from torch import Tensor
 
 from dflash_trt.engine.graph.draft_graph import ATTENTION
-from dflash_trt.engine.graph.layers import leave_out_padding
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.drafter.torch.attention_node import attention_call
 from dflash_trt.runtime.drafter.torch.calls import Call, fused
+from dflash_trt.runtime.drafter.torch.onnx_graph import HINT, UNPACK, Node, OnnxGraph, Pattern
 from dflash_trt.runtime.drafter.torch.operators import OPERATORS, dequantize, unpacked
-from dflash_trt.runtime.drafter.torch.stored_weights import PACKED_TYPES, StoredWeights
 
-HINT = "use --device cpu (without --executor torch), or build the engine again with this version"
-
-
-class Node(NamedTuple):
-    """An operator as the file has it."""
-
-    op_type: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    attributes: dict[str, Any]
-    name: str = ""
-
-
-class OnnxGraph:
-    """Nodes and initializers of a file, for patterns to look at."""
-
-    def __init__(
-        self, directory: Path, file: str, weights: StoredWeights, model: onnx.ModelProto | None = None
-    ) -> None:
-        """Reads `file`, unless `model` is what would stand in it.
-
-        Raises EngineError for a file that is no ONNX graph, or whose weights are not where it says.
-        """
-        self.file = directory / file
-        try:
-            graph = (model or onnx.load(self.file, load_external_data=False)).graph
-        except (DecodeError, OSError) as error:
-            raise EngineError(f"{self.file}: expected an ONNX graph, found {error}", hint=HINT) from None
-        leave_out_padding(graph)
-        self.constants: dict[str, Tensor] = {}
-        """Initializers on the device; 4-bit codes as bytes, named by `packed_name`."""
-        self.nodes: list[Node] = []
-        for initializer in graph.initializer:
-            name = initializer.name
-            if initializer.data_type in PACKED_TYPES:
-                attributes = {"onnx_type": initializer.data_type}
-                self.nodes.append(Node(UNPACK, (packed_name(name),), (name,), attributes, name))
-                name = packed_name(name)
-            self.constants[name] = weights.read(initializer, self.file)
-        for node in graph.node:
-            attributes = {attribute.name: _value(attribute) for attribute in node.attribute}
-            self.nodes.append(Node(node.op_type, tuple(node.input), tuple(node.output), attributes, node.name))
-        self.producers = {output: node for node in self.nodes for output in node.outputs}
-
-    def producer(self, name: str, op_type: str) -> Node | None:
-        """The node of that type that makes the value `name`; None for any other value."""
-        node = self.producers.get(name)
-        return node if node is not None and node.op_type == op_type else None
-
-
-UNPACK = "4-bit codes"
 PRODUCTS_AND_CHOICES = ("Gemm", "ArgMax", "TopK")
-
-
-def packed_name(name: str) -> str:
-    """Name of an initializer's bytes that hold two codes each."""
-    return f"{name}/packed"
-
-
-def _value(attribute: onnx.AttributeProto) -> Any:
-    value = helper.get_attribute_value(attribute)
-    return tuple(value) if isinstance(value, list) else value
-
-
-Pattern = Callable[[OnnxGraph, Node], list[Call] | None]
-"""Calls in the place of a node, and of what only it reads; None where the node is another."""
 
 
 class Program:
@@ -104,12 +34,12 @@ class Program:
             call.operator is unpacked or (call.operator is dequantize and call.inputs[0] in self.constants)
             for call in needed
         )
-        """Whether weights were dequantised, because no pattern multiplies their codes."""
+        """Whether weights were dequantised because no pattern multiplies their codes."""
         self.calls = self._folded(needed)
         self._keep_what_is_read()
 
     def _folded(self, calls: Sequence[Call]) -> list[Call]:
-        """The calls that depend on inputs; all others are made now."""
+        """The calls that depend on inputs; all others are computed now."""
         left: list[Call] = []
         last = {name: index for index, call in enumerate(calls) for name in call.inputs}
         with torch.inference_mode(mode=False), torch.no_grad():
@@ -126,7 +56,7 @@ class Program:
         return left
 
     def _keep_what_is_read(self) -> None:
-        """Drops constants that no call reads, and notes after which call each other value is no longer needed."""
+        """Drops constants that no call reads, and notes the last call that reads each other value."""
         last = {name: index for index, call in enumerate(self.calls) for name in (*call.outputs, *call.inputs)}
         kept = {*self.outputs, *self.constants}
         self.constants = {name: value for name, value in self.constants.items() if name in {*last, *self.outputs}}
@@ -136,7 +66,7 @@ class Program:
                 self._done[index].append(name)
 
     def fuse(self, left: Collection[Callable[..., Any]] = ()) -> None:
-        """Makes one kernel or few of what lies between linear layers and attention, but for the operators `left`."""
+        """Fuses the operators between linear layers and attention, but for those in `left`."""
         self.calls = fused(self.calls, self.outputs, left)
         self._keep_what_is_read()
 
@@ -152,7 +82,7 @@ class Program:
 
 
 def calls_of(graph: OnnxGraph, node: Node, patterns: Sequence[Pattern] = ()) -> list[Call]:
-    """What a node becomes. Raises EngineError, naming file and node, for an operator that has no function here."""
+    """The calls that compute a node. Raises EngineError, naming file and node, for an operator without a function."""
     for pattern in patterns:
         if (calls := pattern(graph, node)) is not None:
             return calls
@@ -167,7 +97,7 @@ def calls_of(graph: OnnxGraph, node: Node, patterns: Sequence[Pattern] = ()) -> 
 
 
 def _call(graph: OnnxGraph, node: Node) -> Call:
-    """The call of one operator. Raises TypeError or ValueError for one that has no function, or other attributes."""
+    """The call of one operator. Raises TypeError or ValueError for one without a function, or with other attributes."""
     if node.op_type == UNPACK:
         return Call(partial(unpacked, **node.attributes), node.inputs, node.outputs)
     if node.op_type == ATTENTION:

@@ -2,7 +2,7 @@
 """ONNX operators (opset 23) in torch, one function each, and TensorRT's dynamic FP4 quantisation.
 
 A function takes an operator's tensors in their order; attributes, and the small constant inputs that only say sizes and
-axes, are its keywords. What a function has no keyword for is refused when a graph is loaded.
+axes, are its keywords. Any other attribute is refused when a graph is loaded.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def slices(x: Tensor, *, starts: Sequence[int], ends: Sequence[int], axes: Seque
 
 @operator("Pad", "pads")
 def pad(x: Tensor, *, pads: Sequence[int]) -> Tensor:
-    """Zeros: `pads` are those before each axis, then those behind each; torch counts from the last axis."""
+    """Zeros: `pads` are those before each axis, then those after each; torch counts from the last axis."""
     rank = x.dim()
     return torch.nn.functional.pad(x, [pads[i] for axis in reversed(range(rank)) for i in (axis, rank + axis)])
 

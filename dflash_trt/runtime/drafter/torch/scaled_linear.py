@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers of more than one node that are one product: a bias, and quantised numbers that a device multiplies.
+"""Linear layers of several nodes that are one product: with a bias, or of quantised numbers that a device multiplies.
 
-Where there is no product of quantised numbers, weights are dequantised once, into BF16, as the nodes say. A further
-number format is one more function here. Of the products, FP8's has run on an H100, FP4's has **not yet run**.
+Where a device has no product of quantised numbers, weights are dequantised to BF16 once, as the nodes prescribe. A
+further number format is one more function here. FP8's product has run on an H100, FP4's has **not yet run**.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dflash_trt.checkpoint.quantization import BLOCK
 from dflash_trt.engine.graph.draft_graph import ATTENTION
 from dflash_trt.engine.plans.machine import LOWEST_SM
 from dflash_trt.runtime.drafter.torch.calls import Call
-from dflash_trt.runtime.drafter.torch.graph_program import Node, OnnxGraph, Pattern, packed_name
+from dflash_trt.runtime.drafter.torch.onnx_graph import Node, OnnxGraph, Pattern, packed_name
 from dflash_trt.runtime.drafter.torch.operators import fp4_scales, fp4_values
 
 SCALE_ROWS, SCALE_COLUMNS = 128, 4
@@ -32,7 +32,7 @@ def patterns(device: torch.device) -> list[Pattern]:
 
 
 def biased_linear(graph: OnnxGraph, node: Node) -> list[Call] | None:
-    """Gemm with a dense matrix, and the bias that the attention reads behind it: else a kernel of its own."""
+    """Gemm with a dense matrix, and the bias after it that only the attention reads: else a kernel of its own."""
     product = graph.producer(node.inputs[0], "Gemm") if node.op_type == "Add" else None
     if product is None or product.attributes != {"transB": 1} or node.inputs[1] not in graph.constants:
         return None
@@ -44,7 +44,7 @@ def biased_linear(graph: OnnxGraph, node: Node) -> list[Call] | None:
 
 
 def fp8_linear(graph: OnnxGraph, node: Node) -> list[Call] | None:
-    """Gemm of what a QuantizeLinear or the attention node gave with an FP8 matrix, one scale each."""
+    """Gemm of the output of QuantizeLinear or of the attention node with an FP8 matrix, one scale each."""
     if node.op_type != "Gemm":
         return None
     x, weight = (graph.producer(name, "DequantizeLinear") for name in node.inputs[:2])
@@ -111,12 +111,12 @@ def fp4_codes(x: Tensor, unit: Tensor) -> Tensor:
 
 
 def swizzle(scales: Tensor) -> Tensor:
-    """Scales [M, K / 16] FP8 in the order that tensor cores read: tiles of 128 x 4, of which 32 rows lie abreast.
+    """Scales [M, K / 16] FP8 in the order that tensor cores read: tiles of 128 x 4, in which 32 rows lie side by side.
 
     Rows and columns that fill the last tile are 0 (cuBLAS 13, "1D block scaling factors layout").
     """
     M, columns = scales.shape
-    filled = F.pad(scales.float(), (0, -columns % SCALE_COLUMNS, 0, -M % SCALE_ROWS))  # of bytes: a kernel more
+    filled = F.pad(scales.float(), (0, -columns % SCALE_COLUMNS, 0, -M % SCALE_ROWS))  # bytes: another kernel
     tiles = filled.reshape(-1, 4, 32, filled.shape[1] // SCALE_COLUMNS, SCALE_COLUMNS)
     return tiles.permute(0, 3, 2, 1, 4).to(torch.float8_e4m3fn).reshape(-1)
 

@@ -20,7 +20,7 @@ PACKED_TYPES = (FP4, INT4, UINT4)
 
 
 class StoredWeights:
-    """Tensors of an engine directory; one that two graphs read is read once, and lives as long as either."""
+    """Tensors of an engine directory; both graphs share those that both read."""
 
     def __init__(self, directory: Path, device: torch.device) -> None:
         self._directory = directory
@@ -30,7 +30,7 @@ class StoredWeights:
     def read(self, initializer: TensorProto, graph: Path) -> Tensor:
         """The initializer of the file `graph`; two 4-bit codes as one UINT8.
 
-        Raises EngineError for a type that torch has not, and for data that is not where the graph says.
+        Raises EngineError for a type that torch lacks, and for data that is not where the graph says.
         """
         kind, dims = initializer.data_type, list(initializer.dims)
         if kind not in PACKED_TYPES and kind not in TORCH_TYPES:
@@ -49,7 +49,7 @@ class StoredWeights:
         return tensor
 
     def _mapped(self, name: str, place: dict[str, str], dims: list[int], dtype: torch.dtype, graph: Path) -> Tensor:
-        """A view of the file, which takes no memory of its own where nobody writes it: nobody does."""
+        """A memory map of the file, which nothing writes to."""
         location, offset, length = place["location"], int(place.get("offset", 0)), int(place.get("length", -1))
         file, needed = self._directory / location, prod(dims) * dtype.itemsize
         there = file.stat().st_size if is_file_name(location) and file.is_file() else 0

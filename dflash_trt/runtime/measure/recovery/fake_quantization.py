@@ -17,7 +17,7 @@ from dflash_trt.quantize.scales import cache_scales, group_scales, input_scales,
 E2M1_MAX, E4M3_MAX = 6.0, 448.0
 SMALLEST_BLOCK_SCALE = 2.0**-9  # the least that E4M3 holds
 INT4_STEPS = (7.0, 7.25, 7.5, 7.75, 8.0)
-EXPONENT_BITS = 0x7F800000  # of a FLOAT
+EXPONENT_BITS = 0x7F800000  # mantissa bits of a FLOAT
 
 
 def quantised_weight(weight: torch.Tensor, algorithm: str, scale: float | None) -> torch.Tensor:
@@ -75,7 +75,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def _fp8(x: torch.Tensor, scale: float) -> torch.Tensor:
-    rounded = _bfloat16(scale)  # as the graphs hold it
+    rounded = _bfloat16(scale)  # in the graphs' type
     return _e4m3(x.detach() / _scalar(rounded, x)) * rounded
 
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loss that recovery minimises on the target's own answers: divergence from the dense draft, and DFlash's loss.
 
-At an anchor a of an answer the block is token a's embedding and S - 1 mask embeddings, its context the features of
-all tokens before a, as in decoding. Slot k should propose token a + k, and the teacher, the draft as it was given,
-has a distribution for it (arXiv 2602.06036, section 3.3, has the second term and the weights):
+At an anchor a of an answer the block is token a's embedding and S - 1 mask embeddings, its context the features of all
+tokens before a, as in decoding. Slot k should propose token a + k, and the teacher, the draft as it was given, has a
+distribution for it (arXiv 2602.06036, section 3.3, has the second term and the weights):
 
     loss_k = share * KL(teacher_k || draft_k) + (1 - share) * cross_entropy(draft_k, token a + k)
     loss   = sum over anchors and k of w_k * loss_k / sum of w_k
     w_k    = exp(-(k - 1) / gamma)
 
-Slots behind the answer's end count for nothing, nor do tokens that the draft's own head has no row for.
+Slots after the answer's end are ignored, as are tokens without a row in the draft's own head.
 """
 
 from __future__ import annotations

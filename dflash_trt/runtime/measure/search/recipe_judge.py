@@ -108,16 +108,16 @@ class RecipeJudge:
 @torch.inference_mode()
 def _hidden(drafter: Drafter, split: SearchSplit) -> Iterator[torch.Tensor]:
     """Yields hidden [anchors, K, H] of the proposing rows, for each sequence that has anchors."""
-    embed, S = RecordedTarget(split.features, (), drafter.executor.device).embed, drafter.spec.block_size
+    target, S = RecordedTarget(split.features, (), drafter.executor.device), drafter.spec.block_size
     for number in split.numbers:
         sequence = split.features.sequence(number)
         anchors = torch.from_numpy(choose_anchors(sequence, number))
         if not len(anchors):
             continue
         drafter.inject([0], [len(sequence.taps)], sequence.taps.float())
-        noise = drafter.embedding.blocks(sequence.tokens[anchors], S, embed)
+        noise = drafter.embedding.blocks(sequence.tokens[anchors], target.embed)
         positions = anchors[:, None] + torch.arange(S)
         page_ids = torch.tensor(drafter.cache.page_ids([0] * len(anchors), len(sequence.taps)))
-        hidden = drafter.executor.draft(DraftInputs(noise, positions, page_ids, anchors))
+        hidden = drafter.executor.draft(DraftInputs(noise, positions, page_ids, anchors))["hidden"].to(noise.dtype)
         drafter.release(0)
         yield hidden[:, drafter.spec.first_proposing_row :].clone()

@@ -19,7 +19,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from dflash_trt import _C
 from dflash_trt.engine.graph.onnx_builder import OPSET, PLUGIN_DOMAIN
-from dflash_trt.runtime.drafter.onnx_executor import model_session
+from dflash_trt.runtime.drafter.onnxruntime.graph_session import model_session
 from dflash_trt.runtime.drafter.onnxruntime.packed_linear import PACKED_LINEAR
 from tests.plugins.cases import CORNER, FEATURES, REGULAR, Case
 from tests.plugins.compare import assert_close
@@ -49,13 +49,13 @@ def test_threads_by_the_largest_weight(torch_threads: int, size: int, is_shared:
     assert session.get_session_options().intra_op_num_threads == (torch_threads if is_shared else 1)
 
 
-FLOAT32 = 2e-5  # of the values' size: the sums' rounding, and that of scores in the hundreds
+FLOAT32 = 2e-5  # relative error: rounding of the sums, and of scores in the hundreds
 CASES = [case for case in (*REGULAR, *FEATURES, *CORNER) if case.B and max(case.context_lengths) < 10_000]
 SEEDS = range(40)
 
 
 def compare(case: Case, isa: str) -> None:
-    case = replace(case, output_scale=0.0)  # which the lowering computes
+    case = replace(case, output_scale=0.0)  # computed by the lowering
     expected = expect(as_carried(case), draw(case)).output
     actual = torch.from_numpy(run(case, feeds_of(case, draw(case)), isa)).double()
     assert_close(actual, expected, FLOAT32 * expected.abs().max() * torch.ones_like(expected))
@@ -85,7 +85,7 @@ PAGED = Case(name="paged", N=4, G=2, S=8, L=2, layer=1, context_lengths=(70, 5, 
 
 
 def test_pages_in_any_order_are_the_slots_in_one() -> None:
-    """[B, M] with pages of 32 rows; entries behind a context's own are never looked at."""
+    """[B, M] with pages of 32 rows; entries after a context's own are never read."""
     feeds = feeds_of(PAGED, draw(PAGED))
     slots, L, rows, G, D = feeds["k_cache"].shape
     assert rows == 96
@@ -216,7 +216,7 @@ def test_sums(kind: str, isa: str, K: int) -> None:
 @pytest.mark.parametrize("K", [1, 3, 7, 15, 17, 31, 45])
 @pytest.mark.parametrize("rows", [1, 11])
 def test_rows_that_are_no_vectors(kind: str, isa: str, K: int, rows: int) -> None:
-    """What lies behind the end of a row is another one, or nothing: no number of it counts, NaN included."""
+    """Memory after the end of a row is another row, or nothing: none of its numbers counts, not even NaN."""
     case = weight(kind, 7, K)
     x = random_rows(rows, K)
     expected = x.astype(np.float64) @ case.values.T
@@ -228,7 +228,7 @@ def test_rows_that_are_no_vectors(kind: str, isa: str, K: int, rows: int) -> Non
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("rows", [1, 16])  # alone; so many that some decode first
+@pytest.mark.parametrize("rows", [1, 16])  # alone; enough that some decode first
 def test_each_code_means_what_it_should_to_the_bit(isa: str, rows: int) -> None:
     """A row of an identity picks one column of the weight."""
     for kind, bits in (("FP8", 8), ("FLOAT16", 16), ("BFLOAT16", 16)):

@@ -19,8 +19,8 @@ from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.errors import EngineError
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
-from dflash_trt.runtime.drafter.onnx_executor import graph_session
 from dflash_trt.runtime.drafter.onnxruntime import packed_linear
+from dflash_trt.runtime.drafter.onnxruntime.graph_session import graph_session
 from dflash_trt.runtime.drafter.onnxruntime.lowering import lower_to_cpu
 from dflash_trt.runtime.drafter.onnxruntime.packed_linear import PACKED_LINEAR, pack_linear_layers
 from tests.engines import build

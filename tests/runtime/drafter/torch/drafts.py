@@ -28,7 +28,7 @@ Maker = Callable[[Path], Manifest]
 
 
 def featured(directory: Path, *, facts: dict[str, Any], **options: Any) -> Manifest:
-    """What write_random_draft writes with these options, with other facts."""
+    """The draft of write_random_draft with these options and other facts."""
     base = write_random_draft(directory / "base", sizes=SIZES, **options)
     rows = facts.get("draft_vocab_size")
     tensors = {"d2t": 2 * torch.arange(rows) - torch.arange(rows)} if rows == TRIMMED else {}
@@ -36,7 +36,7 @@ def featured(directory: Path, *, facts: dict[str, Any], **options: Any) -> Manif
 
 
 def written(directory: Path, **options: Any) -> Manifest:
-    """What write_random_draft writes with these options."""
+    """The draft of write_random_draft with these options."""
     write_random_draft(directory / "draft", sizes=SIZES, **options)
     return build(directory / "draft", directory / "engine")
 

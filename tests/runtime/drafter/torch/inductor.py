@@ -112,7 +112,7 @@ def compile_ptx(code: str, capability: tuple[int, int], directory: Path) -> list
 
 @contextmanager
 def a_gpu(major: int, minor: int) -> Iterator[None]:
-    """What Inductor asks of the machine before it writes a kernel."""
+    """Device properties that Inductor reads before it writes a kernel."""
     from torch._inductor.runtime.hints import DeviceProperties
 
     found = DeviceProperties(**{**H100, "cc": 10 * major + minor, "major": major})  # type: ignore[arg-type]

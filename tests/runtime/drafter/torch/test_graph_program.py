@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import sysconfig
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -21,15 +19,15 @@ from torch import Tensor
 
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.device import fused
-from dflash_trt.device.attention_kernel import check_kernels
 from dflash_trt.device.launcher import CudaLauncher
-from dflash_trt.engine.manifest import Manifest, read_manifest
+from dflash_trt.engine.executor import DraftInputs
+from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
-from dflash_trt.errors import EngineError, MissingDependencyError
-from dflash_trt.runtime.drafter import torch_executor
+from dflash_trt.errors import EngineError
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.drafter.torch import calls, operators, scaled_linear
-from dflash_trt.runtime.drafter.torch.graph_program import OnnxGraph, Program
+from dflash_trt.runtime.drafter.torch.graph_program import Program
+from dflash_trt.runtime.drafter.torch.onnx_graph import OnnxGraph
 from dflash_trt.runtime.drafter.torch.scaled_linear import (
     biased_linear,
     fp4_linear,
@@ -39,9 +37,10 @@ from dflash_trt.runtime.drafter.torch.scaled_linear import (
     patterns,
 )
 from dflash_trt.runtime.drafter.torch.stored_weights import StoredWeights
-from dflash_trt.runtime.drafter.torch_executor import TorchExecutor
+from dflash_trt.runtime.drafter.torch_executor import TorchExecutor, not_compiled
 from tests.checkpoint.samples import refusal
-from tests.runtime.drafter.test_torch_executor import listed_of, open_torch, run
+from tests.contract.cuda_graphs import pretended_gpu
+from tests.runtime.drafter.test_torch_executor import open_torch, run
 from tests.runtime.drafter.torch.drafts import MAKERS
 
 CPU = torch.device("cpu")
@@ -243,7 +242,7 @@ def test_the_products_that_a_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_dequantised_weights_are_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     manifest = MAKERS["nvfp4-w4a16"](tmp_path)
-    run(open_torch(tmp_path / "engine", manifest))
+    run(open_torch(tmp_path / "engine", manifest), tmp_path / "engine")
     (message,) = [record.message for record in caplog.records if "dequantised" in record.message]
     assert (
         message == f"{tmp_path / 'engine'}: no product of these quantised weights here: they are dequantised into BF16"
@@ -287,7 +286,7 @@ def fuse(monkeypatch: pytest.MonkeyPatch, engine: Path, manifest: Manifest) -> l
     monkeypatch.setattr(torch, "compile", compile_)
     monkeypatch.setattr(fused, "on_gpu", lambda tensor: True)
     monkeypatch.setattr(fused, "why_not_compiled", lambda: None)
-    monkeypatch.setattr(calls, "_fused", cache(calls._fused.__wrapped__))  # shares no function with other tests
+    monkeypatch.setattr(calls, "fused_function", cache(calls.fused_function.__wrapped__))  # shared with no other test
     monkeypatch.setattr(Program, "__init__", fused_init)
     return given
 
@@ -296,10 +295,10 @@ def fuse(monkeypatch: pytest.MonkeyPatch, engine: Path, manifest: Manifest) -> l
 def test_between_two_products_one_function(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal bits, and layers share functions."""
     manifest = MAKERS[name](tmp_path)
-    expected = run(open_torch(tmp_path / "engine", manifest))
+    expected = run(open_torch(tmp_path / "engine", manifest), tmp_path / "engine")
     given = fuse(monkeypatch, tmp_path / "engine", manifest)
     drafter = open_torch(tmp_path / "engine", manifest)
-    found = run(drafter)
+    found = run(drafter, tmp_path / "engine")
     assert {key: float((found[key] - expected[key]).abs().max()) for key in expected} == dict.fromkeys(expected, 0)
     assert 4 <= len(given) <= 16, len(given)
     if name == "gpt-oss":
@@ -317,10 +316,10 @@ def test_compiled_it_is_as_close_to_onnx_runtime(name: str, tmp_path: Path, monk
 
     manifest = MAKERS[name](tmp_path)
     engine = (tmp_path / "engine").rename(tmp_path / "compiled")
-    exact = run(open_drafter(engine, manifest, num_slots=3))
-    eager = noise(run(open_torch(engine, manifest)), exact)
+    exact = run(open_drafter(engine, manifest, num_slots=3), engine)
+    eager = noise(run(open_torch(engine, manifest), engine), exact)
     assert fuse(monkeypatch, engine, manifest) == []
-    compiled = noise(run(open_torch(engine, manifest)), exact)
+    compiled = noise(run(open_torch(engine, manifest), engine), exact)
     assert 0 < compiled < 1.3 * eager
 
 
@@ -335,21 +334,11 @@ def test_exposed_values(tmp_path: Path) -> None:
         generator = torch.Generator().manual_seed(0)
         drafter.inject([0, 1], [3, 4], torch.randn(7, manifest.draft.target_hidden_size, generator=generator))
         blocks = torch.randn(2, manifest.draft.block_size, manifest.draft.hidden_size, generator=generator)
-        values = drafter.executor.draft_values(drafter.inputs([1, 0], blocks), [*names, "hidden"])  # type: ignore[attr-defined]
-        found.append([value.clone() for value in listed_of(values)])
+        outputs = drafter.run([1, 0], blocks)
+        found.append([outputs[name].float() for name in [*names, "hidden"]])
     for ours, theirs in zip(*found, strict=True):
         assert ours.shape == (2, manifest.draft.block_size, manifest.draft.hidden_size)
         assert float((ours - theirs).norm() / theirs.norm()) < 0.03
-
-
-def test_a_gpu_without_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr("dflash_trt._C.cuda_architectures", lambda: ["100f"])
-    message = refusal(lambda: check_kernels(torch.device("cuda")), MissingDependencyError)
-    assert "attention kernel: expected one for compute capability 9.0, found 100f" in message
-    assert "DFLASH_CUDA=ON" in message
-    monkeypatch.setattr("dflash_trt._C.cuda_architectures", lambda: ["90a"])
-    check_kernels(torch.device("cuda"))
 
 
 def test_a_gpu_without_fp8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -368,13 +357,12 @@ def test_a_gpu_without_fp8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 def test_triton_gets_fp8_codes_where_a_gpu_has_them(
     capability: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What lies around them is fused in any case."""
-    executor = TorchExecutor(tmp_path / "engine", MAKERS["fp8+fp8-kv"](tmp_path), CudaLauncher(torch.device("cuda")))
+    """The operators around them are fused in any case."""
+    MAKERS["fp8+fp8-kv"](tmp_path)
     program = Program(graph_of(tmp_path / "engine"), ["hidden"])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch_executor, "why_not_compiled", lambda: None)
     before = Counter(call.operator for call in program.calls)
-    executor._fuse(program)
+    program.fuse(not_compiled(torch.device("cuda")))
     after = Counter(call.operator for call in program.calls)
     codes = (operators.quantize, operators.dequantize)
     left = [before[operator] if capability < (8, 9) else 0 for operator in codes]
@@ -383,37 +371,21 @@ def test_triton_gets_fp8_codes_where_a_gpu_has_them(
     assert (before[operators.square_root] > 0, after[operators.square_root]) == (True, 0)
 
 
-def test_a_machine_on_which_nothing_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is missing is said once for both graphs; they run operator by operator."""
-    program = Program(graph_of(MAKERS["gpt-oss"](tmp_path) and tmp_path / "engine"), ["hidden"])
-    executor = open_torch(tmp_path / "engine", read_manifest(tmp_path / "engine")).executor
-    assert isinstance(executor, TorchExecutor)
-    said: list[str] = []
-    monkeypatch.setattr(torch_executor.LOG, "warning", lambda text, *values: said.append(text % values))
-    monkeypatch.setattr(fused, "find_spec", lambda name: object())
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    fused.why_not_compiled.cache_clear()
-    before = list(program.calls)
-    for _ in range(2):
-        executor._fuse(program)
-    assert program.calls == before
-    (message,) = said
-    assert "torch.compile lacks a C compiler: a kernel for each operator" in message
-    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    fused.why_not_compiled.cache_clear()
-    assert fused.why_not_compiled() == str(tmp_path / "Python.h")
-    (tmp_path / "Python.h").touch()
-    fused.why_not_compiled.cache_clear()
-    assert fused.why_not_compiled() is None
-    fused.why_not_compiled.cache_clear()
+def test_a_gpu_on_which_nothing_compiles(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One warning for both graphs, which run operator by operator."""
+    manifest = MAKERS["gpt-oss"](tmp_path)
+    with pretended_gpu():
+        drafter = open_drafter(tmp_path / "engine", manifest, device="cuda", executor="torch")
+        drafter.close()
+    (message,) = caplog.messages
+    assert "torch.compile lacks Triton: a kernel for each operator" in message
 
 
 def test_a_context_beyond_the_page_table(tmp_path: Path) -> None:
     drafter = open_torch(tmp_path / "engine", MAKERS["gpt-oss"](tmp_path))
     spec, most = drafter.spec, -(-drafter.spec.max_position_embeddings // TOKENS_PER_PAGE)
-    inputs = drafter.inputs([0], torch.zeros(1, spec.block_size, spec.hidden_size))
-    inputs = inputs._replace(page_ids=torch.zeros(1, most + 1, dtype=torch.int32))
+    blocks, page_ids = torch.zeros(1, spec.block_size, spec.hidden_size), torch.zeros(1, most + 1, dtype=torch.int32)
+    inputs = DraftInputs(blocks, torch.zeros(1, spec.block_size), page_ids, torch.zeros(1))
     message = refusal(lambda: drafter.executor.draft(inputs), EngineError)
     assert f"expected at most {most} pages of one request" in message
     assert f"found {most + 1}" in message

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of a draft pass on a GPU, counted without one; `estimate` prices as many (data/backends.json)."""
+"""Kernels of a draft pass on a GPU, counted without one; `estimate` assumes the same number (data/backends.json)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def fuse(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(fused, "on_gpu", lambda tensor: True)
     monkeypatch.setattr(fused, "why_not_compiled", lambda: None)
-    monkeypatch.setattr(calls, "_fused", calls._fused.__wrapped__)
+    monkeypatch.setattr(calls, "fused_function", calls.fused_function.__wrapped__)
     monkeypatch.setattr(Program, "__init__", fused_init)
 
 
@@ -74,7 +74,7 @@ def counted(engine: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(fused, "compiled", compiled)
     drafter = open_drafter(engine, read_manifest(engine), num_slots=1, executor="torch")
     counts.clear()
-    drafter.draft([0], torch.randn(1, drafter.spec.block_size, drafter.spec.hidden_size))
+    drafter.run([0], torch.randn(1, drafter.spec.block_size, drafter.spec.hidden_size))
     return counts
 
 
@@ -118,7 +118,7 @@ def test_triton_compiles_them(capability: tuple[int, int], tmp_path: Path, monke
     drafter = open_drafter(engine, read_manifest(engine), num_slots=4, executor="torch")
     for num_requests in (1, 2, 4):
         blocks = torch.randn(num_requests, drafter.spec.block_size, drafter.spec.hidden_size)
-        drafter.draft(list(range(num_requests)), blocks)
+        drafter.run(list(range(num_requests)), blocks)
     assert {takes_any for takes_any, _ in counts} == {False, True}
     assert min(count for _, count in counts) >= 1
 

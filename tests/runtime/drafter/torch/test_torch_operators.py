@@ -19,7 +19,8 @@ from torch import Tensor
 from dflash_trt.engine.graph.draft_graph import ATTENTION
 from dflash_trt.engine.graph.onnx_builder import OPSET
 from dflash_trt.runtime.drafter.torch import operators
-from dflash_trt.runtime.drafter.torch.graph_program import UNPACK, Node, OnnxGraph, calls_of
+from dflash_trt.runtime.drafter.torch.graph_program import calls_of
+from dflash_trt.runtime.drafter.torch.onnx_graph import UNPACK, Node, OnnxGraph
 from dflash_trt.runtime.drafter.torch.operators import OPERATORS
 from dflash_trt.runtime.drafter.torch.stored_weights import StoredWeights
 from tests.runtime.drafter.torch.drafts import MAKERS, QUICK, Maker, parameters
@@ -36,7 +37,7 @@ def exact(tensor: Tensor) -> np.ndarray:
 
 
 def reference(node: Node, inputs: list[Tensor]) -> list[np.ndarray]:
-    """What ONNX says of the node."""
+    """Definition of the node in ONNX."""
     if node.op_type == "QuantizeLinear":
         quotient = exact(inputs[0]) / exact(inputs[1])
         return [quotient.clip(-448, 448).astype(np.float32).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)]
@@ -71,7 +72,7 @@ def fp4(x: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def compare(node: Node, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-    if node.op_type == "TopK":  # of equals any
+    if node.op_type == "TopK":  # any of equal ones
         values, indices = outputs
         assert torch.equal(inputs[0].gather(-1, indices), values)
         assert all(len(set(row)) == len(row) for row in indices.tolist())
@@ -87,7 +88,7 @@ def compare(node: Node, inputs: list[Tensor], outputs: list[Tensor]) -> None:
 
 
 def sums(node: Node, inputs: list[Tensor]) -> Any:
-    """What rounding in FLOAT may add to a sum: one unit for each summand."""
+    """Bound on the rounding error of a sum in FLOAT: one unit per summand."""
     if node.op_type == "Gemm":
         x, weight = (np.abs(exact(tensor)) for tensor in inputs)
         return 2.0**-23 * x.shape[-1] * (x @ weight.T)

@@ -76,7 +76,7 @@ PACKERS: dict[str, Callable[[torch.Tensor, np.float32], torch.Tensor]] = {
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("algorithm", PACKERS)
-@pytest.mark.parametrize("amax", [1.0, 0.3, 77.0])  # of the group: larger than the tensor's own, or smaller
+@pytest.mark.parametrize("amax", [1.0, 0.3, 77.0])  # the group's range: larger than the tensor's own, or smaller
 def test_weights_are_what_the_packers_make_of_them(algorithm: str, dtype: torch.dtype, amax: float) -> None:
     weight, scale = samples(dtype), scale_of(algorithm, amax)
     found = quantised_weight(weight, algorithm, None if algorithm == "W4A16_AWQ" else float(scale))
@@ -186,7 +186,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
 
 @pytest.mark.full
 def test_training_wins_back_what_quantising_cost(tmp_path: Path) -> None:
-    """On answers that were not trained on. Those to the fixture's own 32 prompts are too few to learn from."""
+    """Measured on answers that were not trained on. The fixture's own 32 prompts have too few answers to learn from."""
     recovery_prompts.write(tmp_path)
     prompts = ("--prompts", tmp_path / "train.jsonl", "--max-prompts", 96)
     features = capture("tiny-gpt-oss", tmp_path / "features.safetensors", "--max-tokens", 96, *prompts)

@@ -35,7 +35,7 @@ def space_for(draft: DraftCheckpoint, runtime: Runtime, context_tokens: int = 0)
 
 
 class KnownLosses:
-    """Losses that are sums over groups; the held-out split loses `more` times as much."""
+    """Losses that are sums over groups; those of the held-out split are `more` times as large."""
 
     def __init__(self, more: float = 1) -> None:
         self._more = more
