@@ -131,7 +131,7 @@ def test_every_runtime_is_asked_for_the_same(runtime: Runtime) -> None:
                                      kv_cache_dtype="fp8")  # fmt: skip
     load = asked(resolve(halved, "x"), runtime)
     assert load.kv_cache_dtype == "fp8"
-    assert is_fp8_context(load, load_schema(runtime)) is (runtime != "trtllm")  # its worker caches in fc's dtype
+    assert is_fp8_context(load, load_schema(runtime)) is (runtime != "trtllm")  # there it has fc's dtype
 
 
 @pytest.mark.parametrize("ranks", [1, 8])
