@@ -33,7 +33,7 @@ REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.forced_acceptance import random_prompts, write_pair  # noqa: E402
-from dflash_trt.api.runtime_options import RuntimeOptions  # noqa: E402
+from dflash_trt.api.runtime_options import Dtype, RuntimeOptions  # noqa: E402
 from dflash_trt.api.sampling_params import SamplingParams  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
@@ -54,6 +54,7 @@ from tests.engines import build  # noqa: E402
 from tests.fixtures_data import PAIRS, prompts  # noqa: E402
 from tests.paths import FIXTURES  # noqa: E402
 
+TYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 REAL = "qwen3-0.6b-shape"
 WAYS = ("plain", "idle drafter", "DFlash", "sampled")
 PLAIN_AND_DFLASH = ("plain", "DFlash")
@@ -138,7 +139,7 @@ class Job:
     name: str
     engine: Path
     target: Path
-    dtype: str
+    dtype: Dtype
     batches: tuple[int, ...]
 
     def open(self) -> tuple[Session, list[list[int]]]:
@@ -281,7 +282,7 @@ def main(
             else:
                 target, draft = FIXTURES / name, FIXTURES / f"{name}-dflash"
             build(draft, Path(folder) / "engine", target)
-            for dtype in ("float32", "bfloat16"):
+            for dtype in TYPES:
                 job = Job(name=name, engine=Path(folder) / "engine", target=target, dtype=dtype, batches=batches)
                 chosen = [piece for piece in pieces if takes_part(piece, name, dtype)]
                 if chosen:

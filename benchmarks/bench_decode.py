@@ -39,7 +39,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.forced_acceptance import ForcedRunner, random_prompts, write_pair  # noqa: E402
 from benchmarks.ways import COLUMNS, Answers, Way, measure  # noqa: E402
-from dflash_trt.api.runtime_options import RuntimeOptions  # noqa: E402
+from dflash_trt.api.runtime_options import Dtype, RuntimeOptions  # noqa: E402
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
@@ -60,7 +60,7 @@ HOST_RUNS = 3
 HOST = "host, ms a step"
 REAL = "qwen3-0.6b-shape"
 DFLASH2 = "tiny-qwen3-dflash2"
-TYPES = ("float32", "bfloat16")
+TYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 BF16 = ", BF16"
 VLLM_ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -174,7 +174,7 @@ def _prompts(job: Job, batch: int) -> list[list[int]]:
     return job.prompts[: max(batch, 2)] if job.is_forced else job.prompts
 
 
-def _ours(job: Job, engine: Path, dtype: str) -> Iterator[Way]:
+def _ours(job: Job, engine: Path, dtype: Dtype) -> Iterator[Way]:
     num_slots = max(job.batches)
     if job.is_forced:
         session = open_without_tokenizer(engine, job.target, num_slots=num_slots, dtype=dtype)

@@ -34,7 +34,8 @@ from dflash_trt.files.processor import cpu_model  # noqa: E402
 from dflash_trt.observe.estimate.constants import Rates  # noqa: E402
 from dflash_trt.observe.estimate.inputs import draft_shape, eagle3_shape, target_shape  # noqa: E402
 from dflash_trt.observe.estimate.shapes import System  # noqa: E402
-from dflash_trt.observe.estimate.step import StepLoad, StepModel  # noqa: E402
+from dflash_trt.observe.estimate.step import StepModel  # noqa: E402
+from dflash_trt.observe.estimate.step_cost import StepLoad  # noqa: E402
 from dflash_trt.runtime.load import open_session  # noqa: E402
 from dflash_trt.runtime.policy.fixed_length import FixedLength  # noqa: E402
 from dflash_trt.runtime.session import Session  # noqa: E402

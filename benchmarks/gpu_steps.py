@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.forced_acceptance import SIZES
 from benchmarks.ways import copy_rate, seconds_of
+from dflash_trt.api import runtime_options
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.cli.output import print_table
 from dflash_trt.device.launcher import CudaLauncher, CurrentStreamLauncher
@@ -108,7 +109,14 @@ def _step(drafter: Drafter, num_rows: tuple[int, int], taps: Tensor, block: Tens
 @click.option("--tokens", default=96)
 @executor_option
 @device_option
-def decode(engine: Path, target: Path, num_prompts: int, tokens: int, executor: str, device: str) -> None:
+def decode(
+    engine: Path,
+    target: Path,
+    num_prompts: int,
+    tokens: int,
+    executor: runtime_options.Executor,
+    device: runtime_options.Device,
+) -> None:
     """Greedy answers with the drafter and without drafts; exits with 1 where they differ, or few drafts hold."""
     from dflash_trt import LLM, SamplingParams
 

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from dflash_trt.api.backend import Chunk, DecoderMetrics, Messages, Prompt, run
 from dflash_trt.api.chat_template import encode_chat, is_prompt
 from dflash_trt.api.completion import Completion
-from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
+from dflash_trt.api.fields import refusal
+from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.api.signature import takes
 from dflash_trt.errors import RequestError, shown
 from dflash_trt.runtime.embedded_backend import PendingRequest
 from dflash_trt.runtime.progress_display import progress_bar
@@ -30,6 +32,19 @@ Bar = bool | Callable[..., Any]
 """Whether to show a progress bar, or a function that makes one, like tqdm."""
 
 
+class LLMArguments(RuntimeOptions, frozen=True):
+    """Arguments of LLM: an engine directory, its target, and the settings of the runtime."""
+
+    engine: str | Path
+    target: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, path in (("engine", self.engine), ("target", self.target)):
+            if not isinstance(path, str | Path) and not (name == "target" and path is None):
+                raise refusal(name, "a path or a name", path)
+
+
 class LLM(AbstractContextManager["LLM", None]):
     """An engine directory and its target, serving requests from any thread.
 
@@ -37,41 +52,17 @@ class LLM(AbstractContextManager["LLM", None]):
     ...     print(llm.generate("def quicksort(")[0].text)
     """
 
-    def __init__(
-        self,
-        engine: str | Path,
-        target: str | Path | None = None,
-        *,
-        max_batch_size: int | None = DEFAULTS.max_batch_size,
-        draft_length: int | str = DEFAULTS.draft_length,
-        cache_gib: float = DEFAULTS.cache_gib,
-        prefill_chunk: int = DEFAULTS.prefill_chunk,
-        device: str = DEFAULTS.device,
-        executor: str = DEFAULTS.executor,
-        enable_prefix_caching: bool = DEFAULTS.enable_prefix_caching,
-        dtype: str = DEFAULTS.dtype,
-    ) -> None:
+    @takes(LLMArguments)
+    def __init__(self, arguments: LLMArguments) -> None:
         """Loads both; `target` is a directory or a repository id, by default the one that the engine was built for.
 
         The other arguments are the fields of `RuntimeOptions`. Raises EngineError, CheckpointError, RequestError and
         MissingDependencyError.
         """
-        options = RuntimeOptions(
-            max_batch_size=max_batch_size,
-            draft_length=draft_length,
-            cache_gib=cache_gib,
-            prefill_chunk=prefill_chunk,
-            device=device,
-            executor=executor,
-            enable_prefix_caching=enable_prefix_caching,
-            dtype=dtype,
-        )
-        for name, path in (("engine", engine), ("target", target)):
-            if not isinstance(path, str | Path) and not (name == "target" and path is None):
-                raise RequestError(f"{name}: expected a path or a name, found {shown(path)}")
         from dflash_trt.runtime.load import open_engine  # it loads transformers: seconds
 
-        self.backend = open_engine(engine, None if target is None else str(target), options)
+        engine, target = arguments.engine, arguments.target
+        self.backend = open_engine(engine, None if target is None else str(target), arguments)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

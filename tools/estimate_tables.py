@@ -14,14 +14,16 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.deploy.gpus import known_gpu
-from dflash_trt.observe.estimate.constants import DATA, Band, Rates, constants, vary
+from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile, from_tau
+from dflash_trt.observe.estimate.bands import Band, vary
+from dflash_trt.observe.estimate.constants import DATA, Rates, constants
 from dflash_trt.observe.estimate.constants import rates as rates_of
-from dflash_trt.observe.estimate.curve import AcceptanceProfile, Traffic, from_tau, point, points, rate_at
+from dflash_trt.observe.estimate.curve import Traffic, point, points, rate_at
 from dflash_trt.observe.estimate.inputs import draft_shape, eagle3_shape, target_shape
 from dflash_trt.observe.estimate.shapes import Method, System
 from dflash_trt.observe.estimate.step import StepModel
-from dflash_trt.observe.estimate.tables import AIM, HeldOut, kind_of
-from dflash_trt.observe.plots.curves import frontier
+from dflash_trt.observe.estimate.validation import AIM, HeldOut, kind_of
+from dflash_trt.observe.plots.frontier import frontier
 from tools import measured_passes
 from tools.published_points import PublishedPoint, Quantity, published_points
 

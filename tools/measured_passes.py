@@ -15,7 +15,7 @@ from dflash_trt.files.json_file import read_json
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.drafter_pass import PLAN, drafter_pass
 from dflash_trt.observe.estimate.shapes import backends
-from dflash_trt.observe.estimate.step import StepLoad
+from dflash_trt.observe.estimate.step_cost import StepLoad
 
 OUTSIDE = ("tap projection", "context K and V")
 """Terms of a step that the measured pass has not: context.onnx does them."""

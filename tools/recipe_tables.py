@@ -11,14 +11,15 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
-from dflash_trt.checkpoint.quantization import FP8, NVFP4, W4A16_NVFP4
+from dflash_trt.checkpoint.number_formats import FP8, NVFP4, W4A16_NVFP4
 from dflash_trt.deploy.gpus import known_gpu
 from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.sizes import WEIGHT_BITS
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.drafter_pass import PLAN, drafter_pass
+from dflash_trt.observe.estimate.drafter_terms import Head
 from dflash_trt.observe.estimate.inputs import target_shape
-from dflash_trt.observe.estimate.step import Head, StepCost, StepLoad
+from dflash_trt.observe.estimate.step_cost import StepCost, StepLoad
 from dflash_trt.quantize.recipe import load_recipe, recipe_names
 
 DRAFT, TARGET = "z-lab/gpt-oss-120b-DFlash", "openai/gpt-oss-120b"

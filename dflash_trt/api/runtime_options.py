@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the embedded runtime: each one's default and check, for API, CLI and Triton."""
+"""Settings of the embedded runtime: the one list from which API, command line and Triton's model file are made."""
 
 from __future__ import annotations
 
+import math
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
+
 import msgspec
+from msgspec import Meta
 
-from dflash_trt.api.sampling_params import is_integer
-from dflash_trt.errors import MissingDependencyError, RequestError, shown
+from dflash_trt.api.fields import Bounds, checked_number, descriptions, number_fields, refusal
+from dflash_trt.errors import MissingDependencyError
 
-DEVICES = ("auto", "cpu", "cuda")
-EXECUTORS = ("auto", "onnxruntime", "torch", "tensorrt")
-DTYPES = ("auto", "float32", "bfloat16")
+Device = Literal["auto", "cpu", "cuda"]
+Executor = Literal["auto", "onnxruntime", "torch", "tensorrt"]
+Dtype = Literal["auto", "float32", "bfloat16"]
+DTYPES = get_args(Dtype)
 DEFAULT_BATCH_SIZE = 16
 """Requests at once for an engine without TensorRT plans."""
 MAX_SIZE = 2**31 - 1
@@ -18,56 +23,66 @@ MAX_SIZE = 2**31 - 1
 MAX_CACHE_GIB = 2**20  # a PiB, which no machine has
 
 
-def check_dtype(dtype: object) -> None:
-    """Raises RequestError for anything but one of DTYPES."""
-    if dtype not in DTYPES:
-        raise RequestError(f"dtype: expected {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, found {shown(dtype)}")
-
-
 class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one runtime; raises RequestError, with the field's name, for an invalid value."""
 
-    max_batch_size: int | None = None
-    """Requests that run at once, 1 to 2^31 - 1; None: what the engine's TensorRT plans hold, else
-    DEFAULT_BATCH_SIZE."""
-    cache_gib: float = 4.0
-    """Memory for the caches of target and drafter together, in GiB, more than 0."""
-    device: str = "auto"
-    """Device: cpu, cuda or auto, which is CUDA where torch sees it."""
-    executor: str = "auto"
-    """What runs the drafter: onnxruntime (on a CPU), torch, tensorrt (plans), or auto: on a GPU the engine's plans, or
-    torch where it has none; on a CPU ONNX Runtime."""
-    dtype: str = "auto"
-    """Type that the target is computed in: auto and float32 are FP32; bfloat16 needs a BF16 checkpoint."""
-    draft_length: int | str = "auto"
-    """Draft tokens that a step verifies: a number, 0 (plain decoding) to K, a schedule "1:7,8:3" by batch size, or
-    "auto": the fastest by measured steps and acceptance. A request's own draft_length replaces auto's choice, and is at
-    most a fixed one."""
-    prefill_chunk: int = 256
-    """Largest number of prompt tokens in a step, 1 to 2^31 - 1, so that a long prompt does not stall other requests."""
-    enable_prefix_caching: bool = True
-    """Reuse the cached prefixes of earlier prompts, of target and drafter."""
-    num_ranks: int = 1
-    """Ranks that share the target, 1 or more, started by torchrun or mpiexec."""
+    max_batch_size: Annotated[
+        int | None, Bounds(1, MAX_SIZE, "1 to 2^31 - 1"),
+        Meta(description=f"Requests at once. Default: what the engine's TensorRT plans hold, or {DEFAULT_BATCH_SIZE}."),
+    ] = None  # fmt: skip
+    draft_length: Annotated[
+        int | str,
+        Meta(
+            description="Draft tokens to verify in a step: auto (the fastest, by measured steps and acceptance), a"
+            " number, 0 for plain decoding, or 1:7,8:3 (by batch size). A request may ask for its own.",
+            extra={"metavar": "LENGTH"},
+        ),
+    ] = "auto"
+    cache_gib: Annotated[
+        float, Bounds(math.ulp(0), MAX_CACHE_GIB, f"more than 0 and at most {MAX_CACHE_GIB} GiB"),
+        Meta(description="Memory for the caches of target and drafter together, in GiB."),
+    ] = 4.0  # fmt: skip
+    enable_prefix_caching: Annotated[
+        bool, Meta(description="Reuse the cached prefixes of earlier prompts, of target and drafter.")
+    ] = True
+    prefill_chunk: Annotated[
+        int, Bounds(1, MAX_SIZE, "1 to 2^31 - 1"),
+        Meta(description="Most prompt tokens in a step, so that a long prompt does not stall other requests."),
+    ] = 256  # fmt: skip
+    device: Annotated[Device, Meta(description="Device that computes; auto: CUDA where torch sees it.")] = "auto"
+    executor: Annotated[
+        Executor,
+        Meta(description="Runs the drafter; auto: TensorRT plans or torch on a GPU, ONNX Runtime on a CPU."),
+    ] = "auto"
+    dtype: Annotated[
+        Dtype,
+        Meta(description="Type that the target is computed in; auto: float32; bfloat16 needs a BF16 checkpoint."),
+    ] = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_size", "prefill_chunk", "num_ranks"):
-            value = getattr(self, name)
-            if not (is_integer(value) and 1 <= value <= MAX_SIZE) and (name, value) != ("max_batch_size", None):
-                expected = f"at most {MAX_SIZE}" if is_integer(value) and value > 0 else "at least 1"
-                raise RequestError(f"{name}: expected {expected}, found {shown(value)}")
-        is_number = isinstance(self.cache_gib, int | float) and not isinstance(self.cache_gib, bool)
-        if not is_number or not 0 < self.cache_gib <= MAX_CACHE_GIB:
-            expected = f"more than 0 and at most {MAX_CACHE_GIB} GiB"
-            raise RequestError(f"cache_gib: expected {expected}, found {shown(self.cache_gib)}")
-        if self.device not in DEVICES:
-            raise RequestError(f"device: expected auto, cpu or cuda, found {shown(self.device)}")
-        if self.executor not in EXECUTORS:
-            expected = f"{', '.join(EXECUTORS[:-1])} or {EXECUTORS[-1]}"
-            raise RequestError(f"executor: expected {expected}, found {shown(self.executor)}")
-        check_dtype(self.dtype)
+        for name, field in NUMBERS.items():
+            if (value := getattr(self, name)) is not None or field.default is not None:
+                checked_number(name, value, field)
+        for name, choices in CHOICES.items():
+            check_choice(name, getattr(self, name), choices)
         if not isinstance(self.enable_prefix_caching, bool):
-            raise RequestError(f"enable_prefix_caching: expected True or False, found {self.enable_prefix_caching!r}")
+            raise refusal("enable_prefix_caching", "True or False", self.enable_prefix_caching)
+
+
+NUMBERS = number_fields(RuntimeOptions)
+CHOICES = {name: get_args(kind) for name, kind in get_type_hints(RuntimeOptions).items() if get_origin(kind) is Literal}
+DESCRIPTIONS = descriptions(RuntimeOptions)
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raises RequestError, with the setting's name, for anything but one of `choices`."""
+    if value not in choices:
+        raise refusal(name, f"{', '.join(choices[:-1])} or {choices[-1]}", value)
+
+
+def check_dtype(dtype: object) -> None:
+    """Raises RequestError for anything but one of DTYPES."""
+    check_choice("dtype", dtype, DTYPES)
 
 
 DEFAULTS = RuntimeOptions()

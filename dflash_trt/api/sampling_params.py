@@ -7,12 +7,14 @@ import math
 import secrets
 import sys
 from collections.abc import Collection, Mapping
-from numbers import Integral, Real
-from typing import Annotated, Any, Literal, NamedTuple, cast, get_args, get_origin
+from typing import Annotated, Literal, cast
 
 import msgspec
+from msgspec import Meta
 
 from dflash_trt import _C
+from dflash_trt.api.fields import Bounds, checked_number, number_fields, refusal
+from dflash_trt.api.fields import is_integer as is_integer
 from dflash_trt.errors import RequestError
 
 LARGEST_PENALTY = 1e6
@@ -29,27 +31,24 @@ DEFAULT_CHAT_TOKENS = 4096
 """Limit of a server's chat that names no max_tokens: a request reserves cache for all that it may generate."""
 
 
-class Bounds(NamedTuple):
-    """Values that a number may have."""
-
-    low: float
-    high: float
-    expected: str
-    """The bounds in words, for errors."""
-    help: str | None = None
-    """Description of the command-line option."""
-
-
 class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a token is drawn: command line, server, traces, Triton, Dynamo and TensorRT-LLM take each of these fields."""
 
-    temperature: Annotated[float, Bounds(0, sys.float_info.max, "0 or more", "0 is greedy decoding.")] = 0.0
+    temperature: Annotated[
+        float, Bounds(0, sys.float_info.max, "0 or more"), Meta(description="0 is greedy decoding.")
+    ] = 0.0
     """Divides the logits; 0 is greedy: the most likely token, whatever the other settings."""
-    top_k: Annotated[int, Bounds(0, 2**31 - 1, "0 to 2^31 - 1, or -1", "Only the k likeliest tokens; 0: all.")] = 0
+    top_k: Annotated[
+        int, Bounds(0, 2**31 - 1, "0 to 2^31 - 1, or -1"), Meta(description="Only the k likeliest tokens; 0: all.")
+    ] = 0
     """Keeps only the k most likely tokens; 0 or -1: all."""
-    top_p: Annotated[float, Bounds(math.ulp(0), 1, "more than 0 and at most 1", "Probability mass to keep.")] = 1.0
+    top_p: Annotated[
+        float, Bounds(math.ulp(0), 1, "more than 0 and at most 1"), Meta(description="Probability mass to keep.")
+    ] = 1.0
     """Keeps only the smallest set of most likely tokens whose probabilities reach it; in (0, 1]."""
-    min_p: Annotated[float, Bounds(0, 1, "0 to 1", "Minimum probability relative to the likeliest token.")] = 0.0
+    min_p: Annotated[
+        float, Bounds(0, 1, "0 to 1"), Meta(description="Minimum probability relative to the likeliest token.")
+    ] = 0.0
     """Keeps only tokens at least this share as likely as the most likely one; in [0, 1]."""
     repetition_penalty: Annotated[float, Bounds(1 / LARGEST_PENALTY, LARGEST_PENALTY, "1e-6 to 1e6")] = 1.0
     """Divides positive logits of tokens in prompt or output, multiplies negative ones (arXiv 1909.05858)."""
@@ -57,12 +56,14 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Subtracts from the logit of each token in the output."""
     frequency_penalty: Annotated[float, Bounds(-LARGEST_PENALTY, LARGEST_PENALTY, "-1e6 to 1e6")] = 0.0
     """Subtracts once for each time a token is in the output."""
-    seed: Annotated[int | None, Bounds(0, 2**64 - 1, "0 to 2^64 - 1", "Fixes the tokens; random if left out.")] = None
+    seed: Annotated[
+        int | None, Bounds(0, 2**64 - 1, "0 to 2^64 - 1"), Meta(description="Fixes the tokens; random if left out.")
+    ] = None
     """Seed, 0 to 2^64 - 1; it fixes the tokens, whatever else runs. None: one is drawn, and reported."""
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
-    """What the text of an answer must match."""
+    """Grammar that the text of an answer must match."""
 
     kind: Literal["json_schema", "regex", "grammar", "structural_tag"]
     """Language of `text`; the last two are xgrammar's: EBNF, and texts in tags."""
@@ -111,7 +112,7 @@ class SamplingParams(SamplerSettings, frozen=True, kw_only=True, forbid_unknown_
             self._count_is_true(name)
         for name, field in NUMBERS.items():
             if (value := getattr(self, name)) is not None or field.default is not None:
-                self._set(name, _number(name, value, field))
+                self._set(name, checked_number(name, value, field))
         self._set("stop", _texts(self.stop))
         self._set("stop_token_ids", _token_ids(self.stop_token_ids))
         self._set("logit_bias", _logit_bias(self.logit_bias))
@@ -120,11 +121,11 @@ class SamplingParams(SamplerSettings, frozen=True, kw_only=True, forbid_unknown_
                 raise RequestError(f"{name}: expected True or False, found {value!r}")
         if self.structured_outputs is not None:
             if not isinstance(self.structured_outputs, Grammar):
-                raise _refusal("structured_outputs", "a Grammar", self.structured_outputs)
+                raise refusal("structured_outputs", "a Grammar", self.structured_outputs)
             if self.ignore_eos:
-                raise _refusal("ignore_eos", "False with structured_outputs, whose text ends", True)
+                raise refusal("ignore_eos", "False with structured_outputs, whose text ends", True)
             if self.min_tokens:
-                raise _refusal("min_tokens", "0 with structured_outputs, whose text ends", self.min_tokens)
+                raise refusal("min_tokens", "0 with structured_outputs, whose text ends", self.min_tokens)
 
     @property
     def penalizes(self) -> bool:
@@ -156,7 +157,7 @@ class SamplingParams(SamplerSettings, frozen=True, kw_only=True, forbid_unknown_
         value = getattr(self, name)
         if is_integer(value):
             if self.top_logprobs not in (0, value):
-                raise _refusal(name, f"True, or top_logprobs, which is {self.top_logprobs}", value)
+                raise refusal(name, f"True, or top_logprobs, which is {self.top_logprobs}", value)
             self._set("top_logprobs", value)
         self._set(name, value if not (is_integer(value) or value is None) else value is not None)
 
@@ -164,48 +165,15 @@ class SamplingParams(SamplerSettings, frozen=True, kw_only=True, forbid_unknown_
         msgspec.structs.force_setattr(self, name, value)
 
 
-class NumberField(NamedTuple):
-    """A number among the fields of SamplingParams."""
-
-    type: type[int] | type[float]
-    default: float | None
-    bounds: Bounds
-
-
-NUMBERS = {
-    field.name: NumberField(float if kind is float else int, field.default, bounds)
-    for field in msgspec.structs.fields(SamplingParams)
-    if get_origin(field.type) is Annotated
-    for kind, bounds in [get_args(field.type)]
-}
+NUMBERS = number_fields(SamplingParams)
 """The numbers of SamplingParams, from which checks and front ends are made."""
 SAMPLER_FIELDS = {name: NUMBERS[name] for name in SamplerSettings.__struct_fields__}
-
-
-def is_integer(value: object) -> bool:
-    """Whether `value` is an integer of Python or numpy, and no truth value."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _number(name: str, value: Any, field: NumberField) -> float:
-    low, high, expected, _ = field.bounds
-    kind, noun = (Integral, "an integer") if field.type is int else (Real, "a number")
-    is_number = isinstance(value, kind) and not isinstance(value, bool)
-    if not is_number:
-        raise _refusal(name, f"{noun}, {expected}", value)
-    try:
-        number = field.type(value)
-    except OverflowError:
-        number = math.inf
-    if not low <= number <= high:
-        raise _refusal(name, expected, value)
-    return number
 
 
 def _texts(given: object) -> tuple[str, ...]:
     texts = (given,) if isinstance(given, str) else () if given is None else given
     if not isinstance(texts, list | tuple | set | frozenset) or not all(isinstance(t, str) and t for t in texts):
-        raise _refusal("stop", "a text of at least one character, or a list of them", given)
+        raise refusal("stop", "a text of at least one character, or a list of them", given)
     return tuple(sorted(texts)) if isinstance(texts, set | frozenset) else tuple(texts)
 
 
@@ -214,7 +182,7 @@ def _token_ids(given: object) -> frozenset[int]:
     if hasattr(ids, "tolist"):  # numpy, torch
         ids = ids.tolist()
     if not isinstance(ids, list | tuple | set | frozenset) or not all(is_integer(i) and i >= 0 for i in ids):
-        raise _refusal("stop_token_ids", "a token id, or a list of them", given)
+        raise refusal("stop_token_ids", "a token id, or a list of them", given)
     return frozenset(map(int, ids))
 
 
@@ -225,9 +193,5 @@ def _logit_bias(given: object) -> dict[int, float] | None:
         is_integer(token) and token >= 0 and isinstance(bias, int | float) and -MAX_BIAS <= bias <= MAX_BIAS
         for token, bias in given.items()
     ):
-        raise _refusal("logit_bias", "a bias of -100 to 100 for each token id", given)
+        raise refusal("logit_bias", "a bias of -100 to 100 for each token id", given)
     return {int(token): float(bias) for token, bias in given.items() if bias} or None
-
-
-def _refusal(name: str, expected: str, found: object) -> RequestError:
-    return RequestError(f"{name}: expected {expected}, found {found!r}")

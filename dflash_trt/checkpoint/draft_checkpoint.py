@@ -19,9 +19,8 @@ from dflash_trt.checkpoint.dialects.recognise import is_draft, read_config, reco
 from dflash_trt.checkpoint.dialects.refused import refuse_stranger, refuse_target
 from dflash_trt.checkpoint.draft_spec import D2T, HEAD, DraftSpec, PartialDraftSpec
 from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.number_formats import FORMATS
 from dflash_trt.checkpoint.quantization import (
-    FP8,
-    INT4,
     SECTION,
     Quantization,
     expected_tensors,
@@ -65,9 +64,8 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
         if len(algorithms) > 1:
             return False
         algorithm = algorithms.pop()
-        if algorithm in (None, INT4):  # all scales of INT4 are those of blocks
+        if algorithm is None or (scale := FORMATS[algorithm].tensor_scale) is None:
             return True
-        scale = "weight_scale" if algorithm == FP8 else "weight_scale_2"
         return len({read_scale(self.weights[f"{module}.{scale}"]) for module in modules}) == 1
 
     def cache_scales(self, kv: str) -> tuple[float, ...]:
@@ -151,9 +149,9 @@ def refuse_quantised(draft: DraftCheckpoint) -> None:
 
 
 def _refuse_pickles(directory: Path) -> None:
-    """Raises CheckpointError for a tensor outside of safetensors files; one of the same name takes its place.
+    """Raises CheckpointError for a pickled tensor without a safetensors file of the same name beside it.
 
-    What trainers leave behind is none, and is not opened.
+    Training state is ignored.
     """
     pickles = (path for path in directory.glob("*.pt") if not TRAINING_STATE.match(path.name))
     strays = sorted(path for path in pickles if not path.with_suffix(".safetensors").is_file())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights as arrays that the page cache holds, so that a checkpoint needs no memory of its own; refuses NaN.
 
-A tensor that another quantiser has packed is BF16 to whoever reads it; codes and scales stay in their file until then.
+Tensors packed by another quantiser are presented as BF16 and decoded on read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EXPONENTS = {
 CHUNK = 2**22
 """Elements that are read or decoded at a time: what a core's cache holds."""
 NOWHERE = -1
-"""The offset of a decoded tensor: no bytes of a file are it, and mapping it fails."""
+"""Offset of a decoded tensor, which has no bytes on disk; mapping it fails."""
 
 
 class DecodedTensor(StoredTensor, frozen=True, kw_only=True):
@@ -103,7 +103,7 @@ def map_tensor(tensor: StoredTensor) -> NDArray[Any]:
 
 
 def as_float32(values: NDArray[Any]) -> NDArray[np.float32]:
-    """What `map_tensor` gave, or a part of it, as float32: exact for all three types."""
+    """The result of `map_tensor`, or a part of it, as float32: exact for all three types."""
     import numpy as np
 
     if values.dtype == np.dtype("<u2"):

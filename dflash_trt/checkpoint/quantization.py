@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantised weights in modelopt's layout: which module is quantised how, read from its tensors.
 
-Layout of modelopt 0.47 (`modelopt.torch.export`): NVFP4 is `weight` U8 [out, in / 2] (low nibble first),
-`weight_scale` F8_E4M3 [out, in / 16] and `weight_scale_2` F32; FP8 is `weight` F8_E4M3 [out, in] and
-`weight_scale` F32; INT4 is `weight` U8 [out / 2, in] (low nibble: even row) and `weight_scale` F32 [out, in / 32];
-`input_scale` F32 where activations are quantised too; an FP8 context cache has `k_proj.k_scale` and `v_proj.v_scale`
-F32 in every layer. w = code * weight_scale * weight_scale_2.
+`number_formats` lists the tensors of a layer. An FP8 context cache has scalars `k_proj.k_scale` and `v_proj.v_scale`,
+F32, in every layer.
 """
 
 from __future__ import annotations
@@ -16,15 +13,11 @@ import msgspec
 
 from dflash_trt.checkpoint.draft_spec import D2T, Shape
 from dflash_trt.checkpoint.facts import Facts
+from dflash_trt.checkpoint.number_formats import FORMATS, FP8
 from dflash_trt.checkpoint.safetensors_file import Expected, StoredTensor
 from dflash_trt.errors import CheckpointError, cut
 
-# modelopt's names of the algorithms; INT4 weights have this one, however their scales were found.
-NVFP4, W4A16_NVFP4, FP8, INT4 = "NVFP4", "W4A16_NVFP4", "FP8", "W4A16_AWQ"
 MIXED = "MIXED_PRECISION"
-BLOCK, INT4_BLOCK = 16, 32
-BLOCKS = {NVFP4: BLOCK, W4A16_NVFP4: BLOCK, INT4: INT4_BLOCK}
-"""Neighbours in a row that share a scale, by algorithm that has such scales."""
 DENSE_DTYPES = ("BF16", "F16", "F32")
 INDEX_DTYPES = ("I64",)
 HF_QUANT_CONFIG = "hf_quant_config.json"
@@ -32,7 +25,7 @@ SECTION, COMPRESSED = "quantization_config", "compressed-tensors"
 
 
 class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a checkpoint's tensors say; empty for an unquantised one."""
+    """Quantisation found in a checkpoint's tensors; empty for an unquantised one."""
 
     modules: dict[str, str]
     """Algorithm by module name; a module that is not named is dense."""
@@ -45,7 +38,7 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 SERVERS = {"fp8": "vLLM and SGLang serve", "exl3": "exllamav3 serves", "gptq": "vLLM serves", "awq": "vLLM serves"}
-"""Who serves weights of other quantisers."""
+"""Runtimes that serve weights of other quantisers."""
 
 
 def is_compressed(config: Facts) -> bool:
@@ -82,17 +75,15 @@ def _algorithm(module: str, weights: dict[str, StoredTensor]) -> str | None:
     weight = weights.get(f"{module}.weight")
     if weight is None or weight.dtype in DENSE_DTYPES:
         return None
-    if weight.dtype == "F8_E4M3":
-        return FP8
-    if weight.dtype == "U8":
-        scales = weights.get(f"{module}.weight_scale")
-        if scales is not None and scales.dtype == "F32":
-            return INT4
-        return NVFP4 if f"{module}.input_scale" in weights else W4A16_NVFP4
-    raise CheckpointError(
-        f"{weight.file}: tensor {weight.name!r}: expected dtype {', '.join(DENSE_DTYPES)}, F8_E4M3 (FP8) or U8"
-        f" (NVFP4, INT4), found {weight.dtype}"
-    )
+    scale, has_input = weights.get(f"{module}.weight_scale"), f"{module}.input_scale" in weights
+    if not (stored := [each for each in FORMATS.values() if each.codes == weight.dtype]):
+        known = ", ".join(sorted({*DENSE_DTYPES, *(each.codes for each in FORMATS.values())}))
+        raise CheckpointError(
+            f"{weight.file}: tensor {weight.name!r}: expected one of the dtypes {known}, found {weight.dtype}"
+        )
+    scale_type = None if scale is None else scale.dtype
+    nearest = max(stored, key=lambda each: (each.scale_type == scale_type, each.quantises_input == has_input))
+    return nearest.name  # `expected_tensors` says what it lacks
 
 
 def expected_tensors(dense: dict[str, Shape], quantization: Quantization, attention: list[str]) -> Expected:
@@ -103,20 +94,10 @@ def expected_tensors(dense: dict[str, Shape], quantization: Quantization, attent
         algorithm = quantization.modules.get(module) if name.endswith(".weight") else None
         if algorithm is None:
             expected[name] = (INDEX_DTYPES if name == D2T else DENSE_DTYPES, shape)
-        elif algorithm == FP8:
-            expected[name] = (("F8_E4M3",), shape)
-            expected[f"{module}.weight_scale"] = (("F32",), ())
-        elif algorithm == INT4:
-            rows, columns = shape
-            expected[name] = (("U8",), (rows // 2, columns))
-            expected[f"{module}.weight_scale"] = (("F32",), (rows, columns // INT4_BLOCK))
         else:
             rows, columns = shape
-            expected[name] = (("U8",), (rows, columns // 2))
-            expected[f"{module}.weight_scale"] = (("F8_E4M3",), (rows, columns // BLOCK))
-            expected[f"{module}.weight_scale_2"] = (("F32",), ())
-        if algorithm in (FP8, NVFP4):
-            expected[f"{module}.input_scale"] = (("F32",), ())
+            tensors = FORMATS[algorithm].tensors(rows, columns)
+            expected |= {f"{module}.{part}": ((dtype,), size) for part, (dtype, size) in tensors.items()}
     if quantization.fp8_kv_cache:
         for layer in attention:
             expected[f"{layer}.k_proj.k_scale"] = (("F32",), ())

@@ -60,9 +60,9 @@ for command in (
 def main() -> NoReturn:
     """Runs the command line and exits, in its own words whatever happens."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has the second
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, _terminate)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `dflash_trt.__main__` has left it
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # `dflash_trt.__main__` sets it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(_run())
 
@@ -78,7 +78,7 @@ def _run() -> int:
         return fail(error)
     except ModuleNotFoundError as error:
         return fail_import(error)
-    except OSError as error:  # what no reader or writer put into better words
+    except OSError as error:  # not yet described by a reader or writer
         where = f"{error.filename}: " if error.filename else ""
         return fail(DFlashError(f"{where}expected to read or write, found: {error.strerror or error}"))
     except Exception:

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from dflash_trt.cli.output import print_json, print_tables
-from dflash_trt.observe.bench.records import BenchRun
-from dflash_trt.observe.bench.report_tables import describe_point, experiment_tables, point_tables
+from dflash_trt.observe.bench.report.run_tables import describe_point, experiment_table, point_tables
 from dflash_trt.observe.bench.run_directory import read_points, read_run
+from dflash_trt.observe.bench.run_record import BenchRun
 from dflash_trt.observe.bench.sweep import Sweep, SweepPoint
 
 
@@ -22,7 +22,7 @@ def print_experiment(run: BenchRun, *, as_json: bool) -> None:
     if as_json:
         print_json("bench-experiment", {"run": msgspec.to_builtins(run)})
     else:
-        print_tables(experiment_tables(run))
+        print_tables([experiment_table(run)])
 
 
 def print_points(output: Path, *, as_json: bool) -> None:

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 
 from dflash_trt.checkpoint.quantization import Quantization
+from dflash_trt.cli.build_request import BuildRequest, refuse_for_deployment
 from dflash_trt.cli.output import human_bytes, print_json, print_table
 from dflash_trt.deploy.deployment_file import load_deployment
 from dflash_trt.deploy.dry_run import as_text, dry_run
@@ -17,26 +17,21 @@ from dflash_trt.deploy.memory import MAX_BATCH, MAX_TOKENS, GpuMemory
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment, plan_sizes
 from dflash_trt.engine.manifest import read_manifest, read_parts
-from dflash_trt.engine.plans.compile import TimingCache
-from dflash_trt.engine.plans.plan import PlanOptions, check_gpus, check_limits, check_options
+from dflash_trt.engine.plans.build_checks import check_build, check_gpus, check_limits
+from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.plans.preview import drafter_memory, trtexec_commands
 from dflash_trt.errors import ConfigError
 
 
-def print_dry_run(
-    config: Path, output: Path, changes: dict[str, Any] | None, timing_cache: TimingCache | None, *,
-    target: str | None, as_json: bool,
-) -> None:  # fmt: skip
-    """Prints what `config` resolves to; raises ConfigError, after printing, where TensorRT-LLM could not run it.
-
-    `changes` are the given fields of PlanOptions; None: plans are built in engine mode only.
-    """
+def print_deployment_dry_run(config: Path, request: BuildRequest) -> None:
+    """Prints what `config` resolves to; raises ConfigError, after printing, where TensorRT-LLM could not run it."""
+    refuse_for_deployment()
     file, name = load_deployment(config), config.stem
-    deployment = resolve(file, name, target=target)
+    deployment = resolve(file, name, target=request.target)
     report = dry_run(deployment)
-    has_plans = changes is not None or file.mode == "engine"
-    commands = _planned_commands(deployment, output, changes or {}, timing_cache) if has_plans else []
-    if as_json:
+    has_plans = request.has_plans or file.mode == "engine"
+    commands = _planned_commands(deployment, request.output or Path(name), request) if has_plans else []
+    if request.as_json:
         print_json("dry-run", msgspec.structs.asdict(report) | {"trtexec": commands})
     else:
         rows = [(setting.key, as_text(setting.value), setting.source) for setting in report.settings]
@@ -51,21 +46,18 @@ def print_dry_run(
         raise ConfigError(f"{name}: TensorRT-LLM cannot run this configuration: {errors} error(s)")
 
 
-def print_plan_dry_run(
-    engine: Path, changes: dict[str, Any], timing_cache: TimingCache | None, *, as_json: bool
-) -> None:
-    """Prints how the plans of an engine directory would be built, with `changes` of its PlanOptions."""
+def print_plan_dry_run(engine: Path, request: BuildRequest) -> None:
+    """Prints how the plans of an engine directory would be built."""
     manifest = read_manifest(engine)
-    options = (manifest.plan_options or PlanOptions()).changed(**changes)
-    check_options(options, has_timing_cache=timing_cache is not None)
-    check_gpus(manifest.quantization.algorithms(), options)
-    check_limits(manifest.draft, options.max_batch_size, options.max_seq_len)
+    options = (manifest.plan_options or PlanOptions()).changed(**request.plan_changes)
+    algorithms = manifest.quantization.algorithms()
+    check_build(manifest.draft, algorithms, options, has_timing_cache=request.cache is not None)
     part, of_part = read_parts(engine, manifest)[0]
     commands = trtexec_commands(
-        engine, manifest.draft, manifest.quantization, manifest.num_ranks, options, timing_cache
+        engine, manifest.draft, manifest.quantization, manifest.num_ranks, options, request.cache
     )
     memory = drafter_memory(of_part, options, part)
-    if as_json:
+    if request.as_json:
         print_json("plan-dry-run", {"options": options, "memory": memory, "trtexec": commands})
         return
     rows = [(field, as_text(value)) for field, value in msgspec.to_builtins(options).items()]
@@ -78,11 +70,9 @@ def print_plan_dry_run(
         click.echo(f"TensorRT-RTX has no trtexec; without --dry-run the plans for SM {built_for} are built here")
 
 
-def _planned_commands(
-    deployment: ResolvedDeployment, output: Path, changes: dict[str, Any], timing_cache: TimingCache | None
-) -> list[str]:
+def _planned_commands(deployment: ResolvedDeployment, output: Path, request: BuildRequest) -> list[str]:
     """trtexec commands for the plans of `output`, which need not exist yet."""
-    options = plan_sizes(deployment).changed(**changes)
+    options = plan_sizes(deployment).changed(**request.plan_changes)
     major, minor = deployment.gpus.gpu.compute_capability
     served = msgspec.structs.replace(
         options, compute_capabilities=options.compute_capabilities or (f"{major}.{minor}",)
@@ -91,8 +81,8 @@ def _planned_commands(
     spec = deployment.draft_sizes.spec
     check_limits(spec, options.max_batch_size, options.max_seq_len)
     num_ranks = deployment.num_ranks if deployment.mode == "engine" else 1
-    quantization = Quantization(modules=deployment.algorithms, fp8_kv_cache=False)  # of the same axes as with one
-    return trtexec_commands(output, spec, quantization, num_ranks, options, timing_cache)
+    quantization = Quantization(modules=deployment.algorithms, fp8_kv_cache=False)  # a quantised cache changes no axis
+    return trtexec_commands(output, spec, quantization, num_ranks, options, request.cache)
 
 
 def _print_memory(deployment: ResolvedDeployment, memory: GpuMemory) -> None:

@@ -12,16 +12,9 @@ import click
 from dflash_trt.checkpoint.source import checkpoint_label
 from dflash_trt.checkpoint.target_checkpoint import read_pair
 from dflash_trt.cli.completion import DRAFT
-from dflash_trt.cli.options import (
-    PATH,
-    chat_option,
-    json_option,
-    max_tokens_option,
-    options,
-    required_target_option,
-    runtime_options,
-)
+from dflash_trt.cli.options import PATH, chat_option, json_option, options, required_target_option, tp_option
 from dflash_trt.cli.output import print_written, resumable
+from dflash_trt.cli.settings import max_tokens_option, runtime_options
 from dflash_trt.files.command import quoted
 from dflash_trt.files.write import sole_writer
 from dflash_trt.runtime.progress_display import progress_bar
@@ -40,7 +33,8 @@ from dflash_trt.runtime.progress_display import progress_bar
                  help="Prompts answered at once; a GPU answers 64 in hardly more time."),
     click.option("--max-prompts", type=click.IntRange(min=1), help="Use only the first prompts, up to this many."),
     chat_option,
-    runtime_options("device", "dtype", "num_ranks"),
+    runtime_options("device", "dtype"),
+    tp_option,
     click.option("--taps-dtype", type=click.Choice(["float32", "bfloat16"]), show_default="the target's",
                  help="Type of the recorded taps; bfloat16 halves the file: enough for --calibration, approximate for"
                  " a replay."),

@@ -5,24 +5,22 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
-from contextlib import aclosing, closing, suppress
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflash_trt.api.acceptance import Acceptance
-from dflash_trt.cli.options import ENGINE, engine_target_option, options, runtime_options, sampling_options
-from dflash_trt.errors import RequestError, printable
+from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.cli.options import ENGINE, engine_target_option, options
+from dflash_trt.cli.settings import runtime_options, sampling_options, take_runtime_options
+from dflash_trt.errors import RequestError
 
 if TYPE_CHECKING:
-    from dflash_trt.api.completion import Completion
-    from dflash_trt.api.sampling_params import SamplingParams
-    from dflash_trt.runtime.embedded_backend import EmbeddedBackend
-    from dflash_trt.runtime.server.channels import ChannelTokens
+    pass
 
-OPTIONS = ("draft_length", "cache_gib", "device", "executor", "dtype")
+from dflash_trt.cli.terminal_chat import TerminalChat
+
 COMMANDS = {
     "/help": "show these commands",
     "/system": "TEXT: begin anew with this system message; without TEXT: show it",
@@ -39,7 +37,7 @@ HELP = "/help shows the commands, /quit ends, Ctrl-C stops an answer"
     engine_target_option,
     click.option("--system", metavar="TEXT", help="System message that begins the conversation."),
     sampling_options,
-    runtime_options(*OPTIONS),
+    runtime_options("draft_length", "cache_gib", "device", "executor", "dtype"),
 )
 def chat(engine: Path, target: str | None, system: str | None, **settings: Any) -> None:
     """Talk to ENGINE, an engine directory, in the target's chat template; /help shows the commands.
@@ -52,11 +50,9 @@ def chat(engine: Path, target: str | None, system: str | None, **settings: Any) 
       dflash-trt chat engine --max-tokens 512
     """
     from dflash_trt.api.chat_template import check_chat
-    from dflash_trt.api.runtime_options import RuntimeOptions
-    from dflash_trt.api.sampling_params import SamplingParams
     from dflash_trt.runtime.checked_pair import CheckedPair
 
-    runtime = RuntimeOptions(max_batch_size=1, **{name: settings.pop(name) for name in OPTIONS})
+    runtime = take_runtime_options(settings, max_batch_size=1)
     params = SamplingParams(**settings)
     if params.logprobs:
         raise click.UsageError("--logprobs: a conversation shows none; generate --json does")
@@ -71,73 +67,6 @@ def chat(engine: Path, target: str | None, system: str | None, **settings: Any) 
             asyncio.run(conversation.ask(message))
         else:
             _talk(conversation)
-
-
-class TerminalChat:
-    """Messages so far; each answer is streamed, and becomes one of them."""
-
-    def __init__(self, backend: EmbeddedBackend, params: SamplingParams, system: str | None) -> None:
-        from dflash_trt.runtime.server.channels import ChannelTokens
-
-        self._backend = backend
-        self._params = params
-        self._channels: ChannelTokens | None = ChannelTokens.read(backend.tokenizer)
-        self.system = system
-        self.reset()
-
-    def reset(self) -> None:
-        """Forgets the messages, but for the system message."""
-        self._messages = [] if self.system is None else [{"role": "system", "content": self.system}]
-        self._answers: list[Completion] = []
-
-    @property
-    def stats(self) -> str:
-        """What the remembered answers cost together."""
-        answers = self._answers
-        acceptance = sum((each.acceptance for each in answers if each.acceptance is not None), Acceptance())
-        return f"{len(answers)} answers, {_costs(answers, acceptance.tau)}"
-
-    async def ask(self, message: str) -> None:
-        """Shows the answer as it comes, and what it cost; only an answer that came to its end is remembered."""
-        from dflash_trt.api.completion import FinishReason
-        from dflash_trt.runtime.server.channels import Channels
-
-        messages = [*self._messages, {"role": "user", "content": message}]
-        tokenizer, stop = self._backend.tokenizer, self._params.stop_texts
-        channels = None if self._channels is None else Channels(self._channels, tokenizer, stop)
-        content = ""
-        prompt = self._backend.encode_chat(messages)
-        async with aclosing(self._backend.stream(prompt, self._params)) as chunks:
-            async for chunk in chunks:
-                reasoning, text = "", chunk.text
-                if channels is not None:
-                    reasoning, text, _ = channels.push(chunk.token_ids, is_last=chunk.completion is not None)
-                if reasoning:
-                    click.secho(_shown(reasoning, sys.stderr), nl=False, dim=True, err=True)
-                click.echo(_shown(text, sys.stdout), nl=False)
-                content += text
-                answer = chunk.completion
-        click.echo()
-        assert answer is not None
-        costs = _costs([answer], answer.tau)
-        if answer.finish_reason == FinishReason.LENGTH:
-            costs += f"; cut at --max-tokens {self._params.max_tokens}"
-        click.secho(costs, err=True, dim=True)
-        self._messages = [*messages, {"role": "assistant", "content": content}]
-        self._answers.append(answer)
-
-
-def _costs(answers: Sequence[Completion], tau: float | None) -> str:
-    tokens, seconds = sum(len(each.token_ids) for each in answers), sum(each.seconds for each in answers)
-    speed = f"{tokens / seconds:.1f}" if seconds else "-"
-    return f"{tokens} tokens, tau {'-' if tau is None else f'{tau:.2f}'}, {speed} tokens/s"
-
-
-def _shown(text: str, stream: TextIO) -> str:
-    """A terminal must not obey the model: escape sequences are shown as escapes there. A pipe gets the text."""
-    if not stream.isatty():
-        return text
-    return "\t".join(map(printable, text.split("\t")))
 
 
 def _read_message() -> str:
@@ -173,7 +102,7 @@ def _talk(conversation: TerminalChat) -> None:
 
 
 def _obey(conversation: TerminalChat, command: str, text: str = "") -> str:
-    """Obeys a command other than /quit; returns what to say to it."""
+    """Runs a command other than /quit and returns its reply."""
     if command not in COMMANDS or (text and command != "/system"):
         return f"{command} {text}".strip() + f": expected one of {', '.join(COMMANDS)}"
     if command == "/help":
@@ -188,7 +117,7 @@ def _obey(conversation: TerminalChat, command: str, text: str = "") -> str:
 
 
 def _ask(conversation: TerminalChat, line: str) -> None:
-    """One answer; one that cannot be had, or was stopped, does not end the conversation."""
+    """Streams one answer; a failed or interrupted one does not end the conversation."""
     try:
         asyncio.run(conversation.ask(line))
     except KeyboardInterrupt:

@@ -10,8 +10,9 @@ import click
 from dflash_trt.checkpoint.dialects.recognise import read_config
 from dflash_trt.checkpoint.source import configuration_directory
 from dflash_trt.cli.completion import DRAFT, TARGET
-from dflash_trt.cli.options import PATH, json_option, read_checked_draft
+from dflash_trt.cli.options import PATH, json_option
 from dflash_trt.cli.output import print_written
+from dflash_trt.cli.recipes import read_checked_draft
 from dflash_trt.files.command import quoted
 
 LAYOUTS = ("zlab", "speculators", "modelopt")
@@ -27,8 +28,8 @@ LAYOUTS = ("zlab", "speculators", "modelopt")
 def convert(draft: str, output: Path, layout: str, target: str | None, force: bool, as_json: bool) -> None:
     """Write DRAFT, a checkpoint directory or Hugging Face repository id of any dialect, in another one.
 
-    Tensors keep their bytes; weights of compressed-tensors and GGUF files become BF16. What the other dialect cannot
-    express is refused by name.
+    Tensors keep their bytes; weights of compressed-tensors and GGUF files become BF16. Facts
+    that the other dialect cannot express are refused by name.
 
     \b
     Example:

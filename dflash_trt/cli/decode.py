@@ -37,7 +37,7 @@ COUNTS = {
     "tau_of_drafting_passes": "tau_of_drafting_passes",
 }
 """Acceptance in the document of `generate --json`: its names, and Acceptance's."""
-SLOWER = 0.95  # of plain decoding's speed: two runs of one differ by less
+SLOWER = 0.95  # share of plain decoding's speed; two runs differ by less
 SECONDS = 5.0
 """A comparison that took less is timed again: one run of a tenth of a second says little on a busy machine."""
 
@@ -56,7 +56,7 @@ class Job:
     tokenizer: PreTrainedTokenizerBase | None = None
 
     def encode(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Makes token ids of what was asked; RequestError where it is empty, or there is no chat template."""
+        """Tokenizes the prompt; RequestError for an empty one, or without a chat template."""
         self.tokenizer, prompt = tokenizer, self.prompt
         self.prompts = [encode(tokenizer, prompt, chat=self.chat)] if isinstance(prompt, str) else prompt
         if not all(self.prompts):
@@ -105,10 +105,10 @@ class Job:
                     return run(backend, self.prompts, self.params)
                 return asyncio.run(self._show_all(backend))
             except EngineError as error:
-                raise error.__cause__ or error from None  # what ended the decoder is no wrong engine
+                raise error.__cause__ or error from None  # the original error is not about the engine
 
     async def _show_all(self, backend: Backend) -> list[Completion]:
-        """Prompts and continuations as text, as they come."""
+        """Prints prompts and continuations as they are decoded."""
         answers = []
         assert self.tokenizer is not None
         for number, ids in enumerate(self.prompts):
@@ -157,7 +157,7 @@ def _print_costs(drafted: Sequence[Completion], plain: Sequence[Completion]) -> 
 
 
 def remarks(answer: Completion, plain: Completion) -> Iterator[str]:
-    """What is wrong with an answer beside plain decoding's, and where to look."""
+    """Warnings about an answer compared with plain decoding, each with the next command."""
     if answer.token_ids != plain.token_ids:
         yield "WRONG: the tokens differ from plain decoding's; dflash-trt verify finds the first that does"
     if (ratio := plain.seconds / answer.seconds) < SLOWER:

@@ -30,7 +30,8 @@ def examine_endpoint(
 ) -> None:  # fmt: skip
     """Prints the diagnosis; raises EndpointError where something is wrong, or could not be measured."""
     from dflash_trt.observe.diagnosis.diagnosis import SECONDS, diagnose, read_baseline
-    from dflash_trt.observe.endpoints.client import Client, read_api_key
+    from dflash_trt.observe.endpoints.api_key import read_api_key
+    from dflash_trt.observe.endpoints.client import Client
 
     healthy = None if baseline is None else read_baseline(baseline)
     seconds = seconds or SECONDS
@@ -51,7 +52,7 @@ def examine_endpoint(
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
     """Tables of the probes and checks, then every finding."""
-    from dflash_trt.observe.diagnosis.diagnosis import checks_table, conclusion, finding_lines, tables
+    from dflash_trt.observe.diagnosis.diagnosis_tables import checks_table, conclusion, finding_lines, tables
 
     print_tables([*tables(diagnosis), checks_table(diagnosis)])
     click.echo(f"acceptance: {printable(diagnosis.acceptance)}")

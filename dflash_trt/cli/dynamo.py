@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from dflash_trt.cli.options import ENGINE, drain_option, engine_target_option, runtime_options
+from dflash_trt.cli.options import ENGINE, drain_option, engine_target_option
+from dflash_trt.cli.settings import runtime_options
 
 MAX_SYSTEM_PORT = 2**15 - 1
 """Largest port of Dynamo 1.6.1, which reads it into a signed 16-bit number."""
@@ -33,14 +34,14 @@ MAX_SYSTEM_PORT = 2**15 - 1
               help="One of Dynamo's.")  # fmt: skip
 @click.option("--tool-call-parser", metavar="NAME", envvar="DYN_TOOL_CALL_PARSER", show_envvar=True,
               help="One of Dynamo's.")  # fmt: skip
-@runtime_options("max_batch_size", "draft_length", "cache_gib", "enable_prefix_caching", "device", "executor", "dtype")
+@runtime_options()
 @drain_option
 def dynamo(
     engine: Path, target: str | None, served_model_name: str | None, host: str, metrics_port: int | None,
     namespace: str, discovery_backend: str, reasoning_parser: str | None, tool_call_parser: str | None,
     drain_seconds: int, **options: Any,
 ) -> None:  # fmt: skip
-    """Serve ENGINE, an engine directory, as a worker behind Dynamo's frontend (docs/scaling.md).
+    """Serve ENGINE, an engine directory, as a worker of Dynamo's frontend (docs/scaling.md).
 
     Dynamo's own DYN_* variables also apply.
 
@@ -55,7 +56,7 @@ def dynamo(
 
     set_addresses(host, metrics_port)
     try:
-        from dflash_trt.runtime.dynamo.worker import serve
+        from dflash_trt.runtime.dynamo.serve_worker import serve
     except ModuleNotFoundError as error:
         from dflash_trt.cli.doctor_machine import DYNAMO
 

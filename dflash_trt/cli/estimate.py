@@ -45,8 +45,9 @@ def estimate(
     Example:
       dflash-trt estimate gpt-oss-120b.b300x8.latency --tau 4.7 --html curve.html
     """
-    from dflash_trt.observe.estimate import inputs, tables
+    from dflash_trt.observe.estimate import estimate_text, inputs, tables
     from dflash_trt.observe.estimate.curve import Traffic
+    from dflash_trt.observe.estimate.estimate_page import write_page
     from dflash_trt.observe.estimate.report import estimate as predict
     from dflash_trt.observe.pages.page_templates import PAGE
 
@@ -73,8 +74,8 @@ def estimate(
         shown = msgspec.structs.replace(result, system=msgspec.structs.replace(system, memory=None))
         print_json("estimate", {"replicas": replicas, **msgspec.structs.asdict(shown)})
     else:
-        click.echo(f"{tables.verdict(result, replicas)}\n{result.name}: {tables.title(result)}")
-        click.echo("\n".join(filter(None, (tables.lead(result), tables.caution(system)))) + "\n")
+        click.echo(f"{estimate_text.verdict(result, replicas)}\n{result.name}: {estimate_text.title(result)}")
+        click.echo("\n".join(filter(None, (estimate_text.lead(result), estimate_text.caution(system)))) + "\n")
         print_tables(tables.tables(result))
         given = f"--tau {tau}" if acceptance is None else f"--acceptance {quoted(acceptance)}"
         click.echo(f"next: dflash-trt tune {quoted(Path(config))} --slo TOKENS_PER_SECOND {given}", err=True)
@@ -83,7 +84,7 @@ def estimate(
 
         save_picture(draw(tables.plot(result), has_heading=True), plot)
     if html is not None:
-        tables.write_page(result, html)
+        write_page(result, html)
 
 
 def check_one_acceptance(acceptance: Path | None, tau: float | None) -> None:

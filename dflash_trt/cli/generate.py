@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from dflash_trt.cli.options import PATH, engine_target_option, options, refuse_given, runtime_options, sampling_options
+from dflash_trt.api.runtime_options import RuntimeOptions
+from dflash_trt.api.sampling_params import SamplingParams
+from dflash_trt.cli.options import PATH, engine_target_option, options, refuse_given, tp_option
+from dflash_trt.cli.settings import runtime_options, sampling_options, take_runtime_options
 from dflash_trt.deploy.deployment_path import deployment_path
 from dflash_trt.errors import RequestError
 from dflash_trt.files.json_file import MAX_BYTES, json_value
@@ -17,10 +20,7 @@ from dflash_trt.files.read import read_bytes
 from dflash_trt.runtime.progress_display import progress_line
 
 if TYPE_CHECKING:
-    from dflash_trt.api.runtime_options import RuntimeOptions
     from dflash_trt.cli.decode import Job
-
-OPTIONS = ("draft_length", "cache_gib", "device", "executor", "dtype", "num_ranks")
 
 
 @click.command(short_help="Decode prompts with the drafter.")
@@ -33,13 +33,14 @@ OPTIONS = ("draft_length", "cache_gib", "device", "executor", "dtype", "num_rank
     sampling_options,
     click.option("--max-batch-size", "--batch-size", type=click.IntRange(min=1), default=1, show_default=True,
                  help="Prompts decoded at once (--json)."),
-    runtime_options(*OPTIONS),
+    runtime_options("draft_length", "cache_gib", "device", "executor", "dtype"),
+    tp_option,
     click.option("--baseline", is_flag=True,
                  help="Also decode without the drafter; compare tokens and time (the best of up to five runs)."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of streaming text."),
 )  # fmt: skip
 def generate(
-    engine: Path, prompt: str | None, target: str | None, token_ids: Path | None, chat: bool, max_batch_size: int,
+    engine: Path, prompt: str | None, target: str | None, token_ids: Path | None, chat: bool, num_ranks: int,
     baseline: bool, as_json: bool, **settings: Any,
 ) -> None:  # fmt: skip
     """Decode PROMPT, or the prompts of --token-ids, with a drafter.
@@ -54,31 +55,29 @@ def generate(
         raise click.UsageError("give either PROMPT or --token-ids FILE")
     if token_ids is not None and chat:
         raise click.UsageError("--chat wraps text; --token-ids are taken as they are")
-    if max_batch_size > 1 and not as_json:
+    if settings["max_batch_size"] > 1 and not as_json:
         raise click.UsageError("--max-batch-size: answers decoded at once are printed with --json only")
 
-    from dflash_trt.api.runtime_options import RuntimeOptions
-    from dflash_trt.api.sampling_params import SamplingParams
     from dflash_trt.cli.decode import Job
 
     prompts: str | list[list[int]] = _read_prompts(token_ids) if token_ids else str(prompt)
-    runtime = {name: settings.pop(name) for name in OPTIONS}
+    runtime = take_runtime_options(settings)
     job = Job(prompt=prompts, params=SamplingParams(**settings), chat=chat, baseline=baseline, as_json=as_json)
     if (config := deployment_path(str(engine))) is not None:
-        names = ("max_batch_size", *OPTIONS)
+        names = (*RuntimeOptions.__struct_fields__, "num_ranks")
         refuse_given(names, f"is for an engine directory: the deployment file {config} sets it")
         _run_deployment(config, target, job)
     else:
-        _run_engine(engine, target, job, RuntimeOptions(max_batch_size=max_batch_size, **runtime))
+        _run_engine(engine, target, job, runtime, num_ranks)
 
 
-def _run_engine(engine: Path, target: str | None, job: Job, options: RuntimeOptions) -> None:
+def _run_engine(engine: Path, target: str | None, job: Job, options: RuntimeOptions, num_ranks: int) -> None:
     """Decodes with an engine directory in the embedded runtime."""
     from dflash_trt.runtime.checked_pair import CheckedPair, check_prompt
     from dflash_trt.runtime.embedded_backend import EmbeddedBackend
     from dflash_trt.runtime.ranks.join import join
 
-    with join(options.num_ranks, options.device) as ranks:
+    with join(num_ranks, options.device) as ranks:
         pair = CheckedPair.read(engine, target)
         job.encode(pair.tokenizer)
         for ids in job.prompts:

@@ -38,8 +38,8 @@ from dflash_trt.files.command import quoted
 def inspect(path: str, target: str | None, as_json: bool) -> None:
     """Show and check the facts of PATH: a draft checkpoint, a target checkpoint or an engine directory.
 
-    PATH and --target are directories or Hugging Face repository ids. Of a draft that cannot be fetched now, what
-    `dflash-trt drafts` knows is shown, with a warning, unless --target asks for a check.
+    PATH and --target are directories or Hugging Face repository ids. If a draft cannot be fetched
+    now, its published facts are shown with a warning, unless --target asks for a check.
 
     \b
     Example:
@@ -131,7 +131,7 @@ def _describe(path: str, target: str | None) -> dict[str, object]:
 
 
 def _catalogued(path: str) -> dict[str, object] | None:
-    """What the catalogue knows of a draft by its repository id; None for what it does not know."""
+    """The catalogue's facts of a draft, by repository id; None where it has no entry."""
     known = next((known for known in catalog().drafts if known.draft == path), None)
     if known is None or (facts := known.facts) is None:
         return None
@@ -144,7 +144,7 @@ def _catalogued(path: str) -> dict[str, object] | None:
 
 
 def _print_summary(path: str, manifest: Manifest, plans: Sequence[str]) -> None:
-    """What an engine is, in three lines before the table of all facts."""
+    """Summary of an engine in three lines, above the table of all facts."""
     source, target, engine = manifest.source, manifest.target_source, quoted(Path(path))
     recipe = "unquantised" if source.recipe is None else source.recipe
     name = manifest.target.model_type if target is None else target.name
@@ -157,7 +157,7 @@ def _print_summary(path: str, manifest: Manifest, plans: Sequence[str]) -> None:
 
 
 def _memory(directory: Path, manifest: Manifest) -> dict[str, object]:
-    """What TensorRT plans take of one GPU, and for which sizes."""
+    """Memory that TensorRT plans take on one GPU, and the sizes they serve."""
     options = manifest.plan_options or PlanOptions()
     sizes = {name: getattr(options, name) for name in ("max_batch_size", "max_seq_len", "max_num_tokens")}
     return sizes | msgspec.structs.asdict(drafter_memory(manifest, options, directory))

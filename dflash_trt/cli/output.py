@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)? ?(%|x|s|ms|[KMGT]i?B|B)?")
 NO_NUMBER = ("", "-", "?", "any")  # in a column of numbers
 PIPE_WIDTH = 10_000
-BORDER = 3  # of a column: two spaces and a line
-SPACES = "  "  # of a column without lines
+BORDER = 3  # width of a column's border: two spaces and a line
+SPACES = "  "  # border of a column without lines
 has_document = False
 """Whether this process has printed its one JSON document."""
 
@@ -73,9 +73,8 @@ def _escaped(document: str) -> str:
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Prints a table, columns of numbers right-aligned, no wider than the terminal; in a pipe nothing is folded.
 
-    Cells are folded at spaces only: half a name or number would be read as a whole one. What is too wide even so has no
-    lines, or is printed row by row. Control characters, which names in a checkpoint or a configuration may hold, are
-    shown as escapes.
+    Cells are folded at spaces only, so that no name or number is cut. A table that is still too wide is printed without
+    lines, or row by row. Control characters in names of checkpoints and configurations are shown as escapes.
     """
     from rich.cells import cell_len
     from rich.console import Console
@@ -128,9 +127,9 @@ def _column_widths(natural: Sequence[int], least: Sequence[int], room: int) -> l
 
 
 def _print_blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> None:
-    """Each row as its first cell, or the first two where that names several, and below it the others with their names.
+    """Prints each row as its first cell (the first two if that is ambiguous), with the named others below it.
 
-    Of two columns, the second needs no name, and stands beside the first where there is room.
+    In a table of two columns the second has no name, and stands beside the first where there is room.
     """
     num_first = 1 if len({first for first, *_ in rows}) == len(rows) else 2
     for row in rows:

@@ -9,20 +9,18 @@ import click
 import msgspec
 
 from dflash_trt.cli.completion import DRAFT
-from dflash_trt.cli.options import (
-    PATH,
+from dflash_trt.cli.options import PATH, force_option, json_option
+from dflash_trt.cli.output import print_written
+from dflash_trt.cli.recipes import (
     build_command,
     calibration_option,
     describe,
-    force_option,
-    json_option,
     read_checked_draft,
     recipe_and_ranges,
     recipe_option,
-    runtime_options,
     target_option,
 )
-from dflash_trt.cli.output import print_written
+from dflash_trt.cli.settings import runtime_options
 
 
 @click.command(short_help="Write a quantised copy of a draft checkpoint.")

@@ -13,22 +13,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dflash_trt.cli.completion import DRAFT
-from dflash_trt.cli.options import (
-    PATH,
+from dflash_trt.cli.options import PATH, check_picture, force_option, options
+from dflash_trt.cli.output import resumable
+from dflash_trt.cli.recipes import (
     build_command,
     calibration_option,
-    check_picture,
     describe,
     features_option,
-    force_option,
-    options,
     read_checked_draft,
     recipe_and_ranges,
     recipe_option,
-    runtime_options,
     target_option,
 )
-from dflash_trt.cli.output import resumable
+from dflash_trt.cli.settings import runtime_options
 from dflash_trt.errors import VerificationError
 from dflash_trt.runtime.measure.recovery.settings import Settings
 

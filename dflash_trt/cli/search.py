@@ -8,22 +8,15 @@ from typing import Any
 
 import click
 
+from dflash_trt.checkpoint.number_formats import FORMATS
 from dflash_trt.cli.completion import DRAFT
-from dflash_trt.cli.options import (
-    PATH,
-    calibration_option,
-    features_option,
-    num_bytes,
-    options,
-    parsed,
-    read_checked_draft,
-    runtime_options,
-    share,
-    target_option,
-)
+from dflash_trt.cli.options import PATH, options
 from dflash_trt.cli.output import human_bytes, resumable
+from dflash_trt.cli.recipes import calibration_option, features_option, read_checked_draft, target_option
+from dflash_trt.cli.settings import runtime_options
+from dflash_trt.cli.values import num_bytes, parsed, share
 from dflash_trt.files.command import quoted
-from dflash_trt.quantize.loadable import FORMATS, LOADABLE
+from dflash_trt.quantize.loadable import LOADABLE
 from dflash_trt.runtime.progress_display import progress_bar
 
 
@@ -40,7 +33,8 @@ from dflash_trt.runtime.progress_display import progress_bar
                  help="Captured answers to hold out from the search; by default half of --features."),
     click.option("--loadable-by", type=click.Choice(list(LOADABLE)), default="engine", show_default=True,
                  help="Search among recipes that this runtime loads."),
-    click.option("--format", "formats", type=click.Choice(FORMATS), multiple=True, default=FORMATS, show_default=True,
+    click.option("--format", "formats", type=click.Choice(list(FORMATS)), multiple=True, default=list(FORMATS),
+                 show_default=True,
                  help="Search among these algorithms; W4A16_NVFP4 and W4A16_AWQ (INT4) quantise weights only."),
     click.option("--context-tokens", type=click.IntRange(min=0), default=0, show_default=True,
                  help="Also consider an FP8 context cache, and count the bytes of this many tokens in it."),

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflash_trt.cli.options import ENGINE, PATH, drain_option, engine_target_option, options, runtime_options
+from dflash_trt.cli.options import ENGINE, PATH, drain_option, engine_target_option, options, tp_option
+from dflash_trt.cli.settings import runtime_options
 
 if TYPE_CHECKING:
     from dflash_trt.engine.manifest import Manifest
+    from dflash_trt.runtime.server.connections.server import HttpServer
     from dflash_trt.runtime.server.endpoints import Endpoints
-    from dflash_trt.runtime.server.http_server import HttpServer
 
 MAX_BODY_MIB = 1024
 
@@ -42,13 +43,11 @@ def _check_body_size(context: click.Context, option: click.Parameter, mib: float
     click.option("--allowed-host", multiple=True, metavar="NAME",
                  help="Accepted Host header besides loopback names. Default, where --host is no loopback "
                       "address: any."),
-    runtime_options("max_batch_size"),
     click.option("--max-waiting", type=click.IntRange(min=0), default=256, show_default=True,
                  help="Queued requests; more get 429."),
     click.option("--max-body-mib", type=float, callback=_check_body_size, default=16.0, show_default=True),
-    runtime_options(
-        "draft_length", "cache_gib", "enable_prefix_caching", "device", "executor", "dtype", "num_ranks"
-    ),
+    runtime_options(),
+    tp_option,
     drain_option,
     click.option("--otlp-traces-endpoint", metavar="URL",
                  help="Export OpenTelemetry traces to this URL, over HTTP. Default: as "
@@ -57,7 +56,7 @@ def _check_body_size(context: click.Context, option: click.Parameter, mib: float
 def serve(
     engine: Path, target: str | None, host: str, port: int, served_model_name: str | None, api_key_file: Path | None,
     allow_origin: tuple[str, ...], allowed_host: tuple[str, ...], max_waiting: int, max_body_mib: float,
-    drain_seconds: int, otlp_traces_endpoint: str | None, **settings: Any,
+    num_ranks: int, drain_seconds: int, otlp_traces_endpoint: str | None, **settings: Any,
 ) -> None:  # fmt: skip
     """Serve ENGINE, an engine directory, with the OpenAI API, metrics, and a page that shows how it decodes.
 
@@ -69,17 +68,18 @@ def serve(
     from dflash_trt.errors import EngineError
     from dflash_trt.runtime.load import open_engine
     from dflash_trt.runtime.ranks.join import join
+    from dflash_trt.runtime.server.api_keys import ApiKeys
     from dflash_trt.runtime.server.app import make_app
+    from dflash_trt.runtime.server.connections.server import HttpServer, exit_on_sigterm
+    from dflash_trt.runtime.server.connections.sockets import bind, max_connections
     from dflash_trt.runtime.server.grammar_worker import start_forkserver
-    from dflash_trt.runtime.server.http_server import HttpServer, bind, exit_on_sigterm, max_connections
-    from dflash_trt.runtime.server.limits import ApiKeys
     from dflash_trt.runtime.server.log import set_up_logging
     from dflash_trt.runtime.server.tracing import open_tracing
 
     keys = None if api_key_file is None else ApiKeys.read(api_key_file)
     runtime = RuntimeOptions(**settings)
     with ExitStack() as stack:
-        ranks = stack.enter_context(join(runtime.num_ranks, runtime.device))
+        ranks = stack.enter_context(join(num_ranks, runtime.device))
         if ranks.rank > 0:
             open_engine(engine, target, runtime, ranks)  # follows rank 0, which serves
         stack.enter_context(exit_on_sigterm())
@@ -115,7 +115,7 @@ def serve(
                 connection_limit=connection_limit,
             )
             asyncio.run(_serve(server, listening, endpoints))
-            gc.unfreeze()  # what is not collected at the end is a leak to nanobind, which lists it on stderr
+            gc.unfreeze()  # nanobind reports uncollected objects as leaks on stderr
             if not server.should_exit:
                 raise EngineError(f"the decoder has failed: {backend.error}", hint="start the server again")
 

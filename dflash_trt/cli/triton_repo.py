@@ -9,12 +9,13 @@ from typing import Any, Literal
 import click
 import msgspec
 
-from dflash_trt.api.runtime_options import DTYPES
+from dflash_trt.api.runtime_options import DEFAULTS, Dtype
 from dflash_trt.checkpoint.target_checkpoint import check_pair, read_target
 from dflash_trt.cli.completion import DEPLOYMENT, GPUS
 from dflash_trt.cli.deployment_source import print_and_refuse, read_deployment
 from dflash_trt.cli.options import PATH, gpu_facts_option, json_option, refuse_given, source_options
 from dflash_trt.cli.output import print_written
+from dflash_trt.cli.settings import runtime_options
 from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.deployment_file import METHODS, Method, load_deployment
 from dflash_trt.deploy.deployment_path import deployment_path
@@ -24,7 +25,7 @@ from dflash_trt.deploy.real_classes import check_with_package
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.engine.manifest import read_manifest
-from dflash_trt.triton.model_file import Dtype, EmbeddedArguments, TritonConfig, check_name
+from dflash_trt.triton.model_file import TritonConfig, check_name
 
 
 @click.command("triton-repo", short_help="Write a model repository for Triton Inference Server.")
@@ -37,8 +38,7 @@ from dflash_trt.triton.model_file import Dtype, EmbeddedArguments, TritonConfig,
 @source_options
 @click.option("--gpus", type=GPUS, help="GPUs, for a SOURCE directory and trtllm: b300x8.")
 @gpu_facts_option
-@click.option("--max-batch-size", type=click.IntRange(min=1), help="Requests that run at once, for embedded.")
-@click.option("--dtype", type=click.Choice(DTYPES), show_default="auto", help="Type of the target, for embedded.")
+@runtime_options("max_batch_size", "dtype", note=" For --runtime embedded.")
 @click.option("--name", default="tensorrt_llm", show_default=True,
               help="Name of the model; NVIDIA's clients ask for this.")  # fmt: skip
 @click.option("--unary", is_flag=True,
@@ -49,7 +49,7 @@ from dflash_trt.triton.model_file import Dtype, EmbeddedArguments, TritonConfig,
 def triton_repo(
     source: str, output: Path, runtime: Literal["trtllm", "embedded"], method: Method, version: str | None,
     target: str | None, draft: str | None, gpus: str | None, gpu_facts: GpuFacts | None, max_batch_size: int | None,
-    dtype: Dtype | None, name: str, unary: bool, host: str, force: bool, as_json: bool,
+    dtype: Dtype, name: str, unary: bool, host: str, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write a model repository that serves SOURCE, with the tensors of NVIDIA's llmapi model.
 
@@ -65,7 +65,7 @@ def triton_repo(
     config = TritonConfig(runtime=runtime, decoupled=not unary)
     if runtime == "embedded":
         refuse_given(("method", "version", "gpus", "gpu_facts"), "is for --runtime trtllm")
-        arguments = _embedded(source, target, draft, max_batch_size, dtype or "auto")
+        arguments = _embedded(source, target, draft, max_batch_size, dtype)
     else:
         refuse_given(("max_batch_size", "dtype"), "is for --runtime embedded")
         deployment = read_deployment(source, target, draft, gpus, gpu_facts)
@@ -86,13 +86,9 @@ def triton_repo(
 
 
 def _embedded(
-    source: str,
-    target: str | None,
-    draft: str | None,
-    max_batch_size: int | None,
-    dtype: Dtype,
+    source: str, target: str | None, draft: str | None, max_batch_size: int | None, dtype: Dtype
 ) -> dict[str, Any]:
-    """Arguments of dflash_trt.LLM; the engine must exist and fit the target."""
+    """Arguments of dflash_trt.LLM that are written to model.yaml; the engine must exist and fit the target."""
     from dflash_trt.runtime.checked_pair import default_batch_size, find_target
 
     engine = Path(draft or source)
@@ -104,11 +100,9 @@ def _embedded(
     manifest = read_manifest(engine)
     target, partner = find_target(engine, manifest, target)
     check_pair(manifest.draft, read_target(partner).spec, draft_name=str(engine), target_name=target)
-    arguments = EmbeddedArguments(
-        engine=str(engine.resolve()),
-        target=str(partner.resolve()) if Path(target).is_dir() else target,
-        max_batch_size=max_batch_size or default_batch_size(manifest),
-        dtype=dtype,
-    )
-    written: dict[str, Any] = msgspec.to_builtins(arguments)
-    return written
+    arguments: dict[str, Any] = {
+        "engine": str(engine.resolve()),
+        "target": str(partner.resolve()) if Path(target).is_dir() else target,
+        "max_batch_size": max_batch_size or default_batch_size(manifest),
+    }
+    return arguments if dtype == DEFAULTS.dtype else arguments | {"dtype": dtype}

@@ -29,8 +29,8 @@ from dflash_trt.runtime.progress_display import LINE_SECONDS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dflash_trt.observe.bench.local_server import LocalServer, Waiting
-    from dflash_trt.observe.bench.trial import Comparison
+    from dflash_trt.observe.servers.local_server import LocalServer, Waiting
+    from dflash_trt.observe.trial.comparison import Comparison
 
 NAMES: dict[Method, str] = {"none": "the plain server", "dflash": "the server with DFlash"}
 
@@ -59,7 +59,7 @@ def try_(
       dflash-trt try demo
       dflash-trt try gpt-oss-20b.h100x1.latency --runtime vllm
     """
-    from dflash_trt.observe.bench.trial import picture, verdict
+    from dflash_trt.observe.trial.comparison import picture, verdict
 
     server_of = _servers(source, runtime, target, draft)
     comparison = _compare(server_of, seconds)
@@ -78,8 +78,8 @@ def _servers(
     source: str, runtime: Runtime | None, target: str | None, draft: str | None
 ) -> Callable[[Method], LocalServer]:
     """How each method's server is started."""
-    from dflash_trt.observe.bench.local_server import engine_server, engine_words
-    from dflash_trt.observe.bench.trial import chosen_runtime, deployment_server
+    from dflash_trt.observe.servers.local_server import engine_server, engine_words
+    from dflash_trt.observe.trial.installed_server import chosen_runtime, deployment_server
 
     if deployment_path(source) is not None:
         deployment = read_deployment(source, target, draft, None, None)
@@ -98,9 +98,9 @@ def _servers(
 
 
 def _compare(server_of: Callable[[Method], LocalServer], seconds: float) -> Comparison:
-    from dflash_trt.observe.bench.trial import Comparison, ask
     from dflash_trt.observe.diagnosis.diagnosis import diagnose
     from dflash_trt.observe.endpoints.client import Client
+    from dflash_trt.observe.trial.comparison import Comparison, ask
 
     servers = {method: server_of(method) for method in NAMES}  # reports missing requirements before anything starts
     with _running(servers["none"], "none") as url:

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
 
 from dflash_trt.api.acceptance import POOREST_TAU
+from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.cli.options import (
     FILE,
     PATH,
@@ -18,29 +19,22 @@ from dflash_trt.cli.options import (
     check_picture,
     engine_target_option,
     json_option,
-    max_tokens_option,
     options,
-    parsed,
     refuse_given,
-    runtime_options,
-    share,
+    tp_option,
 )
-from dflash_trt.cli.output import print_json, print_table
+from dflash_trt.cli.output import print_json
+from dflash_trt.cli.settings import max_tokens_option, runtime_options
+from dflash_trt.cli.values import parsed, share
+from dflash_trt.cli.verify_tables import print_replay_report, print_report
 from dflash_trt.deploy.deployment_path import deployment_path
 from dflash_trt.errors import DFlashError
 from dflash_trt.runtime.progress_display import progress_bar, progress_line
 
 if TYPE_CHECKING:
     from dflash_trt.api.prompts import PromptLine
-    from dflash_trt.api.runtime_options import RuntimeOptions
-    from dflash_trt.runtime.measure.replay import PromptGroup, ReplayReport
-    from dflash_trt.runtime.measure.statistics import Mean
     from dflash_trt.runtime.measure.verification import TokenPrompt
     from dflash_trt.runtime.measure.verification_report import (
-        Comparison,
-        DrafterError,
-        EngineFigures,
-        EngineReport,
         VerificationReport,
     )
     from dflash_trt.runtime.ranks.roles import Follower, Leader
@@ -61,7 +55,8 @@ MIN_TOKENS = 3
     click.option("--reference", type=PATH, help="Engine directory of the same draft, unquantised, to compare with."),
     chat_option,
     max_tokens_option(128, MIN_TOKENS),
-    runtime_options("device", "executor", "dtype", "num_ranks"),
+    runtime_options("device", "executor", "dtype"),
+    tp_option,
     click.option("--max-tau-loss", metavar="SHARE", callback=parsed(share),
                  help="Fail when the mean loss of tau exceeds this, e.g. 3%; needs --reference."),
     json_option,
@@ -69,8 +64,8 @@ MIN_TOKENS = 3
 )  # fmt: skip
 def verify(
     engine: Path, target: str | None, prompt_file: Path | None, features: Path | None, reference: Path | None,
-    chat: bool, max_tokens: int, device: str, executor: str, dtype: str, num_ranks: int, max_tau_loss: float | None,
-    as_json: bool, plot: Path | None,
+    chat: bool, max_tokens: int, num_ranks: int, max_tau_loss: float | None, as_json: bool, plot: Path | None,
+    **settings: Any,
 ) -> None:  # fmt: skip
     """Decode prompts with the drafter, without it, and with an unquantised reference.
 
@@ -89,10 +84,11 @@ def verify(
     """
     if max_tau_loss is not None and reference is None:
         raise click.UsageError("--max-tau-loss needs --reference, the engine that tau is compared with")
+    runtime = RuntimeOptions(max_batch_size=1, **settings)
     if features is not None:
         decoding = ("target", "prompt_file", "chat", "max_tokens", "dtype", "num_ranks", "plot")
         refuse_given(decoding, "cannot be used with --features")
-        _verify_features(engine, features, reference, max_tau_loss, device, executor, as_json=as_json)
+        _verify_features(engine, features, reference, max_tau_loss, runtime, as_json=as_json)
         return
     if prompt_file is None:
         raise click.UsageError("expected --prompts or --features")
@@ -107,14 +103,12 @@ def verify(
         verify_deployment(config, target, read_prompts(prompt_file), max_tokens, chat=chat, as_json=as_json)
         return
 
-    from dflash_trt.api.runtime_options import RuntimeOptions
     from dflash_trt.runtime.measure.verification_report import find_failure
     from dflash_trt.runtime.ranks.join import join
 
-    options = RuntimeOptions(max_batch_size=1, device=device, executor=executor, dtype=dtype, num_ranks=num_ranks)
-    with join(num_ranks, device) as ranks:
+    with join(num_ranks, runtime.device) as ranks:
         check_picture(plot)
-        report = _decode(engine, target, reference, read_prompts(prompt_file), max_tokens, chat, options, ranks)
+        report = _decode(engine, target, reference, read_prompts(prompt_file), max_tokens, chat, runtime, ranks)
         failure = find_failure(report, max_tau_loss)
         _print_verdict(report, print_report, failure, max_tau_loss, as_json=as_json)
         if plot is not None:
@@ -141,7 +135,7 @@ def _decode(
     def check(token_ids: list[int]) -> None:
         check_prompt(token_ids, max_tokens, pair.manifest.draft, pair.target.spec)
 
-    tokenize(prompts, pair.tokenizer, check, chat=chat)  # what is wrong is said before minutes of loading
+    tokenize(prompts, pair.tokenizer, check, chat=chat)  # fails before minutes of loading
     with progress_line(f"loading {pair.target_name}"):
         verification = Verification.open(pair, reference, options, ranks)
     click.echo(verification.target_summary, err=True)
@@ -149,14 +143,16 @@ def _decode(
 
 
 def _verify_features(
-    engine: Path, features: Path, reference: Path | None, max_tau_loss: float | None, device: str, executor: str,
+    engine: Path, features: Path, reference: Path | None, max_tau_loss: float | None, options: RuntimeOptions,
     *, as_json: bool,
 ) -> None:  # fmt: skip
-    """Prints what replaying captured answers came to; VerificationError where too much of tau is lost."""
+    """Prints the report of replaying captured answers; VerificationError where too much of tau is lost."""
     from dflash_trt.runtime.measure.replay import verify_features
     from dflash_trt.runtime.measure.verification_report import find_loss, find_useless
 
-    report = verify_features(engine, features, reference, progress_bar, device=device, executor=executor)
+    report = verify_features(
+        engine, features, reference, progress_bar, device=options.device, executor=options.executor
+    )
     loss = None if report.comparison is None else report.comparison.tau_loss
     failure = (None if max_tau_loss is None else find_loss(loss, max_tau_loss)) or find_useless(report.engine)
     _print_verdict(report, print_replay_report, failure, max_tau_loss, as_json=as_json)
@@ -177,7 +173,7 @@ def _print_verdict(
 
 
 def _verdict(report: VerificationReport, engine: Path) -> str:
-    """What an engine without a failure is good for, and the step that fits it."""
+    """Verdict on an engine that passed, and the next command."""
     found = report.engine
     assert found.tau is not None, "find_useless refuses it"
     verdict = f"verdict: the tokens of plain decoding; tau {found.tau:.2f} in {found.steps} verify passes"
@@ -199,89 +195,3 @@ def _warn_of_few(num_prompts: int) -> None:
 
     if num_prompts < MIN_PROMPTS:
         click.echo(f"warning: intervals mean little below {MIN_PROMPTS} prompts, found {num_prompts}", err=True)
-
-
-def print_report(report: VerificationReport) -> None:
-    """Prints one table each for the verdict, acceptance by position and error by layer."""
-    engines = {"engine": report.engine} | ({} if report.reference is None else {"reference": report.reference})
-    lossless = all(engine.identical for engine in engines.values())
-    title = "identical to plain greedy decoding" if lossless else "TOKENS DIFFER from plain greedy decoding"
-    rows = [
-        ("prompts identical", *map(_identical, engines.values())),
-        ("target in", *[report.target_dtype] * len(engines)),
-        ("tau", *("-" if engine.tau is None else f"{engine.tau:.3f}" for engine in engines.values())),
-    ]
-    _print_engines(title, engines, report.comparison, rows)
-    if report.comparison is not None and (error := report.comparison.error) is not None:
-        title = f"relative error against the reference, mean of {error.num_blocks} blocks"
-        print_table(title, ("after layer", "residual stream", "context K", "context V"), _error_rows(error))
-
-
-def print_replay_report(report: ReplayReport) -> None:
-    """Prints tables of tau, acceptance by position, and tau by category and language, for --features."""
-    engines = {"engine": report.engine} | ({} if report.reference is None else {"reference": report.reference})
-    text = f" sampled at temperature {report.text_temperature:g}" if report.text_temperature else ""
-    title = f"{len(report.engine.prompts)} captured answers{text}, replayed"
-    rows = [("tau", *(_mean(engine.tau_interval) for engine in engines.values()))]
-    _print_engines(title, engines, report.comparison, rows)
-    for title, groups in (("by category", report.by_category), ("by language", report.by_language)):
-        if groups:
-            print_table(title, ("", "prompts", *engines, *(["tau loss"] if len(engines) > 1 else [])), _groups(groups))
-
-
-def _print_engines(
-    title: str, engines: Mapping[str, EngineFigures], comparison: Comparison | None, rows: list[tuple[str, ...]]
-) -> None:
-    """A table with `rows` of what both reports say besides, and one with a row a draft position."""
-    from dflash_trt.runtime.measure.statistics import loss_text
-
-    listed = engines.values()
-    table = [
-        ("draft", *(engine.source for engine in listed)),
-        ("quantised", *map(_quantization, listed)),
-        ("verify passes", *(str(engine.steps) for engine in listed)),
-        *rows,
-    ]
-    if comparison is not None:
-        table.append(("tau loss", loss_text(comparison.tau_loss)))
-        if worst := min(comparison.tau_differences, key=lambda prompt: prompt.difference, default=None):
-            table.append(("worst prompt", f"{worst.difference:+.3f} ({worst.name})"))
-    print_table(title, ("", *engines), table)
-    by_position = zip(*(engine.acceptance for engine in listed), strict=True)
-    shares = [(str(row[0].position), *(_share(entry.share) for entry in row)) for row in by_position]
-    print_table("acceptance by draft position", ("position", *engines), shares)
-
-
-def _identical(engine: EngineReport) -> str:
-    return f"{sum(p.first_difference is None for p in engine.prompts)} of {len(engine.prompts)}"
-
-
-def _quantization(engine: EngineFigures) -> str:
-    """'12 modules NVFP4, FP8 context cache'."""
-    parts = [f"{count} modules {algorithm}" for algorithm, count in engine.quantized_modules.items()]
-    return ", ".join([*parts, *(["FP8 context cache"] if engine.fp8_kv_cache else [])]) or "no"
-
-
-def _share(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
-
-
-def _error_rows(error: DrafterError) -> list[tuple[str, ...]]:
-    rows = [(str(e.layer), f"{e.output:.2%}", f"{e.k:.2%}", f"{e.v:.2%}") for e in error.layers]
-    return [*rows, ("final norm", f"{error.hidden:.2%}", "", "")]
-
-
-def _groups(groups: list[PromptGroup]) -> Iterator[tuple[str, ...]]:
-    from dflash_trt.runtime.measure.statistics import loss_text
-
-    for group in groups:
-        reference = () if group.reference_tau is None else (_mean(group.reference_tau), loss_text(group.tau_loss))
-        yield (group.name or "-", str(group.tau.num_prompts if group.tau else 0), _mean(group.tau), *reference)
-
-
-def _mean(tau: Mean | None) -> str:
-    """'3.948 (3.512 to 4.401)'."""
-    if tau is None:
-        return "-"
-    interval = "" if tau.low is None else f" ({tau.low:.3f} to {tau.high:.3f})"
-    return f"{tau.mean:.3f}{interval}"

@@ -24,7 +24,7 @@ def print_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> Non
 
 
 def commit(package: Path = PACKAGE) -> str:
-    """What git says of a checkout now; of an installed package what the build has recorded: 12 digits, or `-dirty`."""
+    """Commit of a checkout (12 digits, with `-dirty` if changed), or the one recorded in an installed package."""
     if not (package.parent / ".git").exists():
         recorded = package / "commit"
         text = read_text(recorded, DFlashError, limit=64) if recorded.is_file() else ""

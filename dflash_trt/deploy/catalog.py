@@ -12,7 +12,7 @@ from functools import cache
 import msgspec
 
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
-from dflash_trt.checkpoint.quantization import FP8, NVFP4
+from dflash_trt.checkpoint.number_formats import FP8, NVFP4
 from dflash_trt.checkpoint.source import is_local
 from dflash_trt.deploy.gpus import DATA
 from dflash_trt.deploy.published import published_drafts

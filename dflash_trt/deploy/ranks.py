@@ -10,7 +10,7 @@ from dflash_trt.deploy.deployment_file import DeploymentFile
 from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.sizes import TargetSizes
 from dflash_trt.engine.manifest import read_num_ranks
-from dflash_trt.engine.signatures import not_shared
+from dflash_trt.engine.shards import not_shared
 from dflash_trt.errors import ConfigError
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from dflash_trt.checkpoint.target_checkpoint import check_pair
+from dflash_trt.deploy.batch_schedule import read_schedule
 from dflash_trt.deploy.deployment_file import DeploymentFile
 from dflash_trt.deploy.draft_methods import native_attention
-from dflash_trt.deploy.draft_schedule import read_schedule
 from dflash_trt.deploy.gpus import GpuFacts, parse_gpus
 from dflash_trt.deploy.published import moe_backend
 from dflash_trt.deploy.ranks import check_ranks, ranks_of_drafter

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from dflash_trt.deploy.batch_schedule import Schedule
 from dflash_trt.deploy.deployment_file import DeploymentFile, Eagle3, Method
-from dflash_trt.deploy.draft_schedule import Schedule
 from dflash_trt.deploy.runtime_arguments import RuntimeArguments, with_pairs
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.deploy.serving import ServingLoad

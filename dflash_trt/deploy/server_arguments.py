@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from dflash_trt.deploy.batch_schedule import vllm_schedule
 from dflash_trt.deploy.choices import STREAM_INTERVALS, chosen, circumstances
 from dflash_trt.deploy.deployment_file import Method
 from dflash_trt.deploy.draft_methods import draft_arguments, selection
-from dflash_trt.deploy.draft_schedule import vllm_schedule
 from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.schema import Runtime

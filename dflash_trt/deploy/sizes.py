@@ -12,7 +12,7 @@ import msgspec
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.draft_spec import HEAD, PartialDraftSpec
 from dflash_trt.checkpoint.facts import Facts
-from dflash_trt.checkpoint.quantization import FP8, INT4, NVFP4, W4A16_NVFP4
+from dflash_trt.checkpoint.number_formats import FORMATS
 from dflash_trt.checkpoint.source import GGUF, REPOSITORY_ID, configuration_directory
 from dflash_trt.checkpoint.target_cache import TargetCache, read_target_cache
 from dflash_trt.checkpoint.target_checkpoint import PartialTargetSpec, TargetCheckpoint, read_target, read_target_spec
@@ -24,8 +24,7 @@ from dflash_trt.files.read import is_directory, is_file
 
 CHECKPOINT, PUBLISHED = "checkpoint", "published facts"
 BF16_BITS = 16.0
-# Bits of a weight in a plan, scales included: NVFP4 has one FP8 scale per block of 16, INT4 one BF16 scale per 32.
-WEIGHT_BITS = {FP8: 8.0, NVFP4: 4.5, W4A16_NVFP4: 4.5, INT4: 4.5}
+WEIGHT_BITS = {name: each.plan_bits for name, each in FORMATS.items()}
 # Every rank keeps these whole; the projections of the layers are divided among tensor-parallel ranks.
 REPLICATED = ("fc",)
 

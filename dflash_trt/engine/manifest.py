@@ -16,7 +16,8 @@ from dflash_trt.checkpoint.source import REPOSITORY_ID
 from dflash_trt.checkpoint.target_checkpoint import TargetSpec
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.engine.plans.plan import GRAPHS, Plan, PlanOptions
-from dflash_trt.engine.signatures import Graph, Shard, graph_signatures, shards
+from dflash_trt.engine.shards import Shard, shards
+from dflash_trt.engine.signatures import Graph, graph_signatures
 from dflash_trt.errors import EngineError, cut, shown
 from dflash_trt.files.json_file import SchemaVersion, read_json
 from dflash_trt.files.read import is_file_name

@@ -18,13 +18,15 @@ from dflash_trt.checkpoint.dialects import own
 from dflash_trt.checkpoint.draft_checkpoint import torch_dtype
 from dflash_trt.checkpoint.draft_spec import D2T, HEAD
 from dflash_trt.checkpoint.mapped import as_float32, map_tensor
-from dflash_trt.checkpoint.quantization import BLOCK, FP8, NVFP4
+from dflash_trt.checkpoint.number_formats import BLOCK, FP8, NVFP4
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.checkpoint.safetensors_writer import SafetensorsWriter
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, input_embedding
 from dflash_trt.errors import BuildError, CheckpointError
-from dflash_trt.quantize.convert import UnwrittenDraft, pack, tensor_layout, with_claims
+from dflash_trt.quantize.packing import pack
 from dflash_trt.quantize.scales import naming, scale_of
+from dflash_trt.quantize.summary import tensor_layout
+from dflash_trt.quantize.unwritten_draft import UnwrittenDraft, with_claims
 
 CHOICE = re.compile(r"(fp8|nvfp4)|trim:(\d+)(?::(fp8|nvfp4))?")
 ALGORITHMS = {"fp8": FP8, "nvfp4": NVFP4}
@@ -87,7 +89,7 @@ def with_head(
     quantization = msgspec.structs.replace(draft.quantization, modules=modules)
     layout = tensor_layout(spec, dtypes | {f"{HEAD}.weight": head.dtype}, quantization)
     config = own.to_config(spec, torch_dtype(dtypes.values()))
-    return with_claims(draft.origin, config, quantization, [*spec.linear_modules(), HEAD], layout, write)
+    return with_claims(draft.origin, spec, config, quantization, layout=layout, write_tensors=write)
 
 
 def _target_head(target: TargetCheckpoint) -> StoredTensor:

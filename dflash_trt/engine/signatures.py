@@ -7,20 +7,19 @@ Axes: B blocks of the draft's own size S, T new context rows, rows of the page t
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from typing import Annotated, TypeVar
+from collections.abc import Mapping
 
 import msgspec
 
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
-from dflash_trt.checkpoint.quantization import BLOCK, BLOCKS, NVFP4, Quantization
+from dflash_trt.checkpoint.number_formats import NVFP4
+from dflash_trt.checkpoint.quantization import Quantization
 
 COMPUTE, FLOAT, FP8, INT32, INT64 = "BFLOAT16", "FLOAT", "FLOAT8E4M3FN", "INT32", "INT64"  # ONNX's spelling
 CONTEXT_LAYOUT_SIZE = 5  # page size, strides of page, K to V, row and head
-PAGE_SIZES = (16, 32, 64)  # of a context in several pages
-TOKENS_PER_PAGE = 32  # of the target's and the drafter's caches; the default of tokens_per_block in TensorRT-LLM
+PAGE_SIZES = (16, 32, 64)  # rows of a page, where a context has several
+TOKENS_PER_PAGE = 32  # in the caches of target and drafter; the default of tokens_per_block in TensorRT-LLM
 MAX_CONTEXT = 131072
-Spec = TypeVar("Spec", bound=PartialDraftSpec)
 TILE_ROWS = 128  # in which TensorRT reads the scales of NVFP4 activations
 ROWS = re.compile(r"((?P<tile>\d+)\*ceil\()?(?P<block>\d+)\*(?P<axis>\w+)(/\d+\))?")
 
@@ -81,56 +80,6 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return any(port.name == "page_table" for port in self.inputs)
 
 
-class Shard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Part of a drafter that an engine directory holds: the heads and MLP channels of one rank of several."""
-
-    rank: Annotated[int, msgspec.Meta(ge=0)]
-    num_ranks: Annotated[int, msgspec.Meta(ge=2)] = msgspec.field(name="ranks")
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} of {self.num_ranks}"
-
-    @property
-    def directory(self) -> str:
-        """Folder in the engine directory of the whole drafter."""
-        return f"rank{self.rank}"
-
-
-def shards(num_ranks: int) -> list[Shard]:
-    """Shards of all ranks; none where one rank has the whole drafter."""
-    return [Shard(rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)] if num_ranks > 1 else []
-
-
-def not_shared(spec: PartialDraftSpec, num_ranks: int, algorithms: Collection[str] = ()) -> str | None:
-    """Why `num_ranks` ranks cannot share a draft: "expected ..., found ..."; None where they can, as one rank can.
-
-    `algorithms` are those of its layers, where they are known.
-    """
-    if num_ranks == 1:
-        return None
-    block = max((BLOCKS.get(algorithm, BLOCK) for algorithm in algorithms), default=BLOCK)
-    for what, count, step in (
-        ("KV heads", spec.num_key_value_heads, 1),
-        ("query heads", spec.num_attention_heads, 1),
-        (f"MLP channels in blocks of {block}", spec.intermediate_size, block),
-    ):
-        if count % (num_ranks * step):
-            return f"expected {what} that {num_ranks} ranks share evenly, found {count}"
-    additions = [*spec.own_vocabulary, *spec.dflash2_shapes(), *spec.dspark_shapes()]
-    additions += ["sample_from_anchor"] * spec.sample_from_anchor
-    return f"expected a plain DFlash draft for {num_ranks} ranks, found {additions[0]}" if additions else None
-
-
-def shard_spec(spec: Spec, num_ranks: int) -> Spec:
-    """`spec` with a rank's share: whole KV heads with their queries, MLP channels in whole blocks of quantisation."""
-    return msgspec.structs.replace(
-        spec,
-        num_attention_heads=spec.num_attention_heads // num_ranks,
-        num_key_value_heads=spec.num_key_value_heads // num_ranks,
-        intermediate_size=spec.intermediate_size // num_ranks,
-    )
-
-
 def segment_name(index: int) -> str:
     """Name of a segment of a shard's draft graph, which is cut at every all-reduce."""
     return f"draft.{index}"
@@ -187,10 +136,10 @@ def graph_signatures(spec: PartialDraftSpec, quantization: Quantization, *, is_s
 def _segments(
     spec: PartialDraftSpec, block: tuple[Port, ...], cache: tuple[Port, ...], hidden: Port
 ) -> dict[str, Graph]:
-    """By segment i: residual.i, partial.i [rows, H] in, of which the ranks have added up partial.i, and i + 1 out.
+    """Segment i reads residual.i and partial.i [rows, H], the latter summed over ranks, and writes those of i + 1.
 
-    Even ones read the context, and rope [B, S, D] that the first, which takes the block, computes. The last returns
-    `hidden` [rows, H]. Rows are those of the GEMMs, with padding behind: any reshaping here would be a kernel.
+    The first takes the block and computes rope [B, S, D]; even ones read rope and the context. The last returns
+    `hidden` [rows, H]. Rows are those of the GEMMs, padding included: any reshaping here would cost a kernel.
     """
     rope = Port(name="rope", dtype=FLOAT, shape=("B", spec.block_size, spec.head_dim))
     segments, last = dict[str, Graph](), num_segments(spec.num_layers) - 1

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ROWS = 256  # at a time: a few MB of float32
 SILU_MINIMUM = 0.2785
 CAPTURE = "dflash-trt capture DRAFT --target TARGET --prompts FILE -o features.safetensors"
-"""What makes the features that ranges come from."""
+"""Command that captures the features from which ranges are measured."""
 
 
 class Ranges(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

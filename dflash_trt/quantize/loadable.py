@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which quantised drafts a runtime loads: what was seen to load, not what a format would allow."""
+"""Quantised drafts that a runtime loads: those seen to load, not those that a format would allow."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Literal
 
 import msgspec
 
-from dflash_trt.checkpoint.quantization import FP8, INT4, NVFP4, W4A16_NVFP4
+from dflash_trt.checkpoint.number_formats import FORMATS, FP8, NVFP4
 
 Runtime = Literal["engine", "trtllm-native", "vllm-0.33", "vllm-0.32"]
-FORMATS = (FP8, NVFP4, W4A16_NVFP4, INT4)
 
 
 class Loadable(msgspec.Struct, frozen=True, kw_only=True):
-    """What one runtime loads."""
+    """Drafts that one runtime loads."""
 
     formats: tuple[str, ...]
     """Algorithms of quantised layers."""
@@ -33,8 +32,8 @@ class Loadable(msgspec.Struct, frozen=True, kw_only=True):
 
 LOADABLE: dict[Runtime, Loadable] = {
     # Our own engines: ONNX Runtime here, TensorRT plans (not yet run).
-    "engine": Loadable(formats=FORMATS, dense=None, is_mixed=True, has_fp8_context=True),
-    # Its context projection multiplies q, k and v's raw BF16 weights, and fc is a plain nn.Linear (source, 1.3.0rc).
+    "engine": Loadable(formats=tuple(FORMATS), dense=None, is_mixed=True, has_fp8_context=True),
+    # The context projection multiplies q, k and v's raw BF16 weights, and fc is a plain nn.Linear (source, 1.3.0rc).
     # Not yet run; several algorithms in one draft have not been looked up.
     "trtllm-native": Loadable(
         formats=(FP8, NVFP4), dense=r"fc|.*\.self_attn\.[qkv]_proj", is_mixed=False, has_fp8_context=False

@@ -9,10 +9,11 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from dflash_trt.checkpoint.number_formats import FORMATS
 from dflash_trt.errors import RecipeError, shown
 from dflash_trt.files.read import is_file
 from dflash_trt.files.strict_yaml import closest, load_yaml
@@ -20,8 +21,12 @@ from dflash_trt.files.strict_yaml import closest, load_yaml
 LAYER = re.compile(r"^layers\.\d+\.")
 FP8_KV = "+fp8-kv"
 """Suffix of a recipe's name that adds an FP8 context cache."""
-ACTIVATION_ALGORITHMS = ("FP8", "NVFP4")
-"""Algorithms that quantise a layer's input too, and thus need its range."""
+
+
+if TYPE_CHECKING:
+    Algorithm = str
+else:
+    Algorithm = Literal[(*FORMATS, "none")]
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,11 +34,11 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     modules: str
     """fnmatch pattern on names of linear layers; `*` crosses dots."""
-    algorithm: Literal["FP8", "NVFP4", "W4A16_NVFP4", "W4A16_AWQ", "none"]
+    algorithm: Algorithm
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a recipe's YAML file says, and what the user called it."""
+    """A recipe's YAML file, and the name by which the user gave it."""
 
     description: str
     rules: tuple[Rule, ...]
@@ -41,7 +46,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     fp8_kv_cache: bool = False
     """Whether the checkpoint gets scales for an FP8 context cache."""
     name: str = ""
-    """What the user called it; no key of the file."""
+    """Name by which the user gave it; not a key of the file."""
 
     def algorithms(self, modules: list[str]) -> dict[str, str]:
         """Algorithm by quantised module; RecipeError when no rule matches a module, or a rule decides for none."""
@@ -56,10 +61,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 )
         return {m: rule.algorithm for m, rule in deciding.items() if rule.algorithm != "none"}
 
-    def needs_ranges(self, modules: list[str]) -> bool:
+    @property
+    def needs_ranges(self) -> bool:
         """Whether activations or the context cache are quantised."""
-        quantises_inputs = any(a in ACTIVATION_ALGORITHMS for a in self.algorithms(modules).values())
-        return self.fp8_kv_cache or quantises_inputs
+        algorithms = {rule.algorithm for rule in self.rules} - {"none"}
+        return self.fp8_kv_cache or any(FORMATS[algorithm].quantises_input for algorithm in algorithms)
 
     def _deciding_rule(self, module: str) -> Rule:
         for rule in self.rules:

@@ -13,13 +13,11 @@ from dflash_trt._C import NonFiniteError, amax
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.mapped import map_tensor
-from dflash_trt.checkpoint.quantization import FP8, INT4
+from dflash_trt.checkpoint.number_formats import FORMATS, FP8
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.errors import CheckpointError
 from dflash_trt.quantize.bounds import CAPTURE, Ranges
-from dflash_trt.quantize.recipe import ACTIVATION_ALGORITHMS
 
-E2M1_MAX, E4M3_MAX = 6.0, 448.0
 SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
 
@@ -33,9 +31,8 @@ def scale_groups(spec: DraftSpec) -> list[tuple[str, ...]]:
 
 
 def weight_scales(draft: DraftCheckpoint, algorithms: Mapping[str, str], *, threads: int) -> dict[str, np.float32]:
-    """FP8's weight_scale or NVFP4's weight_scale_2 by quantised module: one per group of `scale_groups` and algorithm.
+    """Scale of the whole tensor by quantised module that has one: the same in a group of `scale_groups` and algorithm.
 
-    INT4 has scales of blocks alone, which its packer finds.
     Raises CheckpointError for a weight that is NaN or infinite.
     """
 
@@ -49,7 +46,7 @@ def weight_scales(draft: DraftCheckpoint, algorithms: Mapping[str, str], *, thre
 
 def scaled_by_tensor(algorithms: Mapping[str, str]) -> dict[str, str]:
     """The modules of `algorithms` whose weights have a scale of the whole tensor."""
-    return {module: algorithm for module, algorithm in algorithms.items() if algorithm != INT4}
+    return {module: algorithm for module, algorithm in algorithms.items() if FORMATS[algorithm].tensor_scale}
 
 
 def group_scales(
@@ -80,20 +77,21 @@ def naming(tensor: StoredTensor) -> Iterator[None]:
 def scale_of(algorithm: str, largest: float) -> np.float32:
     """amax / 448 for FP8, amax / (6 * 448) for NVFP4, as modelopt 0.47 computes them in float32.
 
-    Where all is 0 the format's own maximum stands in (modelopt, tensor_quantizer.py:1087). Subnormal ranges count as
-    the least normal one, so that no scale underflows.
+    Where all is 0 the largest code stands in (modelopt, tensor_quantizer.py:1087). Subnormal ranges count as the least
+    normal one, so that no scale underflows.
     """
-    code_max, divisor = (E4M3_MAX, E4M3_MAX) if algorithm == FP8 else (E2M1_MAX, E2M1_MAX * E4M3_MAX)
-    return np.float32(max(largest, SMALLEST_NORMAL) if largest else code_max) / np.float32(divisor)
+    number_format = FORMATS[algorithm]
+    top = max(largest, SMALLEST_NORMAL) if largest else number_format.largest
+    return np.float32(top) / np.float32(number_format.scale_range)
 
 
 def input_scales(spec: DraftSpec, algorithms: Mapping[str, str], inputs: Mapping[str, float]) -> dict[str, np.float32]:
     """input_scale by module whose input is quantised: one per group of `scale_groups` and algorithm.
 
-    The graphs read a stacked input at the widest of its scales, so each layer stores that one, whoever loads it.
-    Raises CheckpointError when `inputs` lacks a module or holds what is no magnitude.
+    The graphs read a stacked input at the widest of its scales, so each layer stores that one, for every runtime.
+    Raises CheckpointError when `inputs` lacks a module or holds a value that is not a magnitude.
     """
-    quantised = {module: algorithm for module, algorithm in algorithms.items() if algorithm in ACTIVATION_ALGORITHMS}
+    quantised = {module: algorithm for module, algorithm in algorithms.items() if FORMATS[algorithm].quantises_input}
     return group_scales(spec, quantised, lambda module: _checked(inputs.get(module), module))
 
 

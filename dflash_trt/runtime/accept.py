@@ -141,7 +141,7 @@ def _process(request: Request, proposals: Sequence[int], rows: Rows) -> tuple[Ro
 
 def num_equal(proposals: Sequence[int], greedy: Sequence[int]) -> int:
     """Length of the longest prefix of proposals [K] that equals the target's own choices, greedy [K + 1]."""
-    assert len(greedy) == len(proposals) + 1, "a choice behind the anchor and behind each proposal"
+    assert len(greedy) == len(proposals) + 1, "a choice after the anchor and after each proposal"
     return next((i for i, (a, b) in enumerate(zip(proposals, greedy, strict=False)) if a != b), len(proposals))
 
 

@@ -38,10 +38,7 @@ def open_engine(
 def open_embedded(
     pair: CheckedPair, options: RuntimeOptions = DEFAULTS, ranks: Leader | Follower = ALONE
 ) -> EmbeddedBackend:
-    """Loads a checked pair; raises what `load_session` raises, RequestError for ranks that have not joined."""
-    if options.num_ranks != ranks.size:
-        hint = "dflash-trt serve --tp N and generate --tp N join ranks"
-        raise RequestError(f"num_ranks: expected {ranks.size}, found {options.num_ranks}", hint=hint)
+    """Loads a checked pair; raises what `load_session` raises."""
     with progress_line(f"loading {pair.target_name}"):
         session = load_session(pair, options, ranks=ranks)
         return EmbeddedBackend(session, options, on_end=session.close)

@@ -21,15 +21,15 @@ import numpy.typing as npt
 import triton_python_backend_utils as triton  # type: ignore[import-not-found]
 
 from dflash_trt.api.backend import Backend, DecoderMetrics
-from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.errors import ConfigError, DFlashError, RequestError
 from dflash_trt.triton import mpi_ranks
-from dflash_trt.triton.model_file import MODEL_FILE, TritonConfig, read_model
-from dflash_trt.triton.service import INPUTS, Service
+from dflash_trt.triton.model_file import MODEL_FILE, EmbeddedModel, TrtllmModel, read_model
+from dflash_trt.triton.service import Service
+from dflash_trt.triton.tensors import INPUTS
 from dflash_trt.triton.watchdog import start_watchdog
 from dflash_trt.trtllm.launch_environment import read_mpi_launch
 
-GAUGE, COUNTER = "GAUGE", "COUNTER"  # of triton.MetricFamily, which exists once a model is being initialised
+GAUGE, COUNTER = "GAUGE", "COUNTER"  # names of attributes of triton.MetricFamily, which exists only in initialize()
 METRICS = {
     "dflash_running_requests": (GAUGE, "running", "Requests that hold a slot"),
     "dflash_waiting_requests": (GAUGE, "waiting", "Queued requests"),
@@ -48,13 +48,14 @@ class TritonPythonModel:
     def initialize(self, args: Mapping[str, str]) -> None:
         """Loads the runtime that model.yaml names; under `mpirun`, ranks other than 0 work in here until the end."""
         file = Path(args["model_repository"]) / args["model_version"] / MODEL_FILE
-        arguments, config = read_model(file)
+        model = read_model(file)
+        config = model.triton_config
         decoupled = triton.using_decoupled_model_transaction_policy(json.loads(args["model_config"]))
         if decoupled != config.decoupled:
             raise ConfigError(
                 f"{file}: triton_config.decoupled: expected {decoupled}, as config.pbtxt says, found {config.decoupled}"
             )
-        backend = _open_embedded(arguments) if config.runtime == "embedded" else _open_trtllm(arguments, config)
+        backend = _open_embedded(model) if isinstance(model, EmbeddedModel) else _open_trtllm(model)
         self._service = Service(backend, config, TritonMetrics(args["model_name"]).publish)
         self._watchdog = start_watchdog()
 
@@ -71,20 +72,20 @@ class TritonPythonModel:
         gc.collect()  # an exception's frames that hold a request would keep the process alive
 
 
-def _open_embedded(arguments: dict[str, Any]) -> Backend:
+def _open_embedded(model: EmbeddedModel) -> Backend:
     from dflash_trt.runtime.load import open_engine
 
-    return open_engine(arguments.pop("engine"), arguments.pop("target"), RuntimeOptions(**arguments))
+    return open_engine(model.engine, model.target, model)
 
 
-def _open_trtllm(arguments: dict[str, Any], config: TritonConfig) -> Backend:
+def _open_trtllm(model: TrtllmModel) -> Backend:
     from dflash_trt.trtllm.llm_backend import TrtllmBackend
 
-    if config.engine_mode:
+    if model.triton_config.engine_mode:
         mpi_ranks.use_engine_drafter()
     if read_mpi_launch(os.environ).rank > 0:
         mpi_ranks.work()
-    return TrtllmBackend(arguments | mpi_ranks.leader_session())
+    return TrtllmBackend(model.arguments | mpi_ranks.leader_session())
 
 
 class TritonMetrics:

@@ -10,15 +10,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 import yaml
 
-from dflash_trt.api.runtime_options import DEFAULTS
-from dflash_trt.errors import ConfigError, shown
+from dflash_trt.api.runtime_options import RuntimeOptions
+from dflash_trt.errors import ConfigError, RequestError, shown
 from dflash_trt.files.strict_yaml import load_yaml, read_yaml
 
 MODEL_FILE = "model.yaml"
 TRITON_CONFIG = "triton_config"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-Dtype = Literal["auto", "float32", "bfloat16"]
-"""Type of the target, one of dflash_trt.api.runtime_options.DTYPES."""
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -38,24 +36,19 @@ class TritonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Whether TensorRT-LLM's own drafter is replaced by our TensorRT plans, in every rank."""
 
 
-class EmbeddedArguments(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Engine, target and fields of RuntimeOptions."""
+class EmbeddedModel(RuntimeOptions, frozen=True):
+    """The whole file for the embedded runtime: engine, target and settings, as dflash_trt.LLM takes them."""
 
     engine: str
+    triton_config: TritonConfig
     target: str | None = None
-    max_batch_size: Positive | None = DEFAULTS.max_batch_size
-    draft_length: int | str = DEFAULTS.draft_length
-    cache_gib: float = DEFAULTS.cache_gib
-    prefill_chunk: Positive = DEFAULTS.prefill_chunk
-    enable_prefix_caching: bool = DEFAULTS.enable_prefix_caching
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    executor: Literal["auto", "onnxruntime", "torch", "tensorrt"] = "auto"
-    dtype: Dtype = "auto"
 
 
-class EmbeddedFile(EmbeddedArguments, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole file for the embedded runtime."""
+class TrtllmModel(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole file for TensorRT-LLM."""
 
+    arguments: dict[str, Any]
+    """Keyword arguments of tensorrt_llm.LLM."""
     triton_config: TritonConfig
 
 
@@ -73,17 +66,17 @@ def model_text(arguments: dict[str, Any], config: TritonConfig) -> str:
     return str(yaml.safe_dump(document, sort_keys=False, default_flow_style=False, width=120))
 
 
-def read_model(file: Path) -> tuple[dict[str, Any], TritonConfig]:
-    """The runtime's arguments, and how it is served; ConfigError for a file that is neither runtime's."""
+def read_model(file: Path) -> EmbeddedModel | TrtllmModel:
+    """Reads model.yaml; ConfigError for a file that is neither runtime's."""
     document = read_yaml(file, ConfigError)
     if not isinstance(document, dict) or not isinstance(document.get(TRITON_CONFIG), dict):
         raise ConfigError(f"{file}: missing key {TRITON_CONFIG}")
-    if document[TRITON_CONFIG].get("runtime") == "embedded":
-        whole = load_yaml(file, EmbeddedFile, ConfigError)
-        arguments = {field: getattr(whole, field) for field in EmbeddedArguments.__struct_fields__}
-        return arguments, whole.triton_config
     try:
+        if document[TRITON_CONFIG].get("runtime") == "embedded":
+            return load_yaml(file, EmbeddedModel, ConfigError)
         config = msgspec.convert(document.pop(TRITON_CONFIG), TritonConfig)
+    except RequestError as problem:
+        raise ConfigError(f"{file}: {problem.message}") from None
     except msgspec.ValidationError as problem:
         raise ConfigError(f"{file}: {TRITON_CONFIG}: {problem}") from None
-    return document, config
+    return TrtllmModel(arguments=document, triton_config=config)

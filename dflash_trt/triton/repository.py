@@ -15,7 +15,7 @@ from dflash_trt.files.command import argument, command_line
 from dflash_trt.files.read import read_bytes
 from dflash_trt.files.write import OutputKind, new_directory
 from dflash_trt.triton.model_file import MODEL_FILE, TritonConfig, check_name, model_text
-from dflash_trt.triton.service import INPUTS, OUTPUTS, TEXT_INPUT
+from dflash_trt.triton.tensors import INPUTS, OUTPUTS, TEXT_INPUT
 
 HTTP_PORT = 8000
 PROMPT = {"text_input": "def quicksort(", "streaming": True, "sampling_param_max_tokens": 64}

@@ -2,21 +2,23 @@
 """Settings of runtime and sampler: every front end has their names and defaults, and each reaches the sampling rule."""
 
 import inspect
-from typing import Any
+from typing import Any, get_type_hints
 
 import click
 import numpy as np
 import pytest
 
+from dflash_trt.api import runtime_options
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
 from dflash_trt.api.sampling_params import NUMBERS, SAMPLER_FIELDS, SamplingParams
 from dflash_trt.cli import cli
 from dflash_trt.errors import RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.dynamo.generate_request import read_request
-from dflash_trt.runtime.load import open_embedded
 from dflash_trt.runtime.server.requests import parse_request
-from dflash_trt.triton.service import INPUTS, read_inputs
+from dflash_trt.triton.model_file import EmbeddedModel
+from dflash_trt.triton.request_tensors import read_inputs
+from dflash_trt.triton.tensors import INPUTS
 from dflash_trt.trtllm.llm_backend import sampling_arguments
 
 VALUES: dict[str, Any] = {
@@ -63,16 +65,36 @@ OTHER_DEFAULTS = {("generate", "max_batch_size"): 1, ("capture", "max_batch_size
 
 def test_the_api_has_its_names_and_defaults() -> None:
     parameters = dict(inspect.signature(LLM.__init__).parameters)
-    settings = {name: parameters[name].default for name in parameters.keys() - {"self", "engine", "target"}}
-    assert settings == {name: getattr(DEFAULTS, name) for name in FIELDS if name != "num_ranks"}
+    assert list(parameters) == ["self", "engine", "target", *FIELDS]
+    types = get_type_hints(RuntimeOptions)
+    for name in FIELDS:
+        assert (parameters[name].default, parameters[name].annotation) == (getattr(DEFAULTS, name), types[name])
+    assert set(EmbeddedModel.__struct_fields__) == {"engine", "target", "triton_config", *FIELDS}
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "serve", "verify", "capture"])
+def test_the_api_refuses_other_names() -> None:
+    with pytest.raises(TypeError, match="max_num_seqs"):
+        LLM("engine", max_num_seqs=4)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "serve", "dynamo", "verify", "capture", "triton-repo"])
 def test_commands_have_its_names_and_defaults(command: str) -> None:
     options = {p.name: p for p in cli.commands[command].params if isinstance(p, click.Option) and p.name in FIELDS}
-    assert options.keys() >= {"dtype"}
+    assert options.keys() >= ({*FIELDS} if command in ("serve", "dynamo") else {"dtype"})
     for name, option in options.items():
         assert option.default == OTHER_DEFAULTS.get((command, name), getattr(DEFAULTS, name)), name
+
+
+@pytest.mark.parametrize("name", runtime_options.NUMBERS)
+def test_bounds_of_the_runtime(name: str) -> None:
+    field = runtime_options.NUMBERS[name]
+    for bound, beyond in ((field.bounds.low, -1), (field.bounds.high, 1)):
+        assert getattr(RuntimeOptions(**{name: field.type(bound)}), name) == bound
+        with pytest.raises(RequestError, match=f"^{name}: expected {field.bounds.expected[:4]}"):
+            RuntimeOptions(**{name: field.type(bound) + beyond})
+    for value in (True, "4", float("nan")):
+        with pytest.raises(RequestError, match=f"^{name}: expected "):
+            RuntimeOptions(**{name: value})
 
 
 def test_generate_has_the_sampling_settings_and_their_defaults() -> None:
@@ -89,9 +111,4 @@ def test_a_switch_is_a_truth_value(value: object) -> None:
 
 def test_an_unknown_executor() -> None:
     with pytest.raises(RequestError, match="executor: expected auto, onnxruntime, torch or tensorrt, found 'onnx'"):
-        RuntimeOptions(executor="onnx")
-
-
-def test_ranks_are_joined_elsewhere() -> None:
-    with pytest.raises(RequestError, match="num_ranks: expected 1, found 2"):
-        open_embedded(None, RuntimeOptions(num_ranks=2))  # type: ignore[arg-type]
+        RuntimeOptions(executor="onnx")  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import pytest
 from dflash_trt.cli.bench_tables import print_points
 from dflash_trt.errors import BuildError, DFlashError
 from dflash_trt.files import workspace
-from dflash_trt.observe.bench.records import BenchPoint, RequestRow
+from dflash_trt.observe.bench.point_record import BenchPoint, RequestRow
 from dflash_trt.observe.bench.run_directory import sole_measurer
 from tests.cli.commands import run_here
 from tests.observe.bench.samples import UNPUBLISHED, counters, flat, point, run_of
@@ -26,14 +26,11 @@ DRAFTED = counters(1000, (900, 800, 700))
 def sample(
     method: str, concurrency: int, rate: float, ttft_seconds: float, *, cut: int = 0, failed: int = 0
 ) -> BenchPoint:
-    finishes = ["length"] * cut + ["stop"] * (100 - cut - failed)
-    rows = tuple(
-        RequestRow(input_tokens=5, output_tokens=11, ttft_seconds=1.0, seconds=2.0, finish=finish)
-        for finish in finishes
-    )
+    row = RequestRow(input_tokens=5, output_tokens=11, ttft_seconds=1.0, seconds=2.0)
+    rows = (msgspec.structs.replace(row, is_cut=True),) * cut + (row,) * (100 - cut - failed)
     acceptance = UNPUBLISHED if method == "none" else DRAFTED
     made = point(method, concurrency, rate / concurrency, rate, rows=rows, failed=failed, acceptance=acceptance)
-    return msgspec.structs.replace(made, ttft_seconds=flat(ttft_seconds))
+    return msgspec.structs.replace(made, latencies={"time_to_first_token": flat(ttft_seconds * 1e3)})
 
 
 def test_it_fits_eighty_columns(
@@ -103,6 +100,11 @@ def test_a_plan_writes_nothing(
         (["--template", "completions"], "expected prompts of one turn"),
         (["--extra", "stream=false"], "--extra: expected a field that no other option sets"),
         (["--extra", "top_p"], "expected FIELD=VALUE, found"),
+        (["--goodput", ""], "limits must look like"),
+        (["--goodput", "ttft:200"], "limits must look like"),
+        (["--goodput", "request_latency:0.0"], "limits must look like"),
+        (["--goodput", "request_latency:nan"], "limits must look like"),
+        (["--goodput", "request_latency:1 request_latency:2"], "limits must look like"),
         (["--model", "small"], "expected the model 'small', found big"),
         (["--category", "coding"], "expected one of none, found coding"),
     ],

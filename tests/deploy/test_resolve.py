@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from dflash_trt.checkpoint.target_cache import RecurrentState
+from dflash_trt.deploy.batch_schedule import read_schedule, trtllm_schedule, vllm_schedule
 from dflash_trt.deploy.checker import check
 from dflash_trt.deploy.deployment_file import DeploymentFile, load_deployment
-from dflash_trt.deploy.draft_schedule import read_schedule, trtllm_schedule, vllm_schedule
 from dflash_trt.deploy.file_configs import file_configs
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, Finding
 from dflash_trt.deploy.gpus import parse_gpus

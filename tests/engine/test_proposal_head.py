@@ -16,7 +16,7 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.proposal_head import HeadChoice, parse_head, with_head
 from dflash_trt.errors import BuildError
-from dflash_trt.quantize.convert import unchanged
+from dflash_trt.quantize.unwritten_draft import unchanged
 from dflash_trt.runtime.drafter.onnxruntime.graph_session import graph_session
 from dflash_trt.runtime.measure.features import captured_tokens, frequent_tokens, kept_shares, open_features
 from tests.cli.commands import run_here

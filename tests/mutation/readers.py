@@ -19,12 +19,12 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.cli import cli
 from dflash_trt.errors import CheckpointError, RequestError
 from dflash_trt.files.json_file import json_object
-from dflash_trt.observe.bench.aiperf_export import read_export
-from dflash_trt.observe.bench.prompt_list import read_prompt_list
+from dflash_trt.observe.bench.load.aiperf_records import read_records
+from dflash_trt.observe.bench.prompts.prompt_list import read_prompt_list
 from dflash_trt.observe.bench.run_directory import read_points, read_run
-from dflash_trt.observe.diagnosis import judge
 from dflash_trt.observe.diagnosis.diagnosis import read_baseline
-from dflash_trt.observe.estimate.curve import read_acceptance
+from dflash_trt.observe.diagnosis.judge_acceptance import low_acceptance
+from dflash_trt.observe.estimate.acceptance_profile import read_acceptance
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.checked_pair import check_prompt
 from tests.mutation.mutations import NASTY, Mutation, mutate_bytes, mutate_document, mutate_header, mutate_lines
@@ -102,8 +102,8 @@ def ask(directory: Path, rng: Random) -> None:
 def read_diagnosis(directory: Path, rng: Random) -> None:
     baseline = read_baseline(directory / "healthy.json")
     for short in (each for each in baseline.groups if each.samples):
-        judge.low_acceptance("vllm", group("short prompts", 0.5), short, None)
-        judge.low_acceptance("vllm", short, group("short prompts", 0.5), 3.0)
+        low_acceptance("vllm", group("short prompts", 0.5), short, None)
+        low_acceptance("vllm", short, group("short prompts", 0.5), 3.0)
 
 
 READ_BENCH = lambda d, _: read_points(d / "bench", read_run(d / "bench"))  # noqa: E731
@@ -154,7 +154,7 @@ READERS = {
         "turns.jsonl", mutate_lines, lambda d, _: read_prompt_list(str(d / "turns.jsonl")).exactly(3)
     ),
     "AIPerf's records": Reader(
-        "aiperf/profile_export.jsonl", mutate_lines, lambda d, _: read_export(d / "aiperf", {}, 64)
+        "aiperf/profile_export.jsonl", mutate_lines, lambda d, _: list(read_records(d / "aiperf", {}, 64))
     ),
     "diagnosis": Reader("healthy.json", mutate_document, read_diagnosis),
     "report": Reader("verify.json", mutate_document, lambda d, _: read_acceptance(d / "verify.json", 7).tau(7)),

@@ -27,7 +27,7 @@ from tests.checkpoint.samples import shard, write_target
 from tests.engines import build
 from tests.mutation.readers import READERS
 from tests.observe.bench import samples
-from tests.observe.bench.aiperf_samples import record, write_export
+from tests.observe.bench.load.aiperf_samples import record, write_export
 from tests.observe.diagnosis.samples import SHARES, sample
 from tests.paths import REPOSITORY
 from tests.reference.synthetic import DraftSizes, write_random_draft

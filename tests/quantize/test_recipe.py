@@ -34,7 +34,7 @@ def test_shipped_recipes(name: str, attention: str | None, o_proj: str | None, m
     for module in MODULES[1:]:
         expected = mlp if ".mlp." in module else o_proj if "o_proj" in module else attention
         assert algorithms.get(module) == expected, module
-    assert recipe.needs_ranges(MODULES) == (name not in ("bf16", "int4-w4a16", "nvfp4-w4a16"))
+    assert recipe.needs_ranges == (name not in ("bf16", "int4-w4a16", "nvfp4-w4a16"))
 
 
 def test_names_of_recipes() -> None:
@@ -53,7 +53,7 @@ def test_fp8_cache_is_an_addition_to_any_recipe(tmp_path: Path) -> None:
     for name in ("bf16", "nvfp4", str(tmp_path / "own.yaml")):
         recipe = load_recipe(name + FP8_KV)
         assert recipe.fp8_kv_cache
-        assert recipe.needs_ranges(MODULES)
+        assert recipe.needs_ranges
         assert recipe.algorithms(MODULES) == load_recipe(name).algorithms(MODULES)
     (tmp_path / "own.yaml").write_text(ALL + "fp8_kv_cache: true\n")
     assert load_recipe(str(tmp_path / "own.yaml")).fp8_kv_cache

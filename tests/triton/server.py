@@ -33,7 +33,7 @@ import pytest
 import tritonclient.grpc as triton
 
 from dflash_trt.triton.repository import server_command
-from dflash_trt.triton.service import INPUTS
+from dflash_trt.triton.tensors import INPUTS
 from tests.paths import REPOSITORY
 from tests.waiting import PATIENCE, until
 

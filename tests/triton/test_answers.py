@@ -29,7 +29,9 @@ from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.triton import mpi_ranks
 from dflash_trt.triton.repository import server_command
-from dflash_trt.triton.service import INPUTS, OUTPUTS, is_stop, read_inputs, response_tensors
+from dflash_trt.triton.request_tensors import is_stop, read_inputs
+from dflash_trt.triton.response_tensors import response_tensors
+from dflash_trt.triton.tensors import INPUTS, OUTPUTS
 from dflash_trt.trtllm.launch_environment import read_mpi_launch
 from dflash_trt.trtllm.registration import check_start
 from tests.cli.commands import run_here

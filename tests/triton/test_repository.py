@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
 import click
@@ -19,7 +18,7 @@ from dflash_trt.deploy.checker import check
 from dflash_trt.deploy.file_configs import file_configs
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.errors import BuildError, CheckpointError, ConfigError, EngineError
-from dflash_trt.triton.model_file import EmbeddedArguments, TritonConfig, read_model
+from dflash_trt.triton.model_file import EmbeddedModel, TritonConfig, read_model
 from dflash_trt.triton.repository import instructions, write_repository
 from tests.cli.commands import run, run_here
 from tests.deploy.deployments import BUILD_CONFIGS, rendered
@@ -56,7 +55,7 @@ def test_config_is_of_tritons_own_schema(tmp_path: Path) -> None:
         assert config.model_transaction_policy.decoupled is decoupled
         assert [tensor.name for tensor in config.input if not tensor.optional] == ["text_input"]
         assert {"acceptance_rate", "total_accepted_draft_tokens"} <= {tensor.name for tensor in config.output}
-        assert read_model(output / "mine" / "1" / "model.yaml")[1].decoupled is decoupled
+        assert read_model(output / "mine" / "1" / "model.yaml").triton_config.decoupled is decoupled
 
 
 @pytest.mark.parametrize(
@@ -151,19 +150,11 @@ def test_the_targets_type_reaches_the_model(engine: Path, tmp_path: Path) -> Non
     assert "dtype" not in written(engine, *options, output=tmp_path / "default")["1/model.yaml"]
     text = written(engine, *options, "--dtype", "bfloat16", output=tmp_path / "models")["1/model.yaml"]
     assert yaml.safe_load(text)["dtype"] == "bfloat16"
-    arguments, _ = read_model(tmp_path / "models" / "tensorrt_llm" / "1" / "model.yaml")
-    with LLM(**arguments) as llm:
+    model = read_model(tmp_path / "models" / "tensorrt_llm" / "1" / "model.yaml")
+    assert isinstance(model, EmbeddedModel)
+    with LLM(model.engine, model.target, max_batch_size=model.max_batch_size, dtype=model.dtype) as llm:
         assert llm.backend.session.target.model.dtype == torch.bfloat16
         assert llm.generate([5, 6, 7], SamplingParams(max_tokens=2))[0].token_ids
-
-
-def test_embedded_settings_are_the_llms() -> None:
-    parameters = dict(inspect.signature(LLM.__init__).parameters)
-    del parameters["self"]
-    fields = {field.name: field for field in msgspec.structs.fields(EmbeddedArguments)}
-    assert fields.keys() == parameters.keys()
-    for name, field in fields.items():
-        assert field.required if name == "engine" else field.default == parameters[name].default, name
 
 
 @pytest.mark.parametrize(
@@ -185,6 +176,11 @@ def test_wrong_usage(arguments: list[str], tmp_path: Path) -> None:
         ("engine: x\ntarget: y\ntriton_config: {runtime: embedded, max_batch_size: 8}\n", "max_batch_size"),
         ("engine: x\ntarget: y\nbatch: 3\ntriton_config: {runtime: embedded}\n", "batch"),
         ("target: x\ntriton_config: {runtime: embedded}\n", "engine"),
+        ("engine: x\ndevice: gpu\ntriton_config: {runtime: embedded}\n", "device: "),
+        (
+            "engine: x\ncache_gib: 0\ntriton_config: {runtime: embedded}\n",
+            "model.yaml: cache_gib: expected more than 0",
+        ),
         ("a: [\n", "expected YAML"),
     ],
 )

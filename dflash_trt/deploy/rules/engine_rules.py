@@ -9,8 +9,8 @@ from pathlib import Path
 from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.rules.checked_config import CheckedConfig, error, unchecked
 from dflash_trt.engine.manifest import read_num_ranks
+from dflash_trt.engine.plans.build_checks import check_limits
 from dflash_trt.engine.plans.machine import check_precision
-from dflash_trt.engine.plans.plan import check_limits
 from dflash_trt.errors import BuildError
 from dflash_trt.files.read import is_directory
 

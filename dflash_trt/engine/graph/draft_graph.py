@@ -118,7 +118,7 @@ def attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: Dra
     The node's inputs: qkv [B*S, (N + 2G)*D] as the GEMM gives it, query heads, key heads, value heads (before norm and
     rotation), q_norm and k_norm [D], rope [B, S, D], CONTEXT_INPUTS, the bias of qkv where no GEMM takes it, and
     sinks [N] where the layer has them. Its output is [B*S, N*D], in FP8 if that is what o_proj takes. Rows of padding
-    behind those of the block are allowed in both. Context row j stands at position j, block slot s at position
+    after those of the block are allowed in both. Context row j stands at position j, block slot s at position
     context_length + s.
     """
     spec = draft.spec
@@ -144,7 +144,7 @@ def attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: Dra
             softmax_scale=D**-0.5,
             sliding_window=layer.sliding_window or 0,  # 0: unlimited
             causal=int(layer.causal),
-            k_scale=rounded(draft.cache_scales("k")[i]),  # of an FP8 cache, as context.onnx has it; 1 otherwise
+            k_scale=rounded(draft.cache_scales("k")[i]),  # scale of an FP8 cache, as in context.onnx; 1 otherwise
             v_scale=rounded(draft.cache_scales("v")[i]),
             fp8_cache=int(draft.quantization.fp8_kv_cache),
             has_qkv_bias=len(biases),
@@ -159,8 +159,8 @@ def attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: Dra
 def _qkv(g: GraphBuilder, h: str, module: str, spec: DraftSpec) -> tuple[str, list[str]]:
     """qkv [B*S, (N + 2G)*D] of h [B*S, H], and the bias that the attention node is to add, if there is one.
 
-    TensorRT's dense GEMMs add a bias themselves. Behind those of quantised numbers it would be a kernel, unless it is
-    part of the one that reorders or scales.
+    TensorRT's dense GEMMs add a bias themselves. After a quantised GEMM it would cost a kernel, unless the one that
+    reorders or scales adds it.
     """
     modules = tuple(f"{module}.{x}_proj" for x in "qkv")
     is_dense = all(g.algorithm(name) is None for name in modules)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers of both graphs. Shape letters: ... leading axes, H hidden, F MLP width, D head_dim.
 
-The rows of the draft graph are filled up to what TensorRT reads NVFP4 in: the scales of an NVFP4 activation are read in
-tiles of 128 rows. Where the rows are as many, one kernel quantises and arranges them; else each GEMM costs two. So they
-are padded once, in front, and left out again at the end. The rows do not see each other, or only within a block, and
-attention reads and writes only those of the block: what stands in the others does not matter. Ranks that share a
-drafter pad theirs alike, and add up the block's alone.
+The rows of the draft graph are padded to a multiple of 128, the tile in which TensorRT reads the scales of NVFP4
+activations: it then fuses quantise and swizzle, where otherwise every GEMM gets a second kernel. They are padded once,
+at the start, and sliced at the end. Rows do not see each other, or only within a block, and attention reads and writes
+only those of the block, so the values of padding do not matter. Ranks that share a drafter pad alike, and add up the
+rows of the block only.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def rms_norm(g: GraphBuilder, x: str, name: str, eps: float) -> str:
 
 
 def rotary_order(spec: DraftSpec) -> NDArray[np.int64]:
-    """The dimensions [D] of a head in the order in which rotate-half over all of it turns the right pairs.
+    """The dimensions [D] of a head in the order in which rotate-half over the whole head rotates the right pairs.
 
-    Of the first R, which turn, one of each pair, half of the rest, the others of the pairs, the other half: angles of
-    the rest are 0 (`rotary_rows`). Pairs are (i, i + R/2), or interleaved (2i, 2i + 1).
+    Order: first of each rotary pair, half of the pass-through dimensions, second of each pair, the other half. Angles
+    of pass-through dimensions are 0 (`rotary_rows`). Pairs are (i, i + R/2), or interleaved (2i, 2i + 1).
     """
     D, R = spec.head_dim, spec.rope.rotary_dim(spec.head_dim)
     turning, third, last = np.split(np.arange(D), [R, (R + D) // 2])
@@ -77,7 +77,7 @@ def swiglu(g: GraphBuilder, x: str, mlp: str, width: int) -> str:
         gate_up = linear(g, x, f"{mlp}.gate_proj", f"{mlp}.up_proj")
         gate, up = g.split(gate_up, [width, width])
         activated = g.op("Mul", g.op("Mul", gate, g.op("Sigmoid", gate)), up)
-        # Behind a Split no extent is static to TensorRT's parser, and NVFP4 wants the one that it blocks to be.
+        # After a Split no extent is static to TensorRT's parser, but NVFP4 needs a static one along its blocks.
         return partial_linear(g, g.reshape(activated, [-1, width]), f"{mlp}.down_proj")
 
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from dflash_trt.checkpoint.quantization import BLOCK, INT4_BLOCK, W4A16_NVFP4, read_scale
+from dflash_trt.checkpoint import number_formats
+from dflash_trt.checkpoint.number_formats import BLOCK, INT4_BLOCK
+from dflash_trt.checkpoint.quantization import read_scale
 from dflash_trt.engine.graph.onnx_builder import COMPUTE, TRT_DOMAIN, GraphBuilder, rounded
 
 
@@ -57,7 +59,7 @@ def can_stack(g: GraphBuilder, modules: tuple[str, ...]) -> bool:
 
 def fp8_input_scale(g: GraphBuilder, module: str) -> float | None:
     """The scale of the FP8 input of `module`, as the graph has it; None where it takes another."""
-    return rounded(_input_scale(g, (module,))) if g.algorithm(module) == "FP8" else None
+    return rounded(_input_scale(g, (module,))) if g.algorithm(module) == number_formats.FP8 else None
 
 
 def _gemm(g: GraphBuilder, x: str, modules: tuple[str, ...], *, is_quantized: bool = False) -> str:
@@ -67,22 +69,25 @@ def _gemm(g: GraphBuilder, x: str, modules: tuple[str, ...], *, is_quantized: bo
     match g.algorithm(modules[0]):
         case None:
             weight = g.stacked(weights)
-        case "FP8":
+        case number_formats.FP8:
             x = _fp8_activation(g, x, _input_scale(g, modules), is_quantized=is_quantized)
             scale = g.compute_constant(read_scale(g.weights[f"{modules[0]}.weight_scale"]))
             weight = g.op("DequantizeLinear", g.stored(weights), scale)
-        case "W4A16_AWQ":
+        case number_formats.INT4:
             rows = sum(2 * g.weights[name].shape[0] for name in weights)
             return g.op("MatMul", x, _int4_weight(g, modules, rows))
-        case algorithm:
-            if algorithm != W4A16_NVFP4:
-                x = _nvfp4_activation(g, x, _input_scale(g, modules))
+        case number_formats.NVFP4:
+            x = _nvfp4_activation(g, x, _input_scale(g, modules))
             weight = _nvfp4_weight(g, modules)
+        case number_formats.W4A16_NVFP4:
+            weight = _nvfp4_weight(g, modules)
+        case algorithm:
+            raise AssertionError(f"no nodes for {algorithm}")
     return g.op("Gemm", x, weight, transB=1)
 
 
 def input_name(module: str) -> str:
-    """Name of the value that is multiplied with the weights of `module` and the modules stacked behind it."""
+    """Name of the value that is multiplied with the weights of `module` and the modules stacked after it."""
     return f"{module}/input"
 
 
@@ -126,8 +131,8 @@ def _nvfp4_weight(g: GraphBuilder, modules: tuple[str, ...]) -> str:
 def _int4_weight(g: GraphBuilder, modules: tuple[str, ...], rows: int) -> str:
     """[in, out] of INT4 codes by FLOAT block scales in the compute dtype, `rows` being out.
 
-    Two rows share a byte: the codes are [out / 2, in, 2], a scale goes down their axis 1, and the pairs are taken apart
-    behind it. TensorRT's builder turns the constant itself, and multiplies in one kernel that reads INT4.
+    Two rows share a byte: the codes are [out / 2, in, 2], scales apply along axis 1, and the pairs are separated after
+    dequantising. TensorRT's builder transposes the constant itself, and multiplies in one kernel that reads INT4.
     """
     columns = g.weights[f"{modules[0]}.weight"].shape[1]
     codes = g.stored([f"{module}.weight" for module in modules], TensorProto.INT4)

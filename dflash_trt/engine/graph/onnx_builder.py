@@ -61,7 +61,7 @@ class GraphBuilder:
         return name
 
     def output(self, value: str, name: str) -> None:
-        """Makes `value` the output `name` of the signature, behind an Identity: TensorRT's builder copies a Reshape."""
+        """Makes `value` the output `name` through an Identity: TensorRT's builder would copy a Reshape."""
         if value != name:
             self.named("Identity", value, name=name)
         self._used.append(name)

@@ -5,29 +5,26 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import onnx
 from onnx.external_data_helper import uses_external_data
 
-from dflash_trt.engine.engine_directory import ENGINE, is_engine
+from dflash_trt.engine.engine_output import ENGINE, is_engine
 from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, read_parts, sha256
 from dflash_trt.engine.plans import machine, tensorrt_api
-from dflash_trt.engine.plans.compile import TimingCache, build_plan
+from dflash_trt.engine.plans.build_checks import check_build, check_gpus
+from dflash_trt.engine.plans.compile import build_plan
 from dflash_trt.engine.plans.jit_cache import is_of_plan
-from dflash_trt.engine.plans.plan import (
-    Here,
-    Plan,
-    PlanOptions,
-    check_gpus,
-    check_limits,
-    check_options,
-    is_served,
-    profiles,
-)
+from dflash_trt.engine.plans.plan import Plan, PlanOptions
 from dflash_trt.engine.plans.plan_process import PlanJob, build_apart
+from dflash_trt.engine.plans.profiles import profiles
+from dflash_trt.engine.plans.served import Here, is_served
 from dflash_trt.engine.plans.tensorrt_api import host_code, plugin_library
+from dflash_trt.engine.plans.timing_cache import TimingCache
 from dflash_trt.files.workspace import recover_abandoned
 from dflash_trt.files.write import OutputKind, new_directory, new_file
 
@@ -43,73 +40,103 @@ def add_plans(directory: Path, options: PlanOptions | None = None, timing_cache:
     TensorRT refuses a graph; the directory then serves ONNX Runtime as before, and keeps `options` for the next try
     where they can be right.
     """
-    for folder in (directory, directory.absolute().parent):  # what a killed process left of manifest or directory
+    for folder in (directory, directory.absolute().parent):  # restores what a killed process left
         recover_abandoned(folder)
     manifest = read_manifest(directory)
     options = options or manifest.plan_options or PlanOptions()
     algorithms = manifest.quantization.algorithms()
-    check_options(options, has_timing_cache=timing_cache is not None)
-    check_gpus(algorithms, options)
-    check_limits(manifest.draft, options.max_batch_size, options.max_seq_len)
-    if options != manifest.plan_options:
-        manifest = msgspec.structs.replace(manifest, plan_options=options)
-        kind = OutputKind(name="a manifest", recognizes=lambda file: is_engine(file.parent), form="file")
-        with new_file(directory / MANIFEST, kind, force=True) as temporary:
-            temporary.write_bytes(manifest.encode())
+    check_build(manifest.draft, algorithms, options, has_timing_cache=timing_cache is not None)
+    manifest = _keep_options(directory, manifest, options)
     if manifest.num_ranks > 1:
         for place, _ in read_parts(directory, manifest):
             add_plans(place, options, timing_cache)
         return manifest
+    builder = _open_builder(options, algorithms)
+    wanted = {name: _wanted(directory, manifest, name, options, builder) for name in manifest.graphs}
+    due = {name: plan for name, plan in wanted.items() if _is_due(manifest.plans.get(name), plan, builder.gpu)}
+    return _build(directory, manifest, due, options, builder, timing_cache) if due else manifest
+
+
+def _keep_options(directory: Path, manifest: Manifest, options: PlanOptions) -> Manifest:
+    """Writes `options` into the manifest, for the next try where this one fails."""
+    if options == manifest.plan_options:
+        return manifest
+    manifest = msgspec.structs.replace(manifest, plan_options=options)
+    kind = OutputKind(name="a manifest", recognizes=lambda file: is_engine(file.parent), form="file")
+    with new_file(directory / MANIFEST, kind, force=True) as temporary:
+        temporary.write_bytes(manifest.encode())
+    return manifest
+
+
+class _Builder(NamedTuple):
+    """A TensorRT that is installed here, and the GPUs that it builds for."""
+
+    trt: Any
+    plugin: Path
+    plugin_sha256: str
+    compute_capabilities: tuple[str, ...]
+    gpu: machine.Gpu | None
+    """This machine's, where plans are for it."""
+
+
+def _open_builder(options: PlanOptions, algorithms: Collection[str]) -> _Builder:
     trt = tensorrt_api.load_tensorrt(options.runtime)
     capabilities, gpu = options.compute_capabilities, None
     if not capabilities:
         gpu = machine.gpu()
         capabilities = (gpu.compute_capability,)
         check_gpus(algorithms, msgspec.structs.replace(options, compute_capabilities=capabilities))
-    is_measured = options.runtime == "tensorrt"
-    plugin = plugin_library(needs_kernels=is_measured)
+    plugin = plugin_library(needs_kernels=options.runtime == "tensorrt")
     plugin_sha256 = sha256(plugin) if options.version_compatible else host_code(plugin)
-    wanted = {
-        name: Plan(
-            file=f"{name}.plan",
-            made_from={file: manifest.sha256[file] for file in (graph.file, *_weight_files(directory / graph.file))},
-            runtime=options.runtime,
-            version=str(trt.__version__),
-            gpu=gpu.name if gpu and is_measured else None,
-            compute_capabilities=capabilities,
-            plugin_sha256=plugin_sha256 if graph.reads_context else None,
-            workspace_bytes=options.workspace_bytes,
-            hardware_compatibility=options.hardware_compatibility,
-            version_compatible=options.version_compatible,
-            profiles=profiles(name, options),
-        )
-        for name, graph in manifest.graphs.items()
-    }
-    due = [name for name, plan in wanted.items() if _is_due(manifest.plans.get(name), plan, gpu)]
-    if not due:
-        return manifest
+    return _Builder(trt, plugin, plugin_sha256, capabilities, gpu)
+
+
+def _wanted(directory: Path, manifest: Manifest, name: str, options: PlanOptions, builder: _Builder) -> Plan:
+    """The plan of a graph as it would be built now."""
+    graph, gpu = manifest.graphs[name], builder.gpu
+    return Plan(
+        file=f"{name}.plan",
+        made_from={file: manifest.sha256[file] for file in (graph.file, *_weight_files(directory / graph.file))},
+        runtime=options.runtime,
+        version=str(builder.trt.__version__),
+        gpu=gpu.name if gpu and options.runtime == "tensorrt" else None,
+        compute_capabilities=builder.compute_capabilities,
+        plugin_sha256=builder.plugin_sha256 if graph.reads_context else None,
+        workspace_bytes=options.workspace_bytes,
+        hardware_compatibility=options.hardware_compatibility,
+        version_compatible=options.version_compatible,
+        profiles=profiles(name, options),
+    )
+
+
+def _build(
+    directory: Path, manifest: Manifest, due: dict[str, Plan], options: PlanOptions, builder: _Builder,
+    timing_cache: TimingCache | None,
+) -> Manifest:  # fmt: skip
+    """Replaces the directory by one with the plans that are due."""
     registered = manifest.plugin
-    if is_measured:
-        tensorrt_api.load_plugin(trt, plugin, registered.name, registered.version, registered.namespace)
+    library = (builder.plugin, registered.name, registered.version, registered.namespace)
+    if options.runtime == "tensorrt":
+        tensorrt_api.load_plugin(builder.trt, *library)
     with new_directory(directory, ENGINE, force=True) as temporary:
-        _link_files(directory, temporary, leave_out={MANIFEST, *(wanted[name].file for name in due)})
-        for name in due:
-            plan, graph = wanted[name], manifest.graphs[name]
-            if not is_measured:
-                library = (str(plugin), registered.name, registered.version, registered.namespace)
+        _link_files(directory, temporary, leave_out={MANIFEST, *(plan.file for plan in due.values())})
+        for name, plan in due.items():
+            graph, file = manifest.graphs[name], temporary / plan.file
+            if options.runtime == "tensorrt_rtx":
                 job = PlanJob(
-                    name=name, graph=graph, options=options, compute_capabilities=capabilities, plugin=library
-                )
-                build_apart(job, directory, temporary / plan.file)
+                    name=name, graph=graph, options=options, compute_capabilities=builder.compute_capabilities,
+                    plugin=(str(builder.plugin), *library[1:]),
+                )  # fmt: skip
+                build_apart(job, directory, file)
                 continue
             content = build_plan(
-                trt, directory, graph, plan.profiles, options, compute_capabilities=capabilities,
-                plugin=plugin if plan.plugin_sha256 else None, timing_cache=timing_cache,
+                builder.trt, directory, graph, plan.profiles, options,
+                compute_capabilities=builder.compute_capabilities,
+                plugin=builder.plugin if plan.plugin_sha256 else None, timing_cache=timing_cache,
             )  # fmt: skip
-            (temporary / plan.file).write_bytes(content)
-        hashes = manifest.sha256 | {wanted[name].file: sha256(temporary / wanted[name].file) for name in due}
-        plans = manifest.plans | {name: wanted[name] for name in due}
-        manifest = msgspec.structs.replace(manifest, plans=plans, sha256=dict(sorted(hashes.items())))
+            file.write_bytes(content)
+        hashes = manifest.sha256 | {plan.file: sha256(temporary / plan.file) for plan in due.values()}
+        manifest = msgspec.structs.replace(manifest, plans=manifest.plans | due, sha256=dict(sorted(hashes.items())))
         (temporary / MANIFEST).write_bytes(manifest.encode())
     return manifest
 

@@ -3,36 +3,23 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from dflash_trt.engine.plans.build_progress import progress_monitor
 from dflash_trt.engine.plans.machine import sm_name
-from dflash_trt.engine.plans.plan import PlanOptions, Profile, shapes
+from dflash_trt.engine.plans.plan import PlanOptions, Profile
+from dflash_trt.engine.plans.profiles import shapes
 from dflash_trt.engine.plans.tensorrt_api import RUNTIMES, make_logger
+from dflash_trt.engine.plans.timing_cache import TimingCache
 from dflash_trt.engine.signatures import Graph
 from dflash_trt.errors import BuildError
-from dflash_trt.files.read import read_bytes
-from dflash_trt.files.write import OutputKind, new_file
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
     from dflash_trt.engine.plans.int4_weights import UnpairedRows
 
 
-MAX_TIMING_BYTES = 2**30
-TIMING_CACHE = OutputKind(
-    name="a timing cache",
-    recognizes=lambda file: True,  # TensorRT has read it, or `attach` has refused it
-    form="file",
-    option="--timing-cache FILE",
-    is_cache=True,
-)
 HARDWARE_LEVELS = {"none": "NONE", "same_compute_capability": "SAME_COMPUTE_CAPABILITY", "ampere_plus": "AMPERE_PLUS"}
 
 
@@ -67,7 +54,7 @@ def build_plan(
         config.hardware_compatibility_level = getattr(
             trt.HardwareCompatibilityLevel, HARDWARE_LEVELS[options.hardware_compatibility]
         )
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # what the engine inspector says; costs no time
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # for the engine inspector; costs no time
     config.max_aux_streams = 0  # one stream: a CUDA graph of a plan is then a chain without joins
     if options.version_compatible:
         config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
@@ -96,7 +83,7 @@ def _choose_gpus(trt: Any, config: Any, compute_capabilities: Sequence[str]) -> 
     config.num_compute_capabilities = len(compute_capabilities)
     for index, capability in enumerate(compute_capabilities):
         config.set_compute_capability(getattr(trt.ComputeCapability, sm_name(capability).upper()), index)
-    config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)  # what stream capture asks for
+    config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)  # stream capture requires it
 
 
 def _optimization_profile(builder: Any, graph: Graph, profile: Profile) -> Any:
@@ -130,81 +117,3 @@ def _network(trt: Any, builder: Any, logger: Any, file: Path, title: str, unpair
             hint="choose another --recipe for the layer named above, or another TensorRT version",
         )
     return network
-
-
-@contextmanager
-def progress_monitor(trt: Any, title: str) -> Iterator[Any]:
-    """An IProgressMonitor that draws a bar for each phase on stderr; KeyboardInterrupt where the user did."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        progress.add_task(title, total=None)
-        monitor = make_monitor(trt, progress)
-        yield monitor
-    if monitor.is_stopped:
-        raise KeyboardInterrupt
-
-
-def make_monitor(trt: Any, progress: Progress) -> Any:
-    """A class of its own for each module, because TensorRT must know the base class."""
-
-    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
-        def __init__(self) -> None:
-            trt.IProgressMonitor.__init__(self)  # pybind11 asks for it by name
-            self._tasks: dict[str, TaskID] = {}
-            self.is_stopped = False
-
-        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-            indent = "  " if parent_phase is None else "    "
-            self._tasks[phase_name] = progress.add_task(f"{indent}{phase_name}", total=num_steps)
-
-        def step_complete(self, phase_name: str, step: int) -> bool:
-            """False ends the build: an interrupt must not raise through TensorRT's C++ frames."""
-            try:
-                progress.update(self._tasks[phase_name], completed=step + 1)
-            except KeyboardInterrupt:
-                self.is_stopped = True
-            return not self.is_stopped
-
-        def phase_finish(self, phase_name: str) -> None:
-            progress.remove_task(self._tasks.pop(phase_name))
-
-    return Monitor()
-
-
-class TimingCache(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that keeps what the builder measured."""
-
-    file: Path
-    reproducible: bool = False
-    """Refuse to measure: every kernel is chosen from the file, so that builds with it choose alike."""
-
-    def attach(self, trt: Any, config: Any) -> None:
-        """Gives the file's content to a builder configuration; BuildError for a file of another GPU or version."""
-        content = self._read()
-        if self.reproducible:
-            config.set_flag(trt.BuilderFlag.EDITABLE_TIMING_CACHE)
-            config.set_flag(trt.BuilderFlag.ERROR_ON_TIMING_CACHE_MISS)
-        cache = config.create_timing_cache(content)
-        if cache is None or not config.set_timing_cache(cache, False):
-            raise BuildError(
-                f"{self.file}: expected a timing cache of this GPU and TensorRT {trt.__version__}, found another",
-                hint="give --timing-cache another file",
-            )
-
-    def save(self, config: Any) -> None:
-        """Writes what the build has learned; a reproducible build has learned nothing."""
-        if self.reproducible:
-            return
-        with new_file(self.file, TIMING_CACHE, force=True) as temporary:
-            temporary.write_bytes(memoryview(config.get_timing_cache().serialize()))
-
-    def _read(self) -> bytes:
-        if self.file.is_file():
-            return read_bytes(self.file, BuildError, limit=MAX_TIMING_BYTES)
-        if self.reproducible:
-            raise BuildError(
-                f"--reproducible: no timing cache at {self.file}", hint="build once without --reproducible to make it"
-            )
-        return b""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""INT4 weights as TensorRT takes them: a row of codes after the other.
+"""INT4 weights in the order that TensorRT reads: row after row.
 
-A checkpoint has two rows in a byte, so that its graph takes pairs apart behind DequantizeLinear. TensorRT-RTX's builder
-would turn such a constant for each profile, and takes its blocks for those of another axis where out / 2 is in.
+A checkpoint has two rows in a byte, so its graph separates pairs after DequantizeLinear. TensorRT-RTX's builder would
+transpose such a constant for each profile, and mistake the axis of its blocks where out / 2 equals in.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class UnpairedRows(NamedTuple):
 
     @classmethod
     def read(cls, file: Path) -> UnpairedRows:
-        """What stands in `file`, an ONNX graph, and in the files of weights beside it."""
+        """Reads an ONNX graph and the files of weights beside it."""
         model = onnx.load(file, load_external_data=False)
         weights = _unpair(model.graph, file.parent)
         return cls(model.SerializeToString(), weights)
@@ -49,16 +49,16 @@ def _unpair(graph: onnx.GraphProto, directory: Path) -> dict[str, NDArray[np.uin
     for node in graph.node:
         if node.op_type == "DequantizeLinear" and node.input[0] in codes:
             weights[node.input[0]] = _unpaired(codes[node.input[0]], directory)
-            node.input[1] = _behind(node.input[1], made_by)  # [out, in / 32]
+            node.input[1] = _source(node.input[1], made_by)  # [out, in / 32]
         elif node.op_type == "MatMul":
             transpose = made_by[node.input[1]]
-            transpose.input[0] = _behind(transpose.input[0], made_by)
+            transpose.input[0] = _source(transpose.input[0], made_by)
     prune(graph)
     return weights
 
 
-def _behind(value: str, made_by: dict[str, onnx.NodeProto]) -> str:
-    """What Transpose and Reshape made `value` of."""
+def _source(value: str, made_by: dict[str, onnx.NodeProto]) -> str:
+    """The value before Transpose and Reshape nodes."""
     while made_by[value].op_type in ("Transpose", "Reshape"):
         value = made_by[value].input[0]
     return value

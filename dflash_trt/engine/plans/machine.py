@@ -10,7 +10,7 @@ from ctypes import POINTER, byref, c_char, c_int
 
 import msgspec
 
-from dflash_trt.checkpoint.quantization import W4A16_NVFP4
+from dflash_trt.checkpoint.number_formats import FORMATS, FP4_SM, FP8, FP8_SM, W4A16_NVFP4
 from dflash_trt.errors import BuildError, MissingDependencyError
 
 # https://developer.nvidia.com/cuda-gpus. TensorRT-RTX also builds for 7.5, which has no BF16.
@@ -22,8 +22,7 @@ NAMES = {
     "12.1": ("gb10",),
 }
 """Compute capabilities that TensorRT-RTX serves, and names of GPUs that have them."""
-# The first GPUs whose tensor cores read a number format (TensorRT support matrix).
-LOWEST_SM = {"FP8": (8, 9), "FP4": (10, 0)}
+LOWEST_SM = {"FP8": FP8_SM, "FP4": FP4_SM}
 
 
 def parse_gpus(text: str) -> tuple[str, ...]:
@@ -73,13 +72,13 @@ def check_precision(algorithms: Collection[str], capabilities: Iterable[tuple[in
             " it: dflash-trt serve-config",
         )
     for capability in sorted(capabilities):
-        for kind, lowest in LOWEST_SM.items():
-            needing = sorted(algorithm for algorithm in algorithms if kind in algorithm)
-            if needing and capability < lowest:
+        for algorithm in sorted(algorithms):
+            lowest = FORMATS[algorithm].lowest_sm
+            if lowest is not None and capability < lowest:
                 needed, found = (".".join(map(str, version)) for version in (lowest, capability))
-                fitting = "fp8, " if kind == "FP4" and capability >= LOWEST_SM["FP8"] else ""
+                fitting = "fp8, " if algorithm != FP8 and capability >= FP8_SM else ""
                 raise BuildError(
-                    f"{needing[0]}: expected a GPU of SM {needed} or newer, found SM {found}",
+                    f"{algorithm}: expected a GPU of SM {needed} or newer, found SM {found}",
                     hint=f"build --recipe {fitting}int4-w4a16 or bf16",
                 )
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m dflash_trt.engine.plans.plan_process` builds one plan by TensorRT-RTX, in a process of its own.
 
-The builder orders a graph's outputs by the addresses of its objects: a process that does the same each time gives the
-same bytes, one that has done other work before need not. So nothing in it depends on where the engine lies: it works in
-that directory, by names. And a builder that crashes ends nothing else.
+The builder orders a graph's outputs by the addresses of its objects: only a process that does the same work each time
+gives the same bytes. Nothing in it depends on the engine's path: it works in that directory, by file names. A builder
+that crashes ends only its own process.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.engine.plans.compile import build_plan
-from dflash_trt.engine.plans.plan import PlanOptions, profiles
+from dflash_trt.engine.plans.plan import PlanOptions
+from dflash_trt.engine.plans.profiles import profiles
 from dflash_trt.engine.plans.tensorrt_api import RUNTIMES, load_plugin, load_tensorrt
 from dflash_trt.engine.signatures import Graph
 from dflash_trt.errors import BuildError, DFlashError
 
-HASHES = {"PYTHONHASHSEED": "0"}  # else Python's own memory lies otherwise each time
+HASHES = {"PYTHONHASHSEED": "0"}  # otherwise the layout of Python's memory changes each time
 MAX_REFUSAL = 2**20
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -39,7 +40,7 @@ class PlanJob(msgspec.Struct, frozen=True, kw_only=True):
     plugin: tuple[str, str, str, str]
     """Library, name, version and namespace."""
     parent: str = msgspec.field(default_factory=lambda: f"{os.getpid():010}")
-    """Process whose end ends this one; as many digits for each, as longer jobs would move what follows in memory."""
+    """Process whose end ends this one; fixed width, so the serialised job has the same size every time."""
 
 
 class _Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +76,7 @@ def main() -> None:
     """Writes the plan that standard input describes to standard output; why not as JSON, and exits with 1."""
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=PlanJob)
     answer = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print
+    os.dup2(2, 1)  # output of libraries goes to stderr
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(job.parent):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT plans before they are built: what they take of one GPU, and how trtexec would build them.
+"""TensorRT plans before they are built: their memory on one GPU, and how trtexec would build them.
 
 trtexec's flags are those of samples/common/sampleOptions.cpp in TensorRT 10.15 and 11.1.
 """
@@ -15,10 +15,12 @@ import msgspec
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.engine.manifest import Manifest
-from dflash_trt.engine.plans.compile import TimingCache
-from dflash_trt.engine.plans.plan import GRAPHS, PlanOptions, profiles, shapes
+from dflash_trt.engine.plans.plan import GRAPHS, PlanOptions
+from dflash_trt.engine.plans.profiles import profiles, shapes
 from dflash_trt.engine.plans.tensorrt_api import installed_library, plugin_library
-from dflash_trt.engine.signatures import Graph, Port, graph_signatures, shard_spec, shards
+from dflash_trt.engine.plans.timing_cache import TimingCache
+from dflash_trt.engine.shards import shard_spec, shards
+from dflash_trt.engine.signatures import Graph, Port, graph_signatures
 from dflash_trt.errors import MissingDependencyError
 from dflash_trt.files.command import command_line
 
@@ -31,7 +33,7 @@ def trtexec_commands(
     engine: Path, spec: PartialDraftSpec, quantization: Quantization, num_ranks: int, options: PlanOptions,
     timing_cache: TimingCache | None = None,
 ) -> list[str]:  # fmt: skip
-    """What `add_plans` would build of the engine of a draft that `num_ranks` ranks share, one shell line a plan.
+    """Commands for the plans that `add_plans` would build, where `num_ranks` ranks share the draft: one line a plan.
 
     The engine need not be there yet, nor TensorRT or a GPU. None for TensorRT-RTX, which has no trtexec.
     """
@@ -84,7 +86,7 @@ class DrafterMemory(msgspec.Struct, frozen=True, kw_only=True):
     activation_bytes: int
     """Inputs and outputs of the largest call."""
     workspace_bytes: int
-    """What both plans may take at most."""
+    """Limit of both plans together."""
 
 
 def drafter_memory(manifest: Manifest, options: PlanOptions, directory: Path) -> DrafterMemory:

@@ -1,2 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load against an endpoint, the records of it, and reports on them. Loads no torch."""
+"""Measures servers under load. Loads no torch.
+
+`experiment` fixes what is measured, `sweep` measures it point by point with AIPerf (`load/`) and the server's own
+counters, `run_directory` keeps the points, and `report/` compares them.
+"""

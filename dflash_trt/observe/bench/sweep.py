@@ -12,11 +12,15 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.errors import EndpointError
-from dflash_trt.observe.bench.aiperf_export import measured_point
-from dflash_trt.observe.bench.aiperf_run import VERSION, AiperfLoad, body_fields, run_load
-from dflash_trt.observe.bench.experiment import Experiment, MethodServer
-from dflash_trt.observe.bench.records import BenchPoint, BenchRun, RequestSettings, request_of
+from dflash_trt.observe.bench.experiment import Experiment
+from dflash_trt.observe.bench.load.aiperf_command import AiperfLoad, body_fields
+from dflash_trt.observe.bench.load.aiperf_export import read_export
+from dflash_trt.observe.bench.load.aiperf_install import VERSION
+from dflash_trt.observe.bench.load.aiperf_run import run_load
+from dflash_trt.observe.bench.method_servers import MethodServer
+from dflash_trt.observe.bench.point_record import BenchPoint
 from dflash_trt.observe.bench.run_directory import add_warnings, begin_run, point_file, read_point, write_point
+from dflash_trt.observe.bench.run_record import BenchRun, RequestSettings, request_of
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import Runtime, identify
 from dflash_trt.observe.endpoints.meters import acceptance_during, meter
@@ -70,10 +74,10 @@ class Sweep:
     def measure(
         self, server: MethodServer, progress: Callable[[SweepPoint, int], None]
     ) -> Iterator[tuple[SweepPoint, BenchPoint, list[str]]]:
-        """The missing points of one method, each written when it is done, with what a reader must be warned of.
+        """The missing points of one method, each written when it is measured, with its warnings.
 
-        `progress` gets the number of a point's answers so far. Raises EndpointError where the server does not answer,
-        or not with what a measurement needs.
+        `progress` gets the number of a point's answers so far. Raises EndpointError if the server does not answer, or
+        counts no tokens.
         """
         if not (points := self.missing(server.method.name)):
             return
@@ -96,16 +100,17 @@ class Sweep:
         load = AiperfLoad(
             url=client.url, model=runtime.model, prompts=self.experiment.prompts.of(point.category), request=request,
             concurrency=point.concurrency, seed=self.run.seed, timeout_seconds=self.experiment.timeout_seconds,
-            api_key=self.experiment.api_key, arrivals=self.run.arrivals,
+            api_key=self.experiment.api_key, goodput=self.run.goodput, arrivals=self.run.arrivals,
         )  # fmt: skip
         file = point_file(self.directory, point.method, point.category, point.concurrency)
         with acceptance_during(meter(client, runtime)) as end:
             output = file.parent / "aiperf" / file.stem
-            export = run_load(self.aiperf, load, output, lambda num_answers: progress(point, num_answers))
+            run_load(self.aiperf, load, output, lambda num_answers: progress(point, num_answers))
             observed = end()
-        measured = measured_point(
-            export, observed, method=point.method, category=point.category, concurrency=point.concurrency,
-            seed=self.run.seed,
+        measured = read_export(
+            output, observed, method=point.method, category=point.category, concurrency=point.concurrency,
+            seed=self.run.seed, max_tokens=request.max_tokens,
+            categories={prompt.id: prompt.category for prompt in load.prompts},
         )  # fmt: skip
         write_point(self.directory, measured)
         warnings = list(_warnings(measured, point.num_requests, observed.output_tokens))
@@ -113,16 +118,16 @@ class Sweep:
         return measured, warnings
 
     def _warm_up(self, client: Client, runtime: Runtime, request: RequestSettings) -> None:
-        """Asks for one short answer, so that a bad request fails before hundreds are sent."""
+        """Asks for one short answer, so that a bad request fails before the load starts."""
         short = msgspec.structs.replace(request, max_tokens=min(request.max_tokens, WARM_UP_TOKENS))
         turns = self.experiment.prompts.prompts[0].turns
         until = next(index for index, turn in enumerate(turns, start=1) if turn.role == "user")
         body = {"model": runtime.model, **body_fields(short, self.run.seed)}
         is_chat = request.template == "chat"
         if is_chat:
-            body["messages"] = [{"role": turn.role, "content": turn.text} for turn in turns[:until]]
+            body["messages"] = [{"role": turn.role, "content": turn.content} for turn in turns[:until]]
         else:
-            body["prompt"] = turns[0].text
+            body["prompt"] = turns[0].content
         answer = client.answer(body, is_chat=is_chat, deadline_seconds=self.experiment.timeout_seconds)
         if answer.output_tokens is None:
             raise EndpointError(
@@ -132,13 +137,12 @@ class Sweep:
 
 
 def _warnings(point: BenchPoint, num_planned: int, server_tokens: int | None) -> Iterator[str]:
-    where, requests = point.name, point.requests
-    if lost := requests.failed + requests.timed_out:
-        yield f"{where}: {lost} of {requests.sent} requests failed or timed out"
-    if requests.sent != num_planned:
-        yield f"{where}: {requests.sent} of {num_planned} planned requests were sent"
-    elif not lost and server_tokens is not None and server_tokens != point.output_tokens:
+    if point.lost:
+        yield f"{point.name}: {point.lost} of {point.sent} requests failed or timed out"
+    if point.sent != num_planned:
+        yield f"{point.name}: {point.sent} of {num_planned} planned requests were sent"
+    elif not point.lost and server_tokens is not None and server_tokens != point.output_tokens:
         yield (
-            f"{where}: the server counted {server_tokens} output tokens, its answers have {point.output_tokens}:"
+            f"{point.name}: the server counted {server_tokens} output tokens, its answers have {point.output_tokens}:"
             " another client asked it meanwhile, and acceptance is of both"
         )

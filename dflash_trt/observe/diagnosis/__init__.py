@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with the speculative decoding of a running server, seen from a client's side.
+"""Diagnoses the speculative decoding of a running server from a client's side.
 
-`probes` asks, `noise` separates signal from noise, `judge` finds faults and names their causes.
+`probes` sends requests, `noise` separates signal from noise, `judge_*` find faults and name their `causes`.
 """

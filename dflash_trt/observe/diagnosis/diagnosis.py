@@ -1,32 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs all probes in order and draws the conclusions; the diagnosis as a document, tables and lines."""
+"""Runs all probes in order and draws the conclusions: one document, the baseline of later ones."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from dflash_trt.errors import ConfigError, EndpointError, printable
+from dflash_trt.errors import ConfigError, EndpointError
 from dflash_trt.files.json_file import read_json
 from dflash_trt.observe.diagnosis import probes
-from dflash_trt.observe.diagnosis.judge import EndpointFinding
+from dflash_trt.observe.diagnosis.causes import EndpointFinding
+from dflash_trt.observe.diagnosis.checks import Check
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
-from dflash_trt.observe.diagnosis.probes import Prober, Speed, chats
-from dflash_trt.observe.diagnosis.verdict import NO_LOAD, NOT_MEASURED, Check, Probed, judged, speeds_missing
+from dflash_trt.observe.diagnosis.probed import NO_LOAD, Probed
+from dflash_trt.observe.diagnosis.prober import Prober, chats
+from dflash_trt.observe.diagnosis.speed_check import speeds_missing
+from dflash_trt.observe.diagnosis.speed_probe import Speed, draft_lengths
+from dflash_trt.observe.diagnosis.speed_probe import speeds as measure_speeds
+from dflash_trt.observe.diagnosis.verdict import judged
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import ServerKind, identify
-from dflash_trt.observe.endpoints.observed_acceptance import MetricsPage
-from dflash_trt.observe.pages.page_templates import Table
-
-SHOWN_POSITIONS = 16
+from dflash_trt.observe.endpoints.metrics_page import MetricsPage
 
 SECONDS = 110.0
 SCHEMA = "dflash-trt/doctor-endpoint/3"
-HITS = (  # vLLM's present names, and those of 0.10
+HITS = (  # vLLM's current names, and those of 0.10
     ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),
     ("vllm:gpu_prefix_cache_queries_total", "vllm:gpu_prefix_cache_hits_total"),
 )
@@ -43,27 +44,27 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     is_chat: bool
     acceptance: str
-    """From which figures of the server it was read."""
+    """The server's figures that it was read from."""
     foreign_tokens: int = 0
     """Output tokens of other clients, whose acceptance is then in these figures."""
     seconds: float
     groups: list[ProbeGroup]
     speeds: list[Speed]
     findings: list[EndpointFinding]
-    """What is wrong."""
+    """Faults."""
     unmeasured: list[EndpointFinding]
-    """What could not be measured, or not judged, and can be once something is changed."""
+    """Checks that could not be measured or judged, but can be after a change."""
     checks: list[Check]
-    """Every question that was asked, and what came of it."""
+    """Every check, and its result."""
     notes: list[EndpointFinding]
-    """What is worth knowing."""
+    """Notes."""
 
 
 def diagnose(
     client: Client, *, model: str | None = None, baseline: Diagnosis | None = None, expected_tau: float | None = None,
     long_tokens: int | None = None, has_load: bool = True, seconds: float = SECONDS,
 ) -> Diagnosis:  # fmt: skip
-    """Diagnoses within `seconds`; raises EndpointError if nothing answers or `baseline` used another API."""
+    """Diagnoses within `seconds` seconds; raises EndpointError if nothing answers or `baseline` used another API."""
     began = time.monotonic()
     runtime = identify(client, model=model)
     is_chat = chats(client, runtime)
@@ -82,7 +83,7 @@ def diagnose(
 
 
 def _probed(client: Client, prober: Prober, long_tokens: int | None, *, has_load: bool) -> tuple[Probed, int | None]:
-    """Asks everything; also the tokens that the prefix cache brought."""
+    """Runs all probes; also returns the tokens that the prefix cache served."""
     short = probes.short(prober)
     served = probes.served(prober)
     seeds = probes.sampled(prober)
@@ -91,8 +92,8 @@ def _probed(client: Client, prober: Prober, long_tokens: int | None, *, has_load
     hits = _grown(before, _prefix_hits(client))
     long = probes.long(prober, short, long_tokens)
     plain, foreign, thinking = probes.plain(prober), probes.foreign(prober), probes.thinking(prober)
-    lengths = probes.draft_lengths(prober, len(short.shares_by_position))
-    speeds, why_not = probes.speeds(prober, lengths) if has_load else ([], NO_LOAD)
+    lengths = draft_lengths(prober, len(short.shares_by_position))
+    speeds, why_not = measure_speeds(prober, lengths) if has_load else ([], NO_LOAD)
     return Probed(
         short=short, served=served, seeds=seeds, prefixes=prefixes, long=long, plain=plain, foreign=foreign,
         thinking=thinking, speeds=speeds, speeds_missing=speeds_missing(speeds, lengths, why_not),
@@ -101,7 +102,7 @@ def _probed(client: Client, prober: Prober, long_tokens: int | None, *, has_load
 
 
 def _prefix_hits(client: Client) -> tuple[int, int] | None:
-    """Tokens asked of the prefix cache, and found; None where it does not say."""
+    """Tokens looked up in the prefix cache, and found; None if the server does not report them."""
     with suppress(EndpointError):
         page = MetricsPage.parse(client.get("/metrics"), f"{client.url}/metrics")
         for queries, hits in HITS:
@@ -128,63 +129,3 @@ def read_baseline(file: Path) -> Diagnosis:
     if not any(group.tau_of_drafting_passes for group in baseline.groups[:1]):
         raise ConfigError(f"{file}: expected a diagnosis with acceptance, found one without", hint=HINT)
     return baseline
-
-
-def tables(diagnosis: Diagnosis) -> Iterator[Table]:
-    """The result of each probe, and the speeds if measured."""
-    version = f" {diagnosis.version}" if diagnosis.version else ""
-    title = f"{diagnosis.model} at {diagnosis.url} ({diagnosis.runtime}{version}), {diagnosis.seconds:.0f} s"
-    columns = ("probe", "requests", "prompt tokens", "tau of drafting passes", "accepted at position 1, 2, ... in %")
-    yield Table(title=title, columns=columns, rows=tuple(map(_row, diagnosis.groups)))
-    if diagnosis.speeds:
-        rows = tuple(
-            (
-                str(speed.concurrency),
-                "the server's choice" if speed.draft_length is None else str(speed.draft_length),
-                ", ".join(f"{rate:.0f}" for rate in speed.tokens_per_second),
-            )
-            for speed in diagnosis.speeds
-        )
-        of_speeds = ("requests at a time", "drafts a step", "tokens/s of all")
-        yield Table(title="speed, one figure a round", columns=of_speeds, rows=rows)
-
-
-def checks_table(diagnosis: Diagnosis) -> Table:
-    """The verdict: each check, and what came of it."""
-    rows = tuple((check.name, check.verdict, printable(check.figure)) for check in diagnosis.checks)
-    return Table(title="verdict", columns=("check", "verdict", "measured"), rows=rows)
-
-
-def conclusion(diagnosis: Diagnosis) -> str:
-    """The last line: what was found wrong, if anything, in what was measured."""
-    missing = [check.name for check in diagnosis.checks if check.verdict == NOT_MEASURED]
-    measured = len(diagnosis.checks) - len(missing)
-    found = len(diagnosis.findings)
-    wrong = f"{found} thing{'s' if found > 1 else ''} wrong" if found else "nothing wrong"
-    return f"{wrong} in {measured} of {len(diagnosis.checks)} checks" + (
-        f"; not measured: {', '.join(missing)}" if missing else ""
-    )
-
-
-def finding_lines(word: str, finding: EndpointFinding) -> Iterator[str]:
-    """A finding, its figure, and what it likely comes from."""
-    yield f"\n{word}: {finding.name}\n  {printable(finding.figure)}"
-    if len(finding.causes) > 1:
-        yield "  likely causes, in this order:"
-    for number, cause in enumerate(finding.causes, 1):
-        yield f"  {number}. {cause.what}\n     see     {cause.source}\n     change  {cause.setting}"
-
-
-def _row(group: ProbeGroup) -> tuple[str, ...]:
-    if not group.samples:
-        return group.name, "0", "-", "-", f"not asked: {group.why_not}"
-    lengths = [sample.input_tokens for sample in group.samples if sample.input_tokens is not None]
-    shares = " ".join(f"{share * 100:.0f}" for share in group.shares_by_position[:SHOWN_POSITIONS])
-    remark = f"{shares} ({group.why_not})" if group.why_not else shares
-    return (
-        group.name,
-        str(len(group.samples)),
-        f"{min(lengths)} to {max(lengths)}" if lengths else "-",
-        "-" if group.tau_of_drafting_passes is None else f"{group.tau_of_drafting_passes:.2f}",
-        remark,
-    )

@@ -20,13 +20,14 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from dflash_trt.checkpoint.draft_spec import MARKOV, PartialDraftSpec
+from dflash_trt.checkpoint.number_formats import ACTIVATION_ALGORITHMS
 from dflash_trt.deploy.gpus import known_gpu
 from dflash_trt.deploy.serving import ServingLoad
 from dflash_trt.deploy.sizes import BF16_BITS, WEIGHT_BITS, DraftSizes
 from dflash_trt.observe.estimate.constants import Rates, rates
+from dflash_trt.observe.estimate.drafter_terms import Head, drafter_terms
 from dflash_trt.observe.estimate.shapes import DraftShape, Gemm, SmallKernels, System, backends, small_kernels
-from dflash_trt.observe.estimate.step import Head, StepCost, StepLoad, drafter_terms
-from dflash_trt.quantize.recipe import ACTIVATION_ALGORITHMS
+from dflash_trt.observe.estimate.step_cost import StepCost, StepLoad
 
 
 class DrafterOnRanks(msgspec.Struct, frozen=True, kw_only=True):

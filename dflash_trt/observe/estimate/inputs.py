@@ -22,10 +22,10 @@ from dflash_trt.engine.plans.machine import check_precision
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import package_data
 from dflash_trt.files.strict_yaml import closest
+from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile, from_tau, read_acceptance, read_routing
 from dflash_trt.observe.estimate.constants import DATA, constants
-from dflash_trt.observe.estimate.curve import AcceptanceProfile, from_tau, read_acceptance, read_routing
 from dflash_trt.observe.estimate.drafter_pass import backend_of, dflash_shape
-from dflash_trt.observe.estimate.kernel_times import inclusion
+from dflash_trt.observe.estimate.expert_routing import inclusion
 from dflash_trt.observe.estimate.shapes import DraftShape, Gemm, Method, System
 
 MAX_EAGLE3_DRAFTS = 5

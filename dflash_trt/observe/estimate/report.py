@@ -13,19 +13,15 @@ from dflash_trt.deploy import memory
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.deploy.serving import ServingLoad
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.estimate.constants import Band, Influence, Rates, rates, vary
-from dflash_trt.observe.estimate.curve import (
-    AcceptanceProfile,
-    OperatingPoint,
-    Traffic,
-    point,
-    points,
-    rate_at,
-)
+from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile
+from dflash_trt.observe.estimate.bands import Band, Influence, vary
+from dflash_trt.observe.estimate.constants import Rates, rates
+from dflash_trt.observe.estimate.curve import OperatingPoint, Traffic, point, points, rate_at
 from dflash_trt.observe.estimate.drafter_pass import DrafterOnRanks, drafters_on_ranks
 from dflash_trt.observe.estimate.shapes import METHODS, DraftShape, Method, System
-from dflash_trt.observe.estimate.step import StepLoad, StepModel, Term
-from dflash_trt.observe.plots.curves import frontier
+from dflash_trt.observe.estimate.step import StepModel
+from dflash_trt.observe.estimate.step_cost import StepLoad, Term
+from dflash_trt.observe.plots.frontier import frontier
 
 MAX_HEADLINES = 8
 CACHES = "caches of requests"
@@ -38,7 +34,7 @@ class MemoryItem(msgspec.Struct, frozen=True):
 
 
 class BatchLimit(msgspec.Struct, frozen=True):
-    """The largest batch of a method, and what stops a larger one."""
+    """The largest batch of a method, and what prevents a larger one."""
 
     batch: int
     reason: str
@@ -68,7 +64,7 @@ def _load(system: System, method: Method, batch: int) -> ServingLoad:
 
 
 def _pool_bytes(system: System, method: Method, load: ServingLoad, tokens: int) -> int:
-    """Bytes that `load`'s requests of `tokens` tokens fill in the pool."""
+    """Bytes of the pool that `load`'s requests of `tokens` tokens fill."""
     request = memory.request_bytes(msgspec.structs.replace(load, max_seq_len=tokens), load_schema(system.runtime))
     assert request is not None, "a shape knows its cache"
     if method == "eagle3" and (draft := system.eagle3) is not None:
@@ -89,10 +85,10 @@ def _eagle3_items(system: System, method: Method) -> list[MemoryItem]:
 
 
 def batch_limit(system: System, method: Method, tokens: int, num_draft_tokens: int = 0) -> BatchLimit:
-    """The largest batch whose requests hold `tokens` tokens each; 0 where not even one fits.
+    """The largest batch whose requests hold `tokens` tokens each; 0 if not even one fits.
 
-    A cache pool takes `pool_fraction` of what the rest leaves, as TensorRT-LLM's does, or less, where what is allocated
-    after it needs more.
+    As in TensorRT-LLM, a cache pool takes `pool_fraction` of the remaining memory, or less if later allocations need
+    more.
     """
 
     schema = load_schema(system.runtime)
@@ -141,7 +137,9 @@ class Account(msgspec.Struct, frozen=True):
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """Throughput per GPU of each method where users get `user_rate` tokens a second; 0 where a method ends before."""
+    """Throughput per GPU of each method at `user_rate` tokens per second for each user; 0 if a method does not reach
+    it.
+    """
 
     user_rate: float
     gpu_rates: dict[str, float]
@@ -166,9 +164,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def headline_rates(fronts: Mapping[Method, Sequence[OperatingPoint]]) -> list[float]:
-    """Round speeds of a user, tokens a second, evenly spaced up to the fastest that any method reaches.
+    """Round speeds of a user in tokens per second, evenly spaced up to the fastest that any method reaches.
 
-    Before them, plain decoding's fastest, where it is slower than the first.
+    Plain decoding's fastest comes first, if it is slower than the others.
     """
     fastest = max(point.user_rate for front in fronts.values() for point in front)
     unit = 10 ** math.floor(math.log10(fastest / MAX_HEADLINES))

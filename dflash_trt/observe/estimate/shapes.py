@@ -28,11 +28,11 @@ GemmKind = Literal["qkv", "o", "gate_up", "down", ""]
 When = Literal["", "bias", "plain RoPE", "scaled RoPE", "one number", "rows no multiple of 16", "unpadded"]
 INPUT_WIDTHS: dict[GemmKind, Width] = {"qkv": "hidden", "o": "heads", "gate_up": "hidden", "down": "mlp", "": "hidden"}
 ROW_MULTIPLE = 16
-"""Rows that torch's FP8 product takes a multiple of."""
+"""Rows of torch's FP8 product are a multiple of this."""
 
 
 class LayerKernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Some kernels of each layer, alike."""
+    """Equal kernels of each layer."""
 
     what: str
     count: int
@@ -43,7 +43,7 @@ class LayerKernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class InputKernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Kernels that a quantised GEMM needs beside itself."""
+    """Additional kernels of a quantised GEMM."""
 
     algorithm: str
     gemm: GemmKind = ""
@@ -57,7 +57,7 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     title: str
     source: str
     shown: str
-    """How far the counts were checked."""
+    """Extent to which the counts were checked."""
     has_our_kernel: bool = False
     """Whether its attention is this project's kernel."""
     layer: tuple[LayerKernels, ...]
@@ -69,7 +69,7 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class SmallKernels(msgspec.Struct, frozen=True, kw_only=True):
-    """All of a pass; numbers are BF16, for each row of the blocks."""
+    """Totals of a pass; numbers are BF16, per row of the blocks."""
 
     count: int = 0
     hidden_values: float = 0.0
@@ -79,7 +79,7 @@ class SmallKernels(msgspec.Struct, frozen=True, kw_only=True):
     scalar_seconds: float = 0.0
     """Time of the kernels on one number each, a scale."""
     count_unless_16: int = 0
-    """Kernels besides, unless the rows are a multiple of 16."""
+    """Additional kernels unless the rows are a multiple of 16."""
 
 
 @cache
@@ -129,7 +129,7 @@ METHODS: tuple[Method, ...] = ("none", "eagle3", "dflash")
 
 
 class Gemm(msgspec.Struct, frozen=True):
-    """Weights of one format, each read once a pass, in one or several kernels."""
+    """Weights of one format, each read once per pass, in one or several kernels."""
 
     params: float
     bits: float = BF16_BITS
@@ -151,22 +151,22 @@ class DraftShape(msgspec.Struct, frozen=True, kw_only=True):
     max_draft_tokens: int
     """K at most: the block's proposals, or the longest chain that is considered."""
     gemms: dict[str, tuple[Gemm, ...]]
-    """By the term of a step that they are, all layers together; those of convolutions and selector whole on a rank."""
+    """By term of a step, over all layers; those of convolutions and selector are whole on each rank."""
     head_rows: int = 0
-    """Rows of a head of its own; 0: the target's lm_head."""
+    """Rows of its own head; 0: the target's lm_head."""
     num_convolutions: int = 0
     """Block convolutions of DFlash2, each with two sides."""
     gathered_values: int = 0
     """Values gathered from DFlash2's codebooks per draft token: two rows per candidate."""
     first_proposing_row: int = 1
-    """Rows of a block that propose nothing."""
+    """Rows of a block that make no proposal."""
     is_chain: bool = False
     runs_whole_block: bool = False
-    """Whether every pass computes the whole block, however few drafts are verified (engine mode)."""
+    """Whether every pass computes the whole block, even if few draft tokens are verified (engine mode)."""
     has_our_kernel: bool = False
     """Whether its attention is this project's kernel, which was measured."""
     small_kernels: SmallKernels = SmallKernels()
-    """Kernels of a pass beside GEMMs and attention; a chain's are counted as the target's are."""
+    """Kernels of a pass other than GEMMs and attention; a chain's are counted like the target's."""
 
 
 class System(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,5 +208,5 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
         return self.drafter_ranks if method == "dflash" else self.dense_ranks
 
     def drafter(self, method: Method) -> DraftShape | None:
-        """The drafter of a method; None for plain decoding, and where the system has none."""
+        """The drafter of a method; None for plain decoding, or if the system has none."""
         return {"none": None, "eagle3": self.eagle3, "dflash": self.draft}[method]

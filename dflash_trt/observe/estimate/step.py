@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one decode step costs, term by term, on one GPU of a system.
+"""Cost of one decode step, term by term, on one GPU of a system.
 
 A kernel takes a fixed time and the larger of bytes / rate and flops / rate; kernels run one after the other. With B
 requests and K drafts a step verifies n = B (K + 1) tokens. Seconds and bytes are of the busiest rank.
@@ -7,58 +7,20 @@ requests and K drafts a step verifies n = B (K + 1) tokens. Seconds and bytes ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from dflash_trt.deploy.sizes import BF16_BITS
 from dflash_trt.deploy.target_shape import TargetShape
 from dflash_trt.observe.estimate.constants import Rates
-from dflash_trt.observe.estimate.kernel_times import expert_seconds, kernel_seconds, power_law, skew, touched
-from dflash_trt.observe.estimate.shapes import ROW_MULTIPLE, DraftShape, Gemm, Method, System
+from dflash_trt.observe.estimate.drafter_terms import Head, allreduce, drafter_terms, linear, small_kernels_term
+from dflash_trt.observe.estimate.expert_routing import power_law, skew, touched
+from dflash_trt.observe.estimate.expert_times import expert_seconds
+from dflash_trt.observe.estimate.shapes import Gemm, Method, System
+from dflash_trt.observe.estimate.step_cost import StepCost, StepLoad, Term
 
-ACTIVATION_BYTES = 2  # BF16
 STATE_FLOPS = 7
 """Flops per token and element of recurrent state: decay, k S, the added outer product, q S."""
-
-
-class Term(msgspec.Struct, frozen=True):
-    name: str
-    part: str
-    """target, drafter, communication or host."""
-    seconds: float
-    bytes: float = 0.0
-    """Read from memory, and of recurrent states also written."""
-
-
-class StepCost(msgspec.Struct, frozen=True):
-    terms: tuple[Term, ...]
-
-    @property
-    def seconds(self) -> float:
-        return sum(term.seconds for term in self.terms)
-
-    @property
-    def bytes(self) -> float:
-        """Read from one GPU's memory."""
-        return sum(term.bytes for term in self.terms)
-
-
-class StepLoad(msgspec.Struct, frozen=True, kw_only=True):
-    batch: float
-    num_draft_tokens: int
-    """K; 0 decodes plainly."""
-    context: float
-    """Tokens of a request that are in the caches, mean."""
-    prompt_tokens: float = 0
-    """Tokens of new requests' prompts that join the step."""
-    prompts: float = 0
-    """Prompts that end with them."""
-
-    @property
-    def prompt_length(self) -> float:
-        """Tokens of one whole prompt."""
-        return self.prompt_tokens / self.prompts if self.prompts else self.prompt_tokens
 
 
 class StepModel:
@@ -73,7 +35,7 @@ class StepModel:
         self._skew = skew(self._routing) if self._routing else 0.0
 
     def price(self, method: Method, load: StepLoad) -> StepCost:
-        """The account of one step; `num_draft_tokens` 0 is plain decoding whatever the method."""
+        """The itemised cost of one step; `num_draft_tokens` 0 is plain decoding for any method."""
         draft = self.system.drafter(method) if load.num_draft_tokens and load.batch else None
         width = 1 if draft is None else load.num_draft_tokens + 1
         replicas = self.system.replicas
@@ -95,7 +57,7 @@ class StepModel:
         return StepCost(tuple(term for term in terms if term.seconds))
 
     def _host(self, load: StepLoad, *, is_speculative: bool) -> float:
-        """Host work that no kernel hides: of the step, of each request in it, and of each that joined it."""
+        """Host work that no kernel hides: per step, per request in it, and per request that joins it."""
         rates = self.rates
         joining = load.prompts * rates.host_prompt_seconds
         if is_speculative:
@@ -103,7 +65,7 @@ class StepModel:
         return joining + rates.host_plain_seconds + load.batch * rates.host_request_seconds
 
     def touched_experts(self, tokens: float) -> float:
-        """Experts of one layer that `tokens` tokens take between them, all ranks together."""
+        """Distinct experts of one layer that `tokens` tokens use, over all ranks."""
         return touched(self._routing or (), tokens)
 
     def _target(self, load: StepLoad, width: int) -> list[Term]:
@@ -125,16 +87,16 @@ class StepModel:
             self._attention(load, width),
             self._delta_nets(load, width),
             term("MLPs", target.mlp_params, 2 * mlps),
-            _small(rates, "norms, RoPE and cache writes", "target", layers),
+            small_kernels_term(rates, "norms, RoPE and cache writes", "target", layers),
             term("lm_head", target.head_params, 1, target.head_bits, verified),
         ]
         if target.num_experts:
             terms.insert(4, self._experts(target, tokens * self.system.replicas))
             terms.insert(5, Term("router", "target", target.num_expert_layers * rates.gemm_seconds))
-        # Attention by data parallelism gathers all ranks' tokens before the experts, and scatters them behind.
+        # Attention by data parallelism gathers all ranks' tokens before the experts and scatters them afterwards.
         layers *= 1 if self.system.attention_dp else 2
         sent = tokens * self.system.replicas * target.hidden_size
-        terms.append(_allreduce(rates, "all-reduces", layers, sent, self.system.tensor_parallel))
+        terms.append(allreduce(rates, "all-reduces", layers, sent, self.system.tensor_parallel))
         return terms
 
     @staticmethod
@@ -144,7 +106,7 @@ class StepModel:
         return attention * target.num_attention_layers + 3 * target.num_linear_layers
 
     def _attention(self, load: StepLoad, width: int) -> Term:
-        """Each request's cache is read once, whatever the width of its block; prompts have kernels of their own."""
+        """Each request's cache is read once for a block of any width; prompts have separate kernels."""
         target, ranks, rates = self.system.target, self.system.dense_ranks, self.rates
         cache, peak = target.cache, self.rates.bf16_flops
         num_bytes = load.batch * cache.row_numbers(load.context, ranks, is_read=True) * self.system.kv_bytes
@@ -166,7 +128,7 @@ class StepModel:
         return Term("attention, KV cache", "target", floor + busy, num_bytes)
 
     def _delta_nets(self, load: StepLoad, width: int) -> Term:
-        """Each request's state is read once, and written behind every verified token, until some are accepted."""
+        """Each request's state is read once and written after every verified token, until some are accepted."""
         state, name = self.system.target.cache.recurrent, "delta nets, state"
         if state is None:
             return Term(name, "target", 0.0)
@@ -184,95 +146,3 @@ class StepModel:
         num_bytes = count * target.expert_params * target.expert_bits / 8 / system.tensor_parallel
         layers = target.num_expert_layers
         return Term("experts", "target", layers * layer, layers * num_bytes)
-
-
-class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """What turns hidden states into logits."""
-
-    rows: int
-    """Tokens that can be proposed."""
-    bits: float = BF16_BITS
-    ranks: int = 1
-    """GPUs that share it: a target's lm_head is divided among its ranks, a drafter's own stands on each."""
-
-    def num_bytes(self, hidden_size: int) -> float:
-        """Bytes of one rank's part."""
-        return self.rows * hidden_size * self.bits / 8 / self.ranks
-
-
-def drafter_terms(
-    draft: DraftShape, load: StepLoad, rates: Rates, head: Head | None, *, ranks: int = 1, kv_bytes: int = 2
-) -> list[Term]:
-    """What a drafter that `ranks` ranks share adds to a step; without a `head` its term is left out."""
-    # A chain passes its layer once for each draft, and reads it as often.
-    passes = load.num_draft_tokens if draft.is_chain else 1
-    block = draft.max_draft_tokens if draft.runs_whole_block else load.num_draft_tokens
-    rows = load.batch * (1 if draft.is_chain else block + draft.first_proposing_row)
-    drafted = load.batch * (1 if draft.is_chain else load.num_draft_tokens)
-    verified = load.batch * (load.num_draft_tokens + 1) + load.prompt_tokens  # all become context
-    layers = draft.num_layers * passes
-    heads = -(-draft.num_key_value_heads // ranks)
-    context = load.batch * load.context * layers * 2 * heads * draft.head_dim * kv_bytes
-    gathered = load.batch * load.num_draft_tokens * draft.gathered_values * BF16_BITS / 8
-
-    def term(
-        name: str, tokens: float = 0, ranks: int = 1, passes: int = 1, seconds: float = 0, num_bytes: float = 0
-    ) -> Term:
-        gemms = linear(rates, name, "drafter", draft.gemms.get(name, ()) * passes, tokens, ranks)
-        return Term(name, "drafter", gemms.seconds + seconds + num_bytes / rates.read_rate, gemms.bytes + num_bytes)
-
-    attention = term("attention, context", seconds=layers * rates.attention_seconds, num_bytes=context)
-    if draft.has_our_kernel:
-        call = kernel_seconds(heads, draft.head_dim, kv_bytes, load.batch, load.context, rates.memory_bandwidth)
-        attention = Term(attention.name, "drafter", layers * call, context)
-    terms = [
-        term("tap projection", verified),
-        term("context K and V", verified, ranks),
-        term("layers", rows, ranks, passes),
-        attention,
-        _elementwise(rates, draft, passes, rows, ranks),
-        term("block convolutions", rows, seconds=2 * draft.num_convolutions * rates.small_kernel_seconds),
-        term("selector", drafted, num_bytes=gathered),
-        _allreduce(rates, "drafter's all-reduces", 2 * layers, rows * draft.hidden_size, ranks),
-    ]
-    if head is not None:
-        gemm = Gemm(passes * head.rows * draft.hidden_size, head.bits, passes)
-        terms.append(linear(rates, "lm_head", "drafter", [gemm], drafted, head.ranks))
-    return terms
-
-
-def linear(rates: Rates, name: str, part: str, gemms: Iterable[Gemm], tokens: float, ranks: int = 1) -> Term:
-    """GEMMs whose weights `ranks` ranks share: each weight is read once, whatever the tokens."""
-    seconds = num_bytes = 0.0
-    for gemm in gemms:
-        if not gemm.params:
-            continue
-        read = gemm.params * gemm.bits / 8 / ranks
-        rate = rates.compute_rate(gemm.compute_bits or gemm.bits)
-        busy = max(read / rates.read_rate, 2 * gemm.params * tokens / ranks / rate)
-        seconds += gemm.kernels * rates.gemm_seconds + busy
-        num_bytes += read
-    return Term(name, part, seconds, num_bytes)
-
-
-def _small(rates: Rates, name: str, part: str, layers: float) -> Term:
-    return Term(name, part, layers * rates.small_kernels_per_layer * rates.small_kernel_seconds)
-
-
-def _elementwise(rates: Rates, draft: DraftShape, passes: int, rows: float, ranks: int) -> Term:
-    """A drafter's kernels beside GEMMs and attention: the backend's, each with what it reads and writes."""
-    if draft.is_chain:
-        return _small(rates, "elementwise kernels", "drafter", draft.num_layers * passes)
-    kernels = draft.small_kernels
-    count = kernels.count + (kernels.count_unless_16 if rows % ROW_MULTIPLE else 0)
-    moved = rows * (kernels.hidden_values + kernels.shared_values / ranks) * ACTIVATION_BYTES
-    fixed = count * rates.small_kernel_seconds + kernels.scalar_seconds
-    return Term("elementwise kernels", "drafter", fixed + moved / rates.read_rate)
-
-
-def _allreduce(rates: Rates, name: str, count: float, elements: float, ranks: int) -> Term:
-    if ranks == 1:
-        return Term(name, "communication", 0.0)
-    sent = 2 * (ranks - 1) / ranks * elements * ACTIVATION_BYTES
-    seconds = rates.allreduce_seconds + sent / (rates.link_bandwidth * rates.link_efficiency)
-    return Term(name, "communication", count * seconds)

@@ -1,153 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An estimate as tables and a picture, for the terminal and the page, with what is said of predictions.
-
-Which were held against published speeds stands in data/held_out.json, which `python tools/estimate_tables.py` writes:
-points that were looked at after all constants stood.
-"""
+"""An estimate as tables and picture."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cache
-from pathlib import Path
+from collections.abc import Iterator
 
-import msgspec
-
-from dflash_trt.deploy.target_shape import TargetShape
 from dflash_trt.errors import human_bytes
-from dflash_trt.files.json_file import package_data
-from dflash_trt.files.write import new_file
-from dflash_trt.observe.estimate.constants import DATA, Band, rates
+from dflash_trt.observe.estimate.bands import Band
+from dflash_trt.observe.estimate.estimate_text import lead, title
 from dflash_trt.observe.estimate.report import Account, Estimate, MethodCurve
-from dflash_trt.observe.estimate.shapes import METHODS, Method, System
-from dflash_trt.observe.pages.page_templates import PAGE, Table, render
-from dflash_trt.observe.plots.curves import NARROW, STYLES, TITLES, Plot, PlotCurve, PlotPoint, svg
+from dflash_trt.observe.estimate.shapes import Method, System
+from dflash_trt.observe.estimate.validation import NOT_VALIDATED, is_validated, mark
+from dflash_trt.observe.pages.page_templates import Table
+from dflash_trt.observe.plots.curves import Plot, PlotCurve, PlotPoint
+from dflash_trt.observe.plots.method_styles import STYLES, TITLES
 
-AIM = 0.25
-NOT_VALIDATED = " (not validated)"
-OF_THE_KIND = {"delta nets, state": "delta nets", "latent projections": "latent attention"}
-"""Terms of a step that only targets of one kind have."""
-
-
-class HeldOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Published speeds, or ratios, of one kind of target on one GPU by one method."""
-
-    kind: str
-    gpu: str
-    method: Method
-    within: int
-    """Number within AIM of the prediction."""
-    of: int
-
-
-def kind_of(target: TargetShape) -> str:
-    """What a target's layers are: of attention, and of MLPs."""
-    mlps = "experts" if target.num_experts else "dense"
-    if target.latent is not None:
-        return f"latent attention, {mlps}"
-    return f"delta nets, {mlps}" if target.num_linear_layers else mlps
-
-
-@cache
-def held_out() -> tuple[HeldOut, ...]:
-    return package_data(DATA / "held_out.json", tuple[HeldOut, ...])
-
-
-def of_system(system: System) -> list[HeldOut]:
-    """Counts for the system's kind of target on its GPU; no server with our plans of a drafter has been measured."""
-    like = [each for each in held_out() if (each.kind, each.gpu) == (kind_of(system.target), system.gpu.name)]
-    return [each for each in like if each.method != "dflash" or not _has_plans(system)]
-
-
-def _has_plans(system: System) -> bool:
-    return system.draft is not None and system.draft.has_our_kernel
-
-
-def summary(system: System) -> str:
-    """How good predictions have been: all of them, and those of this kind of target on this GPU."""
-    known = {each.method: each for each in of_system(system)}
-    names: dict[Method, str] = {"none": "plain", "eagle3": "EAGLE-3", "dflash": "DFlash"}
-    shown = ", ".join(f"{names[m]} {known[m].within} of {known[m].of}" for m in METHODS if m in known)
-    like = f"like this ({kind_of(system.target)}; {system.gpu.name})"
-    own = f"{like}: {shown}" if shown else f"none was {like}, so what follows is not validated"
-    if shown and _has_plans(system):
-        own += ", none with the drafter in TensorRT plans"
-    return f"{_sum(held_out())} published speeds that were held out lay within {AIM:.0%}; {own}"
-
-
-def _sum(counts: Sequence[HeldOut]) -> str:
-    return f"{sum(each.within for each in counts)} of {sum(each.of for each in counts)}"
-
-
-def is_validated(system: System, method: Method) -> bool:
-    """Whether anything published was held against this method, kind of target and GPU."""
-    return any(each.method == method for each in of_system(system))
-
-
-def mark(system: System, part: str, term: str) -> str:
-    """What is said behind the name of a step's term: nothing, or that nothing validates it."""
-    if part == "drafter" and _has_plans(system):
-        return NOT_VALIDATED
-    layers = OF_THE_KIND.get(term)
-    if layers and not any(each.kind.startswith(layers) for each in held_out()):
-        return NOT_VALIDATED
-    return ""
-
-
-FP8_BITS = 8
 MAX_INFLUENCES = 6
-
-
-def title(result: Estimate) -> str:
-    system = result.system
-    return f"{system.target.target} on {system.gpu.name}x{system.num_gpus}: predicted, not measured"
-
-
-def verdict(result: Estimate, replicas: int = 1) -> str:
-    """Speed of one user, gain of drafts, most throughput."""
-    plain, dflash = ((curve.points[0].user_rate if curve.points else None)
-                     for curve in (result.curve("none"), result.curve("dflash")))  # fmt: skip
-    if dflash is None:
-        return "DFlash: no request fits"
-    ratio = "" if plain is None else f", {dflash.value / plain.value:.1f}x plain decoding"
-    most = max(point.gpu_rate.value for point in result.curve("dflash").points)
-    servers = ""
-    if replicas > 1:
-        num_gpus = replicas * result.system.num_gpus
-        servers = f" {replicas} servers on {num_gpus} GPUs: {most * num_gpus:,.0f} tokens/s at most, evenly divided."
-    return (
-        f"DFlash: one user gets {dflash.value:,.0f} tokens/s ({dflash.low:,.0f} to {dflash.high:,.0f} over constants'"
-        f" ranges){ratio}; a GPU at most {most:,.0f} tokens/s.{servers}"
-    )
-
-
-def caution(system: System) -> str:
-    """Warnings where predictions are known to be too high; "" elsewhere."""
-    said = []
-    has_fp4 = rates(system.gpu, system.runtime).fp4_flops > 0
-    if not has_fp4 and system.target.expert_bits < FP8_BITS:
-        said.append(
-            "for four-bit experts on GPUs without FP4 (Hopper), TensorRT-LLM publishes 1.1 to 1.5 times less"
-            " throughput at saturation than predicted, and 1.7 to 2.4 times less with attention data parallelism. The"
-            " ranges hold what it publishes."
-        )
-    if system.runtime == "vllm" and system.target.num_linear_layers:
-        said.append(
-            "of a target with delta nets vLLM prepares each layer's cache anew in every step once it drafts: on an"
-            " H100 Qwen3.5-4B got 1.2x plain decoding where 3.7x is predicted (vLLM #49730)."
-        )
-    return "\n".join(f"Caution: {each}" for each in said)
-
-
-def lead(result: Estimate) -> str:
-    """The question, and what kind of figures answer it."""
-    system, traffic = result.system, result.traffic
-    return (
-        f"TP {system.tensor_parallel}, EP {system.expert_parallel}, {system.runtime}; {traffic.prompt_tokens} prompt"
-        f" and {traffic.output_tokens} output tokens; DFlash: {result.acceptance_source}; EAGLE-3: an assumed shape."
-        " Predicted from sizes and published kernel times; bands follow from the ranges of the constants."
-        f" {summary(system)} (docs/estimate.md)."
-    )
 
 
 def plot(result: Estimate) -> Plot:
@@ -166,7 +34,7 @@ def plot(result: Estimate) -> Plot:
 
 
 def tables(result: Estimate) -> Iterator[Table]:
-    """All, in the order in which they are read."""
+    """All tables, in reading order."""
     yield rate_table(result)
     yield from (step_table(account, result.system) for account in result.accounts)
     yield from (curve_table(curve, result.system) for curve in result.curves)
@@ -177,7 +45,7 @@ def tables(result: Estimate) -> Iterator[Table]:
 
 
 def rate_table(result: Estimate) -> Table:
-    """Throughput of each method where users get a speed."""
+    """Throughput of each method at a given speed per user."""
     rows = []
     for ratio in result.at_rates:
         plain, dflash = ratio.gpu_rates["none"], ratio.gpu_rates["dflash"]
@@ -233,7 +101,7 @@ def memory_table(result: Estimate) -> Table:
 
 
 def drafter_table(result: Estimate) -> Table:
-    """What sharing the drafter among the ranks would change."""
+    """Effect of sharing the drafter among the ranks."""
     batches = result.drafters[0].seconds
     rows = tuple(
         (
@@ -261,20 +129,3 @@ def _title(method: Method, system: System) -> str:
 
 def _band(band: Band) -> str:
     return f"{band.value:,.0f} ({band.low:,.0f}-{band.high:,.0f})"
-
-
-def write_page(result: Estimate, file: Path) -> None:
-    """Writes the page; raises BuildError if `file` is another file, or cannot be written."""
-    with new_file(file, PAGE, force=True) as new:
-        new.write_text(page(result), encoding="utf-8")
-
-
-def page(result: Estimate) -> str:
-    """The page as text; the same estimate gives the same bytes."""
-    picture = plot(result)
-    return render(
-        "estimate.j2", "html", name=result.name, title=title(result), verdict=verdict(result), lead=lead(result),
-        caution=caution(result.system),
-        picture={"alt": picture.description, "wide": svg(picture), "narrow": svg(picture, NARROW)},
-        tables=list(tables(result)),
-    )  # fmt: skip

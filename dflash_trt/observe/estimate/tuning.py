@@ -1,44 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings with the most throughput per GPU among those that give each user the speed asked for."""
+"""The settings with the highest throughput per GPU that give each user the requested speed."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from dflash_trt.deploy.draft_schedule import Schedule
+from dflash_trt.deploy.batch_schedule import Schedule
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.estimate.constants import Band, Influence, Rates, rates, vary
-from dflash_trt.observe.estimate.curve import BATCHES, AcceptanceProfile, MeasuredPoints, PredictedPoint, Traffic, point
+from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile
+from dflash_trt.observe.estimate.bands import Band, Influence, vary
+from dflash_trt.observe.estimate.constants import Rates, rates
+from dflash_trt.observe.estimate.curve import BATCHES, Traffic, point
+from dflash_trt.observe.estimate.draft_schedule import Price, schedule_for
+from dflash_trt.observe.estimate.fleet import Candidate, Fleet
+from dflash_trt.observe.estimate.measured_points import MeasuredPoints, PredictedPoint
 from dflash_trt.observe.estimate.report import batch_limit
 from dflash_trt.observe.estimate.shapes import System
 from dflash_trt.observe.estimate.step import StepModel
 
-Price = Callable[[int, int], float]
-"""Tokens a second of one user by batch and draft length."""
-
-TIE = 0.02
-"""A shorter schedule wins where it costs less than this."""
 WORTH = 0.02
-"""What a quantised recipe must gain over bf16 before it is proposed: it is not free, see `verify`."""
-
-
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to deploy, at the largest batch that keeps users at their speed."""
-
-    tensor_parallel: int
-    expert_parallel: int
-    recipe: str
-    batch: int
-    num_draft_tokens: int
-    """At that batch; 0 decodes plainly."""
-    user_rate: float
-    gpu_rate: float
-    limit: str
-    """What keeps the batch from growing: "speed", or a `BatchLimit`'s reason."""
+"""Minimum gain of a quantised recipe over bf16 before it is proposed, because it costs acceptance (see `verify`)."""
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,11 +39,11 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     others: list[Candidate]
     """The best of every other way to deploy, best first."""
     measured: tuple[PredictedPoint, ...]
-    """Points of --from that were used in place of the model, with what it says of them."""
+    """Points of --from used instead of the model, with the model's predictions for them."""
     model_error: float | None
     """Error of the model against them: the median of |predicted / measured - 1|."""
     model_factor: float
-    """What the model is multiplied with where nothing was measured: the median of measured / predicted, or 1."""
+    """Factor on the model's prediction for unmeasured points: the median of measured / predicted, or 1."""
     replicas: int = 1
     """Servers of `best` in the fleet."""
 
@@ -70,8 +55,8 @@ def tune(
 ) -> Tuning:  # fmt: skip
     """The best of `systems` (by recipe) over ranks, batch and draft length; with a `fleet`, the best for all servers.
 
-    `measured` points replace the model where there are any, for the parallelism that the systems have. Raises
-    ConfigError where no setting reaches `slo`, naming the fastest, and where the fleet's GPUs are too few.
+    `measured` points replace the model for the systems' parallelism. Raises ConfigError if no setting reaches `slo`,
+    naming the fastest, or if the fleet has too few GPUs.
     """
     candidates: list[Candidate] = []
     fastest = 0.0
@@ -94,7 +79,7 @@ def tune(
     price = _price(variant, traffic, acceptance, nominal, measured)
     schedule: Schedule = ((1, best.num_draft_tokens),)
     if is_scheduled:
-        schedule = _schedule(price, best.batch, _lengths(variant, lengths), slo)
+        schedule = schedule_for(price, best.batch, _lengths(variant, lengths), slo)
         length = schedule[-1][1]  # at the largest batch, so that the promise matches the file
         rate = price(best.batch, length)
         gpu_rate = best.batch * rate / best.tensor_parallel
@@ -179,7 +164,7 @@ def _price(
 
 
 def _factor(model: Price, measured: MeasuredPoints | None) -> float:
-    """measured / predicted, so that what was not measured and what was are compared on one scale."""
+    """measured / predicted, so that measured and unmeasured points are compared on one scale."""
     if measured is None:
         return 1.0
     return statistics.median(1 / (1 + comparison.error) for comparison in measured.compare(model))
@@ -188,7 +173,7 @@ def _factor(model: Price, measured: MeasuredPoints | None) -> float:
 def _candidates(
     system: System, recipe: str, price: Price, traffic: Traffic, slo: float, lengths: Sequence[int]
 ) -> Iterator[Candidate]:
-    """The largest batch that keeps the speed, with the draft length that is best there; none where one user is slow."""
+    """The largest batch that keeps the speed, with its best draft length; None if even a single user is too slow."""
 
     def best_length(batch: int) -> tuple[float, int]:
         allowed = [k for k in lengths if batch * (k + 1) <= system.max_num_tokens]
@@ -220,58 +205,3 @@ def _prefer_unquantized(candidates: Sequence[Candidate], fleet: Fleet | None) ->
         if candidate.recipe == "bf16" and is_as_cheap and candidate.gpu_rate * (1 + WORTH) >= best.gpu_rate:
             return candidate
     return best
-
-
-def _schedule(price: Price, largest: int, lengths: Sequence[int], slo: float) -> Schedule:
-    """Draft lengths by batch up to `largest`, each kept while it keeps the speed and none is better by more than TIE.
-
-    Runtimes draft at most what they begin with. The first length is the best for one user with which the speed is
-    kept at every batch; where there is none, the best for one user.
-    """
-    starts = [batch for batch in BATCHES if batch < largest] + [largest]
-    ends = [start - 1 for start in starts[1:]] + [largest]
-    prices = {batch: {k: price(batch, k) for k in lengths} for batch in {*starts, *ends}}
-    tried: list[Schedule] = []
-    for first in sorted(lengths, key=lambda k: (-prices[1][k], k)):
-        schedule: list[tuple[int, int]] = [(1, first)]
-        keeps = True
-        for start, end in zip(starts, ends, strict=True):
-            slowest = {k: min(prices[start][k], prices[end][k]) for k in lengths if k <= first}
-            top = max(slowest, key=lambda k: (slowest[k] >= slo, prices[start][k], -k))
-            last = schedule[-1][1]
-            is_better = slowest[last] < slo <= slowest[top] or prices[start][last] * (1 + TIE) < prices[start][top]
-            if start > 1 and is_better:
-                schedule.append((start, top))
-            keeps = keeps and slowest[schedule[-1][1]] >= slo
-        if keeps:
-            return tuple(schedule)
-        tried.append(tuple(schedule))
-    return tried[0]
-
-
-class Fleet(msgspec.Struct, frozen=True, kw_only=True):
-    num_gpus: int | None = None
-    """All available GPUs, on one or more nodes; None: as many as it takes."""
-    request_rate: float | None = None
-    """Requests a second that all servers take together; None: as many as they can."""
-    output_tokens: int
-    """Output tokens of a request."""
-
-    def replicas(self, candidate: Candidate) -> int:
-        """Servers of a candidate: those that take the rate, else as many as the GPUs hold; 0 where neither can be."""
-        most = None if self.num_gpus is None else self.num_gpus // candidate.tensor_parallel
-        if self.request_rate is None:
-            return 1 if most is None else most
-        needed = math.ceil(self.request_rate / self.server_rate(candidate))
-        return needed if most is None or needed <= most else 0
-
-    def server_rate(self, candidate: Candidate) -> float:
-        """Requests a second of one server."""
-        return candidate.batch * candidate.user_rate / self.output_tokens
-
-    def price(self, candidate: Candidate) -> float:
-        """What is minimised: the GPUs that take the rate, or without one the throughput of all GPUs, negated."""
-        replicas = self.replicas(candidate)
-        if self.request_rate is not None:
-            return float(replicas * candidate.tensor_parallel)
-        return -replicas * self.server_rate(candidate)

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,46 +14,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+from dflash_trt.observe.plots.frontier import rate_between
+from dflash_trt.observe.plots.method_styles import Style
+
 WIDE, NARROW = (8.5, 5.0), (4.2, 4.2)  # inches: for a desktop's page or a slide, and for a telephone
 GREY = "#5a5a5a"
 LABEL_ROOM = 22, 11  # points around a label in which there is no other
-LINE_STEPS = 8  # of the line between two points: it is straight in tokens/s, and a logarithmic axis bends it
-TITLES = {"none": "plain", "eagle3": "EAGLE-3", "dflash": "DFlash"}
-
-
-class Rated(Protocol):
-    """A point: what one user gets, and what all of them get."""
-
-    @property
-    def user_rate(self) -> float:
-        """Tokens a second of one user."""
-
-    @property
-    def gpu_rate(self) -> float:
-        """Tokens a second of all users, per GPU (or of the whole server)."""
-
-
-P = TypeVar("P", bound=Rated)
-
-
-def frontier(candidates: Iterable[P]) -> list[P]:
-    """The points that no other beats on both axes, fastest user first."""
-    best: list[P] = []
-    for candidate in sorted(candidates, key=lambda p: (-p.user_rate, -p.gpu_rate)):
-        if not best or candidate.gpu_rate > best[-1].gpu_rate:
-            best.append(candidate)
-    return best
-
-
-def rate_between(front: Sequence[Rated], user_rate: float) -> float | None:
-    """Throughput of a frontier where users get `user_rate`, between points linearly; None beyond either end."""
-    if not front or not front[-1].user_rate <= user_rate <= front[0].user_rate:
-        return None
-    for fast, slow in pairwise(front):
-        if slow.user_rate <= user_rate:
-            share = (fast.user_rate - user_rate) / (fast.user_rate - slow.user_rate)
-            return fast.gpu_rate + share * (slow.gpu_rate - fast.gpu_rate)
-    return front[-1].gpu_rate
+# points of the line between two measurements: it is straight in tokens/s, but curved on a logarithmic axis
+LINE_STEPS = 8
 
 
 class PlotPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +31,7 @@ class PlotPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens a second of all users, per GPU or per server."""
     label: str
     is_best: bool = True
-    """Whether no other point beats it: the line goes through those, and others are hollow."""
+    """Whether the point is Pareto-optimal: the line connects these, and others are hollow."""
     low: tuple[float, float] | None = None
     """(user_rate, gpu_rate) at the low end of a prediction's band, and below at its high end."""
     high: tuple[float, float] | None = None
@@ -76,14 +44,14 @@ class PlotCurve(msgspec.Struct, frozen=True):
 
 
 class Plot(msgspec.Struct, frozen=True, kw_only=True):
-    """A picture: what stands above the axes, and the curves."""
+    """A plot: its heading and its curves."""
 
     title: str
     detail: str
     per: str
-    """What throughput is divided by: GPU or server."""
+    """The unit of throughput: per GPU or per server."""
     labels: str
-    """What the labels at the markers are."""
+    """Meaning of the labels at the markers."""
     curves: tuple[PlotCurve, ...]
 
     @property
@@ -120,7 +88,7 @@ def draw(plot: Plot, size: tuple[float, float] = WIDE, *, has_heading: bool = Fa
 
 
 def svg(plot: Plot, size: tuple[float, float] = WIDE) -> str:
-    """The picture as a file of its own: the same bytes for the same plot and release of matplotlib."""
+    """The plot as a file: the same bytes for the same plot and release of matplotlib."""
     import matplotlib
 
     stream = io.StringIO()
@@ -172,7 +140,7 @@ def _scale(axes: Axes, plot: Plot) -> None:
 
 
 def _label(axes: Axes, plot: Plot) -> None:
-    """Labels above and right of their markers, where no other label or marker is; ends of curves first."""
+    """Places labels above and right of markers without overlapping other labels or markers; ends of curves first."""
     width, height = LABEL_ROOM
     points_per_pixel = 72 / axes.figure.dpi
     places = {
@@ -189,35 +157,3 @@ def _label(axes: Axes, plot: Plot) -> None:
             labels.append((x, y))
             axes.annotate(point.label, (point.user_rate, point.gpu_rate), textcoords="offset points", xytext=(4, 4),
                           color=GREY, fontsize="x-small", parse_math=False, in_layout=False)  # fmt: skip
-
-
-class Style(msgspec.Struct, frozen=True):
-    """Style of a curve in matplotlib's terms; Okabe and Ito's colours, which colour-blind people tell apart."""
-
-    color: str
-    marker: str
-    dashes: tuple[float, ...] = ()
-    """Lengths of dashes and gaps in line widths; none: a solid line."""
-
-    def line(self) -> dict[str, object]:
-        return {"color": self.color, "marker": self.marker, "linestyle": (0, self.dashes) if self.dashes else "-"}
-
-
-STYLES = {
-    "none": Style("#666666", "s", (3.2, 1.8)),
-    "eagle3": Style("#b34700", "^", (0.9, 1.8)),
-    "dflash": Style("#0065a3", "o"),
-}
-MORE = (
-    Style("#00795a", "D", (4.5, 1.4, 0.9, 1.4)),
-    Style("#9c4a7e", "X", (1.8, 0.9)),
-    Style("#7a6400", "s", (0.5, 1.4)),
-    Style("#3d3d9e", "^", (5.5, 1.8)),
-)
-
-
-def styles(methods: Sequence[str]) -> list[Style]:
-    """One for each, in their order; those beyond the palette repeat it."""
-    free = [style for name, style in STYLES.items() if name not in methods]
-    rest = iter([*MORE, *free] * (len(methods) + 1))
-    return [STYLES[method] if method in STYLES else next(rest) for method in methods]

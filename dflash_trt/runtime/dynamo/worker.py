@@ -4,59 +4,33 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
-import uvloop
-from dynamo._core import get_reasoning_parser_names, get_tool_parser_names
-from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, Worker, WorkerConfig
+import msgspec
+from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration
 from dynamo.common.backend.health_check import build_health_check_payload
 from dynamo.common.backend.metrics import register_engine_registry
 from dynamo.common.backend.publisher import ComponentSnapshot, PushSource
-from dynamo.common.utils.namespace import get_worker_namespace
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, Unknown
 
 from dflash_trt.api.backend import Chunk, DecoderMetrics
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
-from dflash_trt.errors import ConfigError, DFlashError, EndpointError, EngineError, RequestError
+from dflash_trt.errors import DFlashError, EngineError, RequestError
 from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.dynamo.file_discovery import await_loss
 from dflash_trt.runtime.dynamo.generate_request import read_request
-from dflash_trt.runtime.kvcache.prefix_index import ROOT
+from dflash_trt.runtime.dynamo.kv_events import KvEvents
 from dflash_trt.runtime.server.prometheus import ServerMetrics
-from dflash_trt.runtime.server.responses import completion_metrics
 from dflash_trt.runtime.server.served_backend import RoutedBackend, check_room
-
-
-class KvEvents:
-    """Publishes shared pages as Dynamo's KV events; the number of an entry is the hash of its block."""
-
-    def __init__(self, publisher: Any) -> None:
-        self._publisher = publisher
-
-    def stored(self, number: int, before: int, token_ids: Sequence[int]) -> None:
-        """Publishes a page that prompts can reuse."""
-        parent = None if before == ROOT else before
-        self._publisher.publish_stored(list(token_ids), [len(token_ids)], [number], parent)
-
-    def removed(self, number: int) -> None:
-        """Publishes that a page was evicted."""
-        self._publisher.publish_removed([number])
-
+from dflash_trt.runtime.server.usage import completion_metrics
 
 SNAPSHOT_SECONDS = 0.1
 DRAIN_POLL_SECONDS = 0.01
-DYNAMOS_OWN = ("Unavailable: ", "InvalidRequest: ")
-"""Prefixes of errors that Dynamo itself raises; a worker's own errors have others."""
-HINTS = {
-    "filesystem": "let DYN_FILE_KV name a folder in which this user may write, on a disk with space",
-    "etcd": "start etcd, and let ETCD_ENDPOINTS name it; one machine needs none: --discovery-backend file",
-}
 
 
 class DFlashWorker(LLMEngine):  # type: ignore[misc]
@@ -225,7 +199,8 @@ class DFlashWorker(LLMEngine):  # type: ignore[misc]
                 "prompt_tokens_details": {"cached_tokens": completion.num_cached_tokens},
             }
             assert self._backend is not None
-            document["engine_data"] = {"metrics": completion_metrics(completion, self._backend.num_draft_tokens)}
+            metrics = completion_metrics(completion, self._backend.num_draft_tokens)
+            document["engine_data"] = {"metrics": msgspec.to_builtins(metrics)}
         return document
 
     def _shut_down(self, error: EngineError) -> Exception:
@@ -243,69 +218,3 @@ def _is_cancelled(chunk: Chunk) -> bool:
 
 def _hit_rate(metrics: DecoderMetrics) -> float | None:
     return metrics.prefix_cache_hits / metrics.prefix_cache_queries if metrics.prefix_cache_queries else None
-
-
-def _check_parser(option: str, name: str | None, known: Sequence[str]) -> None:
-    if name is not None and name not in known:
-        raise ConfigError(f"{option}: expected one of {', '.join(sorted(known))}, found {name}")
-
-
-def serve(
-    pair: CheckedPair,
-    options: RuntimeOptions,
-    served_model_name: str,
-    *,
-    namespace: str,
-    discovery_backend: str,
-    reasoning_parser: str | None,
-    tool_call_parser: str | None,
-    drain_seconds: int,
-) -> None:
-    """Registers a worker and serves until SIGTERM, then until running requests end.
-
-    Raises ConfigError for an unknown parser, EngineError where the decoder fails, and EndpointError where Dynamo's
-    runtime does not start, or ends by itself.
-
-    A target without a chat template serves completions only: the frontend never lists a chat model without one.
-    """
-    _check_parser("--reasoning-parser", reasoning_parser, get_reasoning_parser_names())
-    _check_parser("--tool-call-parser", tool_call_parser, get_tool_parser_names())
-    is_in_file = discovery_backend == "file"
-    worker = DFlashWorker(pair, options, served_model_name, drain_seconds, is_in_file=is_in_file)
-    config = WorkerConfig(
-        namespace=get_worker_namespace(namespace),
-        model_name=str(pair.target.directory),
-        served_model_name=served_model_name,
-        endpoint_types="completions" if pair.tokenizer.chat_template is None else "chat,completions",
-        discovery_backend=discovery_backend,
-        request_plane=os.environ.get("DYN_REQUEST_PLANE", "tcp"),
-        response_plane=os.environ.get("DYN_RESPONSE_PLANE", "tcp"),
-        event_plane=os.environ.get("DYN_EVENT_PLANE"),
-        reasoning_parser=reasoning_parser,
-        tool_call_parser=tool_call_parser,
-    )
-
-    def leave(number: int, _: object) -> None:
-        if worker.is_leaving and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        worker.is_leaving = True
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, leave)  # Dynamo's handler calls the one before it
-    try:
-        uvloop.run(Worker(worker, config).run())
-    except Exception as error:
-        if worker.error is None and not str(error).startswith(DYNAMOS_OWN):
-            raise
-        problem = str(error).partition(": ")[2]
-        worker.error = worker.error or EndpointError(
-            f"expected Dynamo's runtime, with discovery by {discovery_backend}, found {problem}",
-            hint=next((hint for word, hint in HINTS.items() if word in problem), None),
-        )
-    if worker.error is None and not worker.is_leaving:  # with etcd, a lost lease
-        worker.error = EndpointError(
-            "expected Dynamo's runtime to run until SIGTERM, found it ended; the log above says why",
-            hint="start the worker again: it registers as it starts",
-        )
-    if worker.error is not None:
-        raise worker.error from None

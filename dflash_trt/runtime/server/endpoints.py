@@ -7,125 +7,36 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing, suppress
 
-import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from dflash_trt import __version__
-from dflash_trt.api.backend import Chunk
-from dflash_trt.api.completion import Completion
 from dflash_trt.api.neutral_fields import IGNORED
-from dflash_trt.api.sampling_params import DEFAULT_CHAT_TOKENS, SamplingParams
-from dflash_trt.errors import DFlashError, EngineError
+from dflash_trt.errors import DFlashError
+from dflash_trt.runtime.server.answer_logprobs import TokenTexts
+from dflash_trt.runtime.server.client_limits import Admission
+from dflash_trt.runtime.server.decoding import decode_fields
+from dflash_trt.runtime.server.disconnect import cancel_on_disconnect
+from dflash_trt.runtime.server.event_stream import EventStream
+from dflash_trt.runtime.server.generation import Generation
 from dflash_trt.runtime.server.grammars import GrammarProcesses
-from dflash_trt.runtime.server.http_error import HttpError, shutting_down
-from dflash_trt.runtime.server.limits import Admission, BodyReader, decode_object
+from dflash_trt.runtime.server.http_error import HttpError
+from dflash_trt.runtime.server.json_object import decode_object
+from dflash_trt.runtime.server.messages import read_messages
 from dflash_trt.runtime.server.prometheus import ServerMetrics
-from dflash_trt.runtime.server.requests import CompletionRequest, parse_request, read_messages
-from dflash_trt.runtime.server.responses import Choice, Envelope, Json, TokenTexts, has_content, usage
+from dflash_trt.runtime.server.request_body import BodyReader
+from dflash_trt.runtime.server.request_fields import TokenizeBody
+from dflash_trt.runtime.server.requests import GenerationRequest, parse_request
+from dflash_trt.runtime.server.response_bodies import Document, Model, ModelList, Tokens, Version
+from dflash_trt.runtime.server.responses import StructResponse
 from dflash_trt.runtime.server.served_backend import ServedBackend, check_room
-from dflash_trt.runtime.server.streaming import EventStream, cancel_on_disconnect, merge_streams
 from dflash_trt.runtime.server.tokenizing import TokenizerPool
 from dflash_trt.runtime.server.tools import tool_format
-from dflash_trt.runtime.server.tracing import RequestSpan, Tracing
-
-
-class Generation:
-    """All sequences of one request, decoded together."""
-
-    def __init__(
-        self,
-        backend: ServedBackend,
-        model: str,
-        metrics: ServerMetrics,
-        request: CompletionRequest,
-        prompt_ids: list[list[int]],
-        token_texts: TokenTexts,
-        span: RequestSpan | None = None,
-    ) -> None:
-        self.log_fields: dict[str, object] = {"prompt_tokens": sum(map(len, prompt_ids)), "output_tokens": 0}
-        """Fields for the access log."""
-        self._backend = backend
-        self._metrics = metrics
-        self._request = request
-        self._envelope = Envelope(request, model, backend.num_draft_tokens)
-        self._sequences = [(ids, self._params(ids, index)) for ids in prompt_ids for index in range(request.n)]
-        self._num_prompt_tokens = sum(map(len, prompt_ids))
-        self._span = span
-        if span is not None:
-            span.set_request(request, self._num_prompt_tokens)
-            self.log_fields["trace"] = span.trace_id
-        self._choices = [
-            Choice(index, request, ids, backend.tokenizer, token_texts)
-            for index, (ids, _) in enumerate(self._sequences)
-        ]
-        self._last_emitted: list[float | None] = [None] * len(self._sequences)
-
-    async def response(self) -> Json:
-        """The document of a request without `stream`."""
-        choices: list[Json] = [{}] * len(self._sequences)
-        async with aclosing(self._chunks(incremental=False)) as chunks:
-            async for choice, chunk in chunks:
-                choices[choice.index] = choice.add(chunk, is_delta=False)
-        return self._envelope.wrap(choices, **self._summary())
-
-    async def events(self) -> AsyncGenerator[Json, None]:
-        """The documents of a streamed response; the last one has usage or metrics."""
-        has_usage = self._request.include_usage
-        extra: Json = {"usage": None} if has_usage else {}
-        async with aclosing(self._chunks(incremental=True)) as chunks:
-            async for choice, chunk in chunks:
-                delta = choice.add(chunk, is_delta=True)
-                if not has_usage and all(each.completion is not None for each in self._choices):
-                    extra = {"metrics": self._envelope.metrics(self._choices)}
-                if self._request.continuous_usage:
-                    extra["usage"] = usage(len(self._sequences[choice.index][0]), [choice])
-                if has_content(delta):
-                    yield self._envelope.wrap([delta], **extra)
-        if has_usage:
-            yield self._envelope.wrap([], **self._summary())
-
-    async def _chunks(self, *, incremental: bool) -> AsyncGenerator[tuple[Choice, Chunk], None]:
-        streams = [self._backend.stream(ids, params, incremental=incremental) for ids, params in self._sequences]
-        try:
-            async with aclosing(merge_streams(streams)) as chunks:
-                async for index, chunk in chunks:
-                    self._last_emitted[index] = self._metrics.observe_chunk(chunk, self._last_emitted[index])
-                    if chunk.completion is not None:
-                        self._finish(index, chunk.completion)
-                    yield self._choices[index], chunk
-        except EngineError as error:
-            if not self._backend.is_alive and self._backend.error is None:  # it was closed since the request came
-                raise shutting_down() from None
-            self._metrics.observe_failure(error)
-            raise
-
-    def _finish(self, index: int, completion: Completion) -> None:
-        self._metrics.observe_completion(len(self._sequences[index][0]), completion)
-        if self._span is not None:
-            self._span.add_completion(index, completion, is_only=len(self._sequences) == 1)
-        if completion.finish_reason == "cancelled":
-            raise shutting_down()
-        self.log_fields["output_tokens"] = int(str(self.log_fields["output_tokens"])) + len(completion.token_ids)
-        if len(self._sequences) == 1 and completion.tau is not None:
-            self.log_fields["tau"] = f"{completion.tau:.2f}"
-
-    def _summary(self) -> Json:
-        counts = usage(self._num_prompt_tokens, self._choices)
-        return {"usage": counts, "metrics": self._envelope.metrics(self._choices)}
-
-    def _params(self, prompt_ids: list[int], index: int) -> SamplingParams:
-        """Parameters of sequence `index` of a prompt."""
-        params, limit = self._request.params, self._request.max_tokens
-        if limit is None:
-            limit = min(DEFAULT_CHAT_TOKENS, self._backend.max_length - len(prompt_ids))
-        return msgspec.structs.replace(params.nth(index), max_tokens=max(1, limit))
-
+from dflash_trt.runtime.server.tracing import Tracing
 
 DEGRADED_FAILURES = 3
 """Sequences that fail in a row before /health reports it."""
-TOKENIZE_FIELDS = {"model", "prompt", "messages", "add_special_tokens"}
 
 
 class Endpoints:
@@ -167,13 +78,12 @@ class Endpoints:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        model = {
-            "id": self._model, "object": "model", "created": self._created, "owned_by": "dflash-trt",
-            "root": self._target, "draft_model": self._draft,
-            "max_model_len": self._backend.max_length, "num_spec_tokens": self._backend.num_draft_tokens,
-            "unscaled_length": self._backend.unscaled_length,
-        }  # fmt: skip
-        return JSONResponse({"object": "list", "data": [model]})
+        model = Model(
+            id=self._model, created=self._created, root=self._target, draft_model=self._draft,
+            max_model_len=self._backend.max_length, num_spec_tokens=self._backend.num_draft_tokens,
+            unscaled_length=self._backend.unscaled_length,
+        )  # fmt: skip
+        return StructResponse(ModelList(data=[model]))
 
     async def health(self, request: Request) -> Response:
         """GET /health: 200, or 503 when the decoder thread has ended or request after request fails."""
@@ -185,7 +95,7 @@ class Endpoints:
 
     async def version(self, request: Request) -> Response:
         """GET /version."""
-        return JSONResponse({"version": __version__})
+        return StructResponse(Version(__version__))
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
@@ -195,24 +105,21 @@ class Endpoints:
         """POST /tokenize: token ids of a prompt, or of messages in the chat template."""
         client = _client(request)
         async with self.bodies.read(request, client) as encoded:
-            return JSONResponse(await cancel_on_disconnect(request.receive, self._tokenize(encoded)))
+            return StructResponse(await cancel_on_disconnect(request.receive, self._tokenize(encoded)))
 
-    async def _tokenize(self, encoded: bytes) -> Json:
-        body = decode_object(encoded)
-        if unknown := sorted(body.keys() - TOKENIZE_FIELDS):
-            raise HttpError(400, f"{unknown[0]}: unknown field")
-        is_text = "messages" not in body  # to which a chat template adds them
-        if body.get("add_special_tokens", is_text) is not is_text:
+    async def _tokenize(self, encoded: bytes) -> Tokens:
+        body = decode_fields(decode_object(encoded), TokenizeBody, {})
+        is_text = body.messages is None  # to which a chat template adds them
+        if body.add_special_tokens not in (None, is_text):
             expected = "true, as in a completion" if is_text else "false, as in a chat"
             raise HttpError(400, f"add_special_tokens: expected {expected}, found another value")
-        if "messages" in body:
-            messages = read_messages(body["messages"])
-            ids = await self._tokenizers.encode_chat(messages, num_bytes=len(encoded))
-        elif isinstance(prompt := body.get("prompt"), str):
-            ids = await self._tokenizers.encode(prompt)
+        if body.messages is not None:
+            ids = await self._tokenizers.encode_chat(read_messages(body.messages), num_bytes=len(encoded))
+        elif body.prompt is not None:
+            ids = await self._tokenizers.encode(body.prompt)
         else:
-            raise HttpError(400, f"prompt: expected a text, found {type(prompt).__name__}")
-        return {"count": len(ids), "max_model_len": self._backend.max_length, "tokens": ids}
+            raise HttpError(400, "prompt: expected a text, or messages, found neither")
+        return Tokens(len(ids), self._backend.max_length, ids)
 
     async def prepare(self) -> None:
         """Starts what structured outputs need; if that fails, requests that need it report why."""
@@ -234,7 +141,7 @@ class Endpoints:
             async with self.bodies.read(http_request, client) as encoded:
                 body = decode_object(encoded)
                 request = parse_request(body, self._model, self._backend.max_length, self._tool_format, is_chat=is_chat)
-                admission.enter_context(self.admission.admit(request.n * max(1, len(request.prompts)), client))
+                admission.enter_context(self.admission.admit(request.body.n * max(1, len(request.prompts)), client))
                 prompt_ids = await cancel_on_disconnect(http_request.receive, self._prompt_ids(request, len(encoded)))
             if (grammar := request.params.structured_outputs) is not None:
                 compiled = await cancel_on_disconnect(http_request.receive, self.grammars.compile(grammar, client))
@@ -247,18 +154,18 @@ class Endpoints:
             if request.ignored:
                 generation.log_fields["ignored"] = " ".join(request.ignored)
                 headers["warning"] = ", ".join(f'299 - "{name}: ignored: {IGNORED[name]}"' for name in request.ignored)
-            if not request.stream:
+            if not request.body.stream:
                 document = await cancel_on_disconnect(http_request.receive, generation.response())
-                return MsgspecResponse(document, headers=headers)
+                return StructResponse(document, headers=headers)
             events = generation.events()
             try:  # before the headers are sent, so that an error has its status
-                first = await cancel_on_disconnect(http_request.receive, _next(events))
+                first = await cancel_on_disconnect(http_request.receive, anext(events))
             except BaseException:
                 await events.aclose()
                 raise
             return EventStream(_prepend(first, events, admission.pop_all()), headers)
 
-    async def _prompt_ids(self, request: CompletionRequest, num_bytes: int) -> list[list[int]]:
+    async def _prompt_ids(self, request: GenerationRequest, num_bytes: int) -> list[list[int]]:
         if request.is_chat:
             tools = () if request.tools is None else request.tools.definitions
             messages, kwargs = request.messages, request.template_kwargs
@@ -269,28 +176,16 @@ class Endpoints:
         ]
 
 
-class MsgspecResponse(Response):
-    """Response with a JSON document."""
-
-    media_type = "application/json"
-
-    def render(self, content: object) -> bytes:
-        """Encodes the document."""
-        return msgspec.json.encode(content)
-
-
 def _client(request: Request) -> str:
     """The client that limits apply to: its API key, or its address."""
     return request.scope.get("dflash_trt.client") or (request.client.host if request.client else "")
 
 
-async def _prepend(first: Json, events: AsyncGenerator[Json, None], admission: ExitStack) -> AsyncGenerator[Json, None]:
+async def _prepend(
+    first: Document, events: AsyncGenerator[Document, None], admission: ExitStack
+) -> AsyncGenerator[Document, None]:
     with admission:
         async with aclosing(events):
             yield first
             async for event in events:
                 yield event
-
-
-async def _next(events: AsyncGenerator[Json, None]) -> Json:
-    return await anext(events)

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from dflash_trt.errors import DFlashError, RequestError
 from dflash_trt.runtime.server.log import log
+from dflash_trt.runtime.server.response_bodies import Error, ErrorDescription
 
 FIELD = re.compile(r"([a-z_.]+)(\[\d+\])*: ")
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -27,12 +27,12 @@ class HttpError(Exception):
         self.code = code
         self.headers = dict(headers or {})
 
-    def body(self) -> dict[str, Any]:
-        """The JSON document."""
+    def body(self) -> Error:
+        """The answer's body."""
         field = FIELD.match(self.message)
         kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         param = field[1] if field else None
-        return {"error": {"message": self.message, "type": kind, "param": param, "code": self.code or self.status}}
+        return Error(ErrorDescription(self.message, kind, param, self.code or self.status))
 
 
 def shutting_down() -> HttpError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's log on stderr; a reader that does not read loses lines, and the server goes on."""
+"""The server's log on stderr; lines are dropped while it is not read, and the server goes on."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ log = logging.getLogger("dflash_trt.runtime.server")
 
 
 class NonBlockingHandler(logging.Handler):
-    """Writes lines to a file descriptor on a thread of its own, and drops them when it falls behind."""
+    """Writes lines to a file descriptor on a thread of its own, and drops them while that is not read."""
 
     def __init__(self, descriptor: int = STDERR) -> None:
         super().__init__()
         self._descriptor = descriptor
         self._lines: queue.Queue[str] = queue.Queue(MAX_QUEUED_LINES)
-        self._num_dropped = 0
+        self.num_dropped = 0
+        """Lines dropped since the last one that was written."""
         self._is_idle = threading.Event()
+        self._is_idle.set()
         threading.Thread(target=self._write, name="dflash-trt log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -32,7 +34,12 @@ class NonBlockingHandler(logging.Handler):
         try:
             self._lines.put_nowait(self.format(record) + "\n")
         except queue.Full:
-            self._num_dropped += 1
+            self.num_dropped += 1
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every line is written or dropped."""
+        return self._is_idle.is_set()
 
     def flush(self) -> None:
         """Waits until the queue is written, for a moment at most."""
@@ -41,9 +48,9 @@ class NonBlockingHandler(logging.Handler):
     def _write(self) -> None:
         while True:
             line = self._lines.get()
-            if self._num_dropped:
-                line = f"{self._num_dropped} log lines were dropped\n{line}"
-                self._num_dropped = 0
+            if self.num_dropped:
+                line = f"{self.num_dropped} log lines were dropped\n{line}"
+                self.num_dropped = 0
             with suppress(OSError):  # a full disk, a closed pipe
                 os.write(self._descriptor, line.encode(errors="backslashreplace"))
             if self._lines.empty():
@@ -53,7 +60,6 @@ class NonBlockingHandler(logging.Handler):
 def set_up_logging() -> None:
     """The access log, what GPUs record, our warnings and libraries' errors on stderr, with the time."""
     handler = NonBlockingHandler()
-    handler._is_idle.set()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     logging.basicConfig(level=logging.ERROR, handlers=[handler], force=True)
     levels = {"dflash_trt": logging.WARNING, "dflash_trt.runtime": logging.INFO, "uvicorn.error": logging.ERROR}

@@ -84,7 +84,7 @@ class ServerMetrics(Collector):
         return generate_latest(self.registry)
 
     def observe_chunk(self, chunk: Chunk, previous: float | None) -> float | None:
-        """Counts inter-token latencies; returns the time of the last step, `previous` is that of the step before."""
+        """Counts inter-token latencies; `previous` is the time of the step before; returns the time of the last."""
         for time in chunk.emitted:
             if previous is not None:
                 self._seconds["inter_token_latency"].observe(time - previous)

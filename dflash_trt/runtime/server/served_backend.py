@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A backend for many clients, as a server and a Dynamo worker need it."""
+"""The backends of a server and of a Dynamo worker."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class Grammars(Protocol):
 
     @property
     def vocabulary(self) -> str:
-        """The vocabulary, serialised for a process that compiles."""
+        """The vocabulary, serialised for the processes that compile grammars."""
 
     def known(self, grammar: Grammar) -> Any:
-        """The compiled grammar, if it is in use or was used lately; else None."""
+        """The compiled grammar if it is in use or was recently; else None."""
 
     def add(self, grammar: Grammar, serialized: str) -> Any:
-        """Keeps a grammar that another process compiled."""
+        """Keeps a grammar compiled by another process."""
 
 
 class ServedBackend(Backend, Protocol):
-    """A backend for many clients, as a server needs it: it also says how much it takes, and whether it still runs.
+    """A backend for many clients, with its limits and its state.
 
-    Only the embedded runtime can: TensorRT-LLM's executor has a server of its own.
+    Only the embedded runtime is one: TensorRT-LLM's executor has a server of its own.
     """
 
     def metrics(self) -> DecoderMetrics:
@@ -64,7 +64,7 @@ class ServedBackend(Backend, Protocol):
 
 
 class RoutedBackend(ServedBackend, Protocol):
-    """A served backend behind a router, which sends a prompt to the worker whose caches hold its beginning."""
+    """A worker's backend; the router sends a prompt to the worker whose caches hold its beginning."""
 
     @property
     def num_cache_tokens(self) -> int:

@@ -10,17 +10,17 @@ import msgspec
 
 from dflash_trt.api.sampling_params import Grammar
 from dflash_trt.errors import RequestError, shown
-from dflash_trt.runtime.server.channels import BEGIN, END, NAME, ChannelTokens
-from dflash_trt.runtime.server.grammars import bounded
+from dflash_trt.runtime.server.channels import ChannelTokens
+from dflash_trt.runtime.server.grammar_fields import bounded
+from dflash_trt.runtime.server.hermes import BEGIN, END
+from dflash_trt.runtime.server.request_fields import TOOL_CHOICES, ChatBody
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Json = dict[str, Any]
-MAX_TOOLS = 128
-"""Most tools of a request, as in the OpenAI API."""
-
-
+NAME = r"[a-zA-Z0-9_-]{1,64}"
+"""Names of functions, as in the OpenAI API."""
 ToolFormat = ChannelTokens | Literal["hermes"]
 """How a chat template writes calls: in harmony, with these control tokens, or as Hermes does."""
 
@@ -45,34 +45,27 @@ def tool_format(tokenizer: PreTrainedTokenizerBase) -> ToolFormat | None:
     return "hermes" if BEGIN in template and "<function=" not in template and is_text else None
 
 
-def read_tools(fields: Json) -> Tools | None:
-    """The tools of a request, None if it may call none; RequestError, with the field's name, for invalid ones."""
-    definitions, choice = fields.get("tools", []), fields.get("tool_choice", "auto")
-    if not isinstance(definitions, list) or len(definitions) > MAX_TOOLS:
-        raise RequestError(f"tools: expected a list of at most {MAX_TOOLS}, found {shown(definitions)}")
+def read_tools(body: ChatBody) -> Tools | None:
+    """The tools of a chat, None if it may call none; RequestError, with the field's name, for invalid ones."""
+    definitions, choice = body.tools, body.tool_choice
     names = [_name(definition) for definition in definitions]
-    parallel = fields.get("parallel_tool_calls", True)
-    if not isinstance(parallel, bool):
-        raise RequestError(f"parallel_tool_calls: expected true or false, found {shown(parallel)}")
     named = None
     if isinstance(choice, dict) and choice.get("type") == "function" and isinstance(choice.get("function"), dict):
         named = choice["function"].get("name")
-    if named is None and choice not in ("none", "auto", "required"):
+    if named is None and choice not in TOOL_CHOICES:
         raise RequestError(f"tool_choice: expected none, auto, required or a function, found {shown(choice)}")
     if (named is not None and named not in names) or (choice == "required" and not names):
         raise RequestError(f"tool_choice: expected one of tools, found {shown(named or choice)}")
     if named is not None:
         return Tools(definitions=[definitions[names.index(named)]], required=True, parallel=False)
-    return (
-        Tools(definitions=definitions, required=choice == "required", parallel=parallel)
-        if (definitions and choice != "none")
-        else None
-    )
+    if not definitions or choice == "none":
+        return None
+    return Tools(definitions=definitions, required=choice == "required", parallel=body.parallel_tool_calls)
 
 
-def _name(definition: object) -> str:
-    function = definition.get("function") if isinstance(definition, dict) else None
-    if not isinstance(definition, dict) or not isinstance(function, dict) or definition.get("type") != "function":
+def _name(definition: Json) -> str:
+    function = definition.get("function")
+    if not isinstance(function, dict) or definition.get("type") != "function":
         raise RequestError(f'tools: expected {{"type": "function", "function": {{...}}}}, found {shown(definition)}')
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not re.fullmatch(NAME, name):

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
-from dflash_trt.checkpoint.quantization import BLOCK
+from dflash_trt.checkpoint.number_formats import BLOCK
 from dflash_trt.engine.engine_directory import BuildOptions, build_engine
 from dflash_trt.engine.manifest import Manifest, read_manifest, read_shard
-from dflash_trt.engine.signatures import not_shared, num_segments, segment_name, stream_names
+from dflash_trt.engine.shards import not_shared
+from dflash_trt.engine.signatures import num_segments, segment_name, stream_names
 from dflash_trt.errors import BuildError, EngineError
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe

@@ -5,26 +5,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dflash_trt.observe.bench.records import (
-    BenchMethod,
-    BenchPoint,
-    BenchRun,
-    Distribution,
-    LoadMachine,
-    PromptSet,
-    RecordedAcceptance,
-    RequestCounts,
-    RequestRow,
-    RequestSettings,
-)
+from dflash_trt.observe.bench.point_record import BenchPoint, Distribution, RequestRow
 from dflash_trt.observe.bench.run_directory import write_point, write_run
-from dflash_trt.observe.endpoints.observed_acceptance import drafting
+from dflash_trt.observe.bench.run_record import BenchMethod, BenchRun, LoadMachine, PromptSet, RequestSettings
+from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting
 
-UNPUBLISHED = RecordedAcceptance(source="not published", why="a test")
+UNPUBLISHED = ObservedAcceptance(source="not published", how="a test")
 
 
 def flat(value: float) -> Distribution:
-    return Distribution(mean=value, p50=value, p90=value, p99=value)
+    return Distribution(avg=value, p50=value, p90=value, p99=value)
 
 
 def method(name: str, **changes: object) -> BenchMethod:
@@ -48,30 +38,27 @@ def run(*methods: str, concurrencies: tuple[int, ...] = (1,), **changes: object)
     return BenchRun(**values | changes)
 
 
-def counters(passes: int, by_position: tuple[int, ...]) -> RecordedAcceptance:
+def counters(passes: int, by_position: tuple[int, ...]) -> ObservedAcceptance:
     counts = drafting(passes, sum(by_position), passes * len(by_position), by_position)
-    return RecordedAcceptance(source="counters", counts=counts, tau_of_drafting_passes=counts.tau_of_drafting_passes)
+    return ObservedAcceptance(source="counters", how="a test", counts=counts)
 
 
 def point(
     method: str, concurrency: int, user_rate: float, rate: float, *, category: str | None = None,
-    acceptance: RecordedAcceptance = UNPUBLISHED, rows: tuple[RequestRow, ...] | None = None, failed: int = 0,
+    acceptance: ObservedAcceptance = UNPUBLISHED, rows: tuple[RequestRow, ...] | None = None, failed: int = 0,
+    good: int | None = None,
 ) -> BenchPoint:  # fmt: skip
     """Requests of 11 tokens each, the first after one second, at `user_rate` and `rate` tokens a second in all."""
     if rows is None:
-        row = RequestRow(input_tokens=5, output_tokens=11, ttft_seconds=1.0, seconds=1 + 10 / user_rate, finish="stop")
+        row = RequestRow(input_tokens=5, output_tokens=11, ttft_seconds=1.0, seconds=1 + 10 / user_rate)
         rows = (row,) * concurrency
-    inputs, output = sum(row.input_tokens for row in rows), sum(row.output_tokens for row in rows)
+    output = sum(row.output_tokens for row in rows)
     rate = rate if output else 0.0
     return BenchPoint(
         method=method, category=category, concurrency=concurrency, seed=7,
-        requests=RequestCounts(
-            sent=len(rows) + failed, completed=len(rows), failed=failed, errors={"HTTP 500": failed} if failed else {},
-            cut=sum(row.finish == "length" for row in rows),
-        ),
-        seconds=output / rate if output else 1.0, input_tokens=inputs, output_tokens=output,
-        output_tokens_per_second=rate, user_tokens_per_second=flat(user_rate) if output else None,
-        rows=rows, acceptance=acceptance,
+        seconds=output / rate if output else 1.0, output_tokens_per_second=rate,
+        user_tokens_per_second=flat(user_rate) if output else None, good_requests=good,
+        errors={"HTTP 500": failed} if failed else {}, rows=rows, acceptance=acceptance,
     )  # fmt: skip
 
 

@@ -22,10 +22,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dflash_trt.api.acceptance import Acceptance
 from dflash_trt.errors import DFlashError, MissingDependencyError
-from dflash_trt.observe.bench.aiperf_run import find_aiperf
-from dflash_trt.observe.bench.records import Arrivals
+from dflash_trt.observe.bench.load.aiperf_install import find_aiperf
 from dflash_trt.observe.bench.run_directory import read_points, read_run
-from dflash_trt.observe.endpoints.observed_acceptance import MetricsPage
+from dflash_trt.observe.bench.run_record import Arrivals
+from dflash_trt.observe.endpoints.metrics_page import MetricsPage
 from tests.cli.commands import run_here
 from tests.observe.endpoints.canned import canned, models
 from tests.paths import FIXTURES
@@ -178,13 +178,13 @@ def test_every_figure_is_the_servers_own(
     assert grown == total_counts.accepted_by_position
     for point in points:
         rows, counted = point.rows, point.acceptance.counts
-        assert point.requests.sent == point.requests.completed == (4 if point.category == "code" else 2)
+        assert point.sent == len(point.rows) == (4 if point.category == "code" else 2)
         told = sum((row.acceptance for row in rows if row.acceptance), Acceptance())  # AIPerf's from each answer
         assert (counted.drafting_passes, counted.accepted) == (told.drafting_passes, told.accepted)
         assert {row.category for row in rows} == {point.category}
-        assert point.requests.cut == sum(row.output_tokens == 20 for row in rows)
+        assert sum(row.is_cut for row in rows) == sum(row.output_tokens == 20 for row in rows)
     lengths = after["vllm:request_success_totallength"] - before["vllm:request_success_totallength"]
-    assert sum(point.requests.cut for point in points) == lengths - 1  # the warm-up's
+    assert sum(row.is_cut for point in points for row in point.rows) == lengths - 1  # the warm-up's
 
     (tmp_path / "run" / "points" / "dflash" / "prose" / "c2.json").unlink()
     kept = counts(shared)
@@ -245,8 +245,7 @@ def test_what_fails_is_counted(shared: Live, aiperf: Path, tmp_path: Path) -> No
     )  # fmt: skip
     run = read_run(tmp_path / "run")
     (point,) = read_points(tmp_path / "run", run)
-    assert (point.requests.sent, point.requests.completed, point.requests.failed) == (3, 2, 1)
-    assert list(point.requests.errors.values()) == [1]
+    assert (point.sent, len(point.rows), list(point.errors.values())) == (3, 2, [1])
     assert run.warnings == ("a, concurrency 1: 1 of 3 requests failed or timed out",)
 
 
@@ -262,7 +261,7 @@ def test_our_own_engine_plain_and_dflash(
     assert plain.acceptance.tau_of_drafting_passes is None
     assert dflash.acceptance.tau_of_drafting_passes > 1
     assert [row.output_tokens for row in plain.rows] == [row.output_tokens for row in dflash.rows]  # lossless
-    assert plain.input_tokens == dflash.input_tokens
+    assert [row.input_tokens for row in plain.rows] == [row.input_tokens for row in dflash.rows]
 
 
 def test_a_server_that_cannot_start(aiperf: Path, prompts: Path, tmp_path: Path) -> None:

@@ -25,12 +25,16 @@ import pytest
 
 from dflash_trt.errors import EndpointError
 from dflash_trt.llm import LLM
-from dflash_trt.observe.diagnosis import judge, probes
+from dflash_trt.observe.diagnosis import prober, probes
+from dflash_trt.observe.diagnosis.causes import EndpointFinding, cause_entries, causes
 from dflash_trt.observe.diagnosis.diagnosis import Diagnosis, diagnose
-from dflash_trt.observe.diagnosis.judge import EndpointFinding, cause_entries, causes
+from dflash_trt.observe.diagnosis.judge_acceptance import low_acceptance
+from dflash_trt.observe.diagnosis.judge_contexts import long_contexts, prefix_hits, repeated_prefixes
+from dflash_trt.observe.diagnosis.judge_sampling import lossless, sampled_acceptance, temperature
+from dflash_trt.observe.diagnosis.judge_use import drafting_notes, slow_drafts
 from dflash_trt.observe.diagnosis.noise import is_first_compared, is_share_below, paired_loss, upper_bound
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup
-from dflash_trt.observe.diagnosis.probes import Speed
+from dflash_trt.observe.diagnosis.speed_probe import Speed
 from dflash_trt.observe.endpoints import client as client_module
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import ServerKind
@@ -95,28 +99,28 @@ def said(findings: list[EndpointFinding]) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("factor", "likeliest"), [(0.85, "k_norm"), (0.6, "taps"), (0.25, "scales")])
 def test_below_the_baseline_the_loss_orders_the_causes(factor: float, likeliest: str) -> None:
-    findings = judge.low_acceptance(OURS, group("short", factor), group("short"), None)
+    findings = low_acceptance(OURS, group("short", factor), group("short"), None)
     assert said(findings) == [("acceptance below the baseline", likeliest)]
     assert {"k_norm", "taps", "scales"} <= {cause.name for cause in findings[0].causes}
     assert "16 of 16 answers are the same" in findings[0].figure
-    other = judge.low_acceptance(OURS, group("short", 0.6, text="other"), group("short"), None)
+    other = low_acceptance(OURS, group("short", 0.6, text="other"), group("short"), None)
     assert said(other) == [("acceptance below the baseline", "template")]
 
 
 def test_below_what_was_expected_or_is_sampled() -> None:
     short = group("short", 0.6)
-    assert said(judge.low_acceptance(OURS, short, None, 2.93)) == [("acceptance below what was expected", "taps")]
-    assert judge.low_acceptance(OURS, short, None, short.tau_of_drafting_passes) == []
-    found = judge.sampled_acceptance("vllm", group("one", 0.1, count=6), group("one", count=6))
+    assert said(low_acceptance(OURS, short, None, 2.93)) == [("acceptance below what was expected", "taps")]
+    assert low_acceptance(OURS, short, None, short.tau_of_drafting_passes) == []
+    found = sampled_acceptance("vllm", group("one", 0.1, count=6), group("one", count=6))
     assert said(found) == [("acceptance when sampling below the baseline", "independent")]
-    assert judge.sampled_acceptance("vllm", group("one", 0.1, count=6), None) == []
+    assert sampled_acceptance("vllm", group("one", 0.1, count=6), None) == []
 
 
 def test_windows_that_are_ignored_and_features_that_a_prefix_cache_loses() -> None:
-    findings = judge.long_contexts(OURS, group("short"), group("long", 0.5, count=8), group("long", 0.9, count=8))
+    findings = long_contexts(OURS, group("short"), group("long", 0.5, count=8), group("long", 0.9, count=8))
     assert said(findings) == [("acceptance at long contexts below the baseline", "window")]
     again = group("again", 0.3, count=8, cached_tokens=448)
-    (finding,) = judge.repeated_prefixes("tensorrt-llm", group("first", count=8), again)
+    (finding,) = repeated_prefixes("tensorrt-llm", group("first", count=8), again)
     assert finding.causes[0].name == "prefix"
     assert "context_recompute_tail" in finding.causes[0].setting
     assert "3584 of its tokens came from the cache" in finding.figure
@@ -124,18 +128,18 @@ def test_windows_that_are_ignored_and_features_that_a_prefix_cache_loses() -> No
 
 def test_texts_that_are_the_same_at_temperature_1_or_differ_at_0() -> None:
     one, other = group("one", count=6), group("two", count=6)
-    assert judge.temperature(OURS, one, ProbeGroup(name="two", samples=other.samples[:3])) == []
+    assert temperature(OURS, one, ProbeGroup(name="two", samples=other.samples[:3])) == []
     differs = ProbeGroup(name="two", samples=[*other.samples[:5], *group("x", text="x", count=6).samples[5:]])
-    assert judge.temperature(OURS, one, differs) == []
+    assert temperature(OURS, one, differs) == []
     short = msgspec.structs.replace(other.samples[0], output_tokens=3)  # too few to be another by chance
-    assert judge.temperature(OURS, one, ProbeGroup(name="two", samples=[short, *other.samples[1:]])) == []
-    (finding,) = judge.lossless(OURS, group("short"), group("plain", text="other", count=6))
+    assert temperature(OURS, one, ProbeGroup(name="two", samples=[short, *other.samples[1:]])) == []
+    (finding,) = lossless(OURS, group("short"), group("plain", text="other", count=6))
     assert finding.figure == "6 of 6 greedy answers differ from plain decoding's"
 
 
 @pytest.mark.parametrize(("kind", "hits", "found"), [("vllm", 0, 1), ("vllm", 64, 0), ("vllm", None, 0)])
 def test_a_prefix_cache_without_hits(kind: ServerKind, hits: int | None, found: int) -> None:
-    assert len(judge.prefix_hits(kind, group("again", count=8), hits)) == found
+    assert len(prefix_hits(kind, group("again", count=8), hits)) == found
 
 
 def test_slower_than_plain_decoding() -> None:
@@ -143,24 +147,24 @@ def test_slower_than_plain_decoding() -> None:
         rates = {None: list(drafted), 0: [100.0, 110.0, 105.0, 100.0, 105.0], 1: [120.0, 125.0, 118.0, 120.0, 120.0]}
         return [Speed(concurrency=16, draft_length=k, tokens_per_second=rate) for k, rate in rates.items()]
 
-    (finding,) = judge.load(OURS, speeds(50.0, 55.0, 53.0, 49.0, 53.0))
+    (finding,) = slow_drafts(OURS, speeds(50.0, 55.0, 53.0, 49.0, 53.0))
     assert finding.figure == "16 at a time: 52 tokens/s with drafts, 104 without; best with a draft length of 1"
-    assert judge.load(OURS, speeds(50.0, 25.0, 80.0, 20.0, 60.0)) == []  # a busy machine
-    assert judge.load(OURS, speeds(90.0, 99.0, 95.0, 90.0, 95.0)) == []
-    assert judge.load(OURS, speeds(50.0, 55.0, 53.0)) == []
-    assert judge.load("vllm", speeds(50.0, 55.0, 53.0, 49.0, 53.0)[:1]) == []
+    assert slow_drafts(OURS, speeds(50.0, 25.0, 80.0, 20.0, 60.0)) == []  # a busy machine
+    assert slow_drafts(OURS, speeds(90.0, 99.0, 95.0, 90.0, 95.0)) == []
+    assert slow_drafts(OURS, speeds(50.0, 55.0, 53.0)) == []
+    assert slow_drafts("vllm", speeds(50.0, 55.0, 53.0, 49.0, 53.0)[:1]) == []
 
 
 def test_what_is_worth_knowing() -> None:
     short, drawn = group("short"), group("one", 0.05, count=6)
     thinking = group("thinking on", count=6), group("thinking off", 0.1, count=6)
-    names = [finding.name for finding in judge.notes(OURS, short, drawn, group("languages", 0.2, count=6), thinking)]
+    names = [finding.name for finding in drafting_notes(OURS, short, drawn, group("languages", 0.2, count=6), thinking)]
     assert names == [
         "other languages are drafted worse", "few drafts are accepted when sampling", "drafted worse with thinking off",
         "drafts that seldom pay",
     ]  # fmt: skip
     shorter = group("short", draft_length=3)  # late positions were not always drafted: nothing to say about them
-    assert judge.notes(OURS, shorter, shorter, shorter, (shorter, shorter)) == []
+    assert drafting_notes(OURS, shorter, shorter, shorter, (shorter, shorter)) == []
 
 
 @pytest.mark.parametrize("kind", get_args(ServerKind))
@@ -224,7 +228,7 @@ def test_window_ignored(tmp_path: Path, baseline: Diagnosis, monkeypatch: pytest
     diagnosis = ask(sick, baseline=baseline)
     assert found(diagnosis) == [("acceptance collapses at long contexts", "window")]
     short, long = diagnosis.groups[0], diagnosis.groups[6]
-    assert judge.long_contexts("dflash-trt", short, long, None) == diagnosis.findings  # the baseline was not needed
+    assert long_contexts("dflash-trt", short, long, None) == diagnosis.findings  # the baseline was not needed
 
 
 @pytest.mark.full
@@ -249,7 +253,7 @@ def test_a_draft_that_is_misread(cause: str, fault: dict[str, Any], tmp_path: Pa
     (finding,) = diagnosis.findings
     assert finding.name.startswith("acceptance ")
     assert cause in {each.name for each in finding.causes}
-    alone = judge.low_acceptance("dflash-trt", diagnosis.groups[0], None, None)
+    alone = low_acceptance("dflash-trt", diagnosis.groups[0], None, None)
     assert all(cause in {each.name for each in found.causes} for found in alone)
 
 
@@ -353,7 +357,7 @@ def test_slow_metrics(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
             super().run()
 
     clock = {"monotonic": lambda: time.monotonic() - begun[0] if begun else 0.0, "perf_counter": time.perf_counter}
-    for module in (client_module, probes):
+    for module in (client_module, prober):
         monkeypatch.setattr(module, "time", SimpleNamespace(**clock))
     monkeypatch.setattr(client_module, "threading", SimpleNamespace(Timer=LateTimer))
     with (

@@ -16,13 +16,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from dflash_trt.observe.diagnosis import judge
-from dflash_trt.observe.diagnosis.diagnosis import Diagnosis, conclusion, diagnose
-from dflash_trt.observe.diagnosis.judge import cause_entries
+from dflash_trt.observe.diagnosis.causes import cause_entries
+from dflash_trt.observe.diagnosis.checks import Verdict
+from dflash_trt.observe.diagnosis.diagnosis import Diagnosis, diagnose
+from dflash_trt.observe.diagnosis.diagnosis_tables import conclusion
+from dflash_trt.observe.diagnosis.judge_acceptance import low_acceptance, no_drafts, not_judged, not_seen
+from dflash_trt.observe.diagnosis.judge_contexts import long_contexts, prefix_hits, repeated_prefixes
+from dflash_trt.observe.diagnosis.judge_sampling import lossless, temperature
+from dflash_trt.observe.diagnosis.judge_use import drafting_notes, slow_drafts
 from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer, ProbeGroup
-from dflash_trt.observe.diagnosis.probes import NO_PLAIN, OUT_OF_TIME, Speed
+from dflash_trt.observe.diagnosis.probe_groups import OUT_OF_TIME
+from dflash_trt.observe.diagnosis.probed import NO_LOAD, Probed
+from dflash_trt.observe.diagnosis.probes import NO_PLAIN
 from dflash_trt.observe.diagnosis.published_tau import published_tau
-from dflash_trt.observe.diagnosis.verdict import NO_LOAD, Probed, Verdict, judged
+from dflash_trt.observe.diagnosis.speed_probe import Speed
+from dflash_trt.observe.diagnosis.verdict import judged
 from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import Runtime
 from dflash_trt.observe.endpoints.observed_acceptance import drafting
@@ -300,17 +308,17 @@ def test_every_cause_is_named_by_some_fault() -> None:
     short, kind = group("short"), "dflash-trt"
     low = group("short", 0.3)
     found = [
-        *judge.low_acceptance(kind, group("short", 0.02), None, None), *judge.low_acceptance(kind, IDLE, None, None),
-        *judge.low_acceptance(kind, low, None, None), *judge.low_acceptance(kind, low, None, 2.9),
-        *judge.not_judged(kind, short, 7), *judge.not_seen(kind, short, "no page", ""),
-        *judge.not_seen(kind, ProbeGroup(name="s"), "", ""), *judge.not_seen(kind, ProbeGroup(name="s", samples=[
+        *low_acceptance(kind, group("short", 0.02), None, None), *low_acceptance(kind, IDLE, None, None),
+        *low_acceptance(kind, low, None, None), *low_acceptance(kind, low, None, 2.9),
+        *not_judged(kind, short, 7), *not_seen(kind, short, "no page", ""),
+        *not_seen(kind, ProbeGroup(name="s"), "", ""), *not_seen(kind, ProbeGroup(name="s", samples=[
             msgspec.structs.replace(s, acceptance=None, tau_of_drafting_passes=None) for s in short.samples]), "", "h"),
-        *judge.no_drafts(kind, IDLE, "drafting stopped", "stopped"),
-        *judge.long_contexts(kind, short, group("long", 0.02, count=8), None),
-        *judge.repeated_prefixes(kind, short, group("again", 0.3)),
-        *judge.temperature(kind, short, short), *judge.lossless(kind, short, group("plain", text="other")),
-        *judge.load(kind, speeds(0.5)), *judge.prefix_hits(kind, short, 0),
-        *judge.notes(kind, short, group("one", 0.05), group("two", 0.2), (short, group("off", 0.1))),
+        *no_drafts(kind, IDLE, "drafting stopped", "stopped"),
+        *long_contexts(kind, short, group("long", 0.02, count=8), None),
+        *repeated_prefixes(kind, short, group("again", 0.3)),
+        *temperature(kind, short, short), *lossless(kind, short, group("plain", text="other")),
+        *slow_drafts(kind, speeds(0.5)), *prefix_hits(kind, short, 0),
+        *drafting_notes(kind, short, group("one", 0.05), group("two", 0.2), (short, group("off", 0.1))),
     ]  # fmt: skip
     assert {cause.name for finding in found for cause in finding.causes} == cause_entries().keys()
 

@@ -15,11 +15,13 @@ import pytest
 
 from dflash_trt.errors import EndpointError
 from dflash_trt.observe.endpoints import client as client_module
-from dflash_trt.observe.endpoints import meters
-from dflash_trt.observe.endpoints.client import Client, base_url, events
+from dflash_trt.observe.endpoints.answer_stream import events
+from dflash_trt.observe.endpoints.client import Client, base_url
+from dflash_trt.observe.endpoints.counter_meters import SglangMeter
 from dflash_trt.observe.endpoints.identify import identify
 from dflash_trt.observe.endpoints.meters import acceptance_during, meter
-from dflash_trt.observe.endpoints.observed_acceptance import MetricsPage, ObservedAcceptance, drafting, of_request
+from dflash_trt.observe.endpoints.metrics_page import MetricsPage
+from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance, drafting, of_request
 from tests.observe.endpoints.canned import Page, canned, models
 
 
@@ -90,7 +92,7 @@ def test_sglang_counts_what_requests_kept() -> None:
 
 
 def test_sglang_gauges_are_sampled_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meters.SglangMeter, "sample_seconds", None)
+    monkeypatch.setattr(SglangMeter, "sample_seconds", None)
     label = '{model_name="m",tp_rank="0"}'
     pages = {"/v1/models": models("sglang"), "/metrics": page({f"sglang:spec_accept_length{label}": 9})}
     with canned(pages) as url, Client(url) as client:

@@ -17,23 +17,14 @@ from dflash_trt.deploy.memory import gpu_memory, request_bytes
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate import report
-from dflash_trt.observe.estimate.constants import vary
-from dflash_trt.observe.estimate.curve import (
-    AcceptanceProfile,
-    OperatingPoint,
-    Traffic,
-    from_tau,
-    point,
-    points,
-    rate_at,
-    read_acceptance,
-    read_routing,
-)
+from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile, from_tau, read_acceptance, read_routing
+from dflash_trt.observe.estimate.bands import vary
+from dflash_trt.observe.estimate.curve import OperatingPoint, Traffic, point, points, rate_at
+from dflash_trt.observe.estimate.estimate_text import caution
 from dflash_trt.observe.estimate.inputs import default_runtime, open_system
 from dflash_trt.observe.estimate.report import CACHES, batch_limit, memory_items
 from dflash_trt.observe.estimate.shapes import METHODS, Method
-from dflash_trt.observe.estimate.step import StepLoad
-from dflash_trt.observe.estimate.tables import caution
+from dflash_trt.observe.estimate.step_cost import StepLoad
 from tests.cli.commands import run
 from tests.deploy.deployments import BUILD_CONFIGS, resolved
 from tests.deploy.deployments import NAMES as SHIPPED

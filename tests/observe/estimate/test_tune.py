@@ -15,14 +15,19 @@ import pytest
 from dflash_trt.deploy.deployment_file import load_deployment
 from dflash_trt.deploy.deployment_path import shipped_deployments
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.bench.records import BenchPoint, RecordedAcceptance
+from dflash_trt.observe.bench.point_record import BenchPoint
+from dflash_trt.observe.endpoints.observed_acceptance import ObservedAcceptance
+from dflash_trt.observe.estimate.acceptance_profile import from_tau
 from dflash_trt.observe.estimate.constants import rates
-from dflash_trt.observe.estimate.curve import MeasuredPoint, MeasuredPoints, Traffic, from_tau, measured_points, point
+from dflash_trt.observe.estimate.curve import Traffic, point
+from dflash_trt.observe.estimate.draft_schedule import TIE, Price, schedule_for
+from dflash_trt.observe.estimate.fleet import Fleet
 from dflash_trt.observe.estimate.inputs import open_system
+from dflash_trt.observe.estimate.measured_points import MeasuredPoint, MeasuredPoints, measured_points
 from dflash_trt.observe.estimate.shapes import System
 from dflash_trt.observe.estimate.step import StepModel
 from dflash_trt.observe.estimate.tuned_deployment import TunedDeployment, tune_deployment
-from dflash_trt.observe.estimate.tuning import TIE, Fleet, Price, Tuning, _schedule, tune
+from dflash_trt.observe.estimate.tuning import Tuning, tune
 from tests.cli.commands import run
 from tests.observe.bench import samples
 from tests.observe.estimate.systems import DENSE, MOE, model_of, system_of
@@ -30,7 +35,7 @@ from tests.observe.estimate.systems import DENSE, MOE, model_of, system_of
 HELD = samples.counters(10, (8, 5, 5))
 
 
-def held(proposed: int) -> RecordedAcceptance:
+def held(proposed: int) -> ObservedAcceptance:
     return msgspec.structs.replace(HELD, counts=msgspec.structs.replace(HELD.counts, proposed=proposed))
 
 
@@ -59,9 +64,9 @@ def test_passes_of_several_lengths_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "acceptance", [RecordedAcceptance(source="gauges", tau_of_drafting_passes=3.0), samples.UNPUBLISHED]
+    "acceptance", [ObservedAcceptance(source="gauges", how="a test", sampled_tau=3.0), samples.UNPUBLISHED]
 )
-def test_drafts_that_nobody_counts_are_refused(tmp_path: Path, acceptance: RecordedAcceptance) -> None:
+def test_drafts_that_nobody_counts_are_refused(tmp_path: Path, acceptance: ObservedAcceptance) -> None:
     whole = written(tmp_path, samples.point("dflash", 4, 120, 400, acceptance=acceptance))
     with pytest.raises(ConfigError, match="expected the server's counts of passes and drafts, found"):
         measured_points(whole, system_of(MOE))
@@ -268,13 +273,13 @@ def test_schedules_by_hand() -> None:
     """Nine drafts are within 2 % of eight at batch 16, but only eight keep 100 tokens/s."""
     speeds = {1: {8: 290, 9: 300}, 16: {8: 100.2, 9: 98.6}}
     at = lambda batch, length: speeds[1 if batch < 16 else 16][length] - batch * 1e-6  # noqa: E731
-    assert _schedule(at, 16, [8, 9], 100) == ((1, 9), (16, 8))
-    assert _schedule(at, 16, [8, 9], 90) == ((1, 9),)
+    assert schedule_for(at, 16, [8, 9], 100) == ((1, 9), (16, 8))
+    assert schedule_for(at, 16, [8, 9], 90) == ((1, 9),)
     # Runtimes draft at most what they begin with
     speeds = {1: {4: 300, 9: 297}, 16: {4: 90, 9: 110}}
     at = lambda batch, length: speeds[1 if batch < 16 else 16][length]  # noqa: E731
-    assert _schedule(at, 16, [4, 9], 100) == ((1, 9),)
-    assert _schedule(at, 16, [4, 9], 310) == ((1, 4),), "where nothing keeps the speed, the best for one user"
+    assert schedule_for(at, 16, [4, 9], 100) == ((1, 9),)
+    assert schedule_for(at, 16, [4, 9], 310) == ((1, 4),), "where nothing keeps the speed, the best for one user"
 
 
 def test_the_longest_context_stays_what_the_file_says(tmp_path: Path) -> None:

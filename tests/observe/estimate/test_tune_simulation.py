@@ -20,10 +20,13 @@ from dflash_trt.deploy.deployment_file import load_deployment
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.schema import Runtime
+from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile, from_tau
 from dflash_trt.observe.estimate.constants import rates
-from dflash_trt.observe.estimate.curve import AcceptanceProfile, MeasuredPoint, MeasuredPoints, Traffic, from_tau
+from dflash_trt.observe.estimate.curve import Traffic
 from dflash_trt.observe.estimate.inputs import open_system
-from dflash_trt.observe.estimate.step import StepLoad, StepModel
+from dflash_trt.observe.estimate.measured_points import MeasuredPoint, MeasuredPoints
+from dflash_trt.observe.estimate.step import StepModel
+from dflash_trt.observe.estimate.step_cost import StepLoad
 from dflash_trt.observe.estimate.tuned_deployment import tune_deployment
 from dflash_trt.observe.estimate.tuning import tune
 

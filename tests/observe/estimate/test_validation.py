@@ -7,12 +7,16 @@ import msgspec
 import pytest
 
 from dflash_trt.errors import ConfigError
-from dflash_trt.observe.estimate.constants import DATA, Band, rates
-from dflash_trt.observe.estimate.curve import Traffic, from_tau
+from dflash_trt.observe.estimate.acceptance_profile import from_tau
+from dflash_trt.observe.estimate.bands import Band
+from dflash_trt.observe.estimate.constants import DATA, rates
+from dflash_trt.observe.estimate.curve import Traffic
 from dflash_trt.observe.estimate.inputs import open_system
 from dflash_trt.observe.estimate.report import estimate
-from dflash_trt.observe.estimate.step import StepLoad, StepModel
-from dflash_trt.observe.estimate.tables import held_out, is_validated, mark, of_system, summary, tables
+from dflash_trt.observe.estimate.step import StepModel
+from dflash_trt.observe.estimate.step_cost import StepLoad
+from dflash_trt.observe.estimate.tables import tables
+from dflash_trt.observe.estimate.validation import held_out, is_validated, mark, of_system, summary
 from tests.observe.estimate.systems import DENSE, ENGINE, HYBRID, LATENT, MOE, model_of, system_of
 from tools.estimate_tables import PAGE, compared, held_out_file, predict, predict_with_band, replace_tables
 from tools.estimate_tables import system_of as published_system

@@ -8,19 +8,9 @@ from typing import NamedTuple
 
 import pytest
 
-from dflash_trt.observe.plots.curves import (
-    MORE,
-    NARROW,
-    STYLES,
-    Plot,
-    PlotCurve,
-    PlotPoint,
-    draw,
-    frontier,
-    rate_between,
-    styles,
-    svg,
-)
+from dflash_trt.observe.plots.curves import NARROW, Plot, PlotCurve, PlotPoint, draw, svg
+from dflash_trt.observe.plots.frontier import frontier, rate_between
+from dflash_trt.observe.plots.method_styles import MORE, STYLES, styles
 
 
 class Point(NamedTuple):

@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def stream(running: Cluster, workers: list[Worker] | None) -> str:
-    """An answer; kills who of the workers computes it."""
+    """An answer; kills the worker that computes it."""
     text = ""
     body = running.body(PROMPT, max_tokens=1500, stream=True)
     with httpx.stream("POST", f"{running.url}/v1/completions", json=body, timeout=PATIENCE) as response:
@@ -49,7 +49,7 @@ def stream(running: Cluster, workers: list[Worker] | None) -> str:
                 for worker in busy:
                     worker.popen.kill()
                 workers = None if busy else workers
-    assert not workers, "nobody was killed"
+    assert not workers, "no worker was killed"
     return text
 
 

@@ -142,7 +142,7 @@ def check_disconnect(running: Cluster) -> None:
         ("0.0.0.0", "expected the address by which frontends reach this machine, found 0.0.0.0"),
     ],
 )
-def test_a_host_that_nobody_reaches_is_refused(engine: Path, host: str, message: str) -> None:
+def test_an_unreachable_host_is_refused(engine: Path, host: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^--host: .*{re.escape(message)}"):
         run_here("dynamo", engine, "--host", host)
 

@@ -22,10 +22,11 @@ import httpx
 from openai import OpenAI
 
 from dflash_trt.llm import LLM
+from dflash_trt.runtime.server.api_keys import ApiKeys
 from dflash_trt.runtime.server.app import make_app
+from dflash_trt.runtime.server.connections.server import HttpServer
+from dflash_trt.runtime.server.connections.sockets import bind
 from dflash_trt.runtime.server.endpoints import Endpoints
-from dflash_trt.runtime.server.http_server import HttpServer, bind
-from dflash_trt.runtime.server.limits import ApiKeys
 from dflash_trt.runtime.server.tracing import Tracing
 from tests.waiting import PATIENCE, until
 
@@ -150,9 +151,9 @@ class Live:
 
     def await_idle(self) -> None:
         """Waits until every slot, every cached token and every admission is given back."""
-        slots = self.llm.backend.decoder.slots
         until(lambda: not (self.endpoints.admission.active or self.llm.metrics().running or self.llm.metrics().waiting))
-        assert (slots.free_slots, slots.free_tokens) == (slots.num_slots, slots.num_tokens)
+        backend, metrics = self.llm.backend, self.llm.metrics()
+        assert (metrics.free_slots, metrics.free_cache_tokens) == (backend.max_batch_size, backend.num_cache_tokens)
 
 
 @contextmanager

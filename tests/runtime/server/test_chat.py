@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.cli.chat import _shown
+from dflash_trt.cli.terminal_chat import shown
 from dflash_trt.llm import LLM
 from tests.cli.commands import run
 from tests.engines import trained_engine
@@ -111,7 +111,7 @@ def test_a_terminal_does_not_obey_the_model() -> None:
     parent, child = pty.openpty()
     hostile = "a\x1b]0;title\x07\tb\r\nc\x9b2J"
     with os.fdopen(child, "w") as terminal:
-        assert _shown(hostile, terminal) == "a\\x1b]0;title\\x07\tb\\r\nc\\x9b2J"
+        assert shown(hostile, terminal) == "a\\x1b]0;title\\x07\tb\\r\nc\\x9b2J"
     with Path(os.devnull).open("w") as pipe:
-        assert _shown(hostile, pipe) == hostile
+        assert shown(hostile, pipe) == hostile
     os.close(parent)

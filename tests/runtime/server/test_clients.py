@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that are not OpenAI's: `dflash-trt doctor URL`, the endpoint client behind it, and lm_eval."""
+"""Clients that are not OpenAI's: `dflash-trt doctor URL`, its endpoint client, and lm_eval."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ from dflash_trt import __version__
 from dflash_trt.errors import EndpointError
 from dflash_trt.llm import LLM
 from dflash_trt.observe.diagnosis.probe_answers import ProbeGroup, ProbePrompt, prompts
-from dflash_trt.observe.diagnosis.probes import OUT_OF_TIME, Prober, chats, group, plain, speeds
-from dflash_trt.observe.endpoints.client import Answer, Client
+from dflash_trt.observe.diagnosis.probe_groups import OUT_OF_TIME, group
+from dflash_trt.observe.diagnosis.prober import Prober, chats
+from dflash_trt.observe.diagnosis.probes import plain
+from dflash_trt.observe.diagnosis.speed_probe import speeds
+from dflash_trt.observe.endpoints.answer_stream import Answer
+from dflash_trt.observe.endpoints.client import Client
 from dflash_trt.observe.endpoints.identify import identify
 from dflash_trt.observe.endpoints.meters import acceptance_during, meter
 from tests.cli.commands import run

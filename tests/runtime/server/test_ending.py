@@ -27,9 +27,10 @@ from dflash_trt.api.backend import Chunk
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.decoder import Decoder
-from dflash_trt.runtime.server import http_server
 from dflash_trt.runtime.server import log as server_log
-from dflash_trt.runtime.server.http_server import HttpServer
+from dflash_trt.runtime.server.connections import server as http_server
+from dflash_trt.runtime.server.connections.server import HttpServer
+from dflash_trt.runtime.server.connections.sockets import bind
 from tests.cli.commands import run, run_here
 from tests.runtime.server.live import LONG, Live, children, refuses, started
 from tests.waiting import PATIENCE, until
@@ -47,7 +48,7 @@ def serve(engine: Path, chat_target: Path, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setitem(sys.modules, "xgrammar", None)
     monkeypatch.setattr(import_module("dflash_trt.cli.serve"), "_say", said.append)
     monkeypatch.setattr(server_log, "set_up_logging", lambda: None)
-    monkeypatch.setattr(http_server, "exit_on_sigterm", nullcontext)  # which would end pytest
+    monkeypatch.setattr(http_server, "exit_on_sigterm", nullcontext)  # it would end pytest
 
     def run_serve(client: Callable[[str, Callable[[], None]], None], *options: object) -> list[str]:
         signals = iter([signal.SIGTERM])
@@ -79,7 +80,7 @@ def serve(engine: Path, chat_target: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 @pytest.mark.parametrize(("drain_seconds", "max_tokens"), [(60, 150), (0, 8000)])
 def test_sigterm_drains(serve: Serve, drain_seconds: int, max_tokens: int) -> None:
-    """Answers end whole in time, and behind it every client is told."""
+    """Answers that finish in time are whole; after it, every client gets an error."""
     body, whole, events = LONG | {"max_tokens": max_tokens}, list[httpx.Response](), list[str]()
 
     def client(url: str, stop: Callable[[], None]) -> None:
@@ -129,14 +130,14 @@ def test_a_port_in_use_is_said_before_loading(engine: Path, chat_target: Path) -
         port = taken.getsockname()[1]
         result = run("serve", engine, "--target", chat_target, "--port", port)
     assert result.returncode == 1
-    assert result.stderr.startswith(f"error: --port: expected a free port on 127.0.0.1, found {port}: ")
+    assert result.stderr.startswith(f"error: port {port} on 127.0.0.1 is already in use\n")
     assert "loading" not in result.stderr
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_no_grammar_outlives_the_server(engine: Path, chat_target: Path, tmp_path: Path, end: signal.Signals) -> None:
-    """Nor delays its end."""
+    """Grammars that compile do not delay the end of the server, either."""
     with started(engine, chat_target, tmp_path / "log", "--drain-seconds", 1) as process:
         url = process.await_url()
 
@@ -167,7 +168,7 @@ def test_no_grammar_outlives_the_server(engine: Path, chat_target: Path, tmp_pat
 
 @pytest.mark.full
 def test_ranks_serve_as_one(engine: Path, chat_target: Path, tmp_path: Path) -> None:
-    """Answers do not change under torchrun; at SIGTERM, which reaches all, rank 0 drains and no rank stays behind."""
+    """Answers do not change under torchrun; at SIGTERM, which reaches all, rank 0 drains and every rank ends."""
     body = LONG | {"max_tokens": 100, "stream": False}
 
     def served(*options: object, launcher: Sequence[str] = ()) -> str:
@@ -188,7 +189,7 @@ def test_ranks_serve_as_one(engine: Path, chat_target: Path, tmp_path: Path) -> 
 
 @pytest.mark.full
 def test_a_second_sigterm_ends_at_once(engine: Path, chat_target: Path) -> None:
-    """Nor does a full disk behind stderr prevent the start."""
+    """A full disk under stderr does not prevent the start."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = ["-m", "dflash_trt", "serve", str(engine), "--target", str(chat_target), "--port", str(port)]
@@ -258,7 +259,7 @@ def test_the_drain_has_an_end_and_a_second_signal_is_heeded(monkeypatch: pytest.
 
     async def drain() -> bytes:
         loop = asyncio.get_running_loop()
-        listening = http_server.bind("127.0.0.1", 0)
+        listening = bind("127.0.0.1", 0)
         server = HttpServer(app, drain_seconds=0, cancel_all=lambda: loop.call_soon_threadsafe(may_end.set))
         serving = asyncio.create_task(server.serve([listening]))
         while not server.started:
@@ -283,7 +284,7 @@ def test_the_drain_has_an_end_and_a_second_signal_is_heeded(monkeypatch: pytest.
 def test_sigterm_while_loading(engine: Path, chat_target: Path, tmp_path: Path) -> None:
     with started(engine, chat_target, tmp_path / "log") as process:
         process.await_log("loading ")
-        assert len(children(process.popen.pid)) == 2  # what compiles grammars imports meanwhile
+        assert len(children(process.popen.pid)) == 2  # the processes for grammars import meanwhile
         process.popen.send_signal(signal.SIGTERM)
         assert process.popen.wait(PATIENCE) == 0
         assert "Traceback" not in process.text

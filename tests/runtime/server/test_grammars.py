@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Structured outputs match, and a grammar that takes for ever to compile holds nobody but its client, for a while."""
+"""Structured outputs match, and a grammar that is slow to compile delays only its own client."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from dflash_trt.errors import DFlashError, RequestError
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.logits_processors import GrammarCompiler, read_vocabulary
 from dflash_trt.runtime.server import grammar_worker, grammars
-from dflash_trt.runtime.server.grammars import MAX_COMPILING, MAX_COMPILING_PER_CLIENT, GrammarProcesses, read_grammar
-from dflash_trt.runtime.server.grammars import bounded as bounded_grammar
+from dflash_trt.runtime.server.grammar_fields import bounded as bounded_grammar
+from dflash_trt.runtime.server.grammar_fields import read_grammar
+from dflash_trt.runtime.server.grammars import MAX_COMPILING, MAX_COMPILING_PER_CLIENT, GrammarProcesses
 from dflash_trt.runtime.server.http_error import HttpError
 from tests.runtime.server.live import MODEL, Live, bounded
 from tests.waiting import PATIENCE
@@ -107,13 +108,13 @@ def regex(text: str) -> Grammar:
 
 
 def endless(number: int) -> Grammar:
-    """50 s with 2,000 items, and more than twice that with twice as many."""
+    """Compiling takes 50 s with 2,000 items, and more than twice as long with 4,000."""
     return regex("a?" * (20_000 + number))
 
 
 @pytest.fixture
 def compiler(llm: LLM) -> GrammarCompiler:
-    """Which has kept nothing."""
+    """A compiler that has kept nothing yet."""
     return GrammarCompiler(llm.backend.tokenizer, 1024, {0})
 
 
@@ -134,7 +135,7 @@ def limit_seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 async def active(processes: GrammarProcesses, number: int) -> None:
-    """Waits until so many compile."""
+    """Waits until that number of grammars compile."""
     while processes.num_active < number:
         await asyncio.sleep(0)
 
@@ -171,7 +172,7 @@ async def test_another_process_compiles_the_same(processes: GrammarProcesses, ll
 
 @bounded
 async def test_the_first_grammar_finds_its_process(compiler: GrammarCompiler) -> None:
-    """Which was prepared once, although who asked for it first had left."""
+    """It was prepared once, although the client that first asked for it had left."""
     opened: list[GrammarCompiler] = []
 
     def open_compiler() -> GrammarCompiler:

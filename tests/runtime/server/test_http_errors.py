@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a request, or too large, is said in OpenAI's shape, with the field's name; the server lives."""
+"""Invalid and oversized requests get errors in OpenAI's shape that name the field, and the server goes on."""
 
 from __future__ import annotations
 
 import json
 import random
 import threading
+from functools import wraps
 from typing import Any
 
 import h11
@@ -14,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_trt.api import chat_template
 from dflash_trt.api.chat_template import render_chat
 from dflash_trt.errors import RequestError
-from dflash_trt.runtime.server import limits, requests, tokenizing
+from dflash_trt.runtime.server import json_object, tokenizing
+from dflash_trt.runtime.server import messages as conversations
+from dflash_trt.runtime.server.connections.parser import MAX_HEADERS, LimitedConnection
 from dflash_trt.runtime.server.http_error import HttpError
-from dflash_trt.runtime.server.http_server import MAX_HEADERS, Connection
-from dflash_trt.runtime.server.limits import decode_object
+from dflash_trt.runtime.server.json_object import decode_object
 from tests.runtime.server.live import MODEL, Live
 
 CHAT_BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
@@ -52,15 +53,15 @@ def test_what_is_beyond_a_limit_is_not_made(document: Any, is_ascii: bool) -> No
     encoded = json.dumps(document, ensure_ascii=is_ascii)
     for name, number in (("MAX_ITEMS", num_items), ("MAX_NESTING", num_levels)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(limits, name, number)
+            patch.setattr(json_object, name, number)
             assert decode_object(encoded) == document
-            patch.setattr(limits, name, number - 1)
+            patch.setattr(json_object, name, number - 1)
             with pytest.raises(HttpError, match=f"body: expected at most {number - 1} "):
                 decode_object(encoded)
 
 
 def test_numbers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_VALUES", 100)
+    monkeypatch.setattr(json_object, "MAX_VALUES", 100)
     assert decode_object(json.dumps({"prompt": [1] * 100, "model": "," * 200}).encode())
     with pytest.raises(HttpError, match="field: expected at most 100 values"):
         decode_object(json.dumps({"prompt": [1] * 102}), "field")
@@ -78,19 +79,19 @@ def test_each_path_is_bounded(live: Live, path: str) -> None:
 
 
 def test_arguments_are_bounded(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each call's, which are a document of their own, and those of a conversation together."""
+    """Both the arguments of each call, a document of their own, and all arguments of a conversation."""
     calls: list[Any] = [{"type": "function", "function": {"name": "f", "arguments": '{"a": "%s"}' % ("x" * 50)}}] * 2
     messages = [{"role": "assistant", "content": "", "tool_calls": calls[:1]} for _ in range(2)]
-    assert len(requests.read_messages(messages)) == 2
-    monkeypatch.setattr(requests, "MAX_ARGUMENT_CHARACTERS", 100)
-    assert len(requests.read_messages(messages[:1])) == 1
+    assert len(conversations.read_messages(messages)) == 2
+    monkeypatch.setattr(conversations, "MAX_ARGUMENT_CHARACTERS", 100)
+    assert len(conversations.read_messages(messages[:1])) == 1
     for wrong in (messages, [messages[0] | {"tool_calls": calls}]):
         with pytest.raises(RequestError, match="messages: expected at most 100 characters of arguments"):
-            requests.read_messages(wrong)
+            conversations.read_messages(wrong)
     calls[0]["function"]["arguments"] = "[" * 9 + "]" * 9
-    monkeypatch.setattr(limits, "MAX_NESTING", 8)
+    monkeypatch.setattr(json_object, "MAX_NESTING", 8)
     with pytest.raises(HttpError, match="arguments: expected at most 8 levels"):
-        requests.read_messages(messages[:1])
+        conversations.read_messages(messages[:1])
 
 
 def test_variables_of_a_template_are_bounded(live: Live) -> None:
@@ -117,20 +118,22 @@ def test_what_is_long_to_render_does_not_hold_up_short_prompts(live: Live, monke
 
 def test_the_failing_message_is_found_in_few_steps(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixty-four of them held the tokenising thread for 9 s, with large tools."""
-    render, num_steps = chat_template._render, 0
+    tokenizer, num_steps = live.llm.backend.tokenizer, 0
+    render = tokenizer.apply_chat_template
 
-    def counted(*args: Any) -> str:
+    @wraps(render)
+    def counted(*args: Any, **options: Any) -> Any:
         nonlocal num_steps
         num_steps += 1
-        return render(*args)
+        return render(*args, **options)
 
-    monkeypatch.setattr(chat_template, "_render", counted)
+    monkeypatch.setattr(tokenizer, "apply_chat_template", counted)
     messages = [{"role": "user", "content": "x"}] * 300
     for index in (0, 1, 150, 299):
         num_steps = 0
         wrong = [*messages[:index], {"role": "user", "content": "x", "tool_calls": 5}, *messages[index + 1 :]]
         with pytest.raises(RequestError, match=rf"messages\[{index}\]: expected what the chat template takes"):
-            render_chat(live.llm.backend.tokenizer, wrong)
+            render_chat(tokenizer, wrong)
         assert num_steps <= 10
 
 
@@ -173,7 +176,7 @@ def test_events_are_those_of_h11(seed: int) -> None:
     sent = b"".join(request(rng) for _ in range(3))
     cuts = sorted(rng.randrange(len(sent)) for _ in range(rng.choice([0, 3, 40, len(sent) // 4])))
     pieces = [sent[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(sent)], strict=True) if begin < end]
-    found = events(Connection(h11.SERVER), pieces)
+    found = events(LimitedConnection(), pieces)
     assert found == events(h11.Connection(h11.SERVER), pieces)
     assert sum(isinstance(event, h11.Request) for event in found) == 3
 
@@ -191,7 +194,8 @@ WRONG: list[tuple[str, Any]] = [
     ("stop_token_ids", [-1]), ("presence_penalty", 1e9), ("frequency_penalty", "a"), ("repetition_penalty", 0),
     ("ignore_eos", "yes"), ("draft_length", -1), ("draft_length", 8), ("draft_length", "all"), ("n", 0), ("n", "2"),
     ("n", 1000), ("stream", "yes"), ("stream_options", []), ("stream_options", {"x": 1}), ("return_steps", 1),
-    ("logprobs", 21), ("logprobs", -1), ("logprobs", "x"), ("best_of", 2), ("echo", 1), ("suffix", "x"),
+    ("logprobs", 21), ("logprobs", -1), ("logprobs", True), ("logprobs", "x"), ("best_of", 2), ("echo", 1),
+    ("suffix", "x"),
     ("logit_bias", {"5": 101}), ("logit_bias", {"x": 1}), ("logit_bias", {"1" * 5000: 1}),
     ("logit_bias", {"5": 10**400}), ("logit_bias", {"10000": 1}), ("logit_bias", [5]),
     ("logit_bias", {str(i): 1 for i in range(1025)}), ("return_tokens_as_token_ids", 1), ("top_logprobs", 2),
@@ -271,7 +275,9 @@ def test_neutral_and_harmless_fields_are_taken(live: Live) -> None:
         "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "best_of": 1,
         "echo": False, "suffix": None, "n": 1, "stop": None, "seed": None, "logprobs": None, "top_logprobs": None,
         "length_penalty": 1.0, "add_special_tokens": True, "skip_special_tokens": True, "return_token_ids": False,
+        "structured_outputs": None, "stream_options": None, "temperature": None, "stream": None,
     }  # fmt: skip
+    assert live.complete(**body | {"response_format": None})["usage"]["completion_tokens"] <= 4
     for bias in ({}, {"5": 0}):
         assert live.complete(**body, logit_bias=bias)["usage"]["completion_tokens"] <= 4
 

@@ -16,11 +16,12 @@ from dflash_trt.api.backend import Chunk
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.neutral_fields import IGNORED, NEUTRAL_VALUES
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.runtime.server.requests import OTHER_FIELDS, SAMPLING_FIELDS
-from dflash_trt.runtime.server.responses import StepTexts
+from dflash_trt.runtime.server.request_fields import ChatBody, CompletionBody
+from dflash_trt.runtime.server.step_texts import StepTexts
 from tests.runtime.server.live import MODEL, Live
 
 PROMPT = "def parse_args(argv):"
+SUPPORTED = {*CompletionBody.__struct_fields__, *ChatBody.__struct_fields__}
 PARAMS = SamplingParams(max_tokens=6, logprobs=True, top_logprobs=2, prompt_logprobs=True)
 
 
@@ -117,8 +118,8 @@ def test_texts_of_characters_in_pieces(live: Live) -> None:
     texts = StepTexts(live.llm.backend.tokenizer)
     step = Step(token_ids=ids[1:], proposals=[*ids[1:-1], ids[0]], accepted=len(ids) - 2)
     read = texts.read(Chunk(text="", token_ids=ids, steps=[step], completion=None))
-    assert "".join(token["text"] for part in read for token in part["tokens"]) == "x = 'é世🙂'"
-    assert any(token["text"] == "" for part in read for token in part["tokens"])
+    assert "".join(token.text for part in read for token in part.tokens) == "x = 'é世🙂'"
+    assert any(token.text == "" for part in read for token in part.tokens)
 
 
 def test_draft_length_caps_the_proposals(live: Live) -> None:
@@ -173,10 +174,9 @@ def test_defaults_of_vllm_may_be_spelled_out(live: Live) -> None:
 
 
 def test_each_field_of_vllm(live: Live) -> None:
-    supported = OTHER_FIELDS | set(SAMPLING_FIELDS)
-    assert supported >= HONOURED
+    assert SUPPORTED >= HONOURED
     assert NEUTRAL_VALUES["user"] is None
-    assert not REFUSED.keys() & supported
+    assert not REFUSED.keys() & SUPPORTED
     requests: dict[str, Any] = {
         "/v1/completions": {"prompt": "x"}, "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]}
     }  # fmt: skip
@@ -186,7 +186,7 @@ def test_each_field_of_vllm(live: Live) -> None:
             response = live.post(path, **request, max_tokens=1, **{field: value})
             assert response.status_code == 400, field
             assert response.json()["error"]["param"] == field
-        harmless = {field: values[0] for field, values in NEUTRAL_VALUES.items() if values and field not in supported}
+        harmless = {field: values[0] for field, values in NEUTRAL_VALUES.items() if values and field not in SUPPORTED}
         harmless.pop("guided_decoding")  # Dynamo's
         harmless["add_special_tokens"] = not is_chat
         assert live.post(path, **request, max_tokens=1, **harmless).status_code == 200
@@ -237,7 +237,7 @@ def test_ignored_fields_are_told(live: Live, stream: bool) -> None:
         f'299 - "{name}: ignored: {IGNORED[name]}"' for name in ("verbosity", "thinking")
     )
     assert not any(set(reason) & set('",\\\n') - {","} for reason in IGNORED.values())
-    assert not IGNORED.keys() & (OTHER_FIELDS | set(SAMPLING_FIELDS) | NEUTRAL_VALUES.keys())
+    assert not IGNORED.keys() & (SUPPORTED | NEUTRAL_VALUES.keys())
     assert "warning" not in live.post(prompt="x", max_tokens=1, user="u").headers
 
 

@@ -238,3 +238,17 @@ def test_an_error_is_shown(window: Any) -> None:
     window.execute_script("document.getElementById('prompt').value = 'x '.repeat(9000)")
     window.find_element("id", "start").click()
     until(lambda: "max_position_embeddings" in text_of(window, "#error"))
+
+
+def test_the_description_of_the_api_is_shown(live: Live) -> None:
+    with chromium() as window:
+        window.get(f"{live.url}/docs")
+        until(
+            lambda: (
+                "POST /v1/chat/completions" in text_of(window, "main")
+                and "SpeculativeDecoding" in text_of(window, "main")
+            )
+        )
+        assert not [entry for entry in window.get_log("browser") if entry["level"] == "SEVERE"]
+        set_size(window, 390, 800)
+        assert not window.execute_script(WIDER)

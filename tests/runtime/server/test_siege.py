@@ -25,12 +25,14 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from dflash_trt.errors import RequestError
+from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.llm import LLM
-from dflash_trt.runtime.server import http_server, streaming
+from dflash_trt.runtime.server import event_stream
+from dflash_trt.runtime.server.connections import acceptor, protocol, server
+from dflash_trt.runtime.server.connections.sockets import max_connections
 from dflash_trt.runtime.server.endpoints import DEGRADED_FAILURES
+from dflash_trt.runtime.server.event_stream import EventStream
 from dflash_trt.runtime.server.log import MAX_QUEUED_LINES, NonBlockingHandler
-from dflash_trt.runtime.server.streaming import EventStream
 from dflash_trt.runtime.server.tokenizing import CHUNK_CHARACTERS, TokenizerPool
 from tests.cli.commands import run_here
 from tests.runtime.server.live import Live, bounded, read_response, serving
@@ -91,8 +93,9 @@ async def test_tokenising_ends_with_the_client(live: Live) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     may_go_on.set()
-    pool._long.shutdown(wait=True)
-    assert tokenizer.num_characters == CHUNK_CHARACTERS
+    last = "x " * CHUNK_CHARACTERS  # on the same thread, so after the first: counted, then tokenised
+    await pool.encode(last)
+    assert tokenizer.num_characters == CHUNK_CHARACTERS + 2 * len(last)
 
 
 async def documents(number: int, ended: list[int]) -> AsyncGenerator[dict[str, Any], None]:
@@ -107,7 +110,7 @@ async def documents(number: int, ended: list[int]) -> AsyncGenerator[dict[str, A
 async def read_slowly(number: int, *, ticks: int = 0) -> tuple[bool, bytes]:
     """Whether the documents came to an end before the client read any, and what it got then.
 
-    With `ticks` it reads meanwhile, one document in so many turns of the event loop.
+    With `ticks` it reads meanwhile: one document every `ticks` turns of the event loop.
     """
     ended: list[int] = []
     may_read, sent = asyncio.Event(), b""
@@ -134,21 +137,21 @@ async def read_slowly(number: int, *, ticks: int = 0) -> tuple[bool, bytes]:
 
 
 @pytest.mark.parametrize("limit", [None, "MAX_UNREAD_BYTES", "MAX_ALL_UNREAD_BYTES"])
-def test_a_response_that_nobody_reads(limit: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unread_response(limit: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gives its place back, and is cut at a limit."""
     if limit is not None:
-        monkeypatch.setattr(streaming, limit, 10_000)
+        monkeypatch.setattr(event_stream, limit, 10_000)
     is_computed, sent = asyncio.run(read_slowly(50))
     assert is_computed
     assert sent.count(b'"index"') == 50 if limit is None else sent.count(b'"index"') < 11
     assert (b"the client is too slow" in sent) == (limit is not None)
     assert sent.endswith(b"data: [DONE]\n\n")
-    assert EventStream._all_unread_bytes == 0
+    assert EventStream.all_unread_bytes == 0
 
 
 def test_what_was_read_counts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the documents are unread when the last one comes: fewer bytes than the limit, as all are more."""
-    monkeypatch.setattr(streaming, "MAX_UNREAD_BYTES", 40_000)
+    monkeypatch.setattr(event_stream, "MAX_UNREAD_BYTES", 40_000)
     assert asyncio.run(read_slowly(50, ticks=2))[1].count(b'"index"') == 50
 
 
@@ -162,11 +165,11 @@ async def test_a_client_that_leaves_is_not_counted_any_more() -> None:
     async def receive() -> dict[str, str]:
         while not ended:
             await asyncio.sleep(0)
-        assert EventStream._all_unread_bytes > 50_000
+        assert EventStream.all_unread_bytes > 50_000
         return {"type": "http.disconnect"}
 
     await EventStream(documents(50, ended))({"dflash_trt.log_fields": {}}, receive, send)
-    assert EventStream._all_unread_bytes == 0
+    assert EventStream.all_unread_bytes == 0
 
 
 class Transport(asyncio.Transport):
@@ -184,16 +187,15 @@ class Transport(asyncio.Transport):
 @pytest.mark.parametrize("reads_again", [False, True])
 @bounded
 async def test_a_client_that_does_not_read_is_disconnected(reads_again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "WRITE_SECONDS", 0.01)
+    monkeypatch.setattr(protocol, "WRITE_SECONDS", 0.01)
     transport = Transport()
     config = uvicorn.Config(lambda: None, log_config=None, access_log=False)  # type: ignore[arg-type]
-    protocol = http_server.Protocol(config, ServerState(), {})
-    protocol.connection_made(transport)
-    protocol.pause_writing()
+    connection = protocol.Protocol(config, ServerState(), {})
+    connection.connection_made(transport)
+    connection.pause_writing()
     if reads_again:
-        protocol.resume_writing()
+        connection.resume_writing()
     await asyncio.sleep(0.1)
-    protocol._stop_header_timer()
     assert transport.is_aborted is not reads_again
 
 
@@ -201,7 +203,7 @@ def test_the_next_request_of_a_connection_has_a_time_limit(llm: LLM, monkeypatch
     with serving(llm) as live, live.connect() as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
-        monkeypatch.setattr(http_server, "HEADER_SECONDS", 0.2)
+        monkeypatch.setattr(protocol, "HEADER_SECONDS", 0.2)
         connection.sendall(b"GET /health HTTP/1.1\r\nx-slow: ")
         assert connection.recv(1000).startswith(b"HTTP/1.1 408 ")
 
@@ -238,8 +240,8 @@ def test_idle_connections_make_room(llm: LLM, caplog: pytest.LogCaptureFixture) 
 
 def test_clients_close_idle_connections_before_the_server_does(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """At 5 s, which is httpx's time, too, a hundredth of the requests that came then found theirs closing."""
-    assert httpx.Limits().keepalive_expiry < http_server.KEEP_ALIVE_SECONDS
-    monkeypatch.setattr(http_server, "KEEP_ALIVE_SECONDS", 0.1)
+    assert httpx.Limits().keepalive_expiry < server.KEEP_ALIVE_SECONDS
+    monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 0.1)
     with serving(llm) as live, live.connect() as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert read_response(connection)[0] == 200
@@ -257,7 +259,7 @@ def test_a_failed_accept_is_said_once_and_tried_again(
             raise failures.pop()
         return await accept(loop, listening)
 
-    monkeypatch.setattr(http_server, "ACCEPT_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(acceptor, "ACCEPT_RETRY_SECONDS", 0.01)
     monkeypatch.setattr(asyncio.SelectorEventLoop, "sock_accept", fail_then_accept)
     with serving(llm) as live:
         assert live.http.get("/health").status_code == 200
@@ -267,8 +269,8 @@ def test_a_failed_accept_is_said_once_and_tried_again(
 def test_without_room_for_connections_it_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (20, 20))
     monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
-    with pytest.raises(RequestError, match="open files: expected a limit of at least"):
-        http_server.max_connections()
+    with pytest.raises(RequestError, match="the limit of open files is 20; the server needs "):
+        max_connections()
 
 
 def test_stop_texts_and_prompts_are_bounded(live: Live) -> None:
@@ -286,7 +288,7 @@ def test_stop_texts_and_prompts_are_bounded(live: Live) -> None:
 
 
 def test_a_500_keeps_the_connection(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(live.endpoints._backend), "max_length", property(lambda _: 1 / 0))
+    monkeypatch.setattr(type(live.llm.backend), "max_length", property(lambda _: 1 / 0))
     connection = http.client.HTTPConnection("127.0.0.1", live.port, timeout=PATIENCE)
     for method, path, status in (("POST", "/v1/completions", 500), ("GET", "/version", 200)):
         connection.request(method, path, b'{"prompt": "x"}', {"content-type": "application/json"})
@@ -296,7 +298,7 @@ def test_a_500_keeps_the_connection(live: Live, monkeypatch: pytest.MonkeyPatch)
     connection.close()
 
 
-def test_a_body_that_breaks_off_behind_its_response(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_body_that_breaks_off_after_its_response(live: Live, caplog: pytest.LogCaptureFixture) -> None:
     with live.connect() as connection:
         connection.sendall(b"GET /version HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
         assert read_response(connection)[0] == 200
@@ -313,20 +315,20 @@ def test_errors_of_libraries_are_lines_of_the_log() -> None:
     assert re.fullmatch(r"[-0-9]+ [:0-9]+ an error\n", run.stderr)
 
 
-def test_a_log_that_nobody_reads_loses_lines() -> None:
+def test_an_unread_log_loses_lines() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    with suppress(BlockingIOError):  # until the pipe is full
+    with suppress(BlockingIOError):  # ends when the pipe is full
         while True:
             os.write(writing, b"x" * 4096)
     os.set_blocking(writing, True)
     handler = NonBlockingHandler(writing)
     for i in range(2 * MAX_QUEUED_LINES):
         handler.handle(logging.LogRecord("x", logging.INFO, "x", 1, f"line {i} {'x' * 200}", None, None))
-    assert handler._num_dropped > 0
+    assert handler.num_dropped > 0
     os.close(reading)  # the thread's write ends with an error, and it goes on
     handler.flush()
-    assert handler._is_idle.is_set()
+    assert handler.is_idle
 
 
 @pytest.mark.parametrize(
@@ -360,17 +362,20 @@ def test_the_host_is_checked(llm: LLM, live: Live) -> None:
         assert public.http.get("/v1/models", headers={"host": "a.example"}).status_code == 200
 
 
-def test_failures_in_a_row_degrade_health(live: Live) -> None:
-    metrics = live.endpoints._metrics
-    try:
+def test_failures_in_a_row_degrade_health(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def failing(*_: Any, **__: Any) -> AsyncGenerator[Any, None]:
+        raise EngineError("found NaN or infinity")
+        yield
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(live.llm.backend), "stream", failing)
         for _ in range(DEGRADED_FAILURES):
-            metrics.observe_failure(ValueError("found NaN or infinity"))
-        response = live.http.get("/health")
-        assert (response.status_code, response.text[:8]) == (503, "degraded")
-        live.complete(prompt="x", max_tokens=1)
-        assert live.http.get("/health").status_code == 200
-    finally:
-        metrics.consecutive_failures = 0
+            assert live.http.get("/health").status_code == 200
+            assert live.post(prompt="x", max_tokens=1).status_code == 500
+    response = live.http.get("/health")
+    assert (response.status_code, response.text[:8]) == (503, "degraded")
+    live.complete(prompt="x", max_tokens=1)
+    assert live.http.get("/health").status_code == 200
 
 
 def test_a_cache_without_room_for_a_page_is_one_error(engine: Path, chat_target: Path) -> None:

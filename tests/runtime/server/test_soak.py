@@ -22,7 +22,7 @@ NUM_MALFORMED = 10_000
 NUM_REQUESTS = 5000
 AT_ONCE = 32
 CACHE_KIB = 64 * 1024
-"""What requests may fill, and prefixes that are kept do."""
+"""Memory of the cache, which kept prefixes fill."""
 MAX_WORKING_KIB = 128 * 1024
 """For all else, since a server idled: ONNX Runtime's and oneDNN's for passes of every size, and freed memory
 that is kept. 73 and 78 MiB were measured."""
@@ -65,7 +65,7 @@ def post(body: bytes, *headers: str, path: str = "/v1/completions") -> bytes:
 
 
 async def answer(url: str, sent: bytes, *, limit: int | None = None) -> bytes:
-    """What comes back before the end, or the first `limit` bytes: then the connection is dropped."""
+    """The answer up to its end, or the first `limit` bytes: then the connection is dropped."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
     try:
         writer.write(sent)
@@ -91,7 +91,7 @@ async def many(number: int, work: Callable[[int], Awaitable[None]], at_once: int
 
 
 def malformed(draw: random.Random) -> bytes:
-    """A request that nobody can answer: broken HTTP, broken JSON, wrong types, too much."""
+    """A request that must be refused: broken HTTP, broken JSON, wrong types, too much."""
     valid = json.dumps({"prompt": "x", "max_tokens": 2}).encode()
     wrong: Any = draw.choice([-1, 1e30, "x", [], {}, [[]], True, "\x00", ["a"], -(2**70)])
     field = draw.choice(["max_tokens", "temperature", "top_p", "n", "logprobs", "stream_options", "tools", "seed"])
@@ -153,7 +153,7 @@ def test_clients_that_leave_cost_nothing(server: tuple[Process, str]) -> None:
             await answer(url, sent, limit=limit or 0)
 
     idle = memory_kib(process)
-    asyncio.run(many(NUM_REQUESTS // 5, ask))  # until caches are warm
+    asyncio.run(many(NUM_REQUESTS // 5, ask))  # the first ones warm the caches
     await_idle(url)
     memory, files = memory_kib(process), open_files(process)
     asyncio.run(many(NUM_REQUESTS - NUM_REQUESTS // 5, ask))

@@ -18,8 +18,10 @@ from dflash_trt.api.chat_template import encode, render_chat
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.llm import LLM
 from dflash_trt.runtime.logits_processors import GrammarCompiler
-from dflash_trt.runtime.server.channels import Channels, ChannelTokens, HermesParser
-from dflash_trt.runtime.server.requests import read_messages
+from dflash_trt.runtime.server.channels import Channels, ChannelTokens
+from dflash_trt.runtime.server.hermes import HermesParser
+from dflash_trt.runtime.server.messages import read_messages
+from dflash_trt.runtime.server.request_fields import ChatBody
 from dflash_trt.runtime.server.tools import call_grammar, read_tools, tool_format
 from tests.engines import trained_engine
 from tests.paths import FIXTURES
@@ -253,7 +255,7 @@ def test_a_demanded_call(live: Live, choice: Any, parallel: bool) -> None:
 
 
 def test_the_prompt_offers_tools(live: Live) -> None:
-    """Unless none may be called; then the answer is that of a chat without."""
+    """If none may be called, the answer equals a chat without tools."""
     client = live.openai()
     plain = live.llm.chat(MESSAGES, SamplingParams(max_tokens=8))[0]
     settings = {**SETTINGS, "max_tokens": 8, "temperature": 0}
@@ -293,7 +295,7 @@ def test_a_demanded_call_in_harmony() -> None:
     tokenizer = AutoTokenizer.from_pretrained(FIXTURES / "tiny-gpt-oss")
     tokenizer.add_special_tokens({"additional_special_tokens": HARMONY})
     form = tool_format(tokenizer)
-    tools = read_tools({"tools": TOOLS, "tool_choice": NAMED})
+    tools = read_tools(ChatBody(messages=MESSAGES, tools=TOOLS, tool_choice=NAMED))
     (end,) = tokenizer.convert_tokens_to_ids(["<|call|>"])
     guided = GrammarCompiler(tokenizer, len(tokenizer), {end}).processor(call_grammar(tools, form))
     text = '<|channel|>commentary to=functions.get_time json<|message|>{"zone": "utc", "precise": true}<|call|>'
@@ -312,7 +314,8 @@ def test_a_demanded_call_in_harmony() -> None:
     [({"tools": {}}, "tools: expected a list"), ({"tools": [{"type": "web_search"}]}, "tools: expected"),
      ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools: expected names"),
      ({"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]}, "tools: expected parameters"),
-     ({"tools": TOOLS * 65}, "tools: expected a list of at most 128"), ({"tool_choice": "required"}, "tool_choice: "),
+     ({"tools": TOOLS * 65}, "tools: expected at most 128 items, found 130"),
+     ({"tool_choice": "required"}, "tool_choice: "),
      ({"tools": TOOLS, "tool_choice": "all"}, "tool_choice: expected"),
      ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice: expected one"),
      ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format: expected none together"),

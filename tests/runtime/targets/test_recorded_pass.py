@@ -17,9 +17,11 @@ from transformers import PreTrainedModel
 from dflash_trt.device.launcher import CudaLauncher, EagerLauncher, Launcher
 from dflash_trt.runtime.kvcache import slot_cache
 from dflash_trt.runtime.targets import recorded_pass
+from dflash_trt.runtime.targets.packed_pass import CurrentPass
 from dflash_trt.runtime.targets.packed_target import TORCH_OPERATORS, PackedTarget
 from dflash_trt.runtime.targets.recorded_pass import PassSize, StaticPass
-from dflash_trt.runtime.targets.target import Segment, Verified
+from dflash_trt.runtime.targets.running_model import torch_attention
+from dflash_trt.runtime.targets.target import Segment
 from tests.contract.cuda_graphs import stand_in, tensors_of
 from tests.runtime.targets.families import (
     NUM_SLOTS,
@@ -97,9 +99,10 @@ def test_caches_that_move_are_recorded_again(monkeypatch: pytest.MonkeyPatch) ->
     expected = recomputed(model, turns)
     graphs = stand_in(monkeypatch)
     target = target_of(model, CudaLauncher(torch.device("cpu")))
-    made, run = list[Verified](), target._run
-    monkeypatch.setattr(target, "_run", lambda *args, **inputs: made.append(run(*args, **inputs)) or made[-1])
+    outputs = list[object]()
+    hook = model.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
     assert relative_error(computed(target, turns), expected) < TOLERANCE
+    hook.remove()
     assert (len(graphs), sum(graph.replays for graph in graphs)) == (2, 4)
 
 
@@ -168,11 +171,11 @@ def test_a_recorded_pass_neither_waits_nor_copies(name: str) -> None:
     for segment in segments:
         cache.table.cover(segment.slot, len(segment.token_ids))
     model.to(meta, torch.bfloat16)  # in which CUDA has products of experts that do not wait
-    target._device = meta
     current = StaticPass(PassSize.of(segments, cache.table), cache, meta)
-    with torch.inference_mode(), OnDevice():
-        verified = target._run_static(current, True)
-    assert verified.logits.shape[0] == 2 * 4
+    inputs = {"position_ids": current.positions[None], "use_cache": False, "slot_pass": CurrentPass(current)}
+    with torch.inference_mode(), OnDevice(), torch_attention(meta):
+        output = target.model(current.token_ids[None], logits_to_keep=0, **inputs)
+    assert output.logits.shape[1] == 2 * 4
 
 
 def test_recurrent_state_is_not_recorded() -> None:

@@ -17,7 +17,7 @@ import onnx
 import onnx.inliner
 from onnx import TensorProto, helper, numpy_helper
 
-from dflash_trt.checkpoint.quantization import BLOCK, INT4_BLOCK
+from dflash_trt.checkpoint.number_formats import BLOCK, INT4_BLOCK
 from dflash_trt.engine.graph.draft_graph import ATTENTION
 from dflash_trt.engine.graph.layers import leave_out_padding
 from dflash_trt.engine.graph.onnx_builder import COMPUTE, OPSET, TRT_DOMAIN, prune

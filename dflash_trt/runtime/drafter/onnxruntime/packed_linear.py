@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from dflash_trt.checkpoint.quantization import BLOCK
+from dflash_trt.checkpoint.number_formats import BLOCK
 from dflash_trt.engine.graph.onnx_builder import PLUGIN_DOMAIN, prune
 
 PACKED_LINEAR = "PackedLinear"

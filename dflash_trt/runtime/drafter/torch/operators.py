@@ -15,7 +15,7 @@ import torch
 from onnx import TensorProto
 from torch import Tensor
 
-from dflash_trt.checkpoint.quantization import BLOCK
+from dflash_trt.checkpoint.number_formats import BLOCK
 
 FP4, INT4, UINT4 = TensorProto.FLOAT4E2M1, TensorProto.INT4, TensorProto.UINT4
 FP8_MAX, FP4_MAX = 448.0, 6.0

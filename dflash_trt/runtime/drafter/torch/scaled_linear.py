@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dflash_trt.checkpoint.quantization import BLOCK
+from dflash_trt.checkpoint.number_formats import BLOCK
 from dflash_trt.engine.graph.draft_graph import ATTENTION
 from dflash_trt.engine.plans.machine import LOWEST_SM
 from dflash_trt.runtime.drafter.torch.calls import Call

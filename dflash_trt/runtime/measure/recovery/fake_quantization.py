@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.checkpoint.quantization import BLOCK, FP8, INT4_BLOCK
+from dflash_trt.checkpoint.number_formats import BLOCK, FP8, INT4_BLOCK
 from dflash_trt.quantize.bounds import Ranges
 from dflash_trt.quantize.recipe import Recipe
 from dflash_trt.quantize.scales import cache_scales, group_scales, input_scales, scaled_by_tensor

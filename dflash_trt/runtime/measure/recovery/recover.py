@@ -24,8 +24,10 @@ from dflash_trt.errors import CheckpointError
 from dflash_trt.files.json_file import write_json
 from dflash_trt.files.write import check_replaceable, scratch_directory, sole_writer
 from dflash_trt.quantize.bounds import Ranges, ranges_from_weights
-from dflash_trt.quantize.convert import Summary, check_quantisable, quantize_checkpoint
+from dflash_trt.quantize.convert import quantize_checkpoint
+from dflash_trt.quantize.packing import check_quantisable
 from dflash_trt.quantize.recipe import Recipe
+from dflash_trt.quantize.summary import Summary
 from dflash_trt.runtime.measure.features import open_features
 from dflash_trt.runtime.measure.recovery.fake_quantization import recipe_numerics
 from dflash_trt.runtime.measure.recovery.objective import Objective, Vocabulary
@@ -79,7 +81,7 @@ def recover_checkpoint(
     check_quantisable(draft, algorithms)
     with sole_writer(output, WRITTEN, force=force):
         check_finite(draft.weights.values())
-        if ranges is None and recipe.needs_ranges(draft.spec.linear_modules()):
+        if ranges is None and recipe.needs_ranges:
             ranges = ranges_from_weights(draft)
         tensors = {name: tensor.to(device) for name, tensor in computed_tensors(draft).items()}
         state = state_file(output)

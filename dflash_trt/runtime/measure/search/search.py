@@ -21,11 +21,11 @@ from typing import Protocol
 import msgspec
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
-from dflash_trt.checkpoint.quantization import BLOCKS, Quantization
-from dflash_trt.quantize.convert import checkpoint_bytes
+from dflash_trt.checkpoint.number_formats import ACTIVATION_ALGORITHMS, FORMATS
+from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.quantize.loadable import Loadable
-from dflash_trt.quantize.recipe import ACTIVATION_ALGORITHMS
 from dflash_trt.quantize.scales import scale_groups
+from dflash_trt.quantize.summary import checkpoint_bytes
 from dflash_trt.runtime.measure.statistics import TauLoss
 
 SMALLEST_ERROR = 1e-12
@@ -261,7 +261,7 @@ def make_space(
     groups = tuple(scale_groups(draft.spec))
 
     def allows(module: str, algorithm: str) -> bool:
-        suits = draft.weights[f"{module}.weight"].shape[1] % BLOCKS.get(algorithm, 1) == 0
+        suits = draft.weights[f"{module}.weight"].shape[1] % (FORMATS[algorithm].block or 1) == 0
         has_range = ranged is None or module in ranged or algorithm not in ACTIVATION_ALGORITHMS
         return suits and has_range and loadable.allows(module, algorithm)
 

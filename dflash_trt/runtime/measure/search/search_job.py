@@ -12,16 +12,18 @@ import msgspec
 
 from dflash_trt.api.runtime_options import choose_device
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
+from dflash_trt.checkpoint.number_formats import ACTIVATION_ALGORITHMS
 from dflash_trt.checkpoint.safetensors_writer import PRODUCER
 from dflash_trt.checkpoint.source import checkpoint_label
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
-from dflash_trt.engine.engine_directory import BuildOptions, build_engine, describe_source
+from dflash_trt.engine.engine_directory import BuildOptions, build_engine
 from dflash_trt.engine.manifest import sha256
+from dflash_trt.engine.origins import describe_source
 from dflash_trt.errors import VerificationError, printable
 from dflash_trt.files.write import OutputKind, bearing, new_file, sole_writer
 from dflash_trt.quantize.bounds import Ranges, ranges_from_weights
 from dflash_trt.quantize.loadable import LOADABLE, Runtime
-from dflash_trt.quantize.recipe import ACTIVATION_ALGORITHMS, LAYER, load_recipe, recipe_text
+from dflash_trt.quantize.recipe import LAYER, load_recipe, recipe_text
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.measure.calibrate import activation_ranges

@@ -47,7 +47,7 @@ def torch_draft(checkpoint: Path, recipe: str = "bf16") -> TorchDraft:
 
 def torch_draft_of(draft: DraftCheckpoint, recipe: str = "bf16") -> TorchDraft:
     chosen, tensors = load_recipe(recipe), computed_tensors(draft)
-    ranges = ranges_from_weights(draft) if chosen.needs_ranges(draft.spec.linear_modules()) else None
+    ranges = ranges_from_weights(draft) if chosen.needs_ranges else None
     numerics = recipe_numerics(draft.spec, chosen, ranges)
     model = TorchDraft(draft.spec, numerics, tensors)
     dense = {module: tensors[f"{module}.weight"] for module in draft.spec.linear_modules()}

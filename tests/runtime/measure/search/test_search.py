@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
+from dflash_trt.checkpoint.number_formats import FORMATS
 from dflash_trt.errors import BuildError
 from dflash_trt.observe.estimate.drafter_pass import drafter_seconds
 from dflash_trt.quantize.convert import quantize_checkpoint
-from dflash_trt.quantize.loadable import FORMATS, LOADABLE, Runtime
+from dflash_trt.quantize.loadable import LOADABLE, Runtime
 from dflash_trt.quantize.recipe import load_recipe
 from dflash_trt.runtime.measure.journal import Journal
 from dflash_trt.runtime.measure.search.recipe_judge import Measurement

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt bench run`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dflash_trt.api.runtime_options import DTYPES
+from dflash_trt.cli.bench_options import Concurrencies, Goodput, KeyValue
+from dflash_trt.cli.completion import TARGET
+from dflash_trt.cli.options import PATH, json_option, options, refuse_given
+from dflash_trt.cli.output import resumable
+from dflash_trt.files.command import quoted
+
+
+@click.command(short_help="Sweep concurrency over a prompt set.")
+@options(
+    click.option("--endpoint", "endpoints", multiple=True, type=KeyValue("NAME=URL"),
+                 help="A server to measure; repeatable."),
+    click.option("--engine", type=PATH, help="Serve this engine here, without and with DFlash, instead of --endpoint."),
+    click.option("--target", type=TARGET, help="Target of --engine. Default: what it was built for."),
+    click.option("--draft-length", metavar="LENGTH", help="Draft length of --engine, as in `serve`. Default: its own."),
+    click.option("--dtype", type=click.Choice(DTYPES),
+                 help="Type of --engine's target, as in `serve`. Default: its own."),
+    click.option("--prompts", required=True, metavar="SET",
+                 help="gsm8k, math500, ..., a file, or SPEED-Bench's folder."),
+    click.option("--split",
+                 help="Part of a SPEED-Bench folder: qualitative (default), throughput_1k, ..., throughput_32k."),
+    click.option("--category", "categories", multiple=True, help="Only prompts of this category; repeatable."),
+    click.option("--pooled", is_flag=True, help="One point for all categories, not one for each."),
+    click.option("--num-prompts", type=click.IntRange(min=1),
+                 help="Prompts of each category; they repeat if there are fewer."),
+    click.option("--concurrency", type=Concurrencies(), default="1", show_default=True, help="Requests at once."),
+    click.option("--request-rate", type=click.FloatRange(0, 1e6, min_open=True),
+                 help="Open loop: start this many requests per second; --concurrency caps how many run at once."),
+    click.option("--arrival-pattern", type=click.Choice(["poisson", "constant"]), default="poisson", show_default=True,
+                 help="Gaps between requests of --request-rate."),
+    click.option("--fixed-schedule", is_flag=True, help="Replay a trace: start each prompt at its timestamp, in ms."),
+    click.option("--goodput", type=Goodput(),
+                 help="Count requests that meet these limits, as AIPerf's option of that name: time_to_first_token, "
+                      "inter_token_latency, request_latency in ms, output_token_throughput_per_user."),
+    click.option("--template", type=click.Choice(["chat", "completions"]), default="chat", show_default=True),
+    click.option("--thinking", type=click.Choice(["on", "off"]), help="enable_thinking of the chat template."),
+    click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True),
+    click.option("--max-tokens", type=click.IntRange(min=1), default=4096, show_default=True),
+    click.option("--ignore-eos", is_flag=True, help="Answers of exactly --max-tokens tokens."),
+    click.option("--extra", multiple=True, type=KeyValue("FIELD=VALUE"),
+                 help="Add to each request: reasoning_effort=low, top_p=0.95."),
+    click.option("--set", "overrides", multiple=True, type=KeyValue("NAME.FIELD=VALUE"),
+                 help="Override a setting for one method."),
+    click.option("--model", help="Model to ask for, if a server has several."),
+    click.option("--api-key-file", type=PATH, help="File with the servers' key on its first line."),
+    click.option("--request-timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True),
+    click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True),
+    click.option("--hardware", metavar="TEXT", help="The servers' hardware, for reports: '8x B300'."),
+    click.option("--num-gpus", type=click.IntRange(min=1), help="GPUs of each server, for throughput per GPU."),
+    click.option("--aiperf", type=PATH, help="AIPerf's program. Default: aiperf on PATH."),
+    click.option("-o", "--output", required=True, type=PATH, help="Run to write or resume."),
+    click.option("--dry-run", is_flag=True, help="Show what would be measured; send no prompt and write nothing."),
+    json_option,
+)  # fmt: skip
+def run(output: Path, dry_run: bool, as_json: bool, aiperf: Path | None, **settings: Any) -> None:
+    """Measure each method at each concurrency, with AIPerf for the load and the servers' own counts of drafts.
+
+    Finished points are kept: repeat the command to resume a stopped run.
+
+    \b
+    Example:
+      dflash-trt bench run --endpoint none=http://a:8000 --endpoint dflash=http://b:8000 \\
+        --prompts gsm8k --concurrency 1,2,4,8 --hardware "8x B300" --num-gpus 8 -o run
+    """
+    _check_servers(settings)
+    from dflash_trt.cli.bench_tables import measure, print_experiment, print_points
+    from dflash_trt.observe.bench.experiment import design
+    from dflash_trt.observe.bench.load.aiperf_install import find_aiperf
+    from dflash_trt.observe.bench.run_directory import sole_measurer
+    from dflash_trt.observe.bench.sweep import Sweep
+
+    experiment = design(**settings)
+    if dry_run:
+        print_experiment(experiment.run, as_json=as_json)
+        return
+    with sole_measurer(output), resumable(output):
+        sweep = Sweep.begin(experiment, output, find_aiperf(aiperf), _command())
+        for warning in sweep.run.warnings:
+            click.echo(f"warning: {warning}", err=True)
+        measure(sweep)
+    print_points(output, as_json=as_json)
+    click.echo(f"its curve and tables: dflash-trt bench report {quoted(output)} -o DIR", err=True)
+
+
+def _check_servers(settings: dict[str, Any]) -> None:
+    """Checks that either running servers or an engine to serve here are given."""
+    if settings["engine"] is not None:
+        if settings["endpoints"]:
+            raise click.UsageError("--engine: expected no --endpoint")
+    elif any(settings[name] is not None for name in ("target", "draft_length", "dtype")):
+        raise click.UsageError("--target, --draft-length and --dtype belong to --engine")
+    elif not settings["endpoints"]:
+        raise click.UsageError("expected --endpoint NAME=URL or --engine")
+    if settings["fixed_schedule"]:
+        refuse_given(("request_rate",), "has no use with --fixed-schedule, whose timestamps say when requests begin")
+    if settings["request_rate"] is None:
+        refuse_given(("arrival_pattern",), "is for --request-rate")
+
+
+def _command() -> tuple[str, ...]:
+    return ("dflash-trt", *sys.argv[1:]) if sys.argv[1:2] == ["bench"] else ("dflash-trt", "bench", "run", os.curdir)

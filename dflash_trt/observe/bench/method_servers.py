@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The servers of a bench run: running ones, or our own, which is started when its points are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from dflash_trt import __version__
+from dflash_trt.errors import ConfigError
+from dflash_trt.observe.bench.request_options import KeyValues, Value
+from dflash_trt.observe.bench.run_record import BenchMethod, check_name
+from dflash_trt.observe.endpoints.client import Client
+from dflash_trt.observe.endpoints.identify import identify
+from dflash_trt.observe.servers.local_server import engine_server, engine_words
+
+MODEL = "engine"
+PLAIN, DFLASH = "none", "dflash"
+IDENTIFY_SECONDS = 60.0
+DEFAULT_SERVER_BATCH = 16  # default of `serve`
+
+
+@dataclass(frozen=True, slots=True)
+class MethodServer:
+    method: BenchMethod
+    opened: Callable[[], AbstractContextManager[str]]
+    """Starts the server if it is ours, gives its URL, and ends it."""
+
+
+def running_servers(
+    endpoints: KeyValues, model: str | None, key: str | None, request_timeout: float
+) -> Iterator[MethodServer]:
+    names = [name for name, _ in endpoints]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--endpoint: expected each name once, found {', '.join(names)}")
+    for name, url in endpoints:
+        check_name("--endpoint", name)
+        with Client(url, api_key=key, timeout=min(request_timeout, IDENTIFY_SECONDS)) as client:
+            runtime = identify(client, model=model)
+        method = BenchMethod(
+            name=name, url=client.url, runtime=runtime.kind, runtime_version=runtime.version, model=runtime.model
+        )
+        yield MethodServer(method, partial(_elsewhere, client.url))
+
+
+def _elsewhere(url: str) -> AbstractContextManager[str]:
+    return nullcontext(url)
+
+
+def engine_servers(
+    engine: Path, target: str | None, draft_length: str | None, dtype: str | None, concurrency: int
+) -> Iterator[MethodServer]:
+    if not engine.is_dir():
+        raise ConfigError(f"{engine}: expected an engine directory", hint="dflash-trt build writes one")
+    batch = concurrency if concurrency > DEFAULT_SERVER_BATCH else None
+    for name, length in ((PLAIN, "0"), (DFLASH, draft_length)):
+        words = engine_words(
+            engine, served_model_name=MODEL, target=target, draft_length=length, max_batch_size=batch, dtype=dtype
+        )
+        method = BenchMethod(
+            name=name, url=" ".join(("dflash-trt", *words)), runtime="dflash-trt", runtime_version=__version__,
+            model=MODEL,
+        )  # fmt: skip
+        yield MethodServer(method, partial(_served, words))
+
+
+def _served(words: list[str]) -> AbstractContextManager[str]:
+    return engine_server(words).running(lambda *_: None)
+
+
+def with_overrides(
+    servers: Iterator[MethodServer], overrides: Mapping[str, dict[str, Value | None]]
+) -> Iterator[MethodServer]:
+    by_name = {server.method.name: server for server in servers}
+    if unknown := overrides.keys() - by_name.keys():
+        raise ConfigError(f"--set: expected one of {', '.join(by_name)}, found {', '.join(sorted(unknown))}")
+    for name, server in by_name.items():
+        method = msgspec.structs.replace(server.method, overrides=overrides.get(name, {}))
+        yield MethodServer(method, server.opened)

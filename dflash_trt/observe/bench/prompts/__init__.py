@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts of a bench run: data sets of the hub, SPEED-Bench, and files."""

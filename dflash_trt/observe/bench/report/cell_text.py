@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures as the cells of tables."""
+
+from __future__ import annotations
+
+from dflash_trt.observe.bench.report.intervals import Speedup
+from dflash_trt.observe.plots.method_styles import TITLES
+
+NONE = "-"
+TAU = "tau of drafting passes"
+
+
+def title_of(method: str) -> str:
+    """Name of a method in tables."""
+    return TITLES.get(method, method)
+
+
+def factor_text(factor: Speedup | None) -> str:
+    """3.1x (2.9-3.3), or a dash."""
+    if factor is None:
+        return NONE
+    spread = "" if factor.interval is None else f" ({factor.interval[0]:.2f}-{factor.interval[1]:.2f})"
+    return f"{factor.value:.2f}x{spread}"
+
+
+def rate_text(rate: float | None) -> str:
+    return NONE if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:,.1f}"
+
+
+def tau_text(tau: float | None) -> str:
+    return NONE if tau is None else f"{tau:.2f}"

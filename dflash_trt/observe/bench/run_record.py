@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""run.json: what a bench run measures, where, and with which settings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from dflash_trt.errors import ConfigError, shown
+from dflash_trt.files.read import is_file_name
+
+SCHEMA = "dflash-trt/bench/3"
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+
+
+class BenchRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of all records; unknown fields in a file are errors."""
+
+
+class LoadMachine(BenchRecord, frozen=True, kw_only=True):
+    cpu: str
+    cores: Positive
+    memory_gib: Amount
+    gpus: tuple[str, ...] = ()
+
+
+class PromptSet(BenchRecord, frozen=True, kw_only=True):
+    """Identity of the prompts; `sha256` is the hash of what is sent."""
+
+    name: str
+    source: str
+    sha256: str
+    num_prompts: Positive
+    categories: tuple[str, ...] = ()
+
+
+class RequestSettings(BenchRecord, frozen=True, kw_only=True):
+    template: Literal["chat", "completions"]
+    thinking: Literal["on", "off"] | None = None
+    temperature: Amount
+    max_tokens: Positive
+    ignore_eos: bool = False
+    extra: dict[str, str | int | float | bool] = {}
+    """Further fields of each body: reasoning_effort, top_p."""
+
+
+class Arrivals(BenchRecord, frozen=True, kw_only=True):
+    """Open loop: requests begin at a rate, whatever the server answers, and a point's concurrency only bounds them."""
+
+    request_rate: Annotated[float, msgspec.Meta(gt=0, le=1e6)] | None = None
+    """Requests a second; None with fixed-schedule."""
+    arrival_pattern: Literal["poisson", "constant", "fixed-schedule"] = "poisson"
+    """fixed-schedule: each prompt begins at its own timestamp."""
+
+    def __post_init__(self) -> None:
+        if (self.request_rate is None) != (self.arrival_pattern == "fixed-schedule"):
+            raise ConfigError(f"arrivals: expected a rate or fixed-schedule, found {shown(msgspec.to_builtins(self))}")
+
+
+class BenchMethod(BenchRecord, frozen=True, kw_only=True):
+    name: str
+    url: str
+    runtime: str
+    runtime_version: str | None = None
+    model: str
+    overrides: dict[str, str | int | float | bool | None] = {}
+    """Fields of RequestSettings in which its requests differ from the run's."""
+
+
+class BenchRun(BenchRecord, frozen=True, kw_only=True):
+    """run.json."""
+
+    schema: str = SCHEMA
+    created: str
+    """UTC, ISO 8601."""
+    command: tuple[str, ...]
+    seed: int
+    versions: dict[str, str]
+    client: LoadMachine
+    server: str | None = None
+    """The server's hardware, as the user stated it: '8x B300'."""
+    num_gpus: Positive | None = None
+    """GPUs of each server, as the user stated them; None: throughput is per server."""
+    prompt_set: PromptSet
+    request: RequestSettings
+    concurrencies: tuple[Positive, ...]
+    arrivals: Arrivals | None = None
+    """None: closed loop, with as many requests at once as a point's concurrency says."""
+    goodput: str | None = None
+    """Limits that a good request keeps, as AIPerf's --goodput takes them."""
+    methods: tuple[BenchMethod, ...]
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_schema(self.schema)
+        methods = tuple(method.name for method in self.methods)
+        for kind, names in (("methods", methods), ("categories", self.prompt_set.categories)):
+            for name in names:
+                check_name(kind, name)
+            if len(set(names)) != len(names):
+                raise ConfigError(f"{kind}: expected each once, found {shown(list(names))}")
+        if not methods or not self.concurrencies or len(set(self.concurrencies)) != len(self.concurrencies):
+            raise ConfigError(f"expected methods, and concurrencies each once, found {shown(self.concurrencies)}")
+
+
+def request_of(request: RequestSettings, method: BenchMethod) -> RequestSettings:
+    """Settings of one method's requests."""
+    return msgspec.convert({**msgspec.to_builtins(request), **method.overrides}, RequestSettings)
+
+
+def check_schema(schema: str) -> None:
+    """Raises ConfigError for a file of another kind or time."""
+    if schema != SCHEMA:
+        raise ConfigError(f"schema: expected {SCHEMA}, found {shown(schema)}")
+
+
+def check_name(kind: str, name: str) -> None:
+    """Raises ConfigError for a method or category that cannot be the name of its folder."""
+    if not is_file_name(name) or name.startswith(".") or name.endswith(".json") or name == "aiperf":
+        raise ConfigError(f"{kind}: expected a name that can be a folder's, found {shown(name)}")

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A page of Prometheus metrics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dflash_trt.errors import EndpointError, shown
+
+POSITION = re.compile("[0-9]{1,4}")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsPage:
+    """Samples by name; each has its labels and value."""
+
+    where: str
+    samples: Mapping[str, tuple[tuple[Mapping[str, str], float], ...]]
+
+    @classmethod
+    def parse(cls, content: bytes, where: str) -> MetricsPage:
+        """Parses a page; raises EndpointError if it is malformed."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+        try:
+            for family in text_string_to_metric_families(content.decode()):
+                for sample in family.samples:
+                    samples.setdefault(sample.name, []).append((sample.labels, float(sample.value)))
+        except (ValueError, KeyError, IndexError) as error:
+            raise EndpointError(f"{where}: expected Prometheus's text format, found: {error}") from None
+        return cls(where, {name: tuple(values) for name, values in samples.items()})
+
+    def has(self, name: str) -> bool:
+        return name in self.samples
+
+    def total(self, name: str) -> float:
+        """Over all labels (engines of a data-parallel server); 0 where there is none yet."""
+        return sum(value for _, value in self.samples.get(name, ()))
+
+    def count(self, name: str) -> int:
+        """`total` of a counter of whole things; raises EndpointError unless it is a whole number."""
+        return self._whole(name, self.total(name))
+
+    def by_label(self, name: str, label: str) -> dict[str, int]:
+        """Totals of a counter by the value of one label."""
+        totals: dict[str, float] = {}
+        for labels, value in self.samples.get(name, ()):
+            key = labels.get(label, "")
+            totals[key] = totals.get(key, 0.0) + value
+        return {key: self._whole(name, value) for key, value in totals.items()}
+
+    def positions(self, name: str, label: str) -> tuple[int, ...]:
+        """Totals of a counter at position 0, 1, ...; raises EndpointError for a malformed position."""
+        totals = self.by_label(name, label)
+        if not all(POSITION.fullmatch(key) for key in totals):
+            raise EndpointError(
+                f"{self.where}: expected {name} by {label} 0, 1, ..., found {shown(sorted(totals)[:8])}"
+            )
+        by_position = {int(key): value for key, value in totals.items()}
+        return tuple(by_position.get(position, 0) for position in range(max(by_position, default=-1) + 1))
+
+    def _whole(self, name: str, value: float) -> int:
+        if not (value >= 0 and value == int(value) if abs(value) < 2**63 else False):
+            raise EndpointError(f"{self.where}: expected {name} as a count, found {value}")
+        return int(value)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A draft before `quantize` or `build` writes it; its layers are packed while they are written."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+
+from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
+from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
+from dflash_trt.checkpoint.mapped import check_finite
+from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG, Quantization
+from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter
+from dflash_trt.checkpoint.weights import SINGLE
+from dflash_trt.files.json_file import write_json
+from dflash_trt.quantize.modelopt_config import hf_quant_config, quantization_config
+
+
+class UnwrittenDraft(msgspec.Struct, frozen=True, kw_only=True):
+    """A draft checkpoint that is not written yet: its facts, its layout, and what packs and writes its tensors."""
+
+    origin: DraftCheckpoint
+    """Checkpoint that it is made from."""
+    spec: DraftSpec
+    quantization: Quantization
+    config: dict[str, object]
+    """config.json, in z-lab's layout or our own."""
+    hf_quant_config: Path | dict[str, object] | None
+    """hf_quant_config.json, or the file to copy it from; None for a draft without one."""
+    layout: Layout
+    """dtype and shape by name, in file order."""
+    write_tensors: Callable[[SafetensorsWriter], None]
+
+    def write(self, directory: Path, *, metadata: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Writes model.safetensors, with `metadata` in its header, and the configuration into `directory`."""
+        with SafetensorsWriter(directory / SINGLE, self.layout, metadata=metadata) as writer:
+            self.write_tensors(writer)
+        if isinstance(self.hf_quant_config, Path):
+            shutil.copyfile(self.hf_quant_config, directory / HF_QUANT_CONFIG)
+        elif self.hf_quant_config is not None:
+            write_json(directory / HF_QUANT_CONFIG, self.hf_quant_config)
+        write_json(directory / "config.json", self.config)
+
+
+def unchanged(draft: DraftCheckpoint) -> UnwrittenDraft:
+    """Copies every tensor of `draft` byte for byte; raises CheckpointError for NaN and infinity."""
+    check_finite(draft.weights.values())
+
+    def write(writer: SafetensorsWriter) -> None:
+        for tensor in draft.weights.values():
+            writer.copy(tensor)
+
+    file = draft.directory / HF_QUANT_CONFIG
+    return UnwrittenDraft(
+        origin=draft,
+        spec=draft.spec,
+        quantization=draft.quantization,
+        config=draft.canonical_config(),
+        hf_quant_config=file if file.is_file() else None,
+        layout={name: (tensor.dtype, tensor.shape) for name, tensor in draft.weights.items()},
+        write_tensors=write,
+    )
+
+
+def with_claims(
+    origin: DraftCheckpoint, spec: DraftSpec, config: dict[str, object], quantization: Quantization, *, layout: Layout,
+    write_tensors: Callable[[SafetensorsWriter], None],
+) -> UnwrittenDraft:  # fmt: skip
+    """A draft whose configuration claims `quantization`."""
+    modules = [*spec.linear_modules(), HEAD]
+    claims = hf_quant_config(quantization, modules) if quantization.algorithms() else None
+    if claims is not None:
+        config = config | {"quantization_config": quantization_config(quantization, modules)}
+    return UnwrittenDraft(
+        origin=origin,
+        spec=spec,
+        quantization=quantization,
+        config=config,
+        hf_quant_config=claims,
+        layout=layout,
+        write_tensors=write_tensors,
+    )

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decodes a body's fields; unsupported ones and wrong values are refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from dflash_trt.api.neutral_fields import ANY, check_neutral
+from dflash_trt.errors import RequestError, shown
+
+T = TypeVar("T", bound=msgspec.Struct)
+TYPES = {"int": "an integer", "float": "a number", "str": "a text", "array": "a list", "object": "an object",
+         "bool": "true or false", "null": "null"}  # fmt: skip
+"""Words for msgspec's types."""
+UNITS = {"str": "characters", "array": "items", "object": "items"}
+PATH = re.compile(r" - at (?:`key` in )?`\$\.(?P<path>.+)`")
+UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+MISSING = re.compile(r"Object missing required field `(?P<name>.*)`")
+LENGTH = re.compile(r"Expected `(?P<type>\w+)` of length (?P<sign>[<>])= (?P<limit>\d+)")
+TYPE = re.compile(r"Expected `(?P<types>[\w |]+)`(?:, got .*| (?P<bound>[<>]=? \S+))")
+
+
+def decode_fields(fields: Mapping[str, Any], body: type[T], neutral: Mapping[str, tuple[object, ...] | None]) -> T:
+    """Decodes `fields`, where null is a field that is left out; RequestError for one that is invalid.
+
+    `neutral` has the values of unsupported fields that change nothing.
+    """
+    names = body.__struct_fields__
+    given = {name: value for name, value in fields.items() if value is not None}
+    for name, value in given.items():
+        if name.startswith("guided_") and name not in neutral:
+            raise RequestError(f"{name}: expected structured_outputs, its name since vLLM 0.12, found the old one")
+        if name not in names and neutral.get(name) is not ANY:
+            check_neutral(name, value, neutral[name])
+    known = {name: value for name, value in given.items() if name in names or name not in neutral}
+    try:
+        return msgspec.convert(known, body, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _refusal(str(error), fields) from None
+
+
+def _refusal(problem: str, fields: Mapping[str, Any]) -> RequestError:
+    """msgspec's error in our words."""
+    place = PATH.search(problem)
+    path = place["path"] if place else ""
+    if unknown := UNKNOWN.match(problem):
+        return RequestError(f"{path}{'.' if path else ''}{unknown['name'][:100]}: unknown field")
+    if missing := MISSING.match(problem):
+        return RequestError(f"{missing['name']}: expected a value, found none")
+    value = fields[re.split(r"[.\[]", path)[0]]
+    if length := LENGTH.match(problem):
+        bound, other = ("most", "more") if length["sign"] == "<" else ("least", "fewer")
+        found = len(value) if path in fields else other
+        return RequestError(f"{path}: expected at {bound} {length['limit']} {UNITS[length['type']]}, found {found}")
+    if (expected := TYPE.match(problem)) is None:
+        return RequestError(f"{path}: expected a smaller number, found {shown(value)}")
+    words = " or ".join(TYPES[name] for name in expected["types"].split(" | "))
+    return RequestError(f"{path}: expected {' '.join(filter(None, [words, expected['bound']]))}, found {shown(value)}")

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the fields of structured outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+
+from dflash_trt.api.sampling_params import Grammar
+from dflash_trt.errors import RequestError, shown
+from dflash_trt.runtime.server.json_object import decode_object
+
+MAX_CHARACTERS = 2**16
+MAX_NESTING = {"json_schema": 64, "structural_tag": 64, "regex": 16, "grammar": 16}
+"""Levels of brackets; the time of a step may grow exponentially with them (xgrammar 0.2.8)."""
+ANY_OBJECT = '{"type": "object"}'
+
+
+def read_grammar(fields: dict[str, Any]) -> Grammar | None:
+    """The grammar of a request, if it has one; RequestError, with the field's name, for an invalid one."""
+    grammar = _response_format(fields.get("response_format", {"type": "text"}))
+    if (options := fields.get("structured_outputs")) is not None:
+        if grammar is not None:
+            raise RequestError("structured_outputs: expected none together with response_format, found both")
+        grammar = _structured_outputs(options)
+    return None if grammar is None else bounded(grammar)
+
+
+def bounded(grammar: Grammar) -> Grammar:
+    """Returns `grammar`; RequestError for one that takes too long to compile or to match."""
+    limit = MAX_NESTING[grammar.kind]
+    change = {"(": 1, ")": -1} if grammar.kind in ("regex", "grammar") else {"{": 1, "[": 1, "}": -1, "]": -1}
+    if (size := len(grammar.text)) > MAX_CHARACTERS:
+        raise RequestError(f"{grammar.field}: expected at most {MAX_CHARACTERS} characters, found {size}")
+    if max(accumulate(change.get(c, 0) for c in grammar.text), default=0) > limit:
+        raise RequestError(f"{grammar.field}: expected at most {limit} levels of brackets, found more")
+    return grammar
+
+
+def _response_format(value: object) -> Grammar | None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind in ("text", "json_object") and isinstance(value, dict) and len(value) > 1:
+        raise RequestError(
+            f'response_format: expected {{"type": "{kind}"}} alone, or json_schema, found {shown(value)}'
+        )
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar(kind="json_schema", text=ANY_OBJECT, field="response_format")
+    if kind == "json_schema" and isinstance(value, dict):
+        described = value.get("json_schema")
+        return _json(described.get("schema") if isinstance(described, dict) else None, "response_format")
+    if kind == "structural_tag":
+        return Grammar(kind="structural_tag", text=_encoded(value, "response_format"), field="response_format")
+    expected = '{"type": "text"}, json_object, json_schema or structural_tag'
+    raise RequestError(f"response_format: expected {expected}, found {shown(value)}")
+
+
+def _structured_outputs(value: object) -> Grammar:
+    options = {k: v for k, v in value.items() if v is not None and v is not False} if isinstance(value, dict) else {}
+    if len(options) != 1 or not options.keys() <= READERS.keys():
+        raise RequestError(f"structured_outputs: expected one of {', '.join(READERS)}, found {shown(value)}")
+    ((name, option),) = options.items()
+    return READERS[name](option)
+
+
+def _json(value: object, field: str = "structured_outputs") -> Grammar:
+    schema = decode_object(value, field) if isinstance(value, str) else value
+    if not isinstance(schema, dict):
+        raise RequestError(f"{field}: expected a JSON schema, found {shown(value)}")
+    return Grammar(kind="json_schema", text=_encoded(schema, field), field=field)
+
+
+def _encoded(value: object, field: str = "structured_outputs") -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except RecursionError:
+        raise RequestError(f"{field}: expected fewer levels of brackets, found too many") from None
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise RequestError(f"structured_outputs: expected a text, found {shown(value)}")
+    return value
+
+
+def _json_object(value: object) -> Grammar:
+    if value is not True:
+        raise RequestError(f"structured_outputs: expected json_object true, found {shown(value)}")
+    return Grammar(kind="json_schema", text=ANY_OBJECT)
+
+
+def _choice(value: object) -> Grammar:
+    if not isinstance(value, list) or not value or not all(isinstance(text, str) and text for text in value):
+        raise RequestError(f"structured_outputs: expected a list of texts to choose from, found {shown(value)}")
+    return Grammar(kind="grammar", text="root ::= " + " | ".join(map(_encoded, value)))
+
+
+def _structural_tag(value: object) -> Grammar:
+    tag = decode_object(value, "structured_outputs") if isinstance(value, str) else value
+    return Grammar(kind="structural_tag", text=_encoded(tag))
+
+
+READERS: dict[str, Callable[[object], Grammar]] = {
+    "json": _json,
+    "json_object": _json_object,
+    "regex": lambda value: Grammar(kind="regex", text=_text(value)),
+    "choice": _choice,
+    "grammar": lambda value: Grammar(kind="grammar", text=_text(value)),
+    "structural_tag": _structural_tag,
+}

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt try`: with our server, also in place of installed runtimes, and killed at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dflash_trt.errors import ConfigError, EndpointError, MissingDependencyError
+from dflash_trt.observe.diagnosis.causes import EndpointFinding
+from dflash_trt.observe.diagnosis.diagnosis import Diagnosis
+from dflash_trt.observe.diagnosis.probe_answers import ProbeAnswer, ProbeGroup
+from dflash_trt.observe.servers.local_server import LocalServer, free_port
+from dflash_trt.observe.trial.comparison import Comparison, picture, verdict
+from tests.cli.commands import run, run_here
+from tests.engines import trained_engine
+from tests.paths import FIXTURES
+from tests.waiting import PATIENCE, until
+
+MARK = "DFLASH_TRT_TRIAL"
+# vLLM's or TensorRT-LLM's program as far as a trial uses it: serves ENGINE, plainly unless a draft is configured.
+STAND_IN = """#!{python}
+import os, pathlib, sys
+words = sys.argv[1:]
+assert words[0] in ("serve", {target!r}), words
+port = words[words.index("--port") + 1]
+text = " ".join(words)
+if "--config" in words:
+    text += pathlib.Path(words[words.index("--config") + 1]).read_text()
+plain = [] if "speculative" in text else ["--draft-length", "0"]
+command = [{python!r}, "-m", "dflash_trt", "serve", {engine!r}, "--port", port, "--target", {target!r},
+           "--drain-seconds", "0", *plain]
+os.execv(command[0], command)
+"""
+
+
+@pytest.fixture
+def bare_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of programs, the only one on PATH beside the system's, and the place to work in."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def deployment_file(**changes: object) -> Path:
+    document = {
+        "description": "the fixture pair", "target": str(FIXTURES / "tiny-gpt-oss"),
+        "draft": str(FIXTURES / "tiny-gpt-oss-dflash"), "gpus": "h200x1", "purpose": "latency", "max_batch_size": 8,
+    }  # fmt: skip
+    file = Path("pair.yaml")
+    file.write_text(yaml.safe_dump(document | changes))
+    return file
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+
+
+def marked(mark: str) -> list[str]:
+    """Command lines of the processes that were started with this mark."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+def await_none(mark: str) -> None:
+    until(lambda: not marked(mark), lambda: marked(mark))
+
+
+def diagnosis(*findings: EndpointFinding) -> Diagnosis:
+    return Diagnosis(
+        url="http://a", runtime="vllm", version=None, model="m", is_chat=True, acceptance="", seconds=1.0,
+        groups=[], speeds=[], findings=list(findings), unmeasured=[], checks=[], notes=[],
+    )  # fmt: skip
+
+
+def answers(seconds: float, text: str = "a") -> ProbeGroup:
+    samples = [
+        ProbeAnswer(prompt=name, text=text, output_tokens=10, seconds=seconds, tau_of_drafting_passes=2.0)
+        for name in ("one", "two")
+    ]
+    return ProbeGroup(name="comparison", samples=samples)
+
+
+def test_verdicts() -> None:
+    faster = Comparison(plain=answers(1.0), dflash=answers(0.5), diagnosis=diagnosis())
+    assert verdict(faster, "m") == (
+        "m works and is faster: 2.00x the speed of plain decoding, 2 questions one at a time; tau of drafting passes"
+        " 2.00; 2 of 2 answers equal; doctor finds nothing wrong"
+    )
+    plain, dflash = picture(faster).splitlines()
+    assert (plain.count("█"), dflash.count("█")) == (20, 40)
+    assert plain.endswith("10 tokens/s")
+    slower = Comparison(plain=answers(1.0), dflash=answers(2.0, "b"), diagnosis=diagnosis())
+    assert slower.outcome == "works, but is not faster"
+    assert slower.num_equal == 0
+    finding = EndpointFinding(name="acceptance is low", figure="", causes=[])
+    wrong = Comparison(plain=answers(1.0), dflash=answers(0.5), diagnosis=diagnosis(finding))
+    assert verdict(wrong, "m").endswith("; doctor finds acceptance is low")
+
+
+@pytest.mark.usefixtures("bare_path")
+def test_nothing_is_installed() -> None:
+    with pytest.raises(MissingDependencyError, match="expected vllm to be installed here, found none") as error:
+        run_here("try", str(deployment_file()), "--runtime", "vllm")
+    assert error.value.hint == (
+        "install one, or use its container: dflash-trt serve-config pair.yaml --runtime vllm -o FILE"
+    )
+    with pytest.raises(ConfigError, match="expected GPUs of this node, found gb10x2"):
+        run_here("try", "gpt-oss-120b.gb10x2.latency")
+    with pytest.raises(ConfigError, match="nowhere: expected an engine directory or a deployment, found neither"):
+        run_here("try", "nowhere")
+
+
+def test_a_server_that_does_not_start_says_why(bare_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, mark)
+    program(bare_path, "vllm", "#!/bin/sh\n(setsid sleep 600 &)\necho 'no GPU is here' >&2\nexit 3\n")
+    with pytest.raises(EndpointError, match=r"(?s)vllm serve .* did not start: no GPU is here"):
+        run_here("try", str(deployment_file()))
+    assert [line for line in marked(mark) if "sleep" in line] == []
+
+
+HEALTHY = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def test_a_server_is_awaited_at_its_health() -> None:
+    def waiting(seconds: float, _: str) -> None:
+        assert seconds < PATIENCE
+
+    port = free_port()
+    with LocalServer(words=[sys.executable, "-c", HEALTHY, str(port)], port=port).running(waiting) as url:
+        assert url == f"http://127.0.0.1:{port}"
+
+
+def test_a_draft_that_has_to_be_made_first(bare_path: Path) -> None:
+    program(bare_path, "trtllm-serve", "#!/bin/sh\nexit 1\n")
+    with pytest.raises(ConfigError, match="expected the draft here, found none") as error:
+        run_here("try", "gpt-oss-20b.h100x1.latency", "--runtime", "trtllm")
+    assert str(error.value.hint).startswith("dflash-trt quantize z-lab/gpt-oss-20b-DFlash --recipe bf16 -o")
+
+
+def finds_what_it_should(done: subprocess.CompletedProcess[str]) -> bool:
+    """Nothing wrong, or what holds for drafters that were trained on short texts."""
+    return done.returncode == 0 or (done.returncode == 1 and "acceptance collapses at long contexts" in done.stderr)
+
+
+@pytest.mark.full
+def test_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, mark)
+    done = run("try", trained_engine("tiny-gpt-oss"), "--target", FIXTURES / "tiny-gpt-oss", "--json")
+    document = json.loads(done.stdout)
+    assert finds_what_it_should(done), done.stderr
+    assert document["schema"] == "dflash-trt/try/1"
+    assert document["verdict"].startswith("works")
+    assert len(document["plain"]["samples"]) == len(document["dflash"]["samples"]) == 8
+    assert document["plain"]["samples"][0]["text"] == document["dflash"]["samples"][0]["text"]
+    assert all(sample["tau_of_drafting_passes"] > 1 for sample in document["dflash"]["samples"])
+    assert "the server with DFlash is stopped" in done.stderr
+    assert len(marked(mark)) <= 1  # this process
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("runtime", "name"), [("vllm", "vllm"), ("trtllm", "trtllm-serve")])
+def test_a_deployment_in_an_installed_runtime(runtime: str, name: str, bare_path: Path) -> None:
+    target, engine = str(FIXTURES / "tiny-gpt-oss"), str(trained_engine("tiny-gpt-oss"))
+    program(bare_path, name, STAND_IN.format(python=sys.executable, target=target, engine=engine))
+    done = run("try", deployment_file(), "--runtime", runtime)
+    assert finds_what_it_should(done), done.stderr
+    assert done.stdout.splitlines()[-1].startswith("pair.yaml works")
+    assert "8 of 8 answers equal" in done.stdout
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_killed_at_any_moment(number: signal.Signals) -> None:
+    """Six moments between its start and its first answers."""
+    chosen = random.Random(number)
+    words = [sys.executable, "-m", "dflash_trt", "try", trained_engine("tiny-gpt-oss")]
+    words += ["--target", FIXTURES / "tiny-gpt-oss"]
+    # A negative code: before the command line has its handlers.
+    expected = {signal.SIGINT: {130, -2}, signal.SIGTERM: {143, -15}, signal.SIGKILL: {-9}}[number]
+    num_servers = 0
+    for _ in range(6):
+        mark = uuid.uuid4().hex
+        process = subprocess.Popen(
+            words, env=os.environ | {MARK: mark}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )  # fmt: skip
+        time.sleep(chosen.uniform(0.5, 20))
+        num_servers += any("serve" in line for line in marked(mark))
+        process.send_signal(number)
+        assert process.wait(PATIENCE) in expected
+        await_none(mark)
+    assert num_servers > 0
