@@ -14,7 +14,8 @@ from dflash_trt.cli.output import human_bytes, print_json, print_table
 from dflash_trt.deploy.deployment_file import load_deployment
 from dflash_trt.deploy.dry_run import as_text, dry_run
 from dflash_trt.deploy.memory import MAX_BATCH, MAX_TOKENS, GpuMemory
-from dflash_trt.deploy.resolve import ResolvedDeployment, plan_sizes, resolve
+from dflash_trt.deploy.resolve import resolve
+from dflash_trt.deploy.resolved_deployment import ResolvedDeployment, plan_sizes
 from dflash_trt.engine.manifest import read_manifest, read_parts
 from dflash_trt.engine.plans.build_checks import check_build, check_gpus, check_limits
 from dflash_trt.engine.plans.plan import PlanOptions

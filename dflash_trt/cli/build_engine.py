@@ -20,7 +20,8 @@ from dflash_trt.cli.recipes import describe, recipe_and_ranges, say_dequantised
 from dflash_trt.deploy.catalog import trained_for
 from dflash_trt.deploy.deployment_file import load_deployment
 from dflash_trt.deploy.dry_run import fitting_deployment
-from dflash_trt.deploy.resolve import UNQUANTIZED, ResolvedDeployment, plan_sizes
+from dflash_trt.deploy.resolve import UNQUANTIZED
+from dflash_trt.deploy.resolved_deployment import ResolvedDeployment, plan_sizes
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.shards import not_shared
 from dflash_trt.files.command import quoted

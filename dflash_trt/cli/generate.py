@@ -13,7 +13,7 @@ from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.cli.options import PATH, engine_target_option, options, refuse_given, tp_option
 from dflash_trt.cli.settings import runtime_options, sampling_options, take_runtime_options
-from dflash_trt.deploy.deployment_file import deployment_path
+from dflash_trt.deploy.deployment_path import deployment_path
 from dflash_trt.errors import RequestError
 from dflash_trt.files.json_file import MAX_BYTES, json_value
 from dflash_trt.files.read import read_bytes

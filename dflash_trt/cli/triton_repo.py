@@ -13,17 +13,18 @@ from dflash_trt.api.runtime_options import DEFAULTS, Dtype
 from dflash_trt.checkpoint.pair import check_pair
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.cli.completion import DEPLOYMENT, GPUS
+from dflash_trt.cli.deployment_source import print_and_refuse, read_deployment
 from dflash_trt.cli.options import PATH, gpu_facts_option, json_option, refuse_given, source_options
 from dflash_trt.cli.output import print_written
-from dflash_trt.cli.serve_config import read_deployment, refuse_errors
 from dflash_trt.cli.settings import runtime_options
 from dflash_trt.deploy.checker import check, deployment_config
-from dflash_trt.deploy.deployment_file import METHODS, Method, deployment_path, load_deployment
+from dflash_trt.deploy.deployment_file import METHODS, Method, load_deployment
+from dflash_trt.deploy.deployment_path import deployment_path
 from dflash_trt.deploy.finding import judged
 from dflash_trt.deploy.gpus import GpuFacts
 from dflash_trt.deploy.real_classes import check_with_package
-from dflash_trt.deploy.render import trtllm_arguments
 from dflash_trt.deploy.schema import load_schema
+from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.triton.model_file import TritonConfig, check_name
 
@@ -72,7 +73,7 @@ def triton_repo(
         arguments = {"model": deployment.target, **trtllm_arguments(deployment, method)}
         checked = deployment_config(deployment, load_schema("trtllm", version), arguments)
         findings = [*check(checked), *check_with_package(checked.schema, arguments)]
-        refuse_errors(source, "trtllm", judged(findings, deployment.accepted_warnings))
+        print_and_refuse(source, "trtllm", judged(findings, deployment.accepted_warnings))
         engine_mode = deployment.mode == "engine" and method == "dflash"
         config = msgspec.structs.replace(config, engine_mode=engine_mode)
 

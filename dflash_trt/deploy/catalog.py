@@ -2,7 +2,7 @@
 """The catalogue of known drafts: `dflash-trt drafts`, and docs/checkpoints.md (tools/catalog_page.py).
 
 Facts of a draft stand in checkpoints.json, which plans deployments, or beside it in catalog.json; the memory follows
-from them. What is not known is None, and said.
+from them. Unknown facts are None, and shown as such.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class KnownDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """One draft checkpoint."""
 
     draft: str
-    """Repository id, or the name where no more is known."""
+    """Repository id, or a name if no repository is known."""
     target: str
     family: str
     spec: PartialDraftSpec | None = None
@@ -74,7 +74,7 @@ class KnownDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def kind_name(self) -> str:
-        """What it is, by its facts where they are known."""
+        """Kind of the draft, from its facts if they are known."""
         return self.kind or "?" if self.facts is None else self.facts.kind
 
     def weight_bytes(self) -> dict[str, int] | None:

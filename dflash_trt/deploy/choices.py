@@ -8,11 +8,14 @@ from typing import Any
 
 import msgspec
 
+from dflash_trt.deploy.deployment_file import Method
+from dflash_trt.deploy.hybrid_caches import vllm_cache_layout
+from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.schema import Runtime
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
-    """What choices depend on; None for what is not known."""
+    """Facts that choices depend on; None if unknown."""
 
     method: str | None = "dflash"
     """dflash, eagle3 or another's own name; None for plain decoding."""
@@ -31,17 +34,17 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     rule: str
     key: str
     wanted: Callable[[Circumstances], Any]
-    """None where there is nothing to choose."""
+    """Value for some circumstances; None to leave the runtime's default."""
     why: str
-    """What another value does, and the source."""
+    """Effect of another value, and the source."""
     is_environment: bool = False
     """Whether it is a variable of the environment."""
     is_least: bool = False
-    """Whether more is as good; what is not set is then the runtime's to choose."""
+    """Whether larger values are as good; an unset one is then left to the runtime."""
     is_default: bool = False
     """Whether it is the runtime's default, which is not written."""
     unset: str = ""
-    """What the runtime does where its default is none."""
+    """Behaviour of the runtime if its default is none."""
 
 
 def _if(method: str, value: object) -> Callable[[Circumstances], Any]:
@@ -53,6 +56,9 @@ def _reuse(circumstances: Circumstances, *, default: bool) -> bool | None:
     asked = circumstances.reuses_prefixes
     return default if asked is None and circumstances.method == "dflash" else asked
 
+
+STREAM_INTERVALS = {"latency": 1, "throughput": 20}
+"""Steps between two chunks of an answer; NVIDIA's gpt-oss-120b files have 20 for both, which a user sees as bursts."""
 
 CHOICES: dict[Runtime, tuple[Choice, ...]] = {
     "trtllm": (
@@ -106,3 +112,13 @@ def chosen(runtime: Runtime, circumstances: Circumstances, *, is_environment: bo
     written = (c for c in CHOICES[runtime] if not c.is_default and c.is_environment == is_environment)
     values = {choice.key: choice.wanted(circumstances) for choice in written}
     return {key: value for key, value in values.items() if value is not None}
+
+
+def circumstances(deployment: ResolvedDeployment, method: Method) -> Circumstances:
+    """Facts of a deployment that choices depend on."""
+    return Circumstances(
+        method=None if method == "none" else method, reuses_prefixes=deployment.asked_prefix_reuse,
+        cache_layout=vllm_cache_layout(deployment.checkpoint, deployment.tensor_parallel),
+        max_batch_size=deployment.max_batch_size,
+        decode_tokens=deployment.max_batch_size * (1 + deployment.num_draft_tokens),
+    )  # fmt: skip

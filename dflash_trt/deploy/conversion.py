@@ -1,38 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """An existing launch command with a DFlash draft in the place of its speculation; the rest of the text stays.
 
-What changes beside the draft are settings that a check of the new command misses and knows: the table of choices and
-the rules (`Finding.settings`). What the command had wrong before is left, and said.
+Besides the draft, settings change whose value the check of the new command knows (`Finding.settings`): choices and
+rules. Problems that the command had before are reported and left.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
-from dflash_trt.deploy.checker import check, file_configs, text_servers
-from dflash_trt.deploy.deployment_file import merged, nested
+from dflash_trt.deploy.checker import check
+from dflash_trt.deploy.command_edits import edited
 from dflash_trt.deploy.draft_methods import draft_arguments, native_attention
+from dflash_trt.deploy.file_configs import file_configs, text_servers
 from dflash_trt.deploy.finding import ERROR, Finding
-from dflash_trt.deploy.flags import argument_words, file_words, flag_words
 from dflash_trt.deploy.gpus import Gpus
-from dflash_trt.deploy.render import converted_draft, place
 from dflash_trt.deploy.rules.checked_config import METHOD_KEYS, CheckedConfig
+from dflash_trt.deploy.runtime_arguments import merged, nested
 from dflash_trt.deploy.schema import Runtime, Schema, load_schema, runtime_keys
-from dflash_trt.deploy.script import Server, Word
+from dflash_trt.deploy.script import Server
+from dflash_trt.deploy.shell_words import Word
 from dflash_trt.deploy.sizes import DraftSizes, draft_sizes
+from dflash_trt.deploy.trtllm_arguments import converted_draft, place
 from dflash_trt.engine.manifest import read_num_ranks
 from dflash_trt.errors import ConfigError, shown
-from dflash_trt.files.command import command_line, quoted
-from dflash_trt.files.read import read_text
-from dflash_trt.files.strict_yaml import MAX_BYTES
+from dflash_trt.files.command import quoted
 
 SPECULATION = re.compile(r"speculative_.*|num_speculative_tokens|spec_(method|model|tokens)|enable_multi_layer_eagle")
 """Arguments that the draft's replace, in this or an earlier release."""
@@ -42,7 +39,6 @@ WITH_DRAFTS = ("metrics",)
 KEPT = ("disable_radix_cache",)
 """Settings of which either value works with drafts: a command's own stands."""
 MAX_ROUNDS = 4
-Edit = tuple[int, int, str]
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -86,10 +82,13 @@ def convert(
     kind = sizes.spec.kind
     changes = {key: Change(key, value, _replaced(before, key, value, kind)) for key, value in selected.items()}
     for _ in range(MAX_ROUNDS):
-        new = _edited(text, file, server, schema, {key: change.value for key, change in changes.items()})
-        config = msgspec.structs.replace(
-            read(new), draft=sizes, draft_name=sizes.name, algorithms=sizes.quantized, mode="native", num_ranks=1
-        )
+        new = edited(text, file, server, schema, {key: change.value for key, change in changes.items()})
+        config = read(new)
+        served = msgspec.structs.replace(
+            config.served, draft_sizes=sizes, checkpoint=sizes.name, algorithms=sizes.quantized, mode="native",
+            num_ranks=1,
+        )  # fmt: skip
+        config = msgspec.structs.replace(config, served=served)
         findings = check(config)
         more = [f for f in findings if f.key not in KEPT and (f.severity == ERROR or (f.rule, f.key) not in had)]
         mended = {key: Change(key, value, f.problem) for f in more for key, value in f.settings.items()}
@@ -149,7 +148,7 @@ def _selected(
 ) -> dict[str, Any]:
     """Arguments of speculation that change, by top-level key; None for those to remove.
 
-    Of a command that already drafts with this method what else it says of drafts stays, K where the block has as many.
+    A command that already drafts with this method keeps its other draft settings, and K if the block is long enough.
     """
     gpu, is_trtllm = None if gpus is None else gpus.gpu, runtime == "trtllm"
     name = (converted_draft(sizes) or place(draft)) if is_trtllm else draft
@@ -177,138 +176,5 @@ def _at(document: dict[str, Any], path: str) -> Any:
     return (value.get(inner) if isinstance(value, dict) else None) if inner else value
 
 
-def _edited(text: str, file: Path, server: Server | None, schema: Schema, changes: dict[str, Any]) -> str:
-    """`text` with these settings; None removes one."""
-    if server is None:
-        return _with_values(text, changes)
-    arguments = {key: value for key, value in changes.items() if not key.isupper()}
-    edits = [_variable(server, key, value) for key, value in changes.items() if key.isupper()]
-    if schema.runtime == "trtllm":
-        edits += _file_edits(text, file, server, arguments)
-    else:
-        edits += _flag_edits(text, server, schema, arguments)
-    for begin, end, new in sorted(edits, reverse=True):
-        text = text[:begin] + new + text[end:]
-    return text
-
-
-def _with_values(text: str, changes: dict[str, Any]) -> str:
-    for key, value in changes.items():
-        text = with_value(text, key, value)
-    return text
-
-
-def _variable(server: Server, name: str, value: str) -> Edit:
-    """A variable before the command, or of the container that it starts."""
-    first = server.command[0]
-    if first.rpartition("/")[2] in ("docker", "podman", "nerdctl"):
-        run = server.command[server.command.index("run")]  # type: ignore[arg-type]
-        return run.end, run.end, f" --env {name}={value}"
-    return first.begin, first.begin, f"{name}={value} "
-
-
-def _flag_edits(text: str, server: Server, schema: Schema, changes: dict[str, Any]) -> Iterator[Edit]:
-    words = [word for word in server.words if isinstance(word, Word)]
-    places = list(argument_words(server.words, schema))
-    added = []
-    for key, value in changes.items():
-        flags = [] if value is None else flag_words(schema.runtime, {key: value})
-        written = command_line(flags)
-        for found, start, end in places:
-            if found == key:
-                begin = words[start].begin
-                if not written:  # with the space before it
-                    begin = max((each.end for each in server.command if each.end <= begin), default=begin)
-                yield begin, words[end - 1].end, written
-                written = ""
-        added += [written] if written else []
-    last = max(word.end for word in server.command)
-    several = re.search(r"\\\n[ \t]*", text[server.command[0].begin : last])
-    separator = f" {several[0]}" if several else " "
-    yield last, last, "".join(f"{separator}{flag}" for flag in added)
-
-
-def _file_edits(text: str, file: Path, server: Server, changes: dict[str, Any]) -> Iterator[Edit]:
-    """The YAML that trtllm-serve reads, changed where the script writes it, else written by the script anew."""
-    if not changes:
-        return
-    named = list(file_words(server.words))
-    if named and isinstance(document := server.files.get(named[-1][1]), Word):
-        raw = text[document.begin : document.end]
-        yield document.begin, document.end, _with_values(raw, changes)
-        return
-    new_name, old = "dflash.yaml", ""
-    if named:
-        index, name = named[-1]
-        path, word = Path(name), server.words[index]
-        new_name, old = (
-            str(path.with_name(f"{path.stem}.dflash{path.suffix}")),
-            read_text(file.parent / name, ConfigError, limit=MAX_BYTES),
-        )
-        assert isinstance(word, Word)
-        yield word.begin, word.end, command_line([word.replace(name, new_name)])
-    else:
-        last = max(each.end for each in server.command)
-        yield last, last, f" --config {new_name}"
-    start = _first_command(text)
-    written = _with_values(old, changes).rstrip("\n")
-    yield start, start, f"cat > {command_line([new_name])} <<'EOF'\n{written}\nEOF\n"
-
-
-def _first_command(text: str) -> int:
-    """Position behind the comments at a script's head, which tell Slurm and the kernel how it is run."""
-    position = 0
-    for line in text.splitlines(keepends=True):
-        if line.strip() and not line.startswith("#"):
-            break
-        position += len(line)
-    return position
-
-
 def _shown(value: Any) -> str:
     return msgspec.json.encode(value).decode() if isinstance(value, (dict, list, bool)) else str(value)
-
-
-def with_value(text: str, path: str, value: Any) -> str:
-    """The text of a mapping, with the value at a path of one key or two in place of what it has there, or added."""
-    outer, _, inner = path.partition(".")
-    root = yaml.compose(text, yaml.SafeLoader)
-    if not isinstance(root, yaml.MappingNode):  # empty
-        return f"{text.rstrip()}\n{_block(nested(path, value))}\n".lstrip("\n")
-    section = next((found for key, found in root.value if key.value == outer), None)
-    if inner and isinstance(section, yaml.MappingNode):
-        return _put(text, section, inner, value)
-    return _put(text, root, outer, {inner: value} if inner else value)
-
-
-def _put(text: str, mapping: yaml.MappingNode, key: str, value: Any) -> str:
-    is_flow = mapping.flow_style
-    written = _flow({key: value})[1:-1] if is_flow else _block({key: value}, mapping.start_mark.column)
-    place = next((entry for entry in mapping.value if entry[0].value == key), None)
-    if place is not None:
-        return text[: place[0].start_mark.index] + written + text[_end(text, place[1]) :]
-    if is_flow:
-        end = mapping.end_mark.index - 1
-        return f"{text[:end].rstrip()}{', ' if mapping.value else ''}{written}{text[end:]}"
-    line_end = text.find("\n", _end(text, mapping)) % (len(text) + 1)
-    return f"{text[:line_end]}\n{' ' * mapping.start_mark.column}{written}{text[line_end:]}"
-
-
-def _end(text: str, node: yaml.Node) -> int:
-    """Position behind the last value; the parser's own end of a block is behind the comments that follow it."""
-    if isinstance(node, yaml.MappingNode) and not node.flow_style and node.value:
-        return _end(text, node.value[-1][1])
-    if isinstance(node, yaml.SequenceNode) and not node.flow_style and node.value:
-        return _end(text, node.value[-1])
-    end: int = node.end_mark.index
-    return len(text[:end].rstrip())
-
-
-def _block(value: dict[str, Any], column: int = 0) -> str:
-    lines = yaml.safe_dump(value, sort_keys=False, default_flow_style=False, width=120).splitlines()
-    return f"\n{' ' * column}".join(lines)
-
-
-def _flow(value: dict[str, Any]) -> str:
-    text: str = yaml.safe_dump(value, sort_keys=False, default_flow_style=True, width=math.inf)
-    return text.strip()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What selects a draft in each runtime's arguments: DFlash, DSpark or EAGLE-3, with the runtime's words for K.
+"""Arguments that select a draft in each runtime, DFlash, DSpark or EAGLE-3, with the runtime's name of K.
 
 DSpark: vLLM 0.33 (config/speculative.py, v1/worker/gpu/spec_decode/dspark): method dspark, K rows of an anchor-first
 block or 1 + K. SGLang (server_args.py): speculative_dspark_block_size is the number of proposals, whatever the block's
@@ -9,7 +9,6 @@ the draft. Written from sources, not run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from dflash_trt.deploy.gpus import GpuSpec
@@ -31,10 +30,10 @@ def draft_arguments(
     sizes: DraftSizes, runtime: Runtime, draft: str, num_draft_tokens: int, name: str, *, gpu: GpuSpec | None,
     attention: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What selects and describes the draft in the runtime's arguments; ConfigError where it does not serve it.
+    """Arguments that select and describe the draft; ConfigError if the runtime does not serve it.
 
-    `draft` is the name that it is loaded by, `name` whose fault an error is, `attention` TensorRT-LLM's kernel, its own
-    choice for None.
+    `draft` is the name to load it by, `name` the deployment in errors, `attention` TensorRT-LLM's kernel, None for its
+    own choice.
     """
     if sizes.spec.is_dspark:
         _check_dspark(sizes, runtime, name)
@@ -58,7 +57,7 @@ def selection(
                 "speculative_config": {"method": method, "model": draft, "num_speculative_tokens": num_draft_tokens}
             }
         case "sglang":
-            # Its number of draft tokens is the verify window, the last verified token included.
+            # SGLang counts the verify window, the last verified token included.
             window = {"speculative_num_draft_tokens": num_draft_tokens + 1}
             lengths = {
                 "dflash": window,
@@ -86,8 +85,8 @@ def native_attention(sizes: DraftSizes, gpu: GpuSpec) -> str:
 def _draft_facts(sizes: DraftSizes) -> dict[str, Any]:
     """Facts that TensorRT-LLM reads from the draft's config.json, for a draft that it has yet to download.
 
-    It captures nothing for taps that it has not found by then, and says nothing (DFlashDecodingConfig @ 7c7504c0). A
-    mask token that is not known is left to the draft itself, which is read later.
+    Without target_layer_ids by then it silently captures no hidden states (DFlashDecodingConfig @ 7c7504c0). An unknown
+    mask token is left out: TensorRT-LLM reads it from the draft later.
     """
     spec = sizes.spec
     mask = {} if spec.mask_token_id is None else {"mask_token_id": spec.mask_token_id}
@@ -104,7 +103,7 @@ def _check_dspark(sizes: DraftSizes, runtime: Runtime, name: str) -> None:
 
 
 def _problem(sizes: DraftSizes, runtime: Runtime) -> str | None:
-    """What the runtime needs and the draft is not; a published draft's file is not known."""
+    """Property that the runtime needs and the draft lacks; the files of published drafts are not known."""
     dialect = _dialect(sizes)
     if dialect not in (None, "dspark", *(["speculators"] if runtime == "vllm" else [])):
         return "an architecture of DSpark's (Qwen3DSparkModel, DSparkDraftModel)"
@@ -119,49 +118,3 @@ def _problem(sizes: DraftSizes, runtime: Runtime) -> str | None:
 
 def _dialect(sizes: DraftSizes) -> str | None:
     return None if sizes.checkpoint is None else sizes.checkpoint.dialect.name
-
-
-Schedule = tuple[tuple[int, int], ...]
-"""Smallest batch and drafts from there on, smallest batch first; 0 drafts is plain decoding."""
-
-
-def read_schedule(lengths: Mapping[int, int], num_draft_tokens: int, where: str) -> Schedule:
-    """Read a deployment file's schedule; ConfigError, naming `where`, for an invalid one."""
-    schedule = tuple(sorted(lengths.items()))
-    if not schedule or schedule[0] != (1, num_draft_tokens):
-        found = f"{{{schedule[0][0]}: {schedule[0][1]}, ...}}" if schedule else "{}"
-        raise ConfigError(
-            f"{where}: expected to begin with batch 1 and num_draft_tokens {num_draft_tokens}, found {found}",
-            hint="set num_draft_tokens to the length at batch 1",
-        )
-    if above := [(batch, length) for batch, length in schedule if length > num_draft_tokens]:
-        raise ConfigError(
-            f"{where}: expected at most num_draft_tokens {num_draft_tokens}, found {above[0][1]} from batch"
-            f" {above[0][0]} on"
-        )
-    return schedule
-
-
-def trtllm_schedule(schedule: Schedule, max_batch_size: int) -> dict[int, int]:
-    """TensorRT-LLM's draft_len_schedule: largest batch of each length.
-
-    Raises ConfigError for plain decoding: its worker stores no context in a step without drafts.
-    """
-    if plain := [batch for batch, length in schedule if not length and batch <= max_batch_size]:
-        raise ConfigError(
-            "draft_schedule: expected 1 or more drafts for every batch with TensorRT-LLM, found 0 from batch"
-            f" {plain[0]} on",
-            hint=f"set max_batch_size to {plain[0] - 1}, or write 1: a step without drafts stores no context",
-        )
-    return {end: length for _, end, length in _ranges(schedule, max_batch_size)}
-
-
-def vllm_schedule(schedule: Schedule, max_batch_size: int) -> list[list[int]]:
-    """vLLM's num_speculative_tokens_per_batch_size: [smallest batch, largest batch, length]."""
-    return [list(entry) for entry in _ranges(schedule, max_batch_size)]
-
-
-def _ranges(schedule: Schedule, max_batch_size: int) -> list[tuple[int, int, int]]:
-    begins = [begin for begin, _ in schedule if begin <= max_batch_size]
-    ends = [*(begin - 1 for begin in begins[1:]), max_batch_size]
-    return [(begin, end, length) for (begin, length), end in zip(schedule, ends, strict=False)]

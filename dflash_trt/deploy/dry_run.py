@@ -12,12 +12,13 @@ from dflash_trt.deploy.deployment_file import DeploymentFile
 from dflash_trt.deploy.finding import ERROR, Finding, judged
 from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.memory import GpuMemory, gpu_memory
-from dflash_trt.deploy.render import trtllm_arguments
-from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
+from dflash_trt.deploy.resolve import resolve
+from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.rules.checked_config import CheckedConfig
 from dflash_trt.deploy.rules.memory_rules import check_memory, document_load
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.deploy.sizes import DraftSizes
+from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.errors import ConfigError
 
 
@@ -49,14 +50,14 @@ def dry_run(deployment: ResolvedDeployment) -> DryRun:
     config = _config(deployment)
     load = document_load(config)
     sources = deployment.sources
-    keys = [key for key in ResolvedDeployment.__struct_fields__ if key in sources]  # the rest are facts
-    settings = [Setting(key, _plain(getattr(deployment, key)), sources[key]) for key in keys]
+    keys = [key for key in (*DeploymentFile.__struct_fields__, "moe_backend") if key in sources]
+    settings = [Setting(key, _value(deployment, key), sources[key]) for key in keys]
     return DryRun(
         name=deployment.name,
         digest=deployment.digest,
         settings=[*settings, *_defaults(config)],
         draft=_draft(deployment.draft_sizes),
-        memory=None if load is None else gpu_memory(load),
+        memory=None if load is None else gpu_memory(load, config.schema),
         findings=judged(check(config), deployment.accepted_warnings),
     )
 
@@ -101,5 +102,6 @@ def _draft(draft: DraftSizes) -> dict[str, Any]:
     return facts | msgspec.structs.asdict(draft.spec) | {"quantized": draft.quantized}
 
 
-def _plain(value: Any) -> Any:
+def _value(deployment: ResolvedDeployment, key: str) -> Any:
+    value = getattr(deployment if hasattr(deployment, key) else deployment.file, key)
     return str(value) if isinstance(value, Gpus) else msgspec.to_builtins(value)

@@ -1,69 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command lines of runtimes: arguments to text, and words back to arguments as their parsers read them.
-
-trtllm-serve: its own options (tensorrt_llm/commands/serve.py of 1.4.0rc1, a click command, which takes no
-abbreviations) and the file that it names, which wins.
-"""
+"""Words of a command line as arguments, read as the parsers of vLLM and SGLang do."""
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
+from dflash_trt.deploy.command_text import NEGATABLE, positional_keys
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
 from dflash_trt.deploy.schema import Schema
-from dflash_trt.deploy.script import Server
 from dflash_trt.errors import ConfigError
-from dflash_trt.files.command import argument, command_line
 from dflash_trt.files.json_file import json_document
-from dflash_trt.files.read import read_text
-from dflash_trt.files.strict_yaml import MAX_BYTES, yaml_document
 
-COMMANDS = {"vllm": ("vllm", "serve"), "sglang": ("python", "-m", "sglang.launch_server")}
-"""What is written."""
-POSITIONAL = {"vllm": "model_tag"}
 MAX_SHORT = 3  # letters of names with one dash, in vLLM
-NEGATABLE = {"vllm"}  # every switch has a --no- form; SGLang's have none
-
-
-def command_text(runtime: str, arguments: dict[str, Any], environment: dict[str, str] | None = None) -> str:
-    """The command, one argument a line; ConfigError for a value that it would not take as one.
-
-    env sets the variables, so that the command is one also where no shell runs it.
-    """
-    variables = [f"{name}={value}" for name, value in (environment or {}).items()]
-    command = (*(["env", *variables] if variables else []), *COMMANDS[runtime])
-    positional = [key for key in _positional(runtime) if key in arguments]
-    lines = [command_line([*command, *(argument(arguments[key], key) for key in positional)])]
-    for key, value in arguments.items():
-        if key not in positional and (text := _flag(runtime, key, value)):
-            lines.append(text)
-    return " \\\n  ".join(lines) + "\n"
-
-
-def flag_words(runtime: str, arguments: dict[str, Any]) -> list[str]:
-    """The arguments as the words of flags."""
-    return [word for key, value in arguments.items() for word in shlex.split(_flag(runtime, key, value))]
-
-
-def _positional(runtime: str) -> list[str]:
-    return [POSITIONAL[runtime]] if runtime in POSITIONAL else []
-
-
-def _flag(runtime: str, key: str, value: object) -> str:
-    name = f"--{key.replace('_', '-')}"
-    if value is True:
-        return name
-    if value is False:
-        return f"--no-{name[2:]}" if runtime in NEGATABLE else ""
-    text = json.dumps(value) if isinstance(value, dict) else str(value)
-    return command_line([name, argument(text, key)])
 
 
 def normalize(document: dict[str, Any], schema: Schema) -> dict[str, Any]:
@@ -87,9 +39,9 @@ def parse_arguments(words: list[str], schema: Schema) -> tuple[dict[str, Any], l
             positional += words[start:end]
         elif words[start] != "--":
             positional += _read_group(words[start:end], schema, arguments, findings)
-    for key, word in zip(_positional(schema.runtime), positional, strict=False):
+    for key, word in zip(positional_keys(schema.runtime), positional, strict=False):
         arguments = {key: word, **arguments}
-    for word in positional[len(_positional(schema.runtime)) :]:
+    for word in positional[len(positional_keys(schema.runtime)) :]:
         found = Finding("unknown-key", ERROR, word, "expected a flag or its value, found a word that is neither",
                         "quote values of several words")  # fmt: skip
         findings.append(found)
@@ -112,7 +64,7 @@ def _groups(words: list[str]) -> Iterator[tuple[int, int]]:
 
 
 def _read_group(words: list[str], schema: Schema, arguments: dict[str, Any], findings: list[Finding]) -> list[str]:
-    """Adds the argument of a flag, the first word; the words that are not its own."""
+    """Add the argument of a flag, the first word, and return the words that are not its values."""
     flag, is_joined, joined = words[0].partition("=")
     if not is_joined:
         return _read_flag(flag, words[1:], schema, arguments, findings)
@@ -126,7 +78,7 @@ def _is_flag(word: str) -> bool:
 def _read_flag(
     flag: str, values: list[str], schema: Schema, arguments: dict[str, Any], findings: list[Finding]
 ) -> list[str]:
-    """Adds one argument; the words behind it that are not its own."""
+    """Add one argument, and return the words after it that are not its values."""
     level = re.fullmatch("-O([0-9]+)", flag)
     if level is not None:
         arguments["optimization_level"] = int(level[1])
@@ -164,7 +116,7 @@ def _is_boolean(values: list[str]) -> bool:
 
 
 def _set_inner(arguments: dict[str, Any], path: list[str], values: list[str]) -> None:
-    """`--speculative-config.method dflash`; a `+` behind the last key adds to a list."""
+    """`--speculative-config.method dflash`; a `+` after the last key adds to a list."""
     *outer, last = path
     place = arguments
     for key in outer:
@@ -218,86 +170,5 @@ def _read_value(text: str, described: dict[str, Any]) -> Any:
         return float(text) if text[:1] == "." and described["type"] == "number" else int(text)
     try:
         return json_document(text.encode(), "value", ConfigError)
-    except ConfigError:  # then it is a word, and the schema says whether that is one of its choices
+    except ConfigError:  # a word, which the schema compares with its choices
         return text
-
-
-FILES = ("config", "extra_llm_api_options")
-KEYS = {
-    "tp_size": "tensor_parallel_size", "tensor_parallel_size": "tensor_parallel_size",
-    "pp_size": "pipeline_parallel_size", "pipeline_parallel_size": "pipeline_parallel_size",
-    "ep_size": "moe_expert_parallel_size", "moe_expert_parallel_size": "moe_expert_parallel_size",
-    "cp_size": "context_parallel_size", "context_parallel_size": "context_parallel_size",
-    "gpus_per_node": "gpus_per_node", "max_batch_size": "max_batch_size", "max_num_tokens": "max_num_tokens",
-    "max_seq_len": "max_seq_len", "max_beam_width": "max_beam_width", "reasoning_parser": "reasoning_parser",
-    "kv_cache_free_gpu_memory_fraction": "kv_cache_config.free_gpu_memory_fraction",
-    "free_gpu_memory_fraction": "kv_cache_config.free_gpu_memory_fraction",
-    "num_postprocess_workers": "num_postprocess_workers", "trust_remote_code": "trust_remote_code",
-    "fail_fast_on_attention_window_too_large": "", "tool_parser": "", "host": "", "port": "", "backend": "",
-    "log_level": "", "tokenizer": "", "revision": "", "hf_revision": "", "served_model_name": "",
-    "custom_module_dirs": "", "chat_template": "", "metadata_server_config_file": "", "server_role": "",
-    "allow_request_chat_template": "",
-}  # fmt: skip
-"""LLM arguments by option; empty for what is no LLM argument."""
-
-
-def trtllm_document(server: Server, script: Path) -> tuple[dict[str, Any], list[Finding]]:
-    """The arguments of one trtllm-serve, and its unknown options; ConfigError for a file that is not here."""
-    findings: list[Finding] = []
-    document: dict[str, Any] = {}
-    named: dict[str, Any] = {}
-    words = list(server.words)
-    while words:
-        word = words.pop(0)
-        if not word.startswith("--"):
-            continue  # the model
-        option, is_joined, value = word[2:].partition("=")
-        option = option.replace("-", "_")
-        if option in FILES:
-            named |= _file(value if is_joined else words.pop(0) if words else "", server, script)
-        elif option not in KEYS:
-            problem = "not known to this schema (trtllm-serve 1.4.0rc1)"
-            findings.append(Finding("unknown-key", WARNING, option, problem, "look it up in trtllm-serve --help"))
-            words = words[1:] if words and not words[0].startswith("--") and not is_joined else words
-        elif option == "trust_remote_code":
-            document[option] = True
-        else:
-            text = value if is_joined else words.pop(0) if words else ""
-            _set(document, KEYS[option], yaml_document(text, script, ConfigError))
-    if isinstance(pool := document.get("kv_cache_config"), dict) and isinstance(named.get("kv_cache_config"), dict):
-        named["kv_cache_config"] = pool | named["kv_cache_config"]
-    return document | named, findings
-
-
-def file_words(words: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Each YAML file that a command names, with the position of its word, which `--config=FILE` shares."""
-    for index, word in enumerate(words):
-        option, is_joined, value = word.removeprefix("--").partition("=")
-        if word.startswith("--") and option.replace("-", "_") in FILES:
-            if is_joined:
-                yield index, value
-            elif index + 1 < len(words):
-                yield index + 1, words[index + 1]
-
-
-def _set(document: dict[str, Any], key: str, value: Any) -> None:
-    outer, _, inner = key.partition(".")
-    if inner:
-        document.setdefault(outer, {})[inner] = value
-    elif key:
-        document[key] = value
-
-
-def _file(name: str, server: Server, script: Path) -> dict[str, Any]:
-    """The YAML file that a command names: written by the script itself, or beside it."""
-    path = script.parent / name
-    text = server.files.get(name)
-    if text is None and not path.is_file():
-        raise ConfigError(
-            f"{script}: expected the file that it names, {name}, beside it, found none",
-            hint=f"dflash-trt serve-config --check {name} --runtime trtllm",
-        )
-    read = yaml_document(read_text(path, ConfigError, limit=MAX_BYTES) if text is None else text, path, ConfigError)
-    if not isinstance(read, dict):
-        raise ConfigError(f"{path}: expected a mapping of LLM arguments, found something else")
-    return read

@@ -1,59 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bytes on one GPU of a deployment: weights, context arena, workspace, and the cache pool that is left.
 
-Estimates from sizes, not measurements. What TensorRT-LLM sets aside follows its own check before start
+Estimates from sizes, not measurements. TensorRT-LLM's own reservations follow its check before the start
 (`_torch/speculative/dflash.py`; its test test_dflash_config_budget.py states the formulas).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
-from dflash_trt.deploy.gpus import Gpus
-from dflash_trt.deploy.sizes import DraftSizes, TargetSizes
+from dflash_trt.deploy.schema import Schema
+from dflash_trt.deploy.serving import ServingLoad
+from dflash_trt.deploy.sizes import DraftSizes
+from dflash_trt.engine.plans.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
 from dflash_trt.engine.plans.profiles import graph_batch_sizes
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 
 GIB = 2**30
 RUNTIME_OVERHEAD_BYTES = 4 * GIB
 ACTIVATION_RESERVE_BYTES = 6 * GIB
+POOL_FRACTION = 0.9  # vLLM and SGLang take a share of the whole GPU for everything together; a tenth stays free
+WORKSPACE_BYTES = len(GRAPHS) * DEFAULT_WORKSPACE_BYTES  # scratch of the drafter's TensorRT plans
 MAX_BATCH, MAX_TOKENS = 2**16, 2**24  # bounds of the search for what fits: beyond them memory is no bound
 
 
-class ServingLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """A deployment's load on each GPU."""
-
-    gpus: Gpus
-    draft: DraftSizes | None
-    """None: plain decoding."""
-    target: TargetSizes | None
-    algorithms: dict[str, str]
-    ranks: int
-    """Tensor-parallel ranks of the target."""
-    attention_dp: bool = False
-    """Whether each rank has whole attention layers and requests of its own; then experts alone are divided."""
-    num_ranks: int
-    """Ranks that share one drafter: all of them natively, in engine mode those it was built for."""
-    max_batch_size: int
-    max_num_tokens: int
-    max_seq_len: int
-    num_draft_tokens: int
-    is_dense: bool
+def is_dense(load: ServingLoad, schema: Schema) -> bool:
     """Whether the context arena is set aside for every request at full length; paged pools grow as needed."""
-    is_fp8_cache: bool
-    """Whether the target's cached K and V are FP8; BF16 otherwise."""
-    is_fp8_context: bool = False
+    return schema.runtime == "trtllm" and load.draft_attention != "TRTLLM"
+
+
+def is_fp8_context(load: ServingLoad, schema: Schema) -> bool:
     """Whether the drafter's cached K and V are FP8; never in TensorRT-LLM, whose worker caches in fc's dtype."""
-    pool_fraction: float
-    captures_by_graph: bool = False
-    """Whether taps are captured in a buffer for each CUDA graph, as by TensorRT-LLM up to its worker of 414ba69f."""
-    separate_draft_manager: bool = False
-    """Whether a manager of the drafter's rows shares the pool beside a dense arena, which is allocated anew when that
-    manager is: TensorRT-LLM before pull request 19410."""
-    workspace_bytes: int = 0
-    """Scratch of the drafter's TensorRT plans; none natively."""
+    return load.kv_cache_dtype == "fp8" and schema.runtime != "trtllm"
+
+
+def pool_fraction(load: ServingLoad, schema: Schema) -> float:
+    """Share of the free memory that the cache pool takes."""
+    return load.kv_cache_fraction if schema.runtime == "trtllm" else POOL_FRACTION
+
+
+def worker_buffer(schema: Schema, name: Literal["captures_by_graph", "separate_draft_manager"]) -> bool:
+    """Whether the release's DFlash worker has a buffer; always False for a runtime without that worker.
+
+    captures_by_graph: hidden states are captured in a buffer for each CUDA graph, as by TensorRT-LLM up to its worker
+    of 414ba69f. separate_draft_manager: a manager of the drafter's rows shares the pool beside a dense arena, which is
+    allocated anew when that manager is, as by TensorRT-LLM before pull request 19410.
+    """
+    return bool(schema.rules.get("worker_buffers", {}).get(name, False))
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -92,44 +88,44 @@ class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Longest context that fits with the deployment's max_batch_size; 0 if none does."""
 
 
-def arena_bytes(load: ServingLoad) -> int:
+def arena_bytes(load: ServingLoad, schema: Schema) -> int:
     """The dense context arena: one slot a request and one for padding, each as long as the longest request."""
     rows = load.max_seq_len + load.num_draft_tokens + 1
-    return (load.max_batch_size + 1) * rows * _context_row_bytes(load)
+    return (load.max_batch_size + 1) * rows * _context_row_bytes(load, schema)
 
 
-def paged_arena_bytes(load: ServingLoad) -> int:
+def paged_arena_bytes(load: ServingLoad, schema: Schema) -> int:
     """The private arena of TensorRT-LLM's paged layout: slots rounded up to whole pages."""
     pages = -(-(load.max_seq_len + load.num_draft_tokens + 1) // TOKENS_PER_PAGE)
-    return (load.max_batch_size + 1) * pages * TOKENS_PER_PAGE * _context_row_bytes(load)
+    return (load.max_batch_size + 1) * pages * TOKENS_PER_PAGE * _context_row_bytes(load, schema)
 
 
-def drafter_in_words(load: ServingLoad) -> str:
+def drafter_in_words(load: ServingLoad, schema: Schema) -> str:
     """GPU memory of the drafter's context in either layout, and of its weights whole and shared."""
-    assert load.draft is not None, "plain decoding has no context rows"
-    longest = load.max_seq_len * _context_row_bytes(load) / GIB
+    assert load.draft_sizes is not None, "plain decoding has no context rows"
+    longest = load.max_seq_len * _context_row_bytes(load, schema) / GIB
     text = (
         f"the drafter's context on each GPU: {longest:.2f} GiB for a request of {load.max_seq_len} tokens, in pages of"
-        f" the pool (TRTLLM); {arena_bytes(load) / GIB:.1f} GiB reserved for {load.max_batch_size} of them in a dense"
-        " arena (VANILLA)"
+        f" the pool (TRTLLM); {arena_bytes(load, schema) / GIB:.1f} GiB reserved for {load.max_batch_size} of them in a"
+        " dense arena (VANILLA)"
     )
-    if load.ranks == 1 or load.attention_dp:
+    if load.tensor_parallel == 1 or load.enable_attention_dp:
         return text
     weights = [
-        f"{load.draft.weight_bytes(load.algorithms, ranks) / GIB:.2f} GiB {place}"
+        f"{load.draft_sizes.weight_bytes(load.algorithms, ranks) / GIB:.2f} GiB {place}"
         + (" (as deployed)" if ranks == load.num_ranks else "")
-        for ranks, place in ((1, "whole"), (load.ranks, f"shared by {load.ranks} GPUs"))
+        for ranks, place in ((1, "whole"), (load.tensor_parallel, f"shared by {load.tensor_parallel} GPUs"))
     ]
     return f"{text}\nthe drafter's weights on each GPU: {'; '.join(weights)}"
 
 
-def gpu_memory(load: ServingLoad) -> GpuMemory:
+def gpu_memory(load: ServingLoad, schema: Schema) -> GpuMemory:
     """Account for `load`, and find the largest batch and context that fit."""
-    items, unknown = memory_items(load)
+    items, unknown = memory_items(load, schema)
     free = _free(load, items)
-    pool = max(0, int(free * load.pool_fraction))
+    pool = max(0, int(free * pool_fraction(load, schema)))
     late = sum(item.bytes for item in items if item.is_late)
-    request = request_bytes(load)
+    request = request_bytes(load, schema)
     return GpuMemory(
         capacity_bytes=load.gpus.gpu.memory_bytes,
         items=items,
@@ -139,53 +135,59 @@ def gpu_memory(load: ServingLoad) -> GpuMemory:
         request_bytes=request,
         full_requests=None if request is None else pool // request,
         largest_fraction=max(0.0, 1 - late / free) if free > 0 else 0.0,
-        fits=_fits(load),
-        is_estimate=not _fits(load) and _fits(load, spared=ACTIVATION_RESERVE_BYTES),
-        largest_batch=_largest(lambda n: _fits(msgspec.structs.replace(load, max_batch_size=n)), MAX_BATCH),
-        largest_context=_largest(lambda n: _fits(msgspec.structs.replace(load, max_seq_len=n)), MAX_TOKENS),
+        fits=_fits(load, schema),
+        is_estimate=not _fits(load, schema) and _fits(load, schema, spared=ACTIVATION_RESERVE_BYTES),
+        largest_batch=_largest(lambda n: _fits(msgspec.structs.replace(load, max_batch_size=n), schema), MAX_BATCH),
+        largest_context=_largest(lambda n: _fits(msgspec.structs.replace(load, max_seq_len=n), schema), MAX_TOKENS),
     )
 
 
-def memory_items(load: ServingLoad) -> tuple[tuple[Item, ...], tuple[str, ...]]:
+def memory_items(load: ServingLoad, schema: Schema) -> tuple[tuple[Item, ...], tuple[str, ...]]:
     """Allocations beside the cache pool, and those of unknown size."""
-    target = load.target
+    target = load.target_sizes
     unknown = []
     items = []
     if target is None:
         unknown.append("target weights and cache: no local checkpoint, and its size is not published")
     else:
-        shared = f"1/{load.ranks} of {'the experts' if load.attention_dp else 'all'}, {target.origin}"
-        items.append(Item("target weights", target.weight_bytes(load.ranks, attention_dp=load.attention_dp), shared))
+        shared = f"1/{load.tensor_parallel} of {'the experts' if load.enable_attention_dp else 'all'}, {target.origin}"
+        items.append(
+            Item(
+                "target weights",
+                target.weight_bytes(load.tensor_parallel, attention_dp=load.enable_attention_dp),
+                shared,
+            )
+        )
         if target.cache is None:
             unknown.append("target cache: what its layers keep is of no known size")
-    if load.draft is not None:
-        items += _drafter(load, load.draft)
-        items += _captured(load, load.draft)
+    if load.draft_sizes is not None:
+        items += _drafter(load, schema, load.draft_sizes)
+        items += _captured(load, schema, load.draft_sizes)
     items.append(Item("runtime", RUNTIME_OVERHEAD_BYTES, "CUDA context, libraries, communication"))
     items.append(Item("activations", ACTIVATION_RESERVE_BYTES, "reserve, the target's workspaces included"))
-    if load.draft is not None and load.workspace_bytes:
-        items.append(Item("drafter workspace", load.workspace_bytes, "what both plans may take at most by default"))
+    if load.draft_sizes is not None and load.mode == "engine":
+        items.append(Item("drafter workspace", WORKSPACE_BYTES, "what both plans may take at most by default"))
     return tuple(items), tuple(unknown)
 
 
-def _drafter(load: ServingLoad, draft: DraftSizes) -> list[Item]:
+def _drafter(load: ServingLoad, schema: Schema, draft: DraftSizes) -> list[Item]:
     shared = f"layers 1/{load.num_ranks}, fc whole" if load.num_ranks > 1 else "whole on every GPU"
     items = [Item("drafter weights", draft.weight_bytes(load.algorithms, load.num_ranks), shared)]
-    if load.is_dense:
+    if is_dense(load, schema):
         slots = f"{load.max_batch_size} + 1 slots of {load.max_seq_len} + {load.num_draft_tokens + 1} tokens"
-        items.append(Item("context arena", arena_bytes(load), slots))
-        if load.separate_draft_manager:
+        items.append(Item("context arena", arena_bytes(load, schema), slots))
+        if worker_buffer(schema, "separate_draft_manager"):
             replaced = "beside the pool, once: the old V while the arena is allocated anew"
-            items.append(Item("arena replaced", arena_bytes(load) // 2, replaced, is_late=True))
+            items.append(Item("arena replaced", arena_bytes(load, schema) // 2, replaced, is_late=True))
     return items
 
 
-def _captured(load: ServingLoad, draft: DraftSizes) -> list[Item]:
+def _captured(load: ServingLoad, schema: Schema, draft: DraftSizes) -> list[Item]:
     spec = draft.spec
     size = 2 * load.max_num_tokens * spec.target_hidden_size
     how = f"{load.max_num_tokens} tokens, {len(spec.target_layer_ids)} taps, BF16"
     items = [Item("captured hidden states", size, how)]
-    if load.captures_by_graph:
+    if worker_buffer(schema, "captures_by_graph"):
         graphs = len(graph_batch_sizes(load.max_batch_size))
         items.append(
             Item("captured by graphs", graphs * size, f"beside the pool: {graphs} times the same", is_late=True)
@@ -193,32 +195,32 @@ def _captured(load: ServingLoad, draft: DraftSizes) -> list[Item]:
     return items
 
 
-def request_bytes(load: ServingLoad) -> int | None:
+def request_bytes(load: ServingLoad, schema: Schema) -> int | None:
     """Pool bytes of one request of max_seq_len tokens; None where the target's are not known."""
-    if load.target is None or load.target.cache is None:
+    if load.target_sizes is None or load.target_sizes.cache is None:
         return None
-    ranks = 1 if load.attention_dp else load.ranks
-    cache = load.target.cache.bytes(load.max_seq_len, fp8=load.is_fp8_cache, num_ranks=ranks)
+    ranks = 1 if load.enable_attention_dp else load.tensor_parallel
+    cache = load.target_sizes.cache.bytes(load.max_seq_len, fp8=load.kv_cache_dtype == "fp8", num_ranks=ranks)
     rows = 0
-    if load.draft is not None and (load.separate_draft_manager or not load.is_dense):
-        ranks = ranks if load.is_dense else load.num_ranks
-        rows = load.draft.spec.context_bytes_per_token(fp8=load.is_fp8_context, num_ranks=ranks)
+    if load.draft_sizes is not None and (worker_buffer(schema, "separate_draft_manager") or not is_dense(load, schema)):
+        ranks = ranks if is_dense(load, schema) else load.num_ranks
+        rows = load.draft_sizes.spec.context_bytes_per_token(fp8=is_fp8_context(load, schema), num_ranks=ranks)
     return cache + load.max_seq_len * rows
 
 
-def _context_row_bytes(load: ServingLoad) -> int:
-    assert load.draft is not None, "plain decoding has no context rows"
-    return load.draft.spec.context_bytes_per_token(fp8=load.is_fp8_context, num_ranks=load.num_ranks)
+def _context_row_bytes(load: ServingLoad, schema: Schema) -> int:
+    assert load.draft_sizes is not None, "plain decoding has no context rows"
+    return load.draft_sizes.spec.context_bytes_per_token(fp8=is_fp8_context(load, schema), num_ranks=load.num_ranks)
 
 
 def _free(load: ServingLoad, items: tuple[Item, ...]) -> int:
     return load.gpus.gpu.memory_bytes - sum(item.bytes for item in items if not item.is_late)
 
 
-def _fits(load: ServingLoad, spared: int = 0) -> bool:
-    items, _ = memory_items(load)
+def _fits(load: ServingLoad, schema: Schema, spared: int = 0) -> bool:
+    items, _ = memory_items(load, schema)
     free = _free(load, items) + spared
-    return free >= 0 and int(free * load.pool_fraction) >= (request_bytes(load) or 0)
+    return free >= 0 and int(free * pool_fraction(load, schema)) >= (request_bytes(load, schema) or 0)
 
 
 def _largest(fits: Callable[[int], bool], bound: int) -> int:

@@ -13,8 +13,8 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from dflash_trt.deploy.command_text import COMMANDS, command_text
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
-from dflash_trt.deploy.flags import COMMANDS, command_text
 from dflash_trt.deploy.schema import Schema
 
 PLACEHOLDER = "model"  # the model is named on trtllm-serve's command line; its presence is not checked here

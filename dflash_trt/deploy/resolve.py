@@ -4,153 +4,40 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.pair import check_pair
-from dflash_trt.deploy.deployment_file import (
-    DeploymentFile,
-    Eagle3,
-    Method,
-    RuntimeArguments,
-    SharedSettings,
-    with_pairs,
-)
-from dflash_trt.deploy.draft_methods import Schedule, native_attention, read_schedule
-from dflash_trt.deploy.gpus import GpuFacts, Gpus, parse_gpus
+from dflash_trt.deploy.batch_schedule import read_schedule
+from dflash_trt.deploy.deployment_file import DeploymentFile
+from dflash_trt.deploy.draft_methods import native_attention
+from dflash_trt.deploy.gpus import GpuFacts, parse_gpus
 from dflash_trt.deploy.published import moe_backend
+from dflash_trt.deploy.ranks import check_ranks, ranks_of_drafter
+from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
+from dflash_trt.deploy.runtime_arguments import RuntimeArguments
 from dflash_trt.deploy.schema import PACKAGES, Runtime
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes, draft_sizes, target_sizes
 from dflash_trt.engine.manifest import read_num_ranks
-from dflash_trt.engine.plans.plan import PlanOptions
-from dflash_trt.engine.shards import not_shared
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.read import is_directory
 from dflash_trt.quantize.recipe import load_recipe
-
-
-def check_ranks(file: DeploymentFile, name: str, gpus: Gpus, target: TargetSizes | None) -> None:
-    """Raise ConfigError unless ranks have whole attention heads, use all GPUs, and divide the experts evenly."""
-    ranks = file.tensor_parallel or gpus.count
-    heads = target.num_attention_heads or 0 if target else 0  # 0: not known, and a multiple of everything
-    key, found, expected = "tensor_parallel", ranks, ""
-    fitting = [n for n in range(1, gpus.count + 1) if gpus.count % n == 0 and heads % n == 0]
-    if gpus.count % ranks:
-        expected = f"the {gpus.count} GPUs of {gpus}"
-    elif target and heads % ranks:
-        expected = f"the {heads} attention heads of {target.name}"
-    elif ranks % (file.expert_parallel or 1):
-        key, found, expected = "expert_parallel", file.expert_parallel or 1, f"the {ranks} ranks of tensor_parallel"
-        fitting = [n for n in range(1, ranks + 1) if ranks % n == 0]
-    if expected:
-        raise ConfigError(
-            f"{name}: {key}: expected a divisor of {expected}, found {found}",
-            hint=f"set {key} to {' or '.join(map(str, fitting))}",
-        )
-
-
-def ranks_of_drafter(
-    file: DeploymentFile, name: str, gpus: Gpus, draft: PartialDraftSpec, served: str
-) -> tuple[int, str]:
-    """Number of ranks that share the drafter, and its source; by default that of the engine `served`, if it is here.
-
-    Raises ConfigError for ranks that cannot.
-    """
-    ranks, asked, expected = file.tensor_parallel or gpus.count, file.num_ranks, ""
-    if file.mode == "native" and asked is not None:
-        expected, fix = "none in native mode, whose runtime divides the drafter", "remove it"
-        fix += ", or add mode: engine" if asked in (1, ranks) else ""
-    elif asked not in (None, 1, ranks):
-        expected, fix = f"1 or the {ranks} ranks of tensor_parallel", f"set num_ranks to 1 or {ranks}"
-    elif file.enable_attention_dp and asked not in (None, 1):
-        expected, fix = "1 beside enable_attention_dp, whose ranks have requests of their own", "set it to 1"
-    if expected:
-        raise ConfigError(f"{name}: num_ranks: expected {expected}, found {asked}", hint=fix)
-    if asked is not None:
-        if problem := not_shared(draft, asked):
-            raise ConfigError(f"{name}: num_ranks: {problem}", hint="set num_ranks to 1")
-        return asked, "file"
-    if file.mode == "native":
-        return 1 if file.enable_attention_dp else ranks, "as the runtime divides it"
-    built = read_num_ranks(Path(served))
-    return (1, "default") if built is None else (built, f"engine {served}")
-
 
 UNQUANTIZED = "bf16"
 BLOCK = ("block_size", "block_size - 1")
 """Proposals of a block, by the first row that proposes."""
 DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(DeploymentFile)}
+UNRESOLVED = (
+    "purpose", "mode", "recipe", "kv_cache_dtype", "kv_cache_fraction", "enable_attention_dp", "use_rejection_sampling",
+    "trust_remote_code", "eagle3",
+)  # fmt: skip
+"""Settings that are taken as the file has them."""
 PURPOSES = {
     "latency": {"max_batch_size": 64, "max_num_tokens": 16384, "max_seq_len": 32768},
     "throughput": {"max_batch_size": 256, "max_num_tokens": 16384, "max_seq_len": 16384},
 }
-
-
-class ResolvedDeployment(SharedSettings, frozen=True, kw_only=True):
-    """A deployment file with every setting resolved."""
-
-    name: str
-    digest: str
-    """Hash of the file's settings."""
-    checkpoint: str
-    """Draft checkpoint, for runtimes that cannot use our plans."""
-    gpus: Gpus
-    tensor_parallel: int
-    expert_parallel: int
-    num_ranks: int
-    """Ranks that share the drafter; natively all ranks unless attention is data-parallel."""
-    max_batch_size: int
-    max_num_tokens: int
-    max_seq_len: int
-    num_draft_tokens: int
-    draft_schedule: Schedule
-    """K by batch; empty where it is num_draft_tokens for all."""
-    draft_attention: str
-    prefix_reuse: bool
-    """Prefix reuse of TensorRT-LLM with DFlash; `reuses_prefixes` has the other cases."""
-    moe_backend: str | None
-    draft_sizes: DraftSizes
-    target_sizes: TargetSizes | None
-    algorithms: dict[str, str]
-    """Quantisation algorithm by linear layer of the served drafter."""
-    runtimes: tuple[Runtime, ...]
-    """Runtimes that can serve it."""
-    runtime_arguments: RuntimeArguments
-    """Arguments over those that are written."""
-    accepted_warnings: dict[str, str]
-    """Reason by rule."""
-    sources: dict[str, str]
-    """Source of each setting."""
-
-    @property
-    def asked_prefix_reuse(self) -> bool | None:
-        """Prefix reuse as the file says it; None where it does not."""
-        return self.prefix_reuse if self.sources["prefix_reuse"] == "file" else None
-
-    def reuses_prefixes(self, runtime: Runtime, method: Method) -> bool:
-        """Whether the server reuses cached prefixes: as the file says, else where hits cost no drafts.
-
-        Plain decoding keeps its cache, as users have it. vLLM's hits leave a DFlash drafter without hidden states
-        (vllm#47930, open); SGLang's and TensorRT-LLM's paired pools have the drafter's rows, too.
-        """
-        if self.asked_prefix_reuse is not None:
-            return self.asked_prefix_reuse
-        if method == "none" or (method == "eagle3" and runtime != "trtllm"):
-            return True
-        return {"trtllm": self.prefix_reuse, "vllm": False, "sglang": True}[runtime]
-
-    def eagle3_drafter(self) -> Eagle3:
-        """Drafter of `--method eagle3`; ConfigError where the file names none."""
-        if self.eagle3 is None:
-            raise ConfigError(
-                f"{self.name}: missing key eagle3: expected the EAGLE-3 drafter to compare with",
-                hint="add to the file: eagle3: {model: DIRECTORY_OR_REPOSITORY, num_draft_tokens: 3}",
-            )
-        return self.eagle3
 
 
 def resolve(
@@ -168,8 +55,7 @@ def resolve(
     gpus = parse_gpus(file.gpus, f"{name}: gpus", file.gpu_facts or None)
     check_ranks(file, name, gpus, partner)
     sources = {"gpus": "file", "target": "--target" if target else "file"}
-    shared = {key: getattr(file, key) for key in SharedSettings.__struct_fields__}
-    sources |= {key: "default" if shared[key] == DEFAULTS[key] else "file" for key in shared.keys() - sources.keys()}
+    sources |= {key: "default" if getattr(file, key) == DEFAULTS[key] else "file" for key in UNRESOLVED}
     served, sources["draft"] = _served_draft(file, name, draft)
 
     def choose(key: str, default: Any, why: str) -> Any:
@@ -201,11 +87,17 @@ def resolve(
     is_paired = pairs_pools(attention, file.kv_cache_dtype, partner) and not sizes.spec.is_dspark
     paired = "the drafter's pages go with the target's" if is_paired else "not known to reuse the drafter's pages"
     return ResolvedDeployment(
-        **shared | {"target": target or file.target, "draft": served},
         **limits,
+        file=file,
         name=name,
         digest=hashlib.sha256(msgspec.json.encode(file)).hexdigest()[:12],
+        target=target or file.target,
+        draft=served,
         checkpoint=file.draft,
+        mode=file.mode,
+        kv_cache_dtype=file.kv_cache_dtype,
+        kv_cache_fraction=file.kv_cache_fraction,
+        enable_attention_dp=file.enable_attention_dp,
         gpus=gpus,
         tensor_parallel=choose("tensor_parallel", gpus.count, f"all GPUs of {gpus}"),
         expert_parallel=choose("expert_parallel", 1, "default"),
@@ -214,6 +106,7 @@ def resolve(
         draft_schedule=read_schedule(lengths, num_draft_tokens, f"{name}: draft_schedule") if lengths else (),
         draft_attention=attention,
         prefix_reuse=choose("prefix_reuse", is_paired, paired),
+        asked_prefix_reuse=file.prefix_reuse,
         moe_backend=experts,
         runtimes=_runtimes(file, name),
         runtime_arguments=file.runtime_arguments or RuntimeArguments(),
@@ -225,15 +118,6 @@ def resolve(
     )
 
 
-def with_settings(deployment: ResolvedDeployment, runtime: Runtime, settings: Sequence[str]) -> ResolvedDeployment:
-    """The deployment with KEY=VALUE arguments of a runtime over those of its file, and a digest of their own."""
-    if not settings:
-        return deployment
-    more = with_pairs(deployment.runtime_arguments, runtime, settings)
-    digest = hashlib.sha256("\n".join((deployment.digest, *settings)).encode()).hexdigest()[:12]
-    return msgspec.structs.replace(deployment, runtime_arguments=more, digest=digest)
-
-
 def pairs_pools(draft_attention: str, kv_cache_dtype: str, target: TargetSizes | None) -> bool:
     """Whether TensorRT-LLM reuses the drafter's context pages with the target's.
 
@@ -242,19 +126,6 @@ def pairs_pools(draft_attention: str, kv_cache_dtype: str, target: TargetSizes |
     """
     has_pool = draft_attention == "TRTLLM" and kv_cache_dtype == "auto"
     return has_pool and target is not None and target.cache is not None and target.cache.recurrent is None
-
-
-def plan_sizes(deployment: ResolvedDeployment) -> PlanOptions:
-    """Sizes that TensorRT plans of the deployment must serve.
-
-    A slot of TensorRT-LLM's context arena has room for a block more than a sequence, whose length it has raised before
-    by up to three blocks (overlapped steps; `_lazy_init_ctx_buffers`).
-    """
-    return PlanOptions(
-        max_batch_size=deployment.max_batch_size,
-        max_seq_len=deployment.max_seq_len + 4 * (deployment.num_draft_tokens + 1),
-        max_num_tokens=deployment.max_num_tokens,
-    )
 
 
 def draft_deployment(draft: str, *, target: str, gpus: str, gpu_facts: GpuFacts | None = None) -> DeploymentFile:

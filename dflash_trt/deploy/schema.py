@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Versioned schemas: the keys, types and ranges that a runtime's release accepts, as JSON Schema (draft 2020-12).
 
-Extensions: `x-source` of a definition says where its keys were read, `x-rules` holds the figures
-that the rules work with, and an enum with `x-open` may have more values than are listed; those of `x-newer` came after
-the release, with the source that has them. `x-coerces` and `x-case` say how the runtime reads values
-(schema_check.py). A key with `x-removed` is read and dropped. Another name of a key is a property that only refers to
-it.
+Extensions: `x-source` is where the keys of a definition were read, `x-rules` holds the figures of the rules. An enum
+with `x-open` may have more values than are listed; those of `x-newer` came after the release, each with its source.
+`x-coerces` and `x-case` are about conversions (coerce.py). A key with `x-removed` is read and dropped. An alias is a
+property that only refers to its key.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands of a shell script that start a server: behind assignments, launchers and containers, as words.
+"""Finds the commands of a shell script that start a server, through assignments, launchers and containers.
 
-What a shell does with quotes, comments, continued lines, here-documents, separators and simple variables is done; what
-only a running shell knows, such as $(nproc), stays as it is written.
+Quotes, comments, continued lines, here-documents, separators and simple variables are read as a shell reads them; what
+only a running shell knows, such as $(nproc), stays as written. Expansion is bounded, as variables can double in size.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 import msgspec
+
+from dflash_trt.deploy.shell_words import Word, statements
+from dflash_trt.errors import ConfigError
 
 PROGRAMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "vllm": (
@@ -31,24 +34,15 @@ LAUNCHERS = {
 }  # fmt: skip
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^}]*))?\})")
-HERE = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 REDIRECTION = re.compile(r"(?:\d*|&)(?:>>?|<)(&?[^<>]*)")
-SEPARATORS = ";&|\n"
 OWN_WORDS = ("$@", "${@}")
-"""A script's own arguments, which whoever starts it gives."""
-
-
-class Word(str):
-    """A word or here-document of a script, as the shell reads it, with its place in the text."""
-
-    begin: int
-    end: int
-
-    def __new__(cls, value: str, begin: int, end: int) -> Word:
-        """`value` stands for the characters from `begin` up to `end`."""
-        word = super().__new__(cls, value)
-        word.begin, word.end = begin, end
-        return word
+"""The script's own arguments, known only when it is started."""
+VALUED = {"-v", "--volume", "-e", "--env", "--name", "--mount", "-w", "--workdir", "--network", "--hostname", "--label"}
+"""Flags of `docker run` whose value may look like an image."""
+MAX_EXPANDED = 2**20
+"""Characters that all variables of a script may expand to; files of up to 128 KiB are read."""
+MAX_SHELLS = 8
+"""Levels of `bash -c` within each other."""
 
 
 class Server(msgspec.Struct, frozen=True):
@@ -56,31 +50,64 @@ class Server(msgspec.Struct, frozen=True):
 
     runtime: str
     words: list[str]
-    """Arguments, with the variables that the script sets; no `Word` where a quoted command in the script has them."""
+    """Arguments, variables expanded; plain `str` where they stand in a quoted command (bash -c)."""
     files: dict[str, str]
-    """Texts that the script has written before, by file name."""
+    """Texts that the script has written so far, by file name."""
     environment: dict[str, str]
     """Variables that the script, env or a container sets."""
     command: list[Word]
     """The whole command, from its launcher on."""
 
 
-def servers(text: str) -> list[Server]:
-    """Every server that a script starts; ValueError for an open quote."""
+class Variables:
+    """Variables that a script has set so far, expanded up to a limit for the whole script."""
+
+    def __init__(self, limit: int) -> None:
+        """`limit` is the number of characters that all expansions together may have."""
+        self.values: dict[str, str] = {}
+        self._limit = self._left = limit
+
+    def expand(self, word: Word) -> Word:
+        """`word` with variables that are set, or their defaults, in place; ConfigError beyond the limit."""
+
+        def value(match: re.Match[str]) -> str:
+            name = match[1] or match[2]
+            text = self.values.get(name, match[3] if match[3] is not None else match[0])
+            self._left -= len(text)
+            if self._left < 0:
+                raise ConfigError(
+                    f"variable {name}: the script's variables expand to more than {self._limit} characters",
+                    hint=f"write what {name} stands for into the command",
+                )
+            return text
+
+        return Word(VARIABLE.sub(value, word), word.begin, word.end)
+
+
+def servers(text: str, *, max_expanded: int = MAX_EXPANDED, max_shells: int = MAX_SHELLS) -> list[Server]:
+    """Every server that a script starts.
+
+    Raises ValueError for an open quote, ConfigError for variables or nested shells beyond the limits.
+    """
+    if not max_shells:
+        raise ConfigError(
+            f"expected at most {MAX_SHELLS} shells within each other (bash -c), found more",
+            hint="write the inner command into a file of its own",
+        )
     found = []
-    variables: dict[str, str] = {}
+    variables = Variables(max_expanded)
     files: dict[str, str] = {}
-    for words, documents in _statements(text):
-        filled = [_filled(word, variables) for word in words if word not in OWN_WORDS]
+    for words, documents in statements(text):
+        filled = [variables.expand(word) for word in words if word not in OWN_WORDS]
         for document in documents:
-            files[_target(filled)] = _filled(document, variables)
+            files[_target(filled)] = variables.expand(document)
         if filled[0] in ("export", "declare", "local", "readonly"):
             filled = filled[1:]
         while filled and (assigned := ASSIGNMENT.fullmatch(filled[0])):
-            variables[assigned[1]], filled = assigned[2], filled[1:]
+            variables.values[assigned[1]], filled = assigned[2], filled[1:]
         filled = _without_redirections(filled)
-        for runtime, arguments, environment in _started(filled):
-            found.append(Server(runtime, arguments, dict(files), variables | environment, filled))
+        for runtime, arguments, environment in _started(filled, max_shells):
+            found.append(Server(runtime, arguments, dict(files), variables.values | environment, filled))
     return found
 
 
@@ -91,7 +118,7 @@ def _assigned(words: Sequence[str]) -> dict[str, str]:
 
 
 def _target(words: Sequence[str]) -> str:
-    """File that a command with a here-document writes; empty where it is none."""
+    """File that a command with a here-document writes; empty if it writes none."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word in (">", ">>", "tee"):
             return following
@@ -112,7 +139,7 @@ def _without_redirections(words: list[Word]) -> list[Word]:
     return kept
 
 
-def _started(words: Sequence[str]) -> Iterator[tuple[str, list[str], dict[str, str]]]:
+def _started(words: Sequence[str], max_shells: int) -> Iterator[tuple[str, list[str], dict[str, str]]]:
     """Runtime, arguments and variables of each server that a simple command starts."""
     if not words:
         return
@@ -129,7 +156,7 @@ def _started(words: Sequence[str]) -> Iterator[tuple[str, list[str], dict[str, s
         for index, word in enumerate(words[1:], 1):  # bash -c 'COMMAND'
             if words[index - 1].endswith("c") and words[index - 1].startswith("-") and " " in word:
                 outer = _assigned(words[:index])
-                for server in servers(word):
+                for server in servers(word, max_shells=max_shells - 1):
                     yield server.runtime, [str(each) for each in server.words], outer | server.environment
                 return
     if name in ("docker", "podman", "nerdctl") and "run" in words:
@@ -139,99 +166,7 @@ def _started(words: Sequence[str]) -> Iterator[tuple[str, list[str], dict[str, s
 
 
 def _is_image(words: Sequence[str], index: int) -> bool:
-    """Whether a word is vLLM's image, and no value of a flag before it."""
+    """Whether a word is vLLM's image rather than the value of the flag before it."""
     before = words[index - 1]
     is_value = before.startswith("-") and "=" not in before and before in VALUED
     return not is_value and not words[index].startswith("-") and IMAGES["vllm"].fullmatch(words[index]) is not None
-
-
-VALUED = {"-v", "--volume", "-e", "--env", "--name", "--mount", "-w", "--workdir", "--network", "--hostname", "--label"}
-"""Flags of `docker run` whose value may look like an image."""
-
-
-def _filled(word: Word, variables: dict[str, str]) -> Word:
-    """`word` with the variables that the script sets, or a default that it names."""
-
-    def value(match: re.Match[str]) -> str:
-        return variables.get(match[1] or match[2], match[3] if match[3] is not None else match[0])
-
-    return Word(VARIABLE.sub(value, word), word.begin, word.end)
-
-
-def _statements(text: str) -> Iterator[tuple[list[Word], list[Word]]]:
-    """Words of each simple command, and its here-documents."""
-    words: list[Word] = []
-    word: str | None = None
-    ends: list[str] = []  # words that end here-documents of this line
-    begin = position = 0
-    while position < len(text):
-        char, following = text[position], text[position + 1 : position + 2]
-        begin = position if word is None else begin
-        if char == "\\":
-            word = word if following == "\n" else (word or "") + following
-            position += 2
-        elif char in "'\"":
-            position, quoted = _quoted(text, position)
-            word = (word or "") + quoted
-        elif char == "<" and (here := HERE.match(text, position)) is not None:
-            ends.append(here[2])
-            position = here.end()
-        elif char == "#" and word is None:
-            position = _line_end(text, position)
-        elif char == "$" and following in ("{", "("):
-            end = text.find("}" if following == "{" else ")", position) % (len(text) + 1)
-            word, position = (word or "") + text[position : end + 1], end + 1
-        elif char == "&" and (following == ">" or (word or "").endswith((">", "<"))):  # &> log, 2>&1
-            word = (word or "") + char
-            position += 1
-        elif char in SEPARATORS or char.isspace():
-            words += [] if word is None else [Word(word, begin, position)]
-            word = None
-            position += 1
-            if char in SEPARATORS:
-                documents = []
-                while char == "\n" and ends:
-                    begin = position
-                    position, document = _here_document(text, position, ends.pop(0))
-                    documents.append(Word(document, begin, begin + len(document)))
-                if words:
-                    yield words, documents
-                words = []
-        else:
-            word = (word or "") + char
-            position += 1
-    if words := words + ([] if word is None else [Word(word, begin, len(text))]):
-        yield words, []
-
-
-def _quoted(text: str, begin: int) -> tuple[int, str]:
-    """Position behind a quoted part, and what it stands for; ValueError where it does not end."""
-    mark, position, value = text[begin], begin + 1, ""
-    while position < len(text):
-        char = text[position]
-        if char == mark:
-            return position + 1, value
-        if char == "\\" and mark == '"' and text[position + 1 : position + 2] in ('"', "\\", "$", "`", "\n"):
-            value += text[position + 1].replace("\n", "")
-            position += 2
-            continue
-        value += char
-        position += 1
-    line = text.count("\n", 0, begin) + 1
-    raise ValueError(f"no closing quotation for the {mark} of line {line}")
-
-
-def _line_end(text: str, position: int) -> int:
-    end = text.find("\n", position)
-    return len(text) if end < 0 else end
-
-
-def _here_document(text: str, begin: int, word: str) -> tuple[int, str]:
-    """Position behind a here-document that `word` ends, and its text."""
-    position = begin
-    while position < len(text):
-        end = _line_end(text, position)
-        if text[position:end].strip() == word:
-            return min(end + 1, len(text)), text[begin:position]
-        position = end + 1
-    return len(text), text[begin:]

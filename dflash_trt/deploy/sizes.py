@@ -20,7 +20,8 @@ from dflash_trt.checkpoint.target_cache_config import read_target_cache
 from dflash_trt.checkpoint.target_checkpoint import PartialTargetSpec, TargetCheckpoint, read_target, read_target_spec
 from dflash_trt.checkpoint.weights import has_weights
 from dflash_trt.deploy.published import published_drafts, published_targets
-from dflash_trt.deploy.target_shape import TargetShape, shape_of
+from dflash_trt.deploy.read_target_shape import shape_of
+from dflash_trt.deploy.target_shape import TargetShape
 from dflash_trt.files.read import is_directory, is_file
 
 CHECKPOINT, PUBLISHED = "checkpoint", "published facts"
@@ -85,7 +86,7 @@ class TargetSizes(msgspec.Struct, frozen=True, kw_only=True):
     dense_bytes: int
     """Weights of everything but experts: attention, dense MLPs, embedding and lm_head."""
     num_attention_heads: int | None
-    """Query heads; None where its configuration does not say."""
+    """Query heads; None if its configuration lacks them."""
     checkpoint: TargetCheckpoint | None = None
     """Checkpoint that the rest was read from; None for a published target."""
 
@@ -122,7 +123,7 @@ def target_sizes(name: str, *, fetches: bool = False) -> TargetSizes | None:
     """
     published = published_targets().get(name)
     if (directory := checkpoint_place(name, fetches=fetches and published is None)) is not None:
-        has_sizes = has_weights(directory) or not is_directory(name)  # the hub tells those of files that are there
+        has_sizes = has_weights(directory) or not is_directory(name)  # the hub knows the sizes of its files
         return _read_target_sizes(name, directory) if has_sizes else _configured_sizes(name, directory)
     return None if published is None else shape_sizes(published)
 

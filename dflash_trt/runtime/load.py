@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions, choose_device
-from dflash_trt.deploy.deployment_file import refuse_deployment
+from dflash_trt.deploy.deployment_path import refuse_deployment
 from dflash_trt.errors import RequestError, first_line
 from dflash_trt.runtime import sampling
 from dflash_trt.runtime.checked_pair import CheckedPair, default_batch_size

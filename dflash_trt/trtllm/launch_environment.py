@@ -58,13 +58,13 @@ def torchrun_variables(rank: int, size: int, local_rank: int, local_size: int) -
 
 
 def is_one_host(environment: Mapping[str, str]) -> bool:
-    """Whether torchrun's variables say that all ranks are on this host."""
+    """Whether all ranks are on this host, by torchrun's variables."""
     size = environment.get(_TORCHRUN[1])
     return environment.get(LOCAL_SIZE, "") == size or environment.get(MASTER_ADDRESS) in _LOCAL_ADDRESSES
 
 
 def is_torchrun(environment: Mapping[str, str]) -> bool:
-    """Whether torchrun itself started this process, and not what sets the same variables."""
+    """Whether torchrun itself started this process, rather than a launcher that sets the same variables."""
     return _TORCHRUN_JOB in environment
 
 

@@ -29,9 +29,10 @@ from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.deployment_file import Method, load_deployment
 from dflash_trt.deploy.finding import ERROR
 from dflash_trt.deploy.real_classes import installed_version
-from dflash_trt.deploy.render import trtllm_arguments
-from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
+from dflash_trt.deploy.resolve import resolve
+from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.schema import load_schema
+from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.errors import ConfigError, RequestError
 from dflash_trt.trtllm.launch_environment import is_trtllm_launch
 from dflash_trt.trtllm.registration import check_start, import_tensorrt_llm

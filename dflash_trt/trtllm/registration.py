@@ -17,7 +17,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dflash_trt.deploy.render import ENGINE_MODE
+from dflash_trt.deploy.trtllm_arguments import ENGINE_MODE
 from dflash_trt.engine.manifest import Manifest, read_manifest, read_shard
 from dflash_trt.errors import EngineError, MissingDependencyError
 from dflash_trt.files.command import quoted

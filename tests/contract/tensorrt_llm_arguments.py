@@ -29,12 +29,13 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 from dflash_trt.deploy.checker import check, deployment_config
-from dflash_trt.deploy.deployment_file import METHODS, load_deployment, shipped_deployments
+from dflash_trt.deploy.deployment_file import METHODS, load_deployment
+from dflash_trt.deploy.deployment_path import shipped_deployments
 from dflash_trt.deploy.finding import ERROR
 from dflash_trt.deploy.real_classes import check_trtllm
-from dflash_trt.deploy.render import trtllm_arguments
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.schema import Schema, load_schema, versions
+from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from tests.contract.drafter_contract import missing_files, read_package, target_specific
 from tests.deploy.broken.cases import CASES, changed
 from tests.deploy.deployments import resolved
@@ -239,7 +240,7 @@ def configurations() -> Iterator[tuple[str, dict[str, Any]]]:
     for name, file in shipped_deployments().items():
         deployment = resolve(load_deployment(file), name)
         for method in METHODS if "trtllm" in deployment.runtimes else ():
-            if method != "eagle3" or deployment.eagle3 is not None:
+            if method != "eagle3" or deployment.file.eagle3 is not None:
                 yield f"{name} --method {method}", trtllm_arguments(deployment, method)
 
 

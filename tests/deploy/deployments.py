@@ -16,7 +16,8 @@ from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.deployment_file import Method, load_deployment
 from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.render import Rendered, render
-from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
+from dflash_trt.deploy.resolve import resolve
+from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.rules.checked_config import CheckedConfig
 from dflash_trt.deploy.schema import Runtime, load_schema
 from tests.paths import REPOSITORY

@@ -15,8 +15,9 @@ import pytest
 import yaml
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.deploy.checker import check, deployment_config, file_configs
+from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.deployment_file import DeploymentFile, load_deployment
+from dflash_trt.deploy.file_configs import file_configs
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
 from dflash_trt.deploy.render import render
 from dflash_trt.deploy.resolve import resolve

@@ -15,9 +15,11 @@ from dflash_trt.checkpoint.dialects.recognise import DIALECTS
 from dflash_trt.cli import cli
 from dflash_trt.deploy.catalog import catalog, drafts_for, trained_for
 from dflash_trt.deploy.checker import check
-from dflash_trt.deploy.deployment_file import Eagle3, deployment_path, load_deployment, shipped_deployments
+from dflash_trt.deploy.deployment_file import Eagle3, load_deployment
+from dflash_trt.deploy.deployment_path import deployment_path, shipped_deployments
 from dflash_trt.deploy.finding import ERROR, WARNING
-from dflash_trt.deploy.published import missing_parsers, published_drafts, target_parsers
+from dflash_trt.deploy.parsers import missing_parsers, target_parsers
+from dflash_trt.deploy.published import published_drafts
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.schema import Runtime, schemas, versions
 from dflash_trt.errors import ConfigError
@@ -246,13 +248,14 @@ def test_nvidia_s_throughput_configuration() -> None:
 
 
 def test_python_of_a_repository_is_run_where_the_file_says_so() -> None:
-    trusting = {name for name in NAMES if resolved(name).trust_remote_code}
+    trusting = {name for name in NAMES if resolved(name).file.trust_remote_code}
     assert trusting == {"kimi-k2.5.b300x8.latency", "kimi-k2.6.b300x8.latency"}
     for runtime in RUNTIMES:
         assert rendered("kimi-k2.5.b300x8.latency", runtime).arguments["trust_remote_code"] is True
         (finding,) = [f for f in findings("kimi-k2.5.b300x8.latency", runtime) if f.rule == "remote-code"]
         assert "is run" in finding.problem
-        wary = msgspec.structs.replace(resolved("kimi-k2.6.b300x8.latency"), trust_remote_code=False)
+        trusted = resolved("kimi-k2.6.b300x8.latency")
+        wary = msgspec.structs.replace(trusted, file=msgspec.structs.replace(trusted.file, trust_remote_code=False))
         assert [f.severity for f in check(config_of(wary, runtime)) if f.rule == "remote-code"] == [ERROR]
 
 
@@ -272,9 +275,9 @@ def test_the_name_says_what_it_is(name: str) -> None:
     assert match["gpus"] == str(deployment.gpus)
     suffix = match["purpose"]
     if deployment.mode == "engine":
-        assert suffix.removeprefix("throughput-") == deployment.recipe
+        assert suffix.removeprefix("throughput-") == deployment.file.recipe
     else:
-        assert suffix == deployment.purpose
+        assert suffix == deployment.file.purpose
     assert match["model"] == deployment.target.partition("/")[2].lower().removesuffix("-it").removesuffix("-instruct")
     assert len((BUILD_CONFIGS / f"{name}.yaml").read_text().splitlines()) <= 14
 

@@ -13,15 +13,17 @@ from typing import Any
 import pytest
 import yaml
 
-from dflash_trt.deploy.checker import check, deployment_config, file_configs
+from dflash_trt.deploy.checker import check, deployment_config
 from dflash_trt.deploy.choices import CHOICES, Circumstances, chosen
 from dflash_trt.deploy.cluster.cluster_server import cluster_server
 from dflash_trt.deploy.cluster.dynamo_graph import dynamo_graph
+from dflash_trt.deploy.file_configs import file_configs
 from dflash_trt.deploy.finding import ERROR, WARNING
-from dflash_trt.deploy.published import LAYOUT, AttentionLayers, HybridCache, hybrid_caches, vllm_cache_layout
+from dflash_trt.deploy.hybrid_caches import LAYOUT, AttentionLayers, HybridCache, hybrid_caches, vllm_cache_layout
 from dflash_trt.deploy.rules.checked_config import METHOD_KEYS, CheckedConfig
 from dflash_trt.deploy.rules.choice_rules import packed_weights
 from dflash_trt.deploy.schema import Runtime, load_schema, runtime_keys
+from dflash_trt.deploy.serving import ServedModels
 from dflash_trt.deploy.sizes import draft_sizes
 from tests.checkpoint.compressed_samples import write_packed
 from tests.checkpoint.gguf_samples import Type, write_gguf
@@ -121,9 +123,8 @@ def test_a_draft_that_another_quantiser_packed(tmp_path: Path) -> None:
         document: dict[str, Any] = {METHOD_KEYS[runtime].rpartition(".")[2]: "dflash", key[-1]: str(name)}
         nested = {key[0]: document} if len(key) > 1 else document
         config = CheckedConfig(
-            schema=load_schema(runtime), document=nested, gpus=None, draft=draft_sizes(str(name)), target=None,
-            algorithms={}, mode="native",
-        )  # fmt: skip
+            schema=load_schema(runtime), document=nested, served=ServedModels(draft_sizes=draft_sizes(str(name)))
+        )
         return [str(finding) for finding in packed_weights(config)]
 
     assert not packed("vllm", draft)
@@ -182,8 +183,7 @@ def test_workers_of_dynamo_have_it_too() -> None:
     """Their command is a module's, which the operator reads: no env before it."""
     name = "qwen3.6-35b-a3b.h200x1.latency"
     server = cluster_server(
-        resolved(name), "vllm", "dflash", rendered(name, "vllm"),
-        version="0.33.0", image="registry/image:1", models="/models", port=8000, replicas=1,
+        rendered(name, "vllm"), version="0.33.0", image="registry/image:1", models="/models", replicas=1
     )  # fmt: skip
     worker = yaml.safe_load(dynamo_graph(server))["spec"]["components"][1]["podTemplate"]["spec"]["containers"][0]
     assert {"name": "VLLM_KV_CACHE_LAYOUT", "value": LAYOUT} in worker["env"]

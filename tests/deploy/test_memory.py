@@ -12,14 +12,15 @@ from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.checkpoint.draft_tensors import linear_shapes
 from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.deploy.gpus import known_gpus, parse_gpu_facts, parse_gpus
-from dflash_trt.deploy.memory import GIB, ServingLoad, arena_bytes, gpu_memory, paged_arena_bytes, request_bytes
+from dflash_trt.deploy.memory import GIB, arena_bytes, gpu_memory, paged_arena_bytes, request_bytes
 from dflash_trt.deploy.published import PublishedDraft, published_drafts
-from dflash_trt.deploy.rules.memory_rules import worker_buffers
 from dflash_trt.deploy.schema import load_schema
+from dflash_trt.deploy.serving import ServingLoad
 from dflash_trt.deploy.sizes import DraftSizes, TargetSizes, draft_sizes, target_sizes
 from dflash_trt.errors import ConfigError
 from tests.paths import FIXTURES
 
+NEWEST, OLDER, VLLM = load_schema("trtllm"), load_schema("trtllm", "1.3.0rc27"), load_schema("vllm")
 SIZED = [entry for entry in published_drafts().values() if entry.size_gib is not None]
 
 
@@ -34,25 +35,22 @@ def target(name: str = "openai/gpt-oss-120b") -> TargetSizes:
 def load(**changes: object) -> ServingLoad:
     """gpt-oss-120b on eight H200 in native mode, dense context."""
     base = ServingLoad(
-        gpus=parse_gpus("h200x8", "gpus"), draft=draft(), target=target(), algorithms={}, ranks=8, num_ranks=8,
-        max_batch_size=64, max_num_tokens=16384, max_seq_len=32768, num_draft_tokens=9, is_dense=True,
-        is_fp8_cache=False,
-        pool_fraction=0.8,
+        gpus=parse_gpus("h200x8", "gpus"), draft_sizes=draft(), target_sizes=target(), tensor_parallel=8, num_ranks=8,
+        max_batch_size=64, max_num_tokens=16384, max_seq_len=32768, num_draft_tokens=9, draft_attention="VANILLA",
+        kv_cache_fraction=0.8,
     )  # fmt: skip
     return msgspec.structs.replace(base, **changes)
 
 
 def test_the_context_and_unused_managers() -> None:
     """32.5 GiB of arena on eight B300 with NVFP4 plans, where half was planned."""
-    halved = load(is_fp8_cache=True)
-    assert arena_bytes(halved) == arena_bytes(load())
-    assert arena_bytes(load(is_fp8_cache=True, is_fp8_context=True)) == arena_bytes(load()) // 2
-    rows, whole = 32768 * 2048, request_bytes(load(is_dense=False))
-    assert request_bytes(load(is_fp8_cache=True, is_dense=False)) == (whole - rows) // 2 + rows
+    halved, paged_load = load(kv_cache_dtype="fp8"), load(draft_attention="TRTLLM")
+    assert arena_bytes(halved, NEWEST) == arena_bytes(load(), NEWEST)
+    assert arena_bytes(halved, VLLM) == arena_bytes(load(), VLLM) // 2
+    rows, whole = 32768 * 2048, request_bytes(paged_load, NEWEST)
+    assert request_bytes(load(kv_cache_dtype="fp8", draft_attention="TRTLLM"), NEWEST) == (whole - rows) // 2 + rows
     # Before pull request 19410 of TensorRT-LLM; a dense arena is then replaced when that manager is
-    dense, unused, paged = (
-        gpu_memory(load()), gpu_memory(load(separate_draft_manager=True)), gpu_memory(load(is_dense=False)),
-    )  # fmt: skip
+    dense, unused, paged = gpu_memory(load(), NEWEST), gpu_memory(load(), OLDER), gpu_memory(paged_load, NEWEST)
     assert "context arena" not in {item.name for item in paged.items}
     assert paged.request_bytes == unused.request_bytes
     assert dense.request_bytes == paged.request_bytes - 32768 * 2048
@@ -105,56 +103,56 @@ def test_sizes_of_drafters() -> None:
 
 
 def test_plans_and_arenas() -> None:
-    memory = gpu_memory(load(separate_draft_manager=True))
+    memory = gpu_memory(load(), OLDER)
     items = {item.name: item.bytes for item in memory.items}
     assert items["target weights"] == target().weight_bytes(8)
     assert items["context arena"] == 65 * (32768 + 10) * 2048
     assert items["captured hidden states"] == 16384 * 5 * 2880 * 2
     assert items["arena replaced"] == items["context arena"] // 2
-    early = sum(size for name, size in items.items() if name != "arena replaced")
-    assert memory.free_bytes == 141_000_000_000 - early
-    assert memory.largest_fraction == 1 - items["arena replaced"] / memory.free_bytes
+    late = items["arena replaced"] + items["captured by graphs"]
+    assert memory.free_bytes == 141_000_000_000 - (sum(items.values()) - late)
+    assert memory.largest_fraction == 1 - late / memory.free_bytes
     assert memory.pool_bytes == int(memory.free_bytes * 0.8)
     cache = target().cache
     assert memory.request_bytes == cache.bytes(32768, fp8=False, num_ranks=8) + 32768 * 2048
     assert memory.fits
     assert memory.unknown == ()
-    memory = gpu_memory(load(target=None))
+    memory = gpu_memory(load(target_sizes=None), NEWEST)
     assert "target weights" not in {item.name for item in memory.items}
     assert memory.full_requests is None
     assert memory.unknown[0].startswith("target weights and cache:")
     # test_dflash_config_budget.py: 2 x 129 x 5 x (4096 + 5) x 8 x 128 x 2 B, about 10.09 GiB
     spec = msgspec.structs.replace(draft().spec, layers=5, num_key_value_heads=8, head_dim=128, block_size=16)
     asked = load(
-        draft=msgspec.structs.replace(draft(), spec=spec), num_ranks=1, max_batch_size=128, max_seq_len=4096,
+        draft_sizes=msgspec.structs.replace(draft(), spec=spec), num_ranks=1, max_batch_size=128, max_seq_len=4096,
         num_draft_tokens=4,
     )  # fmt: skip
-    assert arena_bytes(asked) == 2 * 129 * 5 * (4096 + 5) * 8 * 128 * 2
+    assert arena_bytes(asked, NEWEST) == 2 * 129 * 5 * (4096 + 5) * 8 * 128 * 2
     paged = msgspec.structs.replace(spec, layers=2, num_key_value_heads=1, head_dim=16, block_size=8)
     asked = load(
-        draft=msgspec.structs.replace(draft(), spec=paged), num_ranks=1, max_batch_size=1, max_seq_len=100,
+        draft_sizes=msgspec.structs.replace(draft(), spec=paged), num_ranks=1, max_batch_size=1, max_seq_len=100,
         num_draft_tokens=7,
     )  # fmt: skip
-    assert paged_arena_bytes(asked) == 2 * 2 * 2 * 128 * 1 * 16 * 2
+    assert paged_arena_bytes(asked, NEWEST) == 2 * 2 * 2 * 128 * 1 * 16 * 2
 
 
 def test_what_ranks_divide() -> None:
-    native, engine = gpu_memory(load()), gpu_memory(load(num_ranks=1))
+    native, engine = gpu_memory(load(), NEWEST), gpu_memory(load(num_ranks=1), NEWEST)
     native_items, engine_items = ({i.name: i.bytes for i in memory.items} for memory in (native, engine))
     assert engine_items["context arena"] == 8 * native_items["context arena"]
     assert engine_items["drafter weights"] == draft().weight_bytes({}, 1)
     assert engine_items["target weights"] == native_items["target weights"]
-    shared, own = load(ranks=2, num_ranks=2, is_dense=False), target()
-    apart = msgspec.structs.replace(shared, attention_dp=True, num_ranks=1)
-    items = {item.name: item.bytes for item in gpu_memory(apart).items}
+    shared, own = load(tensor_parallel=2, num_ranks=2, draft_attention="TRTLLM"), target()
+    apart = msgspec.structs.replace(shared, enable_attention_dp=True, num_ranks=1)
+    items = {item.name: item.bytes for item in gpu_memory(apart, NEWEST).items}
     assert items["target weights"] == own.expert_bytes // 2 + own.dense_bytes
-    assert request_bytes(apart) == 2 * (request_bytes(shared) or 0)
+    assert request_bytes(apart, NEWEST) == 2 * (request_bytes(shared, NEWEST) or 0)
 
 
 @pytest.mark.parametrize(("batch", "graphs"), [(1, 1), (3, 3), (64, 11), (100, 16), (128, 19), (256, 21), (300, 22)])
 def test_taps_are_captured_once_more_for_every_cuda_graph(batch: int, graphs: int) -> None:
     """1, 2, 4, 8, 16, ... 128, 192, ... and the largest: 12 buffers for a batch of 64, 22 for one of 256."""
-    items = {item.name: item for item in gpu_memory(load(max_batch_size=batch, captures_by_graph=True)).items}
+    items = {item.name: item for item in gpu_memory(load(max_batch_size=batch), OLDER).items}
     assert items["captured by graphs"].bytes == graphs * items["captured hidden states"].bytes
     assert items["captured by graphs"].is_late
     assert not items["captured hidden states"].is_late
@@ -164,21 +162,21 @@ def test_taps_are_captured_once_more_for_every_cuda_graph(batch: int, graphs: in
     ("version", "late"), [("1.3.0rc27", {"arena replaced", "captured by graphs"}), ("1.4.0rc1", set())]
 )
 def test_what_is_allocated_beside_the_pool_depends_on_the_release(version: str, late: set[str]) -> None:
-    memory = gpu_memory(load(**worker_buffers(load_schema("trtllm", version))))
+    memory = gpu_memory(load(), load_schema("trtllm", version))
     assert {item.name for item in memory.items if item.is_late} == late
 
 
-@pytest.mark.parametrize("is_dense", [True, False])
-def test_the_largest_that_fits_fits_and_one_more_does_not(is_dense: bool) -> None:
-    asked = load(max_batch_size=4000, max_seq_len=131072, is_dense=is_dense, gpus=parse_gpus("h100x8", "gpus"))
-    memory = gpu_memory(asked)
+@pytest.mark.parametrize("attention", ["VANILLA", "TRTLLM"])
+def test_the_largest_that_fits_fits_and_one_more_does_not(attention: str) -> None:
+    asked = load(max_batch_size=4000, max_seq_len=131072, draft_attention=attention, gpus=parse_gpus("h100x8", "gpus"))
+    memory = gpu_memory(asked, NEWEST)
     for field, largest in (("max_batch_size", memory.largest_batch), ("max_seq_len", memory.largest_context)):
         if largest == 0:
             continue
-        assert gpu_memory(msgspec.structs.replace(asked, **{field: largest})).fits
+        assert gpu_memory(msgspec.structs.replace(asked, **{field: largest}), NEWEST).fits
         if largest < 2**16:
-            assert not gpu_memory(msgspec.structs.replace(asked, **{field: largest + 1})).fits
-    if is_dense:
+            assert not gpu_memory(msgspec.structs.replace(asked, **{field: largest + 1}), NEWEST).fits
+    if attention == "VANILLA":
         assert not memory.fits
         assert 0 < memory.largest_batch < 4000
 

@@ -16,7 +16,8 @@ from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.deploy.checker import check
 from dflash_trt.deploy.finding import ERROR, Finding
 from dflash_trt.deploy.published import published_drafts, published_targets
-from dflash_trt.deploy.resolve import ResolvedDeployment, draft_deployment, resolve
+from dflash_trt.deploy.resolve import draft_deployment, resolve
+from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.deploy.sizes import target_sizes
 from dflash_trt.errors import CheckpointError, ConfigError

@@ -193,7 +193,7 @@ def test_the_runtimes_own_parser_takes_what_we_take(runtime: Runtime) -> None:
     """Every shipped command, documented commands and those with another draft; it refuses flags of other releases."""
     commands, wrong = {}, set()
     for name in (name for name, served in SERVED if served == runtime):
-        for method in METHODS if resolved(name).eagle3 else ("dflash", "none"):
+        for method in METHODS if resolved(name).file.eagle3 else ("dflash", "none"):
             (server,) = servers(rendered(name, runtime, method).text)
             commands[f"{name} {method}"] = server.words
     for _, text, others in (command for command in DOCUMENTED if command[0] == runtime):

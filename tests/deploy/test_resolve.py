@@ -11,15 +11,18 @@ import pytest
 import yaml
 
 from dflash_trt.checkpoint.target_cache import RecurrentState
-from dflash_trt.deploy.checker import check, file_configs
+from dflash_trt.deploy.batch_schedule import read_schedule, trtllm_schedule, vllm_schedule
+from dflash_trt.deploy.checker import check
 from dflash_trt.deploy.deployment_file import DeploymentFile, load_deployment
-from dflash_trt.deploy.draft_methods import read_schedule, trtllm_schedule, vllm_schedule
+from dflash_trt.deploy.file_configs import file_configs
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, Finding
 from dflash_trt.deploy.gpus import parse_gpus
-from dflash_trt.deploy.memory import ServingLoad, gpu_memory, request_bytes
-from dflash_trt.deploy.resolve import ResolvedDeployment, pairs_pools, resolve
+from dflash_trt.deploy.memory import gpu_memory, is_dense, is_fp8_context, request_bytes
+from dflash_trt.deploy.resolve import pairs_pools, resolve
+from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.rules.memory_rules import document_load
 from dflash_trt.deploy.schema import Runtime, load_schema
+from dflash_trt.deploy.serving import ServingLoad
 from dflash_trt.deploy.sizes import target_sizes
 from dflash_trt.errors import ConfigError
 from tests.checkpoint.dialect_samples import write_dspark
@@ -109,7 +112,7 @@ def changed(**changes: Any) -> DeploymentFile:
 
 
 def asked(deployment: ResolvedDeployment, runtime: Runtime) -> ServingLoad:
-    """What the runtime's arguments ask of each GPU."""
+    """The load of each GPU by the runtime's arguments."""
     return document_load(config_of(deployment, runtime))
 
 
@@ -120,21 +123,21 @@ def found(deployment: ResolvedDeployment) -> list[Finding]:
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_every_runtime_is_asked_for_the_same(runtime: Runtime) -> None:
     load = asked(resolved("gpt-oss-120b.b300x8.latency"), runtime)
-    assert (load.ranks, load.num_ranks, load.num_draft_tokens) == (8, 8, 9)
+    assert (load.tensor_parallel, load.num_ranks, load.num_draft_tokens) == (8, 8, 9)
     assert (load.max_batch_size, load.max_num_tokens, load.max_seq_len) == (64, 16384, 32768)
-    assert not load.is_fp8_cache
-    assert not load.is_dense
+    assert load.kv_cache_dtype == "auto"
+    assert not is_dense(load, load_schema(runtime))
     halved = msgspec.structs.replace(load_deployment(BUILD_CONFIGS / "gpt-oss-120b.b300x8.latency.yaml"),
                                      kv_cache_dtype="fp8")  # fmt: skip
     load = asked(resolve(halved, "x"), runtime)
-    assert load.is_fp8_cache is True
-    assert load.is_fp8_context is (runtime != "trtllm")  # whose worker caches in fc's dtype
+    assert load.kv_cache_dtype == "fp8"
+    assert is_fp8_context(load, load_schema(runtime)) is (runtime != "trtllm")  # there it has fc's dtype
 
 
 @pytest.mark.parametrize("ranks", [1, 8])
 def test_engine_mode_asks_every_gpu_for_a_whole_drafter_or_its_share(ranks: int) -> None:
     load = asked(resolve(changed(num_ranks=ranks), "x"), "trtllm")
-    assert (load.ranks, load.num_ranks, load.is_dense) == (8, ranks, False)
+    assert (load.tensor_parallel, load.num_ranks, load.draft_attention) == (8, ranks, "TRTLLM")
     assert load.algorithms["layers.0.self_attn.q_proj"] == "NVFP4"
     base = asked(resolve(FILE, "x"), "vllm")
     assert (base.num_ranks, base.algorithms) == (8, {})
@@ -143,12 +146,13 @@ def test_engine_mode_asks_every_gpu_for_a_whole_drafter_or_its_share(ranks: int)
 def test_what_fits_the_pool() -> None:
     """A request's pages hold eight times the rows of a drafter whose heads are shared."""
     load = asked(resolve(FILE, "x"), "trtllm")
-    whole, shared = request_bytes(msgspec.structs.replace(load, num_ranks=1)), request_bytes(load)
-    row = load.draft.spec.context_bytes_per_token(fp8=False, num_ranks=1)
+    schema = load_schema("trtllm")
+    whole, shared = (request_bytes(msgspec.structs.replace(load, num_ranks=n), schema) for n in (1, load.num_ranks))
+    row = load.draft_sizes.spec.context_bytes_per_token(fp8=False, num_ranks=1)
     assert whole - shared == load.max_seq_len * row * 7 // 8
     # A pool of no size needs nothing, but the rest must still fit
     load = asked(resolve(changed(max_batch_size=4096, max_num_tokens=65536, draft_attention="VANILLA"), "x"), "trtllm")
-    assert not gpu_memory(msgspec.structs.replace(load, target=None, pool_fraction=0.0)).fits
+    assert not gpu_memory(msgspec.structs.replace(load, target_sizes=None, kv_cache_fraction=0.0), schema).fits
 
 
 def test_what_each_mode_refuses() -> None:
@@ -218,7 +222,7 @@ def test_pools_of_a_target_with_recurrent_states_are_not_paired(tmp_path: Path) 
     hybrid = msgspec.structs.replace(target, cache=msgspec.structs.replace(target.cache, recurrent=state))
     assert pairs_pools("TRTLLM", "auto", target)
     assert not pairs_pools("TRTLLM", "auto", hybrid)
-    config = msgspec.structs.replace(config_of(resolve(FILE, "x")), target=hybrid)
+    config = config_of(msgspec.structs.replace(resolve(FILE, "x"), target_sizes=hybrid))
     (said,) = [f for f in check(config) if f.rule == "prefix-reuse"]
     assert "a target with recurrent states" in str(said)
 
@@ -272,8 +276,8 @@ def test_a_file_that_serves_an_engine_directory_is_checked_in_engine_mode(tmp_pa
     file.write_text(yaml.safe_dump(arguments(deployment)))
     schema, gpus = load_schema("trtllm", None), parse_gpus("b300x1", "gpus")
     config = file_configs(file, schema, gpus=gpus, target=str(target), draft=None)[0]
-    assert config.mode == "engine"
-    assert [f.rule for f in check(config)] == ["prefix-reuse"]  # which names what only the log says
+    assert config.served.mode == "engine"
+    assert [f.rule for f in check(config)] == ["prefix-reuse"]  # only the log shows the pool
 
 
 @pytest.mark.parametrize(
@@ -297,7 +301,7 @@ def test_ranks_that_cannot_share_the_drafter(changes: dict[str, Any], message: s
 
 @pytest.mark.parametrize("ranks", [None, 1])
 def test_every_rank_can_run_a_whole_dflash2_drafter(ranks: int | None) -> None:
-    """Whose convolutions ranks do not share."""
+    """Ranks do not share its convolutions."""
     pair = {"draft": str(FIXTURES / "tiny-qwen3-dflash2"), "target": str(FIXTURES / "tiny-qwen3")}
     deployment = resolve(changed(**pair, gpus="b300x2", recipe="bf16", num_ranks=ranks), "x")
     assert deployment.num_ranks == 1

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from dflash_trt.deploy.deployment_file import load_deployment
-from dflash_trt.deploy.resolve import resolve, with_settings
+from dflash_trt.deploy.resolve import resolve
+from dflash_trt.deploy.resolved_deployment import with_settings
 from dflash_trt.deploy.schema import Runtime, load_schema
 from tests.cli.commands import run
 from tests.deploy.deployments import BUILD_CONFIGS, NAMES, RUNTIMES, rendered, resolved

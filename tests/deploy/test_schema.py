@@ -18,12 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_trt.deploy.checker import check
-from dflash_trt.deploy.flags import command_text, parse_arguments
+from dflash_trt.deploy.coerce import coerce
+from dflash_trt.deploy.command_text import command_text
+from dflash_trt.deploy.flags import parse_arguments
 from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.rules.checked_config import CheckedConfig
 from dflash_trt.deploy.schema import Runtime, Schema, load_schema, schemas, validator_class, versions
-from dflash_trt.deploy.schema_check import BOUNDS, WORDS, check_schema, coerce
+from dflash_trt.deploy.schema_check import BOUNDS, WORDS, check_schema
 from dflash_trt.deploy.script import servers
+from dflash_trt.deploy.serving import ServedModels
 from dflash_trt.deploy.sizes import draft_sizes, target_sizes
 from dflash_trt.errors import ConfigError
 from tests.deploy.deployments import SERVED, rendered
@@ -218,9 +221,12 @@ DOCUMENTS = st.dictionaries(
 def test_no_document_breaks_a_check(document: dict[str, Any], schema: Schema, gpus: str | None) -> None:
     """A check of any file ends in findings, each on one line."""
     config = CheckedConfig(
-        schema=schema, document=document, gpus=None if gpus is None else parse_gpus(gpus, "gpus"),
-        draft=draft_sizes("z-lab/gpt-oss-120b-DFlash"), target=target_sizes("openai/gpt-oss-120b"),
-        algorithms={"layers.0.self_attn.q_proj": "NVFP4"}, mode="native",
+        schema=schema, document=document,
+        served=ServedModels(
+            gpus=None if gpus is None else parse_gpus(gpus, "gpus"),
+            draft_sizes=draft_sizes("z-lab/gpt-oss-120b-DFlash"), target_sizes=target_sizes("openai/gpt-oss-120b"),
+            algorithms={"layers.0.self_attn.q_proj": "NVFP4"},
+        ),
     )  # fmt: skip
     for finding in check(config):
         assert "\n" not in finding.fix

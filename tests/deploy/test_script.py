@@ -7,16 +7,18 @@ import argparse
 import json
 import shlex
 import subprocess
+import tracemalloc
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
-from dflash_trt.deploy.checker import check, file_configs
+from dflash_trt.deploy.checker import check
+from dflash_trt.deploy.file_configs import file_configs
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING
 from dflash_trt.deploy.flags import normalize, parse_arguments
 from dflash_trt.deploy.schema import load_schema
-from dflash_trt.deploy.script import servers
+from dflash_trt.deploy.script import MAX_EXPANDED, servers
 from dflash_trt.errors import ConfigError
 
 DRAFT = '{"method": "dflash", "model": "z-lab/Qwen3-8B-DFlash-b16", "num_speculative_tokens": 15}'
@@ -155,7 +157,7 @@ def test_scripts_of_several_servers_and_other_files(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text("vllm serve a --port 1 &\nvllm serve b --zzz; echo 'vllm serve c'\nsglang serve --model d\n")
     first, second = file_configs(script, load_schema("vllm"))
-    assert (first.target_name, second.target_name) == ("a", "b")
+    assert (first.served.target, second.served.target) == ("a", "b")
     assert len(file_configs(script, load_schema("sglang"))) == 1
     with pytest.raises(ConfigError, match="expected a server of trtllm, found one of vllm"):
         file_configs(script, load_schema("trtllm"))
@@ -188,3 +190,30 @@ def test_trtllm_serve_with_the_file_that_it_names(tmp_path: Path) -> None:
         file_configs(script, schema)
     (tmp_path / "other.yaml").write_text("max_seq_len: 7\n")
     assert file_configs(script, schema)[0].document == {"max_seq_len": 7}
+
+
+def doubling(times: int) -> str:
+    """A script whose last variable is 10 * 2**times characters long."""
+    steps = [f"v{n + 1}=$v{n}$v{n}" for n in range(times)]
+    return "\n".join(["v0=0123456789", *steps, f"vllm serve m --served-model-name $v{times}"])
+
+
+def test_expansion_of_variables_is_bounded(tmp_path: Path) -> None:
+    (server,) = servers(doubling(3), max_expanded=10 * (2 + 4 + 8 + 8))
+    assert server.words[-1] == "0123456789" * 8
+    with pytest.raises(ConfigError, match="variable v3: the script's variables expand to more than 219 characters"):
+        servers(doubling(3), max_expanded=10 * (2 + 4 + 8 + 8) - 1)
+    (tmp_path / "run.sh").write_text(doubling(40))  # 10 TiB, were it expanded
+    tracemalloc.start()
+    with pytest.raises(ConfigError, match=r"variable v\d+: .* to more than 1048576 characters"):
+        file_configs(tmp_path / "run.sh", load_schema("vllm"))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 32 * MAX_EXPANDED
+
+
+def test_shells_within_each_other_are_bounded() -> None:
+    command = shlex.join(["bash", "-c", shlex.join(["bash", "-c", "vllm serve m"])])
+    assert [server.runtime for server in servers(command, max_shells=3)] == ["vllm"]
+    with pytest.raises(ConfigError, match=r"shells within each other \(bash -c\), found more"):
+        servers(command, max_shells=2)

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from dflash_trt.deploy.command_text import command_text
 from dflash_trt.deploy.deployment_file import load_deployment
-from dflash_trt.deploy.flags import command_text
 from dflash_trt.deploy.render import render
 from dflash_trt.deploy.resolve import resolve
 from dflash_trt.deploy.schema import Runtime

@@ -14,7 +14,8 @@ import yaml
 from google.protobuf import text_format
 
 from dflash_trt import LLM, SamplingParams
-from dflash_trt.deploy.checker import check, file_configs
+from dflash_trt.deploy.checker import check
+from dflash_trt.deploy.file_configs import file_configs
 from dflash_trt.deploy.schema import load_schema
 from dflash_trt.errors import BuildError, CheckpointError, ConfigError, EngineError
 from dflash_trt.triton.model_file import EmbeddedModel, TritonConfig, read_model

@@ -27,10 +27,10 @@ from dflash_trt.api.backend import Chunk
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.deploy.deployment_file import Method
-from dflash_trt.deploy.render import trtllm_arguments
-from dflash_trt.deploy.resolve import ResolvedDeployment
+from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.schema import load_schema, versions
 from dflash_trt.deploy.schema_check import check_schema
+from dflash_trt.deploy.trtllm_arguments import trtllm_arguments
 from dflash_trt.errors import ConfigError, EngineError, MissingDependencyError, RequestError, VerificationError
 from dflash_trt.trtllm.llm_backend import TrtllmBackend, sampling_arguments
 from tests.cli.commands import run, run_here

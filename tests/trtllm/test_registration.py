@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from dflash_trt.deploy.render import ENGINE_MODE
 from dflash_trt.deploy.schema import versions
+from dflash_trt.deploy.trtllm_arguments import ENGINE_MODE
 from dflash_trt.errors import EngineError, MissingDependencyError
 from dflash_trt.trtllm.registration import MODULE, RELEASES, build_draft_model, check_contract, check_start, register
 from tests.contract.drafter_contract import contract_data, read_package

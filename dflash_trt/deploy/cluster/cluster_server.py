@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shlex
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from dflash_trt.deploy.deployment_file import Method
-from dflash_trt.deploy.render import Rendered, is_engine_mode
-from dflash_trt.deploy.resolve import ResolvedDeployment
+from dflash_trt.deploy.render import Rendered
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.errors import ConfigError
-from dflash_trt.files.command import argument, command_line
+from dflash_trt.files.command import command_line
 
 CONFIG = "/config/serve.yaml"
 """Where the YAML of `serve-config --runtime trtllm` lies in a container."""
@@ -38,54 +34,62 @@ MAX_NAME = 40
 
 
 class ClusterServer(msgspec.Struct, frozen=True, kw_only=True):
-    """A server process of `ranks` GPUs, and how many of it there are."""
+    """A rendered deployment as servers of a cluster."""
 
+    rendered: Rendered
     name: str
     """A DNS label."""
-    head: str
-    """Comment with the settings' digest."""
-    runtime: Runtime
-    target: str
-    arguments: dict[str, Any]
-    """Arguments of the runtime, by name."""
-    environment: dict[str, str]
-    """Variables that `words` set."""
-    words: list[str]
-    """The command in a container, which reads CONFIG where there is one."""
-    config: str | None
     image: str
     models: str
     """Directory of the weights, mounted into the container at the same path; its Hugging Face cache, too."""
-    port: int
-    ranks: int
-    nodes: int
     replicas: int
-    is_engine_mode: bool
-    reuses_prefixes: bool
+
+    @property
+    def runtime(self) -> Runtime:
+        return self.rendered.runtime
+
+    @property
+    def port(self) -> int:
+        return self.rendered.port
+
+    @property
+    def words(self) -> list[str]:
+        """The command in a container; trtllm-serve reads CONFIG."""
+        return self.rendered.words(CONFIG)
+
+    @property
+    def config(self) -> str | None:
+        """YAML of trtllm-serve; the other runtimes have flags alone."""
+        return self.rendered.text if self.runtime == "trtllm" else None
+
+    @property
+    def ranks(self) -> int:
+        """Ranks, and GPUs, of one server."""
+        return self.rendered.deployment.tensor_parallel
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of one server."""
+        return max(1, self.ranks // self.rendered.deployment.gpus.per_node)
 
     @property
     def gpus_per_node(self) -> int:
         """GPUs, and ranks, on each node."""
         return self.ranks // self.nodes
 
+    @property
+    def reuses_prefixes(self) -> bool:
+        """Whether the server reuses cached prefixes, for which a router then looks."""
+        return self.rendered.deployment.reuses_prefixes(self.runtime, self.rendered.method)
 
-def cluster_server(
-    deployment: ResolvedDeployment,
-    runtime: Runtime,
-    method: Method,
-    rendered: Rendered,
-    *,
-    version: str,
-    image: str | None,
-    models: str,
-    port: int,
-    replicas: int,
-) -> ClusterServer:
+
+def cluster_server(rendered: Rendered, *, version: str, image: str | None, models: str, replicas: int) -> ClusterServer:
     """The server that `rendered`, for the runtime's `version`, starts.
 
     Raises ConfigError for an invalid image, for weights outside `models`, for engine mode without an `image` that
     has dflash-trt, and for ranks that do not fill their nodes.
     """
+    deployment = rendered.deployment
     if not MODELS.fullmatch(models) or ".." in Path(models).parts:
         raise ConfigError(f"--models: expected an absolute path of letters, digits, . _ - and /, found {models}")
     if image is not None and not IMAGE.fullmatch(image):
@@ -97,8 +101,7 @@ def cluster_server(
                 f" found {Path(name).absolute()}",
                 hint="give --models the directory of the weights, the same path on every node",
             )
-    engine_mode = runtime == "trtllm" and is_engine_mode(deployment, method)
-    if engine_mode and image is None:
+    if rendered.is_engine_mode and image is None:
         raise ConfigError(
             "--image: expected an image with dflash-trt for engine mode, found none",
             hint="build docs/deploy/trtllm.Dockerfile",
@@ -106,25 +109,12 @@ def cluster_server(
     ranks, per_node = deployment.tensor_parallel, deployment.gpus.per_node
     if ranks > per_node and ranks % per_node:
         raise ConfigError(f"tensor_parallel: expected whole nodes of {per_node} GPUs, found {ranks}")
-    start = rendered.start if runtime == "trtllm" else rendered.text
-    words = [CONFIG if word == "FILE" else word for word in shlex.split(start.replace("\\\n", " "), comments=True)]
     return ClusterServer(
+        rendered=rendered,
         name=dns_label(deployment.name),
-        head=rendered.text.partition("\n")[0],
-        runtime=runtime,
-        target=argument(deployment.target, "target"),
-        arguments=rendered.arguments,
-        environment=rendered.environment,
-        words=words,
-        config=rendered.text if runtime == "trtllm" else None,
-        image=IMAGES[runtime].format(version) if image is None else image,
+        image=IMAGES[rendered.runtime].format(version) if image is None else image,
         models=models,
-        port=port,
-        ranks=ranks,
-        nodes=max(1, ranks // per_node),
         replicas=replicas,
-        is_engine_mode=engine_mode,
-        reuses_prefixes=deployment.reuses_prefixes(runtime, method),
     )
 
 
@@ -135,7 +125,7 @@ def dns_label(name: str) -> str:
 
 
 def shortened(label: str, limit: int) -> str:
-    """A label of at most `limit` characters; two that differ behind them stay two."""
+    """A label of at most `limit` characters; long ones that differ after them stay different."""
     if len(label) <= limit:
         return label
     return f"{label[: limit - 5].rstrip('-')}-{hashlib.sha256(label.encode()).hexdigest()[:4]}"
@@ -156,10 +146,11 @@ def node_command(server: ClusterServer, *, rank: str, leader: str) -> str:
     return "; ".join([*others, f"exec {command} {flags}"])
 
 
-def node_script(rendered: Rendered, runtime: str, nodes: int) -> Rendered:
-    """A server on `nodes` of them as a script that is started on each, with its rank and the first one's address."""
+def node_script(rendered: Rendered) -> Rendered:
+    """A server on several nodes as a script that is started on each, with its rank and the first one's address."""
+    nodes = rendered.deployment.gpus.nodes
     head, _, command = rendered.text.partition("\n")
-    others, flags = _joined(runtime, nodes, RANK, LEADER)
+    others, flags = _joined(rendered.runtime, nodes, RANK, LEADER)
     where = f"# On each of {nodes} nodes: {RANK}=0 {LEADER}=ADDRESS sh FILE; the first is 0, and has the address."
     asked = f': "${{{RANK}:?0 on the first node, 1 on the next}}" "${{{LEADER}:?address of the first node}}"'
     text = "\n".join([head, where, asked, *others, f"exec {command.rstrip()} \\\n  {flags}", ""])
@@ -167,7 +158,7 @@ def node_script(rendered: Rendered, runtime: str, nodes: int) -> Rendered:
 
 
 def _joined(runtime: str, nodes: int, rank: str, leader: str) -> tuple[list[str], str]:
-    """What a node does before the command, and the flags behind it."""
+    """Commands before a node's own, and the flags after it."""
     flags = f'--nnodes {nodes} --node-rank "${rank}"'
     if runtime == "sglang":
         return [], f'{flags} --dist-init-addr "${leader}:{PORT}"'

@@ -12,11 +12,12 @@ import json
 from msgspec.structs import replace
 
 from dflash_trt.deploy.cluster.cluster_server import CONFIG, ClusterServer, shortened
-from dflash_trt.deploy.cluster.kubernetes import WEIGHTS, Manifest, config_maps, pod_spec, to_yaml, weights_environment
-from dflash_trt.deploy.flags import flag_words
-from dflash_trt.deploy.published import target_parsers
-from dflash_trt.deploy.render import ENGINE_MODE
+from dflash_trt.deploy.cluster.kubernetes import config_maps, config_mount, container_image, short_hostname, with_needs
+from dflash_trt.deploy.cluster.template import manifest
+from dflash_trt.deploy.command_text import flag_words
+from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.schema import Runtime
+from dflash_trt.deploy.trtllm_arguments import ENGINE_MODE
 from dflash_trt.errors import ConfigError
 
 RELEASE = "1.6.1"
@@ -64,63 +65,40 @@ def graph_name(server: ClusterServer) -> str:
 
 
 def dynamo_graph(server: ClusterServer) -> str:
-    """Workers serve prompts and answers: drafts of a decode worker alone begin without the prompt's features.
+    """A frontend and workers that serve both prompts and answers.
 
-    That is measured for TensorRT-LLM's DSpark (NVIDIA/TensorRT-LLM#16767), so no prefill/decode split is written.
+    No prefill/decode split is written: a decode worker alone drafts without the prompt's hidden states, as was measured
+    for TensorRT-LLM's DSpark (NVIDIA/TensorRT-LLM#16767). The operator refuses an image whose tag is no release of
+    Dynamo's, unless `runtimeVersionOverride` names the one in it (deploy/operator/api/v1beta1 of ai-dynamo/dynamo at
+    006b6e10; dynamo.profiler 1.6.1 writes it as well). It adds shared memory to workers itself.
     """
     server = replace(server, name=graph_name(server))
-    routing = "kv" if server.reuses_prefixes else "least-loaded"
-    frontend = {
-        "containers": [
-            {
-                "name": "main",
-                "image": server.image,
-                "command": ["python3", "-m", "dynamo.frontend"],
-                "args": ["--router-mode", routing, "--migration-limit", "3"],
-                "volumeMounts": [{"name": "models", "mountPath": server.models, "readOnly": True}],
-                "env": weights_environment(server),
-            }
-        ],
-        "volumes": [WEIGHTS],
-    }
-    start = [*(ENGINE_MODE if server.is_engine_mode else ("python3", "-m")), f"dynamo.{server.runtime}"]
-    worker = pod_spec(server, "main", start, _worker_arguments(server))
-    worker["volumes"] = [volume for volume in worker["volumes"] if volume["name"] != "shm"]  # the operator's own
-    main = worker["containers"][0]
-    main["env"] += [{"name": name, "value": value} for name, value in server.environment.items()]
-    main["volumeMounts"] = [mount for mount in main["volumeMounts"] if mount["name"] != "shm"]
-    component: Manifest = {"name": WORKER, "type": "worker", "replicas": server.replicas, "sharedMemorySize": "32Gi"}
-    if server.nodes > 1:
-        component["multinode"] = {"nodeCount": server.nodes}
-        if server.runtime == "trtllm":
-            main["env"] += [{"name": f"OMPI_ALLOW_RUN_AS_ROOT{end}", "value": "1"} for end in ("", "_CONFIRM")]
-    # The operator refuses an image whose tag is no release of Dynamo's, unless it is told which one is in it
-    # (deploy/operator/api/v1beta1 of ai-dynamo/dynamo at 006b6e10; dynamo.profiler 1.6.1 writes it as well).
-    release = {} if server.image == IMAGE else {"runtimeVersionOverride": RELEASE}
-    graph = {
-        "apiVersion": "nvidia.com/v1beta1",
-        "kind": "DynamoGraphDeployment",
-        "metadata": {"name": server.name},
-        "spec": {
-            "backendFramework": server.runtime,
-            "components": [
-                {"name": FRONTEND, "type": "frontend", "replicas": 1, **release, "podTemplate": {"spec": frontend}},
-                component | release | {"podTemplate": {"spec": worker}},
-            ],
-        },
-    }
-    place = f"port {SERVICE_PORT} of the Service {server.name}-{FRONTEND}"
-    return to_yaml(server, place, [*config_maps(server), graph])
+    start = [*(ENGINE_MODE if server.rendered.is_engine_mode else ("python3", "-m")), f"dynamo.{server.runtime}"]
+    variables = dict(server.rendered.environment)
+    if server.nodes > 1 and server.runtime == "trtllm":
+        variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    graph = manifest(
+        "dynamo_graph.yaml", name=server.name, runtime=server.runtime, image=container_image(server),
+        release=None if server.image == IMAGE else RELEASE, routing="kv" if server.reuses_prefixes else "least-loaded",
+        models=server.models, replicas=server.replicas, start=start, arguments=_worker_arguments(server),
+        multinode={"nodeCount": server.nodes} if server.nodes > 1 else None, gpus=server.gpus_per_node,
+        environment=short_hostname(server) + [{"name": name, "value": value} for name, value in variables.items()],
+        **config_mount(server),
+    )  # fmt: skip
+    return with_needs(
+        server, f"port {SERVICE_PORT} of the Service {server.name}-{FRONTEND}", [*config_maps(server), graph]
+    )
 
 
 def _worker_arguments(server: ClusterServer) -> list[str]:
-    words = ["--model" if server.runtime == "vllm" else "--model-path", server.target]
+    target = server.rendered.deployment.target
+    words = ["--model" if server.runtime == "vllm" else "--model-path", target]
     if server.runtime == "trtllm":
-        words += ["--served-model-name", server.target, "--extra-engine-args", CONFIG]
+        words += ["--served-model-name", target, "--extra-engine-args", CONFIG]
     else:
-        kept = {name: value for name, value in server.arguments.items() if name not in SERVERS_OWN}
+        kept = {name: value for name, value in server.rendered.arguments.items() if name not in SERVERS_OWN}
         words += flag_words(server.runtime, kept)
-    parsers = target_parsers(server.target)
+    parsers = target_parsers(target)
     for flag, names in (("--dyn-reasoning-parser", parsers.reasoning), ("--dyn-tool-call-parser", parsers.tool)):
         words += [flag, names["dynamo"]] if "dynamo" in names else []
     return words + (KV_EVENT_FLAGS[server.runtime] if server.reuses_prefixes else [])

@@ -3,18 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import yaml
-
 from dflash_trt.deploy.cluster.cluster_server import CONFIG, NO_IMAGE, ClusterServer, node_command
+from dflash_trt.deploy.cluster.template import Manifest, manifest, shell_text, yaml_text
 from dflash_trt.errors import ConfigError
-from dflash_trt.files.command import command_line
 
-Manifest = dict[str, Any]
-WEIGHTS = {"name": "models", "persistentVolumeClaim": {"claimName": "models"}}
-"""Volume of an existing claim with the weights."""
 METRICS = {"trtllm": "/prometheus/metrics", "vllm": "/metrics", "sglang": "/metrics"}
 ENGINE_TYPES = {"trtllm": "trtllm-serve", "vllm": "vllm", "sglang": "sglang"}
 """Values of a pod's label llm-d.ai/engine-type, by which llm-d's router knows the names of its metrics
@@ -29,47 +21,39 @@ LEADER = "-leader"
 """Suffix of a LeaderWorkerSet's Service: the set itself makes one with its name, for its pods."""
 PATIENCE_SECONDS = 3600
 """Time for a target to load."""
-
-
-class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
-    """Writes no aliases, and multi-line texts as blocks."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        return True
-
-
-_Dumper.add_representer(
-    str,
-    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
-)
+PROBE_SECONDS = 10
+"""Period of the probes in serving.yaml."""
 
 
 def kubernetes_manifests(server: ClusterServer) -> str:
     """Manifests for `kubectl apply -f`."""
     labels = {"app.kubernetes.io/name": server.name}
-    group = _leader_worker_set(server, labels) if server.nodes > 1 else _deployment(server, labels)
-    name = server.name + LEADER if server.nodes > 1 else server.name
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _metadata(server, labels) | {"name": name},
-        "spec": {"selector": labels, "ports": [{"name": "http", "port": server.port, "targetPort": "http"}]},
-    }
-    monitor = {
-        "apiVersion": "monitoring.coreos.com/v1",
-        "kind": "PodMonitor",
-        "metadata": _metadata(server, labels),
-        "spec": {
-            "selector": {"matchLabels": labels},
-            "podMetricsEndpoints": [{"port": "http", "path": METRICS[server.runtime]}],
-        },
-    }
-    return to_yaml(server, f"port {server.port} of the Service {name}", [*config_maps(server), group, service, monitor])
+    pod_labels = labels | {"llm-d.ai/engine-type": ENGINE_TYPES[server.runtime]}
+    if server.nodes > 1:
+        service = f"{server.name}{LEADER}"
+        leader, worker = _mpi_pods(server) if server.runtime == "trtllm" else _node_pods(server)
+        group = manifest(
+            "leader_worker_set.yaml", name=server.name, replicas=server.replicas, nodes=server.nodes,
+            pod_labels=pod_labels, leader=leader, worker=worker,
+        )  # fmt: skip
+    else:
+        service = server.name
+        group = manifest(
+            "deployment.yaml", name=server.name, labels=labels, replicas=server.replicas,
+            patience_seconds=PATIENCE_SECONDS, pod_labels=pod_labels, pod=_serving(server, server.words),
+        )  # fmt: skip
+    manifests = [
+        *config_maps(server),
+        group,
+        manifest("service.yaml", service=service, labels=labels, port=server.port),
+        manifest("pod_monitor.yaml", name=server.name, labels=labels, metrics=METRICS[server.runtime]),
+    ]
+    return with_needs(server, f"port {server.port} of the Service {service}", manifests)
 
 
-def to_yaml(server: ClusterServer, place: str, manifests: list[Manifest]) -> str:
-    """Several documents, below a comment that says what must be there, and in which `place` they answer."""
-    kinds = {manifest["kind"] for manifest in manifests}
+def with_needs(server: ClusterServer, place: str, manifests: list[Manifest]) -> str:
+    """Manifests below a comment that lists what they need, and the `place` where they answer."""
+    kinds = {each["kind"] for each in manifests}
     needs = ["the PersistentVolumeClaim models, with the weights, on every node"]
     if "PodMonitor" in kinds:
         needs.append("the Prometheus operator; without it, remove the PodMonitor")
@@ -79,134 +63,70 @@ def to_yaml(server: ClusterServer, place: str, manifests: list[Manifest]) -> str
         keys = "--from-file=id_ed25519 --from-file=authorized_keys=id_ed25519.pub"
         needs.append("LeaderWorkerSet, and sshd in the image")
         needs.append(f"a key pair: kubectl create secret generic {server.name}-ssh {keys}")
-    lines = (server.head, f"# Answers on {place}", *(f"# Needs {need}" for need in needs))
-    head = "".join(f"{line}\n" for line in lines)
-    return f"{head}{yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, width=120)}"
+    lines = (server.rendered.head, f"# Answers on {place}", *(f"# Needs {need}" for need in needs))
+    return "".join(f"{line}\n" for line in lines) + yaml_text(manifests)
 
 
 def config_maps(server: ClusterServer) -> list[Manifest]:
-    """The YAML that TensorRT-LLM reads; none for the others, whose flags say everything."""
-    if server.config is None:
-        return []
-    name = CONFIG.rpartition("/")[2]
-    return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": server.name}, "data": {name: server.config}}]
+    """The YAML that TensorRT-LLM reads; none for the others, which have flags alone."""
+    return [] if server.config is None else [manifest("config_map.yaml", name=server.name, config=server.config)]
 
 
-def pod_spec(server: ClusterServer, container: str, command: list[str], arguments: Sequence[str] = ()) -> Manifest:
-    """A pod with one node's share of the GPUs, the weights, the configuration and shared memory for NCCL."""
+def container_image(server: ClusterServer) -> str:
+    """Image of a pod; ConfigError for none."""
     if server.image == NO_IMAGE:
         raise ConfigError(f"--image: expected an image, as pods run nothing else, found {NO_IMAGE}")
-    mounts = [{"name": "models", "mountPath": server.models}, {"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108
-    volumes: list[Manifest] = [WEIGHTS, {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "32Gi"}}]
-    if server.config is not None:
-        mounts.append({"name": "config", "mountPath": CONFIG.rpartition("/")[0]})
-        volumes.append({"name": "config", "configMap": {"name": server.name}})
-    main = {
-        "name": container,
-        "image": server.image,
-        "command": command,
-        **({"args": list(arguments)} if arguments else {}),
-        "workingDir": server.models,
-        "env": weights_environment(server)
-        + ([PMIX_HOSTNAME] if server.runtime == "trtllm" and server.nodes == 1 else []),
-        "resources": {"limits": {"nvidia.com/gpu": server.gpus_per_node}},
-        "volumeMounts": mounts,
-    }
-    return {"containers": [main], "volumes": volumes}
+    return server.image
 
 
-def weights_environment(server: ClusterServer) -> list[Manifest]:
-    """Environment that reads weights from the volume and downloads nothing."""
-    return [{"name": "HF_HOME", "value": server.models}, {"name": "HF_HUB_OFFLINE", "value": "1"}]
+def config_mount(server: ClusterServer) -> dict[str, Manifest | None]:
+    """Mount and volume of the ConfigMap, as values of templates."""
+    if server.config is None:
+        return {"config_mount": None, "config_volume": None}
+    mount = {"name": "config", "mountPath": CONFIG.rpartition("/")[0]}
+    return {"config_mount": mount, "config_volume": {"name": "config", "configMap": {"name": server.name}}}
 
 
-def _metadata(server: ClusterServer, labels: dict[str, str]) -> Manifest:
-    return {"name": server.name, "labels": labels}
+def short_hostname(server: ClusterServer) -> list[Manifest]:
+    """Environment with which Open MPI spawns the ranks of one node."""
+    return [PMIX_HOSTNAME] if server.runtime == "trtllm" and server.nodes == 1 else []
 
 
-def _pod_labels(server: ClusterServer, labels: dict[str, str]) -> dict[str, str]:
-    return labels | {"llm-d.ai/engine-type": ENGINE_TYPES[server.runtime]}
+def _pod(server: ClusterServer, container: str, command: list[str], serving: Manifest | None = None) -> Manifest:
+    """A pod with one node's share of the GPUs, the weights, the configuration and shared memory for NCCL."""
+    pod = manifest(
+        "pod.yaml", container=container, image=container_image(server), command=command, models=server.models,
+        environment=short_hostname(server), gpus=server.gpus_per_node, **config_mount(server),
+    )  # fmt: skip
+    pod["containers"][0] |= serving or {}
+    return pod
 
 
-def _serving(spec: Manifest, port: int) -> Manifest:
-    """Add the port and the probes: slow while the server loads, within seconds afterwards."""
-    probe = {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 10, "timeoutSeconds": 5}
-    spec["containers"][0] |= {
-        "ports": [{"name": "http", "containerPort": port}],
-        "startupProbe": probe | {"failureThreshold": PATIENCE_SECONDS // 10},
-        "readinessProbe": probe,
-        "livenessProbe": probe | {"failureThreshold": 6},
-    }
-    return spec | {"terminationGracePeriodSeconds": 120}
-
-
-def _deployment(server: ClusterServer, labels: dict[str, str]) -> Manifest:
-    spec = _serving(pod_spec(server, "server", server.words), server.port)
-    template = {"metadata": {"labels": _pod_labels(server, labels)}, "spec": spec}
-    deployment = {
-        "replicas": server.replicas,
-        "strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},  # an update finds no GPUs to spare
-        "progressDeadlineSeconds": PATIENCE_SECONDS,
-        "selector": {"matchLabels": labels},
-        "template": template,
-    }
-    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": _metadata(server, labels), "spec": deployment}
-
-
-def _leader_worker_set(server: ClusterServer, labels: dict[str, str]) -> Manifest:
-    """A group of pods for each server; LeaderWorkerSet tells each its index, and the leader's address."""
-    leader, worker = _mpi_pods(server) if server.runtime == "trtllm" else _node_pods(server)
-    return {
-        "apiVersion": "leaderworkerset.x-k8s.io/v1",
-        "kind": "LeaderWorkerSet",
-        "metadata": {"name": server.name},
-        "spec": {
-            "replicas": server.replicas,
-            "leaderWorkerTemplate": {
-                "size": server.nodes,
-                "restartPolicy": "RecreateGroupOnPodRestart",
-                "leaderTemplate": {"metadata": {"labels": _pod_labels(server, labels)}, "spec": leader},
-                "workerTemplate": {"spec": worker},
-            },
-        },
-    }
+def _serving(server: ClusterServer, command: list[str]) -> Manifest:
+    """The pod that answers: probes are patient while the server loads, and find a failure within seconds afterwards."""
+    probes = manifest("serving.yaml", port=server.port, startup_attempts=PATIENCE_SECONDS // PROBE_SECONDS)
+    return _pod(server, "server", command, probes) | {"terminationGracePeriodSeconds": 120}
 
 
 def _node_pods(server: ClusterServer) -> tuple[Manifest, Manifest]:
     """vLLM and SGLang: every pod runs one command, by its index."""
     command = ["bash", "-c", node_command(server, rank="LWS_WORKER_INDEX", leader="LWS_LEADER_ADDRESS")]
-    return _serving(pod_spec(server, "server", command), server.port), pod_spec(server, "worker", command)
+    return _serving(server, command), _pod(server, "worker", command)
 
 
 def _mpi_pods(server: ClusterServer) -> tuple[Manifest, Manifest]:
     """TensorRT-LLM: mpirun on the leader reaches the others' sshd by the names of the group.
 
     LWS_LEADER_ADDRESS is NAME-0.NAME.NAMESPACE, worker I of it NAME-0-I.NAME.NAMESPACE, names that Open MPI would cut
-    at the first dot. What ssh starts has none of the image's environment: an absolute mpirun finds its own parts there,
-    and paths are passed on. Host keys are made with their pods and are not checked; the Secret's key authenticates.
+    at the first dot. Commands over ssh lack the image's environment: an absolute mpirun finds its own parts there, and
+    paths are passed on. Host keys are made with their pods and are not checked; the Secret's key authenticates.
     """
-    slots = server.gpus_per_node
-    launch = f"""set -eu
-options=(-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR)
-hosts=$LWS_LEADER_ADDRESS:{slots}
-for worker in $(seq 1 {server.nodes - 1}); do
-  host=${{LWS_LEADER_ADDRESS%%.*}}-$worker.${{LWS_LEADER_ADDRESS#*.}}
-  hosts=$hosts,$host:{slots}
-  until ssh "${{options[@]}}" "$host" true; do sleep 2; done
-done
-exec "$(command -v mpirun)" --allow-run-as-root -n {server.ranks} --host "$hosts" \\
-  --mca plm_rsh_args "${{options[*]}}" --mca orte_keep_fqdn_hostnames 1 \\
-  -x PATH -x LD_LIBRARY_PATH -x HF_HOME -x HF_HUB_OFFLINE \\
-  trtllm-llmapi-launch {command_line(server.words)}
-"""
-    sshd = """set -eu
-mkdir -p /run/sshd
-ssh-keygen -A
-exec /usr/sbin/sshd -D -o StrictModes=no -o PasswordAuthentication=no
-"""
-    leader = _serving(pod_spec(server, "server", ["bash", "-c", launch]), server.port)
-    worker = pod_spec(server, "worker", ["bash", "-c", sshd])
-    for spec in (leader, worker):
-        spec["containers"][0]["volumeMounts"].append({"name": "ssh", "mountPath": "/root/.ssh"})
-        spec["volumes"].append({"name": "ssh", "secret": {"secretName": f"{server.name}-ssh", "defaultMode": 0o600}})
-    return leader, worker
+    launch = shell_text(
+        "mpi_leader.sh", gpus_per_node=server.gpus_per_node, workers=server.nodes - 1, ranks=server.ranks,
+        command=server.words,
+    )  # fmt: skip
+    pods = _serving(server, ["bash", "-c", launch]), _pod(server, "worker", ["bash", "-c", shell_text("mpi_worker.sh")])
+    for pod in pods:
+        pod["containers"][0]["volumeMounts"].append({"name": "ssh", "mountPath": "/root/.ssh"})
+        pod["volumes"].append({"name": "ssh", "secret": {"secretName": f"{server.name}-ssh", "defaultMode": 0o600}})
+    return pods

@@ -5,37 +5,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
-from dflash_trt.deploy.gpus import Gpus
 from dflash_trt.deploy.schema import Runtime, Schema, runtime_keys
-from dflash_trt.deploy.sizes import DraftSizes, TargetSizes
+from dflash_trt.deploy.serving import ServedModels
 
 
 class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration of a runtime, with the models and GPUs, or None where they are not known."""
+    """A configuration of a runtime, with what is known of the models and GPUs."""
 
     schema: Schema
     document: dict[str, Any]
-    gpus: Gpus | None
-    draft: DraftSizes | None
-    target: TargetSizes | None
-    target_name: str | None = None
-    """Directory or repository id."""
-    algorithms: dict[str, str]
-    """Quantisation of the drafter's linear layers."""
-    mode: Literal["native", "engine"]
-    num_ranks: int = 1
-    """In engine mode, ranks that share the drafter."""
-    reuses_prefixes: bool | None = None
-    """Whether the deployment asks for a prefix cache, or for none."""
+    served: ServedModels
     environment: dict[str, str] = {}
     """Variables that the command sets."""
-    draft_name: str | None = None
-    """Repository id of the draft, also where a directory has it."""
     reading: list[Finding] = []
     """Findings from reading the arguments."""
 
@@ -49,7 +35,7 @@ class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
         return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
     def is_set(self, path: str) -> bool:
-        """Whether the configuration itself says it."""
+        """Whether the configuration itself sets it."""
         value: Any = self.document
         for key in path.split("."):
             if not isinstance(value, dict) or key not in value:
@@ -110,7 +96,7 @@ def check_required(config: CheckedConfig, method: str, section: str = "") -> Ite
 
 def check_num_draft_tokens(config: CheckedConfig, found: int | None) -> Iterator[Finding]:
     """K against the block that the draft was trained with, or both with the last verified token."""
-    keys, draft = runtime_keys()[config.schema.runtime], config.draft
+    keys, draft = runtime_keys()[config.schema.runtime], config.served.draft_sizes
     key, window = keys.num_draft_tokens, keys.counts_window
     if draft is None:
         yield unchecked("draft-length", key, "the draft's block_size is not known", "give --draft DIR")
@@ -133,7 +119,7 @@ def check_token_budget(
 ) -> Iterator[Finding]:
     """Every running request verifies 1 + K tokens in one forward pass: max_batch_size * (1 + K) <= max_num_tokens.
 
-    A runtime that refuses no more than a budget below `refused_below` does `otherwise` with a larger one.
+    A runtime with `refused_below` refuses only smaller budgets; `otherwise` is what it does with the rest.
     """
     keys = runtime_keys()[config.schema.runtime]
     batch_key, tokens_key = keys.max_batch_size, keys.max_num_tokens
@@ -161,13 +147,16 @@ def check_ranks(config: CheckedConfig, key: str, *others: str) -> Iterator[Findi
     """The product of all kinds of parallelism against the number of GPUs."""
     rest = math.prod(config.number(other) or 1 for other in others)
     ranks = (config.number(key) or 1) * rest
-    if config.gpus is not None and ranks > config.gpus.count:
-        most = f"at most the {config.gpus.count} GPUs of {config.gpus}"
-        yield error("parallelism", key, most, f"{ranks} ranks", f"set it to {config.gpus.count // rest or 1}")
+    if config.served.gpus is not None and ranks > config.served.gpus.count:
+        most = f"at most the {config.served.gpus.count} GPUs of {config.served.gpus}"
+        yield error("parallelism", key, most, f"{ranks} ranks", f"set it to {config.served.gpus.count // rest or 1}")
 
 
 def quantized_context(config: CheckedConfig) -> tuple[list[str], str]:
     """Modules that must not be quantised, and a description of those that are, or ""."""
     names: list[str] = config.schema.rules["quantized_context"]["modules"]
-    modules = [module for module in config.algorithms if module.rpartition(".")[2] in names]
-    return names, f"{modules[0]} and {len(modules) - 1} more in {config.algorithms[modules[0]]}" if modules else ""
+    modules = [module for module in config.served.algorithms if module.rpartition(".")[2] in names]
+    return (
+        names,
+        f"{modules[0]} and {len(modules) - 1} more in {config.served.algorithms[modules[0]]}" if modules else "",
+    )

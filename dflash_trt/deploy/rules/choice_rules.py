@@ -8,9 +8,10 @@ from pathlib import Path
 
 from dflash_trt.checkpoint.source import GGUF
 from dflash_trt.deploy.choices import CHOICES, Choice, Circumstances
+from dflash_trt.deploy.command_text import flag_words
 from dflash_trt.deploy.finding import WARNING, Finding
-from dflash_trt.deploy.flags import flag_words
-from dflash_trt.deploy.published import target_parsers, vllm_cache_layout
+from dflash_trt.deploy.hybrid_caches import vllm_cache_layout
+from dflash_trt.deploy.parsers import target_parsers
 from dflash_trt.deploy.rules.checked_config import (
     METHOD_KEYS,
     CheckedConfig,
@@ -25,7 +26,7 @@ from dflash_trt.files.command import quoted
 
 
 def unchecked_method(config: CheckedConfig) -> Iterator[Finding]:
-    """What is not looked at of a method other than DFlash, and the one fact that a draft's config alone decides."""
+    """A method other than DFlash is compared with the schema only; of DSpark, K is checked, too."""
     name, runtime = method(config), config.schema.runtime
     if name is None or name == "dflash":
         return
@@ -39,7 +40,7 @@ def unchecked_method(config: CheckedConfig) -> Iterator[Finding]:
 
 def packed_weights(config: CheckedConfig) -> Iterator[Finding]:
     """A draft whose weights another quantiser packed, served as it is."""
-    draft, key = config.draft, runtime_keys()[config.schema.runtime].draft
+    draft, key = config.served.draft_sizes, runtime_keys()[config.schema.runtime].draft
     if draft is None or draft.checkpoint is None or config.setting(key) != draft.name:
         return
     packed, is_gguf = draft.checkpoint.stored_as, draft.name.endswith(GGUF)
@@ -54,7 +55,7 @@ def packed_weights(config: CheckedConfig) -> Iterator[Finding]:
 
 
 def release(config: CheckedConfig) -> Iterator[Finding]:
-    """What may differ in a release without a schema of its own."""
+    """A release without a schema of its own, whose keys may differ."""
     schema = config.schema
     if schema.stands_for:
         yield warning(
@@ -107,8 +108,8 @@ def _circumstances(config: CheckedConfig) -> Circumstances:
     batch, drafts = config.number(keys.max_batch_size), config.number(keys.num_draft_tokens)
     window = None if drafts is None else drafts + (not keys.counts_window)
     return Circumstances(
-        method=method(config), reuses_prefixes=config.reuses_prefixes,
-        cache_layout=vllm_cache_layout(config.draft_name, config.number(keys.ranks) or 1), max_batch_size=batch,
+        method=method(config), reuses_prefixes=config.served.asked_prefix_reuse,
+        cache_layout=vllm_cache_layout(config.served.checkpoint, config.number(keys.ranks) or 1), max_batch_size=batch,
         decode_tokens=batch * window if batch and window else None,
     )  # fmt: skip
 
@@ -116,13 +117,13 @@ def _circumstances(config: CheckedConfig) -> Circumstances:
 def parsers(config: CheckedConfig) -> Iterator[Finding]:
     """Parsers without which answers of the target are raw text: thoughts and tool calls among them."""
     runtime = config.schema.runtime
-    known = target_parsers(config.target_name or "")
+    known = target_parsers(config.served.target or "")
     names = {"reasoning_parser": known.reasoning.get(runtime), "tool_call_parser": known.tool.get(runtime)}
     for key, name in names.items():
         found = config.document.get(key)
         if name is None or found == name or key not in config.schema.properties():
             continue
-        yield warning("parsers", key, f"{name} for {config.target_name}", found or "none", _fix(runtime, key, name))
+        yield warning("parsers", key, f"{name} for {config.served.target}", found or "none", _fix(runtime, key, name))
 
 
 def _text(value: object) -> str:

@@ -19,7 +19,7 @@ MODEL = "speculative_config.speculative_model"
 
 def engine_rules(config: CheckedConfig) -> Iterator[Finding]:
     """All of them, for a configuration in engine mode."""
-    if config.mode == "engine":
+    if config.served.mode == "engine":
         yield from _release(config)
         yield from _ranks(config)
         yield from _precision(config)
@@ -43,7 +43,7 @@ def _release(config: CheckedConfig) -> Iterator[Finding]:
 
 def _ranks(config: CheckedConfig) -> Iterator[Finding]:
     """An engine is whole on every rank, or shared by all ranks; a local one must match the deployment."""
-    ranks, found = config.number("tensor_parallel_size") or 1, config.num_ranks
+    ranks, found = config.number("tensor_parallel_size") or 1, config.served.num_ranks
     if found > 1 and config.setting("enable_attention_dp") is True:
         yield error(
             "engine-ranks", MODEL, "a whole drafter beside enable_attention_dp, whose ranks have requests of their own",
@@ -65,19 +65,21 @@ def _ranks(config: CheckedConfig) -> Iterator[Finding]:
 
 def _precision(config: CheckedConfig) -> Iterator[Finding]:
     """The GPU must support the plans' precision."""
-    if config.gpus is None:
+    if config.served.gpus is None:
         return
     try:
-        check_precision(set(config.algorithms.values()), [config.gpus.gpu.compute_capability])
+        check_precision(set(config.served.algorithms.values()), [config.served.gpus.gpu.compute_capability])
     except BuildError as refused:
         yield Finding("precision", ERROR, MODEL, refused.message, refused.hint or "")
 
 
 def _limits(config: CheckedConfig) -> Iterator[Finding]:
     """Our attention plugin takes batches, contexts and heads of some sizes only."""
-    if config.draft is None:
+    if config.served.draft_sizes is None:
         return
     try:
-        check_limits(config.draft.spec, config.number("max_batch_size") or 1, config.number("max_seq_len") or 1)
+        check_limits(
+            config.served.draft_sizes.spec, config.number("max_batch_size") or 1, config.number("max_seq_len") or 1
+        )
     except BuildError as refused:
         yield Finding("plugin-limits", ERROR, MODEL, refused.message, refused.hint or "")

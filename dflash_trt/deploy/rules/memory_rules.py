@@ -9,17 +9,17 @@ from dflash_trt.deploy.finding import Finding
 from dflash_trt.deploy.memory import (
     ACTIVATION_RESERVE_BYTES,
     MAX_BATCH,
+    POOL_FRACTION,
     GpuMemory,
-    ServingLoad,
     gpu_memory,
+    is_dense,
     paged_arena_bytes,
+    pool_fraction,
 )
 from dflash_trt.deploy.rules.checked_config import CheckedConfig, error, unchecked, warning
-from dflash_trt.deploy.schema import RuntimeKeys, Schema, runtime_keys
-from dflash_trt.engine.plans.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
+from dflash_trt.deploy.schema import RuntimeKeys, runtime_keys
+from dflash_trt.deploy.serving import ServedModels, ServingLoad
 
-# vLLM and SGLang take a share of the whole GPU for everything together; a tenth stays free.
-POOL_FRACTION = 0.9
 NUMBERS = ("ranks", "max_batch_size", "max_num_tokens", "max_seq_len", "num_draft_tokens")
 """Settings that a load is made of, by their common names."""
 
@@ -29,36 +29,23 @@ def document_load(config: CheckedConfig) -> ServingLoad | None:
     keys = runtime_keys()[config.schema.runtime]
     settings = {name: config.number(getattr(keys, name)) for name in NUMBERS}
     numbers = {name: number for name, number in settings.items() if number is not None}
-    if config.draft is None or config.gpus is None or len(numbers) < len(NUMBERS):
-        return None  # `_missing` says which
+    served = config.served
+    if served.draft_sizes is None or served.gpus is None or len(numbers) < len(NUMBERS):
+        return None  # `_missing` lists them
     numbers["num_draft_tokens"] -= keys.counts_window
-    is_trtllm = config.schema.runtime == "trtllm"
-    is_fp8 = "fp8" in str(config.setting(keys.cache_dtype))
-    buffers = worker_buffers(config.schema)
+    numbers["tensor_parallel"] = numbers.pop("ranks")
     attention_dp = config.setting("enable_attention_dp") is True
-    fraction = config.setting("kv_cache_config.free_gpu_memory_fraction") if is_trtllm else POOL_FRACTION
+    native_ranks = 1 if attention_dp else numbers["tensor_parallel"]
+    fraction = config.setting("kv_cache_config.free_gpu_memory_fraction")
+    is_share = config.schema.runtime == "trtllm" and isinstance(fraction, (int, float)) and 0 <= fraction <= 1
+    known = {name: getattr(served, name) for name in ServedModels.__struct_fields__}
     return ServingLoad(
-        gpus=config.gpus,
-        draft=config.draft,
-        target=config.target,
-        algorithms=config.algorithms,
-        attention_dp=attention_dp,
-        num_ranks=config.num_ranks if config.mode == "engine" else 1 if attention_dp else numbers["ranks"],
-        is_dense=is_trtllm and config.setting("speculative_config.attention_backend") != "TRTLLM",
-        captures_by_graph=buffers.get("captures_by_graph", False),
-        separate_draft_manager=buffers.get("separate_draft_manager", False),
-        is_fp8_cache=is_fp8,
-        is_fp8_context=is_fp8 and not is_trtllm,
-        workspace_bytes=len(GRAPHS) * DEFAULT_WORKSPACE_BYTES if config.mode == "engine" else 0,
-        pool_fraction=fraction if isinstance(fraction, (int, float)) and 0 <= fraction <= 1 else POOL_FRACTION,
-        **numbers,
+        **known | numbers | {"num_ranks": served.num_ranks if served.mode == "engine" else native_ranks},
+        enable_attention_dp=attention_dp,
+        draft_attention=str(config.setting("speculative_config.attention_backend")),
+        kv_cache_dtype="fp8" if "fp8" in str(config.setting(keys.cache_dtype)) else "auto",
+        kv_cache_fraction=fraction if is_share else POOL_FRACTION,
     )
-
-
-def worker_buffers(schema: Schema) -> dict[str, bool]:
-    """Fields of a ServingLoad that depend on the release's DFlash worker; none for a runtime without it."""
-    rule = schema.rules.get("worker_buffers", {})
-    return {name: value for name, value in rule.items() if name != "source"}
 
 
 def check_memory(config: CheckedConfig) -> Iterator[Finding]:
@@ -69,12 +56,12 @@ def check_memory(config: CheckedConfig) -> Iterator[Finding]:
         missing, fixes = _missing(config)
         yield unchecked("memory", keys.max_batch_size, f"unknown: {', '.join(missing)}", f"give {' and '.join(fixes)}")
         return
-    memory = gpu_memory(load)
+    memory = gpu_memory(load, config.schema)
     for what in memory.unknown:
         yield unchecked("memory", what.partition(": ")[0], what.partition(": ")[2], "give --target DIR")
     if memory.fits:
         yield from _private_arena(config, load, memory)
-        yield from _beside_the_pool(load, memory)
+        yield from _beside_the_pool(config, load, memory)
         return
     rule = "context-arena" if memory.free_bytes < 0 and _arena(memory) else "memory"
     # TensorRT-LLM itself sets aside as much for activations as is counted; of the others it is an estimate.
@@ -87,9 +74,9 @@ def check_memory(config: CheckedConfig) -> Iterator[Finding]:
 
 
 def _missing(config: CheckedConfig) -> tuple[list[str], list[str]]:
-    """What memory cannot be counted without, and what to give."""
+    """Facts and settings that memory depends on and that are missing, and how to give them."""
     keys = runtime_keys()[config.schema.runtime]
-    models = [("the draft", "--draft", config.draft), ("the GPUs", "--gpus", config.gpus)]
+    models = [("the draft", "--draft", config.served.draft_sizes), ("the GPUs", "--gpus", config.served.gpus)]
     missing = [(what, option) for what, option, known in models if known is None]
     numbers = [getattr(keys, name) for name in NUMBERS]
     missing += [(key, f"a value to {key}") for key in numbers if config.number(key) is None]
@@ -98,8 +85,8 @@ def _missing(config: CheckedConfig) -> tuple[list[str], list[str]]:
 
 def _private_arena(config: CheckedConfig, load: ServingLoad, memory: GpuMemory) -> Iterator[Finding]:
     """TRTLLM attention normally binds the managed pool; where it does not, it sets aside an arena of its own."""
-    needed = paged_arena_bytes(load)
-    if config.schema.runtime == "trtllm" and not load.is_dense and needed > memory.free_bytes:
+    needed = paged_arena_bytes(load, config.schema)
+    if config.schema.runtime == "trtllm" and not is_dense(load, config.schema) and needed > memory.free_bytes:
         yield warning(
             "context-arena",
             "max_batch_size",
@@ -109,9 +96,9 @@ def _private_arena(config: CheckedConfig, load: ServingLoad, memory: GpuMemory) 
         )
 
 
-def _beside_the_pool(load: ServingLoad, memory: GpuMemory) -> Iterator[Finding]:
+def _beside_the_pool(config: CheckedConfig, load: ServingLoad, memory: GpuMemory) -> Iterator[Finding]:
     """TensorRT-LLM sizes its pool first; older releases then replace the arena, and buffer taps for each graph."""
-    if load.pool_fraction > memory.largest_fraction:
+    if pool_fraction(load, config.schema) > memory.largest_fraction:
         late = [item for item in memory.items if item.is_late]
         room = memory.free_bytes - memory.pool_bytes
         share = int(100 * memory.largest_fraction) / 100

@@ -34,7 +34,7 @@ def verify_window(config: CheckedConfig) -> Iterator[Finding]:
     if window is not None and block is not None and window != block:
         yield error("verify-window", BLOCK, f"{window}, as {WINDOW}", block, f"set it to {window}")
     yield from check_num_draft_tokens(config, _verify_window(config))
-    trained = config.draft.spec.block_size if config.draft else 0
+    trained = config.served.draft_sizes.spec.block_size if config.served.draft_sizes else 0
     if window is not None and block is None and window < trained:
         yield unchecked(
             "verify-window", BLOCK, f"releases after 0.5.23 also cut the draft's own block to {window} of {trained}",

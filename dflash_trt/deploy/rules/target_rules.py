@@ -67,7 +67,7 @@ def target_support() -> TargetSupport:
 
 def pair(config: CheckedConfig) -> Iterator[Finding]:
     """A draft that was made for another target."""
-    draft, target = config.draft, config.target
+    draft, target = config.served.draft_sizes, config.served.target_sizes
     if draft is None or target is None:
         return
     try:
@@ -81,7 +81,10 @@ def other_models(config: CheckedConfig) -> Iterator[Finding]:
     """Models of the file that are not those it is checked for: repositories by name, whatever copies are called."""
     key = runtime_keys()[config.schema.runtime].draft
     draft = config.setting(key) if method(config) in BLOCKS else None
-    known = {"the target": config.target_name, "the draft": config.draft.name if config.draft else None}
+    known = {
+        "the target": config.served.target,
+        "the draft": config.served.draft_sizes.name if config.served.draft_sizes else None,
+    }
     found = {"the target": served_target(config.document), "the draft": draft}
     for what, expected in known.items():
         if expected is not None and _are_others(expected, found[what]):
@@ -101,7 +104,9 @@ def _are_others(expected: str, found: object) -> bool:
 
 def longest_context(config: CheckedConfig) -> int | None:
     """Tokens that draft and target both have positions for, as far as they are known."""
-    positions = [sizes.spec.max_position_embeddings for sizes in (config.draft, config.target) if sizes]
+    positions = [
+        sizes.spec.max_position_embeddings for sizes in (config.served.draft_sizes, config.served.target_sizes) if sizes
+    ]
     return min(filter(None, positions), default=None)
 
 
@@ -117,21 +122,21 @@ def context_length(config: CheckedConfig) -> Iterator[Finding]:
 
 
 def remote_code(config: CheckedConfig) -> Iterator[Finding]:
-    """Python of the target's repository is run only where the configuration says so."""
+    """Python of the target's repository is run only if the configuration allows it."""
     remote = target_support().remote_code
     if config.setting(KEY) is True:
         yield unchecked("remote-code", KEY, "Python of the target's repository is run", "read it, and pin its revision")
-    elif config.target_name in remote.targets:
+    elif config.served.target in remote.targets:
         yield error(
-            "remote-code", KEY, f"true for {config.target_name} ({remote.source})", "false",
+            "remote-code", KEY, f"true for {config.served.target} ({remote.source})", "false",
             f"set {KEY}: true in the deployment once you trust that repository",
         )  # fmt: skip
 
 
 def target_family(config: CheckedConfig) -> Iterator[Finding]:
-    """Families for which TensorRT-LLM captures nothing, as far as its own documents say."""
-    name = config.target_name or ""
-    model_type = None if config.target is None else config.target.spec.model_type
+    """Families for which TensorRT-LLM captures no hidden states, according to its own documents."""
+    name = config.served.target or ""
+    model_type = None if config.served.target_sizes is None else config.served.target_sizes.spec.model_type
     for entry in target_support().trtllm:
         if name.startswith(entry.prefixes) or model_type in entry.model_types:
             yield (error if entry.severity == "error" else warning)(
@@ -146,12 +151,12 @@ READ = LAYOUT.name
 
 
 def draft_layout(config: CheckedConfig) -> Iterator[Finding]:
-    """Speculators' layout, of which vLLM alone reads the facts; what `convert` makes of it, where it can."""
-    draft, runtime = config.draft, config.schema.runtime
+    """Speculators' layout, which vLLM alone reads; the fix is `convert`, where it can."""
+    draft, runtime = config.served.draft_sizes, config.schema.runtime
     if runtime == "vllm" or draft is None or draft.checkpoint is None:
         return
     checkpoint = draft.checkpoint
-    if checkpoint.dialect is not SPECULATORS or config.mode == "engine":
+    if checkpoint.dialect is not SPECULATORS or config.served.mode == "engine":
         return
     copy = f"{draft.name.rstrip('/')}-{READ}"
     fix = f"{command_line(['dflash-trt', 'convert', draft.name, '-o', copy, '--to', READ])}, and serve {copy}"

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules for TensorRT-LLM's arguments."""
+"""Rules for TensorRT-LLM's arguments: parallelism, CUDA graphs, required keys and draft lengths."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
-from dflash_trt.checkpoint.source import REPOSITORY_ID
 from dflash_trt.deploy.finding import Finding
-from dflash_trt.deploy.render import converted_draft
 from dflash_trt.deploy.rules.checked_config import (
     CheckedConfig,
     Rule,
@@ -16,19 +13,21 @@ from dflash_trt.deploy.rules.checked_config import (
     check_ranks,
     check_token_budget,
     error,
-    quantized_context,
-    unchecked,
     warning,
 )
 from dflash_trt.deploy.rules.engine_rules import engine_rules
 from dflash_trt.deploy.rules.memory_rules import check_memory
 from dflash_trt.deploy.rules.target_rules import longest_context, target_family
-from dflash_trt.deploy.sizes import CHECKPOINT
-from dflash_trt.files.read import is_directory
+from dflash_trt.deploy.rules.trtllm_cache_rules import SPEC, disk_cache, draft_attention, fp8_context, prefix_reuse
+from dflash_trt.deploy.rules.trtllm_draft_rules import (
+    backbone,
+    context_projection,
+    draft_place,
+    mixed_precision,
+    same_facts,
+    taps,
+)
 
-SPEC = "speculative_config"
-BACKEND = f"{SPEC}.attention_backend"
-PADDING = "cuda_graph_config.enable_padding"
 MODELING_V2 = "TRTLLM_MODELING_V2"
 """Variable of the environment; off unless set."""
 
@@ -112,206 +111,6 @@ def draft_schedule(config: CheckedConfig) -> Iterator[Finding]:
         )  # fmt: skip
     if config.number(f"{SPEC}.max_concurrency") is not None:
         yield error("draft-schedule", key, "it or max_concurrency", "both", "remove max_concurrency")
-
-
-def draft_attention(config: CheckedConfig) -> Iterator[Finding]:
-    """Kernels that the GPU has."""
-    backend = config.setting(BACKEND)
-    if config.mode == "engine":
-        if backend not in ("TRTLLM", "VANILLA"):
-            yield error(
-                "draft-attention", BACKEND, "TRTLLM (our plans read the managed pool) or VANILLA (a dense arena)",
-                backend, "set it to TRTLLM",
-            )  # fmt: skip
-        elif backend == "TRTLLM" and config.setting(PADDING) is True:
-            yield warning(
-                "graph-padding", PADDING,
-                "false: past their slot's pages, rows that pad a batch write into page 0 of the pool, which is another"
-                " request's (dflash.py @ 414ba69f, 8d62b3e5)",
-                True, f"set {PADDING} to false",
-            )  # fmt: skip
-        return
-    has_selector = config.draft is not None and config.draft.spec.candidate_selector is not None
-    if has_selector and backend == "TRTLLM":  # TensorRT-LLM, modeling_dflash.py, pull request 18155
-        yield error(
-            "draft-attention", BACKEND, "VANILLA or FA4 (a DFlash2 draft sees a finite window in both directions)",
-            backend, "set it to VANILLA",
-        )  # fmt: skip
-        return
-    kernels = config.schema.rules["draft_attention"]["kernels"]
-    needed = kernels.get(backend) if isinstance(backend, str) else None
-    if needed is None:
-        return
-    if config.gpus is None:
-        yield unchecked("draft-attention", BACKEND, f"whether the GPU has {backend} kernels", "give --gpus")
-        return
-    gpu = config.gpus.gpu
-    if list(gpu.compute_capability) not in needed:
-        names = " or ".join(f"SM {major}.{minor}" for major, minor in needed)
-        yield error(
-            "draft-attention", BACKEND, f"{names} for {backend}", f"{config.gpus.name} ({gpu.sm})",
-            "set it to VANILLA",
-        )  # fmt: skip
-
-
-def prefix_reuse(config: CheckedConfig) -> Iterator[Finding]:
-    """Reused prompt blocks never pass the target again, so that the drafter has no context rows for them."""
-    reuse = config.setting("kv_cache_config.enable_block_reuse")
-    if reuse is not True:
-        return
-    said = "true" if config.is_set("kv_cache_config.enable_block_reuse") else "true (its default)"
-    rule = config.schema.rules["prefix_reuse"]
-    key = rule["recompute_key"]
-    tail = config.number(f"{SPEC}.{key}") if key else None
-    if tail:
-        return
-    if config.setting(BACKEND) == rule["paired_attention"]:  # its context pages are reused with the target's
-        yield from _paired_pools(config, said)
-        return
-    fix = "set kv_cache_config.enable_block_reuse to false"
-    if key:
-        fix += f", or {SPEC}.{key} above 0 (not for sliding-window targets under cache manager V1)"
-    make = warning if config.setting(BACKEND) == "TRTLLM" else error  # its pool may be shared with the target's
-    reuse_key = "kv_cache_config.enable_block_reuse"
-    yield make("prefix-reuse", reuse_key, "false: a hit starves the drafter", said, fix, **{reuse_key: False})
-
-
-def _paired_pools(config: CheckedConfig, said: str) -> Iterator[Finding]:
-    """Settings that keep the drafter's pages from being reused with the target's (`resolve.pairs_pools`)."""
-    manager = "kv_cache_config.use_kv_cache_manager_v2"
-    cache = None if config.target is None else config.target.cache
-    if config.setting(manager) is False:
-        yield error(
-            "prefix-reuse", manager, "true: V1 pairs no pools, and a hit starves the drafter", "false",
-            "set it to true, or kv_cache_config.enable_block_reuse to false",
-        )  # fmt: skip
-    elif cache is not None and cache.recurrent is not None:
-        yield warning(
-            "prefix-reuse", "kv_cache_config.enable_block_reuse",
-            "false: pools of a target with recurrent states are not paired, and a hit starves the drafter", said,
-            "set it to false", **{"kv_cache_config.enable_block_reuse": False},
-        )  # fmt: skip
-    else:
-        yield unchecked(
-            "prefix-reuse", "kv_cache_config.enable_block_reuse",
-            "whether the drafter gets the managed pool, without which a hit starves it",
-            "look for 'using the private ctx arena' in the log",
-        )  # fmt: skip
-
-
-def fp8_context(config: CheckedConfig) -> Iterator[Finding]:
-    """The drafter's context is BF16, whatever the target's cache is; the pool's FP8 pages do not fit it."""
-    is_fp8 = "fp8" in str(config.setting("kv_cache_config.dtype")).lower()
-    if config.setting(BACKEND) == "TRTLLM" and is_fp8:
-        yield warning(
-            "fp8-context", "kv_cache_config.dtype", "auto with TRTLLM attention: the draft's context is BF16, and in"
-            " place of FP8 pages the worker may set aside an arena of its own (dflash.py @ 8d62b3e5)",
-            "fp8", "set it to auto, unless the log lacks 'using the private ctx arena'",
-        )  # fmt: skip
-
-
-def context_projection(config: CheckedConfig) -> Iterator[Finding]:
-    """The native drafter multiplies with the raw q, k, v and fc weights."""
-    names, quantized = quantized_context(config)
-    if quantized and config.mode == "native":
-        yield error(
-            "quantized-context", f"{SPEC}.speculative_model", f"unquantised {', '.join(names)} in native mode",
-            quantized, "quantise with --recipe nvfp4-native, or serve in engine mode",
-        )  # fmt: skip
-
-
-def mixed_precision(config: CheckedConfig) -> Iterator[Finding]:
-    """Algorithms by layer are looked up as model.layers.N..., which a draft's own names, layers.N..., never match."""
-    if config.mode == "engine" or len(set(config.algorithms.values())) < 2:
-        return
-    yield error(
-        "mixed-precision", f"{SPEC}.speculative_model", "one algorithm for all quantised layers in native mode:"
-        " TensorRT-LLM looks up those of a mixed checkpoint by names that drafts lack, and silently skips them",
-        " and ".join(sorted(set(config.algorithms.values()))),
-        "quantise with --recipe nvfp4-native or serve in engine mode",
-    )  # fmt: skip
-
-
-def backbone(config: CheckedConfig) -> Iterator[Finding]:
-    """config.json must lead to a dense Qwen3 backbone: architectures if registered, else model_type."""
-    draft = config.draft
-    if config.mode == "engine" or draft is None or draft.spec.model_type is None:
-        return
-    served = config.setting(f"{SPEC}.speculative_model")
-    if served == converted_draft(draft):
-        if not is_directory(served):
-            yield unchecked(
-                "backbone", f"{SPEC}.speculative_model", f"{served} is not here yet",
-                f"dflash-trt quantize {draft.name} --recipe bf16 -o {served}",
-            )  # fmt: skip
-        return
-    rule = config.schema.rules["backbone"]
-    if draft.spec.model_type in rule["model_types"] or set(draft.architectures) & set(rule["architectures"]):
-        return
-    seen = draft.origin == CHECKPOINT
-    yield (error if seen else warning)(
-        "backbone",
-        f"{draft.name}/config.json: model_type",
-        f"{' or '.join(rule['model_types'])}: TensorRT-LLM builds the drafter's layers from it, and those of"
-        f" {draft.spec.model_type} have no self_attn.qkv_proj",
-        repr(draft.spec.model_type) + ("" if seen else " (published; the file itself has not been seen)"),
-        f"write {rule['model_types'][0]} there and keep attention_bias, as dflash-trt quantize --recipe bf16 does",
-    )
-
-
-def same_facts(config: CheckedConfig) -> Iterator[Finding]:
-    """Facts repeated from the draft's config.json must match it."""
-    draft = config.draft
-    if draft is None:
-        return
-    facts = {"mask_token_id": draft.spec.mask_token_id, "target_layer_ids": list(draft.spec.target_layer_ids)}
-    for key, fact in facts.items():
-        found = config.setting(f"{SPEC}.{key}")
-        if found is not None and fact is not None and found != fact:
-            yield error("draft-facts", f"{SPEC}.{key}", f"{fact} (as in {draft.name})", found, f"write {fact}")
-    if draft.spec.mask_token_id is None:
-        yield unchecked(
-            "draft-facts",
-            f"{SPEC}.mask_token_id",
-            f"not published for {draft.name}; TensorRT-LLM reads it from the draft's config.json",
-            "give --draft DIR",
-        )
-
-
-def taps(config: CheckedConfig) -> Iterator[Finding]:
-    """The taps of a draft that TensorRT-LLM has yet to download when it reads its arguments."""
-    model = config.setting(f"{SPEC}.speculative_model")
-    if not isinstance(model, str) or not REPOSITORY_ID.fullmatch(model):
-        return
-    if config.setting(f"{SPEC}.target_layer_ids") is None and not is_directory(model):
-        ids = "the draft's" if config.draft is None else list(config.draft.spec.target_layer_ids)
-        yield warning(
-            "taps", f"{SPEC}.target_layer_ids", f"{ids}: where they are not known before the download, nothing is"
-            " captured and next to nothing accepted", "no such key",
-            f"add {ids}" if config.draft else "add the list of the draft's config.json",
-        )  # fmt: skip
-
-
-def draft_place(config: CheckedConfig) -> Iterator[Finding]:
-    """A directory that is not here yet, or on another machine."""
-    model = config.setting(f"{SPEC}.speculative_model")
-    if not isinstance(model, str) or not model or REPOSITORY_ID.fullmatch(model):
-        return
-    if not Path(model).is_absolute() and not is_directory(model):
-        yield unchecked(
-            "draft-place", f"{SPEC}.speculative_model", f"{model}, looked for where the server is started",
-            "start it in the directory that holds the draft, or write its whole path",
-        )  # fmt: skip
-
-
-def disk_cache(config: CheckedConfig) -> Iterator[Finding]:
-    """A cache on disk needs a directory."""
-    size, path = config.number("kv_cache_config.disk_cache_size"), config.setting("kv_cache_config.disk_cache_path")
-    if size and not path:
-        yield error(
-            "disk-cache", "kv_cache_config.disk_cache_path", f"a directory for {size} bytes", "none",
-            "set it to a directory, or leave kv_cache_config.disk_cache_size out",
-        )  # fmt: skip
 
 
 def removed(config: CheckedConfig) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dflash_trt.deploy.finding import Finding
-from dflash_trt.deploy.published import hybrid_caches, vllm_cache_layout
+from dflash_trt.deploy.hybrid_caches import hybrid_caches, vllm_cache_layout
 from dflash_trt.deploy.rules.checked_config import (
     CheckedConfig,
     Rule,
@@ -54,8 +54,11 @@ def context_projection(config: CheckedConfig) -> Iterator[Finding]:
 
 def cache_groups(config: CheckedConfig) -> Iterator[Finding]:
     """Targets of which each layer is a KV cache group, whatever the layout."""
-    found = hybrid_caches().get(config.draft_name or "")
-    if found is not None and vllm_cache_layout(config.draft_name, config.number("tensor_parallel_size") or 1) is None:
+    found = hybrid_caches().get(config.served.checkpoint or "")
+    if (
+        found is not None
+        and vllm_cache_layout(config.served.checkpoint, config.number("tensor_parallel_size") or 1) is None
+    ):
         yield unchecked(
             "cache-groups", f"{SPEC}.model",
             f"vLLM 0.33.0 makes each of {found.layers} layers a KV cache group, whose metadata every step builds"
@@ -65,7 +68,7 @@ def cache_groups(config: CheckedConfig) -> Iterator[Finding]:
 
 
 def token_budget(config: CheckedConfig) -> Iterator[Finding]:
-    """Tokens of a pass: vLLM 0.33 refuses no more than a budget below one draft's rows, or below a token a request."""
+    """Tokens of a pass: vLLM 0.33 refuses only a budget below one draft's rows, or below one token per request."""
     K, batch = config.number(f"{SPEC}.num_speculative_tokens"), config.number("max_num_seqs")
     yield from check_token_budget(
         config, method(config) is not None, refused_below=max((K or 0) + 2, batch or 0),

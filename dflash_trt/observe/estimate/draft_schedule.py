@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dflash_trt.deploy.draft_methods import Schedule
+from dflash_trt.deploy.batch_schedule import Schedule
 from dflash_trt.observe.estimate.curve import BATCHES
 
 Price = Callable[[int, int], float]

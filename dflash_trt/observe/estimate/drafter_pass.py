@@ -23,11 +23,11 @@ from dflash_trt.checkpoint.draft_spec import MARKOV, PartialDraftSpec
 from dflash_trt.checkpoint.draft_tensors import dflash2_shapes, dspark_shapes, linear_shapes
 from dflash_trt.checkpoint.number_formats import ACTIVATION_ALGORITHMS
 from dflash_trt.deploy.gpus import known_gpu
-from dflash_trt.deploy.memory import ServingLoad
+from dflash_trt.deploy.serving import ServingLoad
 from dflash_trt.deploy.sizes import BF16_BITS, WEIGHT_BITS, DraftSizes
 from dflash_trt.observe.estimate.constants import Rates, rates
 from dflash_trt.observe.estimate.drafter_terms import Head, drafter_terms
-from dflash_trt.observe.estimate.shapes import DraftShape, Gemm, SmallKernels, backends, small_kernels
+from dflash_trt.observe.estimate.shapes import DraftShape, Gemm, SmallKernels, System, backends, small_kernels
 from dflash_trt.observe.estimate.step_cost import StepCost, StepLoad
 
 
@@ -49,29 +49,30 @@ class DrafterOnRanks(msgspec.Struct, frozen=True, kw_only=True):
         return f"{place} (as deployed)" if self.is_deployed else place
 
 
-def drafters_on_ranks(load: ServingLoad, context: float) -> list[DrafterOnRanks]:
+def drafters_on_ranks(system: System, context: float) -> list[DrafterOnRanks]:
     """Whole and shared, at batch 1 and max_batch_size, each request with `context` tokens.
 
     Empty where there is nothing to share: no drafter, one rank, or attention by data parallelism. Raises ConfigError
     for a GPU whose rates are not known.
     """
-    if load.draft is None or load.ranks == 1 or load.attention_dp:
+    load = system.memory
+    if load is None or load.draft_sizes is None or load.tensor_parallel == 1 or load.enable_attention_dp:
         return []
-    return [_reckon(load, load.draft, context, ranks) for ranks in (1, load.ranks)]
+    kv_bytes = system.draft_kv_bytes
+    return [_reckon(load, load.draft_sizes, context, ranks, kv_bytes) for ranks in (1, load.tensor_parallel)]
 
 
-def _reckon(load: ServingLoad, draft: DraftSizes, context: float, ranks: int) -> DrafterOnRanks:
+def _reckon(load: ServingLoad, draft: DraftSizes, context: float, ranks: int, kv_bytes: int) -> DrafterOnRanks:
     gpu_rates = rates(load.gpus.gpu, "trtllm")
-    backend = backend_of("trtllm", is_plan=load.workspace_bytes > 0)
+    backend = backend_of("trtllm", is_plan=load.mode == "engine")
     shape = dflash_shape(draft.spec, load.algorithms, backend=backend)
-    kv_bytes = 1 if load.is_fp8_context else 2
 
     def seconds(batch: int) -> float:
         step = StepLoad(batch=batch, num_draft_tokens=shape.max_draft_tokens, context=context)
         terms = drafter_terms(shape, step, gpu_rates, None, ranks=ranks, kv_bytes=kv_bytes)
         return sum(term.seconds for term in terms)
 
-    row_bytes = draft.spec.context_bytes_per_token(fp8=load.is_fp8_context, num_ranks=ranks)
+    row_bytes = draft.spec.context_bytes_per_token(fp8=kv_bytes == 1, num_ranks=ranks)
     return DrafterOnRanks(
         ranks=ranks,
         is_deployed=ranks == load.num_ranks,

@@ -9,16 +9,17 @@ import msgspec
 
 from dflash_trt.checkpoint.draft_tensors import linear_shapes
 from dflash_trt.deploy.catalog import known_deployments
-from dflash_trt.deploy.deployment_file import DeploymentFile, deployment_path, load_deployment
-from dflash_trt.deploy.memory import ServingLoad
+from dflash_trt.deploy.deployment_file import DeploymentFile, load_deployment
+from dflash_trt.deploy.deployment_path import deployment_path
+from dflash_trt.deploy.memory import is_fp8_context
 from dflash_trt.deploy.published import published_drafts, published_targets
-from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
-from dflash_trt.deploy.rules.memory_rules import POOL_FRACTION, worker_buffers
+from dflash_trt.deploy.read_target_shape import read_target_shape
+from dflash_trt.deploy.resolve import resolve
+from dflash_trt.deploy.resolved_deployment import ResolvedDeployment, served_by
 from dflash_trt.deploy.schema import Runtime, load_schema
 from dflash_trt.deploy.sizes import checkpoint_place, draft_sizes, shape_sizes
-from dflash_trt.deploy.target_shape import TargetShape, read_target_shape
+from dflash_trt.deploy.target_shape import TargetShape
 from dflash_trt.engine.plans.machine import check_precision
-from dflash_trt.engine.plans.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
 from dflash_trt.errors import ConfigError
 from dflash_trt.files.json_file import package_data
 from dflash_trt.files.strict_yaml import closest
@@ -68,39 +69,24 @@ def system(deployment: ResolvedDeployment, runtime: Runtime, *, fetches: bool = 
             f"{deployment.name}: gpu_facts: expected link, GB/s between two of {gpus}, found none",
             hint="add the rate of NVLink or PCIe in one direction",
         )
-    load = _memory_load(deployment, runtime, target)
-    backend = backend_of(runtime, is_plan=load.workspace_bytes > 0)
+    served = served_by(deployment, runtime)
+    if served.mode == "engine":
+        check_precision(set(served.algorithms.values()))  # a GPU that lacks one is the rules' matter
+    # The target's bytes are those of its shape, so that time and memory go together.
+    load = msgspec.structs.replace(
+        served, target_sizes=shape_sizes(target), draft_sizes=msgspec.structs.replace(draft, checkpoint=None)
+    )
+    backend = backend_of(runtime, is_plan=served.mode == "engine")
     return System(
         target=target,
         draft=dflash_shape(draft.spec, load.algorithms, name=draft.name, backend=backend),
         eagle3=eagle3_shape(target), gpu=gpus.gpu, gpu_memory_bytes=gpus.gpu.memory_bytes, num_gpus=gpus.count,
         tensor_parallel=deployment.tensor_parallel, expert_parallel=deployment.expert_parallel,
-        drafter_ranks=load.num_ranks, runtime=runtime, attention_dp=load.attention_dp,
-        kv_bytes=1 if load.is_fp8_cache else 2, draft_kv_bytes=1 if load.is_fp8_context else 2,
+        drafter_ranks=load.num_ranks, runtime=runtime, attention_dp=load.enable_attention_dp,
+        kv_bytes=1 if load.kv_cache_dtype == "fp8" else 2,
+        draft_kv_bytes=1 if is_fp8_context(load, load_schema(runtime)) else 2,
         max_batch_size=deployment.max_batch_size, max_seq_len=deployment.max_seq_len,
         max_num_tokens=deployment.max_num_tokens, memory=load,
-    )  # fmt: skip
-
-
-def _memory_load(deployment: ResolvedDeployment, runtime: Runtime, target: TargetShape) -> ServingLoad:
-    """What the deployment asks of each GPU; the target's bytes are those of its shape, so that both go together."""
-    is_trtllm = runtime == "trtllm"
-    is_engine, is_fp8 = is_trtllm and deployment.mode == "engine", deployment.kv_cache_dtype == "fp8"
-    is_base = deployment.mode == "engine" and not is_engine  # other runtimes load the checkpoint as it was
-    if is_engine:
-        check_precision(set(deployment.algorithms.values()))  # a GPU that lacks one is the rules' matter
-    return ServingLoad(
-        gpus=deployment.gpus, draft=msgspec.structs.replace(deployment.draft_sizes, checkpoint=None),
-        target=shape_sizes(target), algorithms={} if is_base else deployment.algorithms,
-        ranks=deployment.tensor_parallel,
-        num_ranks=deployment.tensor_parallel if is_base else deployment.num_ranks,
-        attention_dp=deployment.enable_attention_dp, max_batch_size=deployment.max_batch_size,
-        max_num_tokens=deployment.max_num_tokens, max_seq_len=deployment.max_seq_len,
-        num_draft_tokens=deployment.num_draft_tokens, is_dense=is_trtllm and deployment.draft_attention != "TRTLLM",
-        is_fp8_cache=is_fp8, is_fp8_context=is_fp8 and not is_trtllm,
-        pool_fraction=deployment.kv_cache_fraction if is_trtllm else POOL_FRACTION,
-        **worker_buffers(load_schema(runtime)),
-        workspace_bytes=len(GRAPHS) * DEFAULT_WORKSPACE_BYTES if is_engine else 0,
     )  # fmt: skip
 
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from dflash_trt.deploy import memory
+from dflash_trt.deploy.schema import load_schema
+from dflash_trt.deploy.serving import ServingLoad
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile
 from dflash_trt.observe.estimate.bands import Band, Influence, vary
@@ -41,25 +43,29 @@ class BatchLimit(msgspec.Struct, frozen=True):
 def memory_items(system: System, method: Method, batch: int, tokens: int) -> tuple[MemoryItem, ...]:
     """What one GPU holds with `batch` requests of `tokens` tokens each, for as long as it serves."""
     load = _load(system, method, batch)
-    items = [MemoryItem(item.name, item.bytes) for item in memory.memory_items(load)[0] if not item.is_late]
+    items = [
+        MemoryItem(item.name, item.bytes)
+        for item in memory.memory_items(load, load_schema(system.runtime))[0]
+        if not item.is_late
+    ]
     return (*items, *_eagle3_items(system, method), MemoryItem(CACHES, _pool_bytes(system, method, load, tokens)))
 
 
-def _load(system: System, method: Method, batch: int) -> memory.ServingLoad:
+def _load(system: System, method: Method, batch: int) -> ServingLoad:
     load = system.memory
     assert load is not None, "this system was made to ask for speed only"
     gpu = msgspec.structs.replace(load.gpus.gpu, memory_bytes=system.gpu_memory_bytes)
     return msgspec.structs.replace(
         load, gpus=msgspec.structs.replace(load.gpus, gpu=gpu),
-        draft=load.draft if method == "dflash" else None, ranks=system.tensor_parallel,
+        draft_sizes=load.draft_sizes if method == "dflash" else None, tensor_parallel=system.tensor_parallel,
         num_ranks=system.drafter_ranks, max_batch_size=-(-batch // system.replicas),
         max_num_tokens=system.max_num_tokens,
     )  # fmt: skip
 
 
-def _pool_bytes(system: System, method: Method, load: memory.ServingLoad, tokens: int) -> int:
+def _pool_bytes(system: System, method: Method, load: ServingLoad, tokens: int) -> int:
     """Bytes of the pool that `load`'s requests of `tokens` tokens fill."""
-    request = memory.request_bytes(msgspec.structs.replace(load, max_seq_len=tokens))
+    request = memory.request_bytes(msgspec.structs.replace(load, max_seq_len=tokens), load_schema(system.runtime))
     assert request is not None, "a shape knows its cache"
     if method == "eagle3" and (draft := system.eagle3) is not None:
         heads = -(-draft.num_key_value_heads // system.ranks_of_drafter(method))
@@ -85,12 +91,16 @@ def batch_limit(system: System, method: Method, tokens: int, num_draft_tokens: i
     more.
     """
 
+    schema = load_schema(system.runtime)
+
     def fits(batch: int) -> bool:
         load = _load(system, method, batch)
-        late = sum(item.bytes for item in memory.memory_items(load)[0] if item.is_late)
+        late = sum(item.bytes for item in memory.memory_items(load, schema)[0] if item.is_late)
         fixed = sum(item.bytes for item in memory_items(system, method, batch, tokens) if item.name != CACHES)
         free = system.gpu_memory_bytes - fixed
-        return _pool_bytes(system, method, load, tokens) <= min(int(free * load.pool_fraction), free - late)
+        return _pool_bytes(system, method, load, tokens) <= min(
+            int(free * memory.pool_fraction(load, schema)), free - late
+        )
 
     by_tokens = system.max_num_tokens // (num_draft_tokens + 1) * system.replicas
     batch = bisect_left(range(1, min(MAX_BATCH, by_tokens) + 1), True, key=lambda batch: not fits(batch))
@@ -207,7 +217,7 @@ def estimate(
     return Estimate(
         name=name, system=system, traffic=traffic, acceptance=acceptances["dflash"], acceptance_source=source,
         accounts=accounts, curves=curves, at_rates=at_rates,
-        drafters=[] if system.memory is None else drafters_on_ranks(system.memory, traffic.mean_context),
+        drafters=drafters_on_ranks(system, traffic.mean_context),
         influences=influences,
     )  # fmt: skip
 

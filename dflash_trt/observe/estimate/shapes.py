@@ -15,8 +15,8 @@ import msgspec
 
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.rope import Yarn
-from dflash_trt.deploy import memory
 from dflash_trt.deploy.gpus import GpuSpec
+from dflash_trt.deploy.serving import ServingLoad
 from dflash_trt.deploy.sizes import BF16_BITS
 from dflash_trt.deploy.target_shape import TargetShape
 from dflash_trt.engine.signatures import fits_tiles
@@ -190,7 +190,7 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_size: int = 64
     max_seq_len: int = 32768
     max_num_tokens: int = 16384
-    memory: memory.ServingLoad | None = None
+    memory: ServingLoad | None = None
     """What the deployment asks of each GPU, for plain decoding and DFlash; None: only speed is asked for."""
 
     @property

@@ -58,7 +58,7 @@ def tune_deployment(
     has_fp4 = rates(system.gpu, runtime).fp4_flops > 0
     recipes = [recipe for recipe in RECIPES[deployment.mode] if has_fp4 or not recipe.startswith("nvfp4")]
     if points or deployment.draft_sizes.quantized:
-        recipes = [deployment.recipe]
+        recipes = [deployment.file.recipe]
     if system.attention_dp:
         raise ConfigError(
             f"{deployment.name}: enable_attention_dp: expected tensor-parallel attention to tune, found true"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from dflash_trt.deploy.draft_methods import Schedule
+from dflash_trt.deploy.batch_schedule import Schedule
 from dflash_trt.errors import ConfigError
 from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile
 from dflash_trt.observe.estimate.bands import Band, Influence, vary

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import sys
 from importlib.util import find_spec
 
 from dflash_trt.deploy.deployment_file import Method
-from dflash_trt.deploy.render import Rendered, render
-from dflash_trt.deploy.resolve import ResolvedDeployment
+from dflash_trt.deploy.render import render
+from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.deploy.steps import commands_for_draft
 from dflash_trt.errors import ConfigError, MissingDependencyError
@@ -56,15 +55,10 @@ def deployment_server(deployment: ResolvedDeployment, runtime: Runtime, method: 
     rendered = render(deployment, runtime, method, host=HOST, port=port)
     if commands := commands_for_draft(deployment, source, runtime, method):
         raise ConfigError(f"{deployment.name}: expected the draft here, found none", hint=commands[0])
-    words = _words(rendered, runtime)
+    words = rendered.words("{}")
     program = installed_runtimes()[runtime]
     words = [program if word in ("trtllm-serve", "vllm") else word for word in words]
     if words[0] == "python":
         words[0] = sys.executable
     file = rendered.text if runtime == "trtllm" else None
     return LocalServer(words=words, port=port, file=file)
-
-
-def _words(rendered: Rendered, runtime: Runtime) -> list[str]:
-    text = rendered.start if runtime == "trtllm" else rendered.text
-    return ["{}" if word == "FILE" else word for word in shlex.split(text.replace("\\\n", " "), comments=True)]

@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 import yaml
 
-from dflash_trt.deploy.checker import check, file_configs
+from dflash_trt.deploy.checker import check
+from dflash_trt.deploy.command_text import command_text
+from dflash_trt.deploy.file_configs import file_configs
 from dflash_trt.deploy.finding import ERROR, UNCHECKED, WARNING, Finding
-from dflash_trt.deploy.flags import command_text
 from dflash_trt.deploy.gpus import parse_gpus
 from dflash_trt.deploy.schema import Runtime, load_schema
 from tests.deploy.deployments import rendered

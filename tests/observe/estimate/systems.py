@@ -9,8 +9,9 @@ import msgspec
 
 from dflash_trt.checkpoint.facts import Facts
 from dflash_trt.deploy.gpus import known_gpu
+from dflash_trt.deploy.read_target_shape import shape_of
 from dflash_trt.deploy.sizes import shape_sizes
-from dflash_trt.deploy.target_shape import TargetShape, shape_of
+from dflash_trt.deploy.target_shape import TargetShape
 from dflash_trt.observe.estimate.constants import rates
 from dflash_trt.observe.estimate.inputs import eagle3_shape, system
 from dflash_trt.observe.estimate.shapes import System
@@ -53,7 +54,7 @@ def system_of(name: str, **changes: object) -> System:
     machine = system(resolved(MOE if name in CONFIGS else name), "trtllm")
     if name in CONFIGS:
         target = target_of(name)
-        load = msgspec.structs.replace(machine.memory, target=shape_sizes(target))
+        load = msgspec.structs.replace(machine.memory, target_sizes=shape_sizes(target))
         machine = msgspec.structs.replace(machine, target=target, eagle3=eagle3_shape(target), memory=load)
     return msgspec.structs.replace(machine, **changes)
 

@@ -42,7 +42,7 @@ STEP = StepLoad(batch=64, num_draft_tokens=9, context=16384)
 def both(name: str, context: float) -> tuple[DrafterOnRanks, DrafterOnRanks]:
     changes = {"num_ranks": 1} if name == WHOLE else {}
     _, system = open_system(ENGINE if name == WHOLE else name, "trtllm", None, None, **changes)
-    whole, shared = drafters_on_ranks(system.memory, context)
+    whole, shared = drafters_on_ranks(system, context)
     return whole, shared
 
 
@@ -62,7 +62,7 @@ def test_what_sharing_saves_and_costs() -> None:
     whole, shared = both(ENGINE, 16384)
     assert whole.seconds[64] > 2 * shared.seconds[64]
     _, system = open_system("gpt-oss-20b.b200x1.nvfp4", "trtllm", None, None)
-    assert drafters_on_ranks(system.memory, 1024) == []
+    assert drafters_on_ranks(system, 1024) == []
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,7 @@ def test_sharing_costs_little_where_it_loses_and_saves_much_where_it_wins(name: 
 def test_the_context_is_priced_by_its_own_dtype(runtime: Runtime, is_fp8: bool) -> None:
     """TensorRT-LLM's worker keeps it in BF16 whatever the target's cache is."""
     systems = [open_system(MOE, runtime, None, None, kv_cache_dtype=dtype)[1] for dtype in ("auto", "fp8")]
-    loads = [system.memory for system in systems]
-    seconds = [drafters_on_ranks(load, 16384)[1].seconds[64] for load in loads if load is not None]
+    seconds = [drafters_on_ranks(system, 16384)[1].seconds[64] for system in systems]
     assert (seconds[1] < seconds[0]) == is_fp8
     context = [
         {term.name: term.bytes for term in StepModel(system, rates(B300, runtime)).price("dflash", STEP).terms}

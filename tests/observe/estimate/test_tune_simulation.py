@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.deploy.deployment_file import load_deployment
-from dflash_trt.deploy.resolve import ResolvedDeployment, resolve
+from dflash_trt.deploy.resolve import resolve
+from dflash_trt.deploy.resolved_deployment import ResolvedDeployment
 from dflash_trt.deploy.schema import Runtime
 from dflash_trt.observe.estimate.acceptance_profile import AcceptanceProfile, from_tau
 from dflash_trt.observe.estimate.constants import rates
@@ -109,7 +110,7 @@ def test_users_get_the_speed_of_the_file(name: str, tau: float, slo: float, tmp_
     file = written(tuned.text, tmp_path)
     draft = open_system(name, "vllm", None, None, num_draft_tokens=None)[1].draft
     schedule = dict(file.draft_schedule or {1: file.num_draft_tokens})
-    service = model_service(name, "vllm", recipe=file.recipe)
+    service = model_service(name, "vllm", recipe=file.file.recipe)
     acceptance = from_tau(tau, draft.max_draft_tokens)
     speed = user_speed(schedule, file.max_batch_size, service, acceptance)
     assert speed >= slo * (1 - CHANCE)

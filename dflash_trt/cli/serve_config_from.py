@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dflash-trt serve-config --from`: changes the speculation of an existing launch command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+
+from dflash_trt.cli.deployment_source import print_and_refuse
+from dflash_trt.deploy.conversion import convert
+from dflash_trt.deploy.finding import judged
+from dflash_trt.deploy.gpus import GpuFacts, parse_gpus
+from dflash_trt.deploy.schema import PACKAGES
+from dflash_trt.errors import ConfigError, printable
+from dflash_trt.files.read import decode, read_text
+from dflash_trt.files.strict_yaml import MAX_BYTES
+
+
+class ConversionRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A launch command, and the draft that it is to use."""
+
+    command: Path
+    """File of the command; - for stdin."""
+    runtime_name: str | None
+    version: str | None
+    target: str | None
+    draft: str | None
+    gpus: str | None
+    gpu_facts: GpuFacts | None
+    is_strict: bool
+
+
+def convert_command(request: ConversionRequest) -> None:
+    """Print the converted command, and to stderr each change with its reason."""
+    file, runtime = request.command, request.runtime_name
+    if runtime not in (None, *PACKAGES):
+        raise click.UsageError(f"--runtime {runtime}: expected {', '.join(PACKAGES)} or none, which FILE itself says")
+    if request.draft is None:
+        raise click.MissingParameter(param_hint="'--draft'", param_type="option")
+    if str(file) == "-":
+        text = decode(sys.stdin.buffer.read(), file, ConfigError)
+    else:
+        text = read_text(file, ConfigError, limit=MAX_BYTES)
+    gpus = None if request.gpus is None else parse_gpus(request.gpus, "--gpus", request.gpu_facts)
+    done = convert(
+        text, file, draft=request.draft, runtime=runtime, version=request.version, target=request.target, gpus=gpus
+    )
+    for change in done.changes:
+        click.echo(printable(f"changed: {change}"), err=True)
+    print_and_refuse(str(file), PACKAGES[done.schema.runtime], judged(done.findings, {}, is_strict=request.is_strict))
+    if not done.changes:
+        click.echo("nothing to change", err=True)
+    click.echo(done.text, nl=False)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A deployment file with every setting resolved, as runtimes serve it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+
+from dflash_trt.deploy.batch_schedule import Schedule
+from dflash_trt.deploy.deployment_file import DeploymentFile, Eagle3, Method
+from dflash_trt.deploy.runtime_arguments import RuntimeArguments, with_pairs
+from dflash_trt.deploy.schema import Runtime
+from dflash_trt.deploy.serving import ServingLoad
+from dflash_trt.deploy.sizes import DraftSizes
+from dflash_trt.engine.plans.plan import PlanOptions
+from dflash_trt.errors import ConfigError
+
+
+class ResolvedDeployment(ServingLoad, frozen=True, kw_only=True):
+    """A deployment file with every setting resolved."""
+
+    file: DeploymentFile
+    """Settings that need no resolution."""
+    name: str
+    digest: str
+    """Hash of the file's settings."""
+    target: str
+    draft: str
+    """Drafter that TensorRT-LLM loads: directory or repository id."""
+    checkpoint: str
+    """Draft checkpoint, for runtimes that cannot use our plans."""
+    draft_sizes: DraftSizes
+    expert_parallel: int
+    draft_schedule: Schedule
+    """K by batch; empty where it is num_draft_tokens for all."""
+    prefix_reuse: bool
+    """Prefix reuse of TensorRT-LLM with DFlash; `reuses_prefixes` has the other cases."""
+    moe_backend: str | None
+    runtimes: tuple[Runtime, ...]
+    """Runtimes that can serve it."""
+    runtime_arguments: RuntimeArguments
+    """Arguments over those that are written."""
+    accepted_warnings: dict[str, str]
+    """Reason by rule."""
+    sources: dict[str, str]
+    """Source of each setting."""
+
+    def reuses_prefixes(self, runtime: Runtime, method: Method) -> bool:
+        """Whether the server reuses cached prefixes: as the file asks, by default if hits cost no drafts.
+
+        Plain decoding keeps its cache, as users have it. vLLM's hits leave a DFlash drafter without hidden states
+        (vllm#47930, open); SGLang's and TensorRT-LLM's paired pools have the drafter's rows, too.
+        """
+        if self.asked_prefix_reuse is not None:
+            return self.asked_prefix_reuse
+        if method == "none" or (method == "eagle3" and runtime != "trtllm"):
+            return True
+        return {"trtllm": self.prefix_reuse, "vllm": False, "sglang": True}[runtime]
+
+    def eagle3_drafter(self) -> Eagle3:
+        """Drafter of `--method eagle3`; ConfigError where the file names none."""
+        if self.file.eagle3 is None:
+            raise ConfigError(
+                f"{self.name}: missing key eagle3: expected the EAGLE-3 drafter to compare with",
+                hint="add to the file: eagle3: {model: DIRECTORY_OR_REPOSITORY, num_draft_tokens: 3}",
+            )
+        return self.file.eagle3
+
+
+def served_by(deployment: ResolvedDeployment, runtime: Runtime) -> ResolvedDeployment:
+    """The deployment as a runtime serves it; engine mode is TensorRT-LLM's, the others load the plain checkpoint."""
+    if deployment.mode == "native" or runtime == "trtllm":
+        return deployment
+    return msgspec.structs.replace(deployment, mode="native", algorithms={}, num_ranks=deployment.tensor_parallel)
+
+
+def with_settings(deployment: ResolvedDeployment, runtime: Runtime, settings: Sequence[str]) -> ResolvedDeployment:
+    """The deployment with KEY=VALUE arguments of a runtime over those of its file, and a digest of their own."""
+    if not settings:
+        return deployment
+    more = with_pairs(deployment.runtime_arguments, runtime, settings)
+    digest = hashlib.sha256("\n".join((deployment.digest, *settings)).encode()).hexdigest()[:12]
+    return msgspec.structs.replace(deployment, runtime_arguments=more, digest=digest)
+
+
+def plan_sizes(deployment: ResolvedDeployment) -> PlanOptions:
+    """Sizes that TensorRT plans of the deployment must serve.
+
+    A slot of TensorRT-LLM's context arena has room for a block more than a sequence, whose length it has raised before
+    by up to three blocks (overlapped steps; `_lazy_init_ctx_buffers`).
+    """
+    return PlanOptions(
+        max_batch_size=deployment.max_batch_size,
+        max_seq_len=deployment.max_seq_len + 4 * (deployment.num_draft_tokens + 1),
+        max_num_tokens=deployment.max_num_tokens,
+    )
