@@ -45,7 +45,7 @@ class DraftCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path
     spec: DraftSpec
     config: Facts
-    """config.json, as it was read."""
+    """The unmodified config.json."""
     quantization: Quantization
     weights: dict[str, StoredTensor]
     """Tensors by canonical name."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`DraftSpec`: the facts of a draft model, the only list of them, and what follows from them."""
+"""`DraftSpec`: the complete list of a draft model's facts, and values derived from them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     vocab_size: int | None = None
     """V, the target's vocabulary size."""
     block_size: int
-    """S: the last verified token and S - 1 mask tokens."""
+    """S: rows of a block, the last verified token and S - 1 mask tokens."""
     mask_token_id: int | None = None
     target_layer_ids: tuple[int, ...]
     """The taps: tap i is the target's residual stream after decoder layer i."""
@@ -176,7 +176,9 @@ class PartialDraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return projection in self.biases or (self.attention_bias and projection in ATTENTION)
 
     def context_bytes_per_token(self, *, fp8: bool, num_ranks: int = 1) -> int:
-        """Bytes of injected K and V per context token, all layers, in an FP8 or a BF16 cache, on one of `num_ranks`."""
+        """Bytes of injected K and V per context token over all layers, in an FP8 or BF16 cache, on one of `num_ranks`
+        ranks.
+        """
         heads = -(-self.num_key_value_heads // num_ranks)  # a head is never split
         return self.num_layers * 2 * heads * self.head_dim * (1 if fp8 else 2)
 

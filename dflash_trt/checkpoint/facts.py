@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads model facts from a checkpoint's JSON files: a fact is there with the right type, or it is an error."""
+"""Reads model facts from a checkpoint's JSON files: a missing fact, or one of the wrong type, is an error."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Facts:
         return read(key) if key in self else None
 
     def agrees(self, second: Facts, key: str) -> bool:
-        """Whether `key` does not stand in both with different values; it counts as read in both."""
+        """Whether the values of `key` in both do not differ; it counts as read in both."""
         for place in (self, second):
             place._was_read.add(f"{place._scope}{key}")
         return not (key in self and key in second) or self._values[key] == second._values[key]

@@ -26,7 +26,7 @@ NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)? ?(%|x|s|ms|[KMGT]i?B|B)?")
 NO_NUMBER = ("", "-", "?", "any")  # in a column of numbers
 PIPE_WIDTH = 10_000
 BORDER = 3  # width of a column's border: two spaces and a line
-SPACES = "  "  # border of a column without lines
+SPACES = "  "  # border overhead of a column without lines
 has_document = False
 """Whether this process has printed its one JSON document."""
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The catalogue of known drafts: `dflash-trt drafts`, and docs/checkpoints.md (tools/catalog_page.py).
 
-Facts of a draft stand in checkpoints.json, which plans deployments, or beside it in catalog.json; the memory follows
-from them. Unknown facts are None, and shown as such.
+Facts of a draft are in checkpoints.json, which plans deployments, or otherwise in catalog.json; the memory follows from
+them. Unknown facts are None, and are shown as unknown.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An existing launch command with a DFlash draft in the place of its speculation; the rest of the text stays.
+"""Replaces the speculation of an existing launch command by a DFlash draft; the rest of the text stays.
 
-Besides the draft, settings change whose value the check of the new command knows (`Finding.settings`): choices and
-rules. Problems that the command had before are reported and left.
+Other changes are settings that a check of the new command finds missing and knows: from the table of choices and the
+rules (`Finding.settings`). Earlier problems of the command are left and reported.
 """
 
 from __future__ import annotations
@@ -148,7 +148,8 @@ def _selected(
 ) -> dict[str, Any]:
     """Arguments of speculation that change, by top-level key; None for those to remove.
 
-    A command that already drafts with this method keeps its other draft settings, and K if the block is long enough.
+    If a command already drafts with this method, its other settings of drafts stay, including K if the block is long
+    enough.
     """
     gpu, is_trtllm = None if gpus is None else gpus.gpu, runtime == "trtllm"
     name = (converted_draft(sizes) or place(draft)) if is_trtllm else draft

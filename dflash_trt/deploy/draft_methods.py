@@ -3,8 +3,8 @@
 
 DSpark: vLLM 0.33 (config/speculative.py, v1/worker/gpu/spec_decode/dspark): method dspark, K rows of an anchor-first
 block or 1 + K. SGLang (server_args.py): speculative_dspark_block_size is the number of proposals, whatever the block's
-layout. TensorRT-LLM (DSparkDecodingConfig): max_draft_len is the block of an anchor-first draft; it reads all else from
-the draft. Written from sources, not run.
+layout. TensorRT-LLM (DSparkDecodingConfig): max_draft_len is the block of an anchor-first draft; it reads everything
+else from the draft. Written from sources, not run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bytes on one GPU of a deployment: weights, context arena, workspace, and the cache pool that is left.
 
-Estimates from sizes, not measurements. TensorRT-LLM's own reservations follow its check before the start
-(`_torch/speculative/dflash.py`; its test test_dflash_config_budget.py states the formulas).
+Estimates from sizes, not measurements. The memory that TensorRT-LLM sets aside follows its own check before start
+(`_torch/speculative/dflash.py`; its test test_dflash_config_budget.py has the formulas).
 """
 
 from __future__ import annotations

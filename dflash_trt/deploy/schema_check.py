@@ -88,7 +88,7 @@ def _nearest_word(value: str, words: list[str]) -> str | None:
 
 
 def _slip(word: str, valid: Iterable[str]) -> str | None:
-    """The only valid word that one letter more, less, another or two exchanged make of `word`: no other feature's."""
+    """The single valid name at edit distance 1 from `word`: no other feature's."""
     near = [each for each in valid if _is_slip(word, each)]
     return near[0] if len(near) == 1 else None
 

@@ -74,7 +74,7 @@ class CandidateLattice:
     def sampled_walk(self, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """Paths [B, K] drawn with numbers [B, K] in [0, 1) at temperatures [B] > 0, and each step's distribution.
 
-        Distributions are [B, K, k] FLOAT64: softmax(scores / temperature) after the candidate drawn before.
+        The distribution [B, K, k] FLOAT64 is softmax(scores / temperature) given the previously drawn candidate.
         """
         scores = self.scores.double().nan_to_num()
         after, path, distributions = scores[:, 0, 0], [], []

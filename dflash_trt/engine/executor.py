@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of what runs an engine directory's two graphs: ONNX Runtime, torch, or TensorRT with plans.
+"""The interface of executors of an engine directory's two graphs: ONNX Runtime, torch, or TensorRT with plans.
 
 An executor holds no slots and no context: its caller owns the context cache and binds it. The callers are `Drafter` in
 the embedded runtime and the DFlash worker inside TensorRT-LLM.

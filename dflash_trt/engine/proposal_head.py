@@ -54,7 +54,8 @@ def parse_head(text: str) -> HeadChoice:
 def with_head(
     draft: UnwrittenDraft, target: TargetCheckpoint, choice: HeadChoice, token_ids: NDArray[np.int64] | None
 ) -> UnwrittenDraft:
-    """`draft`, dense or quantised, with that head; `token_ids` [N] are the rows it keeps, rising, or None: all.
+    """`draft`, dense or quantised, with that head; `token_ids` [N] are the rows it keeps, in increasing order, or None
+    for all.
 
     BuildError for a draft that has a head already, CheckpointError for a target whose head cannot be copied.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Activation ranges, and those that follow from the weights alone: exact bounds, for `--calibration none`.
+"""Activation ranges, and exact bounds on them from the weights alone, for `--calibration none`.
 
 An RMSNorm's output is x = g * n with |n| <= sqrt(H), n the normalised row and g the norm's weight. Hence, by
 Cauchy-Schwarz,
@@ -30,7 +30,7 @@ from dflash_trt.errors import CheckpointError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-ROWS = 256  # at a time: a few MB of float32
+ROWS = 256  # rows at a time: a few MB of float32
 SILU_MINIMUM = 0.2785
 CAPTURE = "dflash-trt capture DRAFT --target TARGET --prompts FILE -o features.safetensors"
 """Command that captures the features from which ranges are measured."""
@@ -118,7 +118,7 @@ def _swiglu_bound(draft: DraftCheckpoint, mlp: str, norm: NDArray[np.float32]) -
     for a, u in zip(_rows(gate), _rows(up), strict=True):
         a, u = a * norm, u * norm
         a_length, u_length = np.linalg.norm(a, axis=1), np.linalg.norm(u, axis=1)
-        # a u has either sign: u may turn with -u, so the dot product counts by its magnitude.
+        # The sign of u is arbitrary, so the magnitude of the dot product counts.
         product = norm.size / 2 * (a_length * u_length + np.abs(np.einsum("ij,ij->i", a, u)))
         negative = SILU_MINIMUM * root * u_length
         largest = max(largest, float(np.maximum(product, negative).max()))

@@ -49,7 +49,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Name by which the user gave it; not a key of the file."""
 
     def algorithms(self, modules: list[str]) -> dict[str, str]:
-        """Algorithm by quantised module; RecipeError when no rule matches a module, or a rule decides for none."""
+        """Algorithm by quantised module; raises RecipeError if no rule matches a module, or a rule applies to none."""
         deciding = {module: self._deciding_rule(module) for module in modules}
         for number, rule in enumerate(self.rules, start=1):
             if not any(rule is decided for decided in deciding.values()):
@@ -95,7 +95,7 @@ def recipe_text(description: str, algorithms: Mapping[str, str], modules: list[s
 
 
 def recipe_directory() -> Path:
-    """Where the recipes lie: in the installed package, or beside it in a checkout."""
+    """Directory of the recipes: in the installed package, or next to it in a checkout."""
     package = Path(__file__).parents[1]
     installed = package / "build_configs" / "recipes"
     return installed if installed.is_dir() else package.parent / "build_configs" / "recipes"

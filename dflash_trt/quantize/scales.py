@@ -89,7 +89,7 @@ def input_scales(spec: DraftSpec, algorithms: Mapping[str, str], inputs: Mapping
     """input_scale by module whose input is quantised: one per group of `scale_groups` and algorithm.
 
     The graphs read a stacked input at the widest of its scales, so each layer stores that one, for every runtime.
-    Raises CheckpointError when `inputs` lacks a module or holds a value that is not a magnitude.
+    Raises CheckpointError if `inputs` lacks a module or has an invalid magnitude.
     """
     quantised = {module: algorithm for module, algorithm in algorithms.items() if FORMATS[algorithm].quantises_input}
     return group_scales(spec, quantised, lambda module: _checked(inputs.get(module), module))

@@ -34,11 +34,11 @@ CONTEXT_INPUTS = ("context_pointers", "context_layout", "page_table", "slot_ids"
 
 def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
     """noise_embeds [B, S, H], positions [B, S], context_pointers [L], context_layout [5], page_table [slots, M],
-    slot_ids [B] (rows of the page table), context_lengths [B] -> hidden [B, S, H], and proposals of a head of the
-    draft's own (`graph_signatures`).
+    slot_ids [B] (rows of the page table), context_lengths [B] -> hidden [B, S, H], and proposals if the draft has its
+    own head (`graph_signatures`).
 
-    The context is read only: the block's own K and V live for this pass and are never stored. Proposals are the rows
-    of a block from `first_proposing_row` on.
+    The context is read only: the block's own K and V exist during this pass only and are never stored. Proposals are
+    the rows of a block from `first_proposing_row` on.
     Between the attention nodes the residual stream has one row a token, [B*S, H], and rows of padding where layers take
     NVFP4 activations.
     """
@@ -75,7 +75,7 @@ def draft_graph(draft: DraftCheckpoint) -> onnx.ModelProto:
 
 
 def _propose(g: GraphBuilder, hidden: str, draft: DraftCheckpoint) -> None:
-    """The head over the proposing rows of hidden [B, S, H]: the best token of each, or candidates."""
+    """Applies the head to the proposing rows of hidden [B, S, H]: the best token of each, or candidates."""
     spec = draft.spec
     K, H = spec.num_draft_tokens, spec.hidden_size
     with g.scope(HEAD):
@@ -116,11 +116,10 @@ def output_name(layer: int) -> str:
 def attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: DraftCheckpoint, i: int) -> str:
     """Block attention of layer `i` over [context rows < context_length | block], h [B*S, H] -> [B*S, H].
 
-    The node's inputs: qkv [B*S, (N + 2G)*D] as the GEMM gives it, query heads, key heads, value heads (before norm and
-    rotation), q_norm and k_norm [D], rope [B, S, D], CONTEXT_INPUTS, the bias of qkv where no GEMM takes it, and
-    sinks [N] where the layer has them. Its output is [B*S, N*D], in FP8 if that is what o_proj takes. Rows of padding
-    after those of the block are allowed in both. Context row j stands at position j, block slot s at position
-    context_length + s.
+    The node's inputs: qkv [B*S, (N + 2G)*D] as output by the GEMM, query heads, key heads, value heads (before norm and
+    rotation), q_norm and k_norm [D], rope [B, S, D], CONTEXT_INPUTS, the bias of qkv if no GEMM adds it, and sinks [N]
+    if the layer has them. Its output is [B*S, N*D], in FP8 if o_proj's input is. Rows of padding after those of the
+    block are allowed in both. Context row j stands at position j, block slot s at position context_length + s.
     """
     spec = draft.spec
     N, G, D = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
@@ -158,7 +157,7 @@ def attention(g: GraphBuilder, h: str, rope: str, context: list[str], draft: Dra
 
 
 def _qkv(g: GraphBuilder, h: str, module: str, spec: DraftSpec) -> tuple[str, list[str]]:
-    """qkv [B*S, (N + 2G)*D] of h [B*S, H], and the bias that the attention node is to add, if there is one.
+    """qkv [B*S, (N + 2G)*D] of h [B*S, H], and the bias that the attention node must add, if there is one.
 
     TensorRT's dense GEMMs add a bias themselves. After a quantised GEMM it would cost a kernel, unless the one that
     reorders or scales adds it.
@@ -173,7 +172,7 @@ def _qkv(g: GraphBuilder, h: str, module: str, spec: DraftSpec) -> tuple[str, li
 
 
 def _in_order(g: GraphBuilder, qkv: str, spec: DraftSpec) -> str:
-    """qkv [B*S, (N + 2G)*D] with each head of q and k in `rotary_order`; v as it is."""
+    """qkv [B*S, (N + 2G)*D] with each head of q and k in `rotary_order`; v unchanged."""
     N, G, D = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
     heads = np.arange((N + 2 * G) * D).reshape(-1, D)
     heads[: N + G] = heads[: N + G, rotary_order(spec)]
@@ -181,14 +180,14 @@ def _in_order(g: GraphBuilder, qkv: str, spec: DraftSpec) -> str:
 
 
 def _scaled_values(g: GraphBuilder, qkv: str, spec: DraftSpec) -> str:
-    """qkv [B*S, (N + 2G)*D] with v times `value_scale`, in one node that leaves q and k alone."""
+    """qkv [B*S, (N + 2G)*D] with v times `value_scale`, in one node that does not change q and k."""
     N, G, D = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
     factors = np.array([1, spec.value_scale], dtype=np.float32)
     return times(g, qkv, np.repeat(factors, [(N + G) * D, G * D]))
 
 
 def _gate(g: GraphBuilder, mixed: str, gate: str, spec: DraftSpec) -> str:
-    """softplus(gate) times mixed [B*S, N*D], a factor a head or an element, in FLOAT (laguna.py of vLLM 0.32)."""
+    """softplus(gate) times mixed [B*S, N*D], one factor per head or per element, in FLOAT (laguna.py of vLLM 0.32)."""
     N, D = spec.num_attention_heads, spec.head_dim
     factors = N if spec.attention_gate == "per_head" else N * D
     gate = g.op("Softplus", g.op("Cast", gate, to=TensorProto.FLOAT))
@@ -200,15 +199,15 @@ def _gate(g: GraphBuilder, mixed: str, gate: str, spec: DraftSpec) -> str:
 def draft_segments(shard: DraftCheckpoint) -> dict[str, onnx.ModelProto]:
     """The segments of `shard` (engine/engine_directory.py), by name, as `graph_signatures` has them.
 
-    draft.onnx of a rank that has some of the heads and MLP channels, cut where the ranks add up what they have. The
-    all-reduces between the segments are whose process it is: a collective inside a plan (TensorRT's DistCollective,
-    since 10.16) is NCCL's, where TensorRT-LLM has faster ones for blocks of a few rows.
+    draft.onnx of a rank with a part of the heads and MLP channels, cut where the ranks sum their results. The caller
+    runs the all-reduces between the segments: a collective inside a plan (TensorRT's DistCollective, since 10.16) uses
+    NCCL, and TensorRT-LLM has faster ones for blocks of a few rows.
     """
     return {segment_name(i): _segment(shard, i) for i in range(num_segments(len(shard.spec.layers)))}
 
 
 def _segment(shard: DraftCheckpoint, i: int) -> onnx.ModelProto:
-    """Adds what the ranks added up to the residual stream, then computes this rank's part of a sublayer."""
+    """Adds the sum over the ranks to the residual stream, then computes this rank's part of a sublayer."""
     spec = shard.spec
     g = GraphBuilder(segment_name(i), shard, is_shard=True)
     layer, is_mlp = divmod(i, 2)

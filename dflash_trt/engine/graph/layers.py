@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers of both graphs. Shape letters: ... leading axes, H hidden, F MLP width, D head_dim.
 
-The rows of the draft graph are padded to a multiple of 128, the tile in which TensorRT reads the scales of NVFP4
-activations: it then fuses quantise and swizzle, where otherwise every GEMM gets a second kernel. They are padded once,
-at the start, and sliced at the end. Rows do not see each other, or only within a block, and attention reads and writes
-only those of the block, so the values of padding do not matter. Ranks that share a drafter pad alike, and add up the
-rows of the block only.
+Rows of the draft graph are padded to a multiple of 128, because TensorRT reads the scales of an NVFP4 activation in
+tiles of 128 rows. With a multiple of 128 rows TensorRT fuses quantise + swizzle; otherwise every GEMM gets a second
+kernel. Rows are padded once at the start and dropped at the end. They do not interact, or only within a block, and
+attention reads and writes only those of the block, so the contents of padding rows do not matter. Ranks that share a
+drafter pad their rows alike, and sum only the block's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def normalize(g: GraphBuilder, x: str, eps: float) -> str:
 
 
 def root_mean_square(g: GraphBuilder, x: str, eps: float) -> str:
-    """sqrt(mean(x^2) + eps) of x FLOAT over the last axis, which stays as one of 1."""
+    """sqrt(mean(x^2) + eps) of x FLOAT over the last axis, which is kept with size 1."""
     mean_square = g.op("ReduceMean", g.op("Mul", x, x), g.constant([-1]), keepdims=1)
     return g.op("Sqrt", g.op("Add", mean_square, g.constant(eps)))
 
@@ -49,7 +49,7 @@ def times(g: GraphBuilder, x: str, factor: float | NDArray[np.float32]) -> str:
 
 
 def gathered(g: GraphBuilder, x: str, order: NDArray[np.int64]) -> str:
-    """x with its last axis in another order: element i is what stood at order[i]."""
+    """x with its last axis permuted: element i comes from order[i]."""
     return x if np.array_equal(order, np.arange(len(order))) else g.op("Gather", x, g.constant(order), axis=-1)
 
 
@@ -60,10 +60,10 @@ def rms_norm(g: GraphBuilder, x: str, name: str, eps: float) -> str:
 
 
 def rotary_order(spec: DraftSpec) -> NDArray[np.int64]:
-    """The dimensions [D] of a head in the order in which rotate-half over the whole head rotates the right pairs.
+    """The dimensions [D] of a head in an order for which rotate-half over the whole head rotates the right pairs.
 
-    Order: first of each rotary pair, half of the pass-through dimensions, second of each pair, the other half. Angles
-    of pass-through dimensions are 0 (`rotary_rows`). Pairs are (i, i + R/2), or interleaved (2i, 2i + 1).
+    Order: first of each rotary pair, half of the pass-through dims, second of each pair, the other half. Angles of the
+    pass-through dims are 0 (`rotary_rows`). Pairs are (i, i + R/2), or interleaved (2i, 2i + 1).
     """
     D, R = spec.head_dim, spec.rope.rotary_dim(spec.head_dim)
     turning, third, last = np.split(np.arange(D), [R, (R + D) // 2])
@@ -82,7 +82,8 @@ def swiglu(g: GraphBuilder, x: str, mlp: str, width: int) -> str:
 
 
 def rotary_rows(g: GraphBuilder, positions: str, spec: DraftSpec) -> tuple[str, str]:
-    """cos and sin [..., D/2] FLOAT of positions [...] INT32, times YaRN's attention factor; 1 and 0 of what stays.
+    """cos and sin [..., D/2] FLOAT of positions [...] INT32, times YaRN's attention factor; 1 and 0 for pass-through
+    dims.
 
     Exact at any position without a large table: with p = 256 a + b, cos(p w) = cos(256 a w) cos(b w) - sin(256 a w)
     sin(b w), and both small tables come from float64.
@@ -110,7 +111,9 @@ def rotary_rows(g: GraphBuilder, positions: str, spec: DraftSpec) -> tuple[str, 
 
 
 def convolved(g: GraphBuilder, x: str, name: str, spec: DraftSpec, sublayer: Callable[[str], str]) -> str:
-    """`sublayer` of x [B*S, H] between the two sides of the convolution `name`; without convolutions, of x alone."""
+    """`sublayer` of x [B*S, H] between the two sides of the convolution `name`; without convolutions, just `sublayer`
+    of x.
+    """
     if (conv := spec.block_conv) is None:
         return sublayer(x)
     H, taps = spec.hidden_size, conv.kernel_size
@@ -143,7 +146,7 @@ def _convolution(g: GraphBuilder, x: str, change: str, base: str, spec: DraftSpe
 
 
 def _delayed(g: GraphBuilder, rows: str, tap: int, S: int) -> str:
-    """rows [B, S, G, g] moved back by `tap` slots: a block begins with zeros, never with another block's rows."""
+    """rows [B, S, G, g] shifted by `tap` slots: a block begins with zeros, never with another block's rows."""
     if tap == 0:
         return rows
     rows_before = g.op("Slice", rows, g.constant([0]), g.constant([S - tap]), g.constant([1]))
@@ -154,7 +157,7 @@ SCOPE = "padding"
 
 
 def pad_rows(g: GraphBuilder, x: str) -> tuple[str, str]:
-    """x [R, H] with rows of zeros up to a multiple of TILE_ROWS, and R, an INT64 [1]."""
+    """x [R, H] padded with zeros to a multiple of TILE_ROWS rows, and R as INT64 [1]."""
     with g.scope(SCOPE):
         rows = g.op("Gather", g.op("Shape", x), g.constant([0]), axis=0)
         tiles = g.op("Div", g.op("Add", rows, g.constant([TILE_ROWS - 1])), g.constant([TILE_ROWS]))
@@ -169,7 +172,7 @@ def unpad_rows(g: GraphBuilder, x: str, rows: str) -> str:
 
 
 def leave_out_padding(graph: onnx.GraphProto) -> None:
-    """Takes the padding out of a graph, for what computes each row that it is given."""
+    """Removes the padding from a graph, for executors that compute every row."""
     for node in graph.node:
         if node.op_type in ("Pad", "Slice") and node.name.startswith(f"{SCOPE}/"):
             node.op_type = "Identity"

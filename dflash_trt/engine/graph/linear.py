@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers, dense and quantised, several stacked into one GEMM.
 
-A layer is a `Gemm` on 2-D activations whose weights stand as in the checkpoint, [out, in]: TensorRT's parser makes one
-matrix multiplication of it, which the builder fuses with what dequantises its operands. The quantised patterns are
-those of modelopt 0.47 (modelopt/torch/quantization/export_onnx.py, modelopt/onnx/export/nvfp4_exporter.py). INT4 is a
+A layer is a `Gemm` on 2-D activations with weights [out, in] as in the checkpoint: TensorRT's parser turns it into one
+matrix multiplication, which the builder fuses with the dequantisation of its operands. The quantised patterns are those
+of modelopt 0.47 (modelopt/torch/quantization/export_onnx.py, modelopt/onnx/export/nvfp4_exporter.py). INT4 is a
 `MatMul`. Compiled by TensorRT-RTX's builder on a CPU; not yet run on a GPU.
 """
 
@@ -18,10 +18,10 @@ from dflash_trt.engine.graph.onnx_builder import COMPUTE, TRT_DOMAIN, GraphBuild
 
 
 def linear(g: GraphBuilder, x: str, *modules: str, is_quantized: bool = False) -> str:
-    """x [rows, in] -> [rows, sum of outs] for the modules' weights [out, in], biases added where they have some.
+    """x [rows, in] -> [rows, sum of outs] for the modules' weights [out, in], plus their biases, if any.
 
-    Modules that are quantised alike share one GEMM; others have one each, and their outputs are joined. `is_quantized`
-    says that x is already FP8, by the scale of the one module.
+    Modules that are quantised alike share one GEMM; others have one each, and their outputs are joined. `is_quantized`:
+    x is already FP8, with the scale of the single module.
     """
     y = product(g, x, *modules, is_quantized=is_quantized)
     biases = stacked_biases(g, *modules)
@@ -29,7 +29,7 @@ def linear(g: GraphBuilder, x: str, *modules: str, is_quantized: bool = False) -
 
 
 def partial_linear(g: GraphBuilder, x: str, module: str, *, is_quantized: bool = False) -> str:
-    """`linear` of one module; in a shard, whose part the ranks add up, without the bias, which is added to the sum."""
+    """`linear` of one module; in a shard without the bias, which is added after the ranks' sum."""
     return (product if g.is_shard else linear)(g, x, module, is_quantized=is_quantized)
 
 
@@ -41,7 +41,7 @@ def product(g: GraphBuilder, x: str, *modules: str, is_quantized: bool = False) 
 
 
 def stacked_biases(g: GraphBuilder, *modules: str) -> str | None:
-    """Biases of stacked modules, end to end; 0 for a module without one, None where no module has one."""
+    """Concatenated biases of stacked modules; 0 for a module without one, None if no module has one."""
     names = [f"{module}.bias" for module in modules]
     if not any(name in g.weights for name in names):
         return None
@@ -58,7 +58,7 @@ def can_stack(g: GraphBuilder, modules: tuple[str, ...]) -> bool:
 
 
 def fp8_input_scale(g: GraphBuilder, module: str) -> float | None:
-    """The scale of the FP8 input of `module`, as the graph has it; None where it takes another."""
+    """The scale of the FP8 input of `module` as a value of the graph; None if the input is not FP8."""
     return rounded(_input_scale(g, (module,))) if g.algorithm(module) == number_formats.FP8 else None
 
 
@@ -97,7 +97,9 @@ def _input_scale(g: GraphBuilder, modules: tuple[str, ...]) -> float:
 
 
 def _fp8_activation(g: GraphBuilder, x: str, scale: float, *, is_quantized: bool) -> str:
-    """Static FP8 E4M3. The scale has the compute dtype: a Cast would keep TensorRT from fusing (modelopt 0.47)."""
+    """Static FP8 E4M3. The scale has the compute dtype, because a Cast would prevent TensorRT from fusing (modelopt
+    0.47).
+    """
     value = g.compute_constant(scale)
     if not is_quantized:
         x = g.op("QuantizeLinear", x, value, g.zero(TensorProto.FLOAT8E4M3FN))
@@ -105,7 +107,7 @@ def _fp8_activation(g: GraphBuilder, x: str, scale: float, *, is_quantized: bool
 
 
 def _nvfp4_activation(g: GraphBuilder, x: str, scale: float) -> str:
-    """Dynamic NVFP4: block scales of 16 at run time against the static global scale."""
+    """Dynamic NVFP4: scales of blocks of 16 are computed at run time, relative to the static global scale."""
     value = g.constant(scale)
     codes, block_scales = g.ops(
         "TRT_FP4DynamicQuantize",
@@ -129,10 +131,11 @@ def _nvfp4_weight(g: GraphBuilder, modules: tuple[str, ...]) -> str:
 
 
 def _int4_weight(g: GraphBuilder, modules: tuple[str, ...], rows: int) -> str:
-    """[in, out] of INT4 codes by FLOAT block scales in the compute dtype, `rows` being out.
+    """Dequantises INT4 codes with FLOAT block scales to [in, out] in the compute dtype; `rows` is out.
 
-    Two rows share a byte: the codes are [out / 2, in, 2], scales apply along axis 1, and the pairs are separated after
-    dequantising. TensorRT's builder transposes the constant itself, and multiplies in one kernel that reads INT4.
+    Two rows share a byte: the codes are [out / 2, in, 2], a scale applies along their axis 1, and the pairs are
+    separated afterwards. TensorRT's builder transposes the constant itself, and multiplies in one kernel that reads
+    INT4.
     """
     columns = g.weights[f"{modules[0]}.weight"].shape[1]
     codes = g.stored([f"{module}.weight" for module in modules], TensorProto.INT4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small writer of ONNX graphs: nodes are named by where they stand, weights stay in their own file."""
+"""A small writer of ONNX graphs: nodes are named by their position, weights stay in their own file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class GraphBuilder:
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Names within read `name/...`, as in the checkpoint, so that a parser error says where it is."""
+        """Prefixes names with `name/`, as in the checkpoint, so that a parser error shows the position."""
         self._scope.append(name)
         yield
         self._scope.pop()
@@ -105,23 +105,23 @@ class GraphBuilder:
         return self.stacked([name])
 
     def stacked(self, names: Sequence[str]) -> str:
-        """Dense tensors joined along axis 0, in the compute dtype; their bytes stay where they are."""
+        """Dense tensors joined along axis 0, in the compute dtype; no bytes are copied."""
         if len(names) > 1 and not self.adjacent(names):
             return self.op("Concat", *map(self.weight, names), axis=0)
         stored = self.stored(names)
         return stored if self.weights[names[0]].dtype == "BF16" else self.op("Cast", stored, to=COMPUTE)
 
     def adjacent(self, names: Sequence[str]) -> bool:
-        """Whether tensors of one dtype lie side by side in one file, so that together they are one tensor."""
+        """Whether tensors of one dtype are adjacent in one file, so that they can be read as one tensor."""
         return all(
             (a.file, a.dtype, a.offset + a.num_bytes) == (b.file, b.dtype, b.offset)
             for a, b in pairwise(self.weights[name] for name in names)
         )
 
     def stored(self, names: Sequence[str], codes: int | None = None) -> str:
-        """Adjacent tensors as one initializer of the stored dtype; `codes` is the type of what U8 holds two of.
+        """Adjacent tensors as one initializer of the stored dtype; `codes` is the type of two codes packed in a U8.
 
-        Two neighbours of a row share a byte of FLOAT4E2M1, two rows one of INT4, which gets a last axis of 2 for them.
+        With FLOAT4E2M1, two adjacent codes of a row share a byte; with INT4, two rows do, which adds a last axis of 2.
         """
         name = "|".join(names)
         if name not in self._initializers:
@@ -186,12 +186,12 @@ def prune(graph: onnx.GraphProto) -> None:
 
 
 def rounded(value: float) -> float:
-    """`value` as the compute dtype holds it."""
+    """`value` rounded to the compute dtype."""
     return float(numpy_helper.to_array(helper.make_tensor("", COMPUTE, [], [value])))
 
 
 def _external(name: str, tensors: list[StoredTensor], codes: int | None) -> TensorProto:
-    """An initializer whose data lies in a file beside the graph: adjacent tensors, joined along axis 0."""
+    """An initializer with external data: adjacent tensors, joined along axis 0."""
     first = tensors[0]
     columns = first.shape[1:]
     if codes == TensorProto.FLOAT4E2M1:  # shapes count codes, not bytes; low nibbles come first in both

@@ -30,15 +30,14 @@ from dflash_trt.files.write import OutputKind, new_directory, new_file
 
 
 def add_plans(directory: Path, options: PlanOptions | None = None, timing_cache: TimingCache | None = None) -> Manifest:
-    """Builds the plans of `directory` and returns the manifest; plans that are still right stay.
+    """Builds the plans of `directory` and returns the manifest; plans that are still valid are kept.
 
-    TensorRT builds for this GPU; TensorRT-RTX for the GPUs of `options`, or for this one where they name none.
+    TensorRT builds for this GPU; TensorRT-RTX for the GPUs of `options`, or for this one if they name none.
 
-    Where ranks share the drafter, theirs are built in their place, all of them here: those of a graph differ in
-    weights only. Raises MissingDependencyError without TensorRT, a GPU that is asked for or the plugin, BuildError when
-    a GPU lacks the graphs' precision, the plugin or the chosen TensorRT does not take the draft or `options`, or
-    TensorRT refuses a graph; the directory then serves ONNX Runtime as before, and keeps `options` for the next try
-    where they can be right.
+    If ranks share the drafter, all ranks' plans are built here instead: plans of a graph differ only in weights. Raises
+    MissingDependencyError without TensorRT, a GPU that is asked for or the plugin, BuildError if a GPU lacks the
+    graphs' precision, the plugin or the chosen TensorRT does not support the draft or `options`, or TensorRT rejects a
+    graph; the directory then still serves ONNX Runtime, and keeps `options` for the next attempt if they can be valid.
     """
     for folder in (directory, directory.absolute().parent):  # restores what a killed process left
         recover_abandoned(folder)
@@ -161,7 +160,7 @@ def _weight_files(graph: Path) -> list[str]:
 
 
 def _link_files(directory: Path, temporary: Path, *, leave_out: set[str]) -> None:
-    """Links everything else into `temporary`, files of other origin included, without kernels of plans left out."""
+    """Links everything else into `temporary`, including foreign files but not compiled kernels of dropped plans."""
 
     def left_out(folder: str, names: list[str]) -> set[str]:
         if Path(folder) != directory:
@@ -172,7 +171,7 @@ def _link_files(directory: Path, temporary: Path, *, leave_out: set[str]) -> Non
 
 
 def _link(file: str | Path, name: str | Path) -> str:
-    """Hard-links a file of gigabytes until the old directory is gone; copies it on file systems without links."""
+    """Hard-links a large file until the old directory is removed; copies it on file systems without links."""
     try:
         os.link(file, name)
     except OSError:

@@ -34,17 +34,17 @@ def build_plan(
     plugin: Path | None,
     timing_cache: TimingCache | None,
 ) -> memoryview:
-    """The serialised plan of one graph, strongly typed; `plugin` is embedded in a version-compatible one.
+    """The serialised, strongly typed plan of one graph; a version-compatible plan embeds `plugin`.
 
-    TensorRT builds for the GPU that is here, TensorRT-RTX for `compute_capabilities`. Raises BuildError when either
-    refuses.
+    TensorRT builds for this machine's GPU, TensorRT-RTX for `compute_capabilities`. Raises BuildError if the build
+    fails.
     """
     from dflash_trt.engine.plans.int4_weights import UnpairedRows
 
     logger = make_logger(trt)
     builder = trt.Builder(logger)
     title = f"{RUNTIMES[options.runtime].title} {trt.__version__}"
-    unpaired = UnpairedRows.read(directory / graph.file)  # here, because the network points into it
+    unpaired = UnpairedRows.read(directory / graph.file)  # kept alive here, because the network points into it
     network = _network(trt, builder, logger, directory / graph.file, title, unpaired)
     config = builder.create_builder_config()
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)
@@ -79,7 +79,7 @@ def build_plan(
 
 
 def _choose_gpus(trt: Any, config: Any, compute_capabilities: Sequence[str]) -> None:
-    """Without a list, plans would be for any GPU, with FP4 for those that have none."""
+    """Without a list, plans would be for any GPU, with FP4 even for GPUs that lack it."""
     config.num_compute_capabilities = len(compute_capabilities)
     for index, capability in enumerate(compute_capabilities):
         config.set_compute_capability(getattr(trt.ComputeCapability, sm_name(capability).upper()), index)

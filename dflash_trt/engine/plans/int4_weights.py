@@ -23,7 +23,7 @@ class UnpairedRows(NamedTuple):
 
     model: bytes
     weights: dict[str, NDArray[np.uint8]]
-    """Bytes of each by name, which are in no file; empty where the graph has none. A network points into them."""
+    """Bytes of each by name, which are in no file; empty if the graph has none. A network points into them."""
 
     @classmethod
     def read(cls, file: Path) -> UnpairedRows:
@@ -33,7 +33,7 @@ class UnpairedRows(NamedTuple):
         return cls(model.SerializeToString(), weights)
 
     def parse(self, parser: Any, file: Path) -> bool:
-        """Whether TensorRT's ONNX parser takes the graph, which was read from `file`."""
+        """Whether TensorRT's ONNX parser accepts the graph, which was read from `file`."""
         if not self.weights:
             return bool(parser.parse_from_file(str(file)))
         is_taken = parser.load_model_proto(self.model, str(file))

@@ -23,7 +23,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_batch_size: Positive = 8
     """Blocks of one draft pass, and slots of the context cache."""
     max_seq_len: Positive = 8192
-    """Context rows of a slot in a cache of our own; plans read pages of any."""
+    """Context rows of a slot in our own cache; plans read pages from any cache."""
     max_num_tokens: Positive = 2048
     """T: context rows of one injection; more are injected in parts."""
     workspace_bytes: Positive = DEFAULT_WORKSPACE_BYTES
@@ -34,10 +34,10 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     runtime: RuntimeName = "tensorrt"
     """TensorRT that builds the plans and runs them."""
     compute_capabilities: tuple[ComputeCapability, ...] = ()
-    """GPUs that TensorRT-RTX builds for; none: the one that is here."""
+    """GPUs that TensorRT-RTX builds for; empty: this machine's GPU."""
 
     def changed(self, **changes: Any) -> PlanOptions:
-        """These options with `changes`; for another TensorRT, without what only this one has."""
+        """These options with `changes`; for the other TensorRT, without options that only this one has."""
         if changes.get("runtime", self.runtime) != self.runtime:
             changes = {
                 "hardware_compatibility": "none",
@@ -60,7 +60,7 @@ Profile = dict[str, Range]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One plan file: what it was built from, with what, and for which machine."""
+    """One plan file: its sources, the TensorRT and plugin that built it, and the machine it is for."""
 
     file: str
     made_from: dict[str, str]

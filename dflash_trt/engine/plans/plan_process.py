@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m dflash_trt.engine.plans.plan_process` builds one plan by TensorRT-RTX, in a process of its own.
+"""`python -m dflash_trt.engine.plans.plan_process` builds one plan by TensorRT-RTX in a separate process.
 
 The builder orders a graph's outputs by the addresses of its objects: only a process that does the same work each time
 gives the same bytes. Nothing in it depends on the engine's path: it works in that directory, by file names. A builder
@@ -73,7 +73,9 @@ def build_apart(job: PlanJob, directory: Path, output: Path) -> None:
 
 
 def main() -> None:
-    """Writes the plan that standard input describes to standard output; why not as JSON, and exits with 1."""
+    """Writes the plan that standard input describes to standard output; on failure, writes the reason as JSON and exits
+    with 1.
+    """
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=PlanJob)
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of libraries goes to stderr

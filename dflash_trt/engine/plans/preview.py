@@ -49,7 +49,7 @@ def trtexec_commands(
 
 
 def _words(stem: Path, graph: Graph, options: PlanOptions, timing_cache: TimingCache | None) -> Iterator[str]:
-    """The words that build `stem`.plan as `build_plan` does."""
+    """The words of a command that builds `stem`.plan as `build_plan` does."""
     yield from ("trtexec", f"--onnx={stem.with_name(graph.file)}", f"--saveEngine={stem}.plan")
     yield from ("--stronglyTyped", "--skipInference", "--profilingVerbosity=detailed", "--maxAuxStreams=0")
     yield f"--memPoolSize=workspace:{options.workspace_bytes // 2**20}M"
@@ -77,7 +77,7 @@ def _words(stem: Path, graph: Graph, options: PlanOptions, timing_cache: TimingC
 
 
 class DrafterMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory that a drafter on TensorRT takes of one GPU: exact where we allocate it, a bound where TensorRT does."""
+    """Memory of a drafter with TensorRT on one GPU: exact for our allocations, a bound for TensorRT's."""
 
     weight_bytes: int
     """Files that both graphs point into; TensorRT may repack them."""

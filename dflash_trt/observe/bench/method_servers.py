@@ -22,7 +22,7 @@ from dflash_trt.observe.servers.local_server import engine_server, engine_words
 MODEL = "engine"
 PLAIN, DFLASH = "none", "dflash"
 IDENTIFY_SECONDS = 60.0
-DEFAULT_SERVER_BATCH = 16  # default of `serve`
+DEFAULT_SERVER_BATCH = 16  # default options of `serve`
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one pass of a drafter costs, layer by layer and format by format: what a recipe or a head changes of a step.
+"""Cost of one pass of a drafter, by layer and number format: the effect of a recipe or a head on a step.
 
-Layers that share a GEMM but no format are several GEMMs; weights-only formats compute in BF16. What lies between GEMMs
-and attention, quantising activations too, costs what the backend makes of it (shapes.py).
+Layers that share a GEMM but no format are several GEMMs; weight-only formats compute in BF16. Kernels between GEMMs and
+attention, including those that quantise activations, are counted per backend (shapes.py).
 
-A drafter that is whole on every GPU, and one whose heads and MLPs the GPUs share: time and memory of both.
-
-Shared, a GPU reads its part of the layers and of the context, and pays two all-reduces a layer. Natively TensorRT-LLM
-shares them; for our plans num_ranks says it.
+A drafter may be whole on every GPU, or the GPUs share its heads and MLPs: this gives time and memory of both. Shared, a
+GPU reads its part of the layers and of the context, and pays two all-reduces per layer. Natively TensorRT-LLM shares
+them; for our plans num_ranks decides.
 """
 
 from __future__ import annotations
@@ -90,21 +89,21 @@ PLAN = "plan"
 
 
 def backend_of(runtime: str, *, is_plan: bool) -> str:
-    """What runs a drafter under a runtime: plans of ours, or the runtime's own layers."""
+    """Backend of a drafter in a runtime: our plans, or the runtime's own layers."""
     return PLAN if is_plan else runtime
 
 
 def dflash_shape(
     spec: PartialDraftSpec, algorithms: Mapping[str, str], *, name: str = "", backend: str | None = None
 ) -> DraftShape:
-    """What a step must know of a draft, `algorithms` by quantised module.
+    """A draft's facts for the cost of a step, with `algorithms` by quantised module.
 
-    No `backend` has no small kernels.
+    Without a `backend` there are no small kernels.
     """
     gemms: Counter[tuple[str, str, str]] = Counter()  # parameters, by term, what they share a GEMM in, and algorithm
     for module, shape in linear_shapes(spec).items():
         algorithm, params = algorithms.get(module, ""), math.prod(shape)
-        # The same for q, k and v of a layer, and for gate and up.
+        # Equal for q, k and v of a layer, and for gate and up.
         fused = module.rpartition(".")[0] if FUSED.fullmatch(module) else module
         gemms["tap projection" if module == "fc" else "layers", fused, algorithm] += params
         if CONTEXT.fullmatch(module):
@@ -112,7 +111,7 @@ def dflash_shape(
     for tensor, shape in dflash2_shapes(spec).items():
         if tensor.endswith("_projection.weight"):
             gemms["selector" if "hidden" in tensor else "block convolutions", tensor, ""] += math.prod(shape)
-    if spec.markov_head is not None:  # over the whole vocabulary, for each slot behind the one before
+    if spec.markov_head is not None:  # over the whole vocabulary, for each slot after the first
         w2 = math.prod(dspark_shapes(spec)[f"{MARKOV}.markov_w2.weight"])
         gemms |= {("selector", f"slot {slot}", ""): w2 for slot in range(spec.num_draft_tokens)}
     selector = spec.candidate_selector
@@ -167,6 +166,6 @@ def drafter_seconds(
 
     def seconds(algorithms: Mapping[str, str], fp8_context: bool) -> float:
         cost = drafter_pass(spec, algorithms, constants, load, fp8_context=fp8_context)
-        return round(cost.seconds, 15)  # what costs alike is equal
+        return round(cost.seconds, 15)  # layers of equal cost are equal
 
     return seconds

@@ -138,7 +138,7 @@ def default_runtime(config: str) -> Runtime:
 def open_system(
     config: str, runtime: Runtime, target: str | None, draft: str | None, **changes: object
 ) -> tuple[ResolvedDeployment, System]:
-    """The resolved deployment that CONFIG names, some of its settings changed, and what the model makes of it."""
+    """The resolved deployment that CONFIG names, with some settings changed, and its inputs to the model."""
     file = msgspec.structs.replace(read_deployment(config), **changes)
     deployment = resolve(file, Path(config).stem if config.endswith(".yaml") else config, draft=draft, target=target)
     return deployment, system(deployment, runtime, fetches=target is not None)
@@ -151,7 +151,7 @@ class PublishedTau(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def published_tau(of: System) -> PublishedTau | None:
-    """What the draft's card or paper reports."""
+    """Acceptance reported by the draft's card or paper."""
     taus = package_data(DATA / "published_taus.json", dict[str, PublishedTau])
     return None if of.draft is None else taus.get(of.draft.name)
 

@@ -41,7 +41,7 @@ class BatchLimit(msgspec.Struct, frozen=True):
 
 
 def memory_items(system: System, method: Method, batch: int, tokens: int) -> tuple[MemoryItem, ...]:
-    """What one GPU holds with `batch` requests of `tokens` tokens each, for as long as it serves."""
+    """Memory of one GPU while it serves `batch` requests of `tokens` tokens each."""
     load = _load(system, method, batch)
     items = [
         MemoryItem(item.name, item.bytes)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cost model must know of drafts and machine: sizes, bits and ranks, and a drafter's small kernels.
+"""Inputs of the cost model about drafts and machine: sizes, bits and ranks, and a drafter's small kernels.
 
-Kernels between GEMMs and attention are counted in the source of what runs it (data/backends.json). Each takes a fixed
-time, and what it reads and writes beside. Weights and attention are priced elsewhere.
+Kernels between GEMMs and attention are counted in the source of the backend (data/backends.json). Each takes a fixed
+time plus that for its reads and writes. Weights and attention are priced elsewhere.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class InputKernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     algorithm: str
     gemm: GemmKind = ""
-    """Which one of a layer; all unless given."""
+    """Index within a layer; all if not given."""
     count: int
     values: float
     when: When = ""
@@ -191,7 +191,7 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
     max_seq_len: int = 32768
     max_num_tokens: int = 16384
     memory: ServingLoad | None = None
-    """What the deployment asks of each GPU, for plain decoding and DFlash; None: only speed is asked for."""
+    """The deployment's memory on each GPU, for plain decoding and DFlash; None if only speed is estimated."""
 
     @property
     def dense_ranks(self) -> int:

@@ -142,7 +142,7 @@ def test_proposals_are_the_argmax_of_hidden(algorithm: str | None, tmp_path: Pat
     blocks = torch.randn(2, draft.spec.block_size, H, generator=generator)
     outputs = drafter.run([1, 0], blocks)
     hidden = outputs["hidden"][:, 1:]
-    if algorithm == "FP8":  # its input, too, by the static scale
+    if algorithm == "FP8":  # quantises the input, too, by the static scale
         hidden = (hidden / INPUT_SCALE).clamp(-448, 448).to(torch.float8_e4m3fn).float() * INPUT_SCALE
     best = (hidden.double() @ torch.from_numpy(weight).double().T).argmax(dim=-1)
     assert torch.equal(outputs["token_ids"].long(), tokens[best])
@@ -241,7 +241,7 @@ def test_pages_in_any_order_are_one_context(engine: Path, drafter: Drafter) -> N
 
 
 def test_a_page_of_another_is_zeros_again(drafter: Drafter) -> None:
-    """A masked row takes part as 0 * value: what a request left behind may be NaN."""
+    """A masked row contributes 0 * value, and rows of an earlier request may be NaN."""
     width, blocks = drafter.spec.target_hidden_size, torch.ones(2, drafter.spec.block_size, drafter.spec.hidden_size)
     drafter.reserve(0, [0, 1], 0)
     drafter.inject([0], [2 * TOKENS_PER_PAGE], torch.full((2 * TOKENS_PER_PAGE, width), torch.nan))
@@ -254,7 +254,7 @@ def test_a_page_of_another_is_zeros_again(drafter: Drafter) -> None:
 
 
 def test_a_cache_that_grew_while_decoding_is_cleared_by_anybody(drafter: Drafter) -> None:
-    """The loop injects in torch's inference mode, and whoever begins a request reserves its pages outside."""
+    """The loop injects in torch's inference mode; pages of a new request are reserved outside of it."""
     num_rows = FIRST_ROWS + 1
     with torch.inference_mode():
         drafter.inject([0], [num_rows], torch.randn(num_rows, drafter.spec.target_hidden_size))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A drafter in torch against one on ONNX Runtime, which computes in FLOAT: within what rounding to BF16 makes of it."""
+"""A drafter in torch against one on ONNX Runtime, which computes in FLOAT: equal within BF16 rounding."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Jitter:
             return x
         bits = x.float().view(torch.int32)
         moved = bits + torch.randint(0, 2**16, x.shape, generator=self._generator).int()
-        if x.dtype == torch.bfloat16:  # of a product or attention, rounded already
+        if x.dtype == torch.bfloat16:  # output of a product or attention, already rounded
             moved = moved + torch.randint(-(2**15), 2**15, x.shape, generator=self._generator).int()
         return (torch.where(x == 0, bits, moved) >> 16 << 16).view(torch.float32).bfloat16()
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Large matrices stay as the engine's file holds them: `_C`'s operator PackedLinear multiplies with their codes.
+"""Large matrices stay in the engine file's format: `_C`'s operator PackedLinear multiplies with their codes.
 
-It saves memory and opening time rather than time per pass: a draft of gpt-oss-120b's shape opens in 1 s and 0.1 GiB,
-with FLOAT weights in 6 s and 3 GiB (docs/runtime.md, "A draft's weights"). ONNX Runtime widens smaller matrices itself
-when it folds constants.
+It exists for memory and opening time, not for speed: a draft of gpt-oss-120b's shape opens in 1 s with 0.1 GiB of its
+own, with FLOAT weights in 6 s with 3 GiB (docs/runtime.md, "A draft's weights"). ONNX Runtime converts the rest, small
+matrices and all of them on a GPU, when it folds constants.
 """
 
 from __future__ import annotations

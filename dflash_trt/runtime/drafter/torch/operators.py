@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """ONNX operators (opset 23) in torch, one function each, and TensorRT's dynamic FP4 quantisation.
 
-A function takes an operator's tensors in their order; attributes, and the small constant inputs that only say sizes and
-axes, are its keywords. Any other attribute is refused when a graph is loaded.
+A function takes an operator's tensors in their order; attributes, and small constant inputs that are only sizes and
+axes, are its keywords. An attribute without a keyword is refused when a graph is loaded.
 """
 
 from __future__ import annotations

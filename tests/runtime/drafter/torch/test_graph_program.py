@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a graph becomes: products of quantised numbers, weights in their file, one kernel between two products."""
+"""Programs of graphs: products of quantised numbers, weights in their file, one kernel between two products."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def test_between_two_products_one_function(name: str, tmp_path: Path, monkeypatc
         program = Program(graph_of(tmp_path / "engine"), ["hidden"])
         kinds = [kind for kind in operators_of(program) if kind not in ("reshape", "identity")]
         assert [kinds.count(kind) for kind in ("gemm", "attend")] == [12, 3]
-        assert len(kinds) <= 12 + 3 + 15  # and what lies between two of them
+        assert len(kinds) <= 12 + 3 + 15  # operators between two of them, too
 
 
 @pytest.mark.full
