@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from benchmarks.ways import copy_rate, seconds_of
 from dflash_trt import __version__
 from dflash_trt.cli.output import print_table
-from dflash_trt.runtime.measure.feature_capture import answer_prompts, write_features
+from dflash_trt.runtime.measure.feature_answers import answer_prompts
+from dflash_trt.runtime.measure.feature_writer import write_features
 from dflash_trt.runtime.measure.features import SCHEMA_VERSION, FeatureFacts, PromptFacts
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.packed_target import PackedTarget

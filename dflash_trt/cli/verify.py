@@ -101,7 +101,7 @@ def verify(
         verify_deployment(config, target, read_prompts(prompt_file), max_tokens, chat=chat, as_json=as_json)
         return
 
-    from dflash_trt.runtime.measure.verification_report import find_failure
+    from dflash_trt.runtime.measure.verification_verdict import find_failure
     from dflash_trt.runtime.ranks.join import join
 
     with join(num_ranks, runtime.device) as ranks:
@@ -146,7 +146,7 @@ def _verify_features(
 ) -> None:  # fmt: skip
     """Prints the report of replaying captured answers; VerificationError where too much of tau is lost."""
     from dflash_trt.runtime.measure.replay import verify_features
-    from dflash_trt.runtime.measure.verification_report import find_loss, find_useless
+    from dflash_trt.runtime.measure.verification_verdict import find_loss, find_useless
 
     report = verify_features(
         engine, features, reference, progress_bar, device=options.device, executor=options.executor

@@ -148,7 +148,7 @@ def test_an_engine_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_lossless_is_not_all(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter of no use fails without a gate; one of little use is not sent on to serve."""
-    monkeypatch.setattr("dflash_trt.runtime.measure.verification_report.NEAR_ZERO_TAU", 9)
+    monkeypatch.setattr("dflash_trt.runtime.measure.verification_verdict.NEAR_ZERO_TAU", 9)
     with pytest.raises(VerificationError, match=r"tau: expected at least 9, found .*: nearly every draft is rejected"):
         verify(place, "damaged", "--json", *FEW)
     captured = capsys.readouterr()

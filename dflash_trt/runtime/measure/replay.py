@@ -25,14 +25,13 @@ from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.kvcache.slots import SlotPool
+from dflash_trt.runtime.measure.comparable import check_features, check_reference
 from dflash_trt.runtime.measure.features import FeatureFile, FeatureSequence, PromptFacts, open_features
 from dflash_trt.runtime.measure.statistics import Mean, TauLoss, mean_tau, tau_loss
 from dflash_trt.runtime.measure.verification_report import (
     Comparison,
     EngineFigures,
     PromptFigures,
-    check_features,
-    check_reference,
     compare,
     engine_facts,
 )

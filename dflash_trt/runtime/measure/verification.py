@@ -18,16 +18,15 @@ from dflash_trt.errors import RequestError
 from dflash_trt.runtime.checked_pair import CheckedPair
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.load import load_session
+from dflash_trt.runtime.measure.comparable import check_reference
+from dflash_trt.runtime.measure.comparing_drafter import ComparingDrafter, exposed_values
 from dflash_trt.runtime.measure.statistics import first_difference
 from dflash_trt.runtime.measure.verification_report import (
-    ComparingDrafter,
     EngineReport,
     PromptResult,
     VerificationReport,
-    check_reference,
     compare,
     engine_facts,
-    exposed_values,
 )
 from dflash_trt.runtime.ranks.roles import ALONE, Follower, Leader
 from dflash_trt.runtime.session import Session, run

@@ -22,14 +22,9 @@ from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.errors import BuildError, MissingDependencyError, RequestError
 from dflash_trt.files.write import new_file
 from dflash_trt.runtime.measure import feature_capture
-from dflash_trt.runtime.measure.feature_capture import (
-    FEATURES,
-    Answered,
-    answer_prompts,
-    bits,
-    narrowest,
-    write_features,
-)
+from dflash_trt.runtime.measure.feature_answers import Answered, answer_prompts
+from dflash_trt.runtime.measure.feature_capture import FEATURES
+from dflash_trt.runtime.measure.feature_writer import bits, narrowest, write_features
 from dflash_trt.runtime.measure.features import FeatureFacts, open_features
 from dflash_trt.runtime.targets.huggingface import make_target
 from dflash_trt.runtime.targets.target import Segment, Target, Verified
@@ -204,7 +199,7 @@ def test_an_interrupted_capture_goes_on_to_the_same_bytes(
             unfinished.seek(8 + length + begin)
             unfinished.write(b"?" * (end - begin))  # rows of the sequence that is not in the journal
     asked: list[int] = []
-    decode = feature_capture.answer_prompts
+    decode = answer_prompts
 
     def counted(target: Target, prompts: Sequence[Sequence[int]], *rest: Any, **named: Any) -> list[Answered]:
         asked.append(len(prompts))

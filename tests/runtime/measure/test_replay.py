@@ -16,7 +16,8 @@ from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import FP8_KV, load_recipe, recipe_names
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.drafter.open import open_drafter
-from dflash_trt.runtime.measure.feature_capture import answer_prompts, write_features
+from dflash_trt.runtime.measure.feature_answers import answer_prompts
+from dflash_trt.runtime.measure.feature_writer import write_features
 from dflash_trt.runtime.measure.features import SCHEMA_VERSION, FeatureFacts, FeatureFile, PromptFacts, open_features
 from dflash_trt.runtime.measure.replay import replay
 from dflash_trt.runtime.session import Session

@@ -17,16 +17,12 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.errors import EngineError, RequestError
 from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.measure.comparable import check_reference
+from dflash_trt.runtime.measure.comparing_drafter import BLOCKS_APART, exposed_values
 from dflash_trt.runtime.measure.statistics import Difference, TauLoss, first_difference, relative_error, tau_loss
 from dflash_trt.runtime.measure.verification import TokenPrompt, Verification
-from dflash_trt.runtime.measure.verification_report import (
-    BLOCKS_APART,
-    PromptResult,
-    VerificationReport,
-    check_reference,
-    exposed_values,
-    find_failure,
-)
+from dflash_trt.runtime.measure.verification_report import PromptResult, VerificationReport
+from dflash_trt.runtime.measure.verification_verdict import find_failure
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.huggingface import load_model, make_target
 from tests.damage import copy_scaled

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuses a reference or features that are no measure for an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from dflash_trt.checkpoint.draft_spec import DraftSpec
+from dflash_trt.checkpoint.target_checkpoint import TargetSpec
+from dflash_trt.engine.manifest import Manifest
+from dflash_trt.errors import CheckpointError, EngineError
+from dflash_trt.quantize.bounds import CAPTURE
+
+if TYPE_CHECKING:
+    from dflash_trt.runtime.measure.features import FeatureFacts
+
+DIFFERENT = {("draft", "model_type"), ("draft", "draft_vocab_size")}
+
+
+def check_reference(manifest: Manifest, reference: Manifest, name: str) -> None:
+    """Raises EngineError when `reference`, called `name`, is no measure for `manifest`'s engine.
+
+    model_type may differ, which `quantize` changes, and so may the head, which `build --head` adds.
+    """
+    hint = "give --reference an engine built from the unquantised checkpoint of the same draft"
+    for part, facts in (("draft", DraftSpec), ("target", TargetSpec)):
+        names = [fact for fact in facts.__struct_fields__ if (part, fact) not in DIFFERENT]
+        if difference := _difference(names, getattr(manifest, part), getattr(reference, part)):
+            raise EngineError(f"reference {name} is an engine of another {part}: {difference}", hint=hint)
+    quantization = reference.quantization
+    if quantization.algorithms():
+        modules = [f"{algorithm} in {module}" for module, algorithm in quantization.modules.items()]
+        found = f"{modules[0]} ({len(modules)} quantised modules)" if modules else "an FP8 context cache"
+        raise EngineError(f"reference {name}: expected an unquantised engine, found {found}", hint=hint)
+
+
+def check_features(manifest: Manifest, facts: FeatureFacts, features: str, engine: str) -> None:
+    """Raises CheckpointError when `features` were captured from another target than `engine` was built for."""
+    if difference := _difference(TargetSpec.__struct_fields__, manifest.target, facts.target):
+        raise CheckpointError(
+            f"{features} was captured from {facts.target_name}, another target than {engine} was built for:"
+            f" {difference}",
+            hint=f"capture with the engine's target: {CAPTURE}",
+        )
+
+
+def _difference(names: Iterable[str], expected: object, actual: object) -> str | None:
+    """The first of the facts `names` that is not the same in both."""
+    pairs = ((name, getattr(expected, name), getattr(actual, name)) for name in names)
+    return next((f"{name}: expected {a}, found {b}" for name, a, b in pairs if a != b), None)
