@@ -30,7 +30,7 @@ from dflash_trt.errors import VerificationError
 from dflash_trt.runtime.measure.recovery.settings import Settings
 
 if TYPE_CHECKING:
-    from dflash_trt.runtime.measure.recovery.training import Progress
+    from dflash_trt.runtime.measure.recovery.training_state import Progress
 
 DEFAULTS = Settings()
 SECONDS_BETWEEN_LINES = 10
@@ -78,7 +78,7 @@ def recover(
     checkpoint = read_checked_draft(draft, target)
     loaded, ranges = recipe_and_ranges(checkpoint, recipe, calibration, device)
     from dflash_trt.runtime.measure.recovery.recover import recover_checkpoint
-    from dflash_trt.runtime.measure.recovery.training import state_file
+    from dflash_trt.runtime.measure.recovery.training_state import state_file
 
     with resumable(state_file(output)), _training_bar(settings["steps"]) as on_step:
         summary, progress = recover_checkpoint(

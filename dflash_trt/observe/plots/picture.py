@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from dflash_trt.runtime.measure.recovery.training import Progress
+    from dflash_trt.runtime.measure.recovery.training_state import Progress
     from dflash_trt.runtime.measure.verification_report import DrafterError, EngineReport, VerificationReport
 
 CHUNK = b"tEXtSoftware\0dflash-trt "  # PNG, 11.3.4.3: keyword, null, text; it stands before the image

@@ -35,11 +35,11 @@ from dflash_trt.runtime.measure.recovery.fake_quantization import recipe_numeric
 from dflash_trt.runtime.measure.recovery.objective import Objective, Vocabulary
 from dflash_trt.runtime.measure.recovery.settings import Settings
 from dflash_trt.runtime.measure.recovery.torch_draft import computed_tensors
-from dflash_trt.runtime.measure.recovery.training import (
+from dflash_trt.runtime.measure.recovery.training import Trainer
+from dflash_trt.runtime.measure.recovery.training_state import (
     STATE,
     Progress,
     Tensors,
-    Trainer,
     load_state,
     save_state,
     state_file,

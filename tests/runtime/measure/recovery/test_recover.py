@@ -21,7 +21,7 @@ from dflash_trt.quantize.scales import scale_of
 from dflash_trt.runtime.measure.recovery.fake_quantization import quantised_input, quantised_rows, quantised_weight
 from dflash_trt.runtime.measure.recovery.recover import recover_checkpoint
 from dflash_trt.runtime.measure.recovery.settings import Settings
-from dflash_trt.runtime.measure.recovery.training import Progress, save_state, state_file
+from dflash_trt.runtime.measure.recovery.training_state import Progress, save_state, state_file
 from tests.cli.commands import run_here
 from tests.paths import FIXTURES
 from tests.pretend_device import PretendDevice
