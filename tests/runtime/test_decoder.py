@@ -28,7 +28,7 @@ from dflash_trt.runtime.drafter.drafter import argmax
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.model_runner import ModelRunner
-from dflash_trt.runtime.policy.fixed_length import FixedLength
+from dflash_trt.runtime.policy.draft_length import FixedLength
 from dflash_trt.runtime.policy.step_record import StepRecord
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session, run

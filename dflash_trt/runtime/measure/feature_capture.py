@@ -49,7 +49,7 @@ from dflash_trt.runtime.measure.journal import Journal, journal_file
 from dflash_trt.runtime.measure.verification import tokenize
 from dflash_trt.runtime.model_runner import ModelRunner
 from dflash_trt.runtime.open_target import prepare_target
-from dflash_trt.runtime.policy.fixed_length import FixedLength
+from dflash_trt.runtime.policy.draft_length import FixedLength
 from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.targets.huggingface import stop_token_ids
