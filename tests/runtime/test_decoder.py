@@ -21,8 +21,8 @@ from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import EngineError
+from dflash_trt.runtime.accept import choose
 from dflash_trt.runtime.answer import completion
-from dflash_trt.runtime.choice import choose
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.drafter.drafter import argmax
 from dflash_trt.runtime.kvcache.slots import SlotPool

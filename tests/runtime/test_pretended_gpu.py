@@ -23,7 +23,7 @@ from dflash_trt.device.launcher import CudaLauncher
 from dflash_trt.engine.proposals import Proposals
 from dflash_trt.engine.signatures import num_pages_for
 from dflash_trt.errors import CheckpointError, RequestError
-from dflash_trt.runtime import choice, open_target
+from dflash_trt.runtime import accept, open_target
 from dflash_trt.runtime.accept import accept_parts
 from dflash_trt.runtime.kvcache import context_cache
 from dflash_trt.runtime.load import open_session, room_for
@@ -193,7 +193,7 @@ def random_step(rng: np.random.Generator) -> tuple[list[StepInput], torch.Tensor
 
 def test_a_step_emits_there_what_it_does_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens and log probabilities; the host waits for the GPU once, or twice where a filter leaves many tokens."""
-    monkeypatch.setattr(choice, "HEAVIEST", 16)
+    monkeypatch.setattr(accept, "HEAVIEST", 16)
     steps = [[random_step(np.random.default_rng(seed)) for _ in range(2)] for seed in range(16)]
     emitted = [accept_parts(*step) for step, _ in steps]
     num_waits, num_accepted, verify_block = set[int](), 0, _C.verify_block
