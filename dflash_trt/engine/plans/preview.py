@@ -15,8 +15,7 @@ import msgspec
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.engine.manifest import Manifest
-from dflash_trt.engine.plans.plan import GRAPHS, PlanOptions
-from dflash_trt.engine.plans.profiles import profiles, shapes
+from dflash_trt.engine.plans.plan import GRAPHS, PlanOptions, profiles, shapes
 from dflash_trt.engine.plans.tensorrt_api import installed_library, plugin_library
 from dflash_trt.engine.plans.timing_cache import TimingCache
 from dflash_trt.engine.shards import shard_spec, shards

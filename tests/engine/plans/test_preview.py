@@ -17,9 +17,8 @@ from dflash_trt.engine.engine_directory import BuildOptions, build_engine
 from dflash_trt.engine.manifest import Manifest, read_shard
 from dflash_trt.engine.plans import plan_loader
 from dflash_trt.engine.plans.add_plans import add_plans
-from dflash_trt.engine.plans.plan import PlanOptions, Range
+from dflash_trt.engine.plans.plan import PlanOptions, Range, graph_batch_sizes, profiles, row_buckets
 from dflash_trt.engine.plans.preview import drafter_memory, trtexec_commands
-from dflash_trt.engine.plans.profiles import graph_batch_sizes, profiles, row_buckets
 from dflash_trt.engine.plans.tensorrt_api import installed_library
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
 from dflash_trt.engine.plans.timing_cache import TimingCache
