@@ -75,7 +75,7 @@ def _write(
 ) -> Path:  # fmt: skip
     """Writes the engine of a pair that fits, and says on stderr what became of the draft."""
     from dflash_trt.engine.engine_directory import BuildOptions, build_engine
-    from dflash_trt.quantize.summary import summary
+    from dflash_trt.quantize.convert import summary
 
     source, partner = pair
     say_dequantised(source, draft)
