@@ -18,9 +18,8 @@ from dflash_trt.engine.plans import machine, tensorrt_api
 from dflash_trt.engine.plans.build_checks import check_build, check_gpus
 from dflash_trt.engine.plans.compile import build_plan
 from dflash_trt.engine.plans.jit_cache import is_of_plan
-from dflash_trt.engine.plans.plan import Plan, PlanOptions, profiles
+from dflash_trt.engine.plans.plan import Here, Plan, PlanOptions, is_served, profiles
 from dflash_trt.engine.plans.plan_process import PlanJob, build_apart
-from dflash_trt.engine.plans.served import Here, is_served
 from dflash_trt.engine.plans.tensorrt_api import host_code, plugin_library
 from dflash_trt.engine.plans.timing_cache import TimingCache
 from dflash_trt.files.workspace import recover_abandoned

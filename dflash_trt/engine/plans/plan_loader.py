@@ -12,8 +12,8 @@ from torch import Tensor
 from dflash_trt.device.launcher import Launcher
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plans import machine, tensorrt_api
+from dflash_trt.engine.plans.plan import Here, check_plan
 from dflash_trt.engine.plans.plan_runner import PlanRunner, Workspace
-from dflash_trt.engine.plans.served import Here, check_plan
 from dflash_trt.engine.plans.tensorrt_api import host_code, plugin_library
 from dflash_trt.engine.recorded_graph import graph_tensors
 
