@@ -36,6 +36,7 @@ from dflash_trt.files.write import OutputKind, new_file
 from dflash_trt.runtime.checked_pair import check_prompt
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.kvcache.slots import SlotPool
+from dflash_trt.runtime.load import prepare_target
 from dflash_trt.runtime.measure.features import (
     LM_HEAD_BIAS,
     MASK_EMBEDDING,
@@ -48,7 +49,6 @@ from dflash_trt.runtime.measure.features import (
 from dflash_trt.runtime.measure.journal import Journal, journal_file
 from dflash_trt.runtime.measure.verification import tokenize
 from dflash_trt.runtime.model_runner import ModelRunner
-from dflash_trt.runtime.open_target import prepare_target
 from dflash_trt.runtime.policy.draft_length import FixedLength
 from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.request import Request
