@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.engine.candidate_scorer import CandidateScorer
-from dflash_trt.engine.candidate_selector import CandidateSelector
+from dflash_trt.engine.candidate_scorer import CandidateScorer, CandidateSelector
 from dflash_trt.engine.executor import Executor
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.markov_scorer import MarkovScorer
