@@ -16,8 +16,7 @@ from dflash_trt.engine.markov_scorer import MarkovScorer
 from dflash_trt.engine.plans.plan import GRAPHS
 from dflash_trt.errors import EngineError
 from dflash_trt.files.command import quoted
-from dflash_trt.runtime.drafter.draft_embedding import DraftEmbedding
-from dflash_trt.runtime.drafter.drafter import Drafter
+from dflash_trt.runtime.drafter.drafter import DraftEmbedding, Drafter
 
 
 def open_drafter(
