@@ -45,7 +45,7 @@ from dflash_trt.runtime.drafter.onnxruntime import graph_session  # noqa: E402
 from dflash_trt.runtime.kvcache.slots import SlotPool  # noqa: E402
 from dflash_trt.runtime.load import open_session  # noqa: E402
 from dflash_trt.runtime.model_runner import ModelRunner  # noqa: E402
-from dflash_trt.runtime.policy.fixed_length import FixedLength  # noqa: E402
+from dflash_trt.runtime.policy.draft_length import FixedLength  # noqa: E402
 from dflash_trt.runtime.session import Session  # noqa: E402
 from dflash_trt.runtime.targets import packed_target  # noqa: E402
 from dflash_trt.runtime.targets.packed_pass import GatheredPass  # noqa: E402

@@ -35,8 +35,7 @@ from benchmarks.forced_acceptance import MOE_DRAFT, ForcedRunner, random_prompts
 from dflash_trt.cli.output import print_table  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
 from dflash_trt.runtime.policy.auto_length import AutoLength  # noqa: E402
-from dflash_trt.runtime.policy.draft_length import DraftLength  # noqa: E402
-from dflash_trt.runtime.policy.fixed_length import FixedLength  # noqa: E402
+from dflash_trt.runtime.policy.draft_length import DraftLength, FixedLength  # noqa: E402
 from dflash_trt.runtime.policy.step_record import StepRecord  # noqa: E402
 from dflash_trt.runtime.session import Session, run  # noqa: E402
 from tests.decoding import greedy, open_without_tokenizer  # noqa: E402

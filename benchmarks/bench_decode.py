@@ -45,8 +45,7 @@ from dflash_trt.files.processor import cpu_model  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
 from dflash_trt.runtime.drafter.onnxruntime import graph_session  # noqa: E402
 from dflash_trt.runtime.load import open_session  # noqa: E402
-from dflash_trt.runtime.policy.draft_length import DraftLength  # noqa: E402
-from dflash_trt.runtime.policy.fixed_length import FixedLength  # noqa: E402
+from dflash_trt.runtime.policy.draft_length import DraftLength, FixedLength  # noqa: E402
 from dflash_trt.runtime.policy.parse_draft_length import parse_draft_length  # noqa: E402
 from dflash_trt.runtime.request import Request  # noqa: E402
 from dflash_trt.runtime.session import Session, run  # noqa: E402

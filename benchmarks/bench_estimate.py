@@ -37,7 +37,7 @@ from dflash_trt.observe.estimate.shapes import System  # noqa: E402
 from dflash_trt.observe.estimate.step import StepModel  # noqa: E402
 from dflash_trt.observe.estimate.step_cost import StepLoad  # noqa: E402
 from dflash_trt.runtime.load import open_session  # noqa: E402
-from dflash_trt.runtime.policy.fixed_length import FixedLength  # noqa: E402
+from dflash_trt.runtime.policy.draft_length import FixedLength  # noqa: E402
 from dflash_trt.runtime.session import Session  # noqa: E402
 from tests.decoding import greedy  # noqa: E402
 from tests.engines import build  # noqa: E402

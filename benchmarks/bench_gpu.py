@@ -59,7 +59,7 @@ from dflash_trt.errors import DFlashError  # noqa: E402
 from dflash_trt.files.processor import cpu_model  # noqa: E402
 from dflash_trt.runtime.decoder import Decoder  # noqa: E402
 from dflash_trt.runtime.drafter.open import open_drafter  # noqa: E402
-from dflash_trt.runtime.policy.fixed_length import FixedLength  # noqa: E402
+from dflash_trt.runtime.policy.draft_length import FixedLength  # noqa: E402
 from dflash_trt.runtime.session import Session, run  # noqa: E402
 from dflash_trt.runtime.targets.huggingface import load_model, make_target, stop_token_ids  # noqa: E402
 from tests.engines import build  # noqa: E402

@@ -13,8 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from dflash_trt import _C
-from dflash_trt.api.fields import Bounds, checked_number, number_fields, refusal
-from dflash_trt.api.fields import is_integer as is_integer
+from dflash_trt.api.fields import Bounds, checked_number, is_integer, number_fields, refusal
 from dflash_trt.errors import RequestError
 
 LARGEST_PENALTY = 1e6

@@ -13,8 +13,7 @@ from dflash_trt.cli.build_dry_run import print_deployment_dry_run, print_plan_dr
 from dflash_trt.cli.build_engine import build_checkpoint, build_deployment
 from dflash_trt.cli.build_request import BACKENDS, BuildRequest, check_usage
 from dflash_trt.cli.completion import DRAFT_OR_DEPLOYMENT, RECIPE, TARGET
-from dflash_trt.cli.options import PATH, options
-from dflash_trt.cli.values import parsed
+from dflash_trt.cli.options import PATH, options, parsed
 from dflash_trt.deploy.deployment_path import deployment_path
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.plans.machine import parse_gpus

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from dflash_trt.engine.engine_directory import BuildOptions
-
 
 def build_checkpoint(request: BuildRequest) -> Path:
     """Writes the engine of a draft checkpoint and a target that it fits; returns its directory."""
@@ -75,18 +73,29 @@ def _write(
     request: BuildRequest, draft: str, target: str, pair: tuple[DraftCheckpoint, TargetCheckpoint], *,
     recipe: str | None, output: Path, num_ranks: int, plan_options: PlanOptions | None = None,
 ) -> Path:  # fmt: skip
-    from dflash_trt.engine.engine_directory import BuildOptions
+    """Writes the engine of a pair that fits, and says on stderr what became of the draft."""
+    from dflash_trt.engine.engine_directory import BuildOptions, build_engine
+    from dflash_trt.quantize.convert import summary
 
     source, partner = pair
     say_dequantised(source, draft)
     loaded, ranges = (None, None) if recipe is None else recipe_and_ranges(source, recipe, request.calibration)
-    _write_engine(
+    manifest = build_engine(
         BuildOptions(
             draft=source, draft_name=draft, target=partner, target_name=target, output=output, force=request.force,
             recipe=loaded, ranges=ranges, head=request.head, head_tokens=_head_tokens(request, source, partner),
             num_ranks=num_ranks, plan_options=plan_options,
         )
     )  # fmt: skip
+    click.echo(f"{click.format_filename(draft)} fits target {click.format_filename(target)}", err=True)
+    if recipe is not None:
+        click.echo(describe(summary(source, manifest.quantization)), err=True)
+    if request.head is not None:
+        vocab_size = partner.spec.vocab_size
+        weights = read_weights(output).values()
+        size = sum(tensor.num_bytes for tensor in weights if tensor.name.startswith((f"{HEAD}.", D2T)))
+        num_tokens = request.head.num_tokens or vocab_size
+        click.echo(f"own head: {num_tokens} of {vocab_size} tokens, {human_bytes(size)}", err=True)
     if plan_options is not None and not request.has_plans:
         click.echo(f"no plans yet; on the GPU machine: dflash-trt build --plans-for {quoted(output)}", err=True)
     return output
@@ -118,21 +127,3 @@ def _print_ranks(deployment: ResolvedDeployment) -> None:
         parts.append(f"{place}{is_deployed}: weights {weights}, context {human_bytes(deployment.max_seq_len * row)}")
     request = f"a request of {deployment.max_seq_len} tokens"
     click.echo(f"drafter on each of {num_ranks} GPUs, with the context of {request}: {'; '.join(parts)}", err=True)
-
-
-def _write_engine(options: BuildOptions) -> None:
-    """Writes the engine of a pair that fits, and says on stderr what became of the draft."""
-    from dflash_trt.engine.engine_directory import build_engine
-    from dflash_trt.quantize.summary import summary
-
-    manifest = build_engine(options)
-    draft, target = (click.format_filename(str(name)) for name in (options.draft_name, options.target_name))
-    click.echo(f"{draft} fits target {target}", err=True)
-    if options.recipe is not None:
-        click.echo(describe(summary(options.draft, manifest.quantization)), err=True)
-    if options.head is not None:
-        vocab_size = options.target.spec.vocab_size
-        weights = read_weights(options.output).values()
-        size = sum(tensor.num_bytes for tensor in weights if tensor.name.startswith((f"{HEAD}.", D2T)))
-        num_tokens = options.head.num_tokens or vocab_size
-        click.echo(f"own head: {num_tokens} of {vocab_size} tokens, {human_bytes(size)}", err=True)

@@ -18,8 +18,8 @@ from dflash_trt.files.command import quoted
 
 if TYPE_CHECKING:
     from dflash_trt.quantize.bounds import Ranges
+    from dflash_trt.quantize.convert import Summary
     from dflash_trt.quantize.recipe import Recipe
-    from dflash_trt.quantize.summary import Summary
 
 recipe_option = click.option(
     "--recipe",

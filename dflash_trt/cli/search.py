@@ -10,11 +10,10 @@ import click
 
 from dflash_trt.checkpoint.number_formats import FORMATS
 from dflash_trt.cli.completion import DRAFT
-from dflash_trt.cli.options import PATH, options
+from dflash_trt.cli.options import PATH, num_bytes, options, parsed, share
 from dflash_trt.cli.output import human_bytes, resumable
 from dflash_trt.cli.recipes import calibration_option, features_option, read_checked_draft, target_option
 from dflash_trt.cli.settings import runtime_options
-from dflash_trt.cli.values import num_bytes, parsed, share
 from dflash_trt.files.command import quoted
 from dflash_trt.quantize.loadable import LOADABLE
 from dflash_trt.runtime.progress_display import progress_bar

@@ -20,12 +20,13 @@ from dflash_trt.cli.options import (
     engine_target_option,
     json_option,
     options,
+    parsed,
     refuse_given,
+    share,
     tp_option,
 )
 from dflash_trt.cli.output import print_json
 from dflash_trt.cli.settings import max_tokens_option, runtime_options
-from dflash_trt.cli.values import parsed, share
 from dflash_trt.cli.verify_tables import print_replay_report, print_report
 from dflash_trt.deploy.deployment_path import deployment_path
 from dflash_trt.errors import DFlashError

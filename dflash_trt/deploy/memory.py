@@ -15,8 +15,7 @@ import msgspec
 from dflash_trt.deploy.schema import Schema
 from dflash_trt.deploy.serving import ServingLoad
 from dflash_trt.deploy.sizes import DraftSizes
-from dflash_trt.engine.plans.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS
-from dflash_trt.engine.plans.profiles import graph_batch_sizes
+from dflash_trt.engine.plans.plan import DEFAULT_WORKSPACE_BYTES, GRAPHS, graph_batch_sizes
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE
 
 GIB = 2**30

@@ -14,23 +14,23 @@ from dflash_trt import __version__
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_spec import D2T, DraftSpec
 from dflash_trt.checkpoint.engine_config import for_pool
+from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG
 from dflash_trt.checkpoint.safetensors_file import read_tensors
 from dflash_trt.checkpoint.safetensors_writer import Layout, write_safetensors
+from dflash_trt.checkpoint.source import checkpoint_label, is_local, label_text
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
-from dflash_trt.checkpoint.weights import read_weights
-from dflash_trt.engine.engine_output import ENGINE, check_output
+from dflash_trt.checkpoint.weights import read_weights, weight_files
 from dflash_trt.engine.graph.context_graph import context_graph
 from dflash_trt.engine.graph.draft_graph import ATTENTION, PLUGIN_VERSION, draft_graph, draft_segments
 from dflash_trt.engine.graph.onnx_builder import PLUGIN_DOMAIN
-from dflash_trt.engine.manifest import MANIFEST, SCHEMA_VERSION, Manifest, Plugin, sha256
-from dflash_trt.engine.origins import describe_source, describe_target
+from dflash_trt.engine.manifest import ENGINE, MANIFEST, SCHEMA_VERSION, Manifest, Plugin, Source, TargetSource, sha256
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.engine.proposal_head import HeadChoice, with_head
 from dflash_trt.engine.shard_weights import write_shard_weights
 from dflash_trt.engine.shards import Shard, not_shared, shards
 from dflash_trt.engine.signatures import Graph, graph_signatures
 from dflash_trt.errors import BuildError
-from dflash_trt.files.write import new_directory
+from dflash_trt.files.write import check_replaceable, new_directory
 from dflash_trt.quantize.bounds import Ranges
 from dflash_trt.quantize.convert import quantised
 from dflash_trt.quantize.recipe import Recipe
@@ -73,7 +73,7 @@ def build_engine(options: BuildOptions) -> Manifest:
     BuildError when `output` cannot be written or ranks cannot share the draft, CheckpointError for a weight that is NaN
     or infinite, and as `quantised` and `with_head` do.
     """
-    check_output(options.output, force=options.force)
+    _check_output(options.output, force=options.force)
     new = _prepared(options)
     with new_directory(options.output, ENGINE, force=options.force) as directory:
         written = _write_draft(new, directory)
@@ -88,7 +88,7 @@ def build_engine(options: BuildOptions) -> Manifest:
             plugin=Plugin(name=ATTENTION, version=PLUGIN_VERSION, namespace=PLUGIN_DOMAIN),
             quantization=written.quantization,
             sha256=_hashes(directory),
-            target_source=None if options.target_name is None else describe_target(options.target, options.target_name),
+            target_source=_describe_target(options.target, options.target_name),
             plan_options=options.plan_options,
             num_ranks=options.num_ranks,
         )
@@ -96,6 +96,33 @@ def build_engine(options: BuildOptions) -> Manifest:
         for shard in shards(options.num_ranks):
             _write_shard(written, shard, directory / shard.directory, manifest)
     return manifest
+
+
+def _check_output(output: Path, *, force: bool) -> None:
+    """Raises BuildError where no engine can be written; onnx takes only paths that are UTF-8."""
+    try:
+        str(output).encode()
+    except UnicodeEncodeError:
+        raise BuildError(
+            f"{str(output)!r}: expected a path in UTF-8, found other bytes", hint="choose another -o DIR"
+        ) from None
+    check_replaceable(output, ENGINE, force=force)
+
+
+def describe_source(draft: DraftCheckpoint, name: str, recipe: Recipe | None = None) -> Source:
+    """Provenance of the checkpoint that the user called `name`, and the recipe that quantised it."""
+    files = [draft.config.file, draft.directory / HF_QUANT_CONFIG, *weight_files(draft.weights)]
+    hashes = {file.name: sha256(file) for file in files if file.is_file()}
+    return Source(name=checkpoint_label(name), recipe=None if recipe is None else recipe.name, sha256=hashes)
+
+
+def _describe_target(target: TargetCheckpoint, name: str | None) -> TargetSource | None:
+    """Provenance of the target that the user called `name`; None where the manifest names none."""
+    if name is None:
+        return None
+    revision = None if is_local(name) else target.directory.name  # the hub's cache names a snapshot by its revision
+    config_sha256 = sha256(target.directory / "config.json")
+    return TargetSource(name=label_text(name), revision=revision, config_sha256=config_sha256)
 
 
 def _prepared(options: BuildOptions) -> UnwrittenDraft:

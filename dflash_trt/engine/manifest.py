@@ -20,9 +20,11 @@ from dflash_trt.engine.shards import Shard, shards
 from dflash_trt.engine.signatures import Graph, graph_signatures
 from dflash_trt.errors import EngineError, cut, shown
 from dflash_trt.files.json_file import SchemaVersion, read_json
-from dflash_trt.files.read import is_file_name
+from dflash_trt.files.read import is_file_name, read_bytes
+from dflash_trt.files.write import OutputKind
 
 MANIFEST = "manifest.json"
+MAX_MANIFEST_BYTES = 2**26
 # 1: draft.onnx had a dynamic block size; 2: q, k and v reached its attention nodes apart; 3: it read dense caches;
 # 4: context.onnx had two outputs, k and v
 SCHEMA_VERSION = 5
@@ -200,3 +202,24 @@ def sha256(file: Path) -> str:
     """Hex digest of a file's content."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+class _Marker(msgspec.Struct):
+    """Keys that distinguish an engine's manifest.json, of any version, from those of web pages and packages."""
+
+    schema_version: int
+    tool_version: str
+    graphs: dict[str, object]
+    sha256: dict[str, str]
+
+
+def is_engine(directory: Path) -> bool:
+    """Whether a directory is one that `build` wrote, whole or damaged."""
+    file = directory / MANIFEST
+    try:
+        return bool(msgspec.json.decode(read_bytes(file, EngineError, limit=MAX_MANIFEST_BYTES), type=_Marker))
+    except (EngineError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+
+
+ENGINE = OutputKind(name="an engine directory", recognizes=is_engine)

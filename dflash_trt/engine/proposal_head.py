@@ -25,8 +25,7 @@ from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint, input_embe
 from dflash_trt.errors import BuildError, CheckpointError
 from dflash_trt.quantize.packing import pack
 from dflash_trt.quantize.scales import naming, scale_of
-from dflash_trt.quantize.summary import tensor_layout
-from dflash_trt.quantize.unwritten_draft import UnwrittenDraft, with_claims
+from dflash_trt.quantize.unwritten_draft import UnwrittenDraft, tensor_layout, with_claims
 
 CHOICE = re.compile(r"(fp8|nvfp4)|trim:(\d+)(?::(fp8|nvfp4))?")
 ALGORITHMS = {"fp8": FP8, "nvfp4": NVFP4}

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -17,13 +19,13 @@ from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.finite import check_finite
 from dflash_trt.checkpoint.mapped import map_tensor
 from dflash_trt.checkpoint.quantization import Quantization
+from dflash_trt.checkpoint.safetensors_file import BITS_PER_ELEMENT
 from dflash_trt.checkpoint.safetensors_writer import PRODUCER, PRODUCER_KEY, SafetensorsWriter
 from dflash_trt.quantize.bounds import Ranges, ranges_from_weights
 from dflash_trt.quantize.packing import check_quantisable, pack
 from dflash_trt.quantize.recipe import Recipe
 from dflash_trt.quantize.scales import cache_scales, input_scales, weight_scales
-from dflash_trt.quantize.summary import Summary, summary, tensor_layout
-from dflash_trt.quantize.unwritten_draft import UnwrittenDraft, with_claims
+from dflash_trt.quantize.unwritten_draft import UnwrittenDraft, tensor_layout, with_claims
 
 DENSE_MODEL_TYPE = "qwen3"
 
@@ -95,3 +97,36 @@ def _scalars(draft: DraftCheckpoint, quantization: Quantization, ranges: Ranges)
     inputs = input_scales(draft.spec, quantization.modules, ranges.inputs)
     named = {f"{module}.input_scale": scale for module, scale in inputs.items()}
     return named | (cache_scales(draft.spec, ranges) if quantization.fp8_kv_cache else {})
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """Effect of quantising on a checkpoint's tensors."""
+
+    layers: dict[str, int]
+    """Linear layers by algorithm."""
+    dense_layers: int
+    copied_tensors: int
+    """Other tensors, byte for byte as they were."""
+    source_bytes: int
+    """Bytes of all tensors before."""
+    output_bytes: int
+    """Bytes of all tensors after."""
+
+
+def summary(draft: DraftCheckpoint, quantization: Quantization) -> Summary:
+    """Summary of the quantised tensors of `draft`."""
+    modules = draft.spec.linear_modules()
+    algorithms = [quantization.modules[module] for module in modules if module in quantization.modules]
+    return Summary(
+        layers=dict(sorted(Counter(algorithms).items())),
+        dense_layers=len(modules) - len(algorithms),
+        copied_tensors=len(draft.weights) - len(modules),
+        source_bytes=sum(tensor.num_bytes for tensor in draft.weights.values()),
+        output_bytes=checkpoint_bytes(draft, quantization),
+    )
+
+
+def checkpoint_bytes(draft: DraftCheckpoint, quantization: Quantization) -> int:
+    """Bytes of all tensors of `draft` once quantised."""
+    layout = tensor_layout(draft.spec, {name: tensor.dtype for name, tensor in draft.weights.items()}, quantization)
+    return sum(math.prod(shape) * BITS_PER_ELEMENT[dtype] // 8 for dtype, shape in layout.values())

@@ -12,9 +12,10 @@ import msgspec
 
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.draft_spec import HEAD, DraftSpec
+from dflash_trt.checkpoint.draft_tensors import tensor_shapes
 from dflash_trt.checkpoint.finite import check_finite
-from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG, Quantization
-from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter
+from dflash_trt.checkpoint.quantization import HF_QUANT_CONFIG, Quantization, expected_tensors
+from dflash_trt.checkpoint.safetensors_writer import Layout, SafetensorsWriter, aligned
 from dflash_trt.checkpoint.weights import SINGLE
 from dflash_trt.files.json_file import write_json
 from dflash_trt.quantize.modelopt_config import hf_quant_config, quantization_config
@@ -84,3 +85,9 @@ def with_claims(
         layout=layout,
         write_tensors=write_tensors,
     )
+
+
+def tensor_layout(spec: DraftSpec, dtypes: Mapping[str, str], quantization: Quantization) -> Layout:
+    """dtype and shape of every tensor that is written; a dense one keeps its dtype of `dtypes`."""
+    expected = expected_tensors(tensor_shapes(spec), quantization, spec.attention_modules())
+    return aligned({n: (d[0] if len(d) == 1 else dtypes[n], shape) for n, (d, shape) in expected.items()})

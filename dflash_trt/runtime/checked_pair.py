@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dflash_trt.api.fields import is_integer
 from dflash_trt.api.runtime_options import DEFAULT_BATCH_SIZE
-from dflash_trt.api.sampling_params import is_integer
 from dflash_trt.checkpoint.draft_spec import DraftSpec
 from dflash_trt.checkpoint.pair import check_pair
 from dflash_trt.checkpoint.source import configuration_directory, is_local

@@ -15,6 +15,7 @@ in `policy/`.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,6 @@ from dflash_trt.engine.proposals import Proposals
 from dflash_trt.errors import EngineError
 from dflash_trt.runtime.accept import accept_parts
 from dflash_trt.runtime.kvcache.slots import SlotPool
-from dflash_trt.runtime.policy.admission import FirstComeFirstServed
 from dflash_trt.runtime.policy.draft_length import DraftLength
 from dflash_trt.runtime.policy.proposal_choice import ProposalChoice
 from dflash_trt.runtime.policy.step_record import StepRecord
@@ -51,13 +51,13 @@ class Decoder:
         The models' slots must be empty, and no other decoder may use them meanwhile.
         """
         self.slots = slots
-        self.waiting = FirstComeFirstServed[Request]()
+        self.waiting: deque[Request] = deque()
+        """Requests in the order of their arrival: a large one is never overtaken, so it never starves."""
         self.running: dict[int, Request] = {}
         """Requests by slot, in the order of admission."""
         self.runner = runner
         self._draft_length = draft_length
         self._proposal_choice = ProposalChoice()
-        self._policies = (self.waiting, self._draft_length, self._proposal_choice)
         self._prefill_chunk = prefill_chunk
         self._totals, self._acceptance = DecoderTotals(), AcceptanceCounter()
 
@@ -77,17 +77,17 @@ class Decoder:
             num_prompt_tokens=sum(len(chunk.token_ids) for chunk in chunks),
             seconds=time.perf_counter() - begin,
         )
-        for policy in self._policies:
-            policy.observe(record)
+        self._draft_length.observe(record)
+        self._proposal_choice.observe(record)
 
     def _admit(self) -> None:
         """Gives slots and pages to waiting requests while there is room."""
-        while (request := self.waiting.next()) is not None:
-            # A prompt whose own logits are asked for is read whole.
-            prompt_ids = () if request.params.prompt_logprobs else request.prompt_ids
+        while self.waiting:
+            request = self.waiting[0]
+            prompt_ids = request.cacheable_prompt_ids
             if not self.slots.can_allocate(request.max_length, prompt_ids):
                 return
-            self.waiting.remove(request)
+            self.waiting.popleft()
             request.admitted = time.perf_counter()
             slot, pages, request.num_cached_tokens = self.slots.allocate(request.max_length, prompt_ids)
             self.runner.reserve(slot, pages, request.num_cached_tokens)
@@ -168,7 +168,7 @@ class Decoder:
     def add(self, request: Request) -> None:
         """Queues a request; it must fit the empty pool."""
         assert request.max_length <= self.slots.num_tokens, "a request that never fits would block the others"
-        self.waiting.add(request)
+        self.waiting.append(request)
 
     def cancel(self, request: Request) -> None:
         """Ends a request between two steps, with what it has; one that has ended stays as it is."""

@@ -16,7 +16,7 @@ from dflash_trt.api.chat_template import encode, encode_chat, prompt_token_ids
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.runtime.chunks import Put, chunk_reporter
+from dflash_trt.runtime.answer import Put, chunk_reporter
 from dflash_trt.runtime.decoder_thread import DecoderThread
 from dflash_trt.runtime.kvcache.prefix_index import PageWatcher
 from dflash_trt.runtime.logits_processors import GrammarCompiler

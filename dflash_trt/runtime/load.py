@@ -4,27 +4,36 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import clear_frames
+from typing import Any
 
 import torch
 
 from dflash_trt.api.runtime_options import DEFAULTS, RuntimeOptions, choose_device
+from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
 from dflash_trt.deploy.deployment_path import refuse_deployment
-from dflash_trt.errors import RequestError, first_line
+from dflash_trt.errors import CheckpointError, RequestError, first_line
 from dflash_trt.runtime import sampling
 from dflash_trt.runtime.checked_pair import CheckedPair, default_batch_size
+from dflash_trt.runtime.cpu.accelerate import accelerate
 from dflash_trt.runtime.drafter.open import open_drafter
 from dflash_trt.runtime.embedded_backend import EmbeddedBackend
-from dflash_trt.runtime.open_target import prepare_target
 from dflash_trt.runtime.policy.parse_draft_length import parse_draft_length
 from dflash_trt.runtime.progress_display import progress_line
 from dflash_trt.runtime.ranks.roles import ALONE, Follower, Leader
+from dflash_trt.runtime.ranks.sharded_target import ShardedTarget, follow
+from dflash_trt.runtime.ranks.sharding import sharding, target_facts
 from dflash_trt.runtime.session import Session
-from dflash_trt.runtime.targets.huggingface import stop_token_ids
+from dflash_trt.runtime.targets.huggingface import load_model, make_target, stop_token_ids
+from dflash_trt.runtime.targets.runnable import target_dtype
+from dflash_trt.runtime.targets.running_model import HuggingFaceTarget
 
 LOG = logging.getLogger("dflash_trt.runtime")
+NO_MEMORY = ("allocate memory", "out of memory")
+"""Parts of torch's and ONNX Runtime's messages; an illegal memory access of a GPU is another error."""
 
 
 def open_engine(
@@ -63,7 +72,7 @@ def load_session(
     manifest, device = pair.manifest, choose_device(options.device)
     parse_draft_length(options.draft_length, manifest.draft.num_draft_tokens)
     max_batch_size = options.max_batch_size or default_batch_size(manifest)
-    open_target = prepare_target(
+    load_target = prepare_target(
         pair.target, manifest.draft.target_layer_ids, max_batch_size, ranks,
         dtype=options.dtype, device=device, tap_hidden_size=manifest.draft.tap_hidden_size,
     )  # fmt: skip
@@ -72,7 +81,7 @@ def load_session(
             pair.engine, manifest, num_slots=max_batch_size, device=device, executor=options.executor, expose=expose
         )
     try:
-        target = open_target()
+        target = load_target()
     except BaseException:
         drafter.close()
         raise
@@ -101,8 +110,46 @@ def load_session(
     return session
 
 
-NO_MEMORY = ("allocate memory", "out of memory")
-"""Parts of torch's and ONNX Runtime's messages; an illegal memory access of a GPU is another error."""
+def prepare_target(
+    checkpoint: TargetCheckpoint,
+    target_layer_ids: Sequence[int],
+    num_slots: int,
+    ranks: Leader | Follower,
+    *,
+    dtype: str,
+    device: str,
+    tap_hidden_size: int | None = None,
+) -> Callable[[], HuggingFaceTarget]:
+    """Runs all checks that need no weights; the returned function loads the target for `num_slots` sequences.
+
+    `device` is "cpu" or "cuda". With several `ranks`, only rank 0 returns from here, if all facts agree: the others
+    load their shards, follow rank 0 until it has finished, and then leave `join`. Raises the errors of `target_dtype`,
+    `sharding` and `verify_same_facts`; the function raises CheckpointError for problems that only loading reveals.
+    """
+    target_dtype(dtype, checkpoint.directory, checkpoint.weights)
+    options: dict[str, Any] = {"device": device}
+    if ranks.size > 1:
+        asked = {"target_layer_ids": target_layer_ids, "requests at once": num_slots, "dtype": dtype, "device": device}
+        ranks.verify_same_facts(target_facts(checkpoint) | {name: str(value) for name, value in asked.items()})
+        options |= {"distributed_config": sharding(checkpoint.directory, ranks.size), "num_ranks": ranks.size}
+
+    def load() -> HuggingFaceTarget:
+        try:
+            return make_target(
+                load_model(checkpoint.directory, checkpoint.spec, target_layer_ids, dtype=dtype, **options),
+                target_layer_ids, num_slots, accelerate, tap_hidden_size=tap_hidden_size,
+            )  # fmt: skip
+        except torch.OutOfMemoryError as error:
+            clear_frames(error.__traceback__)  # they hold the model, and our error them: the next try needs its memory
+            raise CheckpointError(
+                f"{checkpoint.directory}: expected GPU memory to load the target and compute tokens, found too little"
+                f" ({first_line(error)})",
+                hint="--dtype bfloat16 halves what float32 takes; else take a larger GPU, or more of them (--tp)",
+            ) from None
+
+    if isinstance(ranks, Follower):
+        follow(ranks, load())
+    return load if ranks.size == 1 else lambda: ShardedTarget(load(), ranks)
 
 
 @contextmanager

@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from dflash_trt import _C
-from dflash_trt.runtime.choice import Rows
 from dflash_trt.runtime.request import Request
+
+Rows = npt.NDArray[np.float32]
 
 
 def add_logprobs(request: Request, rows: Rows, token_ids: Sequence[int]) -> None:

@@ -25,8 +25,7 @@ from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.logits_processors import GrammarCompiler, LogitBias, LogitsProcessor, MinTokens
 from dflash_trt.runtime.model_runner import ModelRunner
-from dflash_trt.runtime.policy.draft_length import DraftLength
-from dflash_trt.runtime.policy.fixed_length import FixedLength
+from dflash_trt.runtime.policy.draft_length import DraftLength, FixedLength
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.text import TextStream
 

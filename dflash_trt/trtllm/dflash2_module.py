@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.engine.candidate_selector import CandidateSelector
+from dflash_trt.engine.candidate_scorer import CandidateSelector
 from dflash_trt.engine.executor import Executor
 from dflash_trt.trtllm.drafter_module import EngineDrafter
 

@@ -224,7 +224,7 @@ def test_settings_that_cannot_be_served(
     if option == "--device" and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     if value != "0.00001":
-        monkeypatch.setattr("dflash_trt.runtime.open_target.load_model", lambda *_: pytest.fail("loaded"))
+        monkeypatch.setattr("dflash_trt.runtime.load.load_model", lambda *_: pytest.fail("loaded"))
     with pytest.raises(DFlashError) as refused:
         run_here("generate", engine, "def", "--target", TARGET, option, value)
     assert message in refused.value.message
@@ -232,7 +232,7 @@ def test_settings_that_cannot_be_served(
 
 
 def test_chat_needs_a_template(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dflash_trt.runtime.open_target.load_model", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("dflash_trt.runtime.load.load_model", lambda *_: pytest.fail("loaded"))
     target = without_template(TARGET.name, tmp_path)
     message = refusal(lambda: run_here("generate", engine, "def", "--chat", "--target", target), RequestError)
     assert "chat: expected a tokenizer with a chat template, found none" in message

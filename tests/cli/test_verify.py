@@ -65,7 +65,7 @@ def too_late(*_: object, **__: object) -> None:
 def test_prompts_are_checked_before_the_target_is_loaded(
     prompt: str, options: tuple[str, ...], place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dflash_trt.runtime.open_target.load_model", too_late)
+    monkeypatch.setattr("dflash_trt.runtime.load.load_model", too_late)
     (tmp_path / "prompts.jsonl").write_text(f'{{"prompt": {prompt}}}')
     target = without_template(TARGET.name, tmp_path)
     arguments = ("--target", target, "--prompts", tmp_path / "prompts.jsonl", *options)

@@ -24,8 +24,7 @@ import onnx
 from onnx import TensorProto
 
 from dflash_trt.engine.graph.draft_graph import ATTENTION
-from dflash_trt.engine.plans.plan import PlanOptions, Profile
-from dflash_trt.engine.plans.profiles import shapes
+from dflash_trt.engine.plans.plan import PlanOptions, Profile, shapes
 from dflash_trt.engine.signatures import Graph
 from dflash_trt.runtime.drafter.onnxruntime.graph_session import model_session
 from tests.contract.read_bindings import describe

@@ -11,8 +11,8 @@ import pytest
 
 from dflash_trt.engine.plans import add_plans, machine
 from dflash_trt.engine.plans.machine import Gpu
+from dflash_trt.engine.plans.plan import profiles as profiles_of
 from dflash_trt.engine.plans.plan_process import PlanJob
-from dflash_trt.engine.plans.profiles import profiles as profiles_of
 from dflash_trt.engine.plans.tensorrt_api import host_code, installed_library
 from tests.contract.host_runtime import PACKAGES, HostRuntime, plan_of
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dflash_trt.engine.plans import tensorrt_api
-from dflash_trt.engine.plans.build_progress import make_monitor
+from dflash_trt.engine.plans.compile import make_monitor
 from tests.contract.checked import Checked
 from tests.contract.host_runtime import RTX, VERSIONS, HostRuntime, offer_of
 from tests.engine.plans.rtx import tensorrt_rtx

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
-from dflash_trt.engine.candidate_selector import CandidateSelector
+from dflash_trt.engine.candidate_scorer import CandidateSelector
 from tests.oracle.zlab_dflash2 import CASES
 
 

@@ -30,7 +30,7 @@ METHODS = {"read_text", "read_bytes", "open"}  # on any object; mostly a Path
 LAST = METHODS | {call.rpartition(".")[2] for call in CALLS}
 A_CALL = re.compile(rf"\b(?:{'|'.join(LAST)})\(")
 EXCEPTIONS = {
-    ("engine/engine_output.py", "msgspec.json.decode"): "only whether it is a manifest, of a bounded file",
+    ("engine/manifest.py", "msgspec.json.decode"): "only whether it is a manifest, of a bounded file",
     ("checkpoint/safetensors_writer.py", "msgspec.json.decode"): "only who wrote it, of a bounded header",
     ("checkpoint/quantization.py", "open"): "four bytes at an offset of a header that was read",
     ("checkpoint/safetensors_writer.py", "open"): "copies tensors of a header that was read, and writes",

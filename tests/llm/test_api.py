@@ -18,7 +18,7 @@ from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.plans.plan import PlanOptions
 from dflash_trt.errors import CheckpointError, RequestError
 from dflash_trt.llm import LLM
-from dflash_trt.runtime import open_target
+from dflash_trt.runtime import load
 from dflash_trt.runtime.checked_pair import default_batch_size
 from dflash_trt.runtime.drafter.drafter import Drafter
 from dflash_trt.runtime.policy.auto_length import AutoLength
@@ -53,7 +53,7 @@ def test_settings(settings: dict[str, Any], words: str, engine: Path, monkeypatc
     def too_late(*_: object, **__: object) -> None:
         raise AssertionError("the target was loaded")
 
-    monkeypatch.setattr(open_target, "load_model", too_late)
+    monkeypatch.setattr(load, "load_model", too_late)
     assert words in refusal(lambda: LLM(engine, TARGET, **settings), RequestError)
 
 
@@ -239,7 +239,7 @@ def test_without_a_target_the_drafter_goes(engine: Path, monkeypatch: pytest.Mon
 
     closed: list[Drafter] = []
     monkeypatch.setattr(Drafter, "close", lambda drafter: closed.append(drafter))
-    monkeypatch.setattr(open_target, "load_model", too_large)
+    monkeypatch.setattr(load, "load_model", too_large)
     assert "expected GPU memory to load the target" in refusal(lambda: open_llm(engine), CheckpointError)
     assert len(closed) == 1
 

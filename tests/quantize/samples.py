@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint, read_draft
 from dflash_trt.checkpoint.safetensors_file import StoredTensor
 from dflash_trt.checkpoint.weights import read_weights
-from dflash_trt.quantize.convert import quantize_checkpoint
+from dflash_trt.quantize.convert import Summary, quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe
-from dflash_trt.quantize.summary import Summary
 
 DTYPES = {
     "BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32, "F8_E4M3": ml_dtypes.float8_e4m3fn,

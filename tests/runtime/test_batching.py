@@ -14,7 +14,7 @@ from dflash_trt.api.acceptance import Step
 from dflash_trt.api.completion import FinishReason
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
 from dflash_trt.runtime.model_runner import ModelRunner
-from dflash_trt.runtime.policy.fixed_length import FixedLength
+from dflash_trt.runtime.policy.draft_length import FixedLength
 from dflash_trt.runtime.policy.parse_draft_length import parse_draft_length
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.targets.target import Segment

@@ -21,14 +21,14 @@ from dflash_trt.api.completion import FinishReason
 from dflash_trt.api.runtime_options import RuntimeOptions
 from dflash_trt.api.sampling_params import SamplingParams
 from dflash_trt.errors import EngineError
+from dflash_trt.runtime.accept import choose
 from dflash_trt.runtime.answer import completion
-from dflash_trt.runtime.choice import choose
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.drafter.drafter import argmax
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.model_runner import ModelRunner
-from dflash_trt.runtime.policy.fixed_length import FixedLength
+from dflash_trt.runtime.policy.draft_length import FixedLength
 from dflash_trt.runtime.policy.step_record import StepRecord
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session, run

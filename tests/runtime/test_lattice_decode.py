@@ -21,7 +21,7 @@ from dflash_trt.engine.proposals import Draw
 from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.policy import proposal_choice
-from dflash_trt.runtime.policy.fixed_length import FixedLength
+from dflash_trt.runtime.policy.draft_length import FixedLength
 from dflash_trt.runtime.policy.proposal_choice import ProposalChoice
 from dflash_trt.runtime.session import Session, run
 from tests.checkpoint.samples import edit_config, edit_tensors

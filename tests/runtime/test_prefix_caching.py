@@ -17,7 +17,7 @@ from dflash_trt.runtime.decoder import Decoder
 from dflash_trt.runtime.kvcache.slots import SlotPool
 from dflash_trt.runtime.load import open_session
 from dflash_trt.runtime.model_runner import ModelRunner
-from dflash_trt.runtime.policy.fixed_length import FixedLength
+from dflash_trt.runtime.policy.draft_length import FixedLength
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session
 from dflash_trt.runtime.targets.huggingface import make_target

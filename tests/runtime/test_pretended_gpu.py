@@ -23,12 +23,11 @@ from dflash_trt.device.launcher import CudaLauncher
 from dflash_trt.engine.proposals import Proposals
 from dflash_trt.engine.signatures import num_pages_for
 from dflash_trt.errors import CheckpointError, RequestError
-from dflash_trt.runtime import choice, open_target
+from dflash_trt.runtime import accept, load
 from dflash_trt.runtime.accept import accept_parts
 from dflash_trt.runtime.kvcache import context_cache
-from dflash_trt.runtime.load import open_session, room_for
+from dflash_trt.runtime.load import open_session, prepare_target, room_for
 from dflash_trt.runtime.logits_processors import LogitBias
-from dflash_trt.runtime.open_target import prepare_target
 from dflash_trt.runtime.ranks.roles import ALONE
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.session import Session
@@ -193,7 +192,7 @@ def random_step(rng: np.random.Generator) -> tuple[list[StepInput], torch.Tensor
 
 def test_a_step_emits_there_what_it_does_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens and log probabilities; the host waits for the GPU once, or twice where a filter leaves many tokens."""
-    monkeypatch.setattr(choice, "HEAVIEST", 16)
+    monkeypatch.setattr(accept, "HEAVIEST", 16)
     steps = [[random_step(np.random.default_rng(seed)) for _ in range(2)] for seed in range(16)]
     emitted = [accept_parts(*step) for step, _ in steps]
     num_waits, num_accepted, verify_block = set[int](), 0, _C.verify_block
@@ -234,7 +233,7 @@ def test_what_is_wrong_with_a_gpu_is_not_the_checkpoints(monkeypatch: pytest.Mon
         models.append(weakref.ref(model := load_model(*args, **options)))
         return model
 
-    monkeypatch.setattr(open_target, "load_model", noted)
+    monkeypatch.setattr(load, "load_model", noted)
     target, errors = read_target(FIXTURES / "tiny-qwen3"), [torch.OutOfMemoryError("CUDA out of memory.\nOf 80 GB ...")]
     errors.append(torch.AcceleratorError("CUDA error: an illegal memory access was encountered"))
 
@@ -242,14 +241,14 @@ def test_what_is_wrong_with_a_gpu_is_not_the_checkpoints(monkeypatch: pytest.Mon
         raise errors[0]
 
     monkeypatch.setattr(GatheredPass, "attend", fails)
-    monkeypatch.setattr("dflash_trt.runtime.open_target.accelerate", lambda _: TORCH_OPERATORS)
-    load = prepare_target(target, [0], 1, ALONE, dtype="auto", device="cpu")
+    monkeypatch.setattr("dflash_trt.runtime.load.accelerate", lambda _: TORCH_OPERATORS)
+    load_target = prepare_target(target, [0], 1, ALONE, dtype="auto", device="cpu")
     with pytest.raises(CheckpointError, match=r"compute tokens, found too little \(CUDA out of memory\.\)\n") as told:
-        load()
+        load_target()
     assert (told.value.__context__, [model() for model in models]) == (errors[0], [None])
     del errors[0]
     with pytest.raises(torch.AcceleratorError):
-        load()
+        load_target()
     with pytest.raises(torch.AcceleratorError), room_for(2):
         raise errors[0]
 

@@ -13,16 +13,13 @@ import msgspec
 import onnx
 from onnx.external_data_helper import uses_external_data
 
-from dflash_trt.engine.engine_output import ENGINE, is_engine
-from dflash_trt.engine.manifest import MANIFEST, Manifest, read_manifest, read_parts, sha256
+from dflash_trt.engine.manifest import ENGINE, MANIFEST, Manifest, is_engine, read_manifest, read_parts, sha256
 from dflash_trt.engine.plans import machine, tensorrt_api
 from dflash_trt.engine.plans.build_checks import check_build, check_gpus
 from dflash_trt.engine.plans.compile import build_plan
 from dflash_trt.engine.plans.jit_cache import is_of_plan
-from dflash_trt.engine.plans.plan import Plan, PlanOptions
+from dflash_trt.engine.plans.plan import Here, Plan, PlanOptions, is_served, profiles
 from dflash_trt.engine.plans.plan_process import PlanJob, build_apart
-from dflash_trt.engine.plans.profiles import profiles
-from dflash_trt.engine.plans.served import Here, is_served
 from dflash_trt.engine.plans.tensorrt_api import host_code, plugin_library
 from dflash_trt.engine.plans.timing_cache import TimingCache
 from dflash_trt.files.workspace import recover_abandoned

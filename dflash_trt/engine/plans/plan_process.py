@@ -18,8 +18,7 @@ from pathlib import Path
 import msgspec
 
 from dflash_trt.engine.plans.compile import build_plan
-from dflash_trt.engine.plans.plan import PlanOptions
-from dflash_trt.engine.plans.profiles import profiles
+from dflash_trt.engine.plans.plan import PlanOptions, profiles
 from dflash_trt.engine.plans.tensorrt_api import RUNTIMES, load_plugin, load_tensorrt
 from dflash_trt.engine.signatures import Graph
 from dflash_trt.errors import BuildError, DFlashError

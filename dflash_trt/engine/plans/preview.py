@@ -15,17 +15,15 @@ import msgspec
 from dflash_trt.checkpoint.draft_spec import PartialDraftSpec
 from dflash_trt.checkpoint.quantization import Quantization
 from dflash_trt.engine.manifest import Manifest
-from dflash_trt.engine.plans.plan import GRAPHS, PlanOptions
-from dflash_trt.engine.plans.profiles import profiles, shapes
+from dflash_trt.engine.plans.plan import GRAPHS, PlanOptions, profiles, shapes
 from dflash_trt.engine.plans.tensorrt_api import installed_library, plugin_library
 from dflash_trt.engine.plans.timing_cache import TimingCache
 from dflash_trt.engine.shards import shard_spec, shards
-from dflash_trt.engine.signatures import Graph, Port, graph_signatures
+from dflash_trt.engine.signatures import TOKENS_PER_PAGE, Graph, Port, graph_signatures, num_pages_for
 from dflash_trt.errors import MissingDependencyError
 from dflash_trt.files.command import command_line
 
 BYTES = {"BFLOAT16": 2, "FLOAT8E4M3FN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4}
-PAGE_ROWS = 32  # kvcache's tokens of a page
 HARDWARE_LEVELS = {"same_compute_capability": "sameComputeCapability", "ampere_plus": "ampere+"}
 
 
@@ -91,10 +89,10 @@ class DrafterMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 def drafter_memory(manifest: Manifest, options: PlanOptions, directory: Path) -> DrafterMemory:
     """Memory of the engine, or of the shard, at `directory`, with plans that serve `options`."""
-    pages_of_a_slot = -(-options.max_seq_len // PAGE_ROWS)
+    pages_of_a_slot = num_pages_for(options.max_seq_len)
     B = options.max_batch_size
     sizes = {"B": B, "T": options.max_num_tokens, "slots": B, "pages": pages_of_a_slot}
-    rows = {"T": B * pages_of_a_slot * PAGE_ROWS}
+    rows = {"T": B * pages_of_a_slot * TOKENS_PER_PAGE}
     cache = sum(BYTES[port.dtype] * prod(port.sizes(rows)) for port in manifest.graphs["context"].outputs)
     activations = sum(BYTES[port.dtype] * prod(port.sizes(sizes)) for port in _tensors(manifest))
     weights = [directory / name for name in manifest.sha256 if name.endswith(".safetensors")]

@@ -9,16 +9,14 @@ from pathlib import Path
 import torch
 
 from dflash_trt.checkpoint.draft_spec import DraftSpec
-from dflash_trt.engine.candidate_scorer import CandidateScorer
-from dflash_trt.engine.candidate_selector import CandidateSelector
+from dflash_trt.engine.candidate_scorer import CandidateScorer, CandidateSelector
 from dflash_trt.engine.executor import Executor
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.markov_scorer import MarkovScorer
 from dflash_trt.engine.plans.plan import GRAPHS
 from dflash_trt.errors import EngineError
 from dflash_trt.files.command import quoted
-from dflash_trt.runtime.drafter.draft_embedding import DraftEmbedding
-from dflash_trt.runtime.drafter.drafter import Drafter
+from dflash_trt.runtime.drafter.drafter import DraftEmbedding, Drafter
 
 
 def open_drafter(

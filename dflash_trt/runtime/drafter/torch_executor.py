@@ -22,7 +22,7 @@ from dflash_trt.device.fused import why_not_compiled
 from dflash_trt.device.launcher import Launcher
 from dflash_trt.engine.manifest import Manifest
 from dflash_trt.engine.plans.machine import LOWEST_SM
-from dflash_trt.engine.plans.profiles import graph_batch_sizes, row_buckets
+from dflash_trt.engine.plans.plan import graph_batch_sizes, row_buckets
 from dflash_trt.engine.recorded_executor import RecordedExecutor
 from dflash_trt.engine.recorded_graph import RecordedGraph, graph_tensors
 from dflash_trt.engine.signatures import MAX_CONTEXT, num_pages_for

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dflash_trt.engine.signatures import TOKENS_PER_PAGE, num_pages_for
-from dflash_trt.runtime.kvcache.free_pages import FreePages
 from dflash_trt.runtime.kvcache.prefix_index import ROOT, PrefixIndex
 
 
@@ -36,6 +35,29 @@ class _Slot:
     """Number of the last of them in the index, or ROOT."""
     unshared: list[int] = field(default_factory=list)
     """Tokens in the page after them."""
+
+
+class FreePages:
+    """Free pages of 0 .. num_pages - 1; gives the lowest first, so that the caches grow late."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_free = num_pages
+        self._returned: list[int] = []  # a heap; all from `_never_taken` on are free, too
+        self._never_taken = 0
+
+    def take(self, count: int) -> list[int]:
+        """`count` <= `num_free` pages."""
+        assert count <= self.num_free, "more pages than are free"
+        self.num_free -= count
+        pages = [heapq.heappop(self._returned) for _ in range(min(count, len(self._returned)))]
+        begin, self._never_taken = self._never_taken, self._never_taken + count - len(pages)
+        return [*pages, *range(begin, self._never_taken)]
+
+    def give(self, pages: Iterable[int]) -> None:
+        """Takes pages back."""
+        for page in pages:
+            heapq.heappush(self._returned, page)
+            self.num_free += 1
 
 
 class SlotPool:

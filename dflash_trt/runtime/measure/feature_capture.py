@@ -28,12 +28,12 @@ from dflash_trt.checkpoint.weights import read_weights
 from dflash_trt.errors import CheckpointError
 from dflash_trt.files.write import OutputKind, new_file
 from dflash_trt.runtime.checked_pair import check_prompt
+from dflash_trt.runtime.load import prepare_target
 from dflash_trt.runtime.measure.feature_answers import Answered, answer_prompts
 from dflash_trt.runtime.measure.feature_writer import write_features
 from dflash_trt.runtime.measure.features import METADATA_KEY, SCHEMA_VERSION, FeatureFacts, PromptFacts
 from dflash_trt.runtime.measure.journal import Journal, journal_file
 from dflash_trt.runtime.measure.verification import tokenize
-from dflash_trt.runtime.open_target import prepare_target
 from dflash_trt.runtime.ranks.roles import Follower, Leader
 from dflash_trt.runtime.targets.huggingface import stop_token_ids
 from dflash_trt.runtime.targets.target import Target

@@ -36,7 +36,7 @@ from dflash_trt.runtime.measure.verification_report import (
     engine_facts,
 )
 from dflash_trt.runtime.model_runner import ModelRunner
-from dflash_trt.runtime.policy.fixed_length import FixedLength
+from dflash_trt.runtime.policy.draft_length import FixedLength
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.targets.target import Segment, Target, Verified
 

@@ -8,11 +8,9 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import median_low
 
-from dflash_trt.runtime.policy.cost_table import CostTable
 from dflash_trt.runtime.policy.draft_length import DraftLength
-from dflash_trt.runtime.policy.position_acceptance import PositionAcceptance
+from dflash_trt.runtime.policy.speed_model import CostTable, PositionAcceptance, SurvivalCut
 from dflash_trt.runtime.policy.step_record import StepRecord
-from dflash_trt.runtime.policy.survival_cut import SurvivalCut
 
 REPLAN_STEPS = 16
 """Steps between two choices while the batch size stays in its bucket."""

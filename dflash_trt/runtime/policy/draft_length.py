@@ -7,12 +7,12 @@ token costs, above all on mixture-of-experts targets at high batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from dflash_trt.runtime.policy.step_record import Policy
+from dflash_trt.runtime.policy.step_record import StepRecord
 
 
-class DraftLength(Policy):
+class DraftLength:
     """Decides how many of the K drafted tokens of each request a step verifies."""
 
     _explanation: str
@@ -39,6 +39,28 @@ class DraftLength(Policy):
         """
         return len(survival)
 
+    def observe(self, step: StepRecord) -> None:
+        """Learns from a step when it ends."""
+
     def explain(self) -> str:
         """Current choice, and the reason for it."""
         return self._explanation
+
+
+class LengthByBatch(DraftLength):
+    """Draft length of the largest scheduled batch size, 1 among them, that the step reaches."""
+
+    def __init__(self, schedule: Mapping[int, int]) -> None:
+        self._schedule = dict(sorted(schedule.items(), reverse=True))
+        self._explanation = ", ".join(f"{length} from batch size {begin}" for begin, length in sorted(schedule.items()))
+
+    def choose(self, batch_size: int) -> int:
+        return next(length for begin, length in self._schedule.items() if batch_size >= begin)
+
+
+class FixedLength(LengthByBatch):
+    """One draft length for all steps."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__({1: length})
+        self.length, self._explanation = length, f"{length}: fixed"

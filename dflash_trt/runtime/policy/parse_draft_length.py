@@ -7,8 +7,7 @@ from contextlib import suppress
 
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.policy.auto_length import AutoLength
-from dflash_trt.runtime.policy.draft_length import DraftLength
-from dflash_trt.runtime.policy.fixed_length import FixedLength, LengthByBatch
+from dflash_trt.runtime.policy.draft_length import DraftLength, FixedLength, LengthByBatch
 
 
 def parse_draft_length(given: int | str, num_draft_tokens: int) -> DraftLength:

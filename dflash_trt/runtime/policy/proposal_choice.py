@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 
-from dflash_trt.runtime.policy.step_record import Policy, StepRecord
+from dflash_trt.runtime.policy.step_record import StepRecord
 
 ENOUGH = 32
 """Blocks of each way before one is believed to accept more."""
@@ -24,7 +24,7 @@ class _Way:
         return self.accepted / max(1, self.blocks)
 
 
-class ProposalChoice(Policy):
+class ProposalChoice:
     """Chooses greedy or drawn proposals, by acceptance so far at about the same temperature; at first alternately.
 
     Both keep the target's distribution, as long as the choice depends only on earlier blocks (docs/sampling.md). Drawn

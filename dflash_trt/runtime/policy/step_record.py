@@ -28,10 +28,3 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Prompt tokens that the same pass read."""
     seconds: float
     """Time of the whole step."""
-
-
-class Policy:
-    """A decision of the decode loop. Subclasses that learn override `observe`."""
-
-    def observe(self, step: StepRecord) -> None:
-        """Learns from a step when it ends."""

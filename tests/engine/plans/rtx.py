@@ -16,8 +16,7 @@ import pytest
 from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.plans.compile import build_plan
-from dflash_trt.engine.plans.plan import PlanOptions
-from dflash_trt.engine.plans.profiles import profiles
+from dflash_trt.engine.plans.plan import PlanOptions, profiles
 from dflash_trt.engine.plans.tensorrt_api import installed_library, load_plugin, load_tensorrt, make_logger
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import load_recipe

@@ -12,8 +12,7 @@ from dflash_trt.checkpoint.draft_checkpoint import read_draft
 from dflash_trt.engine.plans import machine
 from dflash_trt.engine.plans.build_checks import check_limits
 from dflash_trt.engine.plans.machine import Gpu, check_precision, gpu, parse_gpus, visible_gpus
-from dflash_trt.engine.plans.plan import Compatibility, Plan
-from dflash_trt.engine.plans.served import Here, check_plan, is_served
+from dflash_trt.engine.plans.plan import Compatibility, Here, Plan, check_plan, is_served
 from dflash_trt.engine.plans.tensorrt_api import RuntimeName
 from dflash_trt.errors import BuildError, EngineError, MissingDependencyError
 from tests.checkpoint.samples import refusal

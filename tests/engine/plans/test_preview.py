@@ -15,11 +15,10 @@ from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.device.launcher import Launcher
 from dflash_trt.engine.engine_directory import BuildOptions, build_engine
 from dflash_trt.engine.manifest import Manifest, read_shard
-from dflash_trt.engine.plans import plan_loader
+from dflash_trt.engine.plans import tensorrt_executor
 from dflash_trt.engine.plans.add_plans import add_plans
-from dflash_trt.engine.plans.plan import PlanOptions, Range
+from dflash_trt.engine.plans.plan import PlanOptions, Range, graph_batch_sizes, profiles, row_buckets
 from dflash_trt.engine.plans.preview import drafter_memory, trtexec_commands
-from dflash_trt.engine.plans.profiles import graph_batch_sizes, profiles, row_buckets
 from dflash_trt.engine.plans.tensorrt_api import installed_library
 from dflash_trt.engine.plans.tensorrt_executor import TensorRTExecutor
 from dflash_trt.engine.plans.timing_cache import TimingCache
@@ -49,7 +48,7 @@ def allocations(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
         sizes.update({tensor.data_ptr(): tensor.nbytes for tensor in tensors.values()})
         return tensors
 
-    monkeypatch.setattr(plan_loader, "graph_tensors", noted)
+    monkeypatch.setattr(tensorrt_executor, "graph_tensors", noted)
     return sizes
 
 

@@ -20,8 +20,7 @@ from dflash_trt.engine.engine_directory import BuildOptions, build_engine
 from dflash_trt.engine.graph.draft_graph import ATTENTION, PLUGIN_VERSION
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.engine.plans.machine import NAMES, check_precision, sm_of
-from dflash_trt.engine.plans.plan import PlanOptions
-from dflash_trt.engine.plans.profiles import profiles
+from dflash_trt.engine.plans.plan import PlanOptions, profiles
 from dflash_trt.errors import BuildError
 from dflash_trt.quantize.convert import quantize_checkpoint
 from dflash_trt.quantize.recipe import FP8_KV, load_recipe

@@ -21,9 +21,8 @@ from dflash_trt.engine.plans import add_plans as module
 from dflash_trt.engine.plans import machine, tensorrt_api
 from dflash_trt.engine.plans.add_plans import add_plans
 from dflash_trt.engine.plans.compile import build_plan
-from dflash_trt.engine.plans.plan import PlanOptions, Range
+from dflash_trt.engine.plans.plan import PlanOptions, Range, profiles
 from dflash_trt.engine.plans.plan_process import PlanJob, build_apart
-from dflash_trt.engine.plans.profiles import profiles
 from dflash_trt.engine.plans.tensorrt_api import host_code, installed_library
 from dflash_trt.engine.plans.timing_cache import TimingCache
 from dflash_trt.errors import BuildError, DFlashError, EngineError, MissingDependencyError

@@ -15,7 +15,7 @@ from transformers.integrations.moe import grouped_mm_experts_forward
 
 from dflash_trt import _C
 from dflash_trt.api.runtime_options import RuntimeOptions
-from dflash_trt.runtime import open_target
+from dflash_trt.runtime import load
 from dflash_trt.runtime.cpu import accelerate as accelerate_module
 from dflash_trt.runtime.cpu.accelerate import PagedPass, accelerate, fuse_norms, normed, slow_parts
 from dflash_trt.runtime.cpu.linear_layers import experts, group_experts
@@ -45,7 +45,7 @@ def test_without_the_room_a_runtime_decodes_the_same_tokens(name: str, monkeypat
 
     pass_types: list[type] = []
     expected = decoded()
-    monkeypatch.setattr(open_target, "accelerate", lambda _: TORCH_OPERATORS)
+    monkeypatch.setattr(load, "accelerate", lambda _: TORCH_OPERATORS)
     for function in ("linear_panels", "linear_bfloat16", "rms_norm"):
         monkeypatch.delattr(_C, function)
     assert decoded() == expected

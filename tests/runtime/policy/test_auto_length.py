@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from dflash_trt.runtime.policy.auto_length import MAX_PROBE_STEPS, REPLAN_STEPS, AutoLength
-from dflash_trt.runtime.policy.fixed_length import LengthByBatch
+from dflash_trt.runtime.policy.draft_length import LengthByBatch
 from dflash_trt.runtime.policy.step_record import BlockRecord, StepRecord
 
 K = 7

@@ -7,7 +7,7 @@ import pytest
 
 from dflash_trt.errors import RequestError
 from dflash_trt.runtime.policy.auto_length import AutoLength
-from dflash_trt.runtime.policy.fixed_length import FixedLength, LengthByBatch
+from dflash_trt.runtime.policy.draft_length import FixedLength, LengthByBatch
 from dflash_trt.runtime.policy.parse_draft_length import parse_draft_length
 
 K = 7

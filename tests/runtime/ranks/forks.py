@@ -28,7 +28,7 @@ from tests.waiting import PATIENCE
 WHAT_RANKS_IMPORT = (
     "dflash_trt.cli",
     "dflash_trt.runtime.measure.feature_capture",
-    "dflash_trt.runtime.open_target",
+    "dflash_trt.runtime.load",
     "tests.runtime.ranks.test_sharded_target",
     "torch.distributed.tensor",
     "transformers.models.gpt_oss.modeling_gpt_oss",

@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 from dflash_trt.checkpoint.target_checkpoint import read_target
 from dflash_trt.engine.manifest import read_manifest
 from dflash_trt.runtime.drafter.open import open_drafter
+from dflash_trt.runtime.load import prepare_target
 from dflash_trt.runtime.model_runner import ModelRunner
-from dflash_trt.runtime.open_target import prepare_target
 from dflash_trt.runtime.ranks.join import join
 from dflash_trt.runtime.ranks.roles import LINGER_SECONDS, Follower, Leader
 from dflash_trt.runtime.ranks.sharding import target_facts

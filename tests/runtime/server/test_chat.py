@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from dflash_trt.api.completion import Completion
 from dflash_trt.api.sampling_params import SamplingParams
-from dflash_trt.cli.terminal_chat import shown
+from dflash_trt.cli.chat import shown
 from dflash_trt.llm import LLM
 from tests.cli.commands import run
 from tests.engines import trained_engine

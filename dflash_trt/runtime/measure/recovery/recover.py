@@ -26,10 +26,9 @@ from dflash_trt.errors import CheckpointError
 from dflash_trt.files.json_file import write_json
 from dflash_trt.files.write import check_replaceable, scratch_directory, sole_writer
 from dflash_trt.quantize.bounds import Ranges, ranges_from_weights
-from dflash_trt.quantize.convert import quantize_checkpoint
+from dflash_trt.quantize.convert import Summary, quantize_checkpoint
 from dflash_trt.quantize.packing import check_quantisable
 from dflash_trt.quantize.recipe import Recipe
-from dflash_trt.quantize.summary import Summary
 from dflash_trt.runtime.measure.features import open_features
 from dflash_trt.runtime.measure.recovery.fake_quantization import recipe_numerics
 from dflash_trt.runtime.measure.recovery.objective import Objective, Vocabulary

@@ -23,9 +23,9 @@ import msgspec
 from dflash_trt.checkpoint.draft_checkpoint import DraftCheckpoint
 from dflash_trt.checkpoint.number_formats import ACTIVATION_ALGORITHMS, FORMATS
 from dflash_trt.checkpoint.quantization import Quantization
+from dflash_trt.quantize.convert import checkpoint_bytes
 from dflash_trt.quantize.loadable import Loadable
 from dflash_trt.quantize.scales import scale_groups
-from dflash_trt.quantize.summary import checkpoint_bytes
 from dflash_trt.runtime.measure.statistics import TauLoss
 
 SMALLEST_ERROR = 1e-12

@@ -16,9 +16,8 @@ from dflash_trt.checkpoint.number_formats import ACTIVATION_ALGORITHMS
 from dflash_trt.checkpoint.safetensors_writer import PRODUCER
 from dflash_trt.checkpoint.source import checkpoint_label
 from dflash_trt.checkpoint.target_checkpoint import TargetCheckpoint
-from dflash_trt.engine.engine_directory import BuildOptions, build_engine
+from dflash_trt.engine.engine_directory import BuildOptions, build_engine, describe_source
 from dflash_trt.engine.manifest import sha256
-from dflash_trt.engine.origins import describe_source
 from dflash_trt.errors import VerificationError, printable
 from dflash_trt.files.write import OutputKind, bearing, new_file, sole_writer
 from dflash_trt.quantize.bounds import Ranges, ranges_from_weights

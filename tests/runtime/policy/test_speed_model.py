@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dflash_trt.runtime.policy.survival_cut import SurvivalCut
+from dflash_trt.runtime.policy.speed_model import SurvivalCut
 
 SURVIVAL = [0.9, 0.5, 0.3, 0.2]
 
