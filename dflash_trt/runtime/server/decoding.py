@@ -46,16 +46,18 @@ def decode_fields(fields: Mapping[str, Any], body: type[T], neutral: Mapping[str
 def _refusal(problem: str, fields: Mapping[str, Any]) -> RequestError:
     """msgspec's error in our words."""
     place = PATH.search(problem)
-    path = place["path"] if place else ""
+    path, problem = (place["path"], problem[: place.start()]) if place else ("", problem)
+    parent = f"{path}." if path else ""
     if unknown := UNKNOWN.match(problem):
-        return RequestError(f"{path}{'.' if path else ''}{unknown['name'][:100]}: unknown field")
+        return RequestError(f"{parent}{unknown['name'][:100]}: unknown field")
     if missing := MISSING.match(problem):
-        return RequestError(f"{missing['name']}: expected a value, found none")
+        return RequestError(f"{parent}{missing['name']}: expected a value, found none")
     value = fields[re.split(r"[.\[]", path)[0]]
     if length := LENGTH.match(problem):
         bound, other = ("most", "more") if length["sign"] == "<" else ("least", "fewer")
         found = len(value) if path in fields else other
-        return RequestError(f"{path}: expected at {bound} {length['limit']} {UNITS[length['type']]}, found {found}")
+        unit = UNITS[length["type"]] if length["limit"] != "1" else UNITS[length["type"]].removesuffix("s")
+        return RequestError(f"{path}: expected at {bound} {length['limit']} {unit}, found {found}")
     if (expected := TYPE.match(problem)) is None:
         return RequestError(f"{path}: expected a smaller number, found {shown(value)}")
     words = " or ".join(TYPES[name] for name in expected["types"].split(" | "))
